@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every error that liveshift shows to a person, and the exit code it ends with.
+
+LiveshiftError            1   something was tried and failed
+├── StepFailed            1   a step of a migration failed (names the step, the capsule, the host)
+├── ConfigError           3   the cluster file is wrong (names file and line)
+├── NotFound              4   no such job, capsule or host
+├── Refused               5   not done, and nothing was changed: preflight, no spare, already moving
+├── Unreachable           6   an agent or the orchestrator does not answer
+└── NotPermitted          7   the caller may not do this
+
+A message says what was tried and the value seen; ``hint`` says what to do next.
+Exit code 2 is left to wrong usage of the command line, 124 to ``drain --timeout``.
+"""
+
+from __future__ import annotations
+
+
+class LiveshiftError(Exception):
+    """Base of all errors meant for a person; carries an optional hint for the next move."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class StepFailed(LiveshiftError):
+    """One step of a migration failed; the message says who was left in which state."""
+
+    def __init__(self, step: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{step}: {message}", hint=hint)
+        self.step = step
+
+
+class ConfigError(LiveshiftError):
+    """The cluster file holds something that cannot be used."""
+
+    exit_code = 3
+
+
+class NotFound(LiveshiftError):
+    """A job, capsule or host of that name is not known."""
+
+    exit_code = 4
+
+
+class Refused(LiveshiftError):
+    """The request was understood and turned down before anything was changed."""
+
+    exit_code = 5
+
+
+class Unreachable(LiveshiftError):
+    """The agent or the orchestrator did not answer."""
+
+    exit_code = 6
+
+
+class NotPermitted(LiveshiftError):
+    """The caller's user or key does not allow the request."""
+
+    exit_code = 7
+
+
+BY_NAME: dict[str, type[LiveshiftError]] = {
+    c.__name__: c for c in (LiveshiftError, NotFound, Refused, Unreachable, NotPermitted)
+}
+
+
+def to_wire(error: BaseException) -> tuple[str, str, str | None]:
+    """Flatten an error into (kind, message, hint) for a reply."""
+    if isinstance(error, LiveshiftError):
+        kind = next((n for n, c in BY_NAME.items() if type(error) is c), "LiveshiftError")
+        return kind, error.message, error.hint
+    return "LiveshiftError", f"{type(error).__name__}: {error}", None
+
+
+def from_wire(kind: str, message: str, hint: str | None) -> LiveshiftError:
+    """The inverse of :func:`to_wire`; an unknown kind becomes a plain LiveshiftError."""
+    return BY_NAME.get(kind, LiveshiftError)(message, hint=hint)
