@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CRIU's image stream, read at the source: no image file ever exists there.
+
+With ``--stream`` CRIU connects to ``<images>/streamer-capture.sock``. For every image file it
+sends a length-prefixed protobuf ``{1: filename}`` and then the read end of a pipe by SCM_RIGHTS
+with one byte of data (criu: img-streamer.c, images/img-streamer.proto). Several pipes are open
+at a time, and pages are spliced into theirs without a copy.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import os
+import select
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+Sink = Callable[[str, bytes], None]
+"""Called as sink(image name, bytes); empty bytes end that image. May block: that is the brake."""
+
+CHUNK = 1 << 20
+F_SETPIPE_SZ = 1031
+
+
+class Capture:
+    """Reads one image stream in a thread of its own and hands it to a sink."""
+
+    def __init__(self, images: Path, sink: Sink) -> None:
+        self.images = images
+        self.bytes = 0
+        self.error: BaseException | None = None
+        self._sink = sink
+        self._names: dict[int, str] = {}
+        self._connection: socket.socket | None = None
+        self._idle = threading.Condition()
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path = images / "streamer-capture.sock"
+        path.unlink(missing_ok=True)
+        self._server.bind(str(path))
+        self._server.listen(1)
+        self._wake_r, self._wake_w = os.pipe()
+        self._thread = threading.Thread(target=self._run, name="criu-capture", daemon=True)
+        self._thread.start()
+
+    def wait_idle(self, timeout: float) -> None:
+        """Return when every image that CRIU has opened so far has ended and reached the sink.
+
+        An image that CRIU has announced but that is not yet opened here counts as open: the
+        announcement lies readable on the connection.
+        """
+        until = time.monotonic() + timeout
+        with self._idle:
+            while not self.error and (self._names or self._announced()):
+                if time.monotonic() > until:
+                    raise TimeoutError(f"CRIU left images open: {sorted(self._names.values())}")
+                self._idle.wait(0.002)
+        if self.error:
+            raise self.error
+
+    def _announced(self) -> bool:
+        if self._connection is None:
+            return True
+        return bool(select.select([self._connection], [], [], 0)[0])
+
+    def close(self) -> None:
+        """Stop reading. CRIU, if it still writes, gets EPIPE and lets the tree go."""
+        with contextlib.suppress(OSError):
+            os.write(self._wake_w, b"x")
+        self._thread.join()
+        for fd in (self._wake_r, self._wake_w):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def _run(self) -> None:
+        selector = selectors.DefaultSelector()
+        try:
+            selector.register(self._wake_r, selectors.EVENT_READ)
+            selector.register(self._server, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is self._server:
+                        self._connection, _ = self._server.accept()
+                        selector.unregister(self._server)
+                        selector.register(self._connection, selectors.EVENT_READ)
+                    elif self._connection is not None and key.fileobj is self._connection:
+                        if not self._open_image(self._connection, selector):
+                            selector.unregister(self._connection)
+                    elif key.fd == self._wake_r:
+                        return
+                    else:
+                        self._read(key.fd, selector)
+        except BaseException as error:
+            with self._idle:
+                self.error = error
+                self._idle.notify_all()
+        finally:
+            selector.close()
+            for fd in self._names:
+                os.close(fd)
+            for sock in (self._connection, self._server):
+                if sock is not None:
+                    sock.close()
+
+    def _open_image(self, connection: socket.socket, selector: selectors.BaseSelector) -> bool:
+        head = connection.recv(4, socket.MSG_WAITALL)
+        if len(head) < 4:
+            return False
+        message = connection.recv(struct.unpack("<I", head)[0], socket.MSG_WAITALL)
+        if message[:1] != b"\x0a":
+            raise ValueError(f"unknown message on CRIU's image stream: {message[:16]!r}")
+        name = message[2 : 2 + message[1]].decode()
+        _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(4))
+        fd = array.array("i", ancillary[0][2][:4])[0]
+        with contextlib.suppress(OSError):  # larger than the default: fewer wake-ups
+            fcntl.fcntl(fd, F_SETPIPE_SZ, CHUNK)
+        with self._idle:
+            self._names[fd] = name
+        selector.register(fd, selectors.EVENT_READ)
+        return True
+
+    def _read(self, fd: int, selector: selectors.BaseSelector) -> None:
+        data = os.read(fd, CHUNK)
+        self.bytes += len(data)
+        self._sink(self._names[fd], data)
+        if not data:
+            selector.unregister(fd)
+            os.close(fd)
+            with self._idle:
+                del self._names[fd]
+                self._idle.notify_all()

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m liveshift.criu_glue.fetch``: make sure that this environment has a CRIU that works.
+
+A. A CRIU that is new enough and passes ``criu check`` is there already, fetched earlier or the
+   system's: done.
+B. Debian, Ubuntu: ``criu`` and every library it needs, down to libc, come from a newer suite of the
+   archive that apt is configured with (apt.py). They are unpacked into a private prefix, tried
+   there, and renamed into place. Nothing of the system changes.
+C. Elsewhere: say what to install.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import fcntl
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import LiveshiftError, NotPermitted, Refused, StepFailed
+from . import apt
+from .tool import MINIMUM, Criu, at, dotted, find, loader_argv, places, private_prefix, version
+
+DEBIAN_SUITES = ("forky", "sid")
+"""Debian 13 (trixie) has 4.1.1; forky and sid have 4.2.1."""
+
+UBUNTU_SERIES = Path("/usr/share/distro-info/ubuntu.csv")
+
+WRAPPER = """\
+#!/bin/sh
+# CRIU {version} with the loader and the libraries that it was built for; made by liveshift.
+exec {command} "$@"
+"""
+
+
+def fetch(prefix: Path) -> Criu:
+    """The CRIU to use, fetched into ``prefix`` if need be.
+
+    Raises Refused where none can be had (with what to install), NotPermitted for anyone but root,
+    and StepFailed when a download or the fetched CRIU fails; the prefix is then as it was before.
+    """
+    if os.geteuid() != 0:
+        raise NotPermitted(
+            "only root can check that a CRIU works here", hint="run the same command as root"
+        )
+    present = working(prefix)
+    if present is not None:
+        return present
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(prefix.parent / f".{prefix.name}.lock"):
+        present = working(prefix)  # somebody else fetched it meanwhile
+        return present if present is not None else _fetch_from_archive(prefix)
+
+
+def working(prefix: Path) -> Criu | None:
+    """A CRIU in ``prefix`` or of the system that is new enough and passes its own check."""
+    fetched = [prefix / "criu"] if (prefix / "criu").is_file() else []
+    for place in [*fetched, *places()]:
+        try:
+            criu = at(place)
+        except Refused:
+            continue
+        if criu.version >= MINIMUM and criu.check()[0]:
+            return criu
+    return None
+
+
+def _fetch_from_archive(prefix: Path) -> Criu:
+    system = platform.freedesktop_os_release()
+    family = _family(system)
+    if family is None or shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        name = system.get("PRETTY_NAME", platform.system())
+        raise Refused(
+            f"there is no CRIU {dotted(MINIMUM)} or newer here, and on {name} liveshift can't "
+            "fetch one (it can on Debian and Ubuntu)",
+            hint=f"install the distribution's package criu if it is {dotted(MINIMUM)} or newer, or "
+            "build CRIU from its sources (release 4.2.1); then put it on PATH, or name it by "
+            '$LIVESHIFT_CRIU or by criu = "…" in the cluster file, and check it by: criu check',
+        )
+    component = "main" if family == "debian" else "universe"
+    sources = apt.archives(apt.configured(), system.get("VERSION_CODENAME", ""), component)
+    if family == "ubuntu":  # criu is in universe, its libraries are in main
+        sources = [apt.Source(s.uri, s.suites, ("main", "universe"), s.signed_by) for s in sources]
+    tried = []
+    for suite in DEBIAN_SUITES if family == "debian" else _ubuntu_suites(system):
+        for source in sources:
+            narrowed = apt.Source(source.uri, (suite,), source.components, source.signed_by)
+            try:
+                return _fetch_from(narrowed, family, prefix)
+            except LiveshiftError as error:
+                tried.append(f"  {error.message}")
+    if not sources:
+        tried.append(f"  apt is configured with no {system.get('VERSION_CODENAME')} main archive")
+    raise StepFailed(
+        "fetch CRIU",
+        f"no CRIU {dotted(MINIMUM)} or newer that works came from a newer suite:\n"
+        + "\n".join(tried),
+        hint="check apt's sources and the network (apt-get update), install the current "
+        f"{family}-archive-keyring; or install CRIU {dotted(MINIMUM)} or newer yourself and name "
+        "it by $LIVESHIFT_CRIU",
+    )
+
+
+def _family(system: dict[str, str]) -> str | None:
+    """ "debian" or "ubuntu" for these and for what is derived from them, else None."""
+    ids = [system.get("ID", ""), *system.get("ID_LIKE", "").split()]
+    return next((family for family in ids if family in ("ubuntu", "debian")), None)
+
+
+def _ubuntu_suites(system: dict[str, str]) -> list[str]:
+    """The series after this one, oldest first, then the one in development."""
+    later = []
+    if UBUNTU_SERIES.is_file():
+        with UBUNTU_SERIES.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        today = datetime.date.today().isoformat()
+        own = next(
+            (r["release"] for r in rows if r["series"] == system.get("VERSION_CODENAME")), today
+        )
+        later = [r["series"] for r in rows if own < r["release"] <= today]
+    return [*later, "devel"]
+
+
+def _fetch_from(source: apt.Source, family: str, prefix: Path) -> Criu:
+    """Download, unpack, try and install; raises StepFailed and leaves ``prefix`` as it was."""
+    where = f"{source.uri} {source.suites[0]}"
+    # Beside the prefix, so that the rename into place stays on one filesystem; open to apt's own
+    # unprivileged user, as which it downloads.
+    with tempfile.TemporaryDirectory(prefix=f".{prefix.name}-", dir=prefix.parent) as name:
+        work = Path(name)
+        work.chmod(0o755)
+        download = apt.Download(work / "apt", source)
+        _say(f"looking for CRIU in {where}")
+        download.update()
+        if download.origin().lower() != family:
+            raise StepFailed("fetch CRIU", f"{where}: signed by {download.origin()}, not {family}")
+        offered = download.version("criu")
+        if _upstream(offered) < MINIMUM:
+            raise StepFailed("fetch CRIU", f"{where}: has {offered or 'no criu'}")
+        _say(f"downloading criu {offered} and its libraries")
+        packages = download.packages("criu")
+        staged = work / "staged"
+        (staged / "root").mkdir(parents=True)
+        for package in packages:
+            _run("unpack", "dpkg-deb", "--extract", str(package), str(staged / "root"))
+        _finish(staged, prefix)
+        _put_in_place(staged, prefix, work / "before")
+    return at(prefix / "criu")
+
+
+def _finish(staged: Path, prefix: Path) -> None:
+    """Try the unpacked CRIU where it lies, then write the wrapper for where it will lie."""
+    argv = loader_argv(staged)
+    if not argv:
+        raise StepFailed("unpack", "the packages hold no usr/sbin/criu or no ld-linux to run it by")
+    number = version(argv)
+    good, text = Criu(staged / "criu", number, argv).check()
+    if not good:
+        raise StepFailed("criu check", f"CRIU {dotted(number)}: {text}")
+    command = shlex.join(word.replace(str(staged), str(prefix), 1) for word in argv)
+    wrapper = staged / "criu"
+    wrapper.write_text(WRAPPER.format(version=dotted(number), command=command))
+    wrapper.chmod(0o755)
+    staged.chmod(0o755)
+
+
+def _put_in_place(staged: Path, prefix: Path, before: Path) -> None:
+    if prefix.exists():
+        prefix.rename(before)
+    staged.rename(prefix)
+
+
+def _upstream(package_version: str) -> tuple[int, ...]:
+    """(4, 2, 1) of "4.2.1-1" and of "1:4.2.1+dfsg-1"; () of ""."""
+    match = re.match(r"(?:\d+:)?(\d+(?:\.\d+)*)", package_version)
+    return tuple(int(part) for part in match[1].split(".")) if match else ()
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _run(step: str, *command: str) -> None:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise StepFailed(step, f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """Fetch if need be, and say on stdout which CRIU will be used."""
+    parser = argparse.ArgumentParser(prog=f"python -m {__package__}.fetch", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--prefix", type=Path, default=private_prefix(), help="where to unpack it")
+    prefix = Path(os.path.abspath(parser.parse_args().prefix))
+    try:
+        criu = fetch(prefix)
+        if prefix == private_prefix():
+            criu = find()  # what the agent will use
+    except LiveshiftError as error:
+        _say(f"error: {error.message}")
+        if error.hint:
+            _say(f"hint: {error.hint}")
+        return error.exit_code
+    print(f"{criu.path}: CRIU {dotted(criu.version)}, passes criu check")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

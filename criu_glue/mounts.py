@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a file of a capsule lives, and so what a move does with it.
+
+A listed path covers what lies below it on its own file system, not on mounts below it, as
+``du -x`` and ``find -xdev`` do; the longest listed path wins.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+
+from .room import PRIVATE
+
+PSEUDO = frozenset(
+    [
+        "proc",
+        "sysfs",
+        "devtmpfs",
+        "devpts",
+        "cgroup",
+        "cgroup2",
+        "mqueue",
+        "nsfs",
+        "tracefs",
+        "debugfs",
+        "securityfs",
+        "bpf",
+        "binfmt_misc",
+        "configfs",
+        "pstore",
+    ]
+)
+
+
+class Place(enum.Enum):
+    """Five kinds of place; each says what a move does with a file there."""
+
+    PRIVATE = "private"  # the capsule's own /tmp and /dev/shm: all of it goes along
+    SHARED = "shared"  # listed under files.shared: left alone
+    CARRIED = "carried"  # listed under files.carried: the listed directory goes along
+    LOCAL = "local"  # unlisted, on the root file system: an open file goes along by itself
+    FOREIGN = "foreign"  # unlisted, on another file system: not touched, not moved
+    PSEUDO = "pseudo"  # /proc, /sys and the like: the kernel makes them anew
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The cluster file's ``files`` section, as lists of absolute paths."""
+
+    shared: tuple[str, ...]
+    carried: tuple[str, ...]
+
+    def mounts_of(self, pid: int) -> dict[int, tuple[str, str]]:
+        """mount id → (mount point, file system type), as task ``pid`` sees them."""
+        table: dict[int, tuple[str, str]] = {}
+        for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines():
+            left, right = line.split(" - ", 1)
+            fields = left.split()
+            table[int(fields[0])] = (_unescape(fields[4]), right.split()[0])
+        return table
+
+    def of_open_file(self, path: str, mount_id: int, mounts: dict[int, tuple[str, str]]) -> Place:
+        mount_point, kind = mounts.get(mount_id, ("/", "unknown"))
+        return self._place(path, mount_point, kind)
+
+    def of_path(self, path: str, mounts: dict[int, tuple[str, str]]) -> Place:
+        """Like :meth:`of_open_file`, by the longest mount point above the path."""
+        point, kind = max(
+            ((p, k) for p, k in mounts.values() if _below(path, p)), key=lambda m: len(m[0])
+        )
+        return self._place(path, point, kind)
+
+    def _place(self, path: str, mount_point: str, kind: str) -> Place:
+        if kind in PSEUDO:
+            return Place.PSEUDO
+        listed = [
+            (len(prefix), place)
+            for prefixes, place in ((self.shared, Place.SHARED), (self.carried, Place.CARRIED))
+            for prefix in prefixes
+            if _below(path, prefix) and (mount_point == prefix or _below(prefix, mount_point))
+        ]
+        private = [(len(p) - 1, Place.PRIVATE) for p in PRIVATE if path.startswith(p)]
+        if best := max(listed + private, key=lambda entry: entry[0], default=None):
+            return best[1]
+        return Place.LOCAL if mount_point == "/" else Place.FOREIGN
+
+
+def _below(path: str, prefix: str) -> bool:
+    return prefix == "/" or path == prefix or path.startswith(prefix.rstrip("/") + "/")
+
+
+def _unescape(text: str) -> str:
+    return text.encode().decode("unicode_escape")

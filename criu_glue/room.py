@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The room of a capsule: its namespaces and mounts, and process 1 that stays in it.
+
+The agent builds the room the same way for a fresh start and for a restore; CRIU dumps and
+restores only the tree below process 1. What is private to a capsule and moves with it:
+
+``/tmp``        a directory of the capsule on this host (shared paths below /tmp stay visible)
+``/dev/shm``    a tmpfs, which also holds the interposer's pages (``PAGES``)
+``/etc/hosts``  the job's names and mobile addresses
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from ..errors import LiveshiftError
+
+PAGES = "/dev/shm/.liveshift"
+"""Where the interposer leaves a page per process, as the capsule sees it."""
+
+PRIVATE = ("/tmp/", "/dev/shm/")
+"""What every capsule has of its own; all of it goes along."""
+
+PID_FLOOR = 1000
+"""Pids below this are left to CRIU and its helpers (``ns_last_pid`` before the first task)."""
+
+STDOUT_FD, STDERR_FD = 20, 21
+"""Where capsule-init keeps the write ends of the command's stdout and stderr pipes."""
+
+
+@dataclass(frozen=True)
+class RoomPlan:
+    """What a room is made of.
+
+    ``directory`` is the capsule's own directory on this host, ``netns`` the file of the network
+    namespace to join; ``uid``, ``gid`` and ``groups`` are those of the person who asked. Of
+    ``shared`` those that lie below /tmp or /dev/shm are mounted into the capsule's own.
+    """
+
+    directory: Path
+    netns: Path
+    hostname: str
+    hosts_file: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    shared: tuple[str, ...] = ()
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "output.log"
+
+    @property
+    def status(self) -> Path:
+        return self.directory / "status"
+
+    @property
+    def tmp(self) -> Path:
+        return self.directory / "tmp"
+
+
+@dataclass(frozen=True)
+class Room:
+    """A room that stands: ``init`` is process 1's pid as the host sees it."""
+
+    plan: RoomPlan
+    init: int
+
+    @property
+    def root(self) -> Path:
+        """The capsule's file system as the host can reach it."""
+        return Path(f"/proc/{self.init}/root")
+
+    def pipe_inode(self, fd: int) -> int:
+        return os.stat(f"/proc/{self.init}/fd/{fd}").st_ino
+
+    def alive(self) -> bool:
+        return Path(f"/proc/{self.init}/ns").exists() and not _is_zombie(self.init)
+
+
+def start(plan: RoomPlan, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Room:
+    """Build the room and start ``argv`` in it as the plan's user.
+
+    Raises LiveshiftError when the room cannot be built; nothing is left then. A command that
+    cannot be run ends the room with status 126 or 127, as a shell would, and says why on its
+    own stderr.
+    """
+    user = ["--uid", str(plan.uid), "--gid", str(plan.gid)]
+    user += ["--groups", ",".join(map(str, plan.groups))] if plan.groups else []
+    ask = [*user, "--chdir", cwd, "--pid-floor", str(PID_FLOOR), "--run", *argv]
+    return _build(plan, ask, env)
+
+
+def build_empty(plan: RoomPlan, root_pid: int, pid_floor: int) -> Room:
+    """Build the room for a tree that CRIU will restore, its root task having pid ``root_pid``.
+
+    ``pid_floor`` must lie above every pid of that tree, so that CRIU's own helpers take none
+    of them. Raises LiveshiftError; nothing is left then.
+    """
+    ask = ["--pid-floor", str(pid_floor), "--adopt", str(root_pid)]
+    return _build(plan, ask, {"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")})
+
+
+def end(room: Room) -> None:
+    """Kill process 1, and with it every task of the room, frozen ones too; wait until it is so."""
+    try:
+        pidfd = os.pidfd_open(room.init)
+    except ProcessLookupError:
+        return
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        select.select([pidfd], [], [], 10)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(pidfd)
+
+
+def enter(room: Room, *spaces: str) -> list[str]:
+    """The command prefix that enters the room: mount, uts, pid and network namespace.
+
+    Not its ipc and time namespaces: CRIU, run from outside those, dumps and recreates them
+    (System V objects; CLOCK_MONOTONIC without a jump).
+    """
+    flags = spaces or ("--mount", "--uts", "--pid", "--net")
+    return ["nsenter", "--target", str(room.init), *flags, "--"]
+
+
+def _build(plan: RoomPlan, ask: list[str], env: Mapping[str, str]) -> Room:
+    plan.tmp.mkdir(parents=True, exist_ok=True)
+    plan.tmp.chmod(0o1777)
+    hosts = plan.directory / "hosts"
+    hosts.write_text(plan.hosts_file)
+    command = [str(files("liveshift.criu_glue") / "capsule-init")]
+    command += ["--netns", str(plan.netns), "--hostname", plan.hostname]
+    command += ["--log", str(plan.log), "--status", str(plan.status)]
+    command += ["--bind", str(plan.tmp), "/tmp", "--tmpfs", "/dev/shm"]
+    for path in plan.shared:
+        if path.startswith(PRIVATE):
+            command += ["--bind", path, path]
+    command += ["--bind", str(hosts), "/etc/hosts", "--proc", *ask]
+    done = subprocess.run(command, env=dict(env), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise LiveshiftError(
+            f"cannot build the room of {plan.hostname}: {done.stderr.strip()}",
+            hint="`liveshift doctor` checks the namespaces and privileges this needs",
+        )
+    room = Room(plan, int(done.stdout))
+    pages = room.root / PAGES.lstrip("/")
+    pages.mkdir(exist_ok=True)
+    pages.chmod(0o1777)
+    return room
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look at a capsule's tree while it runs: what a move needs, and what stands in its way.
+
+Reads /proc only; nothing is stopped. The answer is a snapshot: the job may open something the
+next moment, which CRIU then finds while the job can still go on at its source.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from .mounts import Place, Placement
+from .room import STDERR_FD, STDOUT_FD, Room
+
+UNMOVABLE = {
+    "anon_inode:[io_uring]": (
+        "an io_uring, which CRIU cannot dump",
+        "turn io_uring off in the program (for libuv: UV_USE_IO_URING=0)",
+    ),
+    "anon_inode:[userfaultfd]": ("a userfaultfd, which CRIU cannot dump", "close it"),
+    "anon_inode:[perf_event]": ("a perf event", "end the profiler"),
+    "anon_inode:kvm-vm": ("a virtual machine", "end it"),
+    "anon_inode:[fanotify]": ("a fanotify group", "close it"),
+}
+PLAIN_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts/", "shm/")
+
+
+@dataclass(frozen=True)
+class NeededFile:
+    """A file that must be on the destination as it is here: path, bytes, ELF build id or ''."""
+
+    path: str
+    size: int
+    build_id: str
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a move of the capsule involves; sizes in bytes, pids as the capsule sees them."""
+
+    pids: tuple[int, ...]
+    resident: int
+    shared_memory: int
+    needed: tuple[NeededFile, ...]
+    directories: tuple[str, ...]
+    single_files: tuple[str, ...]
+    mapped_writable: tuple[str, ...]
+    problems: tuple[tuple[str, str], ...]
+    """(what stands in the way, what to do), one for each finding."""
+
+
+@dataclass
+class _Findings:
+    needed: set[str] = field(default_factory=set)
+    directories: set[str] = field(default_factory=set)
+    single: set[str] = field(default_factory=set)
+    mapped_writable: set[str] = field(default_factory=set)
+    problems: dict[tuple[str, str], None] = field(default_factory=dict)
+
+
+def survey(room: Room, root_pid: int, placement: Placement) -> Survey:
+    """Survey the tree whose root task is ``root_pid`` in the room; raises ProcessLookupError
+    when the capsule has ended meanwhile."""
+    found = _Findings()
+    pids: list[int] = []
+    resident = 0
+    init = psutil.Process(room.init)
+    own_pipes = {f"pipe:[{room.pipe_inode(fd)}]" for fd in (STDOUT_FD, STDERR_FD)}
+    for task in tasks(room):
+        try:
+            inner = inner_pid(task.pid)
+            who = f"process {inner} ({task.name()})"
+            pids.append(inner)
+            resident += task.memory_info().rss
+            if task.ppid() == init.pid and inner != root_pid:
+                found.problems[
+                    f"{who} has left the command's process tree (it made itself a daemon)",
+                    "start it as an ordinary child of the command",
+                ] = None
+            mounts = placement.mounts_of(task.pid)
+            _look_at_maps(task.pid, found)
+            _look_at_descriptors(task.pid, who, own_pipes, placement, mounts, found)
+            cwd = os.readlink(f"/proc/{task.pid}/cwd")
+            if placement.of_path(cwd, mounts) not in (Place.PRIVATE, Place.CARRIED):
+                found.directories.add(cwd)
+        except (FileNotFoundError, psutil.NoSuchProcess):
+            continue  # ended while we looked
+    if not pids:
+        raise ProcessLookupError(f"no task runs in {room.plan.hostname}")
+    mounts = placement.mounts_of(room.init)
+    elsewhere = {
+        path
+        for path in found.needed
+        if placement.of_path(path, mounts) not in (Place.PRIVATE, Place.CARRIED)
+    }
+    shm = os.statvfs(room.root / "dev/shm")
+    return Survey(
+        pids=tuple(sorted(pids)),
+        resident=resident,
+        shared_memory=(shm.f_blocks - shm.f_bfree) * shm.f_frsize,
+        needed=tuple(filter(None, (fingerprint(path, room.root) for path in sorted(elsewhere)))),
+        directories=tuple(sorted(found.directories)),
+        single_files=tuple(sorted(found.single)),
+        mapped_writable=tuple(sorted(found.mapped_writable)),
+        problems=tuple(found.problems),
+    )
+
+
+def tasks(room: Room) -> list[psutil.Process]:
+    """Every process of the room below process 1."""
+    try:
+        return list(psutil.Process(room.init).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
+
+
+def inner_pid(pid: int) -> int:
+    """The pid that a task has inside its capsule."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("NSpid:"):
+            return int(line.split()[-1])
+    raise FileNotFoundError(f"/proc/{pid}/status names no NSpid")
+
+
+def fingerprint(path: str, root: Path = Path("/")) -> NeededFile | None:
+    """Size and build id of a file; None when it is not there or no regular file."""
+    real = root / path.lstrip("/")
+    try:
+        with real.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            return NeededFile(path, size, build_id(file.read(65536)))
+    except (OSError, IsADirectoryError):
+        return None
+
+
+def build_id(head: bytes) -> str:
+    """The GNU build id found in the first bytes of an ELF file, '' without one.
+
+    Linkers put the note near the front; looking for its name and type there is what CRIU's
+    own check amounts to without parsing the program headers.
+    """
+    if not head.startswith(b"\x7fELF"):
+        return ""
+    at = head.find(b"\x03\x00\x00\x00GNU\x00")
+    if at < 4:
+        return ""
+    length = int.from_bytes(head[at - 4 : at], "little")
+    return head[at + 8 : at + 8 + length].hex() if length <= 64 else ""
+
+
+def _look_at_maps(pid: int, found: _Findings) -> None:
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        parts = line.split(maxsplit=5)
+        if len(parts) < 6 or not parts[5].startswith("/") or parts[5].endswith(" (deleted)"):
+            continue
+        path = parts[5]
+        if path.startswith(("/SYSV", "/memfd:", "/dev/")):
+            if path.startswith("/dev/nvidia"):
+                _gpu(f"process {inner_pid(pid)}", found)
+            continue
+        found.needed.add(path)
+        if parts[1][1] == "w" and parts[1][3] == "s":
+            found.mapped_writable.add(path)
+
+
+def _look_at_descriptors(
+    pid: int,
+    who: str,
+    own_pipes: set[str],
+    placement: Placement,
+    mounts: dict[int, tuple[str, str]],
+    found: _Findings,
+) -> None:
+    for fd, target in _descriptors(pid):
+        if target in own_pipes or target.startswith(("socket:", "pipe:")):
+            continue
+        if target.startswith("anon_inode:"):
+            if target in UNMOVABLE:
+                what, remedy = UNMOVABLE[target]
+                found.problems[f"{who} holds {what}", remedy] = None
+            continue
+        if target.startswith("/dev/"):
+            _look_at_device(who, target, found)
+            continue
+        if not target.startswith("/") or target.endswith(" (deleted)"):
+            continue
+        flags, mount_id = _fdinfo(pid, fd)
+        place = placement.of_open_file(target, mount_id, mounts)
+        writable = flags & os.O_ACCMODE != os.O_RDONLY
+        if place is Place.FOREIGN and writable:
+            mount_point, kind = mounts.get(mount_id, ("?", "unknown"))
+            found.problems[
+                f"{who} has {target} open for writing, on the {kind} file system {mount_point}, "
+                "which is listed neither under files.shared nor under files.carried",
+                f'list "{mount_point}" under files.shared if every host sees the same content '
+                "there, under files.carried if it is this host's own",
+            ] = None
+        elif place is Place.LOCAL and writable:
+            found.single.add(target)
+        elif place in (Place.LOCAL, Place.FOREIGN):
+            found.needed.add(target)
+
+
+def _look_at_device(who: str, target: str, found: _Findings) -> None:
+    name = target.removeprefix("/dev/")
+    if name.startswith("nvidia"):
+        _gpu(who, found)
+    elif not name.startswith(PLAIN_DEVICES):
+        found.problems[
+            f"{who} holds the device {target}, which is tied to this host",
+            "close it (for InfiniBand: train over TCP sockets)",
+        ] = None
+
+
+def _gpu(who: str, found: _Findings) -> None:
+    found.problems[
+        f"{who} holds a GPU; this version moves CPU state only",
+        "train on CPU, or wait for the version that moves GPU state",
+    ] = None
+
+
+def _descriptors(pid: int) -> Iterator[tuple[int, str]]:
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            yield int(name), os.readlink(f"/proc/{pid}/fd/{name}")
+        except FileNotFoundError:
+            continue
+
+
+def _fdinfo(pid: int, fd: int) -> tuple[int, int]:
+    """(open flags, mount id) of a descriptor."""
+    values = dict(
+        line.split(":", 1)
+        for line in Path(f"/proc/{pid}/fdinfo/{fd}").read_text().splitlines()
+        if ":" in line
+    )
+    return int(values["flags"], 8), int(values["mnt_id"])

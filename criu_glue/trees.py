@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories that go along with a capsule, as tar streams: first all of it, then what changed.
+
+Pass one is taken while the job runs, pass two with its tasks frozen, so two is exact. A change
+is a different size, mtime, ctime or inode; files that a task maps shared and writable are taken
+again in any case, since a store through such a mapping need not touch the mtime.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tarfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+BLOCK = 1 << 20
+Stamp = tuple[int, int, int, int]
+"""(size in bytes, mtime ns, ctime ns, inode)"""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A directory that goes along, or (``only``) single files of it by relative name."""
+
+    name: str
+    source: Path
+    destination: Path
+    only: tuple[str, ...] | None = None
+
+
+def listing(tree: Tree) -> dict[str, Stamp]:
+    """Relative name → stamp, parents before children; what vanishes meanwhile is left out."""
+    names = tree.only if tree.only is not None else _walk(tree.source)
+    found: dict[str, Stamp] = {}
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            s = os.lstat(tree.source / name)
+            if not stat.S_ISSOCK(s.st_mode):  # bound again by CRIU with its socket
+                found[name] = (s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino)
+    return found
+
+
+def changed(before: dict[str, Stamp], now: dict[str, Stamp], always: Iterable[str]) -> list[str]:
+    """The names of ``now`` that a second pass must send."""
+    again = set(always)
+    return [name for name, stamp in now.items() if name in again or before.get(name) != stamp]
+
+
+def pack(tree: Tree, names: Iterable[str], write: Callable[[bytes], None]) -> None:
+    """Send the named entries (directories without their content) as a tar stream.
+
+    A file that shrinks or vanishes while it is read in pass one is padded or left out: the
+    second pass sends it again.
+    """
+    with tarfile.open(mode="w|", fileobj=cast(BinaryIO, _Writer(write)), bufsize=BLOCK) as tar:
+        tar.copybufsize = BLOCK  # type: ignore[attr-defined]
+        for name in names:
+            try:
+                info = tar.gettarinfo(tree.source / name, arcname=name)
+                content = open(tree.source / name, "rb") if info.isreg() else None  # noqa: SIM115
+            except FileNotFoundError:
+                continue
+            with content or contextlib.nullcontext():
+                tar.addfile(info, cast(BinaryIO, _Padded(content, info.size)) if content else None)
+
+
+class Unpacker:
+    """Unpacks one tar stream below a directory, in a thread, as its bytes arrive."""
+
+    def __init__(self, destination: Path) -> None:
+        read, self._write = os.pipe()
+        self.error: BaseException | None = None
+        self.names: list[str] = []
+        self._thread = threading.Thread(
+            target=self._run, args=(read, destination), name="unpack", daemon=True
+        )
+        self._thread.start()
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._write, view) :]
+        except BrokenPipeError:
+            self._thread.join()
+            raise (self.error or OSError("unpacking ended early")) from None
+
+    def finish(self) -> None:
+        """Return when everything lies on disk; raises what went wrong there."""
+        os.close(self._write)
+        self._thread.join()
+        if self.error:
+            raise self.error
+
+    def _run(self, read: int, destination: Path) -> None:
+        try:
+            with (
+                os.fdopen(read, "rb", buffering=BLOCK) as stream,
+                tarfile.open(mode="r|", fileobj=stream, bufsize=BLOCK) as tar,
+            ):
+                # The peer is an agent with a known key and as much power as we have; trusting it
+                # keeps owners, modes and absolute links: what moving a job's files means. Early
+                # 3.11 has no filters and trusts anyway.
+                if trusting := getattr(tarfile, "fully_trusted_filter", None):
+                    tar.extraction_filter = trusting
+                for member in tar:
+                    _replace(tar, member, destination)
+                    self.names.append(member.name)
+                while stream.read(BLOCK):  # the padding after tar's end mark
+                    pass
+        except BaseException as error:
+            self.error = error
+
+
+def remove(root: Path, names: Iterable[str]) -> None:
+    """Remove what is gone at the source, children before parents."""
+    for name in sorted(names, key=len, reverse=True):
+        path = root / name
+        with contextlib.suppress(OSError):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def _replace(tar: tarfile.TarFile, member: tarfile.TarInfo, destination: Path) -> None:
+    target = destination / member.name
+    if not member.isdir() and (target.is_symlink() or target.exists()) and not target.is_dir():
+        target.unlink()
+    tar.extract(member, destination, numeric_owner=True)
+
+
+def _walk(top: Path) -> Iterator[str]:
+    """Everything below a directory, by relative name, staying on its file system."""
+    if not top.is_dir():
+        return
+    device = os.lstat(top).st_dev
+    yield "."
+    for directory, folders, names in os.walk(top):
+        relative = os.path.relpath(directory, top)
+        folders[:] = [f for f in folders if _same_device(os.path.join(directory, f), device)]
+        for name in (*folders, *names):
+            yield os.path.normpath(os.path.join(relative, name))
+
+
+def _same_device(path: str, device: int) -> bool:
+    try:
+        return os.lstat(path).st_dev == device
+    except FileNotFoundError:
+        return False
+
+
+@dataclass
+class _Writer:
+    write: Callable[[bytes], object]
+
+
+class _Padded:
+    """Reads exactly ``size`` bytes of a file that may change meanwhile."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file = file
+        self._left = size
+
+    def read(self, n: int) -> bytes:
+        n = min(n, self._left)
+        data = self._file.read(n)
+        self._left -= n
+        return data + bytes(n - len(data))
