@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One TOML file describes one cluster; this is what it says, read and checked.
+
+``load`` gives a frozen :class:`Cluster`; ``read`` also says on which line each value stands;
+``dump`` writes the same format back. Every wrong value raises ConfigError with file, line, what
+was found and what was expected, all of them in one message. A cluster made in code is checked by
+the same rules. ``docs/cluster.example.toml`` explains every key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+from ..errors import ConfigError, NotFound
+from .config_errors import Mistake, WrongCluster, syntax_mistake
+from .config_rules import HOSTS, Setting, Values, examine
+from .config_values import (
+    CLUSTER_NAME,
+    PATTERN,
+    PORT,
+    VALUE,
+    VARIABLE,
+    AbsolutePath,
+    Address,
+    AddressAndPort,
+    Choice,
+    Endpoint,
+    ListOf,
+    Network,
+    Seconds,
+    Size,
+    TableOf,
+    WholeNumber,
+)
+from .toml_lines import Key, key_lines
+
+__all__ = [
+    "Cluster",
+    "Endpoint",
+    "Env",
+    "Files",
+    "Host",
+    "NetworkMode",
+    "Paths",
+    "Reading",
+    "Spare",
+    "Timeouts",
+    "dump",
+    "load",
+    "parse",
+    "read",
+    "settings_of",
+    "toml_value",
+]
+
+
+class Spare(StrEnum):
+    """Whether a host may receive capsules that move."""
+
+    FLOATING = "floating"  # jobs start here, and any free slot may receive
+    DEDICATED = "dedicated"  # kept idle: only receives migrations
+    NONE = "none"  # jobs start here; never receives
+
+
+class NetworkMode(StrEnum):
+    """How capsules reach each other."""
+
+    OVERLAY = "overlay"  # VXLAN between the hosts' addresses
+
+
+_MODES_TO_COME = {
+    "bridge": "bridge mode (all hosts on one layer-2 segment) is not built yet",
+    "host": "host mode (no network namespace, GPU swaps within a host) is not built yet",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A machine of the cluster, from its table [hosts.NAME]."""
+
+    name: str
+    address: Annotated[str, Address()]  # underlay: VXLAN and data
+    data_port: Annotated[int, PORT] = 7401
+    slots: Annotated[int, WholeNumber(1, 64)] = 1  # capsules that may run here at once
+    spare: Annotated[Spare, Choice(Spare)] = Spare.FLOATING
+    memory: Annotated[int | None, Size()] = None  # bytes for incoming capsules; None: no limit
+
+    @property
+    def data(self) -> Endpoint:
+        """Where this host's agent listens for images."""
+        return Endpoint(self.address, self.data_port)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """Which files a move leaves alone and which it takes along.
+
+    A listed path covers what is on its own filesystem, not mounts below it. Where one listed path
+    lies inside another, the longer one decides.
+    """
+
+    shared: Annotated[tuple[Path, ...], ListOf(AbsolutePath())] = ()
+    carried: Annotated[tuple[Path, ...], ListOf(AbsolutePath())] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Env:
+    """Which of the caller's variables reach a job."""
+
+    pass_: Annotated[tuple[str, ...], ListOf(PATTERN)] = ("*",)
+    drop: Annotated[tuple[str, ...], ListOf(PATTERN)] = ()
+    set_: Annotated[Mapping[str, str], TableOf(VARIABLE, VALUE)] = field(
+        default_factory=dict, hash=False
+    )
+
+    def select(self, caller: Mapping[str, str]) -> dict[str, str]:
+        """The job's variables: those of the caller that pass and are not dropped, then ``set``."""
+        passed = {
+            name: value
+            for name, value in caller.items()
+            if any(fnmatchcase(name, pattern) for pattern in self.pass_)
+            and not any(fnmatchcase(name, pattern) for pattern in self.drop)
+        }
+        return passed | dict(self.set_)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paths:
+    """Where liveshift keeps its own things on every host."""
+
+    state: Annotated[Path, AbsolutePath()] = Path("/var/lib/liveshift")  # survives a reboot
+    run: Annotated[Path, AbsolutePath()] = Path("/run/liveshift")  # sockets, gone with a reboot
+    keys: Annotated[Path, AbsolutePath()] = Path("/etc/liveshift/keys")
+    criu: Annotated[Path | None, AbsolutePath(may_be_empty=True)] = None  # None: search
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """All in seconds."""
+
+    heartbeat: Annotated[float, Seconds()] = 1.0  # between two signs of life of an agent
+    suspicion: Annotated[float, Seconds()] = 5.0  # of silence, until a host counts as lost
+    prepare: Annotated[float, Seconds()] = 60.0
+    freeze: Annotated[float, Seconds()] = 300.0
+    restore: Annotated[float, Seconds()] = 300.0
+    grace: Annotated[float, Seconds()] = 10.0  # between SIGTERM and SIGKILL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The whole file; raises ConfigError when made of values that cannot be used together."""
+
+    name: Annotated[str, CLUSTER_NAME]
+    orchestrator: Annotated[Endpoint, AddressAndPort()]  # where the orchestrator listens
+    overlay: Annotated[IPv4Network, Network()]  # each job gets a /24 of it
+    network: Annotated[NetworkMode, Choice(NetworkMode, _MODES_TO_COME)] = NetworkMode.OVERLAY
+    hosts: tuple[Host, ...]  # in the order of the file
+    files: Files = field(default_factory=Files)
+    env: Env = field(default_factory=Env)
+    paths: Paths = field(default_factory=Paths)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+    def __post_init__(self) -> None:
+        names = [host.name for host in self.hosts]
+        mistakes = [
+            Mistake(None, f"{HOSTS}.{name}", "the name twice", "every host once")
+            for name in sorted({n for n in names if names.count(n) > 1})
+        ]
+        mistakes += examine(settings_of(self), SCHEMA, {})[1]
+        if mistakes:
+            raise WrongCluster(mistakes)
+
+    def host(self, name: str) -> Host:
+        """The host of that name; raises NotFound, naming those there are."""
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        known = ", ".join(host.name for host in self.hosts)
+        raise NotFound(f'no host "{name}" in cluster "{self.name}"', hint=f"its hosts are: {known}")
+
+    @property
+    def digest(self) -> str:
+        """Equal on two machines if and only if their files say the same (16 hex digits).
+
+        Order of tables, comments and whether a default is written out make no difference.
+        """
+        text = json.dumps(settings_of(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+_TABLES: dict[str, type[Any]] = {
+    "cluster": Cluster,
+    HOSTS: Host,
+    "files": Files,
+    "env": Env,
+    "paths": Paths,
+    "timeouts": Timeouts,
+}
+
+
+def _settings(table: type[Any]) -> dict[str, Setting]:
+    """The keys of a table: the annotated fields; ``pass_`` is written ``pass`` in the file."""
+    hints = get_type_hints(table, include_extras=True)
+    settings: dict[str, Setting] = {}
+    for f in fields(table):
+        if hasattr(hints[f.name], "__metadata__"):
+            made = f.default_factory() if f.default_factory is not MISSING else f.default
+            settings[f.name.rstrip("_")] = Setting(hints[f.name].__metadata__[0], made)
+    return settings
+
+
+SCHEMA = {name: _settings(table) for name, table in _TABLES.items()}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A cluster together with where each of its values stands."""
+
+    cluster: Cluster
+    file: str
+    lines: Mapping[Key, int]
+
+    def line(self, *key: str) -> int | None:
+        """The line of a key such as ("hosts", "h0", "slots"); None when it is a default."""
+        return self.lines.get(key)
+
+
+def load(path: str | Path) -> Cluster:
+    """Read a cluster file; raises ConfigError listing every mistake in it."""
+    return read(path).cluster
+
+
+def read(path: str | Path) -> Reading:
+    """Like :func:`load`, keeping the lines."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot read the cluster file: {error.strerror}",
+            hint="--config names the file; docs/cluster.example.toml is one to start from",
+        ) from None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        found = f"the byte 0x{data[error.start]:02x}"
+        raise WrongCluster([Mistake(line, "", found, "UTF-8 text")], file=str(path)) from None
+    return parse(text, str(path))
+
+
+def parse(text: str, file: str = "cluster.toml") -> Reading:
+    """Read a cluster from the text of a file; ``file`` is the name used in messages."""
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise WrongCluster([syntax_mistake(text, error)], file=file) from None
+    lines = key_lines(text)
+    values, mistakes = examine(tables, SCHEMA, lines)
+    if mistakes:
+        raise WrongCluster(mistakes, file=file)
+    return Reading(_build(values, list(tables[HOSTS])), file, lines)
+
+
+def _build(values: Values, hosts: list[str]) -> Cluster:
+    def table(*at: str) -> dict[str, Any]:
+        names = {f.name.rstrip("_"): f.name for f in fields(_TABLES[at[0]])}
+        return {names[str(k[-1])]: v for k, v in values.items() if k[:-1] == at}
+
+    return Cluster(
+        **table("cluster"),
+        hosts=tuple(Host(name=name, **table(HOSTS, name)) for name in hosts),
+        **{
+            name: kind(**table(name))
+            for name, kind in _TABLES.items()
+            if name not in ("cluster", HOSTS)
+        },
+    )
+
+
+def settings_of(cluster: Cluster) -> dict[str, Any]:
+    """Every setting as TOML would give it, by table; what has no value (no limit) is left out."""
+
+    def table(name: str, holder: object) -> dict[str, Any]:
+        written = {
+            f.name.rstrip("_"): SCHEMA[name][f.name.rstrip("_")].kind.write(getattr(holder, f.name))
+            for f in fields(_TABLES[name])
+            if f.name.rstrip("_") in SCHEMA[name]
+        }
+        return {key: value for key, value in written.items() if value is not None}
+
+    tables: dict[str, Any] = {"cluster": table("cluster", cluster)}
+    tables[HOSTS] = {host.name: table(HOSTS, host) for host in cluster.hosts}
+    for name in ("files", "env", "paths", "timeouts"):
+        tables[name] = table(name, getattr(cluster, name))
+    return tables
+
+
+def dump(cluster: Cluster) -> str:
+    """The cluster as a file that :func:`load` reads back to an equal cluster."""
+    tables = settings_of(cluster)
+    hosts = tables.pop(HOSTS)
+    named = {"cluster": tables.pop("cluster")}
+    named |= {f"{HOSTS}.{name}": table for name, table in hosts.items()} | tables
+    return "\n".join(
+        f"[{name}]\n" + "".join(f"{key} = {toml_value(value)}\n" for key, value in table.items())
+        for name, table in named.items()
+    )
+
+
+def toml_value(value: object) -> str:
+    """One value in TOML's spelling, on one line."""
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, but for DEL, which JSON lets stand.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, dict):
+        pairs = ", ".join(f"{key} = {toml_value(part)}" for key, part in value.items())
+        return f"{{ {pairs} }}" if pairs else "{}"
+    return repr(value)

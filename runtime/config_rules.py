@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold for a cluster file: known keys, fitting values, and values that agree.
+
+``examine`` goes over everything and collects every mistake. Values that could be read are checked
+against each other even when others could not, so that one run shows all there is to mend.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass
+from ipaddress import IPv4Address
+from typing import Any
+
+from .config_errors import NOTHING, Mistake, dotted, shown
+from .config_values import HOST_NAME, Kind, Unfit
+from .toml_lines import Key
+
+HOSTS = "hosts"
+"""The one table of tables: ``[hosts.NAME]``."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key of a table; a default of MISSING means that the key must be there."""
+
+    kind: Kind
+    default: Any = MISSING
+
+
+Schema = Mapping[str, Mapping[str, Setting]]
+"""By table; what stands under HOSTS holds for each host."""
+
+Values = dict[Key, Any]
+"""Every value that could be read, defaults included: (table, key) or (HOSTS, name, key)."""
+
+Contradiction = tuple[Key, str]
+"""A key whose value cannot stand beside the others, and what was expected of it."""
+
+
+def examine(
+    tables: Mapping[str, Any], schema: Schema, lines: Mapping[Key, int]
+) -> tuple[Values, list[Mistake]]:
+    """Read the tables by the schema; ``lines`` may be empty when they came from no file."""
+    reading = _Examination(schema, lines)
+    reading.top(tables)
+    for key, expected in contradictions(reading.values, reading.place):
+        kind = schema[str(key[0])][str(key[-1])].kind
+        reading.mistake(key, shown(kind.write(reading.values[key])), expected)
+    return reading.values, reading.mistakes
+
+
+class _Examination:
+    def __init__(self, schema: Schema, lines: Mapping[Key, int]) -> None:
+        self.schema = schema
+        self.lines = lines
+        self.values: Values = {}
+        self.mistakes: list[Mistake] = []
+
+    def top(self, tables: Mapping[str, Any]) -> None:
+        for name in tables:
+            if name not in self.schema:
+                what = "table" if isinstance(tables[name], dict) else "key"
+                self._unknown((name,), what, self.schema)
+        for name, settings in self.schema.items():
+            found = tables.get(name, NOTHING if name in ("cluster", HOSTS) else {})
+            if name == HOSTS:
+                self._hosts(found, settings)
+            elif isinstance(found, dict):
+                self._table((name,), found, settings)
+            else:
+                self.mistake((name,), shown(found), f"a table [{name}]")
+
+    def _hosts(self, found: object, settings: Mapping[str, Setting]) -> None:
+        if not isinstance(found, dict) or not found:
+            self.mistake((HOSTS,), shown(found), f"at least one table [{HOSTS}.NAME]")
+            return
+        for name, table in found.items():
+            key = (HOSTS, name)
+            try:
+                HOST_NAME.read(name)
+            except Unfit as unfit:
+                self.mistake(key, unfit.flaws[0].found, unfit.flaws[0].expected)
+            if isinstance(table, dict):
+                self._table(key, table, settings)
+            else:
+                self.mistake(key, shown(table), f"a table [{dotted(key)}]")
+
+    def _table(self, at: Key, table: dict[str, Any], settings: Mapping[str, Setting]) -> None:
+        for name in table:
+            if name not in settings:
+                self._unknown((*at, name), "key", settings)
+        for name, setting in settings.items():
+            key = (*at, name)
+            if name in table:
+                try:
+                    self.values[key] = setting.kind.read(table[name])
+                except Unfit as unfit:
+                    for flaw in unfit.flaws:
+                        self.mistake((*key, *flaw.inside), flaw.found, flaw.expected)
+            elif setting.default is MISSING:
+                self.mistake(key, shown(NOTHING), setting.kind.expected)
+            else:
+                self.values[key] = setting.default
+
+    def _unknown(self, key: Key, what: str, known: Mapping[str, Any]) -> None:
+        name = str(key[-1])
+        near = difflib.get_close_matches(name, known, n=1)
+        homes = [table for table, settings in self.schema.items() if name in settings]
+        if near:
+            hint = f' (did you mean "{near[0]}"?)'
+        elif homes:
+            places = (f"[{table}.NAME]" if table == HOSTS else f"[{table}]" for table in homes)
+            hint = f' ("{name}" belongs in {" or ".join(places)})'
+        else:
+            hint = ""
+        self.mistake(key, f"an unknown {what}", f"one of {', '.join(known)}{hint}")
+
+    def mistake(self, key: Key, found: str, expected: str) -> None:
+        self.mistakes.append(Mistake(self._line(key), dotted(key), found, expected))
+
+    def place(self, key: Key) -> str:
+        """The key, and its line where it has one, for a message about another key."""
+        line = self.lines.get(key)
+        return f"{dotted(key)}, line {line}" if line else dotted(key)
+
+    def _line(self, key: Key) -> int | None:
+        """The line of the key, or of the nearest thing around it that stands in the file."""
+        return next(
+            (self.lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.lines), None
+        )
+
+
+def contradictions(values: Values, place: Callable[[Key], str]) -> Iterator[Contradiction]:
+    """Pairs of values that are fine by themselves and wrong together."""
+    yield from _addresses(values, place)
+    yield from _timeouts(values, place)
+    yield from _hosts_that_run(values)
+    shared = values.get(("files", "shared"), ())
+    both = [path for path in values.get(("files", "carried"), ()) if path in shared]
+    if both:
+        names = ", ".join(f'"{path}"' for path in both)
+        yield ("files", "carried"), f"no path of files.shared ({names} stands in both)"
+
+
+def _addresses(values: Values, place: Callable[[Key], str]) -> Iterator[Contradiction]:
+    addresses = {k: v for k, v in values.items() if k[0] == HOSTS and k[-1] == "address"}
+    holders: dict[str, list[Key]] = defaultdict(list)
+    for key, address in addresses.items():
+        if holders[address]:
+            other = place(holders[address][0])
+            yield key, f"an address of its own ({other}, has the same one)"
+        holders[address].append(key)
+
+    orchestrator_key: Key = ("cluster", "orchestrator")
+    orchestrator = values.get(orchestrator_key)
+    if orchestrator:
+        addresses[orchestrator_key] = orchestrator.address
+        for key in holders[orchestrator.address]:
+            port_key = (*key[:-1], "data_port")
+            if values.get(port_key) == orchestrator.port:
+                yield port_key, f"a port other than the orchestrator's ({place(orchestrator_key)})"
+
+    overlay = values.get(("cluster", "overlay"))
+    if overlay:
+        inside = [k for k, address in addresses.items() if IPv4Address(address) in overlay]
+        if inside:
+            names = "; ".join(f"{addresses[k]} is {place(k)}" for k in inside)
+            yield ("cluster", "overlay"), f"a network without any machine's own address ({names})"
+
+
+def _timeouts(values: Values, place: Callable[[Key], str]) -> Iterator[Contradiction]:
+    """A host must miss several heartbeats to be suspected, and be suspected before a step that
+    waits for it runs out of time: otherwise a dead host would look like a slow step."""
+    for short, long in (
+        ("heartbeat", "suspicion"),
+        ("suspicion", "prepare"),
+        ("suspicion", "freeze"),
+        ("suspicion", "restore"),
+    ):
+        low = values.get(("timeouts", short))
+        high = values.get(("timeouts", long))
+        if low is not None and high is not None and low >= high:
+            yield ("timeouts", long), f"more than {low} ({place(('timeouts', short))})"
+
+
+def _hosts_that_run(values: Values) -> Iterator[Contradiction]:
+    spares = {k: v for k, v in values.items() if k[0] == HOSTS and k[-1] == "spare"}
+    if spares and all(v == "dedicated" for v in spares.values()):
+        first = next(iter(spares))
+        yield first, 'one host at least that is not "dedicated": no job could start anywhere'

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job is: capsules with names, addresses and environments, made from one request."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, field
+
+from ..criu_glue.network import Overlay
+from ..criu_glue.room import PAGES
+from ..errors import LiveshiftError, Refused
+from ..interposer.page import library_path
+from .config import Cluster
+from .messages import Book, CapsuleSpec, CapsuleState, Run
+
+MASTER_PORT = 29500
+MOST_CAPSULES = 250
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+
+NOT_PASSED = (
+    "LD_PRELOAD",
+    "LIVESHIFT_SOCKET",
+    "LIVESHIFT_LAB",
+    "LIVESHIFT_CONFIG",
+    "NOTIFY_SOCKET",
+)
+"""Variables of the caller that mean something else, or nothing, inside a capsule."""
+
+
+@dataclass
+class Capsule:
+    """A capsule as the orchestrator knows it; host and epoch are the journal's."""
+
+    name: str
+    index: int
+    host: str
+    epoch: int
+    code: int | None = None
+    seen: CapsuleState | None = None
+    migration: str | None = None
+
+
+@dataclass
+class Job:
+    """A job; ``state`` is running, ending or ended."""
+
+    name: str
+    overlay: Overlay
+    request: Run
+    uid: int
+    started: float
+    capsules: dict[str, Capsule]
+    state: str = "running"
+    code: int | None = None
+    first_end: str | None = field(default=None)
+
+    def book(self) -> Book:
+        where = {self.overlay.address(c.index): (c.host, c.epoch) for c in self.capsules.values()}
+        return Book(self.name, self.overlay.vni, self.overlay.subnet, where)
+
+    def spec(self, capsule: Capsule, cluster: Cluster) -> CapsuleSpec:
+        """Everything a host needs to house the capsule; the same wherever it goes."""
+        run = self.request
+        return CapsuleSpec(
+            name=capsule.name,
+            job=self.name,
+            index=capsule.index,
+            argv=list(run.argv),
+            env=environment(self, capsule, cluster),
+            cwd=run.cwd,
+            uid=self.uid,
+            gid=run.gid,
+            groups=list(run.groups),
+            hosts_file=self._hosts_file(),
+        )
+
+    def _hosts_file(self) -> str:
+        lines = ["127.0.0.1 localhost", "::1 localhost"]
+        for capsule in self.capsules.values():
+            lines.append(f"{self.overlay.address(capsule.index)} {self.name}-{capsule.index}")
+        return "\n".join(lines) + "\n"
+
+
+def environment(job: Job, capsule: Capsule, cluster: Cluster) -> dict[str, str]:
+    """The caller's variables as the cluster file lets them pass, and what makes a rank a rank.
+
+    torchrun takes its arguments from PET_* (torch.distributed.argparse_util), so its command
+    line stays untouched; plain python finds RANK and company. All of it stays true after a move,
+    since every name in it is the capsule's own.
+    """
+    address, master = job.overlay.address(capsule.index), job.overlay.address(0)
+    count = str(len(job.capsules))
+    env = cluster.env.select(job.request.env)
+    for name in NOT_PASSED:
+        env.pop(name, None)
+    preload = job.request.env.get("LD_PRELOAD", "")
+    env |= {
+        "PET_NNODES": count,
+        "PET_NODE_RANK": str(capsule.index),
+        "PET_MASTER_ADDR": master,
+        "PET_MASTER_PORT": str(MASTER_PORT),
+        "RANK": str(capsule.index),
+        "WORLD_SIZE": count,
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": master,
+        "MASTER_PORT": str(MASTER_PORT),
+        "HOSTNAME": f"{job.name}-{capsule.index}",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "TP_SOCKET_IFNAME": "eth0",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "NCCL_HOSTID": f"{job.name}-{capsule.index}",
+        "UV_USE_IO_URING": "0",  # an io_uring cannot be dumped
+        "LD_PRELOAD": ":".join(filter(None, (str(library_path()), preload))),
+        "LIVESHIFT_PAGES": PAGES,
+        "LIVESHIFT_CAPSULE": capsule.name,
+        "LIVESHIFT_ADDRESS": address,
+    }
+    return env
+
+
+def check_request(run: Run, taken: set[str]) -> str:
+    """The new job's name; raises Refused for a request that cannot be a job."""
+    if not run.argv:
+        raise Refused("no command given", hint="liveshift run -- torchrun train.py")
+    if not 1 <= run.nnodes <= MOST_CAPSULES:
+        raise Refused(f"--nnodes {run.nnodes}: a job has 1 to {MOST_CAPSULES} capsules")
+    if run.name:
+        if not NAME.fullmatch(run.name):
+            raise Refused(
+                f'"{run.name}" cannot name a job',
+                hint="use 1 to 32 lower-case letters, digits and dashes",
+            )
+        if run.name in taken:
+            raise Refused(f'a job "{run.name}" is running already', hint="choose another --name")
+        return run.name
+    return next(name for n in range(1, 10**6) if (name := f"job{n}") not in taken)
+
+
+def overlay_for(cluster: Cluster, taken: set[int]) -> Overlay:
+    """The first /24 of the cluster's overlay that no job has, with its number as VXLAN id."""
+    subnets = ipaddress.ip_network(str(cluster.overlay)).subnets(new_prefix=24)
+    for vni, subnet in enumerate(subnets, start=1):
+        if vni not in taken:
+            return Overlay(vni, str(subnet))
+    raise LiveshiftError(
+        f"all subnets of {cluster.overlay} are taken by jobs",
+        hint="give cluster.overlay a larger network",
+    )

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The destination's checks: everything that can be known before anything is frozen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..criu_glue.survey import NeededFile, Survey, fingerprint
+from ..criu_glue.tool import Criu
+from ..errors import LiveshiftError, Refused
+from .messages import HostFacts
+
+MEMORY_MARGIN = 128 << 20
+SHOWN = 3
+"""How many files of a list an error names; the rest is counted."""
+
+PROCESSOR_STATE = {"amx_tile", "amx_int8", "amx_bf16"}
+"""Features whose registers CRIU does not save; they do not count either way."""
+
+
+def check(
+    survey: Survey, source: HostFacts, here: HostFacts, criu: Criu | None, memory: int
+) -> list[tuple[str, str]]:
+    """Check that a surveyed tree can run here; returns (what, found) rows.
+
+    ``memory`` is what this host offers, in bytes. Raises Refused with every finding at once.
+    """
+    rows: list[tuple[str, str]] = []
+    against: list[tuple[str, str]] = list(survey.problems)
+    for what, found, trouble in (
+        _check_criu(criu),
+        _check_machine(source, here),
+        _check_memory(survey, memory),
+        _check_files(survey.needed),
+        _check_directories(survey.directories),
+    ):
+        rows.append((what, found))
+        if trouble:
+            against.append(trouble)
+    if against:
+        hints = dict.fromkeys(remedy for _, remedy in against)
+        raise Refused("; ".join(text for text, _ in against), hint="; ".join(hints))
+    return rows
+
+
+Check = tuple[str, str, tuple[str, str] | None]
+
+
+def _check_criu(criu: Criu | None) -> Check:
+    if criu is None:
+        return (
+            "CRIU",
+            "missing",
+            ("CRIU is missing or too old there", "run `liveshift doctor` there"),
+        )
+    try:
+        works, text = criu.check()
+    except LiveshiftError as error:
+        works, text = False, str(error)
+    version = ".".join(map(str, criu.version))
+    if not works:
+        return "CRIU", text, (f"CRIU {version} does not work there: {text}", "`liveshift doctor`")
+    return "CRIU", version, None
+
+
+def _check_machine(source: HostFacts, here: HostFacts) -> Check:
+    what = "processor and kernel"
+    found = f"{here.cpu}, Linux {here.kernel}"
+    if source.machine != here.machine:
+        text = f"the capsule runs on {source.machine}, this host is {here.machine}"
+        return what, found, (text, "choose a host of the same architecture")
+    missing = set(source.cpu_flags) - set(here.cpu_flags) - PROCESSOR_STATE
+    if missing:
+        text = f"its processor lacks {', '.join(sorted(missing)[:6])}, which {source.cpu} has"
+        return what, found, (text, "programs choose their code by these when they start; choose a "
+                                   "host with the same processor")  # fmt: skip
+    return what, found, None
+
+
+def _check_memory(survey: Survey, memory: int) -> Check:
+    # The image lies in memory until the tree has been restored from it, hence twice.
+    needed = 2 * (survey.resident + survey.shared_memory) + MEMORY_MARGIN
+    found = f"{memory >> 20} MiB offered, {needed >> 20} MiB needed"
+    if needed > memory:
+        return "memory", found, (
+            f"not enough memory there: {needed >> 20} MiB are needed (the image and the restored "
+            f"tree), {memory >> 20} MiB are offered",
+            "choose a host with more free memory, or raise hosts.<name>.memory",
+        )  # fmt: skip
+    return "memory", found, None
+
+
+def _check_files(needed: Iterable[NeededFile]) -> Check:
+    missing: list[str] = []
+    other: list[str] = []
+    count = 0
+    for file in needed:
+        count += 1
+        here = fingerprint(file.path)
+        if here is None:
+            missing.append(file.path)
+        elif here != file:
+            other.append(f"{file.path} ({_difference(file, here)})")
+    what, found = "files", f"{count} mapped or open files, all alike here"
+    texts = []
+    if missing:
+        texts.append(f"missing there: {_some(missing)}")
+    if other:
+        texts.append(f"different there: {_some(other)}")
+    if texts:
+        return what, "; ".join(texts), (
+            "; ".join(texts),
+            "install the same files at the same paths, or list their directory under "
+            "files.shared or files.carried",
+        )  # fmt: skip
+    return what, found, None
+
+
+def _check_directories(directories: Iterable[str]) -> Check:
+    missing = [d for d in directories if not Path(d).is_dir()]
+    if missing:
+        text = f"working directory missing there: {_some(missing)}"
+        return "directories", text, (text, "make it there, or list it under files.carried")
+    return "directories", "working directories exist", None
+
+
+def warm(needed: Iterable[NeededFile]) -> None:
+    """Ask the kernel to read the files that the restored tree maps into the page cache."""
+    for file in needed:
+        try:
+            fd = os.open(file.path, os.O_RDONLY)
+        except OSError:
+            continue
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+        os.close(fd)
+
+
+def _difference(there: NeededFile, here: NeededFile) -> str:
+    if there.size != here.size:
+        return f"{there.size} bytes at the source, {here.size} here"
+    return "another build id"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capsule as the agent of its host knows it: its room, its output, its state."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from ..criu_glue import network, output, room
+from ..criu_glue.mounts import Placement
+from ..criu_glue.network import Overlay
+from ..criu_glue.room import Room, RoomPlan
+from ..criu_glue.survey import inner_pid, tasks
+from ..errors import LiveshiftError, NotFound
+from ..interposer.page import Page, pages
+from .config import Cluster
+from .messages import Book, CapsuleSpec, CapsuleState
+
+ROOT_PID = room.PID_FLOOR + 1
+"""The pid of a capsule's root task inside: the first one above the floor."""
+
+READ_LIMIT = 4 << 20
+
+
+@dataclass
+class Resident:
+    """A capsule that runs, is frozen or has ended on this host."""
+
+    spec: CapsuleSpec
+    epoch: int
+    overlay: Overlay
+    room: Room
+    leaving: bool = False  # its end here is a move's doing, not the job's
+    code: int | None = None
+    _last: tuple[float, int] = (0.0, 0)
+    _rate: float = 0.0
+
+    @property
+    def netns(self) -> str:
+        return netns_name(self.spec.name)
+
+    def root_task(self) -> int:
+        """The command's pid as the host sees it; raises NotFound when it has ended."""
+        for task in tasks(self.room):
+            with contextlib.suppress(FileNotFoundError):
+                if inner_pid(task.pid) == ROOT_PID:
+                    return int(task.pid)
+        raise NotFound(f"{self.spec.name} has no running command any more")
+
+    def send_signal(self, signum: int) -> None:
+        """To the command; it passes signals on to its children as it would anywhere."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.root_task(), signal.Signals(signum))
+
+    def state(self) -> CapsuleState:
+        """What a beat reports; also measures the collective rate since the last one."""
+        found = tasks(self.room)
+        resident = 0
+        for task in found:
+            with contextlib.suppress(Exception):  # ended meanwhile
+                resident += task.memory_info().rss
+        seen = interposer_pages(self.room)
+        collectives = max((page.finished for page in seen), default=0)
+        now, (then, before) = time.monotonic(), self._last
+        if then and now > then:
+            self._rate = max(0.0, (collectives - before) / (now - then))
+        self._last = (now, collectives)
+        return CapsuleState(
+            name=self.spec.name,
+            epoch=self.epoch,
+            pids=len(found),
+            resident=resident,
+            collectives=collectives,
+            rate=self._rate,
+            ranks=sorted({page.rank for page in seen if page.rank is not None}),
+            command=" ".join(self.spec.argv)[:200],
+        )
+
+    def read_output(self, offset: int) -> tuple[bytes, int]:
+        """(whole records from ``offset`` on, the next offset)."""
+        with self.room.plan.log.open("rb") as log:
+            log.seek(offset)
+            raw = log.read(READ_LIMIT)
+        cut = output.whole(raw)
+        return raw[:cut], offset + cut
+
+    def exit_code(self) -> int | None:
+        """The command's code or 128 + signal once process 1 has written it."""
+        with contextlib.suppress(FileNotFoundError, IndexError):
+            word, number = self.room.plan.status.read_text().split()[:2]
+            return int(number) if word == "exit" else 128 + int(number)
+        return None
+
+    def remove(self) -> None:
+        """End the room and take its network and directory away. May be called again."""
+        room.end(self.room)
+        network.unplug(self.overlay, self.netns, self.spec.index)
+        shutil.rmtree(self.room.plan.directory, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Housing:
+    """How this host houses capsules: where their directories lie, what the cluster file says."""
+
+    cluster: Cluster
+    host: str
+
+    @property
+    def placement(self) -> Placement:
+        files = self.cluster.files
+        return Placement(tuple(map(str, files.shared)), tuple(map(str, files.carried)))
+
+    def plan(self, spec: CapsuleSpec) -> RoomPlan:
+        return RoomPlan(
+            directory=self.cluster.paths.state / "capsules" / spec.name.replace("/", "."),
+            netns=Path("/run/netns") / netns_name(spec.name),
+            hostname=spec.name.replace("/", "-"),
+            hosts_file=spec.hosts_file,
+            uid=spec.uid,
+            gid=spec.gid,
+            groups=tuple(spec.groups),
+            shared=tuple(map(str, self.cluster.files.shared)),
+        )
+
+    def start(self, spec: CapsuleSpec, book: Book, epoch: int) -> Resident:
+        """A fresh start; raises LiveshiftError with nothing left behind."""
+        overlay = self.raise_overlay(book)
+        plan = self.fresh_directory(spec)
+        network.plug_in(overlay, netns_name(spec.name), spec.index, book.where, locked=False)
+        try:
+            stands = room.start(plan, spec.argv, spec.env, spec.cwd)
+        except LiveshiftError:
+            network.unplug(overlay, netns_name(spec.name), spec.index)
+            shutil.rmtree(plan.directory, ignore_errors=True)
+            raise
+        return Resident(spec, epoch, overlay, stands)
+
+    def house_empty(
+        self, spec: CapsuleSpec, book: Book, epoch: int, taken: tuple[int, ...]
+    ) -> Resident:
+        """An empty, locked room for a tree whose tasks have the pids ``taken``."""
+        overlay = self.raise_overlay(book)
+        plan = self.fresh_directory(spec)
+        network.plug_in(overlay, netns_name(spec.name), spec.index, book.where, locked=True)
+        try:
+            stands = room.build_empty(plan, ROOT_PID, _floor_above(taken))
+        except LiveshiftError:
+            network.unplug(overlay, netns_name(spec.name), spec.index)
+            shutil.rmtree(plan.directory, ignore_errors=True)
+            raise
+        return Resident(spec, epoch, overlay, stands)
+
+    def raise_overlay(self, book: Book) -> Overlay:
+        overlay = Overlay(book.vni, book.subnet)
+        own = self.cluster.host(self.host)
+        network.raise_overlay(overlay, own.address, [h.address for h in self.cluster.hosts])
+        return overlay
+
+    def fresh_directory(self, spec: CapsuleSpec) -> RoomPlan:
+        """The capsule's directory, emptied of an earlier stay on this host."""
+        plan = self.plan(spec)
+        shutil.rmtree(plan.directory, ignore_errors=True)
+        plan.directory.mkdir(parents=True)
+        (plan.directory / "spec").write_bytes(msgspec.msgpack.encode(spec))
+        return plan
+
+
+def netns_name(capsule: str) -> str:
+    return "ls-" + capsule.replace("/", ".")
+
+
+def interposer_pages(stands: Room) -> list[Page]:
+    directory = stands.root / room.PAGES.lstrip("/")
+    return list(pages(directory)) if directory.is_dir() else []
+
+
+def watch(resident: Resident, ended: Callable[[], None]) -> None:
+    """Call ``ended`` in this thread's event loop once the room's process 1 is gone."""
+    loop = asyncio.get_running_loop()
+    try:
+        pidfd = os.pidfd_open(resident.room.init)
+    except ProcessLookupError:
+        loop.call_soon(ended)
+        return
+
+    def gone() -> None:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        ended()
+
+    loop.add_reader(pidfd, gone)
+
+
+def _floor_above(taken: tuple[int, ...]) -> int:
+    """A pid floor with room for CRIU's helpers that none of the tree's pids lies above closely."""
+    limit = int(Path("/proc/sys/kernel/pid_max").read_text())
+    floor = max(taken, default=0) + 1000
+    if floor + 1000 < limit:
+        return floor
+    # Near the end of the range: the widest gap between two of the tree's pids.
+    edges = [room.PID_FLOOR // 2, *sorted(taken), limit]
+    start, _ = max(itertools.pairwise(edges), key=lambda gap: gap[1] - gap[0])
+    return start + 1

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where may a capsule go, and where should a new job start? Pure decisions, with their reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..errors import NotFound, Refused
+
+
+@dataclass(frozen=True)
+class HostView:
+    """What a decision needs to know of a host; ``used`` counts slots taken or reserved."""
+
+    name: str
+    spare: str  # floating, dedicated or none
+    slots: int
+    used: int
+    up: bool
+    tainted: bool
+
+    @property
+    def free(self) -> int:
+        return self.slots - self.used
+
+
+def choose_destination(
+    hosts: Iterable[HostView], capsule: str, source: str, to: str
+) -> tuple[HostView, str]:
+    """The host a capsule moves to, and why it was chosen. ``to`` empty leaves the choice to us.
+
+    Dedicated spares first, then the emptiest floating host. Raises NotFound for an unknown host
+    and Refused when none can receive, with each host's own reason.
+    """
+    everyone = list(hosts)
+    if to:
+        named = next((h for h in everyone if h.name == to), None)
+        if named is None:
+            known = ", ".join(h.name for h in everyone)
+            raise NotFound(f'no host "{to}" in this cluster', hint=f"its hosts are: {known}")
+        if why_not := _why_not(named, source):
+            raise Refused(f"{capsule} cannot move to {to}: {to} {why_not}")
+        return named, "as asked"
+    able = [h for h in everyone if not _why_not(h, source)]
+    if not able:
+        reasons = "; ".join(f"{h.name} {_why_not(h, source)}" for h in everyone)
+        raise Refused(
+            f"no spare can take {capsule}: {reasons}",
+            hint="add a host, untaint one, or raise its slots in the cluster file",
+        )
+    best = min(able, key=lambda h: (h.spare != "dedicated", h.used / h.slots, h.name))
+    return best, "a dedicated spare" if best.spare == "dedicated" else "the emptiest free host"
+
+
+def place_job(hosts: Iterable[HostView], count: int) -> list[str]:
+    """A host for each of ``count`` new capsules, spread out, in the order of the cluster file.
+
+    Raises Refused when there are not enough slots outside tainted, lost and dedicated hosts.
+    """
+    able = [h for h in hosts if h.up and not h.tainted and h.spare != "dedicated" and h.free > 0]
+    free = sum(h.free for h in able)
+    if free < count:
+        raise Refused(
+            f"the job asks for {count} hosts, but only {free} slots are free",
+            hint="`liveshift status` shows what takes them; `liveshift uncordon HOST` frees one",
+        )
+    chosen: list[str] = []
+    round_ = 0
+    while len(chosen) < count:
+        chosen += [h.name for h in able if h.free > round_][: count - len(chosen)]
+        round_ += 1
+    return chosen
+
+
+def _why_not(host: HostView, source: str) -> str | None:
+    if host.name == source:
+        return "is where it runs already"
+    if not host.up:
+        return "is not up"
+    if host.tainted:
+        return "is tainted"
+    if host.spare == "none":
+        return "receives nothing (spare = none)"
+    if host.free <= 0:
+        return "has no free slot"
+    return None

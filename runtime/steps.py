@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The states of a migration, and which may follow which. Written once, here.
+
+The happy path reads top to bottom. Before COMMITTED every failure leads through ROLLING_BACK,
+and only the source may run the capsule; from COMMITTED on only the destination may, and a
+restore that fails there passes the ownership back (RETURNING) under a further epoch.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Step(enum.Enum):
+    PREPARING = "preparing"  # survey, preflight, an empty room; the job trains
+    PRECOPYING = "pre-copying"  # what is not being written goes over; the job trains
+    FREEZING = "freezing"  # network locked, dump into the wire; the job stands
+    COMMITTED = "committed"  # the journal names the destination
+    RESTORING = "restoring"  # CRIU brings the tree up at the destination
+    RESUMING = "resuming"  # the tree runs; its first collective is awaited
+    FINISHING = "finishing"  # the frozen copy at the source ends
+    DONE = "done"
+    ROLLING_BACK = "rolling back"  # not committed: the source goes on
+    RETURNING = "returning"  # committed, not restored: ownership goes back to the source
+    FAILED = "failed"  # the capsule runs at its source, as if nothing had happened
+    LOST = "lost"  # neither side could run it; the job has ended
+
+
+ALLOWED: dict[Step, frozenset[Step]] = {
+    Step.PREPARING: frozenset({Step.PRECOPYING, Step.ROLLING_BACK}),
+    Step.PRECOPYING: frozenset({Step.FREEZING, Step.ROLLING_BACK}),
+    Step.FREEZING: frozenset({Step.COMMITTED, Step.ROLLING_BACK}),
+    Step.COMMITTED: frozenset({Step.RESTORING}),
+    Step.RESTORING: frozenset({Step.RESUMING, Step.RETURNING}),
+    Step.RESUMING: frozenset({Step.FINISHING}),
+    Step.FINISHING: frozenset({Step.DONE}),
+    Step.ROLLING_BACK: frozenset({Step.FAILED}),
+    Step.RETURNING: frozenset({Step.FAILED, Step.LOST}),
+    Step.DONE: frozenset(),
+    Step.FAILED: frozenset(),
+    Step.LOST: frozenset(),
+}
+
+ENDS = frozenset(step for step, after in ALLOWED.items() if not after)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""sd_notify over a real socket, and the units that wait for it."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from liveshift.runtime import notify
+
+UNITS = Path(__file__).parents[1] / "launcher" / "systemd"
+
+
+def test_nothing_is_sent_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    assert not notify.ready()
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_ready_and_stopping_arrive(
+    abstract: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.settimeout(2)
+        systemd.bind("\0" + name if abstract else name)
+        monkeypatch.setenv("NOTIFY_SOCKET", "@" + name if abstract else name)
+        assert notify.ready("3 hosts")
+        assert systemd.recv(100) == b"READY=1\nSTATUS=3 hosts"
+        assert notify.stopping()
+        assert systemd.recv(100) == b"STOPPING=1"
+
+
+def test_a_socket_nobody_reads_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "none"))
+    with pytest.raises(FileNotFoundError):
+        notify.ready()
+    monkeypatch.setenv("NOTIFY_SOCKET", "tcp://x")
+    with pytest.raises(OSError, match="expected a path or an abstract name"):
+        notify.ready()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_units_are_accepted_by_systemd() -> None:
+    units = sorted(UNITS.glob("*.service"))
+    assert len(units) == 2
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *units],
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    # Other units of the machine are read along; only what is said of ours counts.
+    said = [line for line in done.stderr.splitlines() if "liveshift" in line]
+    assert said == []
