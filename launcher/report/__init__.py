@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reports: a moved run held against an undisturbed one, as a page, as JSON and as a table."""
+
+from .document import as_json
+from .headline import headline
+from .page import render, write
+from .phases import phase_table
+from .record import (
+    Gap,
+    Migration,
+    Phase,
+    RankRun,
+    Report,
+    Step,
+    Verdict,
+    longest_gap,
+    measured_downtime,
+    median_step,
+)
+from .training_log import read_rank
+
+__all__ = [
+    "Gap",
+    "Migration",
+    "Phase",
+    "RankRun",
+    "Report",
+    "Step",
+    "Verdict",
+    "as_json",
+    "headline",
+    "longest_gap",
+    "measured_downtime",
+    "median_step",
+    "phase_table",
+    "read_rank",
+    "render",
+    "write",
+]

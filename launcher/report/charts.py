@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page's two charts: losses over steps, and step times over the seconds of each run.
+
+Each is an inline SVG that stretches with its box (``preserveAspectRatio="none"``, strokes do not
+scale), with the words around it in HTML, so that text keeps its size at every width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from . import quantities as q
+from .record import Migration, RankRun, Report, difference, gaps_of
+
+Point = tuple[float, float]
+LIMIT = 1600  # points per line: more than a screen can show
+SIZE = 1000  # the drawing is SIZE × SIZE units, stretched to its box
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """One axis: its end values, and where the marks stand."""
+
+    low: float
+    high: float
+    marks: tuple[float, ...] = field(default=())
+
+    def part(self, value: float) -> float:
+        """Where a value lies between the ends, 0 to 1."""
+        return (value - self.low) / (self.high - self.low) if self.high > self.low else 0.5
+
+    def label(self, value: float) -> str:
+        """The mark's text, with just the decimals that its neighbours need."""
+        step = self.marks[1] - self.marks[0] if len(self.marks) > 1 else abs(value) or 1.0
+        digits = max(0, -math.floor(math.log10(step) + 1e-9))
+        return f"{value:.{digits}f}"
+
+
+def axis(low: float, high: float, count: int) -> Range:
+    """An axis over [low, high] with about ``count`` marks at 1, 2 or 5 times a power of ten."""
+    if not high > low:
+        low, high = low - 0.5, high + 0.5
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return Range(low, high, tuple(round(n * step, 12) for n in range(first, last + 1)))
+
+
+def loss_chart(report: Report, rank: int) -> str:
+    """One rank's loss in both runs, and below it the largest difference over all ranks."""
+    reference, moved = run_of(report.reference, rank), run_of(report.moved, rank)
+    lines = [
+        [(float(s.step), s.loss) for s in run.steps if math.isfinite(s.loss)]
+        for run in (reference, moved)
+    ]
+    points = [p for line in lines for p in line]
+    if not points:
+        return empty("No step was recorded.")
+    x = axis(min(p[0] for p in points), max(p[0] for p in points), 8)
+    losses = [p[1] for p in points]
+    spread = (max(losses) - min(losses)) or 1.0
+    y = axis(min(losses) - spread * 0.05, max(losses) + spread * 0.05, 5)
+    marks = [(move_label(m), gap.step) for m in report.migrations if (gap := report.gap_of(m))]
+    drawing = grid(y)
+    drawing += "".join(upright(x.part(step)) for _, step in marks)
+    drawing += curve("reference", lines[0], x, y) + curve("moved", lines[1], x, y)
+    words = f"Loss of rank {rank} over steps, reference and moved run laid over each other"
+    labels = "".join(
+        flag(line, text, x.part(step), x.part(step)) for line, (text, step) in enumerate(marks)
+    )
+    upper = plot(drawing, words, y, "", labels, "tall")
+    return upper + difference_strip(report, x, [step for _, step in marks])
+
+
+def difference_strip(report: Report, x: Range, marks: Sequence[float]) -> str:
+    """The largest |moved - reference| over all ranks, at each step: a flat line when equal."""
+    left = {(r.rank, s.step): s.loss for r in report.reference for s in r.steps}
+    right = {(r.rank, s.step): s.loss for r in report.moved for s in r.steps}
+    worst: dict[int, float] = {}
+    for key in left.keys() | right.keys():
+        a, b = left.get(key), right.get(key)
+        same = a is not None and b is not None and a.hex() == b.hex()
+        worst[key[1]] = max(worst.get(key[1], 0.0), 0.0 if same else difference(a, b))
+    finite = [v for v in worst.values() if math.isfinite(v)]
+    top = max(finite, default=0.0)
+    # A step that one run lacks is drawn above the highest true difference.
+    ceiling = 1.25 * top or 1.0
+    line = [(float(n), min(v, ceiling)) for n, v in sorted(worst.items())]
+    y = Range(-0.5 * ceiling, ceiling, (0.0, top) if top else (0.0,))
+    kind = "zero" if not any(worst.values()) else "apart"
+    drawing = "".join(upright(x.part(step)) for step in marks) + curve(kind, line, x, y)
+    largest = max(worst.values(), default=0.0)
+    text = "0" if largest == 0 else "no limit: a step is missing" if largest == math.inf else None
+    note = f'<p class="note">max |difference|, all ranks = <b>{text or f"{largest:.3g}"}</b></p>'
+    names = "".join(f'<span style="bottom:{100 * y.part(v):.1f}%">{v:.2g}</span>' for v in y.marks)
+    return note + plot(drawing, "Largest difference of losses over steps", y, "step", "", "strip",
+                       x, names)  # fmt: skip
+
+
+def pace_chart(report: Report, rank: int) -> str:
+    """Each step as a block, as wide as it lasted and as high: the gap stands out both ways."""
+    reference, moved = run_of(report.reference, rank), run_of(report.moved, rank)
+    if len(moved.steps) < 2:
+        return empty("Fewer than two steps were recorded.")
+    begin = moved.steps[0].time
+    blocks = [skyline(run, run.steps[0].time if run.steps else 0.0) for run in (reference, moved)]
+    points = [p for line in blocks for p in line]
+    x = axis(0, max(p[0] for p in points), 8)
+    y = axis(0, 1.12 * max(p[1] for p in points), 4)
+    drawing, labels = grid(y), ""
+    for line, migration in enumerate(report.migrations):
+        start = min(max(migration.started_at - begin, 0.0), x.high)
+        end = min(start + migration.total_s, x.high)
+        drawing += band("moving", x.part(start), x.part(end))
+        if gap := report.gap_of(migration):
+            text = f"{move_label(migration)}: {q.seconds(gap.seconds)}"
+            text += " between two steps" if len(report.migrations) == 1 else ""
+            beside = min(start, gap.start - begin), max(end, gap.end - begin)
+            labels += flag(line, text, x.part(beside[0]), x.part(beside[1]))
+    drawing += curve("reference", blocks[0], x, y) + curve("moved filled", blocks[1], x, y, True)
+    words = f"Milliseconds per step of rank {rank} over the seconds of each run"
+    return plot(drawing, words, y, "seconds since the first step", labels, "steps", x)
+
+
+def move_label(migration: Migration) -> str:
+    return f"{migration.source} → {migration.destination}"
+
+
+def run_of(runs: Sequence[RankRun], rank: int) -> RankRun:
+    return next((run for run in runs if run.rank == rank), RankRun(rank, (), ""))
+
+
+def skyline(run: RankRun, begin: float) -> list[Point]:
+    """The outline of blocks (milliseconds over seconds), one per step."""
+    gaps = gaps_of(run)
+    stride = max(1, math.ceil(4 * len(gaps) / LIMIT))
+    line: list[Point] = []
+    for i in range(0, len(gaps), stride):
+        # Steps that share a block show their longest: the gap must not be averaged away.
+        some = gaps[i : i + stride]
+        height = 1000 * max(g.seconds for g in some)
+        line += [(some[0].start - begin, height), (some[-1].end - begin, height)]
+    return line
+
+
+def curve(kind: str, line: Sequence[Point], x: Range, y: Range, floor: bool = False) -> str:
+    """A line, thinned to what can be seen; with ``floor`` its ends go down to zero."""
+    points = list(line)
+    if len(points) > LIMIT:
+        stride = math.ceil(len(points) / LIMIT)
+        points = [*points[::stride], points[-1]]
+    if not points:
+        return ""
+    if floor:
+        points = [(points[0][0], y.low), *points, (points[-1][0], y.low)]
+    places = " ".join(f"{SIZE * x.part(a):.1f},{SIZE * (1 - y.part(b)):.1f}" for a, b in points)
+    return f'<polyline class="{kind}" points="{places}"/>'
+
+
+def grid(y: Range) -> str:
+    heights = (SIZE * (1 - y.part(v)) for v in y.marks)
+    return "".join(f'<path class="grid" d="M0 {h:.1f}H{SIZE}"/>' for h in heights)
+
+
+def upright(part: float) -> str:
+    return f'<path class="move" d="M{SIZE * part:.1f} 0V{SIZE}"/>'
+
+
+def band(kind: str, left: float, right: float) -> str:
+    width = SIZE * (right - left)
+    return f'<rect class="{kind}" x="{SIZE * left:.1f}" y="0" width="{width:.1f}" height="{SIZE}"/>'
+
+
+def flag(line: int, text: str, left: float, right: float) -> str:
+    """A label beside [left, right] of a chart, where there is more room; ``line`` 0 is on top."""
+    before = left > 1 - right
+    place = f"right:{100 * (1 - left):.2f}%" if before else f"left:{100 * right:.2f}%"
+    kind = "flag before" if before else "flag"
+    return f'<span class="{kind}" style="{place};top:{18 * line - 2}px">{escape(text)}</span>'
+
+
+def plot(
+    drawing: str,
+    words: str,
+    y: Range,
+    under: str,
+    labels: str = "",
+    kind: str = "",
+    x: Range | None = None,
+    heights: str = "",
+) -> str:
+    """A drawing with its axes' words; without ``x`` the chart below it carries the marks."""
+    names = heights or "".join(
+        f'<span style="bottom:{100 * y.part(v):.2f}%">{y.label(v)}</span>' for v in y.marks
+    )
+    feet = "".join(
+        f'<span style="left:{100 * x.part(v):.2f}%">{x.label(v)}</span>' for v in x.marks
+    ) if x else ""  # fmt: skip
+    return (
+        f'<div class="plot {kind}"><div class="y">{names}</div><div class="area">'
+        f'<svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(words)}">{drawing}</svg>{labels}</div>'
+        + (f'<div class="x">{feet}</div><p class="under">{under}</p>' if x else "")
+        + "</div>"
+    )
+
+
+def empty(words: str) -> str:
+    return f'<p class="note">{escape(words)}</p>'

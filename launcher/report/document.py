@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report as JSON, for scripts: all that the page shows, in full precision."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from .headline import headline
+from .record import RankRun, Report
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """Everything the page shows, with the principal migration's numbers at the top level."""
+    move = report.principal
+    return {
+        "title": report.title,
+        "headline": headline(report),
+        "outcome": report.outcome,
+        "command": report.command,
+        "bit_identical": report.bit_identical,
+        "steps": report.steps,
+        "ranks": len(report.verdicts),
+        "capsule": move.capsule if move else None,
+        "source": move.source if move else None,
+        "destination": move.destination if move else None,
+        "downtime_s": move.downtime_s if move else 0.0,
+        "frozen_s": move.frozen_s if move else 0.0,
+        "unaccounted_s": move.unaccounted_s if move else 0.0,
+        "image_bytes": move.image_bytes if move else 0,
+        "link_rate": move.link_rate if move else None,
+        "phases": [asdict(p) for p in move.phases] if move else [],
+        "median_step_s": report.median_step_s,
+        "migrations": [
+            asdict(m) | {"frozen_s": m.frozen_s, "total_s": m.total_s} for m in report.migrations
+        ],
+        "verdicts": [
+            asdict(v) | {"identical": v.identical, "max_difference": finite(v.max_difference)}
+            for v in report.verdicts
+        ],
+        "reference": [run_as_json(run) for run in report.reference],
+        "moved": [run_as_json(run) for run in report.moved],
+        "environment": dict(report.environment),
+        "reproduce": list(report.reproduce),
+    }
+
+
+def run_as_json(run: RankRun) -> dict[str, Any]:
+    steps = [
+        {"step": s.step, "loss": finite(s.loss), "loss_hex": s.loss.hex(), "time": s.time,
+         "host": s.host}
+        for s in run.steps
+    ]  # fmt: skip
+    return {"rank": run.rank, "sha256": run.sha256, "hosts": list(run.hosts), "steps": steps}
+
+
+def finite(value: float) -> float | None:
+    """JSON knows neither NaN nor infinity: they become null."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report as one HTML file that needs nothing else; and both files written.
+
+Whatever came from outside (names, reasons, commands) passes through :func:`text` on its way into
+the page.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from html import escape
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+from . import charts
+from . import quantities as q
+from .document import as_json
+from .headline import headline
+from .record import Migration, Report, Verdict
+from .timeline import timeline
+
+
+def render(report: Report) -> str:
+    """The page: no script, no font, no picture from elsewhere."""
+    folder = resources.files(__package__)
+    move = report.principal
+    rank = move.ranks[0] if move and move.ranks else min((r.rank for r in report.moved), default=0)
+    event, _, result = headline(report).partition(": ")
+    return Template((folder / "page.html").read_text("utf-8")).substitute(
+        style=(folder / "page.css").read_text("utf-8"),
+        title=text(report.title),
+        headline=f"{text(event)} <small>{text(result[:1].upper() + result[1:])}</small>",
+        outcome=text(report.outcome),
+        tiles=tiles(report),
+        losses=charts.loss_chart(report, rank),
+        pace=charts.pace_chart(report, rank),
+        rank=rank,
+        migrations="".join(migration_section(report, m) for m in report.migrations),
+        ranks=rank_table(report),
+        command=text(report.command),
+        reproduce=text("\n".join(report.reproduce)),
+        environment=pairs(report.environment.items()),
+    )
+
+
+def write(report: Report, directory: Path) -> None:
+    """Write ``report.html`` and ``report.json``; a reader never sees half a file."""
+    directory.mkdir(parents=True, exist_ok=True)
+    document = json.dumps(as_json(report), indent=1, allow_nan=False) + "\n"
+    for name, content in (("report.html", render(report)), ("report.json", document)):
+        staged = directory / f".{name}.new"
+        staged.write_text(content, "utf-8")
+        os.replace(staged, directory / name)
+
+
+def tiles(report: Report) -> str:
+    """The verdict at a glance."""
+    verdicts, move = report.verdicts, report.principal
+    equal, total = sum(v.equal for v in verdicts), sum(v.steps for v in verdicts)
+    hashes = sum(v.sha256_equal for v in verdicts)
+    found = f"{equal}/{total} losses, {hashes}/{len(verdicts)} digests"
+    good = report.bit_identical
+    made = [tile("Bit-identical", "Yes" if good else "No", found, "good" if good else "bad")]
+    if move:
+        stood = f"frozen {q.seconds(move.frozen_s)}, step {q.seconds(report.median_step_s)}"
+        over = f"{q.rate(move.link_rate)} over the link" if move.link_rate else "process image"
+        asked = "from the first phase to the last"
+        made += [
+            tile("Downtime", q.seconds(move.downtime_s), stood),
+            tile("Image", q.size(move.image_bytes), over),
+            tile("Whole move", q.seconds(move.total_s), asked),
+        ]
+    return "".join(made)
+
+
+def tile(name: str, value: str, below: str, kind: str = "") -> str:
+    return (
+        f'<div class="tile {kind}"><p>{text(name)}</p>'
+        f'<p class="value">{text(value)}</p><p>{text(below)}</p></div>'
+    )
+
+
+def migration_section(report: Report, move: Migration) -> str:
+    """One migration: its facts in a line, its phases as bars, then as a table."""
+    kind = "The move" if move.committed else "Not moved"
+    facts = " · ".join(
+        text(fact)
+        for fact in (
+            f"{move.capsule}, epoch {move.epoch}",
+            f"reason: {move.reason}",
+            f"asked for at {q.instant(move.requested_at)}",
+            f"begun {q.seconds(max(0.0, move.started_at - move.requested_at))} later",
+        )
+    )
+    legend = (
+        '<p class="legend"><span><i class="key still"></i>the job stands still</span><span>'
+        '<i class="key runs"></i>the job trains on</span><span><i class="key gap"></i>'
+        "the longest gap between two steps</span></p>"
+    )
+    name = text(f"{kind}: {move.source} → {move.destination}")
+    return (
+        f'<section><h2>{name}</h2><p class="facts">{facts}</p>{legend}'
+        f"{timeline(report, move)}{phase_rows(move)}</section>"
+    )
+
+
+def phase_rows(move: Migration) -> str:
+    total = move.total_s
+    rows = [
+        row(
+            "",
+            phase_cell(p.name, p.frozen, p.detail),
+            number(q.seconds(p.seconds)),
+            number(q.share(p.seconds, total)),
+            number(q.size(p.bytes)),
+        )
+        for p in move.phases
+    ]
+    rows.append(
+        row(
+            "rest",
+            phase_cell("unaccounted", False, "time that no phase covers"),
+            number(q.seconds(move.unaccounted_s)),
+            number(q.share(move.unaccounted_s, total)),
+            number(""),
+        )
+    )
+    size = number(q.size(move.image_bytes))
+    rows.append(row("sum", "<td>total</td>", number(q.seconds(total)), number("100 %"), size))
+    head = '<th>phase</th><th class="num">time</th><th class="num">share</th>'
+    head += '<th class="num">bytes</th>'
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def phase_cell(name: str, frozen: bool, detail: str) -> str:
+    named = f'<span class="{"still" if frozen else "runs"}">{text(name)}</span>'
+    small = f"<small>{text(detail)}</small>" if detail else ""
+    return f'<td><div class="phase">{named}{small}</div></td>'
+
+
+def rank_table(report: Report) -> str:
+    """Per rank: where it ran, what was compared, both digests, the verdict."""
+    names = ("rank", "ran on", "steps", "equal losses", "SHA-256", "identical")
+    rows = "".join(rank_row(report, verdict, names) for verdict in report.verdicts)
+    head = "".join(f"<th>{name}</th>" for name in names)
+    return f'<table class="ranks"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+
+
+def rank_row(report: Report, verdict: Verdict, names: tuple[str, ...]) -> str:
+    reference = charts.run_of(report.reference, verdict.rank)
+    moved = charts.run_of(report.moved, verdict.rank)
+    digests = "".join(
+        f'<span class="hash"><em>{name}</em>{text(run.sha256 or "none")}</span>'
+        for name, run in (("reference", reference), ("moved", moved))
+    )
+    good = verdict.identical
+    where = text(" → ".join(moved.hosts) or "unknown")
+    answer = f'<b class="{"good" if good else "bad"}">{"yes" if good else "no"}</b>'
+    cells = (str(verdict.rank), where, str(verdict.steps), str(verdict.equal),
+             f"<span>{digests}</span>", answer)  # fmt: skip
+    made = (f'<td data-name="{n}">{cell}</td>' for n, cell in zip(names, cells, strict=True))
+    return f"<tr>{''.join(made)}</tr>"
+
+
+def row(kind: str, *cells: str) -> str:
+    return f'<tr class="{kind}">{"".join(cells)}</tr>' if kind else f"<tr>{''.join(cells)}</tr>"
+
+
+def number(value: str) -> str:
+    return f'<td class="num">{text(value)}</td>'
+
+
+def pairs(items: Iterable[tuple[str, str]]) -> str:
+    return "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in items)
+
+
+def text(value: str) -> str:
+    """Escape for the page, in attributes too."""
+    return escape(value, quote=True)

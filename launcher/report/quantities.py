@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers as people read them: three figures and a decimal unit."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+
+def seconds(value: float) -> str:
+    """A duration: ``0.412 s``, ``1.23 s``, ``12.3 s``, ``214 s``."""
+    if abs(value) < 0.0005:
+        return "0 s" if value == 0 else "< 1 ms"
+    if abs(value) < 0.9995:
+        return f"{value:.3f} s"
+    return f"{figures(value)} s"
+
+
+def size(value: float | None) -> str:
+    """A number of bytes in decimal units: ``246 MB``; an en dash when there is none."""
+    if value is None:
+        return "–"
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 999.5:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{figures(value)} {unit}"
+        value /= 1000
+    return f"{figures(value)} TB"
+
+
+def rate(value: float | None) -> str:
+    """Bytes per second: ``812 MB/s``; an en dash when it is not known."""
+    return "–" if value is None else f"{size(value)}/s"
+
+
+def share(part: float, whole: float) -> str:
+    """A part of a whole in per cent; a small one keeps a decimal."""
+    if whole <= 0:
+        return "–"
+    percent = 100 * part / whole
+    return f"{percent:.1f} %" if 0 < percent < 9.95 else f"{percent:.0f} %"
+
+
+def instant(epoch_seconds: float) -> str:
+    """A time of day to the tenth of a second, in UTC, with its date."""
+    moment = datetime.fromtimestamp(round(epoch_seconds, 1), UTC)
+    return f"{moment:%Y-%m-%d %H:%M:%S}.{moment.microsecond // 100_000} UTC"
+
+
+def figures(value: float) -> str:
+    """Three significant figures, never in exponent form."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    value = float(f"{value:.3g}")  # rounds first: 0.9996 has its digits counted as 1.00
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{digits}f}"
+
+
+def words(items: tuple[str, ...]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
