@@ -9,7 +9,7 @@
 # Only what was found missing is touched. $PYTHON and $VENV may be set by the caller.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-VENV=${VENV:-.venv}
+VENV=$(realpath -m "${VENV:-.venv}")
 
 say() { printf '\033[1m%s\033[0m\n' "$*" >&2; }
 [ -t 2 ] || say() { printf '%s\n' "$*" >&2; }
@@ -85,7 +85,7 @@ venv() {
     "$python" -m venv "$VENV"
     if [ "$(id -u)" = 0 ] && ! setpriv --reuid 65534 --regid 65534 --clear-groups \
         "$VENV/bin/python" -c '' 2>/dev/null; then
-        say "note: other users can't run $PWD/$VENV/bin/python; jobs of unprivileged users need that"
+        say "note: other users can't run $VENV/bin/python; jobs of unprivileged users need that"
     fi
 }
 
@@ -100,9 +100,11 @@ requirements() {
     say "installing requirements.lock (torch $torch and $(grep -c == requirements.lock) packages in all)"
     # A plain torch==X would also take a build with CUDA, which drags gigabytes along. The machine's
     # own pip configuration says where to look.
-    if ! pip_install --constraint requirements.lock "torch==$torch+cpu" 2>/dev/null; then
-        case $(uname -m) in
-            x86_64) say "pip finds no CPU build of torch; the default one brings CUDA along," \
+    local said
+    if ! said=$(pip_install --constraint requirements.lock "torch==$torch+cpu" 2>&1); then
+        case "$(uname -m) $said" in
+            *"from versions: none"*) ;; # no index answers; pip says so below
+            x86_64*) say "pip finds no CPU build of torch; the default one brings CUDA along," \
                 "gigabytes. (Stop and set PIP_EXTRA_INDEX_URL to an index of CPU builds to avoid it.)" ;;
         esac
     fi
@@ -111,7 +113,7 @@ requirements() {
 
 package() {
     say "building and installing liveshift"
-    PATH="$PWD/$VENV/bin:$PATH" pip_install --no-deps --no-build-isolation --force-reinstall \
+    PATH="$VENV/bin:$PATH" pip_install --no-deps --no-build-isolation --force-reinstall \
         --config-settings build-dir=build/meson .
 }
 

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make help` lists the targets. Each stamp below .venv says that a step of scripts/setup.sh was
+# done after the files that it depends on were last changed; without changes setup does nothing.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+FOLDERS := criu_glue cuda_snapshot interposer launcher runtime
+SOURCES := __init__.py errors.py py.typed meson.build pyproject.toml \
+	$(shell find $(FOLDERS) -type f -not -name '*.pyc')
+C_FILES = $(shell find $(FOLDERS) tests integration -name '*.[ch]')
+export VENV PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast test-lab lint format sources clean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 12
+
+setup: $(STAMPS)/package $(STAMPS)/criu ## Make .venv with everything in it, and find or fetch CRIU
+	@:
+
+demo: setup ## Train on three virtual hosts while one of them is emptied; report in build/demo/
+	@$(BIN)/python -m liveshift.launcher.demo
+
+test: setup ## Run all tests: tests/ and, in the lab, integration/ (root)
+	@$(BIN)/python -m pytest tests integration $(ARGS)
+
+test-fast: $(STAMPS)/package ## Run tests/ only, without those that need the lab
+	@$(BIN)/python -m pytest tests -m 'not lab' $(ARGS)
+
+test-lab: setup ## Run integration/ only: whole-system scenarios in the lab (root)
+	@$(BIN)/python -m pytest integration $(ARGS)
+
+lint: $(STAMPS)/package ## Check style, formatting and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/clang-format --dry-run -Werror $(C_FILES)
+	@$(BIN)/mypy -p liveshift
+
+format: $(STAMPS)/requirements ## Format all sources
+	@$(BIN)/ruff check --fix --select I .
+	@$(BIN)/ruff format .
+	@$(BIN)/clang-format -i $(C_FILES)
+
+sources: ## Rewrite the list of installed files in meson.build
+	@scripts/sources.py
+
+clean: ## Remove what was built (.venv stays)
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis $(STAMPS)/package
+	@find . -path ./$(VENV) -prune -o -name __pycache__ -prune -exec rm -rf {} +
+
+$(STAMPS)/system: scripts/setup.sh
+	@scripts/setup.sh system
+	@mkdir -p $(@D) && touch $@
+
+$(STAMPS)/venv: | $(STAMPS)/system
+	@scripts/setup.sh venv
+	@mkdir -p $(@D) && touch $@
+
+$(STAMPS)/requirements: requirements.lock $(STAMPS)/venv
+	@scripts/setup.sh requirements
+	@touch $@
+
+$(STAMPS)/package: $(SOURCES) $(STAMPS)/requirements
+	@scripts/setup.sh package
+	@touch $@
+
+$(STAMPS)/criu: criu_glue/fetch.py criu_glue/apt.py | $(STAMPS)/package
+	@scripts/setup.sh criu
+	@touch $@

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA driver library, opened when asked for: its version and its checkpoint functions.
+
+The functions and types are those of CUDA 13.0's cuda.h. No cffi object leaves this module.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+import cffi
+
+from ..errors import LiveshiftError
+
+LIBRARY = "libcuda.so.1"
+
+_CDEF = """
+typedef int CUresult;
+CUresult cuDriverGetVersion(int *driverVersion);
+"""
+
+CHECKPOINT_FUNCTIONS = (
+    "cuCheckpointProcessGetRestoreThreadId",
+    "cuCheckpointProcessGetState",
+    "cuCheckpointProcessLock",
+    "cuCheckpointProcessCheckpoint",
+    "cuCheckpointProcessRestore",
+    "cuCheckpointProcessUnlock",
+)
+"""Exported from driver 570 (CUDA 12.8) on."""
+
+NEEDED = (13, 0)
+"""Driver 580: the first that can restore onto another GPU than the one of the dump."""
+
+
+class CUresult(enum.IntEnum):
+    """The results that the checkpoint functions and the questions here can give (cuda.h)."""
+
+    SUCCESS = 0
+    INVALID_VALUE = 1
+    OUT_OF_MEMORY = 2
+    NOT_INITIALIZED = 3
+    DEINITIALIZED = 4
+    STUB_LIBRARY = 34
+    NO_DEVICE = 100
+    OPERATING_SYSTEM = 304
+    ILLEGAL_STATE = 401
+    NOT_READY = 600
+    NOT_PERMITTED = 800
+    NOT_SUPPORTED = 801
+    SYSTEM_DRIVER_MISMATCH = 803
+    UNKNOWN = 999
+
+
+class CudaError(LiveshiftError):
+    """A call of the CUDA driver failed; ``result`` is its number, known to CUresult or not."""
+
+    def __init__(self, what: str, result: int) -> None:
+        name = CUresult(result).name if result in CUresult.__members__.values() else "?"
+        super().__init__(f"{what} failed: CUDA_ERROR_{name} ({result})")
+        self.result = result
+
+
+@dataclass(frozen=True)
+class Driver:
+    """What the host's CUDA driver offers. ``why_none`` is set exactly when there is none."""
+
+    cuda: tuple[int, int] | None
+    """The newest CUDA that it supports, such as (13, 0)."""
+    missing: tuple[str, ...]
+    """Those of CHECKPOINT_FUNCTIONS that it does not export."""
+    why_none: str | None
+
+    @property
+    def can_checkpoint(self) -> bool:
+        """There is a driver, and it exports the checkpoint functions."""
+        return self.cuda is not None and not self.missing
+
+
+def survey(library: str = LIBRARY) -> Driver:
+    """Open the driver library and look; needs no GPU and initialises none. Raises nothing."""
+    ffi = cffi.FFI()
+    ffi.cdef(_CDEF + "".join(f"CUresult {name}();\n" for name in CHECKPOINT_FUNCTIONS))
+    try:
+        opened = ffi.dlopen(library)
+    except OSError as error:
+        reason = str(error).partition(".  Additionally")[0]  # ctypes.util's guesses, no news
+        return Driver(None, (), f"no CUDA driver: {reason}")
+    try:
+        number = _version(ffi, opened)
+    except (AttributeError, CudaError) as error:
+        return Driver(None, (), f"{library} can't be used: {error}")
+    missing = tuple(name for name in CHECKPOINT_FUNCTIONS if not hasattr(opened, name))
+    return Driver((number // 1000, number % 1000 // 10), missing, None)
+
+
+def _version(ffi: Any, opened: Any) -> int:
+    number = ffi.new("int *")
+    check(opened.cuDriverGetVersion(number), "cuDriverGetVersion")
+    return int(number[0])
+
+
+def check(result: int, what: str) -> None:
+    """Raise CudaError naming the call unless ``result`` is success."""
+    if result != CUresult.SUCCESS:
+        raise CudaError(what, result)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One row of the doctor's table."""
+
+from __future__ import annotations
+
+import enum
+import subprocess
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+DEADLINE_S = 20.0
+"""For one command of a check; each takes milliseconds on a healthy host."""
+
+
+class Verdict(enum.StrEnum):
+    """What a finding means for the main job: a CPU training job that moves."""
+
+    OK = "ok"
+    WARN = "warn"  # it runs, but something is slower, missing for later, or missing for tests
+    FAIL = "fail"  # it can't run here
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at, what was found, what would be needed, and what to do about it."""
+
+    check: str
+    found: str
+    needed: str
+    verdict: Verdict
+    advice: str = ""
+
+
+Check = Callable[[], Iterable[Finding]]
+
+
+def attempt(*command: str, script: str | None = None) -> str | None:
+    """Run a command, ``script`` on its stdin; None when it worked, else its complaint in a line."""
+    try:
+        done = subprocess.run(
+            command,
+            input=script or "",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=DEADLINE_S,
+        )
+    except FileNotFoundError:
+        return f"the program {command[0]} is missing"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode == 0:
+        return None
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    return lines[0] if lines else f"{command[0]} ended with {done.returncode}"

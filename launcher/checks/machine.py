@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Privileges, memory and settings of the machine, and its GPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from ...criu_glue.tool import capabilities
+from ...cuda_snapshot import devices, driver
+from .finding import Finding, Verdict
+
+# linux/capability.h
+NEEDED_CAPABILITIES = {
+    "CHOWN": 0, "DAC_OVERRIDE": 1, "KILL": 5, "SETGID": 6, "SETUID": 7, "NET_ADMIN": 12,
+    "NET_RAW": 13, "SYS_CHROOT": 18, "SYS_PTRACE": 19, "SYS_ADMIN": 21,
+}  # fmt: skip
+SYS_RESOURCE = 24
+
+MIB = 1 << 20
+GIB = 1 << 30
+ENOUGH_MEMORY = 2 * GIB
+"""Two small ranks, an image of one of them, and a second copy while it is restored."""
+
+
+def privileges() -> Iterator[Finding]:
+    """Root, with the capabilities that namespaces and CRIU need."""
+    held = capabilities()
+    missing = [name for name, bit in NEEDED_CAPABILITIES.items() if not held >> bit & 1]
+    if os.geteuid() != 0:
+        found = f"user {os.geteuid()}"
+    elif missing:
+        found = f"root without {', '.join(f'CAP_{name}' for name in missing)}"
+    else:
+        found = "root"
+    good = found == "root"
+    yield Finding(
+        "privileges",
+        found,
+        "root with CAP_SYS_ADMIN, CAP_NET_ADMIN, CAP_SYS_PTRACE …",
+        Verdict.OK if good else Verdict.FAIL,
+        "" if good else "run as root (sudo liveshift doctor), outside of restricted containers",
+    )
+    there = bool(held >> SYS_RESOURCE & 1)
+    yield Finding(
+        "CAP_SYS_RESOURCE",
+        "held" if there else "not held",
+        "optional: larger pipes, faster dumps",
+        Verdict.OK if there else Verdict.WARN,
+        "" if there else "grant it to the agent, or set fs.pipe-max-size as below",
+    )
+
+
+def pipes() -> Iterator[Finding]:
+    """The largest pipe that a process without CAP_SYS_RESOURCE may ask for."""
+    size = int(Path("/proc/sys/fs/pipe-max-size").read_text())
+    enough = size >= MIB
+    advice = "sysctl fs.pipe-max-size=4194304"
+    yield Finding(
+        "pipe-max-size",
+        f"{size / MIB:g} MiB",
+        "1 MiB; 4 MiB is faster",
+        Verdict.OK if enough else Verdict.WARN,
+        advice if size < 4 * MIB else "",
+    )
+
+
+def run_directory() -> Iterator[Finding]:
+    """CRIU keeps what it learnt about the kernel in /run, but only if that is a tmpfs."""
+    mounts = {p.mountpoint: p.fstype for p in psutil.disk_partitions(all=True)}
+    kind = mounts.get("/run", f"part of / ({mounts.get('/', 'unknown')})")
+    good = kind == "tmpfs"
+    yield Finding(
+        "/run",
+        kind,
+        "optional: a tmpfs",
+        Verdict.OK if good else Verdict.WARN,
+        "" if good else "mount a tmpfs on /run: each dump and restore is 35 ms faster",
+    )
+
+
+def memory() -> Iterator[Finding]:
+    """Images lie in memory, never on a disk."""
+    there = psutil.virtual_memory()
+    good = there.available >= ENOUGH_MEMORY
+    yield Finding(
+        "memory",
+        f"{there.available / GIB:.1f} of {there.total / GIB:.1f} GiB available",
+        f"{ENOUGH_MEMORY / GIB:g} GiB available for small jobs",
+        Verdict.OK if good else Verdict.WARN,
+        "" if good else "a rank needs twice its size at the destination while it moves",
+    )
+
+
+def gpus() -> Iterator[Finding]:
+    """The GPU driver, its GPUs and whether it can checkpoint."""
+    inventory, cuda = devices.inventory(), driver.survey()
+    needed = f"for GPU jobs only: CUDA {driver.NEEDED[0]}.{driver.NEEDED[1]} (driver 580) or newer"
+    if inventory.driver is None and cuda.cuda is None:
+        absent = (inventory.why_none or "").startswith("no NVIDIA driver")
+        yield Finding(
+            "GPU driver",
+            "none" if absent else str(inventory.why_none),
+            needed,
+            Verdict.OK if absent else Verdict.WARN,
+            "not needed for CPU jobs" if absent else "look at the driver's messages (dmesg)",
+        )
+        return
+    found = f"driver {inventory.driver or 'unknown'}; "
+    found += f"CUDA {cuda.cuda[0]}.{cuda.cuda[1]}; " if cuda.cuda else f"{cuda.why_none}; "
+    names = [gpu.name for gpu in inventory.devices]
+    counts = {name: names.count(name) for name in dict.fromkeys(names)}
+    found += ", ".join(f"{n} × {name}" for name, n in counts.items()) or str(inventory.why_none)
+    advice = []
+    if cuda.missing:
+        advice.append(f"this driver can't checkpoint (no {cuda.missing[0]}): install a newer one")
+    elif cuda.cuda is None or cuda.cuda < driver.NEEDED:
+        advice.append("install a newer driver")
+    if any(gpu.mig for gpu in inventory.devices):
+        advice.append("switch MIG off: it can't be checkpointed")
+    if any(gpu.persistence is False for gpu in inventory.devices):
+        advice.append("nvidia-smi -pm 1: restores start faster")
+    if not inventory.devices:
+        advice.append(str(inventory.why_none))
+    yield Finding(
+        "GPU driver", found, needed, Verdict.WARN if advice else Verdict.OK, "; ".join(advice)
+    )

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The network that capsules need, made for real in a throw-away network namespace."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .finding import Finding, Verdict, attempt
+
+PREFIX = "lsdoc-"
+
+LOCK_AND_MASQUERADE = """
+table inet lsdoc {
+    chain in { type filter hook input priority -300; iifname "eth0" drop; }
+    chain out { type nat hook postrouting priority 100; oifname "eth0" masquerade; }
+}
+"""
+"""What the agent loads: the lock of a capsule's network, and the way out to the world."""
+
+LOSS = """
+table inet lsdoc_lab {
+    chain in { type filter hook input priority 0; numgen random mod 100 < 1 drop; }
+}
+"""
+
+
+def links() -> Iterator[Finding]:
+    """veth, bridge, VXLAN, nftables; then what only the lab's bad links need."""
+    with _namespace() as (name, trouble):
+        if trouble is not None:
+            yield Finding(
+                "network namespace",
+                trouble,
+                "ip netns",
+                Verdict.FAIL,
+                "run as root; install iproute2",
+            )
+            return
+        ip = ("ip", "-n", name, "link", "add")
+        in_it = ("ip", "netns", "exec", name)
+        yield _tried("veth", attempt(*ip, "eth0", "type", "veth", "peer", "name", "peer"), "veth")
+        yield _tried("bridge", attempt(*ip, "ov", "type", "bridge"), "bridge")
+        yield _tried(
+            "VXLAN",
+            attempt(
+                *ip, "vx0", "type", "vxlan", "id", "77", "dstport", "4789", "nolearning",
+                "local", "127.0.0.1",
+            ),
+            "vxlan",
+        )  # fmt: skip
+        rules = attempt(*in_it, "nft", "-f", "-", script=LOCK_AND_MASQUERADE)
+        yield Finding(
+            "nftables",
+            rules or "loaded a drop rule and masquerading",
+            "drop rules, masquerading",
+            Verdict.FAIL if rules else Verdict.OK,
+            "install nftables; the kernel needs CONFIG_NF_TABLES_INET, CONFIG_NFT_MASQ"
+            if rules
+            else "",
+        )
+        yield _bad_links(name, in_it)
+
+
+def _bad_links(name: str, in_it: tuple[str, ...]) -> Finding:
+    queue = ("tbf", "rate", "100mbit", "burst", "32k", "latency", "50ms")
+    reasons = {
+        "tbf": attempt("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", *queue),
+        "nft numgen": attempt(*in_it, "nft", "-f", "-", script=LOSS),
+    }
+    refused = [f"{what}: {reason}" for what, reason in reasons.items() if reason is not None]
+    return Finding(
+        "lab's bad links",
+        "; ".join(refused) or "tbf, nft numgen",
+        "optional: slow and lossy links in the lab",
+        Verdict.WARN if refused else Verdict.OK,
+        "tests of slow and lossy links will not run here" if refused else "",
+    )
+
+
+def _tried(check: str, trouble: str | None, module: str) -> Finding:
+    return Finding(
+        check,
+        trouble or "made one",
+        f"{module} links",
+        Verdict.FAIL if trouble else Verdict.OK,
+        f"modprobe {module}, or boot a kernel that has it" if trouble else "",
+    )
+
+
+@contextmanager
+def _namespace() -> Iterator[tuple[str, str | None]]:
+    """A network namespace that goes with everything in it, and why there is none."""
+    _sweep()
+    name = f"{PREFIX}{os.getpid()}"
+    trouble = attempt("ip", "netns", "add", name)
+    try:
+        yield name, trouble
+    finally:
+        if trouble is None:
+            attempt("ip", "netns", "delete", name)
+
+
+def _sweep() -> None:
+    """Remove what a doctor left that was killed."""
+    for path in Path("/run/netns").glob(f"{PREFIX}*"):
+        pid = path.name.removeprefix(PREFIX)
+        if pid.isdecimal() and not Path("/proc", pid).exists():
+            attempt("ip", "netns", "delete", path.name)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CRIU, Python, torch, and the gloo symbols that the interposer counts."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...criu_glue import tool
+from ...errors import LiveshiftError
+from ...interposer import page
+from .finding import Finding, Verdict
+
+MINIMUM_PYTHON = (3, 11)
+
+
+def criu(path: str | None) -> Iterator[Finding]:
+    """The CRIU that would be used, and what it says about this kernel."""
+    needed = f"CRIU {tool.dotted(tool.MINIMUM)} or newer"
+    try:
+        found = tool.find(path)
+    except LiveshiftError as error:
+        yield Finding("CRIU", error.message, needed, Verdict.FAIL, error.hint or "")
+        return
+    yield Finding("CRIU", f"{tool.dotted(found.version)} ({found.path})", needed, Verdict.OK)
+    good, text = found.check()
+    yield Finding(
+        "criu check",
+        text,
+        "passes",
+        Verdict.OK if good else Verdict.FAIL,
+        "" if good else "run as root; boot a kernel with what the message names",
+    )
+
+
+def python() -> Iterator[Finding]:
+    """The interpreter that runs liveshift; a job may use another."""
+    good = sys.version_info >= MINIMUM_PYTHON
+    needed = f"{MINIMUM_PYTHON[0]}.{MINIMUM_PYTHON[1]} or newer"
+    yield Finding(
+        "python",
+        f"{platform.python_version()} ({sys.executable})",
+        needed,
+        Verdict.OK if good else Verdict.FAIL,
+        "" if good else f"install liveshift with Python {needed}",
+    )
+
+
+def torch() -> Iterator[Finding]:
+    """torch in this environment, which is the job's if it was installed there."""
+    needed = "in the job's environment"
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        advice = "install torch where the job runs; the demo needs it here"
+        yield Finding("torch", "none in this environment", needed, Verdict.WARN, advice)
+        return
+    yield Finding("torch", version, needed, Verdict.OK)
+    yield _gloo(version)
+
+
+def _gloo(version: str) -> Finding:
+    """Does torch export the gloo functions that the interposer counts? Nothing is loaded."""
+    spec = importlib.util.find_spec("torch")  # finds, doesn't import: that takes seconds
+    needed = "optional: gloo's exported functions, for step rates"
+    if spec is None or spec.origin is None:
+        return Finding("interposer", f"torch {version} has no files", needed, Verdict.WARN)
+    try:
+        missing = page.missing_symbols(Path(spec.origin).parent / "lib" / "libtorch_cpu.so")
+    except LiveshiftError as error:
+        return Finding("interposer", error.message, needed, Verdict.WARN, error.hint or "")
+    return Finding(
+        "interposer",
+        f"torch {version} lacks {len(missing)}: {missing[0]} …" if missing else "all counted",
+        needed,
+        Verdict.WARN if missing else Verdict.OK,
+        "jobs move, but status shows no collective rate for them" if missing else "",
+    )

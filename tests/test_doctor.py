@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The doctor's table and its exit code, on this very host."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liveshift.errors import Refused
+from liveshift.launcher.checks import kernel, machine, network
+from liveshift.launcher.checks.finding import Finding, Verdict, attempt
+from liveshift.launcher.doctor import doctor, examine
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+
+
+def _examined(capsys: pytest.CaptureFixture[str], criu: str | None = None) -> tuple[int, Any]:
+    code = doctor("json", criu)
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_the_exit_code_is_what_the_rows_say(capsys: pytest.CaptureFixture[str]) -> None:
+    code, told = _examined(capsys)
+    failed = [row["check"] for row in told["checks"] if row["verdict"] == "fail"]
+    assert told["ok"] is (not failed)
+    assert code == (1 if failed else 0)
+    for row in told["checks"]:
+        assert row.keys() == {"check", "found", "needed", "verdict", "advice"}
+        assert row["found"]
+        assert row["needed"], f"{row['check']} broke: {row['found']}"
+        assert row["verdict"] == "ok" or row["advice"], f"nothing to do about {row['check']}"
+
+
+@needs_root
+def test_everything_asked_for_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
+    _, told = _examined(capsys)
+    assert {row["check"] for row in told["checks"]} >= {
+        "privileges", "CAP_SYS_RESOURCE", "kernel", "checkpoint/restore", "namespaces", "veth",
+        "bridge", "VXLAN", "nftables", "lab's bad links", "CRIU", "python", "torch", "interposer",
+        "memory", "pipe-max-size", "/run", "write tracking", "GPU driver",
+    }  # fmt: skip
+
+
+def test_a_bad_criu_fails_and_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    old = tmp_path / "criu"
+    old.write_text("#!/bin/sh\necho 'Version: 3.17.1'\n")
+    old.chmod(0o755)
+    code, told = _examined(capsys, str(old))
+    assert code == 1
+    (row,) = [row for row in told["checks"] if row["check"] == "CRIU"]
+    assert row["verdict"] == "fail"
+    assert "3.17.1" in row["found"]
+    assert str(old) in row["found"]
+
+
+def test_the_table_has_every_row_and_a_closing_line(capsys: pytest.CaptureFixture[str]) -> None:
+    code = doctor("table", None)
+    out = capsys.readouterr().out
+    for finding in examine(None):
+        assert re.search(rf"^│ {re.escape(finding.check)} ", out, re.MULTILINE), finding.check
+    assert "what to do" in out
+    closing = out.strip().splitlines()[-1]
+    assert (
+        closing.startswith("The main job can't run here: ") if code else "can run here" in closing
+    )
+    assert "\x1b" not in out, "no colours in a pipe"
+
+
+def test_another_output_is_refused() -> None:
+    with pytest.raises(Refused, match="yaml"):
+        doctor("yaml", None)
+
+
+def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> list[Finding]:
+        raise RuntimeError("a [/odd] word")
+
+    monkeypatch.setattr(machine, "memory", broken)
+    rows = {finding.check: finding for finding in examine(None)}
+    assert rows["memory"].verdict is Verdict.FAIL
+    assert "a [/odd] word" in rows["memory"].found
+    assert "/run" in rows, "the others are still looked at"
+    assert doctor("table", None) == 1
+
+
+@needs_root
+def test_the_network_is_tried_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[tuple[str, ...]] = []
+
+    def noting(*command: str, script: str | None = None) -> str | None:
+        commands.append(command)
+        return attempt(*command, script=script)
+
+    monkeypatch.setattr(network, "attempt", noting)
+    rows = {finding.check: finding for finding in network.links()}
+    assert {"veth", "bridge", "VXLAN", "nftables", "lab's bad links"} <= rows.keys()
+    assert ("ip", "netns", "add", f"lsdoc-{os.getpid()}") in commands
+    assert not list(Path("/run/netns").glob(f"lsdoc-{os.getpid()}"))
+
+
+@needs_root
+def test_a_killed_doctors_namespace_is_swept_away() -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    stale = f"lsdoc-{child.pid}"
+    subprocess.run(["ip", "netns", "add", stale], check=True)
+    try:
+        list(network.links())
+        assert not Path("/run/netns", stale).exists()
+    finally:
+        subprocess.run(["ip", "netns", "delete", stale], check=False, stderr=subprocess.DEVNULL)
+
+
+@needs_root
+def test_a_network_that_refuses_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "LOCK_AND_MASQUERADE", "table inet x { chain y { nonsense } }")
+    rows = {finding.check: finding for finding in network.links()}
+    assert rows["nftables"].verdict is Verdict.FAIL
+    assert "nonsense" in rows["nftables"].found or "Error" in rows["nftables"].found
+    assert not list(Path("/run/netns").glob(f"lsdoc-{os.getpid()}"))
+
+
+def test_a_missing_program_is_named() -> None:
+    assert (
+        attempt("liveshift-no-such-program") == "the program liveshift-no-such-program is missing"
+    )
+    assert attempt("sh", "-c", "echo first; echo second; exit 3") == "first"
+    assert attempt("sh", "-c", "exit 3") == "sh ended with 3"
+    assert attempt("true") is None
+
+
+def test_a_kernel_that_is_too_old_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "release", lambda: "5.4.0-90-generic")
+    (finding,) = kernel.release()
+    assert finding.verdict is Verdict.FAIL
