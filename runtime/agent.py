@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from ..criu_glue import network
+from ..criu_glue import network, room
 from ..criu_glue.network import Overlay
 from ..criu_glue.survey import survey
 from ..criu_glue.tool import Criu, find
@@ -82,6 +82,9 @@ class Agent:
         """Report to the orchestrator and serve it and the local socket."""
         _memory_for_images(self.cluster.paths.run / "images")
         self.receiver.start()
+        for resident in await asyncio.to_thread(self.housing.returning):
+            self.capsules[resident.spec.name] = resident
+            self._watch(resident)
         address = str(self.cluster.orchestrator)
         self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
         await local_socket.serve(self.cluster.paths.run / "agent.sock", self._relay)
@@ -130,7 +133,10 @@ class Agent:
                 self._background.add(task)
                 task.add_done_callback(self._background.discard)
 
-        watch(resident, ended)
+        if resident.room.alive():
+            watch(resident, ended)
+        else:
+            ended()
 
     async def _tell_ended(self, resident: Resident) -> None:
         code = resident.exit_code()
@@ -181,8 +187,6 @@ class Agent:
         await asyncio.to_thread(self._resident(ask.capsule).send_signal, ask.signum)
 
     async def _end(self, ask: messages.End) -> None:
-        from ..criu_glue import room
-
         await asyncio.to_thread(room.end, self._resident(ask.capsule).room)
 
     async def _forget(self, ask: messages.Forget) -> None:
@@ -263,6 +267,7 @@ class Agent:
         departure = self.departures.pop(ask.migration, None)
         if departure is not None:
             departure.resident.epoch = ask.epoch
+            departure.resident.note()
             await self._blocking(ask.capsule, departure.thaw)
 
     async def _finish(self, ask: messages.Finish) -> None:
@@ -298,6 +303,7 @@ class Agent:
         name = arrival.resident.spec.name
         moved = await self._blocking(name, lambda: arrival.restore(criu, ask.frozen, ask.deadline))
         arrival.resident.epoch = ask.epoch
+        arrival.resident.note()
         self.capsules[name] = arrival.resident
         self._watch(arrival.resident)
         self.receiver.forget(ask.migration)

@@ -312,7 +312,10 @@ class GetStatus(Message, frozen=True):
 
 
 class CapsuleRow(msgspec.Struct, frozen=True):
-    """``state``: starting, running, moving or ended; ``rate``: collectives per second."""
+    """``state``: starting, running, moving, ended, or unknown while its host is lost.
+
+    ``rate`` is in collectives per second, ``resident`` in bytes.
+    """
 
     name: str
     index: int

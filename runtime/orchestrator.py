@@ -38,6 +38,9 @@ log = logging.getLogger("liveshift.orchestrator")
 
 OUTPUT_RETRY_S = 0.05
 
+KEEP_ENDED = 20
+"""Ended jobs whose output stays readable; older ones are taken away."""
+
 
 @dataclass
 class HostState:
@@ -113,8 +116,9 @@ class Orchestrator:
                 if capsule.code is None and job.state != "ended":
                     used[capsule.host] += 1
         for move in self.moves.values():
-            if move.step not in ENDS and move.capsule.host == move.source:
-                used[move.destination] += 1
+            if move.step not in ENDS:  # until it ends it takes a slot on both sides
+                there = move.destination if move.capsule.host == move.source else move.source
+                used[there] += 1
         return [
             HostView(h.name, h.spare.value, h.slots, used[h.name], self.is_up(h.name),
                      h.name in self.taints)
@@ -215,6 +219,7 @@ class Orchestrator:
             job.state, job.code = "ended", job.code or 0
             self.journal.set_job(job.name, job.state, job.code)
             self.journal.tell(job.name, "ended", f"ended with code {job.code}")
+            self._spawn(self._forget_old())
         elif code != 0 and job.state == "running":
             job.state = "ending"
             self._spawn(self._end_rest(job))
@@ -289,6 +294,11 @@ class Orchestrator:
             if self.is_up(host):
                 with contextlib.suppress(LiveshiftError):
                     await self.ask(host, messages.Forget(name), self.cluster.timeouts.prepare)
+
+    async def _forget_old(self) -> None:
+        ended = [name for name, job in self.jobs.items() if job.state == "ended"]
+        for name in ended[:-KEEP_ENDED]:
+            await self._forget(name)
 
     async def _get_status(self, _uid: int, _ask: messages.GetStatus) -> messages.Status:
         return status(self)

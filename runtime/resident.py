@@ -32,6 +32,20 @@ ROOT_PID = room.PID_FLOOR + 1
 READ_LIMIT = 4 << 20
 
 
+class Note(msgspec.Struct, frozen=True):
+    """A resident on disk; ``init_started`` tells its process 1 from a later one of that pid."""
+
+    spec: CapsuleSpec
+    epoch: int
+    vni: int
+    subnet: str
+    init: int
+    init_started: int
+
+
+NOTE = "resident"
+
+
 @dataclass
 class Resident:
     """A capsule that runs, is frozen or has ended on this host."""
@@ -101,6 +115,16 @@ class Resident:
             return int(number) if word == "exit" else 128 + int(number)
         return None
 
+    def note(self) -> None:
+        """Write down what an agent that is started anew needs to know of the capsule."""
+        note = Note(
+            self.spec, self.epoch, self.overlay.vni, self.overlay.subnet, self.room.init,
+            started(self.room.init),
+        )  # fmt: skip
+        path = self.room.plan.directory / NOTE
+        path.with_suffix(".new").write_bytes(msgspec.msgpack.encode(note))
+        path.with_suffix(".new").rename(path)
+
     def remove(self) -> None:
         """End the room and take its network and directory away. May be called again."""
         room.end(self.room)
@@ -132,6 +156,17 @@ class Housing:
             shared=tuple(map(str, self.cluster.files.shared)),
         )
 
+    def returning(self) -> list[Resident]:
+        """Capsules that an earlier agent left running here, or that have ended since."""
+        found = []
+        for path in sorted((self.cluster.paths.state / "capsules").glob(f"*/{NOTE}")):
+            note = msgspec.msgpack.decode(path.read_bytes(), type=Note)
+            stands = Room(self.plan(note.spec), note.init)
+            here = Resident(note.spec, note.epoch, Overlay(note.vni, note.subnet), stands)
+            if started(note.init) == note.init_started or here.exit_code() is not None:
+                found.append(here)
+        return found
+
     def start(self, spec: CapsuleSpec, book: Book, epoch: int) -> Resident:
         """A fresh start; raises LiveshiftError with nothing left behind."""
         overlay = self.raise_overlay(book)
@@ -143,7 +178,9 @@ class Housing:
             network.unplug(overlay, netns_name(spec.name), spec.index)
             shutil.rmtree(plan.directory, ignore_errors=True)
             raise
-        return Resident(spec, epoch, overlay, stands)
+        resident = Resident(spec, epoch, overlay, stands)
+        resident.note()
+        return resident
 
     def house_empty(
         self, spec: CapsuleSpec, book: Book, epoch: int, taken: tuple[int, ...]
@@ -171,8 +208,15 @@ class Housing:
         plan = self.plan(spec)
         shutil.rmtree(plan.directory, ignore_errors=True)
         plan.directory.mkdir(parents=True)
-        (plan.directory / "spec").write_bytes(msgspec.msgpack.encode(spec))
         return plan
+
+
+def started(pid: int) -> int:
+    """When a process was started, in clock ticks since boot (proc(5), field 22); 0 if it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
 
 
 def netns_name(capsule: str) -> str:

@@ -19,14 +19,14 @@ def status(o: Orchestrator) -> Status:
     return Status(
         cluster=o.cluster.name,
         time=time.time(),
-        jobs=[_job(job) for job in o.jobs.values()],
+        jobs=[_job(o, job) for job in o.jobs.values()],
         hosts=_hosts(o),
         moving=[move.row() for move in o.moves.values() if move.step not in ENDS],
     )
 
 
-def _job(job: Job) -> JobRow:
-    rows = [_capsule(job, capsule) for capsule in job.capsules.values()]
+def _job(o: Orchestrator, job: Job) -> JobRow:
+    rows = [_capsule(job, c, o.is_up(c.host)) for c in job.capsules.values()]
     running = [row.rate for row in rows if row.code is None]
     return JobRow(
         name=job.name,
@@ -40,12 +40,14 @@ def _job(job: Job) -> JobRow:
     )
 
 
-def _capsule(job: Job, capsule: Capsule) -> CapsuleRow:
+def _capsule(job: Job, capsule: Capsule, host_up: bool) -> CapsuleRow:
     seen = capsule.seen
     if capsule.code is not None:
         state = "ended"
     elif capsule.migration:
         state = "moving"
+    elif not host_up:
+        state = "unknown"
     else:
         state = "running" if seen else "starting"
     alive = seen if state != "ended" else None
@@ -74,6 +76,12 @@ def _hosts(o: Orchestrator) -> list[HostRow]:
             for job in o.jobs.values()
             for capsule in job.capsules.values()
             if capsule.host == host.name and capsule.code is None
+        ]
+        # A move that has been committed but is not over still holds its frozen copy here.
+        here += [
+            move.capsule.name
+            for move in o.moves.values()
+            if move.step not in ENDS and move.source == host.name != move.capsule.host
         ]
         reason, by = o.taints.get(host.name, (None, None))
         rows.append(
