@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``liveshift`` command: all verbs together, and the one place where errors end.
+
+Exit codes: 0 done · 1 tried and failed · 2 wrong usage · 3 wrong cluster file · 4 no such job,
+capsule or host · 5 refused, nothing changed · 6 no answer · 7 not permitted · 124 ``drain`` timed
+out · 130 interrupted; ``run`` ends with its job's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+from .. import __version__
+from ..errors import LiveshiftError
+from . import (
+    cluster_cmd,
+    daemons,
+    doctor_cmd,
+    drain,
+    events,
+    help_pages,
+    lab_cmd,
+    logs,
+    migrate,
+    render,
+    run,
+    status,
+    stop,
+    taint,
+)
+from .options import Lab, Socket
+
+DEBUG_VARIABLE = "LIVESHIFT_DEBUG"
+
+JOBS, HOSTS, LABS, CLUSTER, OTHER = "Jobs", "Hosts", "This machine", "A real cluster", "Other"
+ORDER = (
+    *("run", "status", "logs", "migrate", "events", "stop"),
+    *("taint", "drain", "untaint", "uncordon"),
+    *("lab", "doctor"),
+    *("agent", "orchestrator", "config", "keys"),
+    "version",
+)
+
+FIRST_STEPS = """\
+[bold]First steps[/]
+
+sudo liveshift lab up --hosts 3   [dim]# three virtual hosts on this machine[/]
+
+liveshift run --nnodes 2 --name gpt -- torchrun --nproc-per-node 1 train.py
+
+liveshift drain h1   [dim]# meanwhile: gpt/1 moves to the spare, and trains on[/]
+"""
+
+app = typer.Typer(
+    name="liveshift",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": help_pages.HELP_OPTIONS},
+)
+
+app.command(
+    rich_help_panel=JOBS,
+    epilog=run.EXAMPLES,
+    context_settings={"allow_interspersed_args": False},
+)(run.run)
+app.command(rich_help_panel=JOBS, epilog=status.EXAMPLES)(status.status)
+app.command(rich_help_panel=JOBS, epilog=logs.EXAMPLES)(logs.logs)
+app.command(
+    rich_help_panel=JOBS,
+    epilog=migrate.EXAMPLES,
+    short_help="Move one capsule to another host while it runs.",
+)(migrate.migrate)
+app.command(
+    rich_help_panel=JOBS,
+    epilog=events.EXAMPLES,
+    short_help="Show the history: who asked for what, how it ended.",
+)(events.events)
+app.command(rich_help_panel=JOBS, short_help="End a job.")(stop.stop)
+
+app.command(
+    rich_help_panel=HOSTS,
+    epilog=taint.EXAMPLES,
+    short_help="Move everything off a host; do not wait.",
+)(taint.taint)
+app.command(rich_help_panel=HOSTS, short_help="Let work come to a host again.")(taint.untaint)
+app.command(rich_help_panel=HOSTS, epilog=drain.EXAMPLES)(drain.drain)
+app.command(rich_help_panel=HOSTS, short_help="The same as untaint.")(taint.uncordon)
+
+app.add_typer(
+    lab_cmd.app,
+    name="lab",
+    rich_help_panel=LABS,
+    help="Make, break and end clusters of virtual hosts.",
+)
+app.command(rich_help_panel=LABS, short_help="Check whether this machine can run and move jobs.")(
+    doctor_cmd.doctor
+)
+
+app.add_typer(
+    cluster_cmd.config,
+    name="config",
+    rich_help_panel=CLUSTER,
+    help="Check or print the cluster file.",
+)
+app.add_typer(
+    cluster_cmd.keys,
+    name="keys",
+    rich_help_panel=CLUSTER,
+    help="Make the keys by which hosts know each other.",
+)
+app.command(rich_help_panel=CLUSTER, short_help="Run this host's agent.")(daemons.agent)
+app.command(rich_help_panel=CLUSTER, short_help="Run the cluster's orchestrator.")(
+    daemons.orchestrator
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"liveshift {__version__}\n")
+        raise typer.Exit
+
+
+@app.command(rich_help_panel=OTHER)
+def version() -> None:
+    """Print the version."""
+    _print_version(True)
+
+
+@app.callback(epilog=FIRST_STEPS)
+def liveshift(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
+    socket: Socket = None,
+    lab: Lab = None,
+) -> None:
+    """Move ranks of a running, unmodified PyTorch job to another host while it trains."""
+
+
+def main() -> int:
+    """Run the command line; returns the exit code. Every error is shown here, and only here."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a locale without arrows gets question marks
+            stream.reconfigure(errors="replace")
+    try:
+        code = help_pages.command(app, ORDER)(prog_name="liveshift", standalone_mode=False)
+    except LiveshiftError as error:
+        if os.environ.get(DEBUG_VARIABLE):
+            raise
+        render.failure(error.message, error.hint)
+        return error.exit_code
+    except TyperException as error:
+        return _wrong_usage(error)
+    except typer.Abort:
+        return 130
+    except Exception as error:
+        if os.environ.get(DEBUG_VARIABLE):
+            raise
+        render.failure(
+            f"liveshift met something that nobody foresaw: {type(error).__name__}: {error}",
+            f"{DEBUG_VARIABLE}=1 before the command shows where; please report it",
+        )
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def _wrong_usage(error: TyperException) -> int:
+    """What typer found wrong with the command line; a group without a verb has shown its help."""
+    context = getattr(error, "ctx", None)
+    if message := error.format_message():
+        hint = f"`{context.command_path} --help` shows how it is used" if context else None
+        render.failure(message, hint)
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``liveshift doctor``: its place on the command line (launcher/doctor.py does the work)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import AsTableOrJson, TableOrJson
+
+
+def doctor(
+    output: AsTableOrJson = TableOrJson.TABLE,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="Look at the CRIU that this cluster file names.",
+            show_default=False,
+        ),
+    ] = None,
+    criu: Annotated[
+        str | None,
+        typer.Option(
+            "--criu",
+            metavar="PATH",
+            help="Look at this CRIU; else [dim]$LIVESHIFT_CRIU[/], then the usual places.",
+            show_default=False,
+        ),
+    ] = None,
+) -> int:
+    """Check whether this machine can run and move jobs, and say what to do if not.
+
+    Kernel features, CRIU, namespaces, VXLAN, nftables, privileges, GPU driver. Exit code 1 when
+    a training job on CPUs cannot be moved here.
+    """
+    from . import doctor as examination
+
+    if criu is None and config is not None:
+        from ..runtime.config import load
+
+        path = load(config).paths.criu
+        criu = str(path) if path else None
+    return examination.doctor(output.value, criu)

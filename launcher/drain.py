@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``liveshift drain``: taint a host and wait until it is empty."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import LiveshiftError, Refused
+from . import render
+from .context import find_socket
+from .options import Host, Lab, Socket, duration
+
+if TYPE_CHECKING:
+    from ..runtime.messages import Event, HostRow, MigrationRow, Status
+    from .client import Client
+
+TIMED_OUT = 124  # as timeout(1)
+LOOK_S = 0.2
+STUCK_LOOKS = 5  # looks in a row at which nothing moves and everything left was refused
+
+EXAMPLES = """\
+[bold]Examples[/]
+
+liveshift drain h1
+
+liveshift drain h1 --timeout 10m --reason "kernel update" && ssh h1 reboot
+"""
+
+
+def drain(
+    host: Host,
+    timeout: Annotated[
+        str,
+        typer.Option(
+            "--timeout",
+            metavar="TIME",
+            help="Give up waiting after this long, with exit code 124; 0s waits for ever.",
+        ),
+    ] = "0s",
+    reason: Annotated[
+        str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; shown wherever it matters.")
+    ] = "drain",
+    socket: Socket = None,
+    lab: Lab = None,
+) -> int:
+    """Move everything off a host and wait until it is empty.
+
+    Exit code 5 when something on it cannot move, 124 at the timeout. The host stays tainted
+    either way: `liveshift uncordon` lets work come back.
+    """
+    from ..runtime.messages import SetTaint
+    from .client import Client
+
+    seconds = duration(timeout)
+    with Client(find_socket(socket, lab)) as client:
+        watched = Draining(client, host)
+        client.ask(SetTaint(host, reason))
+        until = time.monotonic() + seconds if seconds else float("inf")
+        if watched.wait(until):
+            render.out().print(f"{host} is empty and tainted", soft_wrap=True)
+            return 0
+    render.failure(
+        f"{host} is not empty after {timeout}: {', '.join(watched.left)} still there",
+        f"moves go on: `liveshift status`; `liveshift uncordon {host}` ends the drain",
+    )
+    return TIMED_OUT
+
+
+@dataclass
+class Draining:
+    """Watches a host become empty; made before the taint, so that nothing is missed."""
+
+    client: Client
+    host: str
+    left: list[str] = field(default_factory=list)
+    _event: int = 0
+    _told: set[str] = field(default_factory=set)
+    _refusals: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for event in self._news():
+            if event.migration:
+                self._told.add(event.migration.name)
+
+    def wait(self, until: float) -> bool:
+        """Whether the host became empty before ``until`` (monotonic seconds).
+
+        Prints a line for every move that ends. Raises Refused when what is left cannot move.
+        """
+        from . import moves
+
+        stuck = 0
+        with moves.bars() as bars:
+            while True:
+                status = self._status()
+                self.left = self._row(status).capsules
+                moving = [row for row in status.moving if row.source == self.host]
+                bars.update(moves.look(self.client, row.name) for row in moving)
+                self._tell_ended()
+                if not self.left:
+                    return True
+                under_way = {row.capsule for row in moving}
+                held = all(name in self._refusals for name in self.left)
+                stuck = stuck + 1 if held and not under_way else 0
+                if stuck >= STUCK_LOOKS:
+                    raise self._refused()
+                if time.monotonic() >= until:
+                    return False
+                time.sleep(LOOK_S)
+
+    def _status(self) -> Status:
+        from ..runtime.messages import GetStatus, Status
+
+        return self.client.get(Status, GetStatus())
+
+    def _row(self, status: Status) -> HostRow:
+        for row in status.hosts:
+            if row.name == self.host:
+                return row
+        raise LiveshiftError(f"{self.host} has left the cluster {status.cluster}")
+
+    def _news(self) -> list[Event]:
+        from ..runtime.messages import Events, GetEvents
+
+        events = self.client.get(Events, GetEvents("", self._event)).events
+        self._event = max((event.number for event in events), default=self._event)
+        return events
+
+    def _tell_ended(self) -> None:
+        """Say how moves off this host ended, and remember why what is left did not go."""
+        for event in self._news():
+            row = event.migration
+            if row is None:
+                if event.kind == "not moved":  # the move did not even begin
+                    self._refusals[event.subject] = event.text, None
+            elif row.source == self.host:
+                self._on_move(row)
+
+    def _on_move(self, row: MigrationRow) -> None:
+        from . import moves
+
+        if not moves.over(row):
+            self._refusals.pop(row.capsule, None)
+        elif row.name not in self._told:
+            self._told.add(row.name)
+            if row.error:
+                self._refusals[row.capsule] = row.error, row.hint
+                render.note(moves.outcome(row))
+            else:
+                render.out().print(moves.outcome(row), soft_wrap=True)
+
+    def _refused(self) -> Refused:
+        reasons = dict.fromkeys(self._refusals[name][0] for name in self.left)
+        hints = dict.fromkeys(h for name in self.left if (h := self._refusals[name][1]))
+        stays = f"{self.host} stays tainted; `liveshift uncordon {self.host}` takes that back"
+        return Refused(
+            f"{', '.join(self.left)} cannot leave {self.host}: {'; '.join(reasons)}",
+            hint="; ".join([*hints, stays]),
+        )

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``liveshift events``: what happened, when, and who asked for it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import NotFound
+from . import render
+from .context import find_socket
+from .options import AsLayout, Lab, Layout, Socket, any_names
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ..runtime.messages import Event, MigrationRow
+    from .client import Client
+
+EXAMPLES = """\
+[bold]Examples[/]
+
+liveshift events gpt --wide
+
+liveshift events m3   [dim]# one migration: its phases, seconds and bytes[/]
+"""
+
+
+def events(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="[SUBJECT]",
+            help="A job, capsule, host, or one migration with its phases.",
+            autocompletion=any_names,
+            show_default=False,
+        ),
+    ] = "",
+    output: AsLayout = Layout.TABLE,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Also the phases of each migration: -o wide.")
+    ] = False,
+    socket: Socket = None,
+    lab: Lab = None,
+) -> None:
+    """Show the history: who asked for what, how long it took, how it ended."""
+    from .client import Client
+
+    with Client(find_socket(socket, lab)) as client:
+        found = _events(client, subject)
+        names = {event.migration.name if event.migration else "" for event in found}
+        alone = subject and names <= {subject}  # also while it is under way, without an event
+        migration = _migration(client, subject) if alone else None
+    if migration is not None:
+        _print_migration(migration, output)
+    elif output is Layout.JSON:
+        import msgspec
+
+        render.print_json([msgspec.to_builtins(event) for event in found])
+    else:
+        _print(found, wide=wide or output is Layout.WIDE)
+
+
+def _events(client: Client, subject: str) -> list[Event]:
+    """The history of a subject; empty for one that is not known, such as a migration's name."""
+    from ..runtime.messages import Events, GetEvents
+
+    try:
+        return client.get(Events, GetEvents(subject, 0)).events
+    except NotFound:
+        return []
+
+
+def _migration(client: Client, name: str) -> MigrationRow:
+    """The migration of that name; raises NotFound when there is none."""
+    from ..runtime.messages import GetMigration, Migration
+
+    try:
+        return client.get(Migration, GetMigration(name)).row
+    except NotFound as error:
+        raise NotFound(
+            f'nothing is known of "{name}": no job, capsule, host or migration of that name',
+            hint="`liveshift events` without a name shows everything",
+        ) from error
+
+
+def _print_migration(row: MigrationRow, output: Layout) -> None:
+    from . import moves
+
+    if output is Layout.JSON:
+        render.print_json(row)
+        return
+    to = render.out()
+    asked = (
+        f"{row.name}, asked by {row.by or '?'} at {_time(row.asked)}: {row.reason or 'no reason'}"
+    )
+    to.print(asked, soft_wrap=True)
+    render.out(markup=True).print(moves.phase_table(row))
+    to.print(moves.sum_up(row), soft_wrap=True)
+    if not moves.over(row):
+        to.print(f"under way: {row.state}")
+    elif row.error:
+        to.print(f"{moves.outcome(row)}\n{row.hint or ''}".rstrip(), soft_wrap=True)
+
+
+def _print(found: list[Event], *, wide: bool) -> None:
+    from rich.console import Group
+
+    if not found:
+        render.note("nothing has happened yet")
+        return
+    table = render.table("time", "who", "subject", "what")
+    last = {event.migration.name: event.number for event in found if event.migration}
+    for event in found:
+        row = event.migration
+        what: RenderableType = event.text
+        if row is not None and last[row.name] == event.number:
+            what = Group(f"{event.text} ({_short(row)})", *(_phases(row) if wide else ()))
+        table.add_row(_time(event.time), event.by or "–", event.subject, what)
+    render.out().print(table)
+
+
+def _short(row: MigrationRow) -> str:
+    from . import moves
+
+    if not moves.over(row):
+        return f"{row.name}: {row.state}"
+    return f"{row.name}: {moves.sum_up(row)}"
+
+
+def _phases(row: MigrationRow) -> list[str]:
+    from .report import quantities as q
+
+    return [
+        f"  {phase.name:<12} {q.seconds(phase.seconds):>8}"
+        f"  {q.size(phase.bytes) if phase.bytes is not None else '':>8}"
+        f"  {'frozen' if phase.frozen else ''}".rstrip()
+        for phase in row.phases
+    ]
+
+
+def _time(seconds: float) -> str:
+    """A moment in this machine's own time zone."""
+    return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Help pages as they should be read: typer's own, less what only a programmer would miss."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import typer
+import typer.core
+import typer.main
+
+HELP_OPTIONS = ["-h", "--help"]
+
+Command = typer.core.TyperCommand | typer.core.TyperGroup
+
+
+def command(app: typer.Typer, order: Sequence[str]) -> typer.core.TyperGroup:
+    """The command line as typer runs it, with its verbs in this order."""
+    made = typer.main.get_command(app)
+    assert isinstance(made, typer.core.TyperGroup)
+    made.commands = {name: made.commands[name] for name in order}
+    for one in _all(made):
+        one.help = _reflowed(one.help) if one.help else one.help
+        _tidy(one)
+    return made
+
+
+def _all(group: Command) -> Iterator[Command]:
+    yield group
+    if isinstance(group, typer.core.TyperGroup):
+        for one in group.commands.values():
+            assert isinstance(one, Command)
+            yield from _all(one)
+
+
+def _tidy(one: Command) -> None:
+    """No <bool> for flags, no <str> for arguments, and one name for each in the usage line."""
+    context = typer.Context(one, help_option_names=HELP_OPTIONS)
+    for parameter in (*one.params, one.get_help_option(context)):
+        if isinstance(parameter, typer.core.TyperOption) and parameter.is_bool_flag:
+            parameter.metavar = ""
+        elif isinstance(parameter, typer.core.TyperArgument):
+            name = parameter.metavar or parameter.name.upper()
+            vars(parameter).update(
+                display_type_rich=lambda ctx: None,
+                get_usage_pieces=lambda ctx, name=name: [name],
+            )
+
+
+def _reflowed(text: str) -> str:
+    """Paragraphs without the line breaks that the source has in them."""
+    paragraphs = re.split(r"\n\s*\n", text.strip())
+    return "\n\n".join(re.sub(r"\s*\n\s*", " ", paragraph) for paragraph in paragraphs)

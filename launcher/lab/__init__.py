@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lab: a cluster of virtual hosts on this machine, for trying, testing and breaking things.
+
+Each host is a room (``capsule-init --hold``): pid, mount, uts, ipc and network namespaces of its
+own, with its own address, hostname, /tmp, /var/tmp, /dev/shm, /run and state directory, a real
+agent in it, real keys, and a cable to the lab's switch that can be cut, slowed or made to lose
+packets. What runs inside cannot tell it from a machine, and is not told.
+"""
+
+from .clearing import down, leftovers
+from .daemons import start_daemon, stop_daemon, wait_ready
+from .links import link
+from .making import up
+from .record import Lab, LabHost, Link, find, names
+from .rooms import boot_host, entry, kill_host, run_in
+
+__all__ = [
+    "Lab",
+    "LabHost",
+    "Link",
+    "boot_host",
+    "down",
+    "entry",
+    "find",
+    "kill_host",
+    "leftovers",
+    "link",
+    "names",
+    "run_in",
+    "start_daemon",
+    "stop_daemon",
+    "up",
+    "wait_ready",
+]

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemons of a lab: an agent on every host, the orchestrator on ``ctl``; the real programs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from ...errors import LiveshiftError, Unreachable
+from ...runtime.messages import GetStatus, Status
+from ..client import Client
+from . import plan
+from .record import Lab, LabHost, claim
+from .rooms import entry
+from .tasks import Task, host_pid, kill
+
+READY_S = 30.0
+"""How long daemons may take until the orchestrator has seen every agent."""
+
+# A session of its own, away from the terminal, and signals as an init system leaves them: a shell
+# that starts `lab up` in the background makes it ignore SIGINT, which jobs would inherit.
+_DETACHED = ("setsid", "--fork", "env", "--default-signal", "sh", "-c")
+_SAY_PID = 'umask 022; echo $$; exec "$@" >&2'
+
+
+def start(lab: Lab, machine: LabHost) -> None:
+    """Start a host's daemon; its log goes on where it was. Raises LiveshiftError."""
+    with lab.log(machine.name).open("ab") as log:
+        done = subprocess.run(
+            [*entry(machine), *_DETACHED, _SAY_PID, "sh", *_command(lab, machine)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=_environment(),
+            check=False,
+        )
+    init = machine.init
+    assert init is not None  # entry() has seen it
+    pid = host_pid(init.pid, int(done.stdout)) if done.stdout.strip() else None
+    machine.daemon = Task.of(pid) if pid else None
+    if machine.daemon is None:
+        raise _ended(lab, machine)
+
+
+def start_daemon(lab: Lab, host: str) -> None:
+    """Start the daemon of a host (or of ``ctl``) unless it runs; does not wait for it to answer."""
+    with claim(lab.directory):
+        lab.refresh()
+        machine = lab.machine(host)
+        if machine.daemon is None or not machine.daemon.alive:
+            start(lab, machine)
+            lab.save()
+
+
+def stop_daemon(lab: Lab, host: str, signum: int = signal.SIGKILL) -> None:
+    """End the daemon of a host (or of ``ctl``) and wait until it has ended; jobs are not touched.
+
+    Raises LiveshiftError when another signal than SIGKILL does not end it within 10 s.
+    """
+    with claim(lab.directory):
+        lab.refresh()
+        machine = lab.machine(host)
+        if machine.daemon is None:
+            return
+        if signum == signal.SIGKILL:
+            kill([machine.daemon])
+        else:
+            machine.daemon.send(signum)
+            if not machine.daemon.wait(10):
+                raise LiveshiftError(
+                    f"the daemon of {host}, pid {machine.daemon.pid}, still runs 10 s after signal"
+                    f" {signum}"
+                )
+        machine.daemon = None
+        lab.save()
+
+
+def wait_ready(
+    lab: Lab, timeout: float = READY_S, seen: Callable[[int], None] = lambda up: None
+) -> None:
+    """Wait until the orchestrator answers and every running host is up for it.
+
+    ``seen`` is told how many are. Raises LiveshiftError with the end of the log when a daemon
+    ends, Unreachable when it takes more than ``timeout`` seconds.
+    """
+    until = time.monotonic() + timeout
+    wanted = {machine.name for machine in lab.hosts.values() if machine.running}
+    missing = wanted
+    with Client(lab.socket) as client:
+        while missing:
+            for machine in lab.machines:
+                if machine.daemon is not None and not machine.daemon.alive:
+                    raise _ended(lab, machine)
+            if time.monotonic() > until:
+                raise Unreachable(
+                    f"lab {lab.name}: after {timeout:g} s {', '.join(sorted(missing))} not up\n"
+                    + "\n".join(_last_words(lab, machine) for machine in lab.machines)
+                )
+            try:
+                status = client.get(Status, GetStatus(), timeout=2.0)
+                missing = wanted - {row.name for row in status.hosts if row.state == "up"}
+            except Unreachable:
+                pass
+            seen(len(wanted - missing))
+            time.sleep(0.03 if missing else 0)
+
+
+def _command(lab: Lab, machine: LabHost) -> Iterator[str]:
+    yield from (sys.executable, "-m", "liveshift.launcher.cli")
+    if machine.name == plan.CONTROL:
+        yield from ("orchestrator", "--config", str(lab.config))
+    else:
+        yield from ("agent", "--config", str(lab.config), "--host", machine.name)
+
+
+def _environment() -> dict[str, str]:
+    """As on a machine that has just started, and what it takes to find this very program."""
+    kept = ("PYTHON", "LIVESHIFT_", "LANG", "LC_")
+    own = {key: value for key, value in os.environ.items() if key.startswith(kept)}
+    own.pop("LIVESHIFT_SOCKET", None)
+    path = os.environ.get("PATH", os.defpath)
+    return own | {"PATH": f"{path}:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
+
+
+def _ended(lab: Lab, machine: LabHost) -> LiveshiftError:
+    what = "orchestrator" if machine.name == plan.CONTROL else "agent"
+    return LiveshiftError(
+        f"lab {lab.name}: the {what} on {machine.name} has ended\n{_last_words(lab, machine)}"
+    )
+
+
+def _last_words(lab: Lab, machine: LabHost, lines: int = 12) -> str:
+    try:
+        text = lab.log(machine.name).read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        text = []
+    said = text[-lines:] or ["(nothing)"]
+    return f"log of {machine.name}:\n" + "\n".join(f"  {line}" for line in said)

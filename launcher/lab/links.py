@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Making a host's link worse: slower, lossy, longer, cut; both directions alike.
+
+Slow: tbf. Lossy: nftables at the ingress of either end, with packets no larger than a frame, since
+losing one of 64 KiB is not what a wire does. Longer: netem, which many kernels lack. Cut: the
+switch's port goes down, and the host's eth0 loses its carrier.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ...errors import LiveshiftError, Refused
+from . import wiring
+from .commands import ip, run
+from .record import Lab, LabHost, Link, claim
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+_FASTEST = 10**12  # bit/s
+_BURST_S = 0.004
+_SMALLEST_BURST = 16384  # bytes
+_QUEUE = "50ms"  # how long a packet waits in a full queue before it is dropped
+_NETEM_PACKETS = 100000  # that may be on their way at once
+
+
+def link(
+    lab: Lab,
+    host: str,
+    *,
+    rate: str | None = None,
+    loss: float | None = None,
+    delay: str | None = None,
+    cut: bool | None = None,
+) -> Link:
+    """Change how a host's link behaves; None leaves a property as it is. Returns all of them.
+
+    ``rate`` such as "200mbit" or "none"; ``loss`` in percent; ``delay`` one way, such as "5ms";
+    ``cut`` True takes the cable out. Raises Refused, with the link as it was, for what cannot be.
+    """
+    with claim(lab.directory):
+        lab.refresh()
+        machine = lab.machine(host)
+        before = machine.link
+        after = Link(
+            rate=before.rate if rate is None else bits_per_second(rate),
+            loss=before.loss if loss is None else _percent(loss),
+            delay=before.delay if delay is None else milliseconds(delay),
+            cut=before.cut if cut is None else cut,
+        )
+        try:
+            apply(lab, machine, after)
+        except LiveshiftError:
+            apply(lab, machine, before)
+            raise
+        machine.link = after
+        lab.save()
+        return after
+
+
+def bits_per_second(text: str) -> int:
+    """ "200mbit", "1.5 Gbit/s", "none"; raises Refused."""
+    if text.strip().lower() in ("none", "0"):
+        return 0
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kmg]?)bit(?:/s)?", text.strip().lower())
+    rate = round(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if not 8000 <= rate <= _FASTEST:
+        raise Refused(
+            f'"{text}" is no rate of a link',
+            hint='such as "200mbit" (kbit, mbit, gbit; 8kbit at least), or "none"',
+        )
+    return rate
+
+
+def milliseconds(text: str) -> float:
+    """ "5ms", "0.1s", "250us", "none"; raises Refused."""
+    if text.strip().lower() in ("none", "0"):
+        return 0.0
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(us|ms|s)", text.strip().lower())
+    delay = float(match[1]) * {"us": 0.001, "ms": 1.0, "s": 1000.0}[match[2]] if match else -1.0
+    if not 0 <= delay <= 10_000:
+        raise Refused(
+            f'"{text}" is no delay of a link', hint='such as "5ms" (us, ms, s; at most 10s), "none"'
+        )
+    return delay
+
+
+def _percent(loss: float) -> float:
+    if not 0 <= loss <= 100:
+        raise Refused(f"a loss of {loss} %", hint="0 to 100")
+    return float(loss)
+
+
+def apply(lab: Lab, machine: LabHost, link: Link) -> None:
+    """Give both ends of a host's cable these properties, whatever they had."""
+    for netns, device in ((machine.netns, "eth0"), (lab.switch, machine.name)):
+        if _has_queue(netns, device):
+            _tc(netns, f"qdisc del dev {device} root")
+        for command in queues(device, link):
+            _tc(netns, command)
+        inside = ["nsenter", f"--net={wiring.NAMED / netns}", "--"]
+        run([*inside, "nft", "-f", "-"], stdin=drops(device, link))
+        ip(netns, f"link set {device} gso_max_segs {1 if link.loss else 65535}")
+    ip(lab.switch, f"link set {machine.name} {'down' if link.cut else 'up'}")
+
+
+def queues(device: str, link: Link) -> list[str]:
+    """The tc commands that delay and slow what goes out of ``device``."""
+    commands = []
+    at = "root"
+    if link.delay:
+        commands.append(
+            f"qdisc add dev {device} root handle 1: netem limit {_NETEM_PACKETS}"
+            f" delay {round(link.delay * 1000)}us"
+        )
+        at = "parent 1:1"
+    if link.rate:
+        burst = max(round(link.rate / 8 * _BURST_S), _SMALLEST_BURST)
+        commands.append(
+            f"qdisc add dev {device} {at} handle 10: tbf rate {link.rate}bit burst {burst}"
+            f" latency {_QUEUE}"
+        )
+    return commands
+
+
+def drops(device: str, link: Link) -> str:
+    """The nft rules that lose part of what comes in at ``device``, in place of earlier ones."""
+    table = f"table netdev lab_{device}"
+    rules = f"{table} {{}}\ndelete {table}\n"
+    if link.loss:
+        rules += (
+            f"{table} {{\n chain in {{\n  type filter hook ingress device {device} priority 0;\n"
+            f"  numgen random mod 10000 < {round(link.loss * 100)} drop\n }}\n}}\n"
+        )
+    return rules
+
+
+def _has_queue(netns: str, device: str) -> bool:
+    shown = run(["tc", "-netns", netns, "qdisc", "show", "dev", device, "root"])
+    return bool(shown.strip()) and not shown.startswith("qdisc noqueue")
+
+
+def _tc(netns: str, command: str) -> None:
+    try:
+        run(["tc", "-netns", netns, *command.split()])
+    except LiveshiftError as error:
+        if " netem " in command and re.search("kind is unknown|No such file", error.message):
+            raise Refused(
+                "this kernel cannot delay packets: it has no netem queue (sch_netem)",
+                hint="`modprobe sch_netem` where it is a module; rate, loss and cut work without",
+            ) from None
+        raise

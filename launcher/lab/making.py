@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Making a lab: its directory, network, hosts and daemons; all of it or nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ...errors import NotFound, NotPermitted, Refused
+from ...runtime import keys
+from ...runtime.config import Cluster, dump
+from . import daemons, plan, rooms, wiring
+from .clearing import clear, refuse_namesake
+from .record import Lab, LabHost, claim, load, root
+
+
+def up(
+    name: str,
+    hosts: int,
+    *,
+    slots: int = 1,
+    spare: Mapping[str, str] | None = None,
+    memory: Mapping[str, str] | None = None,
+    local: Sequence[str] = (),
+    shared: Sequence[str] = (),
+    console: Console | None = None,
+) -> Lab:
+    """Make a lab and return it once every agent is up.
+
+    ``spare`` and ``memory``, by host, go into the cluster file, ``slots`` for all. ``local``:
+    directories that every host has for itself. ``shared``: directories below a private place
+    (/tmp …) that all hosts shall see; where the program lives and the current directory always
+    are. A lab of that name that no longer runs is replaced. A terminal shows the progress.
+
+    Raises Refused when it runs, ConfigError, NotPermitted without root, LiveshiftError when
+    something fails. Whatever is raised, a Ctrl-C too, nothing is left.
+    """
+    plan.host_names(hosts)
+    with (
+        _bar(console, 2 * hosts + 2) as say,
+        fresh(
+            name, hosts, slots=slots, spare=spare, memory=memory, local=local, shared=shared
+        ) as lab,
+    ):
+        say("switch", 0)
+        wiring.make_switch(lab)
+        for done, machine in enumerate(lab.machines, 1):
+            say(f"host {machine.name}", done)
+            boot(lab, machine)
+            daemons.start(lab, machine)  # it gets going while the next host is made
+            lab.save()
+        daemons.wait_ready(lab, seen=lambda n: say("agents reporting", hosts + 2 + n))
+        lab.state = "up"
+        lab.save()
+    return lab
+
+
+def boot(lab: Lab, machine: LabHost) -> None:
+    """Make a host's network and start the host, without its daemon."""
+    wiring.plug_in(lab, machine)
+    rooms.start(lab, machine)
+    lab.save()
+
+
+@contextmanager
+def fresh(
+    name: str,
+    hosts: int,
+    *,
+    slots: int = 1,
+    spare: Mapping[str, str] | None = None,
+    memory: Mapping[str, str] | None = None,
+    local: Sequence[str] = (),
+    shared: Sequence[str] = (),
+) -> Iterator[Lab]:
+    """A lab that is but a directory, held by its lock: lab.json, cluster file, keys.
+
+    If the block raises, everything of the lab is removed again.
+    """
+    directory = root() / plan.checked_name(name)
+    local = plan.local_directories(local)
+    wanted = [*plan.needed_directories(), *map(_directory, shared), str(directory)]
+    back = plan.brought_back(wanted, local)
+    mounted = plan.machine_mounts(Path("/proc/self/mountinfo").read_text(), local)
+    cluster = plan.cluster(
+        name,
+        hosts,
+        directory,
+        slots=slots,
+        spare=spare,
+        memory=memory,
+        shared=[*back, *mounted],
+    )
+    if os.geteuid() != 0:
+        raise NotPermitted(
+            "a lab is made of namespaces, which needs root", hint=f"sudo liveshift lab up {name}"
+        )
+    rooms.refuse_inside()
+    _make_directory(name, directory)
+    with claim(directory):
+        try:
+            lab = Lab(
+                name=name,
+                directory=directory,
+                hosts={h.name: _host(name, h.name, h.address) for h in cluster.hosts},
+                control=_host(name, plan.CONTROL, plan.CONTROL_ADDRESS),
+                shared=back,
+                local=local,
+            )
+            lab.save()
+            _write_files(lab, cluster)
+            yield lab
+        except BaseException:
+            clear(name, directory)
+            raise
+
+
+def _make_directory(name: str, directory: Path) -> None:
+    """Make the lab's directory, in place of a lab that no longer runs; raises Refused."""
+    if not directory.parent.exists():
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.parent.chmod(0o755)
+    if directory.exists():
+        with claim(directory):
+            if _runs(name):
+                raise Refused(
+                    f'lab "{name}" is there already',
+                    hint=f"`liveshift lab down {name}` removes it; another name makes another lab",
+                )
+            clear(name, directory)
+    elif wiring.namespaces(name):
+        refuse_namesake(name, directory)
+        clear(name, directory)
+    directory.mkdir()
+    directory.chmod(0o755)
+
+
+def _runs(name: str) -> bool:
+    try:
+        lab = load(name)
+    except NotFound:
+        return False
+    return lab.state == "up" and lab.running  # else its `lab up` was killed, or the machine was
+
+
+def _host(lab: str, name: str, address: str) -> LabHost:
+    return LabHost(name=name, address=address, netns=plan.netns(lab, name))
+
+
+def _write_files(lab: Lab, cluster: Cluster) -> None:
+    keys.init(cluster.paths.keys, [host.name for host in cluster.hosts])
+    for path, text in (
+        (lab.config, f"# Made by `liveshift lab up` for lab {lab.name}.\n{dump(cluster)}"),
+        (lab.directory / "hosts", plan.hosts_file(len(cluster.hosts))),
+    ):
+        path.write_text(text)
+        path.chmod(0o644)
+    (lab.directory / "log").mkdir()
+    for machine in lab.machines:
+        (lab.directory / machine.name).mkdir()
+    for path in (lab.directory / "log", *(lab.directory / m.name for m in lab.machines)):
+        path.chmod(0o755)
+
+
+def _directory(path: str) -> str:
+    if not os.path.isdir(path):
+        raise Refused(f"{path} cannot be shared: there is no such directory")
+    return path
+
+
+@contextmanager
+def _bar(console: Console | None, total: int) -> Iterator[Callable[[str, int], None]]:
+    """A progress bar on a terminal; yields what sets it: say(what is going on, steps done)."""
+    columns = (TextColumn("lab: {task.description}"), BarColumn(), TimeElapsedColumn())
+    hidden = console is None or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        task = progress.add_task("preparing", total=total)
+
+        def say(what: str, done: int) -> None:
+            progress.update(task, description=what, completed=done)
+
+        yield say

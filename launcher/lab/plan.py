@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a lab consists of: names, addresses, the mounts of a host and the cluster file.
+
+Nothing here touches the system but to look at it.
+
+    10.88.0.2       ctl         the orchestrator's machine
+    10.88.0.10+i    h<i>        the hosts
+    ls-<lab>-<host>             network namespaces; ls-<lab>-sw holds the switch they hang on
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib.resources import files
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+
+from ...criu_glue.mounts import PSEUDO
+from ...errors import ConfigError, Refused
+from ...runtime.config import SCHEMA, Cluster, Endpoint, Env, Files, Host, Paths
+from ...runtime.config_values import Unfit
+
+CONTROL = "ctl"
+SWITCH = "sw"
+CONTROL_ADDRESS = "10.88.0.2"
+ORCHESTRATOR_PORT = 7400
+PREFIX_LENGTH = 24
+MOST_HOSTS = 32
+
+_NAME = r"[a-z0-9](?:[a-z0-9-]{0,6}[a-z0-9])?"
+_HOST = rf"h[0-9]{{1,2}}|{CONTROL}|{SWITCH}"
+
+OWN = ("/tmp", "/var/tmp", "/run", "/dev/shm", "/run/liveshift", "/var/lib/liveshift", "/etc/hosts")
+"""What every host has of its own."""
+
+_NEVER_LOCAL = re.compile(
+    r"/|/(proc|sys|dev|etc|usr|s?bin|lib|lib64|var|var/lib)|/(proc|sys|dev)/.*"
+)
+
+
+def checked_name(name: str) -> str:
+    """The name of a lab, if it can be one; raises Refused."""
+    if not re.fullmatch(_NAME, name):
+        raise Refused(
+            f'"{name}" cannot be the name of a lab',
+            hint="1 to 8 of the characters a-z, 0-9 and - (not first or last)",
+        )
+    return name
+
+
+def host_names(count: int) -> list[str]:
+    """h0, h1 …; raises Refused for a number of hosts that the lab does not make."""
+    if not 1 <= count <= MOST_HOSTS:
+        raise Refused(f"a lab of {count} hosts", hint=f"a lab has 1 to {MOST_HOSTS} hosts")
+    return [f"h{index}" for index in range(count)]
+
+
+def address(index: int) -> str:
+    return f"10.88.0.{10 + index}"
+
+
+def netns(lab: str, host: str) -> str:
+    return f"ls-{lab}-{host}"
+
+
+def lab_of_netns(name: str) -> str | None:
+    """The lab that a network namespace belongs to, by its name; None: not a lab's.
+
+    A host's name has no hyphen, so that labs "a" and "a-h0" cannot be taken for each other.
+    """
+    match = re.fullmatch(rf"ls-({_NAME})-(?:{_HOST})", name)
+    return match[1] if match else None
+
+
+def hosts_file(count: int) -> str:
+    """/etc/hosts, the same in every host."""
+    entries = [("127.0.0.1", "localhost"), (CONTROL_ADDRESS, CONTROL)]
+    entries += [(address(index), name) for index, name in enumerate(host_names(count))]
+    return "".join(f"{a}\t{n}\n" for a, n in entries)
+
+
+def local_directories(paths: Iterable[str]) -> list[str]:
+    """Directories that each host is to have for itself; raises Refused for those that can't be."""
+    plain = [re.sub("^//", "/", os.path.normpath(path)) for path in paths]
+    for path in plain:
+        if not path.startswith("/") or path in OWN or _NEVER_LOCAL.fullmatch(path):
+            raise Refused(
+                f"{path} cannot be a directory of each host's own",
+                hint="an absolute path such as /scratch; /tmp and /var/tmp are private anyway",
+            )
+    return sorted(set(plain))
+
+
+def brought_back(wanted: Iterable[str], local: Sequence[str]) -> list[str]:
+    """Of the directories every host must see, those that its private places would hide.
+
+    A private place itself is never brought back: that would undo it.
+    """
+    private = (*OWN, *local)
+    hidden = {
+        path
+        for path in map(os.path.abspath, wanted)
+        if path not in private and any(_below(path, place) for place in private)
+    }
+    return sorted(path for path in hidden if not any(p != path and _below(path, p) for p in hidden))
+
+
+def needed_directories() -> list[str]:
+    """Where the program itself lives, and where its user is: the same for every host."""
+    package = str(files("liveshift"))
+    found = [sys.prefix, sys.base_prefix, package, os.path.dirname(package)]
+    found += [entry for entry in os.environ.get("PYTHONPATH", "").split(":") if entry]
+    if criu := os.environ.get("LIVESHIFT_CRIU"):
+        found.append(os.path.dirname(os.path.abspath(criu)))
+    with suppress(FileNotFoundError):  # somebody removed it: nobody needs it
+        found.append(os.getcwd())
+    return [path for path in found if os.path.isdir(path)]
+
+
+def machine_mounts(mountinfo: str, local: Sequence[str]) -> list[str]:
+    """Mount points of real file systems below "/", which all hosts see alike (/home, /data)."""
+    elsewhere = (*OWN, *local, "/proc", "/sys", "/dev")
+    points = set()
+    for line in mountinfo.splitlines():
+        left, right = line.split(" - ", 1)
+        point = left.split()[4].encode().decode("unicode_escape")
+        hidden = any(_below(point, place) for place in elsewhere)
+        if point != "/" and right.split()[0] not in PSEUDO and not hidden:
+            points.add(point)
+    return sorted(points)
+
+
+def mounts(directory: Path, host: str, shared: Sequence[str], local: Sequence[str]) -> list[str]:
+    """The mount options of capsule-init that make a host's own view of the file system.
+
+    Parents before what lies below them, since a mount hides what was mounted below it earlier.
+    """
+    own = directory / host
+    sources: dict[str, Path | None] = {path: Path(path) for path in shared}
+    sources |= {path: own / "local" / path.lstrip("/") for path in local}
+    sources |= {
+        "/tmp": own / "tmp",
+        "/var/tmp": own / "var-tmp",
+        "/run": None,
+        "/dev/shm": None,
+        "/run/liveshift": own / "run",
+        "/var/lib/liveshift": own / "state",
+        "/etc/hosts": directory / "hosts",
+    }
+    options: list[str] = []
+    for target in sorted(sources, key=lambda path: (path.count("/"), path)):
+        source = sources[target]
+        options += ["--tmpfs", target] if source is None else ["--bind", str(source), target]
+    return [*options, "--proc"]
+
+
+def cluster(
+    name: str,
+    hosts: int,
+    directory: Path,
+    *,
+    slots: int = 1,
+    spare: Mapping[str, str] | None = None,
+    memory: Mapping[str, str] | None = None,
+    shared: Sequence[str] = (),
+) -> Cluster:
+    """The lab's cluster file; raises ConfigError or Refused when the lab is not possible."""
+    names = host_names(hosts)
+    for key, given in (("spare", spare), ("memory", memory)):
+        if unknown := sorted(set(given or {}) - set(names)):
+            raise Refused(
+                f"{key} of {unknown[0]}: no such host in a lab of {hosts}",
+                hint=f"its hosts are: {', '.join(names)}",
+            )
+    settings: dict[str, dict[str, Any]] = {n: {"slots": _read("slots", slots, n)} for n in names}
+    for host, word in (spare or {}).items():
+        settings[host]["spare"] = _read("spare", word, host)
+    for host, size in (memory or {}).items():
+        settings[host]["memory"] = _read("memory", size, host)
+    criu = os.environ.get("LIVESHIFT_CRIU")
+    return Cluster(
+        name=f"lab-{name}",
+        orchestrator=Endpoint(CONTROL_ADDRESS, ORCHESTRATOR_PORT),
+        overlay=IPv4Network("10.99.0.0/16"),
+        hosts=tuple(
+            Host(name=host, address=address(index), **settings[host])
+            for index, host in enumerate(names)
+        ),
+        files=Files(shared=tuple(map(Path, ("/", *shared))), carried=(Path("/var/tmp"),)),
+        env=Env(set_={"PYTHONUNBUFFERED": "1"}),
+        paths=Paths(keys=directory / "keys", criu=Path(os.path.abspath(criu)) if criu else None),
+    )
+
+
+def _read(key: str, raw: object, host: str) -> Any:
+    try:
+        return SCHEMA["hosts"][key].kind.read(raw)
+    except Unfit as unfit:
+        raise ConfigError(f"{key} of {host}: {unfit}") from None
+
+
+def _below(path: str, place: str) -> bool:
+    return path == place or path.startswith(place.rstrip("/") + "/")

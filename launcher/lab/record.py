@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Labs on this machine and what is known of each: its directory and lab.json.
+
+    <root>/<name>/lab.json        written before anything is made, then kept true
+                  cluster.toml    as for any cluster
+                  hosts           /etc/hosts of its hosts
+                  keys/           mode 0600 where secret
+                  log/<host>.log  what the daemons say
+                  <host>/run      its /run/liveshift, with the daemons' sockets
+                  <host>/state    its /var/lib/liveshift
+                  <host>/tmp, var-tmp, local/…   its /tmp, /var/tmp and other own directories
+
+The directory is also the lock: who makes, changes or removes the lab holds a flock on it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from ...errors import ConfigError, LiveshiftError, NotFound, Refused
+from ..context import LAB_ROOT, LAB_ROOT_VARIABLE, lab_socket
+from . import plan
+from .tasks import Task
+
+_LOCK_S = 2.0
+"""How long to wait for the lock: a killed command's children may hold it for a moment."""
+
+_LONGEST_ROOT = 60
+"""Characters: a socket's path must fit into 107 (unix(7)), a device's alias into 255."""
+
+
+class Link(msgspec.Struct, frozen=True):
+    """How a host's link is made to behave; the same in both directions.
+
+    ``rate`` in bit/s (0: as fast as it goes), ``loss`` in percent, ``delay`` in milliseconds one
+    way, ``cut``: the cable is out.
+    """
+
+    rate: int = 0
+    loss: float = 0.0
+    delay: float = 0.0
+    cut: bool = False
+
+
+class LabHost(msgspec.Struct):
+    """One virtual host. ``init`` is process 1 of it, ``daemon`` its agent (or the orchestrator)."""
+
+    name: str
+    address: str
+    netns: str
+    init: Task | None = None
+    daemon: Task | None = None
+    link: Link = Link()
+
+    @property
+    def running(self) -> bool:
+        return self.init is not None and self.init.alive
+
+
+class Lab(msgspec.Struct):
+    """A lab. ``shared`` and ``local`` are what its hosts see besides the machine's root."""
+
+    name: str
+    directory: Path
+    hosts: dict[str, LabHost]
+    control: LabHost
+    shared: list[str]
+    local: list[str]
+    state: Literal["making", "up"] = "making"
+
+    @property
+    def config(self) -> Path:
+        return self.directory / "cluster.toml"
+
+    @property
+    def socket(self) -> Path:
+        """The orchestrator's socket, as this machine's own processes reach it."""
+        return lab_socket(self.directory.parent, self.name)
+
+    @property
+    def machines(self) -> list[LabHost]:
+        """The control host, then the hosts."""
+        return [self.control, *self.hosts.values()]
+
+    @property
+    def switch(self) -> str:
+        """The network namespace of the switch."""
+        return plan.netns(self.name, plan.SWITCH)
+
+    @property
+    def running(self) -> bool:
+        """Does at least one of its hosts run?"""
+        return any(machine.running for machine in self.machines)
+
+    def machine(self, name: str) -> LabHost:
+        """A host or ``ctl``; raises NotFound naming those there are."""
+        for machine in self.machines:
+            if machine.name == name:
+                return machine
+        known = ", ".join(m.name for m in self.machines)
+        raise NotFound(f'no host "{name}" in lab "{self.name}"', hint=f"there are: {known}")
+
+    def log(self, host: str) -> Path:
+        return self.directory / "log" / f"{host}.log"
+
+    def save(self) -> None:
+        raw = msgspec.json.format(msgspec.json.encode(self, enc_hook=str)) + b"\n"
+        staged = self.directory / f".lab.json.{os.getpid()}"
+        staged.write_bytes(raw)
+        staged.rename(self.directory / "lab.json")
+
+    def refresh(self) -> None:
+        """Take over what another command has changed since."""
+        now = load(self.name)
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(now, name))
+
+
+def root() -> Path:
+    """The directory of all labs; raises ConfigError when $LIVESHIFT_LAB_ROOT cannot be it."""
+    given = os.environ.get(LAB_ROOT_VARIABLE) or str(LAB_ROOT)
+    if not re.fullmatch(rf"/[A-Za-z0-9._/-]{{1,{_LONGEST_ROOT}}}", given):
+        raise ConfigError(
+            f"${LAB_ROOT_VARIABLE} is {given!r}",
+            hint=f"an absolute path of letters, digits, . _ - and /, at most {_LONGEST_ROOT} long",
+        )
+    return Path(os.path.realpath(given))
+
+
+def names() -> list[str]:
+    """The labs there are, those half made or half removed included."""
+    try:
+        found = sorted(path.name for path in root().iterdir() if path.is_dir())
+    except FileNotFoundError:
+        return []
+    return [name for name in found if _could_be(name)]
+
+
+def load(name: str) -> Lab:
+    """What lab.json says; raises NotFound when there is no such lab or it is half removed."""
+    directory = root() / plan.checked_name(name)
+    try:
+        raw = (directory / "lab.json").read_bytes()
+    except FileNotFoundError:
+        if directory.exists():
+            raise NotFound(
+                f'lab "{name}" is not whole: {directory} has no lab.json',
+                hint=f"`liveshift lab down {name}` removes what is left of it",
+            ) from None
+        there = names()
+        raise NotFound(
+            f'no lab "{name}" on this machine',
+            hint=f"there are: {', '.join(there)}" if there else "`liveshift lab up` makes one",
+        ) from None
+    try:
+        lab = msgspec.json.decode(raw, type=Lab, dec_hook=_read_path)
+    except msgspec.DecodeError as error:
+        raise LiveshiftError(
+            f"{directory}/lab.json is not understood: {error}",
+            hint=f"`liveshift lab down {name}` removes the lab without it",
+        ) from None
+    return lab
+
+
+def find(name: str | None = None) -> Lab:
+    """The lab of that name, or the only one there is; raises NotFound, or Refused for several."""
+    if name is not None:
+        return load(name)
+    there = names()
+    if not there:
+        raise NotFound("no lab on this machine", hint="`liveshift lab up --hosts 3` makes one")
+    if len(there) > 1:
+        raise Refused(
+            f"there are {len(there)} labs on this machine: {', '.join(there)}",
+            hint="say which one",
+        )
+    return load(there[0])
+
+
+@contextmanager
+def claim(directory: Path) -> Iterator[None]:
+    """Hold the lab's lock; raises Refused when another command holds it, NotFound without a lab."""
+    lock = _lock(directory)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _lock(directory: Path) -> int:
+    until = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise NotFound(f'no lab "{directory.name}" on this machine') from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if directory.exists() and os.path.samestat(os.fstat(lock), directory.stat()):
+                return lock
+        except BlockingIOError:
+            if time.monotonic() > until:
+                os.close(lock)
+                raise Refused(
+                    f'another command is at work on lab "{directory.name}"',
+                    hint="wait until it has ended, or end it",
+                ) from None
+        os.close(lock)
+        time.sleep(0.02)  # held by another, or removed by it and made again
+
+
+def _could_be(name: str) -> bool:
+    try:
+        return bool(plan.checked_name(name))
+    except Refused:
+        return False
+
+
+def _read_path(kind: type, value: Any) -> Any:
+    if kind is Path:
+        return Path(value)
+    raise NotImplementedError(f"a value of type {kind}")

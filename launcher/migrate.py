@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``liveshift migrate``: move one capsule by hand, or show what a move would be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import LiveshiftError
+from . import render
+from .context import find_socket
+from .options import AsTableOrJson, Capsule, Lab, Socket, TableOrJson, host_names
+
+if TYPE_CHECKING:
+    from ..runtime.messages import Migrate, Planned
+    from .client import Client
+
+PLAN_S = 300.0  # survey and preflight of a big capsule
+
+EXAMPLES = """\
+[bold]Examples[/]
+
+liveshift migrate gpt/1   [dim]# to the best spare[/]
+
+liveshift migrate gpt/1 --to h2 --dry-run   [dim]# only the plan[/]
+"""
+
+
+def migrate(
+    capsule: Capsule,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="HOST",
+            help="Destination; the best spare without it.",
+            autocompletion=host_names,
+            show_default=False,
+        ),
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and the preflight, do nothing.")
+    ] = False,
+    reason: Annotated[
+        str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; shown wherever it matters.")
+    ] = "by hand",
+    output: AsTableOrJson = TableOrJson.TABLE,
+    socket: Socket = None,
+    lab: Lab = None,
+) -> None:
+    """Move one capsule to another host while it runs, and show where the time went.
+
+    Exit code 5 when the move is refused, with nothing changed. A move that fails on the way
+    leaves the capsule running where it was.
+    """
+    from ..runtime.messages import Migrate
+    from .client import Client
+
+    ask = Migrate(capsule=capsule, to=to, reason=reason, dry_run=dry_run)
+    with Client(find_socket(socket, lab)) as client:
+        if dry_run:
+            _plan(client, ask, output)
+        else:
+            _move(client, ask, output)
+
+
+def _plan(client: Client, ask: Migrate, output: TableOrJson) -> None:
+    from ..runtime.messages import Planned
+
+    plan = client.get(Planned, ask, PLAN_S)
+    if output is TableOrJson.JSON:
+        render.print_json(plan)
+    else:
+        _print_plan(plan)
+
+
+def _print_plan(plan: Planned) -> None:
+    from .report import quantities as q
+
+    to = render.out()
+    to.print(f"{plan.capsule}: {plan.source} → {plan.destination} (nothing is done)", style="bold")
+    table = render.table("what", "found")
+    for what, found in plan.checks:
+        table.add_row(what, found)
+    table.add_row("image", f"about {q.size(plan.image_bytes)}")
+    table.add_row("carried files", q.size(plan.carried_bytes))
+    to.print(table)
+
+
+def _move(client: Client, ask: Migrate, output: TableOrJson) -> None:
+    from ..runtime.messages import Named
+    from . import moves
+
+    name = client.get(Named, ask, PLAN_S).name
+    try:
+        row = moves.follow(client, name)
+    except KeyboardInterrupt:
+        render.note(f"{name} goes on: `liveshift events {name}`")
+        raise
+    except LiveshiftError as error:
+        error.hint = error.hint or f"the move goes on: `liveshift events {name}`"
+        raise
+    if output is TableOrJson.JSON:
+        render.print_json(row)
+    elif not row.error:
+        render.out(markup=True).print(moves.phase_table(row))
+        render.out().print(moves.sum_up(row), soft_wrap=True)
+    moves.raise_if_failed(row)

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Migrations as a person sees them: under way with a progress bar, and done with a phase table."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ..errors import LiveshiftError, Refused, StepFailed
+from ..runtime.messages import GetMigration, Migration, MigrationRow
+from ..runtime.steps import ENDS, Step
+from . import render
+from .client import Client
+from .report import quantities as q
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.progress import Progress, TaskID
+
+ENDED = frozenset(step.value for step in ENDS)
+LOOK_S = 0.1  # between two looks at a migration
+
+
+def over(row: MigrationRow) -> bool:
+    """Whether nothing more will happen in this migration."""
+    return row.state in ENDED
+
+
+def look(client: Client, name: str) -> MigrationRow:
+    """A migration as it stands now; this also brings its count of bytes up to date."""
+    return client.get(Migration, GetMigration(name)).row
+
+
+def follow(client: Client, name: str) -> MigrationRow:
+    """Wait until a migration is over, with progress on a terminal; returns its last state."""
+    with bars() as shown:
+        while True:
+            row = look(client, name)
+            shown.update([row])
+            if over(row):
+                return row
+            time.sleep(LOOK_S)
+
+
+class Bars:
+    """One progress bar for each migration under way; nothing when ``progress`` is None."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def update(self, rows: Iterable[MigrationRow]) -> None:
+        """Show these migrations; one that is over keeps its bar only until the next update."""
+        if self._progress is None:
+            return
+        present = {row.name: row for row in rows}
+        for gone in self._tasks.keys() - present.keys():
+            self._progress.remove_task(self._tasks.pop(gone))
+        for name, row in present.items():
+            if name not in self._tasks:
+                self._tasks[name] = self._progress.add_task("", what="", step="", amount="")
+            self._progress.update(
+                self._tasks[name],
+                total=max(row.expected_bytes, row.bytes) or None,
+                completed=row.bytes,
+                what=f"{row.capsule} {row.source} → {row.destination}",
+                step=row.state,
+                amount=amount(row),
+            )
+
+
+@contextmanager
+def bars() -> Iterator[Bars]:
+    """Progress bars on stderr as long as this lasts, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield Bars(None)
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.fields[what]}", markup=False),
+        TextColumn("{task.fields[step]}", style="yellow", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[amount]}", markup=False),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=render.err(), transient=True) as progress:
+        yield Bars(progress)
+
+
+def amount(row: MigrationRow) -> str:
+    """``180 MB of 246 MB``, as far as either is known."""
+    if not row.expected_bytes:
+        return q.size(row.bytes) if row.bytes else ""
+    return f"{q.size(row.bytes)} of {q.size(max(row.expected_bytes, row.bytes))}"
+
+
+def bar(row: MigrationRow, width: int = 20) -> str:
+    """How far a move is, as text: ``━━━━━━──── 60 %``; empty when that is not known."""
+    if not row.expected_bytes:
+        return ""
+    part = min(1.0, row.bytes / row.expected_bytes)
+    filled = int(part * width)
+    return f"{'━' * filled}{'─' * (width - filled)} {part * 100:.0f} %"
+
+
+def outcome(row: MigrationRow) -> str:
+    """One line about a migration that is over."""
+    way = f"{row.source} → {row.destination}"
+    if row.state == Step.DONE.value:
+        return f"{row.capsule} moved {way}, stood still {q.seconds(row.frozen_s)}"
+    if row.state == Step.LOST.value:
+        return f"{row.capsule} was lost on its way {way}: {row.error or 'no reason given'}"
+    still = f", stood still {q.seconds(row.frozen_s)}" if row.frozen_s else ""
+    return f"{row.capsule} stays on {row.source}{still}: {row.error or 'no reason given'}"
+
+
+def raise_if_failed(row: MigrationRow) -> None:
+    """Raise for a migration that is over and did not move its capsule.
+
+    Refused when it went no further than what comes before the freeze, StepFailed otherwise.
+    """
+    if row.state == Step.DONE.value:
+        return
+    message = f"{row.capsule} did not move {row.source} → {row.destination}: {row.error or '?'}"
+    if row.state == Step.LOST.value:
+        raise LiveshiftError(outcome(row), hint=row.hint)
+    if not row.frozen_s:
+        raise Refused(message, hint=row.hint)
+    raise StepFailed("migrate", message, hint=row.hint)
+
+
+def phase_table(row: MigrationRow) -> RenderableType:
+    """The phases of a migration with seconds, bytes and share; ``unaccounted`` and total last."""
+    from .report import phase_table
+    from .report.record import Migration as Record
+    from .report.record import Phase, covered
+
+    phases = tuple(
+        Phase(p.name, p.seconds, p.start, p.bytes, p.frozen, p.detail) for p in row.phases
+    )
+    return phase_table(
+        Record(
+            capsule=row.capsule,
+            source=row.source,
+            destination=row.destination,
+            reason=row.reason,
+            epoch=row.epoch,
+            requested_at=row.asked,
+            started_at=row.asked,
+            phases=phases,
+            unaccounted_s=max(0.0, row.seconds - covered(phases)),
+            downtime_s=row.frozen_s,
+            image_bytes=row.image_bytes,
+            link_rate=row.link_rate or None,
+            committed=row.state == Step.DONE.value,
+        )
+    )
+
+
+def sum_up(row: MigrationRow) -> str:
+    """``stood still 0.7 s, image 246 MB at 612 MB/s``."""
+    at = f" at {q.rate(row.link_rate)}" if row.link_rate else ""
+    image = f", image {q.size(row.image_bytes)}{at}" if row.image_bytes else ""
+    return f"stood still {q.seconds(row.frozen_s)}{image}"

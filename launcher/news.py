@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a person who watches a job in the foreground is told: where it runs, and that it moved."""
+
+from __future__ import annotations
+
+from ..runtime.messages import Events, GetEvents, JobRow
+from . import moves, render
+from .client import Client
+
+ASK_S = 10.0
+
+
+class News:
+    """Short lines on stderr about one job."""
+
+    def __init__(self) -> None:
+        self._begun = False
+        self._event = 0  # the last one seen
+
+    def tell(self, client: Client, job: JobRow) -> None:
+        """Say what is new since the last call; raises what Client.ask raises."""
+        if not self._begun:
+            hosts = dict.fromkeys(capsule.host for capsule in job.capsules)
+            capsules = render.count(len(job.capsules), "capsule")
+            render.note(f"{job.name}: {capsules} on {', '.join(hosts)}", style="dim")
+            self._begun = True
+        for event in client.get(Events, GetEvents(job.name, self._event), ASK_S).events:
+            self._event = max(self._event, event.number)
+            row = event.migration
+            if row is not None and moves.over(row) and row.asked >= job.started:
+                # what is older was an earlier job of the same name
+                render.note(moves.outcome(row), style="dim")

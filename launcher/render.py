@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Consoles, errors and JSON: how anything of this program reaches a person or a script.
+
+Data goes to stdout, everything else to stderr. Names and messages come from elsewhere, so text
+is never read as rich's markup. A pipe gets lines as long as they need to be.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+PIPE_WIDTH = 1000  # columns; a table takes only what it needs of them
+
+
+def console(stream: TextIO, *, markup: bool = False) -> Console:
+    """A console on a stream; rich itself honours NO_COLOR and knows a terminal from a pipe."""
+    from rich.console import Console
+
+    return Console(
+        file=stream,
+        markup=markup,
+        highlight=False,
+        emoji=False,
+        soft_wrap=False,
+        width=None if stream.isatty() else PIPE_WIDTH,
+    )
+
+
+def out(*, markup: bool = False) -> Console:
+    """Where data goes."""
+    return console(sys.stdout, markup=markup)
+
+
+def err() -> Console:
+    """Where everything else goes."""
+    return console(sys.stderr)
+
+
+def note(text: str, style: str = "") -> None:
+    """A line to the person, on stderr."""
+    if sys.stderr.isatty():
+        err().print(text, style=style, soft_wrap=True)
+    else:  # nothing of rich is needed
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+def failure(message: str, hint: str | None = None) -> None:
+    """``error: …`` and ``hint: …`` on stderr, further lines of a message kept as they are."""
+    if not sys.stderr.isatty():
+        sys.stderr.write(f"error: {message}\n" + (f"hint: {hint}\n" if hint else ""))
+        sys.stderr.flush()
+        return
+    from rich.text import Text
+
+    to = err()
+    to.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+    if hint:
+        to.print(Text.assemble(("hint: ", "bold cyan"), hint), soft_wrap=True)
+
+
+def as_json(value: Any) -> str:
+    """A message as a script wants it: plain names, without the wire's tag."""
+    import msgspec
+
+    plain = msgspec.to_builtins(value)
+    if isinstance(plain, dict):
+        plain.pop("t", None)
+    return json.dumps(plain, indent=2, ensure_ascii=False)
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(as_json(value) + "\n")
+    sys.stdout.flush()
+
+
+def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    """A table without lines, as kubectl's; the columns in ``right`` hold numbers."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in columns:
+        made.add_column(
+            name,
+            justify="right" if name in right else "left",
+            no_wrap=name not in ("taint", "what", "command", "reason", "found"),
+            overflow="fold",
+        )
+    return made
+
+
+def count(number: int, one: str, many: str | None = None) -> str:
+    """``1 capsule``, ``2 capsules``."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def clock(seconds: float) -> str:
+    """A span for a person who waits: ``42 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"

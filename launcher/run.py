@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``liveshift run``: start a job, and stay with it as a plain command line would."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import LiveshiftError
+from . import render
+from .context import find_socket
+from .options import Lab, Socket
+
+if TYPE_CHECKING:
+    from ..runtime.messages import Run
+
+START_S = 180.0  # for a job's rooms and networks to be made on every host
+
+EXAMPLES = """\
+[bold]Examples[/]
+
+liveshift run -- torchrun --nproc-per-node 2 train.py
+
+liveshift run --nnodes 2 --name gpt -- torchrun --nproc-per-node 1 train.py
+
+liveshift run --nnodes 2 -- python train.py   [dim]# RANK and WORLD_SIZE are set[/]
+"""
+
+
+def run(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[--] COMMAND [ARG]...",
+            help="What to run in each capsule, passed through untouched.",
+            show_default=False,
+        ),
+    ],
+    nnodes: Annotated[
+        int,
+        typer.Option(
+            "--nnodes",
+            "-n",
+            min=1,
+            metavar="N",
+            help="Capsules, each on a host of its own if it can be.",
+        ),
+    ] = 1,
+    name: Annotated[
+        str,
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            help="The job's name; one is made up without it.",
+            show_default=False,
+        ),
+    ] = "",
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach", "-d", help="Print the job's name and return; it goes on by itself."
+        ),
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Tell of starts and moves even if stderr is no terminal."
+        ),
+    ] = False,
+    socket: Socket = None,
+    lab: Lab = None,
+) -> int:
+    """Run a command as a job that can move while it runs.
+
+    torchrun gets its nodes from PET_* variables, plain python from RANK, WORLD_SIZE, MASTER_ADDR,
+    MASTER_PORT and LOCAL_RANK. The job's output comes here, SIGINT and SIGTERM go there (a second
+    SIGINT kills it), and the exit code is the job's. Closing the terminal does not end the job.
+    """
+    from ..runtime.messages import Named
+    from .client import Client
+    from .foreground import Foreground
+
+    ask = _ask(command, nnodes, name)
+    path = find_socket(socket, lab)
+    with Client(path) as client:
+        if detach:
+            sys.stdout.write(client.get(Named, ask, START_S).name + "\n")
+            return 0
+        return Foreground(client, tell=verbose or sys.stderr.isatty()).run(ask, START_S)
+
+
+def _ask(command: list[str], nnodes: int, name: str) -> Run:
+    from ..runtime.messages import Run
+
+    try:
+        cwd = os.getcwd()
+    except FileNotFoundError:
+        raise LiveshiftError(
+            "the current directory has been removed", hint="`cd` to one that is there"
+        ) from None
+    for word in command:
+        if not _is_text(word):
+            raise typer.BadParameter(f"{word!r} in the command is not UTF-8")
+    environment = {k: v for k, v in os.environ.items() if _is_text(k) and _is_text(v)}
+    for key in os.environ.keys() - environment.keys():
+        render.note(f"{key!r} is left out of the job's environment: it is not UTF-8")
+    return Run(
+        name=name,
+        nnodes=nnodes,
+        argv=list(command),
+        env=environment,
+        cwd=cwd,
+        gid=os.getgid(),
+        groups=os.getgroups(),
+    )
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can go over the wire: bytes that are no UTF-8 come as surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``liveshift status``: jobs, capsules, hosts, and what is moving."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import render
+from .context import find_socket
+from .options import AsLayout, Lab, Layout, Socket, job_names
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ..runtime.messages import Status
+    from .client import Client
+
+EVERY_S = 1.0
+
+EXAMPLES = """\
+[bold]Examples[/]
+
+liveshift status --watch
+
+liveshift status gpt -o json | jq '.jobs[0].capsules[].host'
+"""
+
+
+def status(
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[JOB]",
+            help="Only this job; exit code 4 if there is none of that name.",
+            autocompletion=job_names,
+            show_default=False,
+        ),
+    ] = None,
+    output: AsLayout = Layout.TABLE,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it again every second until Ctrl-C.")
+    ] = False,
+    socket: Socket = None,
+    lab: Lab = None,
+) -> None:
+    """Show jobs, capsules, hosts and what is moving."""
+    from .client import Client
+
+    with Client(find_socket(socket, lab)) as client:
+        if not watch:
+            _print(_ask(client, job), output)
+        elif output is not Layout.JSON and sys.stdout.isatty():
+            _live(client, job, output)
+        else:
+            while True:
+                _print(_ask(client, job), output)
+                time.sleep(EVERY_S)
+
+
+def _ask(client: Client, job: str | None) -> Status:
+    """The state of the cluster, or of one job in it; raises NotFound when there is no such job."""
+    import msgspec
+
+    from ..errors import NotFound
+    from ..runtime.messages import GetStatus, Status
+    from . import moves
+
+    status = client.get(Status, GetStatus())
+    current = [moves.look(client, row.name) for row in status.moving]
+    status = msgspec.structs.replace(status, moving=current)
+    if not job:
+        return status
+    jobs = [j for j in status.jobs if j.name == job]
+    if not jobs:
+        known = ", ".join(j.name for j in status.jobs)
+        raise NotFound(
+            f'no job "{job}" in the cluster {status.cluster}',
+            hint=f"its jobs are: {known}"
+            if known
+            else "it has no jobs; `liveshift run` starts one",
+        )
+    mine = {capsule.name for capsule in jobs[0].capsules}
+    hosts = {capsule.host for capsule in jobs[0].capsules}
+    return msgspec.structs.replace(
+        status,
+        jobs=jobs,
+        hosts=[h for h in status.hosts if h.name in hosts],
+        moving=[m for m in status.moving if m.capsule in mine],
+    )
+
+
+def _print(status: Status, output: Layout) -> None:
+    if output is Layout.JSON:
+        render.print_json(status)
+        return
+    from .status_tables import whole
+
+    render.out().print(whole(status, wide=output is Layout.WIDE))
+
+
+def _live(client: Client, job: str | None, output: Layout) -> None:
+    """Keep one picture on the terminal up to date; a daemon that is away is waited for."""
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    from ..errors import Unreachable
+    from .status_tables import whole
+
+    picture: RenderableType = whole(_ask(client, job), wide=output is Layout.WIDE)
+    with Live(picture, console=render.out(), auto_refresh=False) as live:
+        while True:
+            time.sleep(EVERY_S)
+            try:
+                picture = whole(_ask(client, job), wide=output is Layout.WIDE)
+                live.update(picture, refresh=True)
+            except Unreachable as error:
+                away = Text(f"no contact: {error}; trying again", style="red")
+                live.update(Group(picture, away), refresh=True)

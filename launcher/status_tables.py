@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of ``liveshift status``."""
+
+from __future__ import annotations
+
+import pwd
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.text import Text
+
+from . import moves, render
+from .report import quantities as q
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from ..runtime.messages import CapsuleRow, HostRow, JobRow, MigrationRow, Status
+
+STYLES = {
+    "running": "green",
+    "up": "green",
+    "starting": "cyan",
+    "moving": "yellow",
+    "unknown": "yellow",
+    "ending": "yellow",
+    "tainted": "yellow",
+    "ended": "dim",
+    "lost": "bold red",
+}
+
+
+def whole(status: Status, *, wide: bool = False) -> RenderableType:
+    """Jobs with their capsules, moves under way, hosts: one below the other."""
+    parts: list[RenderableType] = []
+    if status.jobs:
+        parts.append(jobs(status, wide=wide))
+    else:
+        parts.append(Text("no jobs; `liveshift run -- COMMAND` starts one", style="dim"))
+    if status.moving:
+        parts += [Text(), moving(status.moving)]
+    parts += [Text(), hosts(status.hosts, wide=wide)]
+    return Group(*parts)
+
+
+def jobs(status: Status, *, wide: bool) -> Table:
+    """A line per job, and one per capsule below it."""
+    columns = ["job", "state", "host", "epoch", "address", "ranks", "coll/s", "memory"]
+    if wide:
+        columns += ["pids", "collectives", "user", "age", "command"]
+    numbers = ("epoch", "coll/s", "memory", "pids", "collectives", "age")
+    table = render.table(*columns, right=numbers)
+    for job in status.jobs:
+        table.add_row(*_job(job, status.time, wide=wide))
+        for capsule in job.capsules:
+            table.add_row(*_capsule(capsule, wide=wide))
+    return table
+
+
+def moving(rows: list[MigrationRow]) -> Table:
+    """Migrations under way."""
+    table = render.table("moving", "from → to", "step", "progress", "bytes", "seconds", "reason")
+    for row in rows:
+        table.add_row(
+            row.capsule,
+            f"{row.source} → {row.destination}",
+            Text(row.state, style="yellow"),
+            moves.bar(row),
+            moves.amount(row),
+            f"{row.seconds:.1f}",
+            row.reason,
+        )
+    return table
+
+
+def hosts(rows: list[HostRow], *, wide: bool) -> Table:
+    """Hosts, the room they have, and who tainted them."""
+    columns = ["host", "state", "slots", "spare", "free memory", "taint"]
+    if wide:
+        columns[1:1] = ["address"]
+        columns += ["capsules"]
+    table = render.table(*columns, right=("slots", "free memory"))
+    for row in rows:
+        state = _state(row.state)
+        if row.taint is not None:
+            state = Text.assemble(state, ", ", _state("tainted"))
+        taint = "" if row.taint is None else row.taint
+        if row.taint_by:
+            taint += f" (by {row.taint_by})"
+        cells: list[RenderableType] = [
+            row.name,
+            state,
+            f"{row.used}/{row.slots}",
+            row.spare,
+            q.size(row.memory_free),
+            taint,
+        ]
+        if wide:
+            cells[1:1] = [row.address]
+            cells += [", ".join(row.capsules)]
+        table.add_row(*cells)
+    return table
+
+
+def _job(job: JobRow, now: float, *, wide: bool) -> list[RenderableType]:
+    state = _state(job.state)
+    if job.code is not None:
+        state = Text.assemble(state, (f" ({job.code})", "bold red" if job.code else "dim"))
+    cells: list[RenderableType] = [
+        Text(job.name, style="bold"),
+        state,
+        "",
+        "",
+        "",
+        "",
+        "" if job.state == "ended" else _rate(job.rate),
+        "",
+    ]
+    if wide:
+        cells += ["", "", _user(job.user), render.clock(max(0.0, now - job.started)), job.command]
+    return cells
+
+
+def _capsule(capsule: CapsuleRow, *, wide: bool) -> list[RenderableType]:
+    state = _state(capsule.state)
+    if capsule.code is not None:
+        state = Text.assemble(state, (f" ({capsule.code})", "bold red" if capsule.code else "dim"))
+    over = capsule.state == "ended"
+    cells: list[RenderableType] = [
+        f"  {capsule.name}",
+        state,
+        capsule.host,
+        str(capsule.epoch),
+        capsule.address,
+        ranges(capsule.ranks),
+        "" if over else _rate(capsule.rate),
+        "" if over else q.size(capsule.resident),
+    ]
+    if wide:
+        cells += [str(capsule.pids), str(capsule.collectives), "", "", ""]
+    return cells
+
+
+def ranges(ranks: list[int]) -> str:
+    """``0-3``, ``0,2``, ``0-1,4``: the ranks of a capsule, short."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+
+
+def _rate(rate: float) -> str:
+    return "–" if rate == 0 else q.figures(rate) if rate < 999.5 else f"{rate:.0f}"
+
+
+def _state(state: str) -> Text:
+    return Text(state, style=STYLES.get(state, ""))
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
