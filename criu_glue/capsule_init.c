@@ -2,7 +2,7 @@
 //
 // capsule-init: builds the room of a capsule and stays in it as process 1.
 //
-//   capsule-init --netns FILE --hostname NAME --bind SRC DST … --tmpfs DST … [--proc]
+//   capsule-init --netns FILE --hostname NAME --bind SRC DST … --tmpfs DST … [--proc] [--sysfs]
 //                --log FILE --status FILE --uid N --gid N --groups N,N --chdir DIR
 //                --pid-floor N ( --run COMMAND ARG… | --adopt PID | --hold )
 //
@@ -73,7 +73,7 @@ struct record {
     uint32_t stream;
 };
 
-enum mount_kind { MOUNT_BIND, MOUNT_TMPFS, MOUNT_PROC };
+enum mount_kind { MOUNT_BIND, MOUNT_TMPFS, MOUNT_PROC, MOUNT_SYSFS };
 
 struct mount_op {
     enum mount_kind kind;
@@ -138,6 +138,8 @@ static void parse(int argc, char **argv) {
             room.hold = true;
         } else if (strcmp(o, "--proc") == 0) {
             add_mount(MOUNT_PROC, "proc", "/proc");
+        } else if (strcmp(o, "--sysfs") == 0) {
+            add_mount(MOUNT_SYSFS, "sysfs", "/sys"); // shows this network namespace's devices
         } else if (strcmp(o, "--bind") == 0 && left >= 2) {
             add_mount(MOUNT_BIND, argv[i + 1], argv[i + 2]);
             i += 2;
@@ -223,7 +225,8 @@ static void do_mounts(void) {
         struct mount_op *m = &room.mounts[i];
         if (m->kind != MOUNT_BIND)
             continue;
-        m->tree = open_tree(AT_FDCWD, m->source, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE);
+        m->tree =
+            open_tree(AT_FDCWD, m->source, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE);
         if (m->tree < 0)
             die("cannot take", m->source);
     }
@@ -237,7 +240,7 @@ static void do_mounts(void) {
         else if (m->kind == MOUNT_TMPFS)
             rc = mount("tmpfs", m->target, "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777");
         else
-            rc = mount("proc", m->target, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL);
+            rc = mount(m->source, m->target, m->source, MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL);
         if (rc != 0)
             die("cannot mount", m->target);
         if (m->tree >= 0)
@@ -276,7 +279,9 @@ static _Noreturn void run_command(int out, int err) {
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    setsid(); // CRIU wants the session leader inside the tree
+    for (int s = 1; s < NSIG; s++)
+        signal(s, SIG_DFL); // a background shell starts its children with SIGINT ignored
+    setsid();               // CRIU wants the session leader inside the tree
     int in = open("/dev/null", O_RDONLY);
     dup2(in, STDIN_FILENO);
     dup2(out, STDOUT_FILENO);

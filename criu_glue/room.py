@@ -28,6 +28,8 @@ PAGES = "/dev/shm/.liveshift"
 PRIVATE = ("/tmp/", "/dev/shm/")
 """What every capsule has of its own; all of it goes along."""
 
+CGROUP = "/sys/fs/cgroup"
+
 PID_FLOOR = 1000
 """Pids below this are left to CRIU and its helpers (``ns_last_pid`` before the first task)."""
 
@@ -145,7 +147,10 @@ def _build(plan: RoomPlan, ask: list[str], env: Mapping[str, str]) -> Room:
     for path in plan.shared:
         if path.startswith(PRIVATE):
             command += ["--bind", path, path]
-    command += ["--bind", str(hosts), "/etc/hosts", "--proc", *ask]
+    command += ["--bind", str(hosts), "/etc/hosts", "--proc", "--sysfs"]
+    if os.path.ismount(CGROUP):
+        command += ["--bind", CGROUP, CGROUP]  # the fresh /sys covers it
+    command += ask
     done = subprocess.run(command, env=dict(env), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise LiveshiftError(

@@ -14,6 +14,9 @@ from .context import find_socket
 from .options import Lab, Socket, job_and_capsule_names
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..criu_glue.output import Record
     from .client import Client
     from .output_lines import Writer
     from .output_reader import Reader
@@ -85,11 +88,11 @@ def _so_far(client: Client, readers: list[Reader], to: dict[str, Writer]) -> Non
     """Everything up to now; that of several capsules in order of time."""
     import heapq
 
-    histories = [
-        ((record.realtime_ns, reader.capsule, record) for record in reader.history(client))
-        for reader in readers
-    ]
-    for _, capsule, record in heapq.merge(*histories, key=lambda item: item[0]):
+    def named(reader: Reader) -> Iterator[tuple[str, Record]]:
+        return ((reader.capsule, record) for record in reader.history(client))
+
+    histories = map(named, readers)
+    for capsule, record in heapq.merge(*histories, key=lambda item: item[1].realtime_ns):
         to[capsule].put(record)
 
 

@@ -116,7 +116,8 @@ class Follower(threading.Thread):
         pause, told = RETRY_S[0], False
         while True:
             try:
-                records = self._reader.read(client, POLL_S)
+                # After trouble no answer is held back: that there is one is news enough.
+                records = self._reader.read(client, 0.0 if told else POLL_S)
             except (NotFound, NotPermitted):
                 raise
             except LiveshiftError as error:  # the capsule lives on; so does this

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
 
 from ..errors import LiveshiftError
-from .steps import ENDS
-
-if TYPE_CHECKING:
-    from .orchestrator import Orchestrator
+from .fleet import Fleet
+from .moves import Moves
 
 RETRY_S = 30.0
 TICK_S = 1.0
@@ -25,8 +22,9 @@ TICK_S = 1.0
 class Evacuation:
     """Watches taints and begins moves until tainted hosts are empty."""
 
-    def __init__(self, orchestrator: Orchestrator) -> None:
-        self._o = orchestrator
+    def __init__(self, fleet: Fleet, moves: Moves) -> None:
+        self._fleet = fleet
+        self._moves = moves
         self._wake = asyncio.Event()
         self._not_before: dict[str, float] = {}
         self._refused: dict[str, str] = {}
@@ -37,7 +35,7 @@ class Evacuation:
 
     def retry(self, host: str) -> None:
         """A person asked (again) for this host: forget what failed before."""
-        for job in self._o.jobs.values():
+        for job in self._fleet.jobs.values():
             for capsule in job.capsules.values():
                 if capsule.host == host:
                     self._not_before.pop(capsule.name, None)
@@ -46,7 +44,7 @@ class Evacuation:
 
     async def run(self) -> None:
         while True:
-            for host in list(self._o.taints):
+            for host in list(self._fleet.taints):
                 self._next(host)
             self._wake.clear()
             try:
@@ -55,11 +53,10 @@ class Evacuation:
                 continue
 
     def _next(self, host: str) -> None:
-        moving = [m for m in self._o.moves.values() if m.step not in ENDS and m.source == host]
-        if moving:
+        if any(move.source == host for move in self._fleet.under_way()):
             return
-        reason, by = self._o.taints[host]
-        for job in self._o.jobs.values():
+        reason, by = self._fleet.taints[host]
+        for job in self._fleet.jobs.values():
             for capsule in job.capsules.values():
                 if capsule.host != host or capsule.code is not None or capsule.migration:
                     continue
@@ -67,12 +64,12 @@ class Evacuation:
                     continue
                 self._not_before[capsule.name] = time.monotonic() + RETRY_S
                 try:
-                    self._o.start_move(job, capsule, "", f"{host} is tainted: {reason}", by)
+                    self._moves.start(job, capsule, "", f"{host} is tainted: {reason}", by)
                 except LiveshiftError as error:
                     if self._refused.get(capsule.name) != str(error):  # said once
                         self._refused[capsule.name] = str(error)
                         hint = f" ({error.hint})" if error.hint else ""
-                        self._o.journal.tell(capsule.name, "not moved", f"{error}{hint}", by)
+                        self._fleet.journal.tell(capsule.name, "not moved", f"{error}{hint}", by)
                     continue
                 self._refused.pop(capsule.name, None)
                 return

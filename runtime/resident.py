@@ -212,7 +212,7 @@ class Housing:
 
 
 def started(pid: int) -> int:
-    """When a process was started, in clock ticks since boot (proc(5), field 22); 0 if it is gone."""
+    """When a process was started, in clock ticks since boot (proc(5), field 22); 0: it is gone."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
     except (FileNotFoundError, ProcessLookupError):

@@ -4,29 +4,25 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
+from .fleet import Fleet
 from .jobs import Capsule, Job
 from .messages import CapsuleRow, HostRow, JobRow, Status
-from .steps import ENDS
-
-if TYPE_CHECKING:
-    from .orchestrator import Orchestrator
 
 
-def status(o: Orchestrator) -> Status:
+def status(fleet: Fleet) -> Status:
     """All jobs, hosts and the migrations in flight, as of now."""
     return Status(
-        cluster=o.cluster.name,
+        cluster=fleet.cluster.name,
         time=time.time(),
-        jobs=[_job(o, job) for job in o.jobs.values()],
-        hosts=_hosts(o),
-        moving=[move.row() for move in o.moves.values() if move.step not in ENDS],
+        jobs=[_job(fleet, job) for job in fleet.jobs.values()],
+        hosts=_hosts(fleet),
+        moving=[move.row() for move in fleet.under_way()],
     )
 
 
-def _job(o: Orchestrator, job: Job) -> JobRow:
-    rows = [_capsule(job, c, o.is_up(c.host)) for c in job.capsules.values()]
+def _job(fleet: Fleet, job: Job) -> JobRow:
+    rows = [_capsule(job, c, fleet.is_up(c.host)) for c in job.capsules.values()]
     running = [row.rate for row in rows if row.code is None]
     return JobRow(
         name=job.name,
@@ -68,22 +64,10 @@ def _capsule(job: Job, capsule: Capsule, host_up: bool) -> CapsuleRow:
     )
 
 
-def _hosts(o: Orchestrator) -> list[HostRow]:
+def _hosts(fleet: Fleet) -> list[HostRow]:
     rows = []
-    for view, host in zip(o.host_views(), o.cluster.hosts, strict=True):
-        here = [
-            capsule.name
-            for job in o.jobs.values()
-            for capsule in job.capsules.values()
-            if capsule.host == host.name and capsule.code is None
-        ]
-        # A move that has been committed but is not over still holds its frozen copy here.
-        here += [
-            move.capsule.name
-            for move in o.moves.values()
-            if move.step not in ENDS and move.source == host.name != move.capsule.host
-        ]
-        reason, by = o.taints.get(host.name, (None, None))
+    for view, host in zip(fleet.views(), fleet.cluster.hosts, strict=True):
+        reason, by = fleet.taints.get(host.name, (None, None))
         rows.append(
             HostRow(
                 name=host.name,
@@ -94,8 +78,8 @@ def _hosts(o: Orchestrator) -> list[HostRow]:
                 used=view.used,
                 taint=reason,
                 taint_by=by,
-                memory_free=o.hosts[host.name].memory_free,
-                capsules=here,
+                memory_free=fleet.hosts[host.name].memory_free,
+                capsules=fleet.held_by(host.name),
             )
         )
     return rows

@@ -15,8 +15,7 @@ from pathlib import Path
 from ...errors import LiveshiftError, NotFound, NotPermitted, Refused
 from . import plan, wiring
 from .commands import run
-from .record import claim, root
-from .rooms import refuse_inside
+from .record import claim, refuse_inside, root
 from .tasks import Task, belonging, kill, network, pids
 
 _END_S = 20.0
@@ -39,7 +38,6 @@ def down(name: str) -> None:
         with claim(directory):
             clear(name, directory)
     except NotFound:  # no directory: the namespaces alone are left, or a namesake's
-        refuse_namesake(name, directory)
         clear(name, directory)
 
 
@@ -53,7 +51,8 @@ def refuse_namesake(name: str, directory: Path) -> None:
 
 
 def clear(name: str, directory: Path) -> None:
-    """Remove the lab; its lock is held, if it has a directory."""
+    """Remove the lab; its lock is held, if it has a directory. Raises like :func:`down`."""
+    refuse_namesake(name, directory)
     kill(_under_way(name))
     named = wiring.namespaces(name)
     networks = {found for n in named if (found := wiring.identity(n)) is not None}
@@ -68,7 +67,10 @@ def clear(name: str, directory: Path) -> None:
     for point in reversed(_mounts(directory)):
         run(["umount", "--lazy", point])
     if directory.exists():
-        shutil.rmtree(directory)
+        try:
+            shutil.rmtree(directory)
+        except OSError as error:
+            raise LiveshiftError(f"cannot remove {directory}: {error}") from error
 
 
 def leftovers(name: str) -> list[str]:
@@ -129,9 +131,9 @@ def _words(pid: int) -> str:
 
 
 def _argv(pid: int) -> list[str]:
-    """The command line of a process; [""] when it has ended."""
+    """The command line of a process; [""] when it has none."""
     try:
         raw = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:  # ended, or not ours to see
         raw = b""
     return raw.decode(errors="replace").rstrip("\0").split("\0")

@@ -15,8 +15,8 @@ from ...errors import NotFound, NotPermitted, Refused
 from ...runtime import keys
 from ...runtime.config import Cluster, dump
 from . import daemons, plan, rooms, wiring
-from .clearing import clear, refuse_namesake
-from .record import Lab, LabHost, claim, load, root
+from .clearing import clear
+from .record import Lab, LabHost, claim, load, refuse_inside, root
 
 
 def up(
@@ -100,7 +100,7 @@ def fresh(
         raise NotPermitted(
             "a lab is made of namespaces, which needs root", hint=f"sudo liveshift lab up {name}"
         )
-    rooms.refuse_inside()
+    refuse_inside()
     _make_directory(name, directory)
     with claim(directory):
         try:
@@ -134,7 +134,6 @@ def _make_directory(name: str, directory: Path) -> None:
                 )
             clear(name, directory)
     elif wiring.namespaces(name):
-        refuse_namesake(name, directory)
         clear(name, directory)
     directory.mkdir()
     directory.chmod(0o755)

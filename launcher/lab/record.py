@@ -26,10 +26,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...errors import ConfigError, LiveshiftError, NotFound, Refused
+from ...errors import ConfigError, LiveshiftError, NotFound, NotPermitted, Refused
 from ..context import LAB_ROOT, LAB_ROOT_VARIABLE, lab_socket
 from . import plan
 from .tasks import Task
+
+INSIDE = Path("/run/liveshift-lab")
+"""Says, inside a host, which one of which lab it is."""
 
 _LOCK_S = 2.0
 """How long to wait for the lock: a killed command's children may hold it for a moment."""
@@ -116,6 +119,7 @@ class Lab(msgspec.Struct):
         raw = msgspec.json.format(msgspec.json.encode(self, enc_hook=str)) + b"\n"
         staged = self.directory / f".lab.json.{os.getpid()}"
         staged.write_bytes(raw)
+        staged.chmod(0o644)
         staged.rename(self.directory / "lab.json")
 
     def refresh(self) -> None:
@@ -186,9 +190,24 @@ def find(name: str | None = None) -> Lab:
     return load(there[0])
 
 
+def refuse_inside() -> None:
+    """Labs are changed from outside: inside, pids and names mean something else."""
+    if INSIDE.exists():
+        raise Refused(
+            f"this is host {INSIDE.read_text().strip()}", hint="run this outside of the lab"
+        )
+
+
 @contextmanager
 def claim(directory: Path) -> Iterator[None]:
-    """Hold the lab's lock; raises Refused when another command holds it, NotFound without a lab."""
+    """Hold the lab's lock, to change the lab.
+
+    Raises Refused when another command holds it or inside of a lab, NotFound when there is no
+    such lab, NotPermitted without root.
+    """
+    if os.geteuid() != 0:
+        raise NotPermitted(f'changing lab "{directory.name}" needs root', hint="run it with sudo")
+    refuse_inside()
     lock = _lock(directory)
     try:
         yield

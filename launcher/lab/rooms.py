@@ -12,14 +12,11 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from ...errors import LiveshiftError, Refused
+from ...errors import LiveshiftError, NotPermitted, Refused
 from . import plan, wiring
 from .commands import ip, run
-from .record import Lab, LabHost, Link, claim
+from .record import INSIDE, Lab, LabHost, Link, claim
 from .tasks import Task, kill
-
-INSIDE = Path("/run/liveshift-lab")
-"""Says, inside a host, which one of which lab it is."""
 
 _SPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
 
@@ -65,7 +62,12 @@ def start(lab: Lab, machine: LabHost) -> None:
 
 
 def entry(machine: LabHost, *spaces: str) -> list[str]:
-    """The command prefix that enters a host; raises Refused when it does not run."""
+    """The command prefix that enters a host.
+
+    Raises Refused when the host does not run, NotPermitted without root.
+    """
+    if os.geteuid() != 0:
+        raise NotPermitted("entering a lab host needs root", hint="run it with sudo")
     if machine.init is None or not machine.init.alive:
         raise Refused(
             f"lab host {machine.name} does not run",
@@ -121,14 +123,6 @@ def boot_host(lab: Lab, host: str) -> None:
         wiring.plug_in(lab, machine)
         start(lab, machine)
         lab.save()
-
-
-def refuse_inside() -> None:
-    """Labs are made and removed from outside: inside, pids and names mean something else."""
-    if INSIDE.exists():
-        raise Refused(
-            f"this is host {INSIDE.read_text().strip()}", hint="run this outside of the lab"
-        )
 
 
 def _make(path: Path, mode: int) -> None:

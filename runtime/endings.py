@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How jobs end: by themselves, by one failing capsule, by a signal; and what is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+
+from ..errors import LiveshiftError
+from . import messages
+from .fleet import Fleet
+from .jobs import Capsule, Job
+from .link import Switchboard
+from .messages import Message
+from .tasks import Tasks
+
+KEEP_ENDED = 20
+"""Ended jobs whose output stays readable; older ones are taken away."""
+
+
+class Endings:
+    """Follows the ends of capsules to the ends of their jobs."""
+
+    def __init__(self, fleet: Fleet, switchboard: Switchboard) -> None:
+        self._fleet = fleet
+        self._switchboard = switchboard
+        self._tasks = Tasks()
+
+    def capsule_ended(self, job: Job, capsule: Capsule, code: int) -> None:
+        """Take note of a command's end (exit code, or 128 + signal). Repeatable."""
+        if capsule.code is not None:
+            return
+        journal = self._fleet.journal
+        capsule.code = code
+        journal.set_ended(capsule.name, code)
+        journal.tell(capsule.name, "ended", f"ended on {capsule.host} with code {code}")
+        if code != 0 and job.code is None:
+            job.code = code  # the first failure is the job's, as torchrun and srun have it
+        if all(c.code is not None for c in job.capsules.values()):
+            job.state, job.code = "ended", job.code or 0
+            journal.set_job(job.name, job.state, job.code)
+            journal.tell(job.name, "ended", f"ended with code {job.code}")
+            self._tasks.spawn(self._forget_old())
+        elif code != 0 and job.state == "running":
+            job.state = "ending"
+            self._tasks.spawn(self._end_rest(job))
+
+    async def signal(self, job: Job, signum: int) -> None:
+        """Send a signal to every command of a job; SIGTERM is followed by SIGKILL after a grace."""
+        await self._to_all(job, signum)
+        if signum == signal.SIGTERM and job.state == "running":
+            job.state = "ending"
+            self._tasks.spawn(self._kill_later(job))
+
+    async def forget(self, name: str, even_running: bool = False) -> None:
+        """Take away what an ended job left on every host, so that its name can be used anew."""
+        job = self._fleet.jobs.get(name)
+        if job is None or (job.state != "ended" and not even_running):
+            return
+        del self._fleet.jobs[name]
+        self._fleet.journal.remove_job(name)
+        limit = self._fleet.cluster.timeouts.prepare
+        for host in self._fleet.up():
+            with contextlib.suppress(LiveshiftError):
+                await self._switchboard.ask(host, messages.Forget(name), limit)
+
+    async def _end_rest(self, job: Job) -> None:
+        """One capsule failed: the others get a while to notice, then SIGTERM, then SIGKILL."""
+        await asyncio.sleep(self._fleet.cluster.timeouts.grace)
+        await self._to_all(job, signal.SIGTERM)
+        await self._kill_later(job)
+
+    async def _kill_later(self, job: Job) -> None:
+        await asyncio.sleep(self._fleet.cluster.timeouts.grace)
+        await self._to_all(job, signal.SIGKILL)
+
+    async def _to_all(self, job: Job, signum: int) -> None:
+        for capsule in job.capsules.values():
+            if capsule.code is not None:
+                continue
+            message: Message = messages.Signal(capsule.name, signum)
+            if signum == signal.SIGKILL:
+                message = messages.End(capsule.name)
+            with contextlib.suppress(LiveshiftError):
+                limit = self._fleet.cluster.timeouts.grace
+                await self._switchboard.ask(capsule.host, message, limit)
+
+    async def _forget_old(self) -> None:
+        ended = [name for name, job in self._fleet.jobs.items() if job.state == "ended"]
+        for name in ended[:-KEEP_ENDED]:
+            await self.forget(name)

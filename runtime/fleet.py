@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the orchestrator knows: hosts, taints, jobs, moves. Loaded from the journal, no traffic."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import msgspec
+
+from ..criu_glue.network import Overlay
+from ..errors import NotFound
+from .config import Cluster
+from .jobs import Capsule, Job
+from .journal import Journal
+from .messages import Run
+from .migration import Move
+from .spares import HostView
+from .steps import ENDS
+
+
+@dataclass
+class HostState:
+    """A host as its agent's last words show it; ``heard`` is monotonic, 0 for never."""
+
+    name: str
+    heard: float = 0.0
+    memory_free: int = 0
+
+
+class Fleet:
+    """The cluster as it is known now; what must survive is in the journal as well."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.journal = Journal(cluster.paths.state / "journal.sqlite")
+        self.hosts = {host.name: HostState(host.name) for host in cluster.hosts}
+        self.taints = self.journal.taints()
+        self.jobs = self._load_jobs()
+        self.moves: dict[str, Move] = {}
+
+    def is_up(self, host: str) -> bool:
+        """Whether the host's agent has spoken within the time of suspicion."""
+        heard = self.hosts[host].heard
+        return bool(heard) and time.monotonic() - heard < self.cluster.timeouts.suspicion
+
+    def up(self) -> list[str]:
+        return [name for name in self.hosts if self.is_up(name)]
+
+    def under_way(self) -> list[Move]:
+        """Migrations that have not ended."""
+        return [move for move in self.moves.values() if move.step not in ENDS]
+
+    def on(self, host: str) -> list[str]:
+        """Capsules that take a slot on a host: those that run there, those coming and going."""
+        here = {
+            capsule.name
+            for job in self.jobs.values()
+            for capsule in job.capsules.values()
+            if capsule.host == host and capsule.code is None and job.state != "ended"
+        }
+        here |= {m.capsule.name for m in self.under_way() if host in (m.source, m.destination)}
+        return sorted(here)
+
+    def held_by(self, host: str) -> list[str]:
+        """Capsules that are not away from a host yet: a committed move that is not over holds
+        its frozen copy there still."""
+        arriving = {m.capsule.name for m in self.under_way() if m.destination == host}
+        arrived = {n for n in arriving if (found := self.find(n)) and found[1].host == host}
+        return [name for name in self.on(host) if name not in arriving or name in arrived]
+
+    def views(self) -> list[HostView]:
+        """The hosts as decisions about spares and placement see them."""
+        return [
+            HostView(h.name, h.spare.value, h.slots, len(self.on(h.name)), self.is_up(h.name),
+                     h.name in self.taints)
+            for h in self.cluster.hosts
+        ]  # fmt: skip
+
+    def find(self, capsule: str) -> tuple[Job, Capsule] | None:
+        job = self.jobs.get(capsule.partition("/")[0])
+        found = job.capsules.get(capsule) if job else None
+        return (job, found) if job and found else None
+
+    def job(self, name: str) -> Job:
+        """The job of that name; raises NotFound."""
+        if name not in self.jobs:
+            known = ", ".join(self.jobs) or "none"
+            raise NotFound(f'no job "{name}"', hint=f"known jobs: {known}")
+        return self.jobs[name]
+
+    def capsule(self, name: str) -> tuple[Job, Capsule]:
+        """The capsule of that name (for a job of one, the job's name will do); raises NotFound."""
+        job = self.job(name.partition("/")[0])
+        if name == job.name and len(job.capsules) == 1:
+            name = f"{job.name}/0"
+        if name not in job.capsules:
+            raise NotFound(
+                f'job {job.name} has no capsule "{name}"',
+                hint=f"its capsules are: {', '.join(job.capsules)}",
+            )
+        return job, job.capsules[name]
+
+    def _load_jobs(self) -> dict[str, Job]:
+        jobs: dict[str, Job] = {}
+        for name, vni, subnet, spec, started, state, code in self.journal.jobs():
+            raw = msgspec.msgpack.decode(spec)
+            capsules = {
+                capsule: Capsule(capsule, index, host, epoch, ended)
+                for capsule, _, index, host, epoch, ended in self.journal.capsules(name)
+            }
+            jobs[name] = Job(
+                name, Overlay(vni, subnet), msgspec.convert(raw["run"], Run), raw["uid"], started,
+                capsules, state, code,
+            )  # fmt: skip
+        return jobs

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every message that crosses a socket, and the one encode and decode for all of them.
+
+How a planned migration flows (data goes source agent → destination agent, nothing else does):
+
+A. orchestrator → source       ``Inspect``      what the capsule consists of, what stands in the way
+B. orchestrator → destination  ``Reserve``      preflight; an empty, locked room; an inbox
+C. orchestrator → source       ``Precopy``      directories and output so far, while training runs
+D. orchestrator → source       ``Freeze``       network locked, dumped into the wire, held frozen
+E. orchestrator: the journal   ``commit``       the destination owns epoch + 1 from here on
+F. orchestrator → everyone     ``Locate``       the address book with the new epoch
+G. orchestrator → destination  ``Restore``      CRIU restores, the hook opens the network
+H. orchestrator → source       ``Finish``       the frozen copy ends, its room goes
+   Before E a failure means ``Thaw`` at the source and ``Discard`` at the destination; after E
+   the destination discards, E is done again for the source with epoch + 2, then ``Thaw``.
+
+A frame is MessagePack: ``{"v": VERSION, "id": n, "body": {"t": tag, …}}`` asks, the same with
+``"ok"`` answers, with ``"error": [kind, message, hint]`` refuses. Tags are the class names.
+Bump VERSION when a field changes its meaning or a required field is added; adding a message or
+an optional field needs no bump. Peers of different versions turn each other away, saying both.
+"""
+
+from .agents import (
+    Beat,
+    Books,
+    Discard,
+    End,
+    Ended,
+    Finish,
+    Forget,
+    Freeze,
+    Frozen,
+    Hello,
+    Inspect,
+    Inspected,
+    Locate,
+    Moved,
+    Precopy,
+    Progress,
+    Relay,
+    Reserve,
+    Reserved,
+    Restore,
+    Resume,
+    Signal,
+    Start,
+    Thaw,
+)
+from .base import Message
+from .frames import VERSION, Frame, decode, encode_answer, encode_ask, encode_error
+from .people import (
+    Events,
+    GetEvents,
+    GetMigration,
+    GetStatus,
+    Migrate,
+    Migration,
+    Named,
+    Output,
+    Planned,
+    ReadOutput,
+    Run,
+    SetTaint,
+    SignalJob,
+    Status,
+    Untaint,
+)
+from .records import (
+    Book,
+    CapsuleRow,
+    CapsuleSpec,
+    CapsuleState,
+    Event,
+    HostFacts,
+    HostRow,
+    JobRow,
+    MigrationRow,
+    Phase,
+)
+
+__all__ = [
+    "VERSION",
+    "Beat",
+    "Book",
+    "Books",
+    "CapsuleRow",
+    "CapsuleSpec",
+    "CapsuleState",
+    "Discard",
+    "End",
+    "Ended",
+    "Event",
+    "Events",
+    "Finish",
+    "Forget",
+    "Frame",
+    "Freeze",
+    "Frozen",
+    "GetEvents",
+    "GetMigration",
+    "GetStatus",
+    "Hello",
+    "HostFacts",
+    "HostRow",
+    "Inspect",
+    "Inspected",
+    "JobRow",
+    "Locate",
+    "Message",
+    "Migrate",
+    "Migration",
+    "MigrationRow",
+    "Moved",
+    "Named",
+    "Output",
+    "Phase",
+    "Planned",
+    "Precopy",
+    "Progress",
+    "ReadOutput",
+    "Relay",
+    "Reserve",
+    "Reserved",
+    "Restore",
+    "Resume",
+    "Run",
+    "SetTaint",
+    "Signal",
+    "SignalJob",
+    "Start",
+    "Status",
+    "Thaw",
+    "Untaint",
+    "decode",
+    "encode_answer",
+    "encode_ask",
+    "encode_error",
+]

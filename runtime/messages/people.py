@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages between the command line and a daemon, over the local socket."""
+
+from __future__ import annotations
+
+from .base import Message
+from .records import Event, HostRow, JobRow, MigrationRow
+
+
+class Run(Message, frozen=True):
+    """Start a job of ``nnodes`` capsules; answers Named. An empty name asks for one."""
+
+    name: str
+    nnodes: int
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    gid: int
+    groups: list[int]
+
+
+class Named(Message, frozen=True):
+    name: str
+
+
+class GetStatus(Message, frozen=True):
+    """Answers Status."""
+
+
+class Status(Message, frozen=True):
+    cluster: str
+    time: float
+    jobs: list[JobRow]
+    hosts: list[HostRow]
+    moving: list[MigrationRow]
+
+
+class SetTaint(Message, frozen=True):
+    """Taint a host, so that everything on it moves away; answers None."""
+
+    host: str
+    reason: str
+
+
+class Untaint(Message, frozen=True):
+    """Take a host's taint away; running migrations end as they would; answers None."""
+
+    host: str
+
+
+class Migrate(Message, frozen=True):
+    """Move one capsule; ``to`` empty picks a spare; answers Planned, or Named when it began."""
+
+    capsule: str
+    to: str
+    reason: str
+    dry_run: bool
+
+
+class Planned(Message, frozen=True):
+    """What --dry-run prints: (what, found) rows, estimates in bytes."""
+
+    capsule: str
+    source: str
+    destination: str
+    checks: list[tuple[str, str]]
+    image_bytes: int
+    carried_bytes: int
+
+
+class GetMigration(Message, frozen=True):
+    """Answers Migration."""
+
+    name: str
+
+
+class Migration(Message, frozen=True):
+    row: MigrationRow
+
+
+class ReadOutput(Message, frozen=True):
+    """Output records of a capsule from ``offset`` on; waits up to ``wait`` s; answers Output."""
+
+    capsule: str
+    offset: int
+    wait: float
+
+
+class Output(Message, frozen=True):
+    """Raw records (criu_glue/output.py); ``code`` is set with the last ones of an ended capsule."""
+
+    data: bytes
+    next: int
+    code: int | None
+
+
+class SignalJob(Message, frozen=True):
+    """Send a signal to every capsule's command of a job; answers None."""
+
+    job: str
+    signum: int
+
+
+class GetEvents(Message, frozen=True):
+    """Answers Events, oldest first; ``subject`` empty for all, else a job, capsule or host."""
+
+    subject: str
+    after: int
+
+
+class Events(Message, frozen=True):
+    events: list[Event]

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What messages say about jobs, hosts and moves. Bytes, seconds, seconds since the epoch."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """One row of a migration's table. ``frozen``: the job stood still meanwhile.
+
+    ``start`` is in seconds since the migration began; ``bytes`` None where none moved.
+    """
+
+    name: str
+    start: float
+    seconds: float
+    bytes: int | None = None
+    frozen: bool = False
+    detail: str = ""
+
+
+class Book(msgspec.Struct, frozen=True):
+    """A job's address book: mobile address → (host name, epoch of that ownership)."""
+
+    job: str
+    vni: int
+    subnet: str
+    where: dict[str, tuple[str, int]]
+
+
+class CapsuleSpec(msgspec.Struct, frozen=True):
+    """All that a host needs to start a capsule, or to build the room it is restored into."""
+
+    name: str  # "gpt/1"
+    job: str
+    index: int
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    uid: int
+    gid: int
+    groups: list[int]
+    hosts_file: str
+
+
+class CapsuleState(msgspec.Struct, frozen=True):
+    """What an agent reports of a capsule with every beat; bytes and collectives per second."""
+
+    name: str
+    epoch: int
+    pids: int
+    resident: int
+    collectives: int
+    rate: float
+    ranks: list[int]
+    command: str
+
+
+class HostFacts(msgspec.Struct, frozen=True):
+    """What decides whether a tree dumped on one host can run on another."""
+
+    kernel: str
+    machine: str
+    cpu: str
+    cpu_flags: list[str]
+    criu: str
+    liveshift: str
+
+
+class CapsuleRow(msgspec.Struct, frozen=True):
+    """``state``: starting, running, moving, ended, or unknown while its host is lost.
+
+    ``rate`` is in collectives per second, ``resident`` in bytes.
+    """
+
+    name: str
+    index: int
+    state: str
+    host: str
+    epoch: int
+    address: str
+    ranks: list[int]
+    pids: int
+    resident: int
+    collectives: int
+    rate: float
+    code: int | None
+    migration: str | None
+
+
+class JobRow(msgspec.Struct, frozen=True):
+    """``state``: running, ending or ended; ``rate``: that of its slowest capsule."""
+
+    name: str
+    state: str
+    command: str
+    user: int
+    started: float
+    rate: float
+    code: int | None
+    capsules: list[CapsuleRow]
+
+
+class HostRow(msgspec.Struct, frozen=True):
+    """``state``: up or lost; ``taint``: the reason, None when untainted."""
+
+    name: str
+    address: str
+    state: str
+    spare: str
+    slots: int
+    used: int
+    taint: str | None
+    taint_by: str | None
+    memory_free: int
+    capsules: list[str]
+
+
+class MigrationRow(msgspec.Struct, frozen=True):
+    """A migration; ``state`` is a Step's value; ``frozen_s`` is how long the job stood still."""
+
+    name: str
+    capsule: str
+    source: str
+    destination: str
+    reason: str
+    by: str
+    epoch: int
+    state: str
+    asked: float
+    seconds: float
+    frozen_s: float
+    image_bytes: int
+    bytes: int
+    expected_bytes: int
+    link_rate: float
+    phases: list[Phase]
+    error: str | None
+    hint: str | None
+
+
+class Event(msgspec.Struct, frozen=True):
+    number: int
+    time: float
+    subject: str
+    kind: str
+    text: str
+    by: str
+    migration: MigrationRow | None

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Background work of a daemon: kept referenced until done, its errors logged, never lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+log = logging.getLogger("liveshift.tasks")
+
+
+class Tasks:
+    """asyncio itself keeps only weak references to tasks."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("background work failed", exc_info=error)

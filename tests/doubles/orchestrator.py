@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A double of the orchestrator, as far as the command line can see it. For tests only.
+
+It speaks the real wire format over a real UNIX socket, but nothing runs behind it: a job is what
+a test says it prints, moves and ends. The real one is runtime/orchestrator.py; that both answer
+the same way on the wire is checked in test_client.py, the real system in integration/.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from liveshift.criu_glue.output import HEADER, STDOUT
+from liveshift.errors import LiveshiftError, NotFound, Refused, Unreachable, to_wire
+from liveshift.runtime import messages
+from liveshift.runtime.messages import (
+    CapsuleRow,
+    Event,
+    HostRow,
+    JobRow,
+    Message,
+    MigrationRow,
+    Phase,
+)
+from liveshift.runtime.steps import Step
+
+LENGTH = struct.Struct("<I")
+CHUNK = 4096
+"""Most bytes of output in one answer, whole records or not: a reader has to cope."""
+
+
+@dataclass
+class Capsule:
+    """One capsule; ``log`` is its record log, which stays with it wherever it goes."""
+
+    name: str
+    host: str
+    epoch: int = 1
+    log: bytes = b""
+    code: int | None = None
+    migration: str | None = None
+
+
+@dataclass
+class Job:
+    name: str
+    argv: list[str]
+    capsules: dict[str, Capsule]
+    started: float = field(default_factory=time.time)
+    signals: list[int] = field(default_factory=list)
+    code: int | None = None
+
+
+@dataclass
+class Host:
+    name: str
+    slots: int = 1
+    taint: str | None = None
+
+
+class Orchestrator:
+    """Answers at ``path`` between :meth:`start` and :meth:`stop`; a context manager for both."""
+
+    def __init__(self, path: Path, hosts: int = 3) -> None:
+        self.path = path
+        self.hosts = {f"h{n}": Host(f"h{n}") for n in range(hosts)}
+        self.jobs: dict[str, Job] = {}
+        self.moves: dict[str, MigrationRow] = {}
+        self.events: list[Event] = []
+        self.asks: list[Message] = []
+        self.refuse: dict[type[Message], LiveshiftError] = {}  # what to answer, from now on
+        self.hold_moves = False  # moves begun by an ask stay under way until finish_move()
+        self.changed = threading.Condition()
+        self._listener: socket.socket | None = None
+        self._lines: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+
+    # ---- being there ----
+
+    def __enter__(self) -> Orchestrator:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(self.path))
+        self._listener.listen()
+        self._spawn(self._accept, self._listener)
+
+    def stop(self) -> None:
+        """Go away as after a crash: connections break, the socket's file stays."""
+        assert self._listener is not None
+        with self.changed:
+            for line in (self._listener, *self._lines):
+                with contextlib.suppress(OSError):
+                    line.shutdown(socket.SHUT_RDWR)
+            self._lines.clear()
+            self.changed.notify_all()
+        for thread in self._threads:
+            thread.join(15)
+            assert not thread.is_alive()
+        self._threads.clear()
+        self._listener.close()
+
+    def _spawn(self, work: object, line: socket.socket) -> None:
+        thread = threading.Thread(target=work, args=(line,), daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                line, _ = listener.accept()
+            except OSError:
+                return
+            with self.changed:
+                self._lines.add(line)
+                self._spawn(self._converse, line)
+
+    def _converse(self, line: socket.socket) -> None:
+        with line, contextlib.suppress(OSError, EOFError):
+            while True:
+                (length,) = LENGTH.unpack(_receive(line, LENGTH.size))
+                frame = messages.decode(_receive(line, length))
+                assert frame.body is not None
+                try:
+                    raw = messages.encode_answer(frame.id, self._answer(frame.body, line))
+                except LiveshiftError as error:
+                    raw = messages.encode_error(frame.id, to_wire(error))
+                line.sendall(LENGTH.pack(len(raw)) + raw)
+        with self.changed:
+            self._lines.discard(line)
+
+    # ---- what a test makes happen ----
+
+    def print(self, capsule: str, data: bytes, stream: int = STDOUT, at: float = 0.0) -> None:
+        """The capsule's command writes; ``at``: when, in seconds since the epoch."""
+        with self.changed:
+            realtime_ns = int((at or time.time()) * 1e9)
+            self._capsule(capsule).log += HEADER.pack(realtime_ns, len(data), stream) + data
+            self.changed.notify_all()
+
+    def end(self, capsule: str, code: int = 0) -> None:
+        """The capsule's command ends; the job does with its last capsule."""
+        with self.changed:
+            job = self.jobs[capsule.partition("/")[0]]
+            job.capsules[capsule].code = code
+            if all(c.code is not None for c in job.capsules.values()):
+                job.code = next((c.code for c in job.capsules.values() if c.code), 0)
+            self.changed.notify_all()
+
+    def begin_move(self, capsule: str, to: str, reason: str = "test", by: str = "root") -> str:
+        """A move is under way, with half of its bytes across; returns its name."""
+        with self.changed:
+            moved = self._capsule(capsule)
+            name = f"m{len(self.moves) + 1}"
+            self.moves[name] = MigrationRow(
+                name=name, capsule=capsule, source=moved.host, destination=to, reason=reason,
+                by=by, epoch=moved.epoch, state=Step.FREEZING.value, asked=time.time(),
+                seconds=0.5, frozen_s=0.2, image_bytes=0, bytes=123_000_000,
+                expected_bytes=246_000_000, link_rate=0.0, phases=[], error=None, hint=None,
+            )  # fmt: skip
+            moved.migration = name
+            self._tell(capsule, "move", f"{moved.host} → {to} begins", by)
+            return name
+
+    def finish_move(self, name: str, error: LiveshiftError | None = None) -> None:
+        """The move ends, with an error before its commit if there is one."""
+        with self.changed:
+            row = self.moves[name]
+            moved = self._capsule(row.capsule)
+            moved.migration = None
+            if error is None:
+                moved.host, moved.epoch = row.destination, moved.epoch + 1
+            self.moves[name] = msgspec.structs.replace(
+                row,
+                epoch=moved.epoch,
+                state=(Step.FAILED if error else Step.DONE).value,
+                seconds=1.25,
+                frozen_s=0.0 if isinstance(error, Refused) else 0.7,
+                image_bytes=0 if error else 246_000_000,
+                bytes=0 if error else 246_000_000,
+                link_rate=0.0 if error else 612e6,
+                phases=[
+                    Phase("prepare", 0.0, 0.45, None, False, "12 tasks"),
+                    *([] if error else [Phase("dump", 0.5, 0.4, 246_000_000, True)]),
+                    *([] if error else [Phase("restore", 0.9, 0.3, None, True)]),
+                ],
+                error=str(error) if error else None,
+                hint=error.hint if error else None,
+            )
+            kind = "not moved" if error else "moved"
+            self._tell(row.capsule, kind, f"{row.source} → {row.destination}", row.by, name)
+            self.changed.notify_all()
+
+    def move(self, capsule: str, to: str) -> None:
+        self.finish_move(self.begin_move(capsule, to))
+
+    def wait_for(self, what: type[Message], count: int = 1, timeout: float = 20.0) -> Message:
+        """The ``count``-th ask of a kind, once it has come."""
+        with self.changed:
+
+            def come() -> list[Message]:
+                return [ask for ask in self.asks if isinstance(ask, what)]
+
+            assert self.changed.wait_for(lambda: len(come()) >= count, timeout), self.asks
+            return come()[count - 1]
+
+    # ---- what it answers ----
+
+    def _answer(self, ask: Message, line: socket.socket) -> Message | None:
+        with self.changed:
+            self.asks.append(ask)
+            self.changed.notify_all()
+            if error := self.refuse.get(type(ask)):
+                raise error
+            match ask:
+                case messages.Run():
+                    return self._run(ask)
+                case messages.GetStatus():
+                    return self._status()
+                case messages.ReadOutput():
+                    return self._output(ask, line)
+                case messages.SignalJob():
+                    return self._signal(ask)
+                case messages.SetTaint():
+                    return self._taint(ask)
+                case messages.Untaint():
+                    self._host(ask.host).taint = None
+                    return None
+                case messages.Migrate():
+                    return self._migrate(ask)
+                case messages.GetMigration():
+                    if ask.name not in self.moves:
+                        raise NotFound(f'no migration "{ask.name}"')
+                    return messages.Migration(self.moves[ask.name])
+                case messages.GetEvents():
+                    return messages.Events(list(self._events(ask)))
+            raise LiveshiftError(f"the double does not know {type(ask).__name__}")
+
+    def _run(self, ask: messages.Run) -> messages.Named:
+        name = ask.name or f"job{len(self.jobs) + 1}"
+        names = [f"{name}/{n}" for n in range(ask.nnodes)]
+        hosts = list(self.hosts)
+        capsules = {c: Capsule(c, hosts[n % len(hosts)]) for n, c in enumerate(names)}
+        self.jobs[name] = Job(name, ask.argv, capsules)
+        self._tell(name, "started", " ".join(ask.argv), "root")
+        return messages.Named(name)
+
+    def _status(self) -> messages.Status:
+        return messages.Status(
+            cluster="double",
+            time=time.time(),
+            jobs=[self._job_row(job) for job in self.jobs.values()],
+            hosts=[self._host_row(host) for host in self.hosts.values()],
+            moving=[row for row in self.moves.values() if row.state == Step.FREEZING.value],
+        )
+
+    def _job_row(self, job: Job) -> JobRow:
+        rows = [
+            CapsuleRow(
+                name=c.name, index=n, state="ended" if c.code is not None
+                else "moving" if c.migration else "running",
+                host=c.host, epoch=c.epoch, address=f"10.99.1.{n + 2}", ranks=[2 * n, 2 * n + 1],
+                pids=12, resident=250_000_000, collectives=1234, rate=12.3, code=c.code,
+                migration=c.migration,
+            )
+            for n, c in enumerate(job.capsules.values())
+        ]  # fmt: skip
+        state = "running" if job.code is None else "ended"
+        argv = " ".join(job.argv)
+        return JobRow(job.name, state, argv, 0, job.started, 12.3, job.code, rows)
+
+    def _host_row(self, host: Host) -> HostRow:
+        here = [c.name for c in self._everyone() if c.host == host.name and c.code is None]
+        return HostRow(
+            name=host.name, address="10.88.0.10", state="up", spare="floating", slots=host.slots,
+            used=len(here), taint=host.taint, taint_by="root" if host.taint else None,
+            memory_free=7_000_000_000, capsules=here,
+        )  # fmt: skip
+
+    def _output(self, ask: messages.ReadOutput, line: socket.socket) -> messages.Output:
+        capsule = self._capsule(ask.capsule)
+        epoch = capsule.epoch
+
+        def news() -> bool:
+            gone = line not in self._lines
+            there = len(capsule.log) > ask.offset or capsule.code is not None
+            return there or gone or capsule.epoch != epoch
+
+        self.changed.wait_for(news, ask.wait)
+        if capsule.epoch != epoch:  # as when the source's agent hangs up in the middle of it
+            raise Unreachable(f"{capsule.host} does not answer")
+        data = capsule.log[ask.offset : ask.offset + CHUNK]
+        code = capsule.code if not data else None
+        return messages.Output(data, ask.offset + len(data), code)
+
+    def _signal(self, ask: messages.SignalJob) -> None:
+        if ask.job not in self.jobs:
+            raise NotFound(f'no job "{ask.job}"')
+        self.jobs[ask.job].signals.append(ask.signum)
+        if ask.signum in (signal.SIGKILL, signal.SIGTERM):
+            for capsule in self.jobs[ask.job].capsules.values():
+                self.end(capsule.name, 128 + ask.signum)
+
+    def _taint(self, ask: messages.SetTaint) -> None:
+        self._host(ask.host).taint = ask.reason
+        self._tell(ask.host, "tainted", ask.reason, "root")
+        for capsule in self._everyone():
+            if capsule.host != ask.host or capsule.code is not None:
+                continue
+            free = self._free()
+            if free is None:
+                text = f"no spare can take {capsule.name} (add a host)"
+                self._tell(capsule.name, "not moved", text, "root")
+                continue
+            name = self.begin_move(capsule.name, free, f"{ask.host} is tainted: {ask.reason}")
+            if not self.hold_moves:
+                self.finish_move(name)
+
+    def _migrate(self, ask: messages.Migrate) -> Message:
+        capsule = self._capsule(ask.capsule)
+        to = ask.to or self._free()
+        if to is None or to == capsule.host:
+            raise Refused(f"{capsule.name} cannot move to {to}", hint="name another host")
+        if ask.dry_run:
+            checks = [("destination", f"{to}, as asked"), ("CRIU", "4.2.1")]
+            return messages.Planned(capsule.name, capsule.host, to, checks, 250_000_000, 1_000)
+        name = self.begin_move(capsule.name, to, ask.reason)
+        if not self.hold_moves:
+            self.finish_move(name)
+        return messages.Named(name)
+
+    def _events(self, ask: messages.GetEvents) -> Iterator[Event]:
+        known = {"", *self.jobs, *self.hosts, *(c.name for c in self._everyone())}
+        if ask.subject not in known | set(self.moves):
+            raise NotFound(f'nothing is known of "{ask.subject}"')
+        for event in self.events:
+            name = event.migration.name if event.migration else None
+            about = (event.subject, event.subject.partition("/")[0], name, "")
+            if event.number > ask.after and ask.subject in (*about, ""):
+                row = self.moves[name] if name else None
+                yield msgspec.structs.replace(event, migration=row)
+
+    def _tell(
+        self, subject: str, kind: str, text: str, by: str, migration: str | None = None
+    ) -> None:
+        row = self.moves[migration] if migration else None
+        number = len(self.events) + 1
+        self.events.append(Event(number, time.time(), subject, kind, text, by, row))
+
+    def _everyone(self) -> list[Capsule]:
+        return [c for job in self.jobs.values() for c in job.capsules.values()]
+
+    def _capsule(self, name: str) -> Capsule:
+        found = [c for c in self._everyone() if c.name == name]
+        if not found:
+            raise NotFound(f'no capsule "{name}"', hint="`liveshift status` lists them")
+        return found[0]
+
+    def _host(self, name: str) -> Host:
+        if name not in self.hosts:
+            known = ", ".join(self.hosts)
+            raise NotFound(f'no host "{name}" in this cluster', hint=f"its hosts are: {known}")
+        return self.hosts[name]
+
+    def _free(self) -> str | None:
+        taken = {c.host for c in self._everyone() if c.code is None}
+        taken |= {row.destination for row in self.moves.values() if row.state == "freezing"}
+        able = (h.name for h in self.hosts.values() if h.name not in taken and h.taint is None)
+        return next(able, None)
+
+
+def _receive(line: socket.socket, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        part = line.recv(length - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data
