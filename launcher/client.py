@@ -82,7 +82,7 @@ class Client:
             ) from None
         except (OSError, EOFError) as error:
             self.close()
-            why = str(error) or type(error).__name__
+            why = (isinstance(error, OSError) and error.strerror) or str(error)
             raise Unreachable(
                 f"lost contact with the daemon at {self.path} during {kind}: {why}",
                 hint="it may have been restarted: try again; jobs are not touched by that",

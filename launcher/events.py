@@ -117,17 +117,9 @@ def _print(found: list[Event], *, wide: bool) -> None:
         row = event.migration
         what: RenderableType = event.text
         if row is not None and last[row.name] == event.number:
-            what = Group(f"{event.text} ({_short(row)})", *(_phases(row) if wide else ()))
+            what = Group(f"{event.text} ({row.name})", *(_phases(row) if wide else ()))
         table.add_row(_time(event.time), event.by or "–", event.subject, what)
-    render.out().print(table)
-
-
-def _short(row: MigrationRow) -> str:
-    from . import moves
-
-    if not moves.over(row):
-        return f"{row.name}: {row.state}"
-    return f"{row.name}: {moves.sum_up(row)}"
+    render.show(table)
 
 
 def _phases(row: MigrationRow) -> list[str]:

@@ -152,7 +152,7 @@ def list_(output: AsTableOrJson = TableOrJson.TABLE) -> None:
     table = render.table("lab", "state", "hosts", "directory")
     for row in found:
         table.add_row(row["name"], row["state"], " ".join(row["hosts"]), row["directory"])
-    render.out().print(table)
+    render.show(table)
 
 
 @app.command(epilog=LINK_EXAMPLES)
@@ -207,7 +207,10 @@ def exec_(
     """Run a command, or a shell, on a lab host; its exit code is kept."""
     from . import lab
 
-    return lab.run_in(_find(lab_name), host, command or [os.environ.get("SHELL") or "/bin/sh"])
+    words = command or []
+    if words[:1] == ["--"]:  # it stands after the host, where typer leaves it
+        words = words[1:]
+    return lab.run_in(_find(lab_name), host, words or [os.environ.get("SHELL") or "/bin/sh"])
 
 
 def _find(name: str | None) -> Lab:

@@ -85,7 +85,7 @@ def _print_plan(plan: Planned) -> None:
         table.add_row(what, found)
     table.add_row("image", f"about {q.size(plan.image_bytes)}")
     table.add_row("carried files", q.size(plan.carried_bytes))
-    to.print(table)
+    render.show(table)
 
 
 def _move(client: Client, ask: Migrate, output: TableOrJson) -> None:

@@ -98,7 +98,7 @@ def amount(row: MigrationRow) -> str:
     return f"{q.size(row.bytes)} of {q.size(max(row.expected_bytes, row.bytes))}"
 
 
-def bar(row: MigrationRow, width: int = 20) -> str:
+def bar(row: MigrationRow, width: int = 10) -> str:
     """How far a move is, as text: ``━━━━━━──── 60 %``; empty when that is not known."""
     if not row.expected_bytes:
         return ""

@@ -12,13 +12,13 @@ import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
 PIPE_WIDTH = 1000  # columns; a table takes only what it needs of them
 
 
-def console(stream: TextIO, *, markup: bool = False) -> Console:
+def console(stream: TextIO, *, markup: bool = False, width: int | None = None) -> Console:
     """A console on a stream; rich itself honours NO_COLOR and knows a terminal from a pipe."""
     from rich.console import Console
 
@@ -28,7 +28,7 @@ def console(stream: TextIO, *, markup: bool = False) -> Console:
         highlight=False,
         emoji=False,
         soft_wrap=False,
-        width=None if stream.isatty() else PIPE_WIDTH,
+        width=width if stream.isatty() else PIPE_WIDTH,
     )
 
 
@@ -78,6 +78,39 @@ def as_json(value: Any) -> str:
 def print_json(value: Any) -> None:
     sys.stdout.write(as_json(value) + "\n")
     sys.stdout.flush()
+
+
+def show(*parts: RenderableType) -> None:
+    """Print data to stdout, one below the other. What is too wide for a terminal is not cut: the
+    terminal breaks its lines."""
+    from rich.table import Table
+
+    to = out()
+    if not to.is_terminal:
+        with to.capture() as captured:
+            to.print(*parts, sep="\n")
+        lines = (line.rstrip() for line in captured.get().splitlines())
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stdout.flush()
+        return
+    for part in parts:
+        if isinstance(part, Table) and _needed(part, to) > to.width:
+            console(sys.stdout, width=PIPE_WIDTH).print(part)
+        else:
+            to.print(part)
+
+
+def _needed(table: Table, to: Console) -> int:
+    """Columns of the terminal that a table takes with its wrapping columns at their narrowest."""
+    from rich.measure import Measurement
+
+    endless = to.options.update(max_width=PIPE_WIDTH)
+    needed = 0
+    for column in table.columns:
+        cells = [Measurement.get(to, endless, cell) for cell in (column.header, *column.cells)]
+        widest = max((cell.maximum if column.no_wrap else cell.minimum) for cell in cells)
+        needed += widest + 2
+    return needed
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:

@@ -97,9 +97,9 @@ def _print(status: Status, output: Layout) -> None:
     if output is Layout.JSON:
         render.print_json(status)
         return
-    from .status_tables import whole
+    from .status_tables import parts
 
-    render.out().print(whole(status, wide=output is Layout.WIDE))
+    render.show(*parts(status, wide=output is Layout.WIDE))
 
 
 def _live(client: Client, job: str | None, output: Layout) -> None:
@@ -109,14 +109,14 @@ def _live(client: Client, job: str | None, output: Layout) -> None:
     from rich.text import Text
 
     from ..errors import Unreachable
-    from .status_tables import whole
+    from .status_tables import parts
 
-    picture: RenderableType = whole(_ask(client, job), wide=output is Layout.WIDE)
+    picture: RenderableType = Group(*parts(_ask(client, job), wide=output is Layout.WIDE))
     with Live(picture, console=render.out(), auto_refresh=False) as live:
         while True:
             time.sleep(EVERY_S)
             try:
-                picture = whole(_ask(client, job), wide=output is Layout.WIDE)
+                picture = Group(*parts(_ask(client, job), wide=output is Layout.WIDE))
                 live.update(picture, refresh=True)
             except Unreachable as error:
                 away = Text(f"no contact: {error}; trying again", style="red")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import pwd
 from typing import TYPE_CHECKING
 
-from rich.console import Group
 from rich.text import Text
 
 from . import moves, render
@@ -31,17 +30,13 @@ STYLES = {
 }
 
 
-def whole(status: Status, *, wide: bool = False) -> RenderableType:
-    """Jobs with their capsules, moves under way, hosts: one below the other."""
-    parts: list[RenderableType] = []
-    if status.jobs:
-        parts.append(jobs(status, wide=wide))
-    else:
-        parts.append(Text("no jobs; `liveshift run -- COMMAND` starts one", style="dim"))
+def parts(status: Status, *, wide: bool = False) -> list[RenderableType]:
+    """Jobs with their capsules, moves under way, hosts: to be shown one below the other."""
+    nothing = Text("no jobs; `liveshift run -- COMMAND` starts one", style="dim")
+    found: list[RenderableType] = [jobs(status, wide=wide) if status.jobs else nothing]
     if status.moving:
-        parts += [Text(), moving(status.moving)]
-    parts += [Text(), hosts(status.hosts, wide=wide)]
-    return Group(*parts)
+        found += [Text(), moving(status.moving, wide=wide)]
+    return [*found, Text(), hosts(status.hosts, wide=wide)]
 
 
 def jobs(status: Status, *, wide: bool) -> Table:
@@ -58,19 +53,20 @@ def jobs(status: Status, *, wide: bool) -> Table:
     return table
 
 
-def moving(rows: list[MigrationRow]) -> Table:
+def moving(rows: list[MigrationRow], *, wide: bool) -> Table:
     """Migrations under way."""
-    table = render.table("moving", "from → to", "step", "progress", "bytes", "seconds", "reason")
+    columns = ["moving", "from → to", "step", "progress", "bytes", "seconds"]
+    table = render.table(*columns, *(["reason"] if wide else ()), right=("seconds",))
     for row in rows:
-        table.add_row(
+        cells: list[RenderableType] = [
             row.capsule,
             f"{row.source} → {row.destination}",
             Text(row.state, style="yellow"),
             moves.bar(row),
             moves.amount(row),
             f"{row.seconds:.1f}",
-            row.reason,
-        )
+        ]
+        table.add_row(*cells, *([row.reason] if wide else ()))
     return table
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from .finding import Finding, Verdict, attempt
 
-MINIMUM = (5, 6)
-"""Time namespaces came with 5.6; without them a moved rank's CLOCK_MONOTONIC jumps."""
+MINIMUM = (5, 9)
+"""close_range, which empties a capsule of inherited descriptors, came with 5.9; time namespaces,
+without which a moved rank's CLOCK_MONOTONIC jumps, with 5.6."""
 
 NAMESPACES = ("pid", "mount", "uts", "ipc", "net", "time")
 
