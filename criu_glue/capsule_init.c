@@ -73,7 +73,7 @@ struct record {
     uint32_t stream;
 };
 
-enum mount_kind { MOUNT_BIND, MOUNT_TMPFS, MOUNT_PROC, MOUNT_SYSFS };
+enum mount_kind { MOUNT_BIND, MOUNT_TMPFS, MOUNT_PROC, MOUNT_SYSFS, OPEN_DIRECTORY };
 
 struct mount_op {
     enum mount_kind kind;
@@ -154,6 +154,8 @@ static void parse(int argc, char **argv) {
                 room.hostname = v;
             else if (strcmp(o, "--tmpfs") == 0)
                 add_mount(MOUNT_TMPFS, "tmpfs", v);
+            else if (strcmp(o, "--open-directory") == 0)
+                add_mount(OPEN_DIRECTORY, "", v);
             else if (strcmp(o, "--log") == 0)
                 room.log = v;
             else if (strcmp(o, "--status") == 0)
@@ -239,6 +241,8 @@ static void do_mounts(void) {
             rc = move_mount(m->tree, "", AT_FDCWD, m->target, MOVE_MOUNT_F_EMPTY_PATH);
         else if (m->kind == MOUNT_TMPFS)
             rc = mount("tmpfs", m->target, "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777");
+        else if (m->kind == OPEN_DIRECTORY)
+            rc = chmod(m->target, 01777);
         else
             rc = mount(m->source, m->target, m->source, MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL);
         if (rc != 0)
@@ -332,10 +336,11 @@ static void log_record(uint32_t stream, const char *bytes, size_t n) {
     write_all(log_fd, buffer, sizeof head + n);
 }
 
-// Returns false at end of file.
+// Returns false at end of file. Takes more than any pipe holds, but not for ever: a task that
+// writes as fast as we read must not keep us from the other stream and from signals.
 static bool drain(int fd, uint32_t stream) {
     static char bytes[65536];
-    for (;;) {
+    for (int round = 0; round < 32; round++) {
         ssize_t n = read(fd, bytes, sizeof bytes);
         if (n > 0)
             log_record(stream, bytes, (size_t)n);
@@ -344,6 +349,7 @@ static bool drain(int fd, uint32_t stream) {
         else if (errno != EINTR)
             return true;
     }
+    return true;
 }
 
 static void report_end(int status) {

@@ -40,6 +40,7 @@ class Capture:
         self._names: dict[int, str] = {}
         self._connection: socket.socket | None = None
         self._idle = threading.Condition()
+        self._closed = False
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         path = images / "streamer-capture.sock"
         path.unlink(missing_ok=True)
@@ -70,13 +71,15 @@ class Capture:
         return bool(select.select([self._connection], [], [], 0)[0])
 
     def close(self) -> None:
-        """Stop reading. CRIU, if it still writes, gets EPIPE and lets the tree go."""
-        with contextlib.suppress(OSError):
-            os.write(self._wake_w, b"x")
+        """Stop reading; may be called again. CRIU, if it still writes, gets EPIPE and lets the
+        tree go."""
+        if self._closed:  # its descriptors' numbers are others' by now
+            return
+        self._closed = True
+        os.write(self._wake_w, b"x")
         self._thread.join()
-        for fd in (self._wake_r, self._wake_w):
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        os.close(self._wake_r)
+        os.close(self._wake_w)
 
     def _run(self) -> None:
         selector = selectors.DefaultSelector()
@@ -109,6 +112,12 @@ class Capture:
                     sock.close()
 
     def _open_image(self, connection: socket.socket, selector: selectors.BaseSelector) -> bool:
+        with self._idle:  # between its announcement and its name here no image is nowhere
+            return self._take_announcement(connection, selector)
+
+    def _take_announcement(
+        self, connection: socket.socket, selector: selectors.BaseSelector
+    ) -> bool:
         head = connection.recv(4, socket.MSG_WAITALL)
         if len(head) < 4:
             return False
@@ -120,8 +129,7 @@ class Capture:
         fd = array.array("i", ancillary[0][2][:4])[0]
         with contextlib.suppress(OSError):  # larger than the default: fewer wake-ups
             fcntl.fcntl(fd, F_SETPIPE_SZ, CHUNK)
-        with self._idle:
-            self._names[fd] = name
+        self._names[fd] = name
         selector.register(fd, selectors.EVENT_READ)
         return True
 

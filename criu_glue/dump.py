@@ -68,8 +68,10 @@ class FrozenTree:
         try:
             self._wait_held(self._process, time.monotonic() + deadline_s)
             self._capture.wait_idle(deadline_s)
-        except BaseException:
+        except BaseException as failed:
             self.thaw()
+            if self._capture.error:  # why CRIU could not write on
+                raise self._capture.error from failed
             raise
         self.image_bytes = self._capture.bytes
 

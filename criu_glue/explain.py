@@ -18,7 +18,8 @@ KNOWN: tuple[tuple[str, str], ...] = (
     (r"Can't fork for (\d+): File exists", "pid {0} is taken in the new capsule"),
     (r"No space left on device", "the memory file system for images is full on the destination"),
     (r"Cannot allocate memory", "the destination has too little memory"),
-    (r"external unix", "a task is connected to a UNIX socket outside its capsule"),
+    (r"Dangling connection|half of stream unix connection|external unix",
+     "a task is connected to a UNIX socket outside its capsule"),
     (r"Can't dump (\S+) without", "a task uses {0}, which cannot be dumped"),
 )  # fmt: skip
 """(pattern in the log, sentence); {0} is the pattern's first group."""

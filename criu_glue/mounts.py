@@ -8,6 +8,8 @@ A listed path covers what lies below it on its own file system, not on mounts be
 from __future__ import annotations
 
 import enum
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +57,8 @@ class Placement:
     def mounts_of(self, pid: int) -> dict[int, tuple[str, str]]:
         """mount id → (mount point, file system type), as task ``pid`` sees them."""
         table: dict[int, tuple[str, str]] = {}
-        for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines():
+        text = os.fsdecode(Path(f"/proc/{pid}/mountinfo").read_bytes())
+        for line in text.rstrip("\n").split("\n"):
             left, right = line.split(" - ", 1)
             fields = left.split()
             table[int(fields[0])] = (_unescape(fields[4]), right.split()[0])
@@ -92,4 +95,5 @@ def _below(path: str, prefix: str) -> bool:
 
 
 def _unescape(text: str) -> str:
-    return text.encode().decode("unicode_escape")
+    raw = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), os.fsencode(text))
+    return os.fsdecode(raw)

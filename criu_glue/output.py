@@ -46,17 +46,20 @@ def whole(raw: bytes) -> int:
     return sum(HEADER.size + len(record.data) for record in split(raw))
 
 
-def settle(room: Room, deadline_s: float = 5.0) -> None:
+def settle(room: Room, after: int = 0, deadline_s: float = 5.0) -> None:
     """Return when everything the frozen tasks have written to their pipes is in the log.
 
-    Asks process 1 for a mark and waits for it. Raises LiveshiftError after ``deadline_s``.
+    Asks process 1 for a mark and waits for it. ``after`` is an offset at which a record begins:
+    the log's size is none, since process 1 may just be writing. Raises LiveshiftError after
+    ``deadline_s``.
     """
-    before = room.plan.log.stat().st_size
-    os.kill(room.init, signal.SIGUSR1)
-    until = time.monotonic() + deadline_s
     with room.plan.log.open("rb") as log:
+        log.seek(after)
+        at = after + whole(log.read())
+        os.kill(room.init, signal.SIGUSR1)
+        until = time.monotonic() + deadline_s
         while time.monotonic() < until:
-            log.seek(before)
+            log.seek(at)
             if any(record.stream == MARK for record in split(log.read())):
                 return
             time.sleep(0.001)

@@ -144,6 +144,7 @@ def _build(plan: RoomPlan, ask: list[str], env: Mapping[str, str]) -> Room:
     command += ["--netns", str(plan.netns), "--hostname", plan.hostname]
     command += ["--log", str(plan.log), "--status", str(plan.status)]
     command += ["--bind", str(plan.tmp), "/tmp", "--tmpfs", "/dev/shm"]
+    command += ["--open-directory", PAGES]
     for path in plan.shared:
         if path.startswith(PRIVATE):
             command += ["--bind", path, path]
@@ -157,11 +158,7 @@ def _build(plan: RoomPlan, ask: list[str], env: Mapping[str, str]) -> Room:
             f"cannot build the room of {plan.hostname}: {done.stderr.strip()}",
             hint="`liveshift doctor` checks the namespaces and privileges this needs",
         )
-    room = Room(plan, int(done.stdout))
-    pages = room.root / PAGES.lstrip("/")
-    pages.mkdir(exist_ok=True)
-    pages.chmod(0o1777)
-    return room
+    return Room(plan, int(done.stdout))  # a short command may have ended by now
 
 
 def _is_zombie(pid: int) -> bool:

@@ -66,6 +66,13 @@ class _Findings:
 def survey(room: Room, root_pid: int, placement: Placement) -> Survey:
     """Survey the tree whose root task is ``root_pid`` in the room; raises ProcessLookupError
     when the capsule has ended meanwhile."""
+    try:
+        return _survey(room, root_pid, placement)
+    except (FileNotFoundError, psutil.NoSuchProcess) as gone:
+        raise ProcessLookupError(f"{room.plan.hostname} has just ended") from gone
+
+
+def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
     found = _Findings()
     pids: list[int] = []
     resident = 0

@@ -9,6 +9,7 @@ again in any case, since a store through such a mapping need not touch the mtime
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -22,6 +23,9 @@ from typing import BinaryIO, cast
 BLOCK = 1 << 20
 Stamp = tuple[int, int, int, int]
 """(size in bytes, mtime ns, ctime ns, inode)"""
+
+GONE = (FileNotFoundError, NotADirectoryError)
+"""What the kernel says of a name that was there a moment ago."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ def listing(tree: Tree) -> dict[str, Stamp]:
     names = tree.only if tree.only is not None else _walk(tree.source)
     found: dict[str, Stamp] = {}
     for name in names:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(*GONE):
             s = os.lstat(tree.source / name)
             if not stat.S_ISSOCK(s.st_mode):  # bound again by CRIU with its socket
                 found[name] = (s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino)
@@ -62,12 +66,40 @@ def pack(tree: Tree, names: Iterable[str], write: Callable[[bytes], None]) -> No
         tar.copybufsize = BLOCK  # type: ignore[attr-defined]
         for name in names:
             try:
-                info = tar.gettarinfo(tree.source / name, arcname=name)
-                content = open(tree.source / name, "rb") if info.isreg() else None  # noqa: SIM115
-            except FileNotFoundError:
+                seen = tar.gettarinfo(tree.source / name, arcname=name)
+                info = cast(tarfile.TarInfo | None, seen)  # tarfile knows no sockets
+                if info is None:
+                    continue
+                content = _open_below(tree.source, name) if info.isreg() else None
+            except GONE:
                 continue
+            if content:
+                info = tar.gettarinfo(arcname=name, fileobj=content)
             with content or contextlib.nullcontext():
                 tar.addfile(info, cast(BinaryIO, _Padded(content, info.size)) if content else None)
+
+
+def _open_below(top: Path, name: str) -> BinaryIO:
+    """Open a file through no link: a job may put one in its place while root looks elsewhere.
+
+    Raises NotADirectoryError where a link is met.
+    """
+    at = os.open(top, os.O_PATH | os.O_DIRECTORY)
+    try:
+        *folders, last = name.split("/")
+        for folder in folders:
+            below = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+            os.close(at)
+            at = below
+        return os.fdopen(
+            os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at), "rb"
+        )
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotADirectoryError(errno.ENOTDIR, "a link now", name) from error
+        raise
+    finally:
+        os.close(at)
 
 
 class Unpacker:
@@ -119,17 +151,32 @@ class Unpacker:
 
 
 def remove(root: Path, names: Iterable[str]) -> None:
-    """Remove what is gone at the source, children before parents."""
+    """Remove what is gone at the source, children before parents.
+
+    Nothing is removed through a symbolic link: where a directory has become one, its children went
+    with it, and those that the link leads to are others.
+    """
+    top = root.resolve()
     for name in sorted(names, key=len, reverse=True):
-        path = root / name
+        path = top / name
+        if path.parent.resolve() != path.parent:
+            continue
         with contextlib.suppress(OSError):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def _replace(tar: tarfile.TarFile, member: tarfile.TarInfo, destination: Path) -> None:
-    target = destination / member.name
-    if not member.isdir() and (target.is_symlink() or target.exists()) and not target.is_dir():
-        target.unlink()
+    target = os.path.join(destination, member.name)  # Path would make "top/." the link "top"
+    parent = os.path.dirname(os.path.normpath(target))
+    below = os.path.relpath(parent, destination)
+    top = os.path.realpath(destination)
+    if below != ".." and os.path.realpath(parent) != os.path.normpath(os.path.join(top, below)):
+        return  # never through a link: a job that swaps a directory for one must not steer root
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISDIR(os.lstat(target).st_mode):
+            os.unlink(target)
+        elif not member.isdir() and destination != Path("/"):  # a host's own is not ours to remove
+            shutil.rmtree(target)
     tar.extract(member, destination, numeric_owner=True)
 
 

@@ -14,6 +14,7 @@ import logging
 import os
 import subprocess
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -58,6 +59,7 @@ class Agent:
         self.receiver = Receiver(str(self.own.data), cluster.paths.keys, host)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._network = asyncio.Lock()
+        self._life = uuid.uuid4().hex
         self._background: set[asyncio.Task[None]] = set()
         self._serve: dict[type[Message], Callable[..., Awaitable[Message | None]]] = {
             messages.Start: self._start,
@@ -112,7 +114,7 @@ class Agent:
 
     async def _hello(self) -> None:
         epochs = {name: c.epoch for name, c in self.capsules.items() if c.code is None}
-        hello = messages.Hello(self.host, self.facts, epochs, self.cluster.digest)
+        hello = messages.Hello(self.host, self.facts, epochs, self.cluster.digest, self._life)
         answer = await self.uplink.line.ask(hello, self.cluster.timeouts.suspicion)
         assert isinstance(answer, messages.Books)
         for book in answer.books:
@@ -187,7 +189,9 @@ class Agent:
         await asyncio.to_thread(self._resident(ask.capsule).send_signal, ask.signum)
 
     async def _end(self, ask: messages.End) -> None:
-        await asyncio.to_thread(room.end, self._resident(ask.capsule).room)
+        resident = self._resident(ask.capsule)
+        if resident.code is None:
+            await asyncio.to_thread(room.end, resident.room)
 
     async def _forget(self, ask: messages.Forget) -> None:
         for name in [n for n, c in self.capsules.items() if c.spec.job == ask.job]:
@@ -264,17 +268,22 @@ class Agent:
         return await self._blocking(ask.capsule, lambda: departure.freeze(ask.deadline))
 
     async def _thaw(self, ask: messages.Thaw) -> None:
-        departure = self.departures.pop(ask.migration, None)
+        departure = self.departures.get(ask.migration)
         if departure is not None:
             departure.resident.epoch = ask.epoch
-            departure.resident.note()
             await self._blocking(ask.capsule, departure.thaw)
+            self.departures.pop(ask.migration, None)  # now: a failed one is tried again when asked
+            try:
+                departure.resident.note()
+            except OSError as error:  # it runs, and that is the answer
+                log.error("%s: cannot note its epoch: %s", ask.capsule, error)
 
     async def _finish(self, ask: messages.Finish) -> None:
-        departure = self.departures.pop(ask.migration, None)
+        departure = self.departures.get(ask.migration)
         if departure is not None:
             self.capsules.pop(ask.capsule, None)
             await self._blocking(ask.capsule, departure.finish)
+            self.departures.pop(ask.migration, None)
 
     # ---- a migration, the destination's side ----
 

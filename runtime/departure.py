@@ -87,7 +87,7 @@ class Departure:
             with watch.phase("files", frozen=True) as lap:
                 files_before = self._sender.bytes
                 removed = self._send_changes()
-                output.settle(self.resident.room)
+                output.settle(self.resident.room, self._log_sent)
                 self._send_log()
                 lap.bytes = self._sender.bytes - files_before
             with watch.phase("ship", frozen=True) as lap:

@@ -62,7 +62,6 @@ class Evacuation:
                     continue
                 if time.monotonic() < self._not_before.get(capsule.name, 0.0):
                     continue
-                self._not_before[capsule.name] = time.monotonic() + RETRY_S
                 try:
                     self._moves.start(job, capsule, "", f"{host} is tainted: {reason}", by)
                 except LiveshiftError as error:
@@ -72,4 +71,5 @@ class Evacuation:
                         self._fleet.journal.tell(capsule.name, "not moved", f"{error}{hint}", by)
                     continue
                 self._refused.pop(capsule.name, None)
+                self._not_before[capsule.name] = time.monotonic() + RETRY_S  # should it fail
                 return

@@ -26,6 +26,7 @@ class HostState:
     name: str
     heard: float = 0.0
     memory_free: int = 0
+    life: str = ""
 
 
 class Fleet:

@@ -78,7 +78,9 @@ class Job:
     def _hosts_file(self) -> str:
         lines = ["127.0.0.1 localhost", "::1 localhost"]
         for capsule in self.capsules.values():
-            lines.append(f"{self.overlay.address(capsule.index)} {self.name}-{capsule.index}")
+            address, name = self.overlay.address(capsule.index), f"{self.name}-{capsule.index}"
+            # The mapped form is what a dual-stack listener (torch's TCPStore) looks up.
+            lines += [f"{address} {name}", f"::ffff:{address} {name}"]
         return "\n".join(lines) + "\n"
 
 

@@ -35,6 +35,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)  # it holds the jobs' environments
         try:
             self._db = sqlite3.connect(path, isolation_level=None)
             self._db.execute("PRAGMA journal_mode=WAL")
@@ -72,8 +73,10 @@ class Journal:
 
     def remove_job(self, name: str) -> None:
         with self._db:
+            self._db.execute("BEGIN")
             self._db.execute("DELETE FROM jobs WHERE name = ?", (name,))
             self._db.execute("DELETE FROM capsules WHERE job = ?", (name,))
+            self._db.execute("COMMIT")
 
     def set_job(self, name: str, state: str, code: int | None) -> None:
         self._db.execute("UPDATE jobs SET state = ?, code = ? WHERE name = ?", (state, code, name))

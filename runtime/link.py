@@ -3,12 +3,13 @@
 
 Either side may ask at any time. The orchestrator binds a ROUTER as CURVE server, every agent
 connects a DEALER with its host's key; a key that is not in the cluster's directory does not get
-past the handshake (ZAP), and a host may only speak under the name its key belongs to.
+past the handshake (ZAP), and a host's name is the one its key belongs to, whatever it calls itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import Awaitable, Callable
@@ -29,6 +30,7 @@ log = logging.getLogger("liveshift.link")
 Handler = Callable[[str, Message], Awaitable[Message | None]]
 """Called as handler(peer name, ask); what it returns or raises goes back to the peer."""
 
+NOBODY = "?"
 HEARTBEAT_MS = 1000
 """ZMTP heartbeat: a connection whose peer is gone is closed after a few of these."""
 
@@ -56,6 +58,8 @@ class Line:
             raise Unreachable(
                 f"{self.peer} did not answer {type(message).__name__} within {timeout:g} s"
             ) from None
+        except zmq.ZMQError as error:
+            raise Unreachable(f"{self.peer} is not connected: {error}") from None
         finally:
             self._waiting.pop(number, None)
 
@@ -93,7 +97,8 @@ class Line:
         except Exception as error:
             log.exception("%s from %s", type(ask).__name__, self.peer)
             reply = encode_error(number, to_wire(error))
-        await self._send(reply)
+        with contextlib.suppress(zmq.ZMQError):  # who asked has gone
+            await self._send(reply)
 
 
 class Switchboard:
@@ -104,31 +109,45 @@ class Switchboard:
         self._keys = key_directory
         self._handler = handler
         self._context = zmq.asyncio.Context()
+        self._auth = AsyncioAuthenticator(self._context)
         self.lines: dict[str, Line] = {}
+        self._routes: dict[str, bytes] = {}
 
     async def serve(self) -> None:
-        """Bind and take frames for ever."""
+        """Bind and take frames until cancelled."""
+        try:
+            await self._serve()
+        finally:
+            self._auth.stop()
+            self._context.destroy(linger=0)
+
+    async def _serve(self) -> None:
         own = keys.load_private(self._keys, ORCHESTRATOR)
-        self._auth = AsyncioAuthenticator(self._context)
         self._auth.start()
         known = Known(self._keys)
         self._auth.configure_curve_callback(credentials_provider=known)
         socket = self._context.socket(zmq.ROUTER)
         socket.curve_server = True
         socket.curve_secretkey, socket.curve_publickey = own.secret, own.public
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # says at once that a host is not connected
         _liveness(socket)
-        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an agent that restarts takes its name over
         socket.bind(f"tcp://{self._address}")
         while True:
             identity, body = await socket.recv_multipart(copy=False)
-            name = identity.bytes.decode(errors="replace")
-            owner = known.owner(body)
-            if owner != name:
-                log.error("a peer with the key of %s speaks as %s: ignored", owner, name)
+            name = known.owner(body)
+            if name == NOBODY:  # its key was taken away after the handshake
                 continue
+            self._routes[name] = identity.bytes  # a new one after every reconnect
             if name not in self.lines:
-                self.lines[name] = Line(name, _sender(socket, identity.bytes), self._handler)
+                self.lines[name] = Line(name, self._sender(socket, name), self._handler)
             self.lines[name].take(body.buffer)
+
+    def _sender(self, socket: zmq.asyncio.Socket, name: str) -> Callable[[bytes], Awaitable[Any]]:
+        def send(raw: bytes) -> Awaitable[Any]:
+            result: Awaitable[Any] = socket.send_multipart([self._routes[name], raw])
+            return result
+
+        return send
 
     async def ask(self, host: str, message: Message, timeout: float) -> Message | None:
         """Ask the agent of a host; raises Unreachable when it has never spoken."""
@@ -148,7 +167,6 @@ class Uplink:
         own = keys.load_private(key_directory, host)
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.identity = host.encode()
         self._socket.curve_serverkey = keys.public_keys(key_directory)[ORCHESTRATOR]
         self._socket.curve_secretkey, self._socket.curve_publickey = own.secret, own.public
         _liveness(self._socket)
@@ -156,8 +174,12 @@ class Uplink:
         self.line = Line("the orchestrator", self._socket.send, handler)
 
     async def serve(self) -> None:
-        while True:
-            self.line.take(await self._socket.recv())
+        """Take frames until cancelled."""
+        try:
+            while True:
+                self.line.take(await self._socket.recv())
+        finally:
+            self._context.destroy(linger=0)
 
 
 class Known:
@@ -181,7 +203,7 @@ class Known:
 
     def owner(self, frame: zmq.Frame) -> str:
         """The host whose key the connection that brought this frame was opened with."""
-        return self._owners.get(str(frame.get("User-Id")), "?")
+        return self._owners.get(str(frame.get("User-Id")), NOBODY)
 
 
 def _liveness(socket: zmq.asyncio.Socket) -> None:
@@ -190,11 +212,3 @@ def _liveness(socket: zmq.asyncio.Socket) -> None:
     socket.setsockopt(zmq.RECONNECT_IVL, 100)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     socket.setsockopt(zmq.LINGER, 0)
-
-
-def _sender(socket: zmq.asyncio.Socket, identity: bytes) -> Callable[[bytes], Awaitable[Any]]:
-    def send(raw: bytes) -> Awaitable[Any]:
-        result: Awaitable[Any] = socket.send_multipart([identity, raw])
-        return result
-
-    return send

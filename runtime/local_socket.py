@@ -9,7 +9,6 @@ request's handler.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -40,12 +39,15 @@ async def serve(path: Path, handler: LocalHandler) -> asyncio.Server:
         peer: socket.socket = writer.get_extra_info("socket")
         raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         uid = CREDENTIALS.unpack(raw)[1]
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        try:
             while True:
                 frame = await _read(reader)
                 writer.write(await _answer(frame, uid, handler))
                 await writer.drain()
-        writer.close()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the caller has hung up
+        finally:
+            writer.close()
 
     server = await asyncio.start_unix_server(connected, path=str(path))
     os.chmod(path, 0o666)

@@ -155,7 +155,7 @@ class Move:
         """The tree runs at the destination; wait a while for its first collective."""
         self._advance(Step.RESUMING)
         began = time.monotonic()
-        with contextlib.suppress(LiveshiftError):  # it runs; that nobody saw it changes nothing
+        with contextlib.suppress(Exception):  # it runs; that nobody saw it changes nothing
             ask = messages.Resume(self.capsule.name, RESUME_WAIT_S)
             seen = await self._ask(self.destination, ask, RESUME_WAIT_S + 5, messages.Moved)
             self._take_phases(seen.phases, began)
@@ -170,7 +170,7 @@ class Move:
                     finish = messages.Finish(self.name, self.capsule.name)
                     await self._ground.ask(self.source, finish, 30)
                     break
-                except LiveshiftError as error:
+                except Exception as error:
                     log.warning("%s: the source does not finish: %s", self.name, error)
                     await asyncio.sleep(1)
         self._end(Step.DONE)
@@ -188,7 +188,7 @@ class Move:
         """Committed but not restored: nothing runs at the destination; the source gets it back."""
         self.error = error
         self._advance(Step.RETURNING)
-        with contextlib.suppress(LiveshiftError):
+        with contextlib.suppress(Exception):
             discard = messages.Discard(self.name, self.capsule.name)
             await self._ground.ask(self.destination, discard, 60)
         try:
@@ -196,7 +196,7 @@ class Move:
             await self._ground.publish(self.job)
             thaw = messages.Thaw(self.name, self.capsule.name, self.capsule.epoch)
             await self._ground.ask(self.source, thaw, 60)
-        except LiveshiftError as worse:
+        except Exception as worse:
             self.error = StepFailed("restore", f"{error}; and back at {self.source}: {worse}")
             self._end(Step.LOST)
             return
@@ -210,9 +210,9 @@ class Move:
         ):
             try:
                 await self._ground.ask(host, message, 60)
-            except LiveshiftError as problem:
+            except Exception as problem:
                 log.warning("%s: rolling back at %s: %s", self.name, host, problem)
-        self._thawed()
+            self._thawed()  # with the first: the destination's answer is not waited for
 
     # ---- book-keeping --------------------------------------------------------------------------
 
@@ -243,7 +243,10 @@ class Move:
     def _advance(self, to: Step) -> None:
         assert to in ALLOWED[self.step], f"{self.step} may not become {to}"
         self.step = to
-        self._changed(self)
+        try:
+            self._changed(self)
+        except Exception:  # a record for people: who owns the capsule is the commit's alone
+            log.exception("%s: cannot record that it is %s", self.name, to.value)
 
     def _end(self, how: Step) -> None:
         self._ended = time.monotonic()

@@ -21,6 +21,8 @@ from .tasks import Tasks
 
 log = logging.getLogger("liveshift.moves")
 
+LIVENESS_LOOK_S = 0.5
+
 
 class Moves:
     """All migrations of the cluster."""
@@ -71,7 +73,13 @@ class Moves:
     # ---- Ground: what a move stands on ---------------------------------------------------------
 
     async def ask(self, host: str, message: Message, timeout: float) -> Message | None:
-        return await self._switchboard.ask(host, message, timeout)
+        """Raises Unreachable also when the host falls silent: a dead one is not waited for."""
+        answer = asyncio.ensure_future(self._switchboard.ask(host, message, timeout))
+        while not (await asyncio.wait({answer}, timeout=LIVENESS_LOOK_S))[0]:
+            if not self._fleet.is_up(host):
+                answer.cancel()
+                raise Unreachable(f"{host} fell silent during {type(message).__name__}")
+        return answer.result()
 
     def commit(self, capsule: Capsule, host: str, epoch: int) -> None:
         self._fleet.journal.commit(capsule.name, host, epoch)

@@ -65,6 +65,9 @@ class Orchestrator:
         if isinstance(ask, messages.Hello):
             if ask.digest != self.cluster.digest:
                 log.warning("%s runs with another cluster file than the orchestrator", host)
+            if ask.life != state.life:
+                state.life = ask.life
+                self.switchboard.lines[host].drop()  # what was asked of the agent before
             self.evacuation.wake()
             running = [j.book() for j in self.fleet.jobs.values() if j.state != "ended"]
             return messages.Books(running)

@@ -110,7 +110,7 @@ class Resident:
 
     def exit_code(self) -> int | None:
         """The command's code or 128 + signal once process 1 has written it."""
-        with contextlib.suppress(FileNotFoundError, IndexError):
+        with contextlib.suppress(FileNotFoundError, ValueError):  # ValueError: nothing in it
             word, number = self.room.plan.status.read_text().split()[:2]
             return int(number) if word == "exit" else 128 + int(number)
         return None
@@ -127,7 +127,8 @@ class Resident:
 
     def remove(self) -> None:
         """End the room and take its network and directory away. May be called again."""
-        room.end(self.room)
+        if self.code is None:  # else the pid of its process 1 may be another's by now
+            room.end(self.room)
         network.unplug(self.overlay, self.netns, self.spec.index)
         shutil.rmtree(self.room.plan.directory, ignore_errors=True)
 
@@ -207,7 +208,8 @@ class Housing:
         """The capsule's directory, emptied of an earlier stay on this host."""
         plan = self.plan(spec)
         shutil.rmtree(plan.directory, ignore_errors=True)
-        plan.directory.mkdir(parents=True)
+        plan.directory.parent.mkdir(parents=True, exist_ok=True)
+        plan.directory.mkdir(mode=0o700)  # the job's environment is nobody else's to read
         return plan
 
 

@@ -158,12 +158,16 @@ class Progress(Message, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """First word of an agent on every connection; answers the books it must enter (Books)."""
+    """First word of an agent on every connection; answers the books it must enter (Books).
+
+    ``life`` names this run of the agent: with another one, asks to the one before are lost.
+    """
 
     host: str
     facts: HostFacts
     epochs: dict[str, int]
     digest: str
+    life: str = ""
 
 
 class Books(Message, frozen=True):

@@ -1,0 +1,442 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dump, hold, thaw and restore: CRIU's image stream by a stand-in, and then real CRIU in rooms."""
+
+from __future__ import annotations
+
+import array
+import itertools
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from liveshift.criu_glue import network, output, restore, room, tool, trees
+from liveshift.criu_glue.capture import Capture
+from liveshift.criu_glue.dump import FrozenTree
+from liveshift.criu_glue.room import PID_FLOOR, STDERR_FD, STDOUT_FD, Room, RoomPlan
+from liveshift.criu_glue.survey import tasks
+from liveshift.criu_glue.tool import Criu
+from liveshift.errors import StepFailed
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="rooms are made by root")
+
+PYTHON = str(Path(sys.executable).resolve())  # not the environment's, which may lie below /tmp
+ENV = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}
+ROOT_PID = PID_FLOOR + 1
+numbers = itertools.count()
+
+
+def until(true: Callable[[], object], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.002)
+
+
+# ---- the stream, spoken by a stand-in for CRIU -------------------------------------------------
+
+
+class Writer:
+    """CRIU's side of ``--stream`` (criu: img-streamer.c)."""
+
+    def __init__(self, images: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(str(images / "streamer-capture.sock"))
+
+    def open(self, name: str) -> int:
+        """Announce an image and hand its pipe over; returns the end to write to."""
+        read, write = os.pipe()
+        message = b"\x0a" + bytes([len(name)]) + name.encode()
+        self._socket.sendall(struct.pack("<I", len(message)) + message)
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [read]))
+        self._socket.sendmsg([b"\0"], [rights])
+        os.close(read)
+        return write
+
+    def image(self, name: str, data: bytes) -> None:
+        with os.fdopen(self.open(name), "wb") as pipe:
+            pipe.write(data)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Sink:
+    """Keeps what comes, as Departure's wire does."""
+
+    def __init__(self) -> None:
+        self.images: dict[str, bytearray] = {}
+        self.ended: set[str] = set()
+        self.fails: Exception | None = None
+        self.pause_s = 0.0
+
+    def __call__(self, name: str, data: bytes) -> None:
+        time.sleep(self.pause_s)
+        if self.fails:
+            raise self.fails
+        assert name not in self.ended
+        self.images.setdefault(name, bytearray()).extend(data)
+        if not data:
+            self.ended.add(name)
+
+    def write_to(self, directory: Path) -> None:
+        directory.mkdir()
+        for name, data in self.images.items():
+            (directory / name).write_bytes(data)
+
+
+@pytest.fixture
+def sink() -> Sink:
+    return Sink()
+
+
+@pytest.fixture
+def stream(tmp_path: Path, sink: Sink) -> Iterator[tuple[Capture, Writer]]:
+    capture = Capture(tmp_path, sink)
+    writer = Writer(tmp_path)
+    yield capture, writer
+    writer.close()
+    capture.close()
+
+
+def test_images_open_at_the_same_time_arrive_whole(
+    stream: tuple[Capture, Writer], sink: Sink
+) -> None:
+    capture, writer = stream
+    rng = random.Random(3)
+    sent = {f"pages-{n}.img": rng.randbytes(rng.randint(0, 700_000)) for n in range(8)}
+    pipes = {name: writer.open(name) for name in sent}
+    left = {name: memoryview(data) for name, data in sent.items()}
+    while left:
+        name = rng.choice(list(left))
+        left[name] = left[name][os.write(pipes[name], left[name][:50_000]) :]
+        if not left[name]:
+            os.close(pipes.pop(name))
+            del left[name]
+    capture.wait_idle(10)
+    assert {name: bytes(data) for name, data in sink.images.items()} == sent
+    assert sink.ended == set(sent)
+    assert capture.bytes == sum(map(len, sent.values()))
+
+
+def test_idle_means_that_nothing_announced_is_on_its_way(
+    stream: tuple[Capture, Writer], sink: Sink
+) -> None:
+    capture, writer = stream
+    for n in range(1500):
+        writer.image(f"core-{n}.img", b"x" * n)
+        capture.wait_idle(10)
+        assert f"core-{n}.img" in sink.ended
+
+
+def test_a_slow_sink_holds_the_writer_back(stream: tuple[Capture, Writer], sink: Sink) -> None:
+    capture, writer = stream
+    sink.pause_s = 0.01
+    began = time.monotonic()
+    writer.image("pages-1.img", bytes(20 << 20))
+    assert time.monotonic() - began > 0.05
+    capture.wait_idle(10)
+    assert len(sink.images["pages-1.img"]) == 20 << 20
+
+
+def test_an_image_that_never_ends_is_named(stream: tuple[Capture, Writer]) -> None:
+    capture, writer = stream
+    pipe = writer.open("fdinfo-2.img")
+    with pytest.raises(TimeoutError, match=r"fdinfo-2\.img"):
+        capture.wait_idle(0.2)
+    os.close(pipe)
+
+
+def test_what_the_sink_raises_reaches_who_waits_and_stops_the_writer(
+    stream: tuple[Capture, Writer], sink: Sink
+) -> None:
+    capture, writer = stream
+    sink.fails = StepFailed("ship", "h2 refused the image")
+    pipe = writer.open("pages-1.img")
+    os.write(pipe, b"x")
+    with pytest.raises(StepFailed, match="h2 refused the image"):
+        capture.wait_idle(10)
+    with pytest.raises(BrokenPipeError):
+        os.write(pipe, bytes(1 << 20))
+    os.close(pipe)
+
+
+def test_closing_again_touches_nothing_that_is_open_since(
+    stream: tuple[Capture, Writer],
+) -> None:
+    capture, _ = stream
+    capture.close()
+    pairs = [os.pipe() for _ in range(8)]  # take the numbers that have become free
+    capture.close()
+    for read, write in pairs:
+        os.set_blocking(read, False)
+        with pytest.raises(BlockingIOError):
+            os.read(read, 1)
+        os.close(read)
+        os.close(write)
+
+
+# ---- real CRIU ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def criu() -> Criu:
+    return tool.find()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that CRIU reaches from inside a room, whose /tmp is its own."""
+    path = Path(f"/var/tmp/ls-test-criu-{os.getpid()}-{next(numbers)}")
+    path.mkdir()
+    yield path
+    shutil.rmtree(path)
+
+
+class Rooms:
+    """Rooms of one capsule on several hosts, each with a network namespace of its own."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._made: list[Room] = []
+        self._netns: list[str] = []
+
+    def plan(self) -> RoomPlan:
+        name = f"ls-test-{os.getpid()}-{next(numbers)}"
+        subprocess.run(["ip", "netns", "add", name], check=True)
+        subprocess.run(["ip", "-netns", name, "link", "set", "lo", "up"], check=True)
+        self._netns.append(name)
+        directory = self._place / name
+        directory.mkdir()
+        return RoomPlan(directory, Path("/run/netns") / name, "gpt-1", "", 0, 0, ())
+
+    def start(self, program: str) -> Room:
+        argv = [PYTHON, "-Sc", f"import os, sys, time, threading\n{program}"]
+        self._made.append(room.start(self.plan(), argv, ENV, "/"))
+        return self._made[-1]
+
+    def empty(self) -> Room:
+        stands = room.build_empty(self.plan(), ROOT_PID, PID_FLOOR + 1000)
+        self._made.append(stands)
+        network.lock(stands.init)
+        return stands
+
+    def close(self) -> None:
+        for stands in self._made:
+            room.end(stands)
+        for name in self._netns:
+            subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+@pytest.fixture
+def rooms(place: Path) -> Iterator[Rooms]:
+    made = Rooms(place)
+    yield made
+    made.close()
+
+
+COUNTER = """
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+kept = open("/tmp/kept", "w+")
+deleted = open("/tmp/deleted", "w+"); deleted.write("still here"); deleted.flush()
+os.unlink("/tmp/deleted")
+shared = open("/dev/shm/shared", "w")
+last = time.monotonic()
+for n in range(10**9):
+    kept.seek(0); kept.write(str(n)); kept.flush()
+    now = time.monotonic(); assert now >= last, "time ran backwards"; last = now
+    deleted.seek(0); assert deleted.read() == "still here"
+    os.write(1, b"%d\\n" % n)
+    time.sleep(0.002)
+"""
+
+
+def said(stands: Room, stream: int = output.STDOUT) -> str:
+    records = output.split(stands.plan.log.read_bytes())
+    return b"".join(r.data for r in records if r.stream == stream).decode()
+
+
+def count(stands: Room) -> int:
+    return said(stands).count("\n")
+
+
+def goes_on(stands: Room) -> bool:
+    before = count(stands)
+    until(lambda: count(stands) > before + 3 or not stands.alive())
+    return stands.alive()
+
+
+def pipes_of(stands: Room) -> dict[int, int]:
+    return {stands.pipe_inode(fd): fd for fd in (STDOUT_FD, STDERR_FD)}
+
+
+@as_root
+def test_a_dumped_tree_stands_still_until_it_is_thawed_and_goes_on_as_before(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    here = rooms.start(COUNTER)
+    until(lambda: count(here) > 3)
+    for attempt in range(2):  # a migration that failed may be tried again
+        sink.images.clear()
+        sink.ended.clear()
+        frozen = FrozenTree(criu, here, ROOT_PID, place / f"images-{attempt}")
+        frozen.dump(sink, 60)
+        output.settle(here)
+        still = count(here)
+        time.sleep(0.1)
+        assert count(here) == still
+        assert {"inventory.img", f"core-{ROOT_PID}.img", "pages-1.img"} <= sink.ended
+        assert set(sink.images) - sink.ended == set()
+        assert frozen.image_bytes == sum(map(len, sink.images.values())) > 1 << 20
+        frozen.thaw()
+        assert goes_on(here)
+        frozen.thaw()  # may be said again
+    assert [int(n) for n in said(here).split()] == list(range(count(here)))
+    assert said(here, output.STDERR) == ""
+
+
+@as_root
+def test_a_restored_tree_goes_on_where_it_was_dumped(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    here, there = rooms.start(COUNTER), rooms.empty()
+    until(lambda: count(here) > 3)
+    frozen = FrozenTree(criu, here, ROOT_PID, place / "images")
+    frozen.dump(sink, 60)
+    output.settle(here)
+    sink.write_to(place / "arrived")
+    for name, top in (("tmp", Path("tmp")), ("shm", Path("dev/shm"))):
+        tree = trees.Tree(name, here.root / top, there.root / top)
+        unpacker = trees.Unpacker(tree.destination)
+        trees.pack(tree, trees.listing(tree), unpacker.write)
+        unpacker.finish()
+    shutil.copy(here.plan.log, there.plan.log)
+    pipes = pipes_of(here)
+    room.end(here)
+    frozen.release()
+    assert restore.unlocked_at(place / "arrived") is None
+    restore.restore(criu, there, place / "arrived", pipes, 60)
+    assert restore.unlocked_at(place / "arrived")
+    assert goes_on(there)
+    rules = ["nsenter", "--target", str(there.init), "--net", "nft", "list", "ruleset"]
+    assert subprocess.run(rules, capture_output=True, check=True).stdout == b""
+    (task,) = tasks(there)
+    assert (there.root / "tmp" / "kept").read_text()
+    os.kill(task.pid, signal.SIGTERM)
+    until(lambda: not there.alive())
+    assert there.plan.status.read_text() == "signal 15\n"
+    lines = [int(n) for n in said(there).split()]
+    assert lines == list(range(len(lines)))  # none lost, none doubled
+    assert len(lines) > count(here) + 3
+    assert said(there, output.STDERR) == ""
+
+
+USERFAULTFD = "import ctypes; u = ctypes.CDLL(None).syscall(323, 0)"
+CONNECTED = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('{socket}')"
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [(USERFAULTFD, "userfaultfd"), (CONNECTED, "UNIX socket outside its capsule")],
+    ids=["userfaultfd", "external socket"],
+)
+@as_root
+def test_what_criu_cannot_dump_is_said_in_words_and_the_tree_goes_on(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink, program: str, words: str
+) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(place / "server.sock"))
+        server.listen()
+        here = rooms.start(program.format(socket=place / "server.sock") + COUNTER)
+        until(lambda: count(here) > 3 or not here.alive())
+        frozen = FrozenTree(criu, here, ROOT_PID, place / "images")
+        with pytest.raises(StepFailed, match=rf"dump: CRIU could not dump gpt-1: .*{words}"):
+            frozen.dump(sink, 60)
+        assert goes_on(here)
+
+
+@as_root
+def test_a_destination_that_refuses_is_what_is_told_and_the_tree_goes_on(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    here = rooms.start(COUNTER)
+    until(lambda: count(here) > 3)
+    sink.fails = StepFailed("ship", "h2 refused the image: No space left on device")
+    frozen = FrozenTree(criu, here, ROOT_PID, place / "images")
+    with pytest.raises(StepFailed, match="ship: h2 refused the image: No space left"):
+        frozen.dump(sink, 60)
+    assert goes_on(here)
+
+
+@as_root
+def test_a_dump_that_takes_too_long_is_given_up_and_the_tree_goes_on(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    here = rooms.start(COUNTER)
+    until(lambda: count(here) > 3)
+    sink.pause_s = 0.6
+    frozen = FrozenTree(criu, here, ROOT_PID, place / "images")
+    with pytest.raises(StepFailed, match="did not finish within its deadline"):
+        frozen.dump(sink, 0.5)
+    assert goes_on(here)
+
+
+@as_root
+def test_a_restore_that_fails_says_why_and_the_source_can_still_go_on(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    (place / "data.bin").write_bytes(b"0123456789")
+    here = rooms.start(f"data = open('{place}/data.bin')\n{COUNTER}")
+    until(lambda: count(here) > 3)
+    frozen = FrozenTree(criu, here, ROOT_PID, place / "images")
+    frozen.dump(sink, 60)
+    name = re.escape(str(place / "data.bin").lstrip("/"))
+    for content, words in ((None, "is not there"), (b"shorter", "differs")):
+        (place / "data.bin").unlink()
+        if content:
+            (place / "data.bin").write_bytes(content)
+        there, arrived = rooms.empty(), place / words.replace(" ", "-")
+        sink.write_to(arrived)
+        refusal = rf"restore: CRIU could not restore gpt-1: file {name} {words} on the destination"
+        with pytest.raises(StepFailed, match=refusal):
+            restore.restore(criu, there, arrived, pipes_of(here), 60)
+        assert tasks(there) == []
+        assert restore.unlocked_at(arrived) is None
+        (place / "data.bin").touch()
+    frozen.thaw()
+    assert goes_on(here)
+
+
+@as_root
+def test_no_descriptor_is_left_open_by_a_dump_and_its_end(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    here = rooms.start(COUNTER)
+    until(lambda: count(here) > 3)
+
+    def open_now() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before, threads = open_now(), threading.active_count()
+    for attempt in range(2):
+        frozen = FrozenTree(criu, here, ROOT_PID, place / f"images-{attempt}")
+        sink.ended.clear()
+        frozen.dump(sink, 60)
+        if attempt:
+            room.end(here)
+            frozen.release()
+        else:
+            frozen.thaw()
+        assert open_now() == before
+        assert threading.active_count() == threads

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a taint sets in motion, with a real fleet and journal and a stand-in for the moves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from liveshift.criu_glue.network import Overlay
+from liveshift.errors import Refused
+from liveshift.runtime import config, evacuation
+from liveshift.runtime.evacuation import Evacuation
+from liveshift.runtime.fleet import Fleet
+from liveshift.runtime.jobs import Capsule, Job
+from liveshift.runtime.messages import Run
+from liveshift.runtime.migration import Move
+from liveshift.runtime.moves import Moves
+from liveshift.runtime.steps import Step
+
+CLUSTER = """
+[cluster]
+name = "evacuation"
+orchestrator = "10.88.0.2:7400"
+overlay = "10.99.0.0/16"
+[hosts.h0]
+address = "10.88.0.10"
+slots = 4
+[hosts.h1]
+address = "10.88.0.11"
+slots = 4
+[hosts.h2]
+address = "10.88.0.12"
+slots = 4
+[paths]
+state = "{state}"
+"""
+
+
+class StandIn:
+    """Begins moves when there is room, as Moves would; a test says when they end."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.room = True
+        self.asked: list[str] = []
+        self.begun: list[str] = []
+        self._number = 0
+
+    def start(self, job: Job, capsule: Capsule, to: str, reason: str, by: str) -> Move:
+        assert not capsule.migration
+        self.asked.append(capsule.name)
+        if not self.room:
+            raise Refused(f"no spare can take {capsule.name}", hint="add a host")
+        self._number += 1
+        # A Move is asked for nothing here: it only stands in the fleet with a step.
+        move = Move(cast(Any, self), self._number, job, capsule, "h2", reason, by, lambda _: None)
+        capsule.migration = move.name
+        self.fleet.moves[move.name] = move
+        self.begun.append(f"{capsule.name}: {reason} ({by})")
+        return move
+
+    def end(self, move: str, step: Step) -> None:
+        ended = self.fleet.moves[move]
+        ended.step = step
+        ended.capsule.migration = None
+        if step is Step.DONE:
+            ended.capsule.host = ended.destination
+
+
+class Scene:
+    def __init__(self, state: Path) -> None:
+        self.fleet = Fleet(config.parse(CLUSTER.format(state=state)).cluster)
+        for name, hosts in (("a", ["h1", "h1"]), ("b", ["h0", "h1"])):
+            run = Run(name, 2, ["true"], {}, "/", 0, [])
+            capsules = {f"{name}/{i}": Capsule(f"{name}/{i}", i, h, 1) for i, h in enumerate(hosts)}
+            self.fleet.jobs[name] = Job(name, Overlay(1, "10.99.0.0/24"), run, 0, 0.0, capsules)
+        self.moves = StandIn(self.fleet)
+        self.evacuation = Evacuation(self.fleet, cast(Moves, self.moves))
+
+    def taint(self, host: str) -> None:
+        self.fleet.taints[host] = ("ECC errors", "root")
+        self.evacuation.retry(host)
+
+    async def until(self, true: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 10
+        while not true():
+            assert time.monotonic() < deadline, f"it did not happen; asked: {self.moves.asked}"
+            await asyncio.sleep(0.005)
+
+    def untold(self) -> list[str]:
+        return [e.text for e in self.fleet.journal.events("", 0) if e.kind == "not moved"]
+
+
+@pytest.fixture
+def play(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[Scene], Coroutine[Any, Any, None]]], Scene]:
+    monkeypatch.setattr(evacuation, "TICK_S", 0.02)
+
+    def run(act: Callable[[Scene], Coroutine[Any, Any, None]]) -> Scene:
+        async def scene() -> Scene:
+            made = Scene(tmp_path)
+            watching = asyncio.create_task(made.evacuation.run())
+            try:
+                await act(made)
+            finally:
+                watching.cancel()
+            return made
+
+        return asyncio.run(scene())
+
+    return run
+
+
+Play = Callable[[Callable[[Scene], Coroutine[Any, Any, None]]], Scene]
+
+
+def test_everything_on_a_tainted_host_moves_one_by_one(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        await asyncio.sleep(0.1)
+        assert not scene.moves.asked  # nothing is tainted
+        scene.taint("h1")
+        for number, name in enumerate(("a/0", "a/1", "b/1"), start=1):
+            await scene.until(lambda n=number: len(scene.moves.begun) == n)
+            await asyncio.sleep(0.1)
+            assert len(scene.moves.begun) == number  # one at a time
+            assert scene.moves.begun[-1] == f"{name}: h1 is tainted: ECC errors (root)"
+            scene.moves.end(f"m{number}", Step.DONE)
+            scene.evacuation.wake()
+        await asyncio.sleep(0.1)
+
+    assert len(play(act).moves.asked) == 3
+
+
+def test_two_tainted_hosts_are_emptied_side_by_side(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        scene.taint("h1")
+        scene.taint("h0")
+        await scene.until(lambda: len(scene.moves.begun) == 2)
+
+    assert {entry.split(":")[0] for entry in play(act).moves.begun} == {"a/0", "b/0"}
+
+
+def test_what_has_ended_or_is_moving_is_left_alone(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        capsules = scene.fleet.jobs["a"].capsules
+        capsules["a/0"].code = 0
+        capsules["a/1"].migration = "m99"
+        scene.taint("h1")
+        await scene.until(lambda: scene.moves.begun)
+
+    assert play(act).moves.asked == ["b/1"]
+
+
+def test_without_a_spare_it_is_said_once_and_tried_when_there_is_one(play: Play) -> None:
+    """And at once, not when a while is over: a host has come, or a slot has been freed."""
+
+    async def act(scene: Scene) -> None:
+        scene.moves.room = False
+        scene.taint("h1")
+        await scene.until(lambda: len(scene.moves.asked) >= 3)
+        for _ in range(3):
+            scene.evacuation.wake()
+            await asyncio.sleep(0.05)
+        assert scene.untold() == [
+            f"no spare can take {n} (add a host)" for n in ("a/0", "a/1", "b/1")
+        ]
+        scene.moves.room = True
+        scene.evacuation.wake()
+        await scene.until(lambda: scene.moves.begun)
+
+    play(act)
+
+
+def test_a_move_that_failed_is_tried_again_after_a_while_and_others_meanwhile(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evacuation, "RETRY_S", 0.5)
+
+    async def act(scene: Scene) -> None:
+        scene.taint("h1")
+        await scene.until(lambda: len(scene.moves.begun) == 1)
+        failed = time.monotonic()
+        scene.moves.end("m1", Step.FAILED)
+        scene.evacuation.wake()
+        await scene.until(lambda: len(scene.moves.begun) == 2)
+        assert scene.moves.begun[1].startswith("a/1")
+        scene.moves.end("m2", Step.DONE)
+        await scene.until(lambda: len(scene.moves.begun) == 3)
+        scene.moves.end("m3", Step.DONE)
+        await scene.until(lambda: len(scene.moves.begun) == 4)
+        assert scene.moves.begun[3].startswith("a/0")
+        assert time.monotonic() - failed >= 0.4
+
+    play(act)
+
+
+def test_a_renewed_taint_tries_at_once(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        for name in ("a/1", "b/1"):
+            scene.fleet.capsule(name)[1].code = 0
+        scene.taint("h1")
+        await scene.until(lambda: len(scene.moves.begun) == 1)
+        scene.moves.end("m1", Step.FAILED)
+        scene.evacuation.wake()
+        await asyncio.sleep(0.1)
+        assert len(scene.moves.begun) == 1
+        scene.taint("h1")
+        await scene.until(lambda: len(scene.moves.begun) == 2)
+
+    play(act)
+
+
+def test_untainting_stops_it(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        scene.taint("h1")
+        await scene.until(lambda: len(scene.moves.begun) == 1)
+        del scene.fleet.taints["h1"]
+        scene.moves.end("m1", Step.DONE)
+        scene.evacuation.wake()
+        await asyncio.sleep(0.1)
+
+    assert len(play(act).moves.asked) == 1

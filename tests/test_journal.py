@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The journal on a real SQLite file: one owner per capsule, durable, and a history that stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from liveshift.errors import LiveshiftError
+from liveshift.runtime.journal import Journal
+from liveshift.runtime.messages import MigrationRow, Phase
+
+OWNERS = {"gpt/0": (0, "h0"), "gpt/1": (1, "h1")}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "journal.sqlite"
+
+
+@pytest.fixture
+def journal(path: Path) -> Journal:
+    made = Journal(path)
+    made.add_job("gpt", 1, "10.99.0.0/24", b"spec", OWNERS)
+    return made
+
+
+def owners(journal: Journal) -> dict[str, tuple[str, int]]:
+    return {name: (host, epoch) for name, _, _, host, epoch, _ in journal.capsules("gpt")}
+
+
+def row(number: int, capsule: str = "gpt/1", state: str = "done") -> MigrationRow:
+    return MigrationRow(
+        f"m{number}", capsule, "h1", "h2", "asked for", "root", 2, state, 1.0, 2.0, 0.5, 10, 11,
+        12, 3.5e8, [Phase("dump", 0.1, 0.4, 10, True, "a detail")], None, None,
+    )  # fmt: skip
+
+
+def test_commit_passes_the_ownership_on_once(journal: Journal) -> None:
+    journal.commit("gpt/1", "h2", 2)
+    assert owners(journal) == {"gpt/0": ("h0", 1), "gpt/1": ("h2", 2)}
+    journal.commit("gpt/1", "h1", 3)
+    assert owners(journal)["gpt/1"] == ("h1", 3)
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 3, 99])
+def test_commit_refuses_any_epoch_but_the_next(journal: Journal, epoch: int) -> None:
+    with pytest.raises(LiveshiftError, match=f"gpt/1 is not owned under epoch {epoch - 1}"):
+        journal.commit("gpt/1", "h2", epoch)
+    assert owners(journal)["gpt/1"] == ("h1", 1)
+
+
+def test_commit_of_an_unknown_capsule_is_refused(journal: Journal) -> None:
+    with pytest.raises(LiveshiftError, match="gpt/9"):
+        journal.commit("gpt/9", "h2", 2)
+
+
+def test_of_two_that_commit_only_one_does(journal: Journal, path: Path) -> None:
+    other = Journal(path)
+    journal.commit("gpt/1", "h2", 2)
+    with pytest.raises(LiveshiftError, match="not owned under epoch 1 any more"):
+        other.commit("gpt/1", "h3", 2)
+    assert owners(other)["gpt/1"] == ("h2", 2)
+
+
+def test_what_was_committed_outlives_a_killed_process(path: Path) -> None:
+    program = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from liveshift.runtime.journal import Journal\n"
+        "journal = Journal(Path(sys.argv[1]))\n"
+        "journal.add_job('gpt', 1, '10.99.0.0/24', b'', {'gpt/0': (0, 'h0'), 'gpt/1': (1, 'h1')})\n"
+        "journal.commit('gpt/1', 'h2', 2)\n"
+        "print('committed', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    with child.stdout as said:
+        assert said.readline() == b"committed\n"
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert owners(Journal(path))["gpt/1"] == ("h2", 2)
+
+
+def test_reopening_sees_everything(journal: Journal, path: Path) -> None:
+    journal.set_taint("h1", "ECC errors", "root")
+    journal.set_taint("h2", "old", "root")
+    journal.set_taint("h2", "renewed", "ann")
+    journal.set_taint("h3", "gone", "ann")
+    journal.clear_taint("h3")
+    journal.commit("gpt/1", "h2", 2)
+    journal.set_ended("gpt/0", 3)
+    journal.set_job("gpt", "ended", 3)
+    assert journal.next_migration() == 1
+    journal.save_migration(1, row(1, state="preparing"))
+    journal.save_migration(1, row(1))
+    journal.tell("gpt/1", "moved", "h1 → h2", "root", 1)
+    again = Journal(path)
+    assert again.taints() == {"h1": ("ECC errors", "root"), "h2": ("renewed", "ann")}
+    ((name, vni, subnet, spec, started, state, code),) = again.jobs()
+    assert (name, vni, subnet, spec, state, code) == ("gpt", 1, "10.99.0.0/24", b"spec", "ended", 3)
+    assert started > 1.6e9
+    assert again.capsules("gpt") == [
+        ("gpt/0", "gpt", 0, "h0", 1, 3),
+        ("gpt/1", "gpt", 1, "h2", 2, None),
+    ]
+    assert again.migration(1) == row(1)
+    assert again.migration(2) is None
+    assert again.next_migration() == 2
+    (event,) = again.events("", 0)
+    assert (event.subject, event.text, event.by) == ("gpt/1", "h1 → h2", "root")
+    assert event.migration == row(1)
+
+
+def test_history_by_subject(journal: Journal) -> None:
+    journal.tell("gpt", "started", "")
+    journal.tell("gpt/1", "move", "")
+    journal.tell("gptx/1", "move", "")
+    journal.tell("h1", "tainted", "")
+
+    def subjects(about: str, after: int = 0) -> list[str]:
+        return [event.subject for event in journal.events(about, after)]
+
+    assert subjects("") == ["gpt", "gpt/1", "gptx/1", "h1"]
+    assert subjects("gpt") == ["gpt", "gpt/1"]
+    assert subjects("gpt/1") == ["gpt/1"]
+    assert subjects("h1") == ["h1"]
+    assert subjects("gpt", after=journal.events("gpt", 0)[0].number) == ["gpt/1"]
+    assert subjects("nobody") == []
+
+
+def test_a_job_is_added_and_removed_whole(journal: Journal, path: Path) -> None:
+    with pytest.raises(sqlite3.IntegrityError):  # the same capsules again: nothing of it stays
+        journal.add_job("two", 2, "10.99.1.0/24", b"", OWNERS)
+    assert [job[0] for job in Journal(path).jobs()] == ["gpt"]
+    with sqlite3.connect(path) as saboteur:
+        saboteur.execute(
+            "CREATE TRIGGER stop BEFORE DELETE ON capsules BEGIN SELECT RAISE(ABORT, 'disk'); END"
+        )
+    saboteur.close()
+    with pytest.raises(sqlite3.IntegrityError, match="disk"):
+        journal.remove_job("gpt")
+    assert [job[0] for job in Journal(path).jobs()] == ["gpt"]
+    with sqlite3.connect(path) as saboteur:
+        saboteur.execute("DROP TRIGGER stop")
+    saboteur.close()
+    journal.remove_job("gpt")
+    assert Journal(path).jobs() == []
+    assert Journal(path).capsules("gpt") == []
+    journal.add_job("gpt", 1, "10.99.0.0/24", b"", OWNERS)  # the name and number are free again
+
+
+def test_a_file_that_is_no_journal_is_refused_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    path.write_bytes(b"no database, but long enough to be taken for one" * 100)
+    with pytest.raises(LiveshiftError, match=r"cannot open the journal .*journal.sqlite"):
+        Journal(path)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemons' UNIX socket: who asks is what the kernel says. (The client: test_client.py.)"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import stat
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from liveshift.errors import Refused
+from liveshift.runtime import local_socket, messages
+from liveshift.runtime.messages import Message
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """In a directory that every user may enter, which pytest's own are not."""
+    directory = Path(tempfile.mkdtemp(prefix="ls-socket-"))
+    directory.chmod(0o755)
+    yield directory / "below" / "agent.sock"
+    shutil.rmtree(directory)
+
+
+async def whoami(uid: int, ask: Message) -> Message | None:
+    if isinstance(ask, messages.Untaint):
+        raise Refused("h9 is not tainted", hint="nothing to do")
+    return messages.Named(str(uid))
+
+
+def served(path: Path, talk: Callable[[], object]) -> object:
+    """Run ``talk`` in a thread while the socket is served."""
+
+    async def scene() -> object:
+        server = await local_socket.serve(path, whoami)
+        async with server:
+            return await asyncio.wait_for(asyncio.to_thread(talk), 20)
+
+    return asyncio.run(scene())
+
+
+def exchange(path: Path, *frames: bytes) -> list[bytes]:
+    """Send frames on one connection and take as many answers as come before it is closed."""
+    answers: list[bytes] = []
+    with socket.socket(socket.AF_UNIX) as line:
+        line.settimeout(10)
+        line.connect(str(path))
+        for frame in frames:
+            line.sendall(frame)
+            head = line.recv(4, socket.MSG_WAITALL)
+            if len(head) < 4:
+                break
+            answers.append(line.recv(struct.unpack("<I", head)[0], socket.MSG_WAITALL))
+    return answers
+
+
+def framed(ask: Message, number: int = 1) -> bytes:
+    raw = messages.encode_ask(number, ask)
+    return struct.pack("<I", len(raw)) + raw
+
+
+def test_several_asks_on_one_connection(path: Path) -> None:
+    asks = [framed(messages.GetStatus(), n) for n in (1, 2, 3)]
+    frames = [messages.decode(a) for a in served(path, lambda: exchange(path, *asks))]  # type: ignore[attr-defined]
+    assert [f.id for f in frames] == [1, 2, 3]
+    assert {f.answer for f in frames} == {messages.Named(str(os.getuid()))}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_is_known_by_its_uid(path: Path) -> None:
+    def as_nobody() -> str:
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:  # the child only writes and leaves
+            code = 1
+            try:
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)
+                answer = messages.decode(exchange(path, framed(messages.GetStatus()))[0]).answer
+                os.write(write, answer.name.encode() if isinstance(answer, messages.Named) else b"")
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(write)
+        with os.fdopen(read, "rb") as said:
+            name = said.read().decode()
+        assert os.waitpid(child, 0)[1] == 0
+        return name
+
+    assert served(path, as_nobody) == str(NOBODY)
+
+
+def test_any_user_may_connect_and_a_left_over_socket_is_replaced(path: Path) -> None:
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as left_over:
+        left_over.bind(str(path))
+    assert served(path, lambda: stat.S_IMODE(path.stat().st_mode)) == 0o666
+
+
+def test_what_is_wrong_is_answered_and_the_next_ask_is_served(path: Path) -> None:
+    answer = messages.encode_answer(7, None)
+    frames = (
+        struct.pack("<I", 3) + b"\xc1xx",
+        struct.pack("<I", len(answer)) + answer,
+        framed(messages.Untaint("h9"), 8),
+        framed(messages.GetStatus(), 9),
+    )
+    got = [messages.decode(a) for a in served(path, lambda: exchange(path, *frames))]  # type: ignore[attr-defined]
+    assert [f.id for f in got] == [0, 7, 8, 9]
+    assert "not understood" in (got[0].error or ("", "", ""))[1]
+    assert "takes asks only" in (got[1].error or ("", "", ""))[1]
+    assert got[2].error == ("Refused", "h9 is not tainted", "nothing to do")
+    assert got[3].answer == messages.Named(str(os.getuid()))
+
+
+def test_a_frame_beyond_the_limit_closes_the_connection(path: Path) -> None:
+    def talk() -> list[bytes]:
+        assert exchange(path, struct.pack("<I", local_socket.LIMIT + 1)) == []
+        return exchange(path, framed(messages.GetStatus()))
+
+    assert len(served(path, talk)) == 1  # type: ignore[arg-type]
+
+
+def test_a_caller_that_hangs_up_stops_nobody(path: Path) -> None:
+    def talk() -> list[bytes]:
+        for n in range(5):
+            with socket.socket(socket.AF_UNIX) as line:
+                line.connect(str(path))
+                line.sendall(framed(messages.GetStatus())[: n * 3])
+        return exchange(path, framed(messages.GetStatus()))
+
+    assert len(served(path, talk)) == 1  # type: ignore[arg-type]

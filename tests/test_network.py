@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The overlay between real hosts: network namespaces joined by a switch, with real TCP over it."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from liveshift.criu_glue import network
+from liveshift.criu_glue.network import LOCK_TABLE, Overlay, mac
+from liveshift.errors import LiveshiftError
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are made by root")
+
+OVERLAY = Overlay(7, "10.99.7.0/24")
+UNDERLAY = {"h0": "10.234.0.10", "h1": "10.234.0.11", "h2": "10.234.0.12", "world": "10.234.0.99"}
+CLUSTER = [UNDERLAY[name] for name in ("h0", "h1", "h2")]
+CLONE_NEWNET = 0x40000000
+numbers = itertools.count()
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+@contextmanager
+def inside(netns: str) -> Iterator[None]:
+    """What this thread does, and the programs it starts, are in that network namespace."""
+    with open("/proc/thread-self/ns/net") as home, open(f"/run/netns/{netns}") as there:
+        if libc.setns(there.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), netns)
+        try:
+            yield
+        finally:
+            assert libc.setns(home.fileno(), CLONE_NEWNET) == 0
+
+
+def ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
+
+
+class Net:
+    """Three hosts and a machine of the outside world on one switch."""
+
+    def __init__(self) -> None:
+        self.tag = f"ls-test-{os.getpid()}-{next(numbers)}"
+        self.capsules: set[str] = set()
+        self.sleepers: list[subprocess.Popen[bytes]] = []
+
+    def make(self) -> None:
+        ip("netns", "add", self.name("switch"))
+        with inside(self.name("switch")):
+            ip("link", "add", "fabric", "type", "bridge")
+            ip("link", "set", "fabric", "up")
+        for host, address in UNDERLAY.items():
+            ip("netns", "add", self.name(host))
+            with inside(self.name("switch")):
+                peer = ["type", "veth", "peer", "name", "cable", "netns", self.name(host)]
+                ip("link", "add", host, *peer)
+                ip("link", "set", host, "master", "fabric", "up")
+            with inside(self.name(host)):
+                ip("link", "set", "lo", "up")
+                ip("link", "set", "cable", "up")
+                ip("addr", "add", f"{address}/24", "dev", "cable")
+
+    def name(self, what: str) -> str:
+        return f"{self.tag}-{what}"
+
+    @contextmanager
+    def on(self, host: str) -> Iterator[None]:
+        with inside(self.name(host)):
+            yield
+
+    def raised(self, *hosts: str) -> None:
+        for host in hosts:
+            with self.on(host):
+                network.raise_overlay(OVERLAY, UNDERLAY[host], CLUSTER)
+
+    def plug(self, host: str, index: int, locked: bool = False) -> str:
+        """A capsule's namespace on a host; the name says both, as two hosts share /run/netns."""
+        name = self.name(f"c{index}.{host}")
+        peers = [OVERLAY.address(n) for n in range(4)]
+        with self.on(host):
+            network.plug_in(OVERLAY, name, index, peers, locked)
+        self.capsules.add(name)
+        return name
+
+    def unplug(self, host: str, index: int) -> None:
+        with self.on(host):
+            network.unplug(OVERLAY, self.name(f"c{index}.{host}"), index)
+
+    def located(self, index: int, at: str) -> None:
+        """Every host hears where the address is now."""
+        for host in ("h0", "h1", "h2"):
+            with self.on(host):
+                where = None if host == at else UNDERLAY[at]
+                network.locate(OVERLAY, {OVERLAY.address(index): where})
+
+    def pid_in(self, netns: str) -> int:
+        with inside(netns):
+            self.sleepers.append(subprocess.Popen(["sleep", "600"]))
+        return self.sleepers[-1].pid
+
+    def close(self) -> None:
+        for sleeper in self.sleepers:
+            sleeper.kill()
+            sleeper.wait()
+        existing = {line.split()[0] for line in ip("netns").splitlines() if line}
+        for name in [*self.capsules, *map(self.name, (*UNDERLAY, "switch"))]:
+            if name in existing:
+                ip("netns", "del", name)
+
+
+@pytest.fixture
+def net() -> Iterator[Net]:
+    made = Net()
+    try:
+        made.make()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., None]]:
+    """Servers that answer every line with their own name and the caller's address."""
+    servers: list[socket.socket] = []
+
+    def answer(server: socket.socket, name: str) -> None:
+        with suppress(OSError):
+            while True:
+                line, (caller, _) = server.accept()
+                threading.Thread(target=talk, args=(line, f"{name} {caller} "), daemon=True).start()
+
+    def talk(line: socket.socket, prefix: str) -> None:
+        with line, suppress(OSError):
+            while data := line.recv(100):
+                line.sendall(prefix.encode() + data)
+
+    def start(netns: str, address: str, name: str) -> None:
+        with inside(netns):
+            server = socket.create_server((address, 5000))
+        servers.append(server)
+        threading.Thread(target=answer, args=(server, name), daemon=True).start()
+
+    yield start
+    for server in servers:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+
+
+def connected(netns: str, address: str, timeout: float = 5.0) -> socket.socket:
+    with inside(netns):
+        line = socket.create_connection((address, 5000), timeout)
+    line.settimeout(timeout)
+    return line
+
+
+def asked(line: socket.socket, word: str = "hello") -> str:
+    line.sendall(word.encode())
+    return line.recv(100).decode()
+
+
+def answer_from(netns: str, address: str) -> str:
+    with connected(netns, address) as line:
+        return asked(line)
+
+
+def forwarding(net: Net, host: str, index: int) -> list[str]:
+    """Where this host's VXLAN sends what is meant for an address."""
+    with net.on(host):
+        done = subprocess.run(
+            ["bridge", "-json", "fdb", "show", "dev", OVERLAY.vxlan],
+            check=True, capture_output=True,
+        )  # fmt: skip
+    wanted = mac(OVERLAY.address(index))
+    return [e["dst"] for e in json.loads(done.stdout) if e["mac"] == wanted and "dst" in e]
+
+
+def test_capsules_reach_each_other_under_their_own_addresses(
+    net: Net, serve: Callable[..., None]
+) -> None:
+    net.raised("h0", "h1")
+    zero, one, two = net.plug("h0", 0), net.plug("h1", 1), net.plug("h1", 2)
+    for index, host in ((0, "h0"), (1, "h1"), (2, "h1")):
+        for other in ("h0", "h1"):
+            with net.on(other):
+                where = None if host == other else UNDERLAY[host]
+                network.locate(OVERLAY, {OVERLAY.address(index): where})
+    serve(one, OVERLAY.address(1), "one")
+    serve(zero, OVERLAY.address(0), "zero")
+    assert answer_from(zero, "10.99.7.2") == "one 10.99.7.1 hello"
+    assert answer_from(two, "10.99.7.2") == "one 10.99.7.3 hello"
+    assert answer_from(two, "10.99.7.1") == "zero 10.99.7.3 hello"
+    with inside(zero):  # nothing that is large gets stuck on the way
+        assert json.loads(ip("-json", "link", "show", "eth0"))[0]["mtu"] == 1450
+    with connected(zero, "10.99.7.2") as line:
+        block = os.urandom(1 << 20)
+        threading.Thread(target=line.sendall, args=(block,), daemon=True).start()
+        got = 0
+        while got < len(block):
+            got += len(line.recv(1 << 20))
+
+
+def test_hosts_see_mobile_addresses_and_the_world_sees_the_hosts(
+    net: Net, serve: Callable[..., None]
+) -> None:
+    net.raised("h0", "h1")
+    zero = net.plug("h0", 0)
+    with net.on("h1"):
+        network.locate(OVERLAY, {OVERLAY.address(0): UNDERLAY["h0"]})
+    serve(net.name("h1"), UNDERLAY["h1"], "h1")
+    serve(net.name("h0"), UNDERLAY["h0"], "h0")
+    serve(net.name("world"), UNDERLAY["world"], "world")
+    assert answer_from(zero, UNDERLAY["h1"]) == "h1 10.99.7.1 hello"
+    assert answer_from(zero, UNDERLAY["h0"]) == "h0 10.99.7.1 hello"
+    assert answer_from(zero, UNDERLAY["world"]) == f"world {UNDERLAY['h0']} hello"
+
+
+def test_a_locked_capsule_is_silent_but_for_itself_and_its_connections_outlast_it(
+    net: Net, serve: Callable[..., None]
+) -> None:
+    net.raised("h0", "h1")
+    zero, one = net.plug("h0", 0), net.plug("h1", 1)
+    net.raised("h2")
+    net.located(0, "h0")
+    net.located(1, "h1")
+    serve(one, "0.0.0.0", "one")
+    line = connected(zero, "10.99.7.2")
+    assert asked(line, "1") == "one 10.99.7.1 1"
+    pid = net.pid_in(one)
+    network.lock(pid)
+    line.settimeout(0.4)
+    with pytest.raises(TimeoutError):
+        asked(line, "2")
+    with pytest.raises(OSError, match=r"No route to host|timed out"):
+        connected(zero, "10.99.7.2", 1.0)
+    assert answer_from(one, "127.0.0.1") == "one 127.0.0.1 hello"
+    network.unlock(pid)
+    began = time.monotonic()
+    line.settimeout(5)
+    assert line.recv(100) == b"one 10.99.7.1 2"  # what was under way arrives, and soon
+    assert time.monotonic() - began < 1
+    assert asked(line, "3") == "one 10.99.7.1 3"
+    line.close()
+
+
+def test_an_address_moves_and_packets_follow(net: Net, serve: Callable[..., None]) -> None:
+    net.raised("h0", "h1", "h2")
+    zero, here, beside = net.plug("h0", 0), net.plug("h1", 1), net.plug("h1", 2)
+    for index, host in ((0, "h0"), (1, "h1"), (2, "h1")):
+        net.located(index, host)
+    serve(here, "10.99.7.2", "on h1")
+    assert answer_from(zero, "10.99.7.2").startswith("on h1 ")
+
+    there = net.plug("h2", 1, locked=True)  # an empty room: nobody may notice it yet
+    serve(there, "10.99.7.2", "on h2")
+    assert answer_from(zero, "10.99.7.2").startswith("on h1 ")
+    assert answer_from(beside, "10.99.7.2").startswith("on h1 ")
+
+    network.lock(net.pid_in(here))
+    net.located(1, "h2")
+    assert forwarding(net, "h0", 1) == [UNDERLAY["h2"]]
+    assert forwarding(net, "h1", 1) == [UNDERLAY["h2"]]
+    assert forwarding(net, "h2", 1) == []
+    network.unlock(net.pid_in(there))
+    assert answer_from(zero, "10.99.7.2").startswith("on h2 ")
+    assert answer_from(beside, "10.99.7.2").startswith("on h2 ")
+    net.unplug("h1", 1)
+    assert answer_from(beside, "10.99.7.2").startswith("on h2 ")
+
+    back = net.plug("h1", 1)  # and home again
+    serve(back, "10.99.7.2", "back on h1")
+    net.unplug("h2", 1)
+    net.located(1, "h1")
+    assert answer_from(zero, "10.99.7.2").startswith("back on h1 ")
+    assert answer_from(beside, "10.99.7.2").startswith("back on h1 ")
+    net.located(1, "h1")  # repeating it adds nothing
+    assert forwarding(net, "h0", 1) == [UNDERLAY["h1"]]
+    assert forwarding(net, "h2", 1) == [UNDERLAY["h1"]]
+
+
+def test_an_empty_room_that_is_discarded_leaves_the_address_where_it_was(
+    net: Net, serve: Callable[..., None]
+) -> None:
+    net.raised("h0", "h1", "h2")
+    zero, here, visitor = net.plug("h0", 0), net.plug("h1", 1), net.plug("h2", 2)
+    for index, host in ((0, "h0"), (1, "h1"), (2, "h2")):
+        net.located(index, host)
+    serve(here, "10.99.7.2", "on h1")
+    net.plug("h2", 1, locked=True)
+    net.unplug("h2", 1)
+    with net.on("h2"):  # what the destination's agent does then
+        network.locate(OVERLAY, {"10.99.7.2": UNDERLAY["h1"]})
+    assert answer_from(visitor, "10.99.7.2").startswith("on h1 ")
+    assert answer_from(zero, "10.99.7.2").startswith("on h1 ")
+
+
+def test_raising_again_changes_nothing_and_finishes_what_was_interrupted(net: Net) -> None:
+    net.raised("h0")
+    one = net.plug("h0", 0)
+    net.raised("h0")
+    with inside(one):
+        assert "10.99.7.1/24" in ip("addr", "show", "eth0")
+    with net.on("h0"):
+        assert OVERLAY.veth(0) in ip("link")
+        ip("link", "set", OVERLAY.bridge, "alias", "half")  # as if it had never been completed
+        ip("link", "del", OVERLAY.vxlan)
+    net.raised("h0")
+    with net.on("h0"):
+        assert OVERLAY.vxlan in ip("link")
+        rules = subprocess.run(
+            ["nft", "list", "ruleset"], capture_output=True, text=True, check=True
+        )
+        assert rules.stdout.count("masquerade") == 1
+
+
+def test_plugging_in_replaces_what_an_earlier_stay_left(net: Net) -> None:
+    net.raised("h0")
+    name = net.plug("h0", 0)
+    first = os.stat(f"/run/netns/{name}").st_ino
+    assert net.plug("h0", 0, locked=True) == name
+    assert os.stat(f"/run/netns/{name}").st_ino != first
+    with inside(name):
+        rules = subprocess.run(
+            ["nft", "list", "ruleset"], capture_output=True, text=True, check=True
+        )
+        assert LOCK_TABLE in rules.stdout
+
+
+def test_lowering_leaves_nothing(net: Net) -> None:
+    def everything() -> tuple[list[str], str, str]:
+        with net.on("h0"):
+            links = [link["ifname"] for link in json.loads(ip("-json", "link"))]
+            nft = subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True)
+            return sorted(links), ip("route"), nft.stdout
+
+    before = everything()
+    namespaces = ip("netns")
+    net.raised("h0")
+    net.plug("h0", 0)
+    net.plug("h0", 1, locked=True)
+    assert everything() != before
+    net.unplug("h0", 0)
+    net.unplug("h0", 1)
+    net.unplug("h0", 1)
+    with net.on("h0"):
+        network.lower_overlay(OVERLAY)
+        network.lower_overlay(OVERLAY)
+    assert everything() == before
+    assert sorted(ip("netns").split()) == sorted(namespaces.split())
+
+
+def test_two_jobs_on_one_host_do_not_hear_each_other(net: Net, serve: Callable[..., None]) -> None:
+    other = Overlay(8, "10.99.8.0/24")
+    net.raised("h0")
+    zero = net.plug("h0", 0)
+    with net.on("h0"):
+        network.raise_overlay(other, UNDERLAY["h0"], CLUSTER)
+        network.plug_in(other, net.name("other"), 0, [], locked=False)
+        net.capsules.add(net.name("other"))
+        network.lower_overlay(OVERLAY)
+        assert Path(f"/run/netns/{net.name('other')}").exists()
+        assert other.bridge in ip("link")
+    serve(net.name("other"), "10.99.8.1", "other")
+    with pytest.raises(OSError, match=r"unreachable|No route|timed out"):
+        connected(zero, "10.99.8.1", 0.5)
+
+
+def test_an_address_that_no_device_has_is_named(net: Net) -> None:
+    with (
+        net.on("h0"),
+        pytest.raises(LiveshiftError, match=r"no interface with address 10\.1\.1\.1"),
+    ):
+        network.raise_overlay(OVERLAY, "10.1.1.1", CLUSTER)
+    with (
+        net.on("h0"),
+        pytest.raises(LiveshiftError, match=r"overlay 10\.99\.7\.0/24 does not stand"),
+    ):
+        network.plug_in(OVERLAY, net.name("c0.h0"), 0, [], locked=False)
+    assert not Path(f"/run/netns/{net.name('c0.h0')}").exists()
+
+
+def test_a_mac_follows_from_its_address() -> None:
+    assert mac("10.99.7.1") == "06:6c:0a:63:07:01"

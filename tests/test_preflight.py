@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The destination's checks: what stands in the way is found, named, and all of it at once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from liveshift.criu_glue.survey import NeededFile, Survey, fingerprint
+from liveshift.criu_glue.tool import Criu
+from liveshift.errors import Refused
+from liveshift.runtime import preflight
+from liveshift.runtime.host_facts import facts, memory_offered
+from liveshift.runtime.messages import HostFacts
+
+HERE = HostFacts("6.1.0", "x86_64", "Xeon", ["avx", "avx2", "fma"], "4.2.1", "0.1.0")
+NOTHING = Survey((1001,), 100 << 20, 10 << 20, (), (), (), (), ())
+PLENTY = 1 << 40
+
+
+@pytest.fixture
+def criu(tmp_path: Path) -> Criu:
+    """A program that says of itself that it works."""
+    return program(tmp_path / "criu", "echo Looks good.")
+
+
+def program(path: Path, body: str) -> Criu:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return Criu(path, (4, 2, 1), (str(path),))
+
+
+def refusal(
+    survey: Survey = NOTHING,
+    source: HostFacts = HERE,
+    here: HostFacts = HERE,
+    criu: Criu | None = None,
+    memory: int = PLENTY,
+) -> Refused:
+    with pytest.raises(Refused) as caught:
+        preflight.check(survey, source, here, criu, memory)
+    return caught.value
+
+
+def test_a_tree_that_fits_is_told_what_was_found(criu: Criu) -> None:
+    rows = dict(preflight.check(NOTHING, HERE, HERE, criu, PLENTY))
+    assert rows == {
+        "CRIU": "4.2.1",
+        "processor and kernel": "Xeon, Linux 6.1.0",
+        "memory": f"{PLENTY >> 20} MiB offered, {2 * 110 + 128} MiB needed",
+        "files": "0 mapped or open files, all alike here",
+        "directories": "working directories exist",
+    }
+
+
+def test_criu_missing_or_not_working(tmp_path: Path) -> None:
+    assert "CRIU is missing or too old there" in str(refusal())
+    broken = program(tmp_path / "broken", "echo 'Error (x.c:1): no PAGEMAP_SCAN'; exit 1")
+    assert "CRIU 4.2.1 does not work there: Error (x.c:1): no PAGEMAP" in str(refusal(criu=broken))
+
+
+def test_another_processor(criu: Criu) -> None:
+    other = msgspec.structs.replace(HERE, machine="aarch64")
+    assert "runs on x86_64, this host is aarch64" in str(refusal(here=other, criu=criu))
+    older = msgspec.structs.replace(HERE, cpu_flags=["avx"])
+    refused = refusal(here=older, criu=criu)
+    assert "its processor lacks avx2, fma, which Xeon has" in str(refused)
+    assert "same processor" in str(refused.hint)
+    preflight.check(NOTHING, older, HERE, criu, PLENTY)  # towards more features is fine
+    amx = msgspec.structs.replace(HERE, cpu_flags=[*HERE.cpu_flags, "amx_tile"])
+    preflight.check(NOTHING, amx, HERE, criu, PLENTY)
+
+
+def test_memory(criu: Criu) -> None:
+    needed = 2 * (110 << 20) + preflight.MEMORY_MARGIN
+    preflight.check(NOTHING, HERE, HERE, criu, needed)
+    refused = refusal(criu=criu, memory=needed - 1)
+    assert "not enough memory there: 348 MiB are needed" in str(refused)
+    assert "347 MiB are offered" in str(refused)
+
+
+def test_files_missing_or_different(criu: Criu, tmp_path: Path) -> None:
+    same, other = tmp_path / "same.so", tmp_path / "other.so"
+    shutil.copy("/bin/true", same)
+    shutil.copy("/bin/false", other)
+    mine = fingerprint(str(same))
+    assert mine is not None
+    assert len(mine.build_id) == 40
+    survey = replace(NOTHING, needed=(mine,))
+    rows = dict(preflight.check(survey, HERE, HERE, criu, PLENTY))
+    assert rows["files"] == "1 mapped or open files, all alike here"
+    wrong = (
+        NeededFile(str(tmp_path / "gone.so"), 7, ""),
+        NeededFile(str(same), mine.size + 1, mine.build_id),
+        NeededFile(str(other), other.stat().st_size, "00" * 20),
+    )
+    refused = refusal(replace(NOTHING, needed=wrong), criu=criu)
+    assert f"missing there: {tmp_path}/gone.so" in str(refused)
+    assert f"{same} ({mine.size + 1} bytes at the source, {mine.size} here)" in str(refused)
+    assert f"{other} (another build id)" in str(refused)
+    assert "files.shared or files.carried" in str(refused.hint)
+
+
+def test_many_missing_files_are_counted(criu: Criu) -> None:
+    needed = tuple(NeededFile(f"/nowhere/{n}", 1, "") for n in range(10))
+    assert "/nowhere/2 and 7 more" in str(refusal(replace(NOTHING, needed=needed), criu=criu))
+
+
+def test_working_directories(criu: Criu, tmp_path: Path) -> None:
+    survey = replace(NOTHING, directories=(str(tmp_path), str(tmp_path / "gone")))
+    refused = refusal(survey, criu=criu)
+    assert str(refused) == f"working directory missing there: {tmp_path}/gone"
+
+
+def test_all_findings_are_said_at_once_and_each_hint_once() -> None:
+    problems = (
+        ("process 7 (x) holds an io_uring", "turn it off"),
+        ("process 8 (y) holds an io_uring", "turn it off"),
+    )
+    survey = replace(NOTHING, problems=problems, directories=("/nowhere",))
+    refused = refusal(survey, memory=0)
+    for part in ("process 7", "process 8", "CRIU is missing", "not enough memory", "/nowhere"):
+        assert part in str(refused)
+    assert str(refused.hint).count("turn it off") == 1
+
+
+def test_warming_reads_what_is_there_and_skips_what_is_not(tmp_path: Path) -> None:
+    open_before = len(os.listdir("/proc/self/fd"))
+    preflight.warm([NeededFile("/bin/true", 1, ""), NeededFile(str(tmp_path / "no"), 1, "")])
+    assert len(os.listdir("/proc/self/fd")) == open_before
+
+
+def test_the_facts_of_this_host(criu: Criu) -> None:
+    mine = facts(criu)
+    assert mine.criu == "4.2.1"
+    assert mine.kernel == os.uname().release
+    assert mine.machine == os.uname().machine
+    assert mine.cpu_flags == sorted(mine.cpu_flags)
+    assert facts(None).criu == ""
+    assert 0 < memory_offered(None) <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert memory_offered(12345) == 12345

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where capsules go: what must hold for any cluster, and the reasons given when nothing will do."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liveshift.errors import NotFound, Refused
+from liveshift.runtime.spares import HostView, choose_destination, place_job
+
+KINDS = ["floating", "dedicated", "none"]
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> list[HostView]:
+    count = draw(st.integers(1, 6))
+    return [
+        HostView(
+            f"h{n}",
+            draw(st.sampled_from(KINDS)),
+            draw(st.integers(1, 4)),
+            draw(st.integers(0, 5)),  # more than its slots: it was lowered while they ran
+            draw(st.booleans()),
+            draw(st.booleans()),
+        )
+        for n in range(count)
+    ]
+
+
+def can_receive(host: HostView, source: str) -> bool:
+    return (
+        host.name != source
+        and host.up
+        and not host.tainted
+        and host.spare != "none"
+        and host.used < host.slots
+    )
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(clusters())
+def test_a_destination_can_receive_and_is_the_best_that_can(hosts: list[HostView]) -> None:
+    able = [h for h in hosts if can_receive(h, "h0")]
+    if not able:
+        with pytest.raises(Refused, match="no spare can take gpt/1: ") as caught:
+            choose_destination(hosts, "gpt/1", "h0", "")
+        assert all(f"{h.name} " in caught.value.message for h in hosts)  # each with its reason
+        return
+    chosen, why = choose_destination(hosts, "gpt/1", "h0", "")
+    assert chosen in able
+    if any(h.spare == "dedicated" for h in able):
+        assert chosen.spare == "dedicated"
+        assert why == "a dedicated spare"
+    else:
+        assert why == "the emptiest free host"
+    alike = [h for h in able if h.spare == chosen.spare]
+    assert all(chosen.used / chosen.slots <= h.used / h.slots for h in alike)
+    assert choose_destination(reversed(hosts), "gpt/1", "h0", "") == (chosen, why)
+
+
+@settings(max_examples=200, deadline=None, database=None)
+@given(clusters(), st.integers(0, 7))
+def test_a_named_destination_is_taken_or_refused_with_its_reason(
+    hosts: list[HostView], to: int
+) -> None:
+    named = next((h for h in hosts if h.name == f"h{to}"), None)
+    if named is None:
+        with pytest.raises(NotFound, match=f'no host "h{to}"') as caught:
+            choose_destination(hosts, "gpt/1", "h0", f"h{to}")
+        assert all(h.name in str(caught.value.hint) for h in hosts)
+    elif can_receive(named, "h0"):
+        assert choose_destination(hosts, "gpt/1", "h0", f"h{to}") == (named, "as asked")
+    else:
+        with pytest.raises(Refused, match=f"gpt/1 cannot move to h{to}: h{to} (is|has|receives) "):
+            choose_destination(hosts, "gpt/1", "h0", f"h{to}")
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(clusters(), st.integers(1, 12))
+def test_a_job_is_placed_within_the_free_slots_and_spread(
+    hosts: list[HostView], count: int
+) -> None:
+    able = [h for h in hosts if h.up and not h.tainted and h.spare != "dedicated" and h.free > 0]
+    free = sum(h.free for h in able)
+    if free < count:
+        with pytest.raises(Refused, match=f"asks for {count} hosts, but only {free} slots"):
+            place_job(hosts, count)
+        return
+    chosen = place_job(hosts, count)
+    assert len(chosen) == count
+    taken = {h.name: chosen.count(h.name) for h in hosts}
+    for host in hosts:
+        assert taken[host.name] <= (host.free if host in able else 0)
+    for one in able:  # nobody gets a second capsule while another could have a first
+        for other in able:
+            assert taken[one.name] <= taken[other.name] + 1 or taken[other.name] == other.free
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        (HostView("h1", "floating", 1, 0, False, False), "h1 is not up"),
+        (HostView("h1", "floating", 1, 0, True, True), "h1 is tainted"),
+        (HostView("h1", "none", 1, 0, True, False), r"h1 receives nothing \(spare = none\)"),
+        (HostView("h1", "floating", 2, 2, True, False), "h1 has no free slot"),
+        (HostView("h0", "floating", 2, 1, True, False), "h0 is where it runs already"),
+    ],
+)
+def test_the_reason_why_not(host: HostView, why: str) -> None:
+    with pytest.raises(Refused, match=why):
+        choose_destination([host], "gpt/1", "h0", host.name)
+    with pytest.raises(Refused, match=why) as caught:
+        choose_destination([host], "gpt/1", "h0", "")
+    assert "add a host" in str(caught.value.hint)

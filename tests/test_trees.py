@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories that go along: what arrives is what was there, also while it changes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import socket
+import stat
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liveshift.criu_glue import trees
+from liveshift.criu_glue.trees import Stamp, Tree, Unpacker
+from liveshift.runtime import carried_out, config
+from liveshift.runtime.resident import Housing
+
+ROOT = os.geteuid() == 0
+Seen = dict[str, Any]
+
+
+class Near(int):
+    """Nanoseconds as tar's floating point keeps them."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, int) and abs(self - other) < 2000
+
+    __hash__ = int.__hash__
+
+
+def look(top: Path) -> Seen:
+    """Everything below a directory that a move must keep."""
+    found: Seen = {}
+    twins: dict[int, str] = {}
+    for name in sorted(os.fsencode(p.relative_to(top)) for p in top.rglob("*")):
+        path = os.path.join(os.fsencode(top), name)
+        s = os.lstat(path)
+        about: list[object] = [stat.filemode(s.st_mode), s.st_uid, s.st_gid]
+        if stat.S_ISREG(s.st_mode):
+            with open(path, "rb") as file:
+                about.append(hashlib.file_digest(file, "sha256").hexdigest())
+            about.append(Near(s.st_mtime_ns))
+            if s.st_nlink > 1:
+                about.append(twins.setdefault(s.st_ino, os.fsdecode(name)))
+        elif stat.S_ISLNK(s.st_mode):
+            about.append(os.readlink(path))
+        found[os.fsdecode(name)] = about
+    return found
+
+
+class Move:
+    """Both passes over one directory, as departure and arrival make them."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.here, self.there = tmp_path / "here", tmp_path / "there"
+        self.here.mkdir()
+        self.there.mkdir()
+        self.tree = Tree("tmp", self.here, self.there)
+        self.listed: dict[str, Stamp] = {}
+
+    def send(self, names: list[str]) -> list[str]:
+        unpacker = Unpacker(self.there)
+        trees.pack(self.tree, names, unpacker.write)
+        unpacker.finish()
+        return unpacker.names
+
+    def first(self) -> list[str]:
+        self.listed = trees.listing(self.tree)
+        return self.send(list(self.listed))
+
+    def second(self, always: tuple[str, ...] = ()) -> list[str]:
+        now = trees.listing(self.tree)
+        sent = self.send(trees.changed(self.listed, now, always))
+        trees.remove(self.there, [name for name in self.listed if name not in now])
+        return sent
+
+
+@pytest.fixture
+def move(tmp_path: Path) -> Move:
+    return Move(tmp_path)
+
+
+def test_round_trip(move: Move) -> None:
+    top = move.here
+    (top / "empty").mkdir(mode=0o700)
+    (top / "deep" / ("d" * 120) / ("e" * 200)).mkdir(parents=True)
+    (top / "deep" / ("d" * 120) / ("e" * 200) / "f").write_bytes(b"far down")
+    for name in ("with space", "ünïcode-☃", "new\nline", "-rf", "'quoted\"", ".hidden", "a" * 255):
+        (top / name).write_bytes(name.encode())
+    Path(os.fsdecode(os.fsencode(top) + b"/not-utf8-\xff\xfe")).write_bytes(b"x")
+    (top / "large").write_bytes(os.urandom(5 << 20))
+    (top / "none").touch()
+    (top / "odd").write_bytes(b"z" * 511)
+    (top / "mode").write_bytes(b"x")
+    (top / "mode").chmod(0o6751)
+    (top / "sticky").mkdir()
+    (top / "sticky").chmod(0o1777)
+    (top / "link").symlink_to("large")
+    (top / "dangling").symlink_to("/nowhere/at all")
+    (top / "to directory").symlink_to("deep")
+    os.link(top / "large", top / "empty" / "hard link")
+    os.mkfifo(top / "fifo", 0o640)
+    os.utime(top / "odd", ns=(10**18, 1_234_567_890_123_450_000))
+    if ROOT:
+        os.chown(top / "odd", 1234, 4321)
+        os.chown(top / "empty", 1234, 4321)
+        os.lchown(top / "link", 1234, 4321)
+        os.mknod(top / "device", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+    move.first()
+    assert look(move.there) == look(move.here)
+
+
+def test_a_second_pass_makes_it_exact(move: Move) -> None:
+    top = move.here
+    for name in ("same", "content", "touched back", "mode", "gone", "mapped", "renamed"):
+        (top / name).write_bytes(b"first " + name.encode())
+    (top / "directory gone" / "below").mkdir(parents=True)
+    (top / "directory gone" / "below" / "file").touch()
+    (top / "checkpoint-1").mkdir()
+    (top / "latest").symlink_to("checkpoint-1")
+    (top / "one").write_bytes(b"linked")
+    move.first()
+
+    times = (top / "touched back").stat()
+    (top / "content").write_bytes(b"FIRST content")
+    (top / "touched back").write_bytes(b"FIRST touched back")
+    os.utime(top / "touched back", ns=(times.st_atime_ns, times.st_mtime_ns))
+    (top / "mode").chmod(0o600)
+    (top / "gone").unlink()
+    (top / "renamed").rename(top / "after")
+    shutil.rmtree(top / "directory gone")
+    (top / "checkpoint-2").mkdir()
+    (top / "checkpoint-2" / "model.pt").write_bytes(b"weights")
+    (top / "latest").unlink()
+    (top / "latest").symlink_to("checkpoint-2")
+    os.link(top / "one", top / "two")
+    sent = move.second(always=("mapped",))
+    assert look(move.there) == look(move.here)
+    assert "same" not in sent
+    assert {"mapped", "content", "touched back", "mode", "after", "latest", "one", "two"} <= {*sent}
+
+
+KINDS: dict[str, Callable[[Path], object]] = {
+    "nothing": lambda path: None,
+    "file": lambda path: path.write_bytes(b"in its place"),
+    "directory": lambda path: ((path / "sub").mkdir(parents=True), (path / "x").write_bytes(b"1")),
+    "link": lambda path: path.symlink_to("other"),
+    "dangling": lambda path: path.symlink_to("nowhere"),
+    "fifo": lambda path: os.mkfifo(path),
+}
+
+
+@pytest.mark.parametrize("after", KINDS)
+@pytest.mark.parametrize("before", KINDS)
+def test_anything_may_take_the_place_of_anything(move: Move, before: str, after: str) -> None:
+    other = move.here / "other"
+    other.mkdir()
+    (other / "x").write_bytes(b"of the other")
+    thing = move.here / "thing"
+    KINDS[before](thing)
+    move.first()
+    assert look(move.there) == look(move.here)
+    if thing.is_dir() and not thing.is_symlink():
+        shutil.rmtree(thing)
+    else:
+        thing.unlink(missing_ok=True)
+    KINDS[after](thing)
+    move.second()
+    assert look(move.there) == look(move.here)
+
+
+DEEDS = ["write", "link", "hard", "mkdir", "delete", "chmod", "empty"]
+deeds = st.tuples(st.sampled_from("abcd"), st.sampled_from("xyz"), st.sampled_from(DEEDS))
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@given(st.lists(deeds, max_size=14), st.integers(0, 14))
+def test_any_history_ends_alike(history: list[tuple[str, str, str]], at: int) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        move = Move(Path(directory))
+        for n, (one, two, what) in enumerate(history):
+            if n == at:
+                move.first()
+            path, other = move.here / one / two, move.here / two
+            try:
+                path.parent.mkdir(exist_ok=True)
+                if what == "write":
+                    path.write_bytes(os.urandom(n))
+                elif what == "link":
+                    path.symlink_to(f"../{two}")
+                elif what == "hard":
+                    other.touch()
+                    os.link(other, path)
+                elif what == "mkdir":
+                    path.mkdir()
+                elif what == "chmod":
+                    path.chmod(0o700 | n)
+                elif what == "delete":
+                    path.unlink()
+                else:
+                    shutil.rmtree(path.parent)
+            except OSError:
+                continue
+        move.second()
+        assert look(move.there) == look(move.here)
+
+
+def test_what_vanishes_or_changes_while_it_is_read_spoils_nothing(move: Move) -> None:
+    top = move.here
+    for name in ("gone", "shrinks", "grows", "stays", "becomes a socket"):
+        (top / name).write_bytes(b"0123456789" * 100)
+    (top / "directory").mkdir()
+    (top / "directory" / "file").touch()
+    move.listed = trees.listing(move.tree)
+    (top / "gone").unlink()
+    (top / "becomes a socket").unlink()
+    shutil.rmtree(top / "directory")
+    (top / "directory").write_bytes(b"a file now")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(top / "becomes a socket"))
+        move.send(list(move.listed))
+        (top / "shrinks").write_bytes(b"less")
+        with (top / "grows").open("ab") as file:
+            file.write(b"and more")
+        move.second()
+        (top / "becomes a socket").unlink()  # CRIU binds it again: it does not go as a file
+    assert look(move.there) == look(move.here)
+
+
+def test_nothing_is_read_through_a_link_that_has_taken_a_files_place(
+    move: Move, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a job swaps while root packs must not show root's own files to it."""
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    for name in ("a", "b"):
+        (secret / name).write_bytes(b"root's")
+    (move.here / "directory").mkdir()
+    for name in ("a", "directory/b", "c"):
+        (move.here / name).write_bytes(b"job's ")
+    look_at = tarfile.TarFile.gettarinfo
+
+    def swapped(tar: tarfile.TarFile, *args: Any, **named: Any) -> tarfile.TarInfo:
+        info = look_at(tar, *args, **named)
+        if "fileobj" not in named and (info.name in ("a", "directory/b")):
+            thing = move.here / info.name.split("/")[0]
+            thing.rename(tmp_path / f"was {thing.name}")
+            thing.symlink_to(secret if thing.name == "directory" else secret / "a")
+        return info
+
+    monkeypatch.setattr(tarfile.TarFile, "gettarinfo", swapped)
+    move.first()
+    came = {p.name: p.read_bytes() for p in move.there.rglob("*") if p.is_file()}
+    assert came == {"c": b"job's "}
+    monkeypatch.undo()
+    move.second()
+    assert look(move.there) == look(move.here)
+
+
+def test_a_file_that_shrinks_in_the_middle_is_padded(move: Move) -> None:
+    size = 3 << 20
+    (move.here / "shrinks").write_bytes(b"x" * size)
+    unpacker = Unpacker(move.there)
+
+    def write(data: bytes) -> None:
+        if (move.here / "shrinks").stat().st_size == size:
+            os.truncate(move.here / "shrinks", 1 << 20)
+        unpacker.write(data)
+
+    trees.pack(move.tree, [".", "shrinks"], write)
+    unpacker.finish()
+    came = (move.there / "shrinks").read_bytes()
+    assert len(came) == size
+    assert came.strip(b"x\0") == b""
+
+
+def test_single_files_go_by_name(move: Move) -> None:
+    (move.here / "var" / "log").mkdir(parents=True)
+    (move.here / "var" / "log" / "train.log").write_bytes(b"line\n")
+    (move.here / "var" / "log" / "other.log").write_bytes(b"not asked for\n")
+    move.tree = Tree("open", move.here, move.there, ("var/log/train.log", "var/log/missing"))
+    assert move.first() == ["var/log/train.log"]
+    assert (move.there / "var" / "log" / "train.log").read_bytes() == b"line\n"
+    assert not (move.there / "var" / "log" / "other.log").exists()
+
+
+def test_a_directory_that_is_not_there_is_empty(tmp_path: Path) -> None:
+    assert trees.listing(Tree("carried:/x", tmp_path / "missing", tmp_path)) == {}
+
+
+@pytest.mark.skipif(not os.path.ismount("/proc"), reason="needs a mount to stay out of")
+def test_other_file_systems_below_are_left_out() -> None:
+    names = trees.listing(Tree("open", Path("/proc/self"), Path("/"), ("status",)))
+    assert list(names) == ["status"]
+    below = trees.listing(Tree("carried:/", Path("/dev"), Path("/")))
+    shm = Path("/dev/shm")
+    if shm.is_mount():
+        assert not [name for name in below if name.startswith("shm/")]
+
+
+def test_unpacking_where_nothing_can_be_put_says_so(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "file").write_bytes(os.urandom(1 << 20))
+    (tmp_path / "there").write_bytes(b"a file where a directory is needed")
+    tree = Tree("tmp", tmp_path / "here", tmp_path / "there")
+    unpacker = Unpacker(tmp_path / "there")
+
+    def send() -> None:
+        trees.pack(tree, ["file"], unpacker.write)
+        unpacker.finish()
+
+    with pytest.raises(OSError, match="there"):
+        send()
+
+
+def test_what_was_taken_along_and_deleted_elsewhere_does_not_reappear(tmp_path: Path) -> None:
+    carried = tmp_path / "carried"
+    text = f"""
+[cluster]
+name = "c"
+orchestrator = "10.88.0.2:7400"
+overlay = "10.99.0.0/16"
+[hosts.h0]
+address = "10.88.0.10"
+[files]
+carried = ["{carried}"]
+[paths]
+state = "{tmp_path}/state"
+"""
+    housing = Housing(config.parse(text).cluster, "h0")
+    (carried / "sub").mkdir(parents=True)
+    for name in ("kept", "deleted elsewhere", "sub/deleted too", "another job's"):
+        (carried / name).write_bytes(b"x")
+    taken = {str(carried): ["kept", "deleted elsewhere", "sub/deleted too"]}
+    carried_out.remember(housing, "gpt/1", taken)
+    carried_out.reconcile(housing, "gpt/0", {})  # somebody else comes
+    assert len(list(carried.rglob("*"))) == 5
+    carried_out.reconcile(housing, "gpt/1", {str(carried): {"kept", "new"}})
+    assert {p.name for p in carried.rglob("*")} == {"kept", "another job's", "sub"}
+    (carried / "deleted elsewhere").touch()
+    carried_out.reconcile(housing, "gpt/1", {str(carried): set()})  # the note is used up
+    assert (carried / "deleted elsewhere").exists()
+    carried_out.remember(housing, "gpt/1", taken)
+    carried_out.remember(housing, "gptx/1", taken)
+    carried_out.forget_job(housing, "gpt")
+    carried_out.reconcile(housing, "gpt/1", {str(carried): set()})
+    assert (carried / "deleted elsewhere").exists()
+    carried_out.reconcile(housing, "gptx/1", {str(carried): set()})
+    assert not (carried / "deleted elsewhere").exists()
