@@ -310,17 +310,18 @@ static _Noreturn void run_command(int out, int err) {
 
 // ---- process 1 ------------------------------------------------------------------------------
 
-static void write_all(int fd, const void *bytes, size_t n) {
+static bool write_all(int fd, const void *bytes, size_t n) {
     const char *p = bytes;
     while (n > 0) {
         ssize_t k = write(fd, p, n);
         if (k < 0 && errno == EINTR)
             continue;
         if (k < 0)
-            return; // the host's disk is full: the job goes on, its output is cut
+            return false;
         p += k;
         n -= (size_t)k;
     }
+    return true;
 }
 
 static void log_record(uint32_t stream, const char *bytes, size_t n) {
@@ -333,7 +334,12 @@ static void log_record(uint32_t stream, const char *bytes, size_t n) {
     memcpy(buffer, &head, sizeof head);
     if (n > 0)
         memcpy(buffer + sizeof head, bytes, n);
-    write_all(log_fd, buffer, sizeof head + n);
+    struct stat before;
+    bool known = fstat(log_fd, &before) == 0;
+    // The host's disk is full: the job goes on and this record is lost, but whole.
+    if (!write_all(log_fd, buffer, sizeof head + n) && known &&
+        ftruncate(log_fd, before.st_size) != 0)
+        return;
 }
 
 // Returns false at end of file. Takes more than any pipe holds, but not for ever: a task that

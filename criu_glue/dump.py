@@ -20,7 +20,6 @@ import time
 from pathlib import Path
 
 from ..errors import StepFailed
-from . import network
 from .capture import Capture, Sink
 from .explain import explain
 from .room import STDERR_FD, STDOUT_FD, Room, enter
@@ -156,8 +155,3 @@ class FrozenTree:
                     time.sleep(0.001)
         finally:
             os.close(pidfd)
-
-
-def frozen_network(room: Room) -> None:
-    """Lock the capsule's network: nothing in, nothing out, loopback untouched."""
-    network.lock(room.init)

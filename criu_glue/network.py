@@ -14,8 +14,11 @@ Facts behind the order of things (tried; see ARCHITECTURE.md):
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -167,6 +170,15 @@ def unplug(overlay: Overlay, netns: str, index: int) -> None:
     if _link(overlay.veth(index)):
         _run(["ip", "link", "del", overlay.veth(index)])
     if Path(f"/run/netns/{netns}").exists():
+        _run(["ip", "netns", "del", netns])
+
+
+def end_namespace(netns: str) -> None:
+    """Kill what runs in a network namespace and remove it; nothing happens when there is none."""
+    if Path(f"/run/netns/{netns}").exists():
+        for pid in _run(["ip", "netns", "pids", netns]).split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
         _run(["ip", "netns", "del", netns])
 
 

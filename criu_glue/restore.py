@@ -16,7 +16,7 @@ from ..errors import StepFailed
 from . import network
 from .dump import COMMON
 from .explain import explain
-from .room import STDERR_FD, STDOUT_FD, Room, enter
+from .room import STDERR_FD, STDOUT_FD, Room, end, enter
 from .tool import Criu
 
 HOOK = """#!/bin/sh
@@ -56,10 +56,11 @@ def restore(criu: Criu, room: Room, images: Path, pipes: dict[int, int], deadlin
             check=False,
         )
     except subprocess.TimeoutExpired as late:
+        end(room)  # nsenter is gone, CRIU below it is not: it must not come up after all
         raise StepFailed("restore", f"CRIU did not finish within {deadline_s:g} s") from late
     finally:
-        for end in ends.values():
-            os.close(end)
+        for write_end in ends.values():
+            os.close(write_end)
     if done.returncode != 0:
         raise StepFailed(
             "restore",

@@ -70,10 +70,15 @@ class RoomPlan:
 
 @dataclass(frozen=True)
 class Room:
-    """A room that stands: ``init`` is process 1's pid as the host sees it."""
+    """A room that stands: ``init`` is process 1's pid as the host sees it.
+
+    ``started`` (clock ticks since boot) tells it from a later process of the same pid; 0 when it
+    had ended before anyone looked.
+    """
 
     plan: RoomPlan
     init: int
+    started: int
 
     @property
     def root(self) -> Path:
@@ -84,7 +89,7 @@ class Room:
         return os.stat(f"/proc/{self.init}/fd/{fd}").st_ino
 
     def alive(self) -> bool:
-        return Path(f"/proc/{self.init}/ns").exists() and not _is_zombie(self.init)
+        return bool(self.started) and started(self.init) == self.started
 
 
 def start(plan: RoomPlan, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Room:
@@ -117,6 +122,8 @@ def end(room: Room) -> None:
     except ProcessLookupError:
         return
     try:
+        if not room.alive():  # the pid is another's by now
+            return
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         select.select([pidfd], [], [], 10)
     except ProcessLookupError:
@@ -158,11 +165,14 @@ def _build(plan: RoomPlan, ask: list[str], env: Mapping[str, str]) -> Room:
             f"cannot build the room of {plan.hostname}: {done.stderr.strip()}",
             hint="`liveshift doctor` checks the namespaces and privileges this needs",
         )
-    return Room(plan, int(done.stdout))  # a short command may have ended by now
+    init = int(done.stdout)
+    return Room(plan, init, started(init))
 
 
-def _is_zombie(pid: int) -> bool:
+def started(pid: int) -> int:
+    """When a process was started (proc(5), stat field 22); 0 when it is gone or a zombie."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (FileNotFoundError, ProcessLookupError):
-        return True
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])

@@ -15,7 +15,7 @@ import shutil
 import stat
 import tarfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -23,6 +23,12 @@ from typing import BinaryIO, cast
 BLOCK = 1 << 20
 Stamp = tuple[int, int, int, int]
 """(size in bytes, mtime ns, ctime ns, inode)"""
+
+FORCED = "LIVESHIFT.forced"
+"""Header of an entry that replaces a file of the same age: it may have changed by a mapping."""
+
+SAME_AGE_NS = 1000
+"""tar keeps times as decimal fractions that round below a microsecond."""
 
 GONE = (FileNotFoundError, NotADirectoryError)
 """What the kernel says of a name that was there a moment ago."""
@@ -56,14 +62,17 @@ def changed(before: dict[str, Stamp], now: dict[str, Stamp], always: Iterable[st
     return [name for name, stamp in now.items() if name in again or before.get(name) != stamp]
 
 
-def pack(tree: Tree, names: Iterable[str], write: Callable[[bytes], None]) -> None:
+def pack(
+    tree: Tree, names: Iterable[str], write: Callable[[bytes], None], forced: Iterable[str] = ()
+) -> None:
     """Send the named entries (directories without their content) as a tar stream.
 
-    A file that shrinks or vanishes while it is read in pass one is padded or left out: the
-    second pass sends it again.
+    Those ``forced`` replace what is there whatever its age. A file that shrinks or vanishes while
+    it is read in pass one is padded or left out: the second pass sends it again.
     """
     with tarfile.open(mode="w|", fileobj=cast(BinaryIO, _Writer(write)), bufsize=BLOCK) as tar:
         tar.copybufsize = BLOCK  # type: ignore[attr-defined]
+        always = frozenset(forced)
         for name in names:
             try:
                 seen = tar.gettarinfo(tree.source / name, arcname=name)
@@ -75,6 +84,8 @@ def pack(tree: Tree, names: Iterable[str], write: Callable[[bytes], None]) -> No
                 continue
             if content:
                 info = tar.gettarinfo(arcname=name, fileobj=content)
+            if name in always:
+                info.pax_headers = {FORCED: "1"}
             with content or contextlib.nullcontext():
                 tar.addfile(info, cast(BinaryIO, _Padded(content, info.size)) if content else None)
 
@@ -103,12 +114,18 @@ def _open_below(top: Path, name: str) -> BinaryIO:
 
 
 class Unpacker:
-    """Unpacks one tar stream below a directory, in a thread, as its bytes arrive."""
+    """Unpacks one tar stream below a directory, in a thread, as its bytes arrive.
 
-    def __init__(self, destination: Path) -> None:
+    With ``sparing`` the directory is others' too: a file that is there is replaced by a newer one
+    only, since somebody here may have it open and write to it.
+    """
+
+    def __init__(self, destination: Path, sparing: bool = False) -> None:
         read, self._write = os.pipe()
         self.error: BaseException | None = None
         self.names: list[str] = []
+        self.written: list[str] = []
+        self._sparing = sparing
         self._thread = threading.Thread(
             target=self._run, args=(read, destination), name="unpack", daemon=True
         )
@@ -142,8 +159,10 @@ class Unpacker:
                 if trusting := getattr(tarfile, "fully_trusted_filter", None):
                     tar.extraction_filter = trusting
                 for member in tar:
-                    _replace(tar, member, destination)
                     self.names.append(member.name)
+                    if not (self._sparing and _spare(member, destination)):
+                        _replace(tar, member, destination)
+                        self.written.append(member.name)
                 while stream.read(BLOCK):  # the padding after tar's end mark
                     pass
         except BaseException as error:
@@ -151,7 +170,7 @@ class Unpacker:
 
 
 def remove(root: Path, names: Iterable[str]) -> None:
-    """Remove what is gone at the source, children before parents.
+    """Remove what is gone at the source, children before parents; directories only once empty.
 
     Nothing is removed through a symbolic link: where a directory has become one, its children went
     with it, and those that the link leads to are others.
@@ -162,7 +181,33 @@ def remove(root: Path, names: Iterable[str]) -> None:
         if path.parent.resolve() != path.parent:
             continue
         with contextlib.suppress(OSError):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def unchanged(root: Path, stamps: Mapping[str, Sequence[int]]) -> set[str]:
+    """The names that are still what their stamps say (size, mtime, inode)."""
+    same: set[str] = set()
+    for name, (size, mtime_ns, _, inode) in stamps.items():
+        with contextlib.suppress(*GONE):
+            s = os.lstat(root / name)
+            # A directory's size and time change with what is in it; it goes only when empty.
+            if stat.S_ISDIR(s.st_mode) or (s.st_size, s.st_mtime_ns, s.st_ino) == (
+                size, mtime_ns, inode,
+            ):  # fmt: skip
+                same.add(name)
+    return same
+
+
+def _spare(member: tarfile.TarInfo, destination: Path) -> bool:
+    """Whether what is there is as new as what comes, and so may be another's."""
+    try:
+        there = os.lstat(os.path.join(destination, member.name))
+    except GONE:
+        return False
+    if member.isdir():
+        return stat.S_ISDIR(there.st_mode)
+    age_ns = int(member.mtime * 1e9) - there.st_mtime_ns
+    return age_ns < SAME_AGE_NS and not (FORCED in member.pax_headers and age_ns > -SAME_AGE_NS)
 
 
 def _replace(tar: tarfile.TarFile, member: tarfile.TarInfo, destination: Path) -> None:

@@ -17,6 +17,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,6 +39,7 @@ from .wire import Receiver, Sender
 log = logging.getLogger("liveshift.agent")
 T = TypeVar("T")
 
+THREADS = 64
 OUTPUT_POLL_S = 0.03
 RESUME_POLL_S = 0.005
 
@@ -82,8 +84,11 @@ class Agent:
 
     async def run(self) -> None:
         """Report to the orchestrator and serve it and the local socket."""
+        # Moves block for seconds each; beats and asks must find a thread besides them.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         _memory_for_images(self.cluster.paths.run / "images")
         self.receiver.start()
+        await asyncio.to_thread(self.housing.clear_unfinished)
         for resident in await asyncio.to_thread(self.housing.returning):
             self.capsules[resident.spec.name] = resident
             self._watch(resident)
@@ -119,6 +124,15 @@ class Agent:
         assert isinstance(answer, messages.Books)
         for book in answer.books:
             await self._locate(messages.Locate(book))
+        await self._discard_left_over(answer)
+
+    async def _discard_left_over(self, answer: messages.Books) -> None:
+        """A Discard may not have reached us; what the journal says is ours is never dropped."""
+        ours = {a for b in answer.books for a, (host, _) in b.where.items() if host == self.host}
+        for name, arrival in list(self.arrivals.items()):
+            here = arrival.resident
+            if name not in answer.arriving and here.overlay.address(here.spec.index) not in ours:
+                await self._discard(messages.Discard(name, here.spec.name))
 
     async def _beat(self) -> messages.Beat:
         running = [c for c in self.capsules.values() if c.code is None]

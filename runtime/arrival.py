@@ -32,6 +32,7 @@ class Inbox:
     resident: Resident
     bytes: dict[str, int] = field(default_factory=dict)
     came: dict[str, set[str]] = field(default_factory=dict)  # carried path → names
+    written: dict[str, set[str]] = field(default_factory=dict)  # tree → names put there
     _files: dict[str, int] = field(default_factory=dict)
     _unpackers: dict[str, trees.Unpacker] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -76,13 +77,15 @@ class Inbox:
     def _into_tree(self, stream: str, tree: str, data: memoryview) -> None:
         unpacker = self._unpackers.get(stream)
         if unpacker is None:
-            unpacker = self._unpackers[stream] = trees.Unpacker(self.top(tree))
+            sparing = tree.startswith("carried:")
+            unpacker = self._unpackers[stream] = trees.Unpacker(self.top(tree), sparing)
         if data:
             unpacker.write(data)
         else:
             del self._unpackers[stream]
             unpacker.finish()
             self.came.setdefault(tree.removeprefix("carried:"), set()).update(unpacker.names)
+            self.written.setdefault(tree, set()).update(unpacker.written)
 
     def top(self, tree: str) -> Path:
         """Where a tree of that name lies here."""
@@ -117,7 +120,8 @@ class Arrival:
             self.inbox.close()
             self._check_complete(frozen)
             for tree, names in frozen.removed.items():
-                trees.remove(self.inbox.top(tree), names)
+                put_here = self.inbox.written.get(tree, set())
+                trees.remove(self.inbox.top(tree), put_here.intersection(names))
             carried_out.reconcile(self._housing, self.resident.spec.name, self.inbox.came)
             lap.detail = f"{len(frozen.streams)} streams"
         with watch.phase("restore", frozen=True) as lap:

@@ -3,7 +3,7 @@
 
 A carried path may hold other jobs' files too, so a departure deletes nothing in it. When the
 same capsule returns, files that it took away then and has deleted since must not reappear: they
-are the ones remembered here that did not come back with it.
+are the ones remembered here that did not come back with it, and that nobody here has touched.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import json
 from pathlib import Path
 
 from ..criu_glue import trees
+from ..criu_glue.trees import Stamp
 from .resident import Housing
 
 
-def remember(housing: Housing, capsule: str, taken: dict[str, list[str]]) -> None:
-    """Note the names taken along, by carried path."""
+def remember(housing: Housing, capsule: str, taken: dict[str, dict[str, Stamp]]) -> None:
+    """Note what was taken along, by carried path: name → stamp."""
     note = _note(housing, capsule)
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_text(json.dumps(taken))
@@ -27,9 +28,10 @@ def reconcile(housing: Housing, capsule: str, came: dict[str, set[str]]) -> None
     note = _note(housing, capsule)
     if not note.exists():
         return
-    for path, names in json.loads(note.read_text()).items():
+    for path, stamps in json.loads(note.read_text()).items():
         if path in came:
-            trees.remove(Path(path), set(names) - came[path])
+            stale = {name: s for name, s in stamps.items() if name not in came[path]}
+            trees.remove(Path(path), trees.unchanged(Path(path), stale))
     note.unlink()
 
 

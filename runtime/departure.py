@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ..criu_glue import network, output, trees
@@ -52,7 +52,7 @@ class Departure:
         self._sender = sender
         self._trees = carried_trees(resident, housing)
         self._listed: dict[str, dict[str, Stamp]] = {}
-        self._taken: dict[str, list[str]] = {}
+        self._taken: dict[str, dict[str, Stamp]] = {}
         self._log_sent = 0
         self._images = housing.cluster.paths.run / "images" / migration
         self._frozen = FrozenTree(criu, resident.room, ROOT_PID, self._images)
@@ -64,7 +64,7 @@ class Departure:
         with watch.phase("pre-copy") as lap:
             for tree in self._trees[:-1]:
                 now = trees.listing(tree)
-                self._pack(tree, now, pass_=1)
+                self._pack(tree, now, 1)
                 self._listed[tree.name] = now
             self._send_log()
             self._sender.finish()
@@ -107,11 +107,13 @@ class Departure:
 
     def thaw(self) -> None:
         """The tree goes on here: tasks first, then the network they expect."""
-        self._frozen.thaw()
-        if self._locked:
-            network.unlock(self.resident.room.init)
-            self._locked = False
-        self._close()
+        try:
+            self._frozen.thaw()
+        finally:
+            if self._locked:
+                network.unlock(self.resident.room.init)
+                self._locked = False
+            self._close()
 
     def finish(self) -> None:
         """The tree has gone: kill the held copy, take its room and network away."""
@@ -135,18 +137,20 @@ class Departure:
             before = self._listed.get(tree.name, {})
             now = trees.listing(tree)
             always = _relative(look.mapped_writable, tree)
-            self._pack(tree, trees.changed(before, now, always), pass_=2)
+            self._pack(tree, trees.changed(before, now, always), 2, always)
             removed[tree.name] = [name for name in before if name not in now]
             if tree.name.startswith("carried:"):
-                self._taken[str(tree.source)] = list(now)
+                self._taken[str(tree.source)] = now
         return removed
 
     def survey(self) -> Survey:
         return survey(self.resident.room, ROOT_PID, self._housing.placement)
 
-    def _pack(self, tree: Tree, names: object, pass_: int) -> None:
+    def _pack(
+        self, tree: Tree, names: Iterable[str], pass_: int, forced: Iterable[str] = ()
+    ) -> None:
         stream = f"tree:{pass_}:{tree.name}"
-        trees.pack(tree, names, self._into(stream))  # type: ignore[arg-type]
+        trees.pack(tree, names, self._into(stream), forced)
         self._sender.send(stream, b"")
 
     def _into(self, stream: str) -> Callable[[bytes], None]:

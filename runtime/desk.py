@@ -70,6 +70,8 @@ class Desk:
         if uid != 0 and not _may_use_groups(uid, ask):
             raise NotPermitted(f"uid {uid} is not in the groups it asks for")
         await self._endings.forget(name)
+        if name in fleet.jobs:  # another ask was quicker meanwhile
+            raise Refused(f'a job "{name}" is running already', hint="choose another --name")
         overlay = overlay_for(fleet.cluster, {j.overlay.vni for j in fleet.jobs.values()})
         hosts = place_job(fleet.views(), ask.nnodes)
         capsules = {
@@ -95,7 +97,11 @@ class Desk:
             (c.host, messages.Start(job.spec(c, self._fleet.cluster), job.book(), c.epoch))
             for c in job.capsules.values()
         ]
-        await asyncio.gather(*(self._moves.ask(host, start, START_S) for host, start in starts))
+        asks = (self._moves.ask(host, start, START_S) for host, start in starts)
+        done = await asyncio.gather(*asks, return_exceptions=True)
+        # All of them first: what is taken away while another host still builds would stay there.
+        for failed in (result for result in done if isinstance(result, BaseException)):
+            raise failed
 
     async def _signal_job(self, uid: int, ask: messages.SignalJob) -> None:
         job = self._fleet.job(ask.job)

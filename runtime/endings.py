@@ -15,6 +15,8 @@ from .link import Switchboard
 from .messages import Message
 from .tasks import Tasks
 
+MOVE_LOOK_S = 0.05
+
 KEEP_ENDED = 20
 """Ended jobs whose output stays readable; older ones are taken away."""
 
@@ -53,6 +55,11 @@ class Endings:
             job.state = "ending"
             self._tasks.spawn(self._kill_later(job))
 
+    def end_stray(self, host: str, capsule: str) -> None:
+        """Kill a copy on a host that does not own the capsule (any more)."""
+        limit = self._fleet.cluster.timeouts.grace
+        self._tasks.spawn(self._switchboard.ask(host, messages.End(capsule), limit))
+
     async def forget(self, name: str, even_running: bool = False) -> None:
         """Take away what an ended job left on every host, so that its name can be used anew."""
         job = self._fleet.jobs.get(name)
@@ -76,15 +83,20 @@ class Endings:
         await self._to_all(job, signal.SIGKILL)
 
     async def _to_all(self, job: Job, signum: int) -> None:
-        for capsule in job.capsules.values():
-            if capsule.code is not None:
-                continue
-            message: Message = messages.Signal(capsule.name, signum)
-            if signum == signal.SIGKILL:
-                message = messages.End(capsule.name)
-            with contextlib.suppress(LiveshiftError):
-                limit = self._fleet.cluster.timeouts.grace
-                await self._switchboard.ask(capsule.host, message, limit)
+        await asyncio.gather(*(self._to_one(c, signum) for c in job.capsules.values()))
+
+    async def _to_one(self, capsule: Capsule, signum: int) -> None:
+        """A signal sent in the middle of a move would reach the copy that is about to go."""
+        while capsule.migration:
+            await asyncio.sleep(MOVE_LOOK_S)
+        if capsule.code is not None:
+            return
+        message: Message = messages.Signal(capsule.name, signum)
+        if signum == signal.SIGKILL:
+            message = messages.End(capsule.name)
+        with contextlib.suppress(LiveshiftError):
+            limit = self._fleet.cluster.timeouts.grace
+            await self._switchboard.ask(capsule.host, message, limit)
 
     async def _forget_old(self) -> None:
         ended = [name for name, job in self._fleet.jobs.items() if job.state == "ended"]

@@ -70,7 +70,8 @@ class Orchestrator:
                 self.switchboard.lines[host].drop()  # what was asked of the agent before
             self.evacuation.wake()
             running = [j.book() for j in self.fleet.jobs.values() if j.state != "ended"]
-            return messages.Books(running)
+            arriving = [m.name for m in self.fleet.under_way() if m.destination == host]
+            return messages.Books(running, arriving)
         if isinstance(ask, messages.Ended):
             found = self.fleet.find(ask.capsule)
             if found and (found[1].host, found[1].epoch) == (host, ask.epoch):
@@ -88,8 +89,14 @@ class Orchestrator:
         self.fleet.hosts[host].memory_free = beat.memory_free
         for seen in beat.capsules:
             found = self.fleet.find(seen.name)
-            if found and (found[1].host, found[1].epoch) == (host, seen.epoch):
-                found[1].seen = seen
+            if found is None:
+                continue
+            capsule = found[1]
+            if (capsule.host, capsule.epoch) == (host, seen.epoch):
+                capsule.seen = seen
+            elif capsule.host != host and seen.epoch < capsule.epoch and not capsule.migration:
+                log.error("%s still runs on %s under epoch %d", seen.name, host, seen.epoch)
+                self.endings.end_stray(host, seen.name)
 
 
 async def serve(cluster: Cluster) -> None:

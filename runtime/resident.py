@@ -119,7 +119,7 @@ class Resident:
         """Write down what an agent that is started anew needs to know of the capsule."""
         note = Note(
             self.spec, self.epoch, self.overlay.vni, self.overlay.subnet, self.room.init,
-            started(self.room.init),
+            self.room.started,
         )  # fmt: skip
         path = self.room.plan.directory / NOTE
         path.with_suffix(".new").write_bytes(msgspec.msgpack.encode(note))
@@ -157,14 +157,28 @@ class Housing:
             shared=tuple(map(str, self.cluster.files.shared)),
         )
 
+    def clear_unfinished(self) -> None:
+        """End rooms and drop images that an earlier agent had for moves that it did not finish.
+
+        A restored capsule has its note before the orchestrator hears of it; without one the tree
+        goes on, or will, at its source.
+        """
+        for directory in (self.cluster.paths.state / "capsules").glob("*"):
+            if not (directory / NOTE).exists():
+                network.end_namespace(netns_name(directory.name))
+                shutil.rmtree(directory, ignore_errors=True)
+        for images in (self.cluster.paths.run / "images").glob("*"):
+            if not (images / "verdict").exists():  # else a tree is held frozen by it
+                shutil.rmtree(images, ignore_errors=True)
+
     def returning(self) -> list[Resident]:
         """Capsules that an earlier agent left running here, or that have ended since."""
         found = []
         for path in sorted((self.cluster.paths.state / "capsules").glob(f"*/{NOTE}")):
             note = msgspec.msgpack.decode(path.read_bytes(), type=Note)
-            stands = Room(self.plan(note.spec), note.init)
+            stands = Room(self.plan(note.spec), note.init, note.init_started)
             here = Resident(note.spec, note.epoch, Overlay(note.vni, note.subnet), stands)
-            if started(note.init) == note.init_started or here.exit_code() is not None:
+            if stands.alive() or here.exit_code() is not None:
                 found.append(here)
         return found
 
@@ -211,14 +225,6 @@ class Housing:
         plan.directory.parent.mkdir(parents=True, exist_ok=True)
         plan.directory.mkdir(mode=0o700)  # the job's environment is nobody else's to read
         return plan
-
-
-def started(pid: int) -> int:
-    """When a process was started, in clock ticks since boot (proc(5), field 22); 0: it is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
 
 
 def netns_name(capsule: str) -> str:

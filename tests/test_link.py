@@ -95,7 +95,8 @@ async def joined(key_directory: Path, handler: Handler = nothing) -> AsyncIterat
 def test_either_side_asks_and_answers(key_directory: Path) -> None:
     async def orchestrator(peer: str, ask: Message) -> Message | None:
         assert isinstance(ask, messages.Hello)
-        return messages.Books([messages.Book(peer, 1, "10.99.0.0/24", {"10.99.0.1": (peer, 3)})])
+        book = messages.Book(peer, 1, "10.99.0.0/24", {"10.99.0.1": (peer, 3)})
+        return messages.Books([book], [])
 
     async def agent(peer: str, ask: Message) -> Message | None:
         assert isinstance(ask, messages.ReadOutput)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liveshift.criu_glue import output, room
@@ -258,6 +258,7 @@ def packed(these: list[Record]) -> bytes:
     return b"".join(HEADER.pack(r.realtime_ns, len(r.data), r.stream) + r.data for r in these)
 
 
+@settings(deadline=None, database=None)
 @given(records, st.integers(0, 500))
 def test_records_are_cut_where_they_end(these: list[Record], cut: int) -> None:
     raw = packed(these)
@@ -315,7 +316,7 @@ def test_settling_does_not_stumble_over_a_record_that_is_just_being_written(
     assert one.stdout is not None
     with one.stdin, one.stdout:
         one.stdout.readline()
-        output.settle(Room(plan, one.pid), len(before))
+        output.settle(Room(plan, one.pid, room.started(one.pid)), len(before))
         assert [r.data for r in output.split(plan.log.read_bytes())] == [b"a", b"late", b""]
     assert one.wait(10) == 0
 

@@ -339,13 +339,19 @@ state = "{tmp_path}/state"
     (carried / "sub").mkdir(parents=True)
     for name in ("kept", "deleted elsewhere", "sub/deleted too", "another job's"):
         (carried / name).write_bytes(b"x")
-    taken = {str(carried): ["kept", "deleted elsewhere", "sub/deleted too"]}
+    (carried / "deleted elsewhere, used here").write_bytes(b"x")
+    names = {"kept", "deleted elsewhere", "deleted elsewhere, used here", "sub", "sub/deleted too"}
+    every = trees.listing(Tree("carried", carried, carried))
+    taken = {str(carried): {name: every[name] for name in names}}
+    (carried / "deleted elsewhere, used here").write_bytes(b"another job's lines")
     carried_out.remember(housing, "gpt/1", taken)
     carried_out.reconcile(housing, "gpt/0", {})  # somebody else comes
-    assert len(list(carried.rglob("*"))) == 5
+    assert len(list(carried.rglob("*"))) == 6
     carried_out.reconcile(housing, "gpt/1", {str(carried): {"kept", "new"}})
-    assert {p.name for p in carried.rglob("*")} == {"kept", "another job's", "sub"}
+    left = {p.name for p in carried.rglob("*")}
+    assert left == {"kept", "another job's", "deleted elsewhere, used here"}
     (carried / "deleted elsewhere").touch()
+    taken = {str(carried): trees.listing(Tree("carried", carried, carried))}
     carried_out.reconcile(housing, "gpt/1", {str(carried): set()})  # the note is used up
     assert (carried / "deleted elsewhere").exists()
     carried_out.remember(housing, "gpt/1", taken)
@@ -355,3 +361,29 @@ state = "{tmp_path}/state"
     assert (carried / "deleted elsewhere").exists()
     carried_out.reconcile(housing, "gptx/1", {str(carried): set()})
     assert not (carried / "deleted elsewhere").exists()
+
+
+def test_a_shared_directory_keeps_what_is_as_new_as_what_comes(tmp_path: Path) -> None:
+    """Another capsule may have such a file open: replacing it would cut its writer off."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for top, text in ((here, "moved"), (there, "live")):
+        top.mkdir()
+        for name in ("newer there", "same age", "same age, mapped", "newer here"):
+            (top / name).write_text(text)
+            os.utime(top / name, ns=(0, 10**18 + 123_456_789))
+    os.utime(there / "newer there", ns=(0, 10**18 + 10**9))
+    os.utime(here / "newer here", ns=(0, 10**18 + 10**9))
+    tree = Tree("carried", here, there)
+    sent: list[bytes] = []
+    trees.pack(tree, trees.listing(tree), lambda b: sent.append(bytes(b)), ["same age, mapped"])
+    unpacker = trees.Unpacker(there, sparing=True)
+    unpacker.write(b"".join(sent))
+    unpacker.finish()
+    found = {p.name: p.read_text() for p in there.iterdir()}
+    assert found == {
+        "newer there": "live",
+        "same age": "live",
+        "same age, mapped": "moved",
+        "newer here": "moved",
+    }
+    assert set(unpacker.written) == {"same age, mapped", "newer here"}

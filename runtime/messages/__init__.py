@@ -16,8 +16,8 @@ H. orchestrator → source       ``Finish``       the frozen copy ends, its room
 
 A frame is MessagePack: ``{"v": VERSION, "id": n, "body": {"t": tag, …}}`` asks, the same with
 ``"ok"`` answers, with ``"error": [kind, message, hint]`` refuses. Tags are the class names.
-Bump VERSION when a field changes its meaning or a required field is added; adding a message or
-an optional field needs no bump. Peers of different versions turn each other away, saying both.
+Bump VERSION when a field or a message is added, removed or changes its meaning: unknown fields are
+refused, and peers of different versions turn each other away, saying both.
 """
 
 from .agents import (

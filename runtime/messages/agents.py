@@ -171,7 +171,10 @@ class Hello(Message, frozen=True):
 
 
 class Books(Message, frozen=True):
+    """``arriving``: the migrations under way to this host; a room for another one is left over."""
+
     books: list[Book]
+    arriving: list[str]
 
 
 class Beat(Message, frozen=True):
