@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from ...criu_glue.survey import Survey
-from .base import Message
+from .base import Answer, Message
 from .records import Book, CapsuleSpec, CapsuleState, HostFacts, Phase
 
 # ---- orchestrator → agent ----------------------------------------------------------------------
@@ -49,7 +49,7 @@ class Inspect(Message, frozen=True):
     capsule: str
 
 
-class Inspected(Message, frozen=True):
+class Inspected(Answer, frozen=True):
     survey: Survey
     facts: HostFacts
     carried_bytes: int
@@ -68,7 +68,7 @@ class Reserve(Message, frozen=True):
     dry_run: bool
 
 
-class Reserved(Message, frozen=True):
+class Reserved(Answer, frozen=True):
     """``checks``: (what was checked, what was found) for the plan that --dry-run prints."""
 
     checks: list[tuple[str, str]]
@@ -95,12 +95,12 @@ class Freeze(Message, frozen=True):
     deadline: float
 
 
-class Moved(Message, frozen=True):
+class Moved(Answer, frozen=True):
     bytes: int
     phases: list[Phase]
 
 
-class Frozen(Message, frozen=True):
+class Frozen(Answer, frozen=True):
     """What lies at the destination: bytes by stream, and the dumped tree's pipes by inode."""
 
     image_bytes: int
@@ -170,7 +170,7 @@ class Hello(Message, frozen=True):
     life: str = ""
 
 
-class Books(Message, frozen=True):
+class Books(Answer, frozen=True):
     """``arriving``: the migrations under way to this host; a room for another one is left over."""
 
     books: list[Book]

@@ -8,3 +8,7 @@ import msgspec
 
 class Message(msgspec.Struct, frozen=True, tag_field="t", tag=True, forbid_unknown_fields=True):
     """Base of all messages; the tag is the class name."""
+
+
+class Answer(Message, frozen=True):
+    """Base of those that answer; the others ask."""

@@ -3,70 +3,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Union
 
 import msgpack
 import msgspec
 
 from ...errors import LiveshiftError
-from .agents import (
-    Beat,
-    Books,
-    Discard,
-    End,
-    Ended,
-    Finish,
-    Forget,
-    Freeze,
-    Frozen,
-    Hello,
-    Inspect,
-    Inspected,
-    Locate,
-    Moved,
-    Precopy,
-    Progress,
-    Relay,
-    Reserve,
-    Reserved,
-    Restore,
-    Resume,
-    Signal,
-    Start,
-    Thaw,
-)
-from .base import Message
-from .people import (
-    Events,
-    GetEvents,
-    GetMigration,
-    GetStatus,
-    Migrate,
-    Migration,
-    Named,
-    Output,
-    Planned,
-    ReadOutput,
-    Run,
-    SetTaint,
-    SignalJob,
-    Status,
-    Untaint,
-)
+from . import agents, people
+from .base import Answer, Message
 
 VERSION = 1
 
-ASKS = (
-    Start | Signal | End | Forget | Locate | Inspect | Reserve | Precopy | Freeze | Restore
-    | Resume | Thaw | Discard | Finish | Progress
-    | Hello | Beat | Ended | Relay
-    | Run | GetStatus | SetTaint | Untaint | Migrate | GetMigration | ReadOutput | SignalJob
-    | GetEvents
-)  # fmt: skip
-ANSWERS = (
-    Inspected | Reserved | Moved | Frozen | Books | Named | Status | Planned | Migration | Output
-    | Events
-)  # fmt: skip
+
+def _below(base: type[Message], *but: type[Message]) -> Any:
+    """The union of all messages below a base; the tag says which one a frame holds."""
+    every = [c for module in (agents, people) for c in vars(module).values() if isinstance(c, type)]
+    kinds = [c for c in every if issubclass(c, base) and c is not base and not issubclass(c, but)]
+    return Union[tuple(kinds)]
+
+
+ASKS = _below(Message, Answer)
+ANSWERS = _below(Answer)
 
 
 class Frame(msgspec.Struct, frozen=True):

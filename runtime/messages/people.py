@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .base import Message
+from .base import Answer, Message
 from .records import Event, HostRow, JobRow, MigrationRow
 
 
@@ -19,7 +19,7 @@ class Run(Message, frozen=True):
     groups: list[int]
 
 
-class Named(Message, frozen=True):
+class Named(Answer, frozen=True):
     name: str
 
 
@@ -27,7 +27,7 @@ class GetStatus(Message, frozen=True):
     """Answers Status."""
 
 
-class Status(Message, frozen=True):
+class Status(Answer, frozen=True):
     cluster: str
     time: float
     jobs: list[JobRow]
@@ -57,7 +57,7 @@ class Migrate(Message, frozen=True):
     dry_run: bool
 
 
-class Planned(Message, frozen=True):
+class Planned(Answer, frozen=True):
     """What --dry-run prints: (what, found) rows, estimates in bytes."""
 
     capsule: str
@@ -74,7 +74,7 @@ class GetMigration(Message, frozen=True):
     name: str
 
 
-class Migration(Message, frozen=True):
+class Migration(Answer, frozen=True):
     row: MigrationRow
 
 
@@ -86,7 +86,7 @@ class ReadOutput(Message, frozen=True):
     wait: float
 
 
-class Output(Message, frozen=True):
+class Output(Answer, frozen=True):
     """Raw records (criu_glue/output.py); ``code`` is set with the last ones of an ended capsule."""
 
     data: bytes
@@ -108,5 +108,5 @@ class GetEvents(Message, frozen=True):
     after: int
 
 
-class Events(Message, frozen=True):
+class Events(Answer, frozen=True):
     events: list[Event]

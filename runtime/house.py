@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The capsules of one host, and what may be asked of them outside a migration.
+
+What blocks runs in threads, one at a time for each capsule; what makes or removes network devices
+one at a time for the host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TypeVar
+
+from ..criu_glue import network, room
+from ..criu_glue.network import Overlay
+from ..errors import NotFound
+from . import carried_out, messages
+from .config import Cluster
+from .messages import Book
+from .resident import Housing, Resident, watch
+
+log = logging.getLogger("liveshift.house")
+T = TypeVar("T")
+
+OUTPUT_POLL_S = 0.03
+
+
+class House:
+    """All capsules here; ``ended`` is called, in the event loop, when a command has ended."""
+
+    def __init__(self, cluster: Cluster, host: str, ended: Callable[[Resident], None]) -> None:
+        self.cluster = cluster
+        self.host = host
+        self.housing = Housing(cluster, host)
+        self.capsules: dict[str, Resident] = {}
+        self.books: dict[str, Book] = {}
+        self.network = asyncio.Lock()
+        self._ended = ended
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def take_up(self) -> None:
+        """Go on with what an earlier agent has left: its capsules, and what it did not finish."""
+        await asyncio.to_thread(self.housing.clear_unfinished)
+        for resident in await asyncio.to_thread(self.housing.returning):
+            self.admit(resident)
+
+    def admit(self, resident: Resident) -> None:
+        """From now on the capsule is here, and its end will be told."""
+        self.capsules[resident.spec.name] = resident
+
+        def gone() -> None:
+            if not resident.leaving:
+                self._ended(resident)
+
+        if resident.room.alive():
+            watch(resident, gone)
+        else:
+            gone()
+
+    def resident(self, capsule: str) -> Resident:
+        """The capsule of that name; raises NotFound when it is not here."""
+        found = self.capsules.get(capsule)
+        if found is None:
+            raise NotFound(f"{capsule} is not on {self.host}")
+        return found
+
+    async def blocking(self, capsule: str, work: Callable[[], T]) -> T:
+        """Run what blocks in a thread, after whatever runs for the same capsule."""
+        async with self._locks[capsule]:
+            return await asyncio.to_thread(work)
+
+    async def start(self, ask: messages.Start) -> None:
+        name = ask.spec.name
+        async with self.network:
+            resident = await self.blocking(
+                name, lambda: self.housing.start(ask.spec, ask.book, ask.epoch)
+            )
+        self.admit(resident)
+        await self.locate(messages.Locate(ask.book))
+
+    async def signal(self, ask: messages.Signal) -> None:
+        await asyncio.to_thread(self.resident(ask.capsule).send_signal, ask.signum)
+
+    async def end(self, ask: messages.End) -> None:
+        resident = self.resident(ask.capsule)
+        if resident.code is None:
+            await asyncio.to_thread(room.end, resident.room)
+
+    async def forget(self, ask: messages.Forget) -> None:
+        for name in [n for n, c in self.capsules.items() if c.spec.job == ask.job]:
+            resident = self.capsules.pop(name)
+            resident.leaving = True
+            await self.blocking(name, resident.remove)
+        carried_out.forget_job(self.housing, ask.job)
+        book = self.books.pop(ask.job, None)
+        if book is not None:
+            overlay = Overlay(book.vni, book.subnet)
+            async with self.network:
+                await asyncio.to_thread(network.lower_overlay, overlay)
+
+    async def locate(self, ask: messages.Locate) -> None:
+        book = ask.book
+        known = self.books.get(book.job)
+        newer = {
+            address: (host, epoch)
+            for address, (host, epoch) in book.where.items()
+            if known is None or epoch > known.where.get(address, ("", 0))[1]
+        }
+        merged = {**(known.where if known else {}), **newer}
+        self.books[book.job] = Book(book.job, book.vni, book.subnet, merged)
+        if not newer:
+            return
+        table = {
+            address: None if host == self.host else self.cluster.host(host).address
+            for address, (host, _) in newer.items()
+        }
+
+        def enter() -> None:
+            network.locate(self.housing.raise_overlay(book), table)
+
+        async with self.network:
+            await asyncio.to_thread(enter)
+
+    async def read_output(self, ask: messages.ReadOutput) -> messages.Output:
+        until = time.monotonic() + ask.wait
+        while True:
+            resident = self.resident(ask.capsule)
+            code = resident.code  # before the read: what came before the end is then in it
+            data, after = await asyncio.to_thread(resident.read_output, ask.offset)
+            done = code is not None and not data
+            if data or done or time.monotonic() > until:
+                return messages.Output(data, after, code if done else None)
+            await asyncio.sleep(OUTPUT_POLL_S)

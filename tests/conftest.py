@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the fast tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # the harness's own modules
+
+from cli_harness import call, double, environment, gpt, start, terminal
+
+__all__ = ["call", "double", "environment", "gpt", "start", "terminal"]
