@@ -8,9 +8,11 @@ next moment, which CRIU then finds while the job can still go on at its source.
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 
@@ -27,6 +29,7 @@ UNMOVABLE = {
     "anon_inode:kvm-vm": ("a virtual machine", "end it"),
     "anon_inode:[fanotify]": ("a fanotify group", "close it"),
 }
+_PT_NOTE = 4  # elf(5)
 PLAIN_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts/", "shm/")
 
 
@@ -140,24 +143,35 @@ def fingerprint(path: str, root: Path = Path("/")) -> NeededFile | None:
     try:
         with real.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            return NeededFile(path, size, build_id(file.read(65536)))
+            return NeededFile(path, size, build_id(file))
     except (OSError, IsADirectoryError):
         return None
 
 
-def build_id(head: bytes) -> str:
-    """The GNU build id found in the first bytes of an ELF file, '' without one.
+def build_id(file: BinaryIO) -> str:
+    """The GNU build id of an ELF file (64 bit, little endian), '' without one.
 
-    Linkers put the note near the front; looking for its name and type there is what CRIU's
-    own check amounts to without parsing the program headers.
+    From its note segments, wherever those lie: patched libraries, such as those of wheels, have
+    theirs near the end. CRIU compares it too, but only when the tree has been frozen.
     """
-    if not head.startswith(b"\x7fELF"):
+    head = file.read(64)
+    if len(head) < 64 or not head.startswith(b"\x7fELF\x02\x01"):
         return ""
-    at = head.find(b"\x03\x00\x00\x00GNU\x00")
-    if at < 4:
-        return ""
-    length = int.from_bytes(head[at - 4 : at], "little")
-    return head[at + 8 : at + 8 + length].hex() if length <= 64 else ""
+    (table,) = struct.unpack_from("<Q", head, 32)
+    entry, count = struct.unpack_from("<HH", head, 54)
+    for number in range(count):
+        file.seek(table + number * entry)
+        segment = file.read(56).ljust(56, b"\0")
+        kind, offset, size = struct.unpack_from("<I4xQ16xQ", segment)
+        if kind != _PT_NOTE:
+            continue
+        file.seek(offset)
+        notes = file.read(min(size, 65536))
+        at = notes.find(b"\x03\x00\x00\x00GNU\x00")
+        if at >= 4:
+            length = int.from_bytes(notes[at - 4 : at], "little")
+            return notes[at + 8 : at + 8 + length].hex()
+    return ""
 
 
 def _look_at_maps(pid: int, found: _Findings) -> None:
