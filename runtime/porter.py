@@ -60,6 +60,7 @@ class Porter:
         resident = self._house.resident(ask.capsule)
         if resident.code is not None:
             raise Refused(f"{ask.capsule} has ended with code {resident.code}")
+        self._dumper()  # said now, before a plan promises what the move could not do
         try:
             found = await self._house.blocking(
                 ask.capsule, lambda: survey(resident.room, ROOT_PID, self._house.housing.placement)
@@ -71,14 +72,17 @@ class Porter:
         )
         return messages.Inspected(found, self.facts, carried)
 
-    async def precopy(self, ask: messages.Precopy) -> messages.Moved:
+    def _dumper(self) -> Criu:
         if self._criu is None:
             raise Refused(
                 f"CRIU is missing or too old on {self._house.host}", hint="`liveshift doctor`"
             )
+        return self._criu
+
+    async def precopy(self, ask: messages.Precopy) -> messages.Moved:
         resident, criu, keys = (
             self._house.resident(ask.capsule),
-            self._criu,
+            self._dumper(),
             self._house.cluster.paths.keys,
         )
         sender = Sender(ask.migration, ask.endpoint, keys, self._house.host, ask.destination)

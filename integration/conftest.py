@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scenarios share: a place for results, reference runs, labs that leave nothing."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # the harness's own modules
+
+from lab_session import LabSession, NewLab, a_lab, environment
+from open_python import NOBODY, OpenPython, opened_python
+from reference_runs import References
+
+PLACE = Path("/var/lib/liveshift-test")
+"""On the machine's own disk, which all lab hosts share, and open to every user."""
+
+_labs: list[LabSession] = []
+
+
+@pytest.fixture(scope="session")
+def place() -> Iterator[Path]:
+    """A directory for this session's results; $LIVESHIFT_TEST_KEEP leaves it there."""
+    if os.geteuid() != 0:
+        pytest.skip("a lab is made of namespaces, which needs root")
+    directory = PLACE / secrets.token_hex(4)
+    directory.mkdir(parents=True)
+    PLACE.chmod(0o755)
+    yield directory
+    if not os.environ.get("LIVESHIFT_TEST_KEEP"):
+        shutil.rmtree(directory)
+        if not any(PLACE.iterdir()):
+            PLACE.rmdir()
+
+
+@pytest.fixture(scope="session")
+def references(place: Path) -> References:
+    return References(place, environment())
+
+
+@pytest.fixture(scope="session")
+def open_python(place: Path) -> Iterator[OpenPython]:
+    """A Python that an unprivileged user can run too."""
+    with opened_python(NOBODY, place) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def new_lab_name() -> Callable[[], str]:
+    """Names that no other test run on this machine uses."""
+    return lambda: "t" + secrets.token_hex(3)
+
+
+@pytest.fixture(scope="module")
+def new_lab(place: Path, new_lab_name: Callable[[], str]) -> Iterator[NewLab]:
+    """Makes labs that live until the module ends."""
+    with ExitStack() as stack:
+
+        def make(*options: str, python: str = sys.executable) -> LabSession:
+            made = stack.enter_context(a_lab(new_lab_name(), place, *options, python=python))
+            _labs.append(made)
+            stack.callback(_labs.remove, made)
+            return made
+
+        yield make
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and report.when != "teardown":
+        for session in _labs:
+            report.sections.append((f"lab {session.name}", session.last_words()))
+    return report

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every training job of the tests leaves behind, in the form of examples/train_gpt.py:
+``rank<R>.jsonl`` with a line per step and ``final<R>.json`` with the digest of all parameters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class StepLog:
+    """One rank's record; lines are whole and on disk at once."""
+
+    def __init__(self, out: Path, rank: int) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self._out, self._rank = out, rank
+        self._log = (out / f"rank{rank}.jsonl").open("w", buffering=1)
+        self._last = time.monotonic()
+
+    def step(self, step: int, loss: Tensor, pace: float = 0.0, **more: Any) -> None:
+        """Record a step and stay in it until ``pace`` seconds have passed since the last."""
+        time.sleep(max(0.0, self._last + pace - time.monotonic()))
+        self._last = time.monotonic()
+        line = {"step": step, "loss_hex": float(loss).hex(), "time": time.time(), **more}
+        self._log.write(json.dumps(line) + "\n")
+
+    def end(self, parameters: Iterable[Tensor], **more: Any) -> None:
+        final = {"sha256": digest(parameters), **more}
+        (self._out / f"final{self._rank}.json").write_text(json.dumps(final) + "\n")
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """SHA-256 over the bytes of tensors."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def place() -> tuple[int, int]:
+    """(rank, number of ranks), as torchrun or liveshift says."""
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(7)
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same job without liveshift, once per command for a whole test session: what must come out."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a job computed: (step, loss in hex) of every rank, and its parameters' SHA-256."""
+
+    losses: dict[int, list[tuple[int, str]]]
+    digests: dict[int, str]
+
+    def assert_equals(self, other: Result) -> None:
+        """Bit for bit; names the first step that differs."""
+        for rank, expected in other.losses.items():
+            for (step, loss), wanted in zip(self.losses[rank], expected, strict=True):
+                assert (step, loss) == wanted, f"rank {rank} differs first in step {step}"
+        assert self.digests == other.digests
+
+
+def read_result(out: Path, ranks: int) -> Result:
+    losses: dict[int, list[tuple[int, str]]] = {}
+    digests: dict[int, str] = {}
+    for rank in range(ranks):
+        lines = (out / f"rank{rank}.jsonl").read_text().splitlines()
+        losses[rank] = [(s["step"], s["loss_hex"]) for s in map(json.loads, lines)]
+        digests[rank] = json.loads((out / f"final{rank}.json").read_text())["sha256"]
+    return Result(losses, digests)
+
+
+@dataclass
+class References:
+    """Runs each command once, as a person without liveshift would, and keeps what came out."""
+
+    place: Path
+    environment: dict[str, str]
+    _known: dict[tuple[str, ...], Path] = field(default_factory=dict)
+
+    def of(self, argv: Sequence[str], nnodes: int = 1, ranks: int = 1) -> Result:
+        """The result of the command; ``{out}`` in it is its directory, ``--pace`` is left out."""
+        return read_result(self.directory(argv, nnodes), ranks)
+
+    def directory(self, argv: Sequence[str], nnodes: int = 1) -> Path:
+        key = (str(nnodes), *argv)
+        if key not in self._known:
+            out = self.place / f"reference-{len(self._known)}"
+            out.mkdir()
+            self._run([word.replace("{out}", str(out)) for word in _unpaced(argv)], nnodes, out)
+            self._known[key] = out
+        return self._known[key]
+
+    def _run(self, argv: Sequence[str], nnodes: int, out: Path) -> None:
+        port = str(_free_port())
+        processes = []
+        for rank in range(nnodes):
+            env = {
+                "PET_NNODES": str(nnodes), "PET_NODE_RANK": str(rank),
+                "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port,
+                "RANK": str(rank), "WORLD_SIZE": str(nnodes), "LOCAL_RANK": "0",
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo",
+            }  # fmt: skip
+            with (out / f"output{rank}").open("wb") as log:
+                processes.append(
+                    subprocess.Popen(
+                        argv,
+                        env=self.environment | env,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                    )
+                )
+        try:
+            codes = [process.wait(150) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        said = "".join((out / f"output{rank}").read_text() for rank in range(nnodes))
+        assert codes == [0] * nnodes, f"the reference run itself failed:\n{said}"
+
+
+def _unpaced(argv: Sequence[str]) -> list[str]:
+    """The command without ``--pace SECONDS``, which changes nothing but how long it takes."""
+    words = list(argv)
+    while "--pace" in words:
+        at = words.index("--pace")
+        del words[at : at + 2]
+    return words
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port

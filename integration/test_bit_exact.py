@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job that was moved computes what it would have computed anyway, to the last bit.
+
+The scenarios (a) to (k) of the project's main promise, one test each. Every one asserts that the
+processes really ran on the new host (whereabouts.py), that they trained before the move and went
+on after it, and that all losses and the final parameters equal those of the same command run
+without liveshift.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lab_session import GPT, JOBS, TORCHRUN, LabSession, NewLab, a_lab, eventually
+from moving_job import Job
+from open_python import NOBODY, OpenPython
+from reference_runs import References
+
+from liveshift.launcher import lab as labs
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
+
+TRAIN_GPT = (*TORCHRUN, str(GPT), "--steps", "160", "--batch", "8", "--out", "{out}")
+PLAIN_GPT = ("python", *TRAIN_GPT[len(TORCHRUN) :])
+
+
+@pytest.fixture(scope="module")
+def lab(new_lab: NewLab) -> LabSession:
+    """Four hosts for one capsule each: a job of two has two spares."""
+    return new_lab("--hosts", "4")
+
+
+@pytest.fixture
+def gpt(lab: LabSession, request: pytest.FixtureRequest) -> Job:
+    """The GPT under torchrun on h0 and h1, in training."""
+    job = lab.start(request.node.name.removeprefix("test_")[:1] + "-gpt", TRAIN_GPT, nnodes=2)
+    job.wait_step(10)
+    return job
+
+
+def test_a_rank_1_of_ddp_moves(lab: LabSession, gpt: Job, references: References) -> None:
+    row = gpt.drained(1, verb="taint")
+    lab.cli("untaint", "host", "h1")
+    assert (row.source, row.by) == ("h1", "root")
+    gpt.assert_same_as_never_moved(references, ranks=2)
+
+
+def test_b_rank_0_moves_with_rendezvous_and_store(gpt: Job, references: References) -> None:
+    assert gpt.capsule(0).ranks == [0]
+    gpt.migrate(0)
+    gpt.assert_same_as_never_moved(references, ranks=2)
+
+
+def test_c_two_ranks_with_dataloader_workers(lab: LabSession, references: References) -> None:
+    argv = (
+        *("torchrun", "--nproc-per-node", "2", str(JOBS / "loader.py")),
+        *("--steps", "200", "--pace", "0.05", "--out", "{out}"),
+    )
+    job = lab.start("c-loader", argv)
+    job.wait_step(50)  # in the second epoch
+    assert len(job.seen(0).tasks) == 1 + 2 + 2 * 2, "torchrun, ranks, and two workers each"
+    job.migrate(0)
+    job.assert_same_as_never_moved(references, ranks=2)
+
+
+def test_d_moved_twice_and_back(gpt: Job, references: References) -> None:
+    home = gpt.seen(1).host
+    for to in ("h2", "h3", home):
+        gpt.migrate(1, to)
+        gpt.go_on(3)
+    assert gpt.seen(1).host == home
+    assert gpt.capsule(1).epoch == 4
+    gpt.assert_same_as_never_moved(references, ranks=2)
+
+
+def test_e_both_hosts_drained(lab: LabSession, gpt: Job, references: References) -> None:
+    first, second = gpt.seen(0).host, gpt.seen(1).host
+    try:
+        gpt.drained(0)
+        gpt.go_on(3)
+        gpt.drained(1)
+        empty = {row.name: row.capsules for row in lab.status().hosts}
+        assert empty[first] == empty[second] == []
+        gpt.assert_same_as_never_moved(references, ranks=2)
+    finally:
+        for host in (first, second):
+            lab.cli("uncordon", host)
+
+
+def test_f_plain_python_under_rank(lab: LabSession, references: References) -> None:
+    job = lab.start("f-plain", PLAIN_GPT, nnodes=2)
+    job.wait_step(10)
+    job.migrate(0)
+    job.assert_same_as_never_moved(references, ranks=2)
+
+
+def test_g_fsdp2_on_cpu(lab: LabSession, references: References) -> None:
+    argv = (*TORCHRUN, str(JOBS / "fsdp.py"), "--steps", "120", "--pace", "0.05", "--out", "{out}")
+    job = lab.start("g-fsdp", argv, nnodes=2)
+    job.wait_step(10)
+    job.migrate(1)
+    job.assert_same_as_never_moved(references, ranks=2)
+
+
+def test_h_log_and_checkpoints_on_a_carried_path(
+    lab: LabSession, references: References, place: Path
+) -> None:
+    argv = (
+        *("python", str(JOBS / "carried.py"), "--out", "{out}"),
+        *("--steps", "150", "--pace", "0.05"),
+    )
+    job = lab.start("h-carried", (*argv, "--own", "/var/tmp/h-carried"))
+    job.wait_step(25)
+    source = job.seen(0).host
+    own = {h: lab.lab.directory / h / "var-tmp" / "h-carried" for h in lab.lab.hosts}
+    assert [host for host, path in own.items() if path.exists()] == [source]
+    row = job.migrate(0)
+    job.wait_step(60)
+    there = own[row.destination]
+    lines = (there / "train.log").read_text().splitlines()
+    assert [int(line.split()[1]) for line in lines] == list(range(1, len(lines) + 1))
+    assert len(lines) >= 60
+    back = job.migrate(0, to=source)  # and home again, to where old copies of the files lie
+    job.go_on(5)
+    assert back.destination == source
+    elsewhere = (*argv, "--own", str(place / "h-carried-reference"))
+    job.assert_same_as_never_moved(references, ranks=1, argv=elsewhere)
+    kept = sorted(path.name for path in own[source].iterdir())
+    assert kept == ["checkpoint-140.pt", "checkpoint-150.pt", "train.log"]
+    assert torch.load(own[source] / "checkpoint-150.pt")["step"] == 150
+    assert len((own[source] / "train.log").read_text().splitlines()) == 150
+
+
+def test_i_unprivileged_user(
+    new_lab_name: Callable[[], str], open_python: OpenPython, references: References, place: Path
+) -> None:
+    python = open_python.python
+    gpt = str(shutil.copy(GPT, open_python.files))
+    argv = (python, *(gpt if word == str(GPT) else word for word in PLAIN_GPT[1:]))
+    with a_lab(new_lab_name(), place, "--hosts", "3", python=python) as lab:
+        job = lab.start("i-nobody", argv, nnodes=2, user=NOBODY)
+        job.wait_step(10)
+        assert job.seen(1).users == {NOBODY}
+        assert job.capsule(1).host == "h1"
+        job.migrate(1, to="h2", user=NOBODY)  # their own job is theirs to move
+        assert job.seen(1).users == {NOBODY}
+        assert {path.stat().st_uid for path in job.out.iterdir()} == {NOBODY}
+        job.assert_same_as_never_moved(references, ranks=2, argv=PLAIN_GPT)
+
+
+def test_j_kernel_objects_and_a_connection(lab: LabSession, place: Path) -> None:
+    server_report = place / "j-server.json"
+    server_host = lab.lab.hosts["h0"]
+    serve = [sys.executable, str(JOBS / "counting_server.py"), server_host.address, "7070"]
+    with subprocess.Popen(
+        [*labs.entry(server_host), *serve, str(server_report)], stdout=subprocess.PIPE
+    ) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"listening\n"
+        try:
+            _move_kernel_objects(lab, f"{server_host.address}:7070")
+        finally:
+            server.terminate()
+    talked = json.loads(server_report.read_text())
+    assert talked["trouble"] == "none"
+    assert talked["peer"].startswith("10.99."), "seen under its mobile address"
+
+
+def _move_kernel_objects(lab: LabSession, server: str) -> None:
+    argv = ("python", str(JOBS / "kernel_objects.py"), "--server", server, "--out", "{out}")
+    lab.cli("taint", "h0", "--reason", "the server is there")
+    job = lab.start("j-objects", argv)
+    lab.cli("untaint", "h0")
+
+    def progress() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((job.out / "progress.json").read_text())
+        return found
+
+    def beyond(what: str, value: int) -> bool:
+        return bool(progress()[what] > value)
+
+    eventually((job.out / "progress.json").exists, "the job's first progress")
+    (job.out / "arm").touch()
+    eventually(lambda: progress().get("armed"), "the timers")
+    before = progress()
+    row = job.migrate(0, to="h3")
+    main = min(job.seen(0).tasks.values())
+    for _ in range(3):
+        had = progress()["signals"]
+        os.kill(main, signal.SIGUSR1)
+        eventually(partial(beyond, "signals", had), "the signal handler", 10)
+    after = progress()
+    for counter in ("counted", "shared", "blocks"):
+        assert before[counter] > 0
+        eventually(partial(beyond, counter, after[counter]), f"{counter} to go on", 10)
+    eventually(lambda: len(progress()["fired"]) == 7, "the timers to fire", 20)
+    job.stop()
+
+    report = json.loads((job.out / "report.json").read_text())
+    assert report["jump"] <= row.frozen_s + 0.2, "CLOCK_MONOTONIC stood still or leapt"
+    assert report["drift"] <= row.frozen_s + 0.05, "the two clocks went apart"
+    assert report["armed"] < report["deadline"]
+    for what, fired in report["fired"].items():
+        late = fired - report["deadline"]
+        early = -1.0 if what == "timerfd, absolute" else -0.02  # CRIU drops its nanoseconds
+        assert early <= late < row.frozen_s + 0.5, f"{what} fired {late:+.3f} s off its deadline"
+    assert report["signals"] == 3
+    assert report["conversation"] == "whole"
+    assert len(set(report["counters"])) == 1
+    assert report["shm_after"] == report["shm"]
+    assert report["unlinked"] == "never had a name"
+    assert report["tmp"] == "private to this capsule"
+    assert (report["pipe"], report["socketpair"]) == ("in flight", "in a socket")
+
+
+def test_k_slow_and_lossy_link(lab: LabSession, references: References) -> None:
+    job = lab.start("k-link", PLAIN_GPT, nnodes=2)
+    hosts = ("h1", "h2")
+    try:
+        job.wait_step(10)
+        for host in hosts:
+            lab.cli("lab", "link", host, "--rate", "200mbit", "--loss", "1")
+        row = job.migrate(1, to="h2")
+        assert row.link_rate < 200e6 / 8 * 1.1, f"{row.link_rate / 1e6:.0f} MB/s: was it slow?"
+        job.go_on(20)
+    finally:
+        for host in hosts:
+            lab.cli("lab", "link", host, "--rate", "none", "--loss", "0")
+    job.assert_same_as_never_moved(references, ranks=2)

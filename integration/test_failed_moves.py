@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A move that fails on its way, frozen or even committed, leaves the job training at its source.
+
+One DDP job lives through all of it: after every failure it goes on where it was, nothing of the
+attempt is left at the destination, the next move works, and in the end every loss is that of a run
+that nobody disturbed.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from lab_session import LONG, LabSession, NewLab, eventually
+from moving_job import Job
+from reference_runs import References
+
+from liveshift.launcher import lab as labs
+from liveshift.launcher.client import Client
+from liveshift.runtime.messages import GetMigration, Migration, MigrationRow
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
+
+SOURCE, DESTINATION = "h1", "h2"
+SLOW = "300mbit"
+"""So that a dump takes some seconds, in which a test can do harm."""
+
+
+@pytest.fixture(scope="module")
+def lab(new_lab: NewLab) -> LabSession:
+    return new_lab("--hosts", "3")
+
+
+@pytest.fixture(scope="module")
+def long_job(lab: LabSession) -> Job:
+    job = lab.start("long", LONG, nnodes=2)
+    job.wait_step(5)
+    return job
+
+
+@pytest.fixture
+def long(lab: LabSession, long_job: Job) -> Iterator[Job]:
+    """The job, which survives what the test does; afterwards a move there and back works."""
+    tasks = long_job.seen(1).tasks
+    yield long_job
+    seen = long_job.seen(1)
+    assert (seen.host, seen.tasks) == (SOURCE, tasks), "the very same processes, where they were"
+    for rank in (0, 1):
+        long_job.go_on(3, rank)
+    assert_nothing_of_a_move(lab, DESTINATION)
+    for to in (DESTINATION, SOURCE):
+        long_job.migrate(1, to)
+        long_job.go_on(2)
+    assert_nothing_of_a_move(lab, DESTINATION)
+
+
+def assert_nothing_of_a_move(lab: LabSession, host: str) -> None:
+    """No room, no network, no image: nothing of a capsule that is not there (any more)."""
+    inside = labs.entry(lab.lab.machine(host))
+
+    def left() -> list[str]:
+        script = "ip netns list; ip -o link | grep -o 'lsv[^:@]*'; cd /run/liveshift; ls images"
+        script += "; cd /var/lib/liveshift; ls capsules; nft list tables | grep lock; true"
+        said = subprocess.run([*inside, "sh", "-c", script], capture_output=True, text=True)
+        return said.stdout.split()
+
+    eventually(lambda: not left(), f"{host} to be empty, but for {left()}", 20)
+
+
+def on_its_way(lab: LabSession, state: str) -> MigrationRow | None:
+    """The migration under way, once it has come to ``state`` and bytes flow."""
+    for row in lab.status().moving:
+        with Client(lab.lab.socket) as client:
+            now = client.get(Migration, GetMigration(row.name)).row
+        if now.state == state and now.bytes > 4 << 20:
+            return now
+    return None
+
+
+@contextmanager
+def slow_link(lab: LabSession) -> Iterator[None]:
+    lab.cli("lab", "link", DESTINATION, "--rate", SLOW)
+    try:
+        yield
+    finally:
+        lab.cli("lab", "link", DESTINATION, "--rate", "none", "--mend")
+
+
+def fails(lab: LabSession, job: Job, harm: Callable[[], object] | None = None) -> str:
+    """Move rank 1, do ``harm`` while its image flows, and see the move fail; what it said."""
+    with lab.popen("migrate", "long/1", "--to", DESTINATION) as moving:
+        try:
+            if harm is not None:
+                eventually(lambda: on_its_way(lab, "freezing"), "the image to flow", 20)
+                harm()
+            out, err = moving.communicate(timeout=60)
+        finally:
+            moving.kill()
+    said = " ".join(err.decode().split())
+    assert (moving.returncode, out) == (1, b""), said
+    row = job.migrations()[-1]
+    assert row.state == "failed"
+    assert row.error
+    assert row.error in said
+    return said
+
+
+def test_no_room_for_the_image(lab: LabSession, long: Job) -> None:
+    inside = labs.entry(lab.lab.machine(DESTINATION))
+    resize = [*inside, "mount", "-o", "remount,size={}", "/run/liveshift/images"]
+    subprocess.run([word.format("8m") for word in resize], check=True)
+    try:
+        said = fails(lab, long)
+    finally:
+        subprocess.run([word.format("90%") for word in resize], check=True)
+    assert "No space left on device" in said
+
+
+def test_link_cut_while_frozen(lab: LabSession, long: Job) -> None:
+    with slow_link(lab):
+        said = fails(lab, long, lambda: lab.cli("lab", "link", DESTINATION, "--cut"))
+        assert "h2 has taken no image bytes" in said
+        long.go_on(3)
+    eventually(lambda: lab.host(DESTINATION).state == "up", "h2 to be up again", 20)
+
+
+def test_destination_agent_killed_while_frozen(lab: LabSession, long: Job) -> None:
+    with slow_link(lab):
+        fails(lab, long, lambda: lab.stop_agent(DESTINATION))
+        long.go_on(3)
+    lab.start_agent(DESTINATION)
+
+
+def test_destination_agent_restarted_while_frozen(lab: LabSession, long: Job) -> None:
+    def restart() -> None:
+        lab.stop_agent(DESTINATION)
+        lab.start_agent(DESTINATION)
+
+    with slow_link(lab):
+        fails(lab, long, restart)
+
+
+def test_restore_fails_after_the_commit(lab: LabSession, long: Job) -> None:
+    """The ownership has passed on and passes back, under a further epoch."""
+    inside = labs.entry(lab.lab.machine(DESTINATION))
+    epoch = long.capsule(1).epoch
+    spoil = [*inside, "sh", "-c", "rm -v /run/liveshift/images/*/*.img >&2"]
+    with slow_link(lab):
+        said = fails(lab, long, lambda: subprocess.run(spoil, check=True))
+    assert "restore: CRIU could not restore" in said
+    assert long.capsule(1).epoch == epoch + 2
+
+
+def test_the_command_killed_the_move_goes_on(lab: LabSession, long_job: Job) -> None:
+    with slow_link(lab), lab.popen("migrate", "long/1", "--to", DESTINATION) as moving:
+        eventually(lambda: on_its_way(lab, "freezing"), "the image to flow", 20)
+        moving.kill()
+    eventually(lambda: not lab.status().moving, "the move to end", 60)
+    assert long_job.migrations()[-1].state == "done"
+    assert long_job.seen(1).host == DESTINATION
+    long_job.migrate(1, to=SOURCE)
+
+
+def test_in_the_end_the_job_is_whole(long_job: Job, references: References) -> None:
+    failed = [row for row in long_job.migrations() if row.state == "failed"]
+    assert len(failed) == 5
+    long_job.assert_begins_like_never_moved(references)
