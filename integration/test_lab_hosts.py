@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -134,11 +135,15 @@ def fresh_name() -> str:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def lab_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with pytest.MonkeyPatch.context() as patch:
-        path = tmp_path_factory.mktemp("labs")
-        patch.setenv("LIVESHIFT_LAB_ROOT", str(path))
-        yield path
+def lab_root() -> Iterator[Path]:
+    """Right below /tmp: sockets' paths may not be long, and pytest's own directories can be."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(prefix="liveshift-labs-", dir="/tmp") as path,
+    ):
+        os.chmod(path, 0o755)
+        patch.setenv("LIVESHIFT_LAB_ROOT", path)
+        yield Path(path)
 
 
 @pytest.fixture(scope="module")
@@ -328,13 +333,15 @@ class TestSideBySide:
         assert all(machine.running for machine in lab.machines)
 
     def test_a_name_under_another_root_is_left_alone(
-        self, lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, lab: Lab, lab_root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv("LIVESHIFT_LAB_ROOT", str(tmp_path))
+        other = lab_root / "other"
+        other.mkdir()
+        monkeypatch.setenv("LIVESHIFT_LAB_ROOT", str(other))
         for attempt in (lambda: labs.down(lab.name), lambda: labs.up(lab.name, 2)):
             with pytest.raises(Refused, match=f"belongs to {lab.directory}"):
                 attempt()
-            (tmp_path / lab.name).mkdir(exist_ok=True)  # nor does a directory here make it ours
+            (other / lab.name).mkdir(exist_ok=True)  # nor does a directory here make it ours
         assert all(machine.running for machine in lab.machines)
 
 

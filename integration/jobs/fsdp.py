@@ -12,32 +12,38 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--out", type=Path, required=True)
-parser.add_argument("--steps", type=int, required=True)
-parser.add_argument("--pace", type=float, default=0.0)
-args = parser.parse_args()
 
-rank, world = place()
-dist.init_process_group("gloo")
-mesh = init_device_mesh("cpu", (world,))
-layers = [nn.Sequential(nn.Linear(96, 96), nn.Tanh()) for _ in range(4)]
-model = nn.Sequential(*layers, nn.Linear(96, 96))
-for layer in model:
-    fully_shard(layer, mesh=mesh)
-fully_shard(model, mesh=mesh)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-assert all(isinstance(p, DTensor) for p in model.parameters())
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--pace", type=float, default=0.0)
+    args = parser.parse_args()
 
-log = StepLog(args.out, rank)
-for step in range(1, args.steps + 1):
-    chance = torch.Generator().manual_seed((rank << 20) + step)
-    x = torch.randn(16, 96, generator=chance)
-    loss = (model(x) - x.roll(1, 1)).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    log.step(step, loss, args.pace)
-full = [p.full_tensor() for p in model.parameters() if isinstance(p, DTensor)]
-log.end(full, steps=args.steps)
-dist.destroy_process_group()
+    rank, world = place()
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (world,))
+    layers = [nn.Sequential(nn.Linear(96, 96), nn.Tanh()) for _ in range(4)]
+    model = nn.Sequential(*layers, nn.Linear(96, 96))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    assert all(isinstance(p, DTensor) for p in model.parameters())
+
+    log = StepLog(args.out, rank)
+    for step in range(1, args.steps + 1):
+        chance = torch.Generator().manual_seed((rank << 20) + step)
+        x = torch.randn(16, 96, generator=chance)
+        loss = (model(x) - x.roll(1, 1)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        log.step(step, loss, args.pace)
+    full = [p.full_tensor() for p in model.parameters() if isinstance(p, DTensor)]
+    log.end(full, steps=args.steps)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

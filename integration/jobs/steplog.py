@@ -30,7 +30,7 @@ class StepLog:
         """Record a step and stay in it until ``pace`` seconds have passed since the last."""
         time.sleep(max(0.0, self._last + pace - time.monotonic()))
         self._last = time.monotonic()
-        line = {"step": step, "loss_hex": float(loss).hex(), "time": time.time(), **more}
+        line = {"step": step, "loss_hex": float(loss.detach()).hex(), "time": time.time(), **more}
         self._log.write(json.dumps(line) + "\n")
 
     def end(self, parameters: Iterable[Tensor], **more: Any) -> None:

@@ -15,36 +15,42 @@ from steplog import StepLog, digest, place
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--out", type=Path, required=True)
-parser.add_argument("--steps", type=int, required=True)
-parser.add_argument("--pace", type=float, default=0.0)
-parser.add_argument("--enough", type=Path, help="stop when this file is there")
-args = parser.parse_args()
 
-rank, world = place()
-if world > 1:
-    dist.init_process_group("gloo")
-net = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32))
-model = DistributedDataParallel(net) if world > 1 else net
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-log = StepLog(args.out, rank)
-print(f"rank {rank} of {world} begins", flush=True)
-for step in range(1, args.steps + 1):
-    chance = torch.Generator().manual_seed((rank << 20) + step)
-    x = torch.randn(16, 32, generator=chance)
-    loss = (model(x) - x.roll(1, 1)).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    uid = os.getuid()
-    log.step(step, loss, args.pace, uid=uid, sha256=digest(net.parameters()))
-    enough = torch.tensor(int(rank == 0 and args.enough is not None and args.enough.exists()))
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--pace", type=float, default=0.0)
+    parser.add_argument("--enough", type=Path, help="stop when this file is there")
+    args = parser.parse_args()
+
+    rank, world = place()
     if world > 1:
-        dist.all_reduce(enough)
-    if enough.item():
-        break
-log.end(net.parameters(), steps=step)
-print(f"rank {rank} ends", flush=True)
-if world > 1:
-    dist.destroy_process_group()
+        dist.init_process_group("gloo")
+    net = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32))
+    model = DistributedDataParallel(net) if world > 1 else net
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    log = StepLog(args.out, rank)
+    print(f"rank {rank} of {world} begins", flush=True)
+    for step in range(1, args.steps + 1):
+        chance = torch.Generator().manual_seed((rank << 20) + step)
+        x = torch.randn(16, 32, generator=chance)
+        loss = (model(x) - x.roll(1, 1)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        uid = os.getuid()
+        log.step(step, loss, args.pace, uid=uid, sha256=digest(net.parameters()))
+        enough = torch.tensor(int(rank == 0 and args.enough is not None and args.enough.exists()))
+        if world > 1:
+            dist.all_reduce(enough)
+        if enough.item():
+            break
+    log.end(net.parameters(), steps=step)
+    print(f"rank {rank} ends", flush=True)
+    if world > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
