@@ -219,7 +219,8 @@ class Rooms:
         self._netns.append(name)
         directory = self._place / name
         directory.mkdir()
-        return RoomPlan(directory, Path("/run/netns") / name, "gpt-1", "", 0, 0, ())
+        # CRIU's private prefix may lie below /tmp, where a room has its own.
+        return RoomPlan(directory, Path("/run/netns") / name, "gpt-1", "", 0, 0, (), (sys.prefix,))
 
     def start(self, program: str) -> Room:
         argv = [PYTHON, "-Sc", f"import os, sys, time, threading\n{program}"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from steplog import StepLog, place
+from steplog import StepLog, leave, place
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -42,7 +42,7 @@ def main() -> None:
         log.step(step, loss, args.pace)
     full = [p.full_tensor() for p in model.parameters() if isinstance(p, DTensor)]
     log.end(full, steps=args.steps)
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from steplog import StepLog, place
+from steplog import StepLog, leave, place
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
@@ -58,7 +58,7 @@ def main() -> None:
             log.step(step, loss, args.pace, epoch=epoch)
         epoch += 1
     log.end(net.parameters(), steps=step)
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

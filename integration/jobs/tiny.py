@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from steplog import StepLog, digest, place
+from steplog import StepLog, digest, leave, place
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -48,8 +48,7 @@ def main() -> None:
             break
     log.end(net.parameters(), steps=step)
     print(f"rank {rank} ends", flush=True)
-    if world > 1:
-        dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":
