@@ -83,6 +83,7 @@ class Capture:
 
     def _run(self) -> None:
         selector = selectors.DefaultSelector()
+        error: BaseException | None = None
         try:
             selector.register(self._wake_r, selectors.EVENT_READ)
             selector.register(self._server, selectors.EVENT_READ)
@@ -99,10 +100,8 @@ class Capture:
                         return
                     else:
                         self._read(key.fd, selector)
-        except BaseException as error:
-            with self._idle:
-                self.error = error
-                self._idle.notify_all()
+        except BaseException as caught:
+            error = caught
         finally:
             selector.close()
             for fd in self._names:
@@ -110,6 +109,9 @@ class Capture:
             for sock in (self._connection, self._server):
                 if sock is not None:
                     sock.close()
+            with self._idle:  # told last: whoever hears it finds CRIU's pipes closed
+                self.error = error
+                self._idle.notify_all()
 
     def _open_image(self, connection: socket.socket, selector: selectors.BaseSelector) -> bool:
         with self._idle:  # between its announcement and its name here no image is nowhere
