@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
@@ -18,6 +19,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # the harness's own modules
 from lab_session import LabSession, NewLab, a_lab, environment
 from open_python import NOBODY, OpenPython, opened_python
 from reference_runs import References
+
+# Started from a background shell we would ignore SIGINT, and hand that on to what we interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PLACE = Path("/var/lib/liveshift-test")
 """On the machine's own disk, which all lab hosts share, and open to every user."""

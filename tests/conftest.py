@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -11,3 +12,6 @@ sys.path.insert(0, str(Path(__file__).parent))  # the harness's own modules
 from cli_harness import call, double, environment, gpt, start, terminal
 
 __all__ = ["call", "double", "environment", "gpt", "start", "terminal"]
+
+# Started from a background shell we would ignore SIGINT, and hand that on to what we interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
