@@ -3,16 +3,17 @@
 
 How a planned migration flows (data goes source agent → destination agent, nothing else does):
 
-A. orchestrator → source       ``Inspect``      what the capsule consists of, what stands in the way
-B. orchestrator → destination  ``Reserve``      preflight; an empty, locked room; an inbox
-C. orchestrator → source       ``Precopy``      directories and output so far, while training runs
-D. orchestrator → source       ``Freeze``       network locked, dumped into the wire, held frozen
-E. orchestrator: the journal   ``commit``       the destination owns epoch + 1 from here on
-F. orchestrator → everyone     ``Locate``       the address book with the new epoch
-G. orchestrator → destination  ``Restore``      CRIU restores, the hook opens the network
-H. orchestrator → source       ``Finish``       the frozen copy ends, its room goes
-   Before E a failure means ``Thaw`` at the source and ``Discard`` at the destination; after E
-   the destination discards, E is done again for the source with epoch + 2, then ``Thaw``.
+A. orchestrator → source       ``Inspect``   what the capsule consists of, what stands in the way
+B. orchestrator → destination  ``Reserve``   preflight; an empty, locked room; an inbox
+C. orchestrator → source       ``Precopy``   directories and output so far, while training runs
+D. orchestrator → source       ``Freeze``    network locked, dumped into the wire, held frozen
+E. orchestrator: the journal   commit        the destination owns epoch + 1 from here on
+F. orchestrator → everyone     ``Locate``    the address book with the new epoch
+G. orchestrator → destination  ``Restore``   CRIU restores; before the tree runs:
+H. destination → orchestrator  ``Claim``     may it run? The journal grants, the network opens
+I. orchestrator → source       ``Settle``    ask what becomes of the frozen copy; ``Claim``: it ends
+   When something fails, both sides are told to ``Settle``: they ask, and run, wait or end as
+   ownership.rule says. After a commit E is done again for the source, under a further epoch.
 
 A frame is MessagePack: ``{"v": VERSION, "id": n, "body": {"t": tag, …}}`` asks, the same with
 ``"ok"`` answers, with ``"error": [kind, message, hint]`` refuses. Tags are the class names.
@@ -21,12 +22,12 @@ refused, and peers of different versions turn each other away, saying both.
 """
 
 from .agents import (
+    Arrived,
     Beat,
     Books,
-    Discard,
+    Claim,
     End,
     Ended,
-    Finish,
     Forget,
     Freeze,
     Frozen,
@@ -42,9 +43,11 @@ from .agents import (
     Reserved,
     Restore,
     Resume,
+    Ruled,
+    Settle,
+    Settled,
     Signal,
     Start,
-    Thaw,
 )
 from .base import Message
 from .frames import VERSION, Frame, decode, encode_answer, encode_ask, encode_error
@@ -80,18 +83,18 @@ from .records import (
 
 __all__ = [
     "VERSION",
+    "Arrived",
     "Beat",
     "Book",
     "Books",
     "CapsuleRow",
     "CapsuleSpec",
     "CapsuleState",
-    "Discard",
+    "Claim",
     "End",
     "Ended",
     "Event",
     "Events",
-    "Finish",
     "Forget",
     "Frame",
     "Freeze",
@@ -123,13 +126,15 @@ __all__ = [
     "Reserved",
     "Restore",
     "Resume",
+    "Ruled",
     "Run",
     "SetTaint",
+    "Settle",
+    "Settled",
     "Signal",
     "SignalJob",
     "Start",
     "Status",
-    "Thaw",
     "Untaint",
     "decode",
     "encode_answer",

@@ -87,7 +87,8 @@ class Precopy(Message, frozen=True):
 class Freeze(Message, frozen=True):
     """Lock the network, freeze, dump into the wire; answers Frozen with the tree held frozen.
 
-    On an error the tasks run again and the network is open.
+    ``deadline`` in seconds. On an error before the source has promised, the tasks run again and
+    the network is open; after it the source waits for a ruling.
     """
 
     migration: str
@@ -101,21 +102,22 @@ class Moved(Answer, frozen=True):
 
 
 class Frozen(Answer, frozen=True):
-    """What lies at the destination: bytes by stream, and the dumped tree's pipes by inode."""
+    """The image is complete at the destination, and the source waits for a ruling."""
 
     image_bytes: int
-    streams: dict[str, int]
-    pipes: dict[int, int]
-    removed: dict[str, list[str]]
     phases: list[Phase]
 
 
 class Restore(Message, frozen=True):
-    """Restore into the reserved room; answers Moved. On an error nothing runs here."""
+    """Restore into the reserved room under ``epoch``; answers Moved once it runs.
+
+    The agent asks (Claim) before the tree runs. StepFailed: nothing runs or ran here, and nothing
+    will before the agent was told to restore again. Repeatable: one that runs already is as good.
+    """
 
     migration: str
+    capsule: str
     epoch: int
-    frozen: Frozen
     deadline: float
 
 
@@ -126,32 +128,32 @@ class Resume(Message, frozen=True):
     deadline: float
 
 
-class Thaw(Message, frozen=True):
-    """Let the held tree go on here under ``epoch``, network open; answers None. Repeatable."""
-
-    migration: str
-    capsule: str
-    epoch: int
-
-
-class Discard(Message, frozen=True):
-    """Drop the reserved room and the image; answers None. Repeatable."""
+class Settle(Message, frozen=True):
+    """Ask now (Claim) what becomes of whatever you hold of a migration; answers Settled."""
 
     migration: str
     capsule: str
 
 
-class Finish(Message, frozen=True):
-    """Kill the held tree and remove its room; answers None. Repeatable."""
+class Settled(Answer, frozen=True):
+    """``state``: runs, ended, or held (the ruling was to wait, or the copy is being worked on);
+    nothing: none is held and the capsule does not run here."""
 
-    migration: str
-    capsule: str
+    state: str
 
 
 class Progress(Message, frozen=True):
-    """Bytes received so far for a migration; answers Moved without phases."""
+    """How much of a migration's image is here; answers Arrived."""
 
     migration: str
+
+
+class Arrived(Answer, frozen=True):
+    """``complete``: all of the image is here, so the source has promised to wait."""
+
+    bytes: int
+    image_bytes: int
+    complete: bool
 
 
 # ---- agent → orchestrator ----------------------------------------------------------------------
@@ -160,7 +162,8 @@ class Progress(Message, frozen=True):
 class Hello(Message, frozen=True):
     """First word of an agent on every connection; answers the books it must enter (Books).
 
-    ``life`` names this run of the agent: with another one, asks to the one before are lost.
+    ``epochs``: what is here, running or held; a capsule that its owner lacks is lost. ``life``
+    names this run of the agent: with another one, asks to the one before are lost.
     """
 
     host: str
@@ -171,10 +174,27 @@ class Hello(Message, frozen=True):
 
 
 class Books(Answer, frozen=True):
-    """``arriving``: the migrations under way to this host; a room for another one is left over."""
-
     books: list[Book]
-    arriving: list[str]
+
+
+class Claim(Message, frozen=True):
+    """May the copy that is held for a migration run? Answers Ruled.
+
+    ``side``: leaving or coming (ownership.Side); ``epoch``: the one it was frozen under, or is
+    to run under.
+    """
+
+    migration: str
+    capsule: str
+    side: str
+    epoch: int
+
+
+class Ruled(Answer, frozen=True):
+    """``ruling``: wait, run or end (ownership.Ruling); ``epoch``: the owner's."""
+
+    ruling: str
+    epoch: int
 
 
 class Beat(Message, frozen=True):

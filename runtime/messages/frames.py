@@ -12,7 +12,7 @@ from ...errors import LiveshiftError
 from . import agents, people
 from .base import Answer, Message
 
-VERSION = 1
+VERSION = 2
 
 
 def _below(base: type[Message], *but: type[Message]) -> Any:
