@@ -2,39 +2,38 @@
 """Freeze and dump a capsule's tree with CRIU, and hold it frozen until someone decides.
 
 CRIU runs with ``--leave-running`` and calls our hook at ``post-dump``, when every image is
-written and the tasks are still stopped. The hook says so on one FIFO and blocks on another:
+written and the tasks are still stopped. There it waits (held.py):
 
 - thaw:   the hook exits 1, CRIU lets every task go on, sockets and all (nothing was lost);
 - commit: nobody answers; the room's process 1 is killed, which ends tasks, CRIU and hook at once.
 
 Without ``--leave-running`` an error inside CRIU kills or damages the source (facts: sockets
-stay in repair mode), so the kill is always ours.
+stay in repair mode), so the kill is always ours. Should CRIU itself be killed while it holds the
+tree, its tasks are stopped by the SIGSTOP that ``pin`` has left pending, and ``thaw`` takes
+their sockets out of repair mode.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import select
-import subprocess
+import signal
 import time
 from pathlib import Path
 
 from ..errors import StepFailed
+from . import repair_mode
 from .capture import Capture, Sink
 from .explain import explain
+from .held import HeldCriu
 from .room import STDERR_FD, STDOUT_FD, Room, enter
+from .survey import tasks
 from .tool import Criu
-
-HOOK = """#!/bin/sh
-# Run by CRIU in the capsule's namespaces; blocks at post-dump until the agent has decided.
-[ "$CRTOOLS_SCRIPT_ACTION" = post-dump ] || exit 0
-echo held > {directory}/held || exit 1
-read verdict < {directory}/verdict
-exit 1
-"""
 
 COMMON = ("--tcp-established", "--network-lock", "skip", "--ghost-limit", "4G", "--file-locks")
 """Options that dump and restore share: the lock is ours (network.py), deleted files are carried."""
+
+HINT = "the job runs on at its host; `liveshift events` keeps the log's end"
 
 
 class FrozenTree:
@@ -45,27 +44,26 @@ class FrozenTree:
     caller's.
     """
 
-    def __init__(self, criu: Criu, room: Room, root_pid: int, directory: Path) -> None:
-        self._criu = criu
+    def __init__(self, room: Room, root_pid: int, directory: Path) -> None:
         self._room = room
         self._root_pid = root_pid
         self._directory = directory
-        self._process: subprocess.Popen[bytes] | None = None
-        self._held: int | None = None
+        self._criu = HeldCriu(directory)
         self._capture: Capture | None = None
+        self._begun = False
+        self._pinned = False
         self.image_bytes = 0
 
-    def dump(self, sink: Sink, deadline_s: float) -> None:
+    def dump(self, criu: Criu, sink: Sink, deadline_s: float) -> None:
         """Freeze and dump; raises StepFailed (tasks running again) or what the sink raised."""
-        self._prepare_directory()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        until = time.monotonic() + deadline_s
         self._capture = Capture(self._directory, sink)
-        self._held = os.open(self._directory / "held", os.O_RDONLY | os.O_NONBLOCK)
-        command = [*enter(self._room), *self._criu.command(*self._options())]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        self._begun = True
         try:
-            self._wait_held(self._process, time.monotonic() + deadline_s)
+            command = [*enter(self._room), *criu.command(*self._options())]
+            self._criu.start(command, "post-dump", go=":")
+            self._wait_held(until)
             self._capture.wait_idle(deadline_s)
         except BaseException as failed:
             self.thaw()
@@ -74,41 +72,51 @@ class FrozenTree:
             raise
         self.image_bytes = self._capture.bytes
 
+    def take_up(self) -> None:
+        """Go on where an earlier agent left: whatever CRIU does there, :meth:`thaw` ends it."""
+        self._begun = self._pinned = True
+        self._criu.take_up()
+
+    def pin(self) -> None:
+        """See to it that the tasks stay stopped even if CRIU is killed from here on.
+
+        A SIGSTOP to a traced and stopped task stays pending until its tracer is gone. Raises
+        StepFailed when CRIU has gone already.
+        """
+        self._pinned = True
+        self._signal(signal.SIGSTOP)
+        if not self._criu.alive():
+            raise StepFailed("dump", "CRIU was killed while it held the tree", hint=HINT)
+
     def thaw(self) -> None:
         """Let the tasks go on at the source. Safe to call at any time, more than once."""
-        if self._process is None:
+        if not self._begun:
             return
         if self._capture is not None:
             self._capture.close()  # a CRIU that still writes images gives up and lets go
-        if self._process.poll() is None:
-            # Opened for both directions, so that this never blocks, hook there or not.
-            verdict = os.open(self._directory / "verdict", os.O_RDWR | os.O_NONBLOCK)
-            os.write(verdict, b"thaw\n")
-            self._process.wait(30)
-            os.close(verdict)
-        self._close()
+        held_on = self._criu.alive()
+        if self._pinned:
+            self._signal(signal.SIGCONT)  # takes the pending SIGSTOP back
+        if not self._criu.tell("stop"):
+            raise StepFailed("thaw", f"CRIU does not let go of {self._room.plan.hostname}")
+        if not held_on or self._pinned:
+            repair_mode.leave(task.pid for task in tasks(self._room))
+        if self._pinned:
+            self._signal(signal.SIGCONT)
+        self._criu.close()
+        self._begun = False
 
     def release(self) -> None:
         """Clean up after the room was ended: CRIU and its hook are gone with it."""
         if self._capture is not None:
             self._capture.close()
-        if self._process is not None:
-            self._process.wait(30)
-        self._close()
+        self._criu.close()
+        self._begun = False
 
-    def _close(self) -> None:
-        if self._held is not None:
-            os.close(self._held)
-            self._held = None
-
-    def _prepare_directory(self) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        for name in ("held", "verdict"):
-            (self._directory / name).unlink(missing_ok=True)
-            os.mkfifo(self._directory / name, 0o600)
-        hook = self._directory / "dump-hook"
-        hook.write_text(HOOK.format(directory=self._directory))
-        hook.chmod(0o700)
+    def _signal(self, signum: int) -> None:
+        for task in tasks(self._room):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(task.pid, signum)
 
     def _options(self) -> list[str]:
         external = [
@@ -129,29 +137,17 @@ class FrozenTree:
             "--leave-running",
             *COMMON,
             *external,
-            "--action-script",
-            str(self._directory / "dump-hook"),
         ]
 
-    def _wait_held(self, process: subprocess.Popen[bytes], until: float) -> None:
-        assert self._held is not None
-        pidfd = os.pidfd_open(process.pid)
+    def _wait_held(self, until: float) -> None:
         try:
-            while True:
-                left = until - time.monotonic()
-                ready, _, _ = select.select([self._held, pidfd], [], [], max(0.0, left))
-                if self._held in ready and os.read(self._held, 16):
-                    return
-                if pidfd in ready:
-                    raise StepFailed(
-                        "dump",
-                        f"CRIU could not dump {self._room.plan.hostname}: "
-                        + explain(self._directory / "dump.log"),
-                        hint="the job runs on at its host; `liveshift events` keeps the log's end",
-                    )
-                if left <= 0:
-                    raise StepFailed("dump", "CRIU did not finish within its deadline")
-                if self._held in ready:  # end of file before the hook has opened its end
-                    time.sleep(0.001)
-        finally:
-            os.close(pidfd)
+            held = self._criu.wait_held(until)
+        except TimeoutError:
+            raise StepFailed("dump", "CRIU did not finish within its deadline") from None
+        if not held:
+            raise StepFailed(
+                "dump",
+                f"CRIU could not dump {self._room.plan.hostname}: "
+                + explain(self._directory / "dump.log"),
+                hint=HINT,
+            )

@@ -1,76 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Restore a capsule's tree with CRIU into a room that stands empty.
+"""Restore a capsule's tree with CRIU into a room that stands empty, in two steps.
 
-The network of the room is locked and stays so until CRIU's ``post-restore`` hook: after the
-sockets exist and before they leave repair mode and re-send their queues. Earlier the kernel
-answers the peers with RST; later every first retransmission is lost and costs seconds.
+``bring_up`` ends in CRIU's ``post-restore`` hook: tasks and sockets exist, no task runs, sockets
+are in repair mode, the network is locked. There it waits until the agent knows that the tree may
+run. ``let_run`` opens the network in that hook: earlier the kernel answers the peers with RST;
+later every first retransmission is lost and costs seconds. Then CRIU lets the tasks go.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
+import time
 from pathlib import Path
 
 from ..errors import StepFailed
 from . import network
 from .dump import COMMON
 from .explain import explain
-from .room import STDERR_FD, STDOUT_FD, Room, end, enter
+from .held import HeldCriu
+from .room import STDERR_FD, STDOUT_FD, Room, enter, evict
 from .tool import Criu
 
-HOOK = """#!/bin/sh
-# Run by CRIU in the capsule's namespaces: opens the network right before sockets leave repair.
-[ "$CRTOOLS_SCRIPT_ACTION" = post-restore ] || exit 0
-date +%s.%N > {directory}/unlocked
-exec {unlock}
-"""
+RESUMED = """post-resume)
+    : > {directory}/resumed
+    ;;"""
 
 
-def restore(criu: Criu, room: Room, images: Path, pipes: dict[int, int], deadline_s: float) -> None:
-    """Restore the tree from ``images``; the tasks run when this returns.
+class RestoringTree:
+    """A tree on its way back to life in ``room``, from the image files in ``images``."""
 
-    ``pipes`` maps the dumped tree's pipe inodes (stdout, stderr) to STDOUT_FD or STDERR_FD.
-    Raises StepFailed: then no task runs here, and the room is still locked and to be ended by
-    the caller.
-    """
-    hook = images / "restore-hook"
-    hook.write_text(HOOK.format(directory=images, unlock=" ".join(network.UNLOCK)))
-    hook.chmod(0o700)
-    ends = {fd: os.open(f"/proc/{room.init}/fd/{fd}", os.O_WRONLY) for fd in (STDOUT_FD, STDERR_FD)}
-    inherit = [
-        arg
-        for inode, fd in pipes.items()
-        for arg in ("--inherit-fd", f"fd[{ends[fd]}]:pipe:[{inode}]")
-    ]
-    options = ["restore", "--images-dir", str(images), "--log-file", "restore.log", "-v2"]
-    options += ["--restore-detached", *COMMON, *inherit, "--action-script", str(hook)]
-    try:
-        done = subprocess.run(
-            [*enter(room), *criu.command(*options)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=tuple(ends.values()),
-            timeout=deadline_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as late:
-        end(room)  # nsenter is gone, CRIU below it is not: it must not come up after all
-        raise StepFailed("restore", f"CRIU did not finish within {deadline_s:g} s") from late
-    finally:
-        for write_end in ends.values():
-            os.close(write_end)
-    if done.returncode != 0:
-        raise StepFailed(
-            "restore",
-            f"CRIU could not restore {room.plan.hostname}: {explain(images / 'restore.log')}",
-        )
+    def __init__(self, room: Room, images: Path) -> None:
+        self._room = room
+        self._images = images
+        self._criu = HeldCriu(images)
 
+    def bring_up(self, criu: Criu, pipes: dict[int, int], deadline_s: float) -> None:
+        """Restore up to where the tasks would run.
 
-def unlocked_at(images: Path) -> float | None:
-    """When the hook opened the network, in seconds since the epoch; None if it has not."""
-    try:
-        return float((images / "unlocked").read_text())
-    except (FileNotFoundError, ValueError):
-        return None
+        ``pipes`` maps the dumped tree's pipe inodes (stdout, stderr) to STDOUT_FD or STDERR_FD.
+        Raises StepFailed: then no task is left here, and the room is empty and locked as before.
+        """
+        (self._images / "resumed").unlink(missing_ok=True)
+        options = ["restore", "--images-dir", str(self._images), "--log-file", "restore.log"]
+        options += ["-v2", "--restore-detached", *COMMON]
+        ends: dict[int, int] = {}
+        try:
+            for fd in (STDOUT_FD, STDERR_FD):
+                ends[fd] = os.open(f"/proc/{self._room.init}/fd/{fd}", os.O_WRONLY)
+            for inode, fd in pipes.items():
+                options += ["--inherit-fd", f"fd[{ends[fd]}]:pipe:[{inode}]"]
+            self._criu.start(
+                [*enter(self._room), *criu.command(*options)],
+                "post-restore",
+                go=f"date +%s.%N > {self._images}/unlocked; exec {' '.join(network.UNLOCK)}",
+                after=RESUMED.format(directory=self._images),
+                pass_fds=tuple(ends.values()),
+            )
+        except FileNotFoundError as gone:
+            raise self._failed("its room has ended") from gone
+        finally:
+            for write_end in ends.values():
+                os.close(write_end)
+        try:
+            held = self._criu.wait_held(time.monotonic() + deadline_s)
+        except TimeoutError:
+            self.drop()
+            raise self._failed(f"CRIU did not finish within {deadline_s:g} s") from None
+        if not held:
+            self.drop()
+            raise self._failed(explain(self._images / "restore.log"))
+
+    def let_run(self, deadline_s: float) -> None:
+        """Open the network and let the tasks run; raises StepFailed when none of them did."""
+        ended = self._criu.tell("go", deadline_s)
+        if not self.resumed():
+            self.drop()
+            why = explain(self._images / "restore.log") if ended else "CRIU did not finish"
+            raise self._failed(why)
+        self._criu.close()
+
+    def take_up(self) -> None:
+        """Go on where an earlier agent left."""
+        self._criu.take_up()
+
+    def resumed(self) -> bool:
+        """Whether the tasks were let go."""
+        return (self._images / "resumed").exists()
+
+    def drop(self) -> None:
+        """End whatever there is of the tree; the room stays, as far as it still stands."""
+        evict(self._room)
+        self._criu.close()
+
+    def _failed(self, why: str) -> StepFailed:
+        return StepFailed("restore", f"CRIU could not restore {self._room.plan.hostname}: {why}")

@@ -11,10 +11,12 @@ restores only the tree below process 1. What is private to a capsule and moves w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -130,6 +132,32 @@ def end(room: Room) -> None:
         pass
     finally:
         os.close(pidfd)
+
+
+def evict(room: Room, seconds: float = 10.0) -> bool:
+    """Kill everything in the room but process 1, which keeps what is mounted there and the
+    network; returns whether the room then stands empty. False too when process 1 has ended."""
+    if not room.alive():
+        return False
+    until = time.monotonic() + seconds
+    kill = [*enter(room, "--pid"), "sh", "-c", "kill -KILL -1"]
+    while room.alive() and _others(room):
+        subprocess.run(kill, capture_output=True, check=False)  # it spares process 1 and itself
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.002)
+    return room.alive()
+
+
+def _others(room: Room) -> bool:
+    """Whether any process but its first is in the room's pid namespace, zombies included."""
+    space = os.stat(f"/proc/{room.init}/ns/pid").st_ino
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != room.init:
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{name}/ns/pid").st_ino == space:
+                    return True
+    return False
 
 
 def enter(room: Room, *spaces: str) -> list[str]:

@@ -42,7 +42,7 @@ class Agent:
         self.cluster = cluster
         self.host = host
         self.house = House(cluster, host, self._ended)
-        self.porter = Porter(self.house, _find_criu(cluster))
+        self.porter = Porter(self.house, _find_criu(cluster), self._claim)
         self._life = uuid.uuid4().hex
         self._tasks = Tasks()
         house, porter = self.house, self.porter
@@ -59,9 +59,7 @@ class Agent:
             messages.Freeze: porter.freeze,
             messages.Restore: porter.restore,
             messages.Resume: porter.resume,
-            messages.Thaw: porter.thaw,
-            messages.Discard: porter.discard,
-            messages.Finish: porter.finish,
+            messages.Settle: porter.settle,
             messages.Progress: porter.progress,
         }
 
@@ -71,12 +69,12 @@ class Agent:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         _memory_for_images(self.cluster.paths.run / "images")
         self.porter.receiver.start()
-        await self.house.take_up()
+        await self.porter.take_up()
         address = str(self.cluster.orchestrator)
         self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
         await local_socket.serve(self.cluster.paths.run / "agent.sock", self._relay)
         notify.ready()
-        await asyncio.gather(self.uplink.serve(), self._report())
+        await asyncio.gather(self.uplink.serve(), self._report(), self.porter.keep_asking())
 
     # ---- to the orchestrator ----
 
@@ -98,7 +96,7 @@ class Agent:
             await asyncio.sleep(self.cluster.timeouts.heartbeat)
 
     async def _hello(self) -> None:
-        epochs = {name: c.epoch for name, c in self.house.capsules.items() if c.code is None}
+        epochs = {name: c.epoch for name, c in self.house.capsules.items()}
         hello = messages.Hello(
             self.host, self.porter.facts, epochs, self.cluster.digest, self._life
         )
@@ -106,7 +104,13 @@ class Agent:
         assert isinstance(answer, messages.Books)
         for book in answer.books:
             await self.house.locate(messages.Locate(book))
-        await self.porter.discard_left_over(answer)
+        await self.house.forget_unknown({book.job for book in answer.books})
+
+    async def _claim(self, claim: messages.Claim) -> messages.Ruled:
+        answer = await self.uplink.line.ask(claim, self.cluster.timeouts.suspicion)
+        if not isinstance(answer, messages.Ruled):
+            raise LiveshiftError(f"the orchestrator answered a claim with {answer!r}")
+        return answer
 
     async def _beat(self) -> messages.Beat:
         running = [c for c in self.house.capsules.values() if c.code is None]

@@ -1,133 +1,145 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The destination's side of a migration: the inbox that takes the image, and the restore.
+"""The destination's side of a migration: a reserved room, what has come for it, the restore.
 
 Images lie in memory (a tmpfs under the run directory) and nowhere else. Methods block; the
-agent runs them in a thread.
+agent runs them in a thread. Order: the image comes (inbox.py); ``bring_up`` restores the tree up
+to where it would run; once it was ruled so, ``let_run``. A restore that failed may be tried
+again: the room stays, with what was unpacked into it.
+
+What an agent that was started anew needs lies beside the image: the Reserve that announced it,
+and (inbox.py) what had come when it was complete.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import shutil
-import threading
-from dataclasses import dataclass, field
-from pathlib import Path
 
-from ..criu_glue import restore, trees
+import msgspec
+
+from ..criu_glue import network, trees
+from ..criu_glue.restore import RestoringTree
+from ..criu_glue.room import Room, evict, started
 from ..criu_glue.tool import Criu
 from ..errors import StepFailed
 from . import carried_out
-from .messages import Frozen, Moved
+from .faultpoints import reach
+from .inbox import Inbox
+from .messages import Moved, Reserve
 from .resident import Housing, Resident
 from .stopwatch import Stopwatch
 
+NOTE = "arrival"
 
-@dataclass
-class Inbox:
-    """Takes one migration's streams: image files, directories, the output log."""
 
-    images: Path
-    resident: Resident
-    bytes: dict[str, int] = field(default_factory=dict)
-    came: dict[str, set[str]] = field(default_factory=dict)  # carried path → names
-    written: dict[str, set[str]] = field(default_factory=dict)  # tree → names put there
-    _files: dict[str, int] = field(default_factory=dict)
-    _unpackers: dict[str, trees.Unpacker] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+class ArrivalNote(msgspec.Struct, frozen=True):
+    """What an agent that was started anew needs to know, besides what the inbox keeps."""
 
-    def write(self, stream: str, data: memoryview) -> None:
-        """One chunk; empty data ends the stream. Raises OSError when there is no room."""
-        with self._lock:
-            kind, _, name = stream.partition(":")
-            self.bytes[stream] = self.bytes.get(stream, 0) + len(data)
-            if kind == "tree":
-                self._into_tree(stream, name.partition(":")[2], data)
-            else:
-                self._into_file(stream, self._path(kind, name), data)
-
-    def close(self) -> None:
-        with self._lock:
-            for fd in self._files.values():
-                os.close(fd)
-            self._files.clear()
-            for unpacker in self._unpackers.values():
-                with contextlib.suppress(Exception):
-                    unpacker.finish()
-            self._unpackers.clear()
-
-    def _path(self, kind: str, name: str) -> Path:
-        if kind == "output":
-            return self.resident.room.plan.log
-        if kind == "image" and name and "/" not in name and not name.startswith("."):
-            return self.images / name
-        raise StepFailed(
-            "ship", f"an image names a stream that no destination takes: {kind}:{name}"
-        )
-
-    def _into_file(self, stream: str, path: Path, data: memoryview) -> None:
-        fd = self._files.get(stream)
-        if fd is None:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            self._files[stream] = fd
-        while data:
-            data = data[os.write(fd, data) :]
-
-    def _into_tree(self, stream: str, tree: str, data: memoryview) -> None:
-        unpacker = self._unpackers.get(stream)
-        if unpacker is None:
-            sparing = tree.startswith("carried:")
-            unpacker = self._unpackers[stream] = trees.Unpacker(self.top(tree), sparing)
-        if data:
-            unpacker.write(data)
-        else:
-            del self._unpackers[stream]
-            unpacker.finish()
-            self.came.setdefault(tree.removeprefix("carried:"), set()).update(unpacker.names)
-            self.written.setdefault(tree, set()).update(unpacker.written)
-
-    def top(self, tree: str) -> Path:
-        """Where a tree of that name lies here."""
-        plan = self.resident.room.plan
-        if tree == "tmp":
-            return plan.tmp
-        if tree == "shm":
-            return self.resident.room.root / "dev/shm"
-        if tree == "open":
-            return Path("/")
-        path = Path(tree.removeprefix("carried:"))
-        path.mkdir(parents=True, exist_ok=True)
-        return path
+    reserve: Reserve
+    init: int
+    init_started: int
 
 
 class Arrival:
     """One capsule on its way into this host: a reserved room and what has come for it."""
 
-    def __init__(self, migration: str, source: str, resident: Resident, housing: Housing) -> None:
-        self.migration = migration
-        self.source = source
+    def __init__(self, reserve: Reserve, resident: Resident, housing: Housing) -> None:
+        self.migration = reserve.migration
+        self.source = reserve.source
         self.resident = resident
+        self._reserve = reserve
         self._housing = housing
-        self.images = housing.cluster.paths.run / "images" / migration
+        self.images = housing.images(reserve.migration)
         self.images.mkdir(parents=True, exist_ok=True)
         self.inbox = Inbox(self.images, resident)
+        self._tree = RestoringTree(resident.room, self.images)
+        self._settled_files = False
 
-    def restore(self, criu: Criu, frozen: Frozen, deadline_s: float) -> Moved:
-        """Check that all is here, restore, and let the network open; on an error nothing runs."""
-        watch = Stopwatch()
+    def note(self) -> None:
+        """Write down what :meth:`take_up` needs."""
+        room = self.resident.room
+        note = ArrivalNote(self._reserve, room.init, room.started)
+        (self.images / NOTE).write_bytes(msgspec.msgpack.encode(note))
+
+    @classmethod
+    def take_up(cls, migration: str, housing: Housing) -> Arrival | None:
+        """What an earlier agent has left; None when the image is not complete or its room gone."""
+        try:
+            raw = (housing.images(migration) / NOTE).read_bytes()
+            note = msgspec.msgpack.decode(raw, type=ArrivalNote)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+        room = Room(housing.plan(note.reserve.spec), note.init, note.init_started)
+        resident = housing.resident(note.reserve, room)
+        here = cls(note.reserve, resident, housing)
+        here._tree.take_up()
+        if not here.inbox.take_up() or not room.alive():
+            return None
+        return here
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the image is here; then its source has promised to wait."""
+        return self.inbox.complete
+
+    @property
+    def room_stands(self) -> bool:
+        return started(self.resident.room.init) == self.resident.room.started
+
+    def bring_up(self, criu: Criu, watch: Stopwatch, deadline_s: float) -> None:
+        """Restore the tree up to where it would run; raises StepFailed with no task left."""
         with watch.phase("verify", frozen=True) as lap:
             self.inbox.close()
-            self._check_complete(frozen)
-            for tree, names in frozen.removed.items():
-                put_here = self.inbox.written.get(tree, set())
-                trees.remove(self.inbox.top(tree), put_here.intersection(names))
-            carried_out.reconcile(self._housing, self.resident.spec.name, self.inbox.came)
-            lap.detail = f"{len(frozen.streams)} streams"
+            if not self.complete:
+                raise StepFailed("restore", "the image is not complete")
+            manifest = self.inbox.manifest
+            if not self._settled_files:  # not again: what came is here, what is gone is gone
+                for tree, names in manifest.gone().items():
+                    put_here = self.inbox.written.get(tree, set())
+                    trees.remove(self.inbox.top(tree), put_here.intersection(names))
+                carried_out.reconcile(self._housing, self.resident.spec.name, self.inbox.came)
+                self._settled_files = True
+            lap.detail = f"{len(manifest.streams)} streams"
+        reach("destination.restoring")
         with watch.phase("restore", frozen=True) as lap:
-            restore.restore(criu, self.resident.room, self.images, frozen.pipes, deadline_s)
-            lap.bytes = frozen.image_bytes
-        return Moved(frozen.image_bytes, watch.phases)
+            self._tree.bring_up(criu, manifest.pipes, deadline_s)
+            lap.bytes = manifest.image_bytes
+
+    def let_run(self, watch: Stopwatch, epoch: int, deadline_s: float) -> Moved:
+        """The ruling was to run: the address is here now, the tree goes on.
+
+        Raises StepFailed when it did not; then no task is left.
+        """
+        with watch.phase("unlock", frozen=True):
+            here = self.resident
+            here.epoch = epoch
+            # Before it runs: should this agent die now, the next one must not take it away.
+            here.note()
+            try:
+                reach("destination.granted")
+                network.locate(here.overlay, {here.overlay.address(here.spec.index): None})
+                self._tree.let_run(deadline_s)
+            except BaseException:
+                here.unnote()
+                raise
+        return Moved(self.inbox.manifest.image_bytes, watch.phases)
+
+    def finish_letting_run(self) -> bool:
+        """An earlier agent was to let it run: whether it runs now."""
+        if not self._tree.resumed():
+            try:
+                self._tree.let_run(self._housing.cluster.timeouts.suspicion)
+            except StepFailed:
+                self.resident.unnote()
+                return False
+        return True
+
+    def drop_tree(self) -> None:
+        """End what was restored but may not run; room and image stay."""
+        self._tree.drop()
+
+    def evict(self) -> None:
+        """Whatever an earlier agent was restoring here ends; room and image stay."""
+        evict(self.resident.room)
 
     def discard(self) -> None:
         """Drop the room and whatever has arrived. May be called again."""
@@ -137,13 +149,5 @@ class Arrival:
         self.free_images()
 
     def free_images(self) -> None:
+        (self.images / NOTE).unlink(missing_ok=True)  # first: without it nobody takes it up
         shutil.rmtree(self.images, ignore_errors=True)
-
-    def _check_complete(self, frozen: Frozen) -> None:
-        short = {
-            stream: (self.inbox.bytes.get(stream, 0), size)
-            for stream, size in frozen.streams.items()
-            if self.inbox.bytes.get(stream, 0) != size
-        }
-        if short:
-            raise StepFailed("restore", f"the image is not complete: {json.dumps(short)[:300]}")

@@ -152,6 +152,7 @@ class Timeouts:
     prepare: Annotated[float, Seconds()] = 60.0
     freeze: Annotated[float, Seconds()] = 300.0
     restore: Annotated[float, Seconds()] = 300.0
+    standstill: Annotated[float, Seconds()] = 300.0  # that a move may keep the job frozen
     grace: Annotated[float, Seconds()] = 10.0  # between SIGTERM and SIGKILL
 
 

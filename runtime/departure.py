@@ -2,7 +2,9 @@
 """The source's side of a migration. Every method blocks; the agent runs them in a thread.
 
 Order: ``precopy`` while the job trains, ``freeze`` to have the tree dumped and held, then
-exactly one of ``thaw`` (it goes on here) and ``finish`` (it has gone).
+exactly one of ``thaw`` (it goes on here) and ``finish`` (it has gone). Within ``freeze`` the
+source *promises*: before that it may thaw by itself, afterwards only when it was ruled so. The
+promise comes before the manifest, so whoever sees a complete image knows that it was made.
 """
 
 from __future__ import annotations
@@ -12,19 +14,32 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import msgspec
+
 from ..criu_glue import network, output, trees
 from ..criu_glue.dump import FrozenTree
 from ..criu_glue.room import STDERR_FD, STDOUT_FD
 from ..criu_glue.survey import Survey, survey
 from ..criu_glue.tool import Criu
 from ..criu_glue.trees import Stamp, Tree
+from ..errors import LiveshiftError
 from . import carried_out
+from .faultpoints import reach
 from .messages import Frozen, Moved
 from .resident import ROOT_PID, Housing, Resident
 from .stopwatch import Stopwatch
 from .wire import Sender
 
 BLOCK = 1 << 20
+NOTE, PROMISED = "departure", "promised"
+"""Files in the migration's directory: that a freeze began, and that the promise was made."""
+
+
+class DepartureNote(msgspec.Struct, frozen=True):
+    """What an agent that was started anew needs to know."""
+
+    migration: str
+    capsule: str
 
 
 def carried_trees(resident: Resident, housing: Housing) -> list[Tree]:
@@ -44,7 +59,7 @@ class Departure:
     """One capsule on its way out of this host."""
 
     def __init__(
-        self, migration: str, resident: Resident, housing: Housing, criu: Criu, sender: Sender
+        self, migration: str, resident: Resident, housing: Housing, sender: Sender | None = None
     ) -> None:
         self.migration = migration
         self.resident = resident
@@ -54,9 +69,22 @@ class Departure:
         self._listed: dict[str, dict[str, Stamp]] = {}
         self._taken: dict[str, dict[str, Stamp]] = {}
         self._log_sent = 0
-        self._images = housing.cluster.paths.run / "images" / migration
-        self._frozen = FrozenTree(criu, resident.room, ROOT_PID, self._images)
+        self._images = housing.images(migration)
+        self._frozen = FrozenTree(resident.room, ROOT_PID, self._images)
         self._locked = False
+
+    @classmethod
+    def take_up(cls, migration: str, resident: Resident, housing: Housing) -> Departure:
+        """What an earlier agent has left in the middle of a freeze, or held frozen after it."""
+        here = cls(migration, resident, housing)
+        here._frozen.take_up()
+        here._locked = True
+        return here
+
+    @property
+    def promised(self) -> bool:
+        """Whether only a ruling may let the tree go on here."""
+        return (self._images / PROMISED).exists()
 
     def precopy(self) -> Moved:
         """Send directories and output as they are now; the job trains meanwhile."""
@@ -67,66 +95,102 @@ class Departure:
                 self._pack(tree, now, 1)
                 self._listed[tree.name] = now
             self._send_log()
-            self._sender.finish()
-            lap.bytes = self._sender.bytes
-        return Moved(self._sender.bytes, watch.phases)
+            self._wire.finish()
+            lap.bytes = self._wire.bytes
+        return Moved(self._wire.bytes, watch.phases)
 
-    def freeze(self, deadline_s: float) -> Frozen:
-        """Freeze, dump into the wire, hold. On an error the tasks run and the network is open."""
-        before = self._sender.bytes
+    def freeze(self, criu: Criu, deadline_s: float) -> Frozen:
+        """Freeze, dump into the wire, promise, complete the image; hold.
+
+        Raises with the tasks running and the network open before the promise; after it with the
+        tree held.
+        """
+        before = self._wire.bytes
         watch = Stopwatch()
         try:
-            with watch.phase("lock", frozen=True):
-                network.lock(self.resident.room.init)
-                self._locked = True
-            with watch.phase("dump", frozen=True) as lap:
-                self._frozen.dump(
-                    lambda name, data: self._sender.send("image:" + name, data), deadline_s
-                )
-                lap.bytes = self._frozen.image_bytes
-            with watch.phase("files", frozen=True) as lap:
-                files_before = self._sender.bytes
-                removed = self._send_changes()
-                output.settle(self.resident.room, self._log_sent)
-                self._send_log()
-                lap.bytes = self._sender.bytes - files_before
-            with watch.phase("ship", frozen=True) as lap:
-                self._sender.finish()
-                lap.detail = "the rest of the image, on its way"
+            removed = self._dump(watch, criu, deadline_s)
+            self._promise()
         except BaseException:
             self.thaw()
             raise
-        inodes = {self.resident.room.pipe_inode(fd): fd for fd in (STDOUT_FD, STDERR_FD)}
-        return Frozen(
-            image_bytes=self._sender.bytes - before,
-            streams=dict(self._sender.streams),
-            pipes=inodes,
-            removed=removed,
-            phases=watch.phases,
-        )
+        reach("source.promised")
+        with watch.phase("promise", frozen=True):
+            self._send_manifest(removed, before)
+        return Frozen(self._wire.bytes - before, watch.phases)
+
+    def _dump(self, watch: Stopwatch, criu: Criu, deadline_s: float) -> dict[str, list[str]]:
+        with watch.phase("lock", frozen=True):
+            self._images.mkdir(parents=True, exist_ok=True)
+            note = DepartureNote(self.migration, self.resident.spec.name)
+            (self._images / NOTE).write_bytes(msgspec.msgpack.encode(note))
+            network.lock(self.resident.room.init)
+            self._locked = True
+        reach("source.locked")
+        with watch.phase("dump", frozen=True) as lap:
+            self._frozen.dump(
+                criu, lambda name, data: self._wire.send("image:" + name, data), deadline_s
+            )
+            lap.bytes = self._frozen.image_bytes
+        reach("source.dumped")
+        with watch.phase("files", frozen=True) as lap:
+            files_before = self._wire.bytes
+            removed = self._send_changes()
+            output.settle(self.resident.room, self._log_sent)
+            self._send_log()
+            lap.bytes = self._wire.bytes - files_before
+        with watch.phase("ship", frozen=True) as lap:
+            self._wire.finish()
+            lap.detail = "the rest of the image, on its way"
+        return removed
+
+    def _promise(self) -> None:
+        """From here on the tree stays as it is, CRIU alive or not, until a ruling."""
+        carried_out.remember(self._housing, self.resident.spec.name, self._taken)
+        self._frozen.pin()
+        (self._images / PROMISED).touch()
+
+    def _send_manifest(self, removed: dict[str, list[str]], before: int) -> None:
+        room = self.resident.room
+        pipes = {room.pipe_inode(fd): fd for fd in (STDOUT_FD, STDERR_FD)}
+        size = self._wire.bytes - before
+        self._wire.send_manifest(self.resident.spec.name, size, pipes, removed)
+        self._wire.finish()
 
     def thaw(self) -> None:
-        """The tree goes on here: tasks first, then the network they expect."""
+        """The tree goes on here: tasks first, then the network they expect. May be called again."""
         try:
             self._frozen.thaw()
         finally:
-            if self._locked:
-                network.unlock(self.resident.room.init)
-                self._locked = False
-            self._close()
+            if self._locked and self.resident.room.alive():
+                self._unlock()
+            self._locked = False
+        self._close()
+
+    def _unlock(self) -> None:
+        try:
+            network.unlock(self.resident.room.init)
+        except LiveshiftError:
+            if self._sender is not None:  # else its agent may have ended just before it locked
+                raise
 
     def finish(self) -> None:
         """The tree has gone: kill the held copy, take its room and network away."""
+        reach("source.finishing")
         self.resident.leaving = True
-        carried_out.remember(self._housing, self.resident.spec.name, self._taken)
         network.unplug(self.resident.overlay, self.resident.netns, self.resident.spec.index)
         self.resident.remove()
         self._frozen.release()
         self._close()
 
+    @property
+    def _wire(self) -> Sender:
+        assert self._sender is not None  # one that was taken up is only thawed or finished
+        return self._sender
+
     def _close(self) -> None:
-        with contextlib.suppress(Exception):
-            self._sender.close()
+        if self._sender is not None:
+            with contextlib.suppress(Exception):
+                self._sender.close()
         shutil.rmtree(self._images, ignore_errors=True)
 
     def _send_changes(self) -> dict[str, list[str]]:
@@ -151,10 +215,10 @@ class Departure:
     ) -> None:
         stream = f"tree:{pass_}:{tree.name}"
         trees.pack(tree, names, self._into(stream), forced)
-        self._sender.send(stream, b"")
+        self._wire.send(stream, b"")
 
     def _into(self, stream: str) -> Callable[[bytes], None]:
-        return lambda data: self._sender.send(stream, bytes(data)) if data else None
+        return lambda data: self._wire.send(stream, bytes(data)) if data else None
 
     def _send_log(self) -> None:
         with self.resident.room.plan.log.open("rb") as log:
@@ -162,7 +226,7 @@ class Departure:
             raw = log.read()
             raw = raw[: output.whole(raw)]
         for at in range(0, len(raw), BLOCK):
-            self._sender.send("output", raw[at : at + BLOCK])
+            self._wire.send("output", raw[at : at + BLOCK])
         self._log_sent += len(raw)
 
 

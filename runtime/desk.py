@@ -79,7 +79,9 @@ class Desk:
         }
         spec = msgspec.msgpack.encode({"uid": uid, "run": msgspec.to_builtins(ask)})
         owners = {c.name: (c.index, c.host) for c in capsules.values()}
-        started = fleet.journal.add_job(name, overlay.vni, overlay.subnet, spec, owners)
+        started, first = fleet.journal.add_job(name, overlay.vni, overlay.subnet, spec, owners)
+        for capsule in capsules.values():
+            capsule.epoch = first
         job = fleet.jobs[name] = Job(name, overlay, ask, uid, started, capsules)
         where, what = ", ".join(hosts), " ".join(ask.argv)
         fleet.journal.tell(name, "started", f"on {where}: {what}", _who(uid))
@@ -169,7 +171,7 @@ class Desk:
         if move.step in (Step.PRECOPYING, Step.FREEZING):
             with contextlib.suppress(LiveshiftError):
                 seen = await self._moves.ask(move.destination, messages.Progress(move.name), 2)
-                if isinstance(seen, messages.Moved):
+                if isinstance(seen, messages.Arrived):
                     move.bytes = seen.bytes
         return messages.Migration(move.row())
 

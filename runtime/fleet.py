@@ -107,8 +107,8 @@ class Fleet:
         for name, vni, subnet, spec, started, state, code in self.journal.jobs():
             raw = msgspec.msgpack.decode(spec)
             capsules = {
-                capsule: Capsule(capsule, index, host, epoch, ended)
-                for capsule, _, index, host, epoch, ended in self.journal.capsules(name)
+                capsule: Capsule(capsule, index, host, epoch, ended, bool(granted))
+                for capsule, _, index, host, epoch, ended, granted in self.journal.capsules(name)
             }
             jobs[name] = Job(
                 name, Overlay(vni, subnet), msgspec.convert(raw["run"], Run), raw["uid"], started,

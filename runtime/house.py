@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from ..criu_glue import network, room
 from ..criu_glue.network import Overlay
-from ..errors import NotFound
+from ..errors import NotFound, Refused
 from . import carried_out, messages
 from .config import Cluster
 from .messages import Book
@@ -41,9 +41,10 @@ class House:
         self._ended = ended
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def take_up(self) -> None:
-        """Go on with what an earlier agent has left: its capsules, and what it did not finish."""
-        await asyncio.to_thread(self.housing.clear_unfinished)
+    async def take_up(self, arriving: set[str]) -> None:
+        """Go on with the capsules that an earlier agent has left; ``arriving``: the directories
+        of those that are on their way in still."""
+        await asyncio.to_thread(self.housing.clear_unfinished, arriving)
         for resident in await asyncio.to_thread(self.housing.returning):
             self.admit(resident)
 
@@ -66,6 +67,27 @@ class House:
         if found is None:
             raise NotFound(f"{capsule} is not on {self.host}")
         return found
+
+    def refuse_older(self, ask: messages.Reserve) -> None:
+        """Raises Refused when a newer epoch than the one announced is known here already."""
+        known = self.books.get(ask.spec.job)
+        address = Overlay(ask.book.vni, ask.book.subnet).address(ask.spec.index)
+        _, epoch = known.where.get(address, ("", 0)) if known else ("", 0)
+        if ask.epoch <= epoch:
+            raise Refused(f"{ask.spec.name} under epoch {ask.epoch}: {epoch} is known here already")
+
+    async def forget_unknown(self, jobs: set[str]) -> None:
+        """Take away what is left of jobs that ended while this host was not reached.
+
+        A capsule that runs here is never touched, known or not: the journal may be the one that
+        is wrong.
+        """
+        for job in [name for name in self.books if name not in jobs]:
+            here = [c for c in self.capsules.values() if c.spec.job == job and c.code is None]
+            if here:
+                log.error("the orchestrator does not know %s, which runs here", here[0].spec.name)
+            else:
+                await self.forget(messages.Forget(job))
 
     async def blocking(self, capsule: str, work: Callable[[], T]) -> T:
         """Run what blocks in a thread, after whatever runs for the same capsule."""

@@ -13,6 +13,7 @@ from ..errors import LiveshiftError, Refused
 from ..interposer.page import library_path
 from .config import Cluster
 from .messages import Book, CapsuleSpec, CapsuleState, Run
+from .ownership import Owner
 
 MASTER_PORT = 29500
 MOST_CAPSULES = 250
@@ -30,15 +31,20 @@ NOT_PASSED = (
 
 @dataclass
 class Capsule:
-    """A capsule as the orchestrator knows it; host and epoch are the journal's."""
+    """A capsule as the orchestrator knows it; host, epoch and granted are the journal's."""
 
     name: str
     index: int
     host: str
     epoch: int
     code: int | None = None
+    granted: bool = True
     seen: CapsuleState | None = None
     migration: str | None = None
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.host, self.epoch, self.granted)
 
 
 @dataclass

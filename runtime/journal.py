@@ -7,8 +7,10 @@ owns a capsule is one row, and :meth:`Journal.commit` the one write that passes 
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,14 +18,19 @@ import msgspec
 from ..errors import LiveshiftError
 from .messages import Event, MigrationRow
 
+VERSION = 2
+"""Of the schema (PRAGMA user_version)."""
+
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     name TEXT PRIMARY KEY, vni INTEGER UNIQUE, subnet TEXT, spec BLOB, started REAL,
     state TEXT, code INTEGER);
 CREATE TABLE IF NOT EXISTS capsules (
-    name TEXT PRIMARY KEY, job TEXT, number INTEGER, host TEXT, epoch INTEGER, code INTEGER);
+    name TEXT PRIMARY KEY, job TEXT, number INTEGER, host TEXT, epoch INTEGER, code INTEGER,
+    granted INTEGER);
+CREATE TABLE IF NOT EXISTS last_epochs (job TEXT PRIMARY KEY, epoch INTEGER);
 CREATE TABLE IF NOT EXISTS taints (host TEXT PRIMARY KEY, reason TEXT, by TEXT);
-CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, row BLOB);
+CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, state TEXT, row BLOB);
 CREATE TABLE IF NOT EXISTS events (
     number INTEGER PRIMARY KEY, time REAL, subject TEXT, kind TEXT, text TEXT, by TEXT,
     migration INTEGER);
@@ -40,46 +47,71 @@ class Journal:
             self._db = sqlite3.connect(path, isolation_level=None)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
+            self._check_version(path)
             self._db.executescript(SCHEMA)
+            self._db.execute(f"PRAGMA user_version={VERSION}")
         except sqlite3.Error as error:
             raise LiveshiftError(f"cannot open the journal {path}: {error}") from error
 
-    # ---- jobs and who owns what ----
+    def _check_version(self, path: Path) -> None:
+        tables = self._db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
+        found = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if tables and found != VERSION:
+            raise LiveshiftError(
+                f"the journal {path} has format {found}, this version writes format {VERSION}",
+                hint="let the jobs end under the version that wrote it, then move the file away",
+            )
+
+    # ---- jobs ----
 
     def add_job(
         self, name: str, vni: int, subnet: str, spec: bytes, owners: dict[str, tuple[int, str]]
-    ) -> float:
-        """A new job and its capsules, all under epoch 1: name → (index, host). Returns now."""
+    ) -> tuple[float, int]:
+        """A new job and its capsules, name → (index, host). Returns (now, their first epoch).
+
+        That is above every epoch which an earlier job of the name had: a host that missed the
+        end of that one must not take its epochs for newer.
+        """
         now = time.time()
-        with self._db:
-            self._db.execute("BEGIN")
+        with self._transaction():
             self._db.execute(
                 "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, 'running', NULL)",
                 (name, vni, subnet, spec, now),
             )
+            query = "SELECT COALESCE(MAX(epoch), 0) + 1 FROM last_epochs WHERE job = ?"
+            first = int(self._db.execute(query, (name,)).fetchone()[0])
             self._db.executemany(
-                "INSERT INTO capsules VALUES (?, ?, ?, ?, 1, NULL)",
-                [(c, name, index, host) for c, (index, host) in owners.items()],
+                "INSERT INTO capsules VALUES (?, ?, ?, ?, ?, NULL, 1)",
+                [(c, name, index, host, first) for c, (index, host) in owners.items()],
             )
-            self._db.execute("COMMIT")
-        return now
+        return now, first
 
     def jobs(self) -> list[tuple[str, int, str, bytes, float, str, int | None]]:
         return self._db.execute("SELECT * FROM jobs ORDER BY started").fetchall()
 
-    def capsules(self, job: str) -> list[tuple[str, str, int, str, int, int | None]]:
-        query = "SELECT * FROM capsules WHERE job = ? ORDER BY number"
-        return self._db.execute(query, (job,)).fetchall()
-
     def remove_job(self, name: str) -> None:
-        with self._db:
-            self._db.execute("BEGIN")
+        with self._transaction():
+            self._db.execute(
+                "INSERT OR REPLACE INTO last_epochs"
+                " SELECT job, MAX(epoch) FROM capsules WHERE job = ? GROUP BY job",
+                (name,),
+            )
             self._db.execute("DELETE FROM jobs WHERE name = ?", (name,))
             self._db.execute("DELETE FROM capsules WHERE job = ?", (name,))
-            self._db.execute("COMMIT")
+
+    def last_epoch(self, job: str) -> int:
+        """The highest epoch of a job of that name that was forgotten; 0 when there was none."""
+        query = "SELECT COALESCE(MAX(epoch), 0) FROM last_epochs WHERE job = ?"
+        return int(self._db.execute(query, (job,)).fetchone()[0])
 
     def set_job(self, name: str, state: str, code: int | None) -> None:
         self._db.execute("UPDATE jobs SET state = ?, code = ? WHERE name = ?", (state, code, name))
+
+    # ---- capsules and who owns them ----
+
+    def capsules(self, job: str) -> list[tuple[str, str, int, str, int, int | None, int]]:
+        query = "SELECT * FROM capsules WHERE job = ? ORDER BY number"
+        return self._db.execute(query, (job,)).fetchall()
 
     def set_ended(self, capsule: str, code: int) -> None:
         self._db.execute("UPDATE capsules SET code = ? WHERE name = ?", (code, capsule))
@@ -88,14 +120,24 @@ class Journal:
         """Pass a capsule to ``host`` under ``epoch``, which must be the next one.
 
         This is the commit of a migration: before it returns only the old owner may run the
-        capsule, afterwards only the new one.
+        capsule, afterwards only the new one, once it was granted.
         """
         done = self._db.execute(
-            "UPDATE capsules SET host = ?, epoch = ? WHERE name = ? AND epoch = ? - 1",
+            "UPDATE capsules SET host = ?, epoch = ?, granted = 0"
+            " WHERE name = ? AND epoch = ? - 1 AND code IS NULL",
             (host, epoch, capsule, epoch),
         )
         if done.rowcount != 1:
             raise LiveshiftError(f"{capsule} is not owned under epoch {epoch - 1} any more")
+
+    def grant(self, capsule: str, host: str, epoch: int, granted: bool = True) -> None:
+        """The owner may run it from now on; or has said (False) that it does not run it."""
+        done = self._db.execute(
+            "UPDATE capsules SET granted = ? WHERE name = ? AND host = ? AND epoch = ?",
+            (int(granted), capsule, host, epoch),
+        )
+        if done.rowcount != 1:
+            raise LiveshiftError(f"{capsule} is not {host}'s under epoch {epoch}")
 
     # ---- taints ----
 
@@ -118,9 +160,16 @@ class Journal:
 
     def save_migration(self, number: int, row: MigrationRow) -> None:
         self._db.execute(
-            "INSERT OR REPLACE INTO migrations VALUES (?, ?)",
-            (number, msgspec.msgpack.encode(row)),
+            "INSERT OR REPLACE INTO migrations VALUES (?, ?, ?)",
+            (number, row.state, msgspec.msgpack.encode(row)),
         )
+
+    def migrations_not_in(self, states: Iterable[str]) -> list[tuple[int, MigrationRow]]:
+        """Migrations that were left in another state than these."""
+        over = list(states)
+        query = "SELECT number, row FROM migrations WHERE state NOT IN ({})"
+        rows = self._db.execute(query.format(", ".join("?" * len(over))), over).fetchall()
+        return [(n, msgspec.msgpack.decode(row, type=MigrationRow)) for n, row in rows]
 
     def migration(self, number: int) -> MigrationRow | None:
         found = self._db.execute(
@@ -156,3 +205,13 @@ class Journal:
             Event(number, at, about, kind, text, by, self.migration(m) if m else None)
             for number, at, about, kind, text, by, m in rows
         ]
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")

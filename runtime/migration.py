@@ -2,8 +2,13 @@
 """One planned migration, top to bottom: :meth:`Move.run` is the order of things, told once.
 
 Before ``commit`` any failure leads to ``_roll_back``: the source runs on as if nothing had been.
-After it the destination owns the capsule; if it cannot restore, ``_return`` passes the ownership
-back under a further epoch and the tree, which the source has held frozen meanwhile, goes on there.
+After it the capsule must come to run somewhere: at the destination, which may try again; else
+back at the source (``_return``), under a further epoch, from the tree that it has held frozen
+meanwhile. Where a copy may already run, its host is waited for: nobody else gets the capsule.
+
+What each side does with its copy follows from ownership.rule, whatever is said here: ``Settle``
+is a word to ask now. So a move that ends while a host is out of reach leaves nothing undone that
+the host's agent will not do by itself when it is back.
 """
 
 from __future__ import annotations
@@ -15,9 +20,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
-from ..errors import LiveshiftError, StepFailed, Unreachable
+from ..errors import LiveshiftError, NotFound, StepFailed, Unreachable
 from . import messages
 from .config import Cluster
+from .faultpoints import reached
 from .jobs import Capsule, Job
 from .messages import Message, MigrationRow, Phase
 from .steps import ALLOWED, Step
@@ -26,6 +32,11 @@ log = logging.getLogger("liveshift.migration")
 M = TypeVar("M", bound=Message)
 
 RESUME_WAIT_S = 5.0
+ATTEMPTS = 2
+"""How often a destination may try a restore that fails there."""
+
+ROOM = 1 << 30
+"""Bytes beyond twice what was seen."""
 
 
 class Ground(Protocol):
@@ -35,11 +46,29 @@ class Ground(Protocol):
 
     async def ask(self, host: str, message: Message, timeout: float) -> Message | None: ...
 
-    def commit(self, capsule: Capsule, host: str, epoch: int) -> None:
-        """Durably pass the ownership; raises LiveshiftError if it was not ours to pass."""
+    def commit(self, capsule: Capsule, host: str, *, still: bool) -> None:
+        """Durably pass the ownership on; raises LiveshiftError if it may not be passed.
+
+        ``still``: the owner is known to hold the capsule without running it.
+        """
+
+    def withdraw(self, capsule: Capsule) -> None:
+        """Durably note that the owner does not run the capsule, by its own word."""
 
     async def publish(self, job: Job) -> None:
         """Send the job's address book to every host."""
+
+    def tell(self, move: Move, text: str) -> None:
+        """Add a line to the history."""
+
+
+class Gone(LiveshiftError):
+    """The only copy that could run has gone."""
+
+
+def limit_bytes(look: messages.Inspected) -> int:
+    """How much may come for a capsule that looked like this: it may grow until it is frozen."""
+    return 2 * (look.survey.resident + look.survey.shared_memory + look.carried_bytes) + ROOM
 
 
 class Move:
@@ -72,22 +101,59 @@ class Move:
         self._ship_s = 0.0
         self.bytes = 0
 
+    @classmethod
+    def left_behind(
+        cls, ground: Ground, job: Job, capsule: Capsule, row: MigrationRow,
+        changed: Callable[[Move], None],
+    ) -> Move:  # fmt: skip
+        """A migration that an earlier orchestrator has left under way, for :meth:`take_up`."""
+        move = cls(ground, int(row.name[1:]), job, capsule, row.destination, row.reason, row.by,
+                   changed)  # fmt: skip
+        move.source, move.asked, move.step = row.source, row.asked, Step(row.state)
+        move._phases, move._image_bytes = list(row.phases), row.image_bytes
+        move._expected = row.expected_bytes
+        return move
+
     async def run(self) -> None:
         """Move the capsule. Never raises: how it ended is in ``step`` and ``error``."""
         try:
             reserved = await self._prepare()
+            await reached("orchestrator.prepared")
             await self._precopy(reserved)
-            frozen = await self._freeze()
+            await reached("orchestrator.precopied")
+            await self._freeze()
+            await reached("orchestrator.frozen")
             self._commit()
         except Exception as error:
             await self._roll_back(_as_ours(error))
             return
-        try:
-            await self._restore(frozen)
-        except Exception as error:
-            await self._return(_as_ours(error))
-            return
+        await self._from_commit()
+
+    async def take_up(self) -> None:
+        """Go on after a restart of the orchestrator, from what its journal says."""
+        if self.step in (Step.RESUMING, Step.FINISHING):
+            await self._finish()
+        elif self.capsule.host == self.source:  # not committed, or passed back already
+            await self._roll_back(StepFailed("migration", "the orchestrator was restarted"))
+        else:
+            await self._from_commit()
+
+    async def _from_commit(self) -> None:
+        """Whatever happens, it comes to run somewhere, unless its last copy has gone."""
+        await reached("orchestrator.committed")
+        while True:
+            try:
+                await self._restore()
+                break
+            except Exception as error:
+                self.error = _as_ours(error)
+            if isinstance(self.error, Gone) and self.capsule.granted:
+                self._end(Step.LOST)
+                return
+            if await self._return():
+                return
         await self._resume()
+        await reached("orchestrator.resumed")
         await self._finish()
 
     # ---- the phases, in order -----------------------------------------------------------------
@@ -103,7 +169,7 @@ class Move:
             spec = self.job.spec(self.capsule, self._ground.cluster)
             reserve = messages.Reserve(
                 self.name, spec, look.survey, look.facts, self.source, self.capsule.epoch + 1,
-                self.job.book(), dry_run=False,
+                self.job.book(), limit_bytes(look), dry_run=False,
             )  # fmt: skip
             reserved = await self._ask(self.destination, reserve, limit, messages.Reserved)
             detail.append(f"{len(look.survey.pids)} tasks")
@@ -120,36 +186,88 @@ class Move:
         moved = await self._ask(self.source, precopy, limit, messages.Moved)
         self._take_phases(moved.phases, began)
 
-    async def _freeze(self) -> messages.Frozen:
-        """The job stands still from here: dump into the wire, held frozen at the source."""
+    async def _freeze(self) -> None:
+        """The job stands still from here: dump into the wire, held frozen at the source.
+
+        A source that falls silent may have completed the image before; then it waits, cut off or
+        dead, and the capsule moves on without its word.
+        """
         self._advance(Step.FREEZING)
         limit = self._ground.cluster.timeouts.freeze
         began = self._frozen_at = time.monotonic()
         freeze = messages.Freeze(self.name, self.capsule.name, limit)
-        frozen = await self._ask(self.source, freeze, limit + 30, messages.Frozen)
+        try:
+            frozen = await self._ask(self.source, freeze, limit + 30, messages.Frozen)
+        except Unreachable as silent:
+            frozen = messages.Frozen(await self._complete_in_spite_of(silent), [])
         self._ship_s = time.monotonic() - began
         self._image_bytes = frozen.image_bytes
         self._take_phases(frozen.phases, began)
-        return frozen
+
+    async def _complete_in_spite_of(self, silent: Unreachable) -> int:
+        """The bytes of an image that has come or still comes to its end; else raises ``silent``."""
+        timeouts, before = self._ground.cluster.timeouts, -1
+        while True:
+            ask = messages.Progress(self.name)
+            seen = await self._ask(self.destination, ask, timeouts.suspicion, messages.Arrived)
+            if seen.complete:
+                self._ground.tell(self, f"the image is complete, though {silent}")
+                return seen.image_bytes
+            if seen.bytes == before:
+                raise silent
+            before = seen.bytes
+            await asyncio.sleep(timeouts.suspicion)
 
     def _commit(self) -> None:
         """One durable write; from here on only the destination may run the capsule."""
         with self._timed("commit", frozen=True):
-            self._ground.commit(self.capsule, self.destination, self.capsule.epoch + 1)
+            self._ground.commit(self.capsule, self.destination, still=True)
         self._advance(Step.COMMITTED)
 
-    async def _restore(self, frozen: messages.Frozen) -> None:
-        """The address book and the tree, side by side; the hook opens the network in between."""
+    async def _restore(self) -> None:
+        """The address book and the tree, side by side; the agent asks before the tree runs.
+
+        Raises what stands in the way once it is certain that nothing runs at the destination.
+        """
         self._advance(Step.RESTORING)
-        limit = self._ground.cluster.timeouts.restore
         began = time.monotonic()
-        restore = messages.Restore(self.name, self.capsule.epoch, frozen, limit)
-        _, moved = await asyncio.gather(
-            self._ground.publish(self.job),
-            self._ask(self.destination, restore, limit + 30, messages.Moved),
-        )
+        failed = 0
+        while True:
+            limit = self._restore_limit()
+            restore = messages.Restore(self.name, self.capsule.name, self.capsule.epoch, limit)
+            try:
+                _, moved = await asyncio.gather(
+                    self._ground.publish(self.job),
+                    self._ask(self.destination, restore, limit + 30, messages.Moved),
+                )
+                break
+            except StepFailed as error:  # nothing runs there, by its agent's word
+                self._ground.withdraw(self.capsule)
+                failed += 1
+                if failed == ATTEMPTS:
+                    raise
+                self._ground.tell(self, f"tried again at {self.destination}: {error}")
+            except NotFound as nothing:
+                raise Gone(str(nothing), hint=nothing.hint) from nothing
+            except LiveshiftError as error:
+                if not self.capsule.granted:
+                    raise
+                if not failed:
+                    self._ground.tell(self, f"waiting for {self.destination}, where it may run")
+                    failed = 1
+                log.warning("%s: %s", self.name, error)
+                await asyncio.sleep(self._ground.cluster.timeouts.heartbeat)
+        self.error = None
         self._take_phases(moved.phases, began)
         self._thawed()
+
+    def _restore_limit(self) -> float:
+        """Seconds for one attempt: near the end of the standstill it is the source's turn."""
+        timeouts = self._ground.cluster.timeouts
+        if self._frozen_at is None:
+            return timeouts.restore
+        left = self._frozen_at + timeouts.standstill - time.monotonic()
+        return max(min(timeouts.restore, left), timeouts.suspicion)
 
     async def _resume(self) -> None:
         """The tree runs at the destination; wait a while for its first collective."""
@@ -161,18 +279,16 @@ class Move:
             self._take_phases(seen.phases, began)
 
     async def _finish(self) -> None:
-        """Kill the frozen copy. It may not run in any case: its network is locked and its epoch
-        is over; so a source that does not answer is asked again, not waited for."""
-        self._advance(Step.FINISHING)
-        with self._timed("finish"):
-            for _ in range(5):
-                try:
-                    finish = messages.Finish(self.name, self.capsule.name)
-                    await self._ground.ask(self.source, finish, 30)
-                    break
-                except Exception as error:
-                    log.warning("%s: the source does not finish: %s", self.name, error)
-                    await asyncio.sleep(1)
+        """The frozen copy ends. It may not run in any case: its epoch is over and peers do not
+        hear it; so a source that does not answer now is not waited for."""
+        if self.step is not Step.FINISHING:
+            self._advance(Step.FINISHING)
+        with self._timed("finish") as detail:
+            try:
+                await self._settle(self.source)
+            except LiveshiftError as error:
+                detail.append("when the source is back")
+                self._ground.tell(self, f"the frozen copy ends once {self.source} is back: {error}")
         self._end(Step.DONE)
 
     # ---- when something fails ------------------------------------------------------------------
@@ -180,39 +296,61 @@ class Move:
     async def _roll_back(self, error: LiveshiftError) -> None:
         """Not committed: the source goes on, the destination forgets."""
         self.error = error
-        self._advance(Step.ROLLING_BACK)
-        await self._undo(self.capsule.epoch)
-        self._end(Step.FAILED)
-
-    async def _return(self, error: LiveshiftError) -> None:
-        """Committed but not restored: nothing runs at the destination; the source gets it back."""
-        self.error = error
-        self._advance(Step.RETURNING)
-        with contextlib.suppress(Exception):
-            discard = messages.Discard(self.name, self.capsule.name)
-            await self._ground.ask(self.destination, discard, 60)
-        try:
-            self._ground.commit(self.capsule, self.source, self.capsule.epoch + 1)
-            await self._ground.publish(self.job)
-            thaw = messages.Thaw(self.name, self.capsule.name, self.capsule.epoch)
-            await self._ground.ask(self.source, thaw, 60)
-        except Exception as worse:
-            self.error = StepFailed("restore", f"{error}; and back at {self.source}: {worse}")
-            self._end(Step.LOST)
-            return
+        if self.step is not Step.ROLLING_BACK:
+            self._advance(Step.ROLLING_BACK)
+        done = await asyncio.gather(
+            self._settle(self.source), self._settle(self.destination), return_exceptions=True
+        )
+        for host, problem in zip((self.source, self.destination), done, strict=True):
+            if isinstance(problem, BaseException):
+                log.warning("%s: rolling back at %s: %s", self.name, host, problem)
+                self._ground.tell(self, f"{host} drops it once it is back: {problem}")
         self._thawed()
         self._end(Step.FAILED)
 
-    async def _undo(self, epoch: int) -> None:
-        for host, message in (
-            (self.source, messages.Thaw(self.name, self.capsule.name, epoch)),
-            (self.destination, messages.Discard(self.name, self.capsule.name)),
-        ):
+    async def _return(self) -> bool:
+        """Nothing runs at the destination: the source gets it back, if it has it still.
+
+        Returns whether the move has ended; otherwise the destination is to try again.
+        """
+        if self.step is not Step.RETURNING:
+            self._advance(Step.RETURNING)
+        try:
+            state = await self._settle(self.source)  # a look: it is not the owner (yet)
+            if state == "held":
+                self._ground.commit(self.capsule, self.source, still=False)
+                await self._ground.publish(self.job)
+                state = await self._settle_until_known(self.source)
+        except Exception as error:
+            log.warning("%s: returning to %s: %s", self.name, self.source, error)
+            await asyncio.sleep(self._ground.cluster.timeouts.heartbeat)
+            return False
+        if state == "runs" and self.capsule.host == self.source:
+            self._thawed()
+            self._end(Step.FAILED)
+            return True
+        gone = isinstance(self.error, Gone) or self.capsule.granted
+        if not gone and self.capsule.host == self.source:
+            self._ground.commit(self.capsule, self.destination, still=False)
+        if gone:
+            self.error = Gone(f"{self.error}; and {self.source} has no copy either")
+            self._end(Step.LOST)
+        return gone
+
+    async def _settle(self, host: str) -> str:
+        settle = messages.Settle(self.name, self.capsule.name)
+        limit = self._ground.cluster.timeouts.prepare
+        return (await self._ask(host, settle, limit, messages.Settled)).state
+
+    async def _settle_until_known(self, host: str) -> str:
+        """What became of it on a host that owns it: only that host knows."""
+        while True:
             try:
-                await self._ground.ask(host, message, 60)
-            except Exception as problem:
-                log.warning("%s: rolling back at %s: %s", self.name, host, problem)
-            self._thawed()  # with the first: the destination's answer is not waited for
+                if (state := await self._settle(host)) != "held":
+                    return state
+            except LiveshiftError as error:
+                log.warning("%s: waiting for %s: %s", self.name, host, error)
+            await asyncio.sleep(self._ground.cluster.timeouts.heartbeat)
 
     # ---- book-keeping --------------------------------------------------------------------------
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
+
+import msgspec
 
 from ..errors import Refused, Unreachable
 from . import messages
@@ -14,9 +17,10 @@ from .fleet import Fleet
 from .jobs import Capsule, Job
 from .link import Switchboard
 from .messages import Message
-from .migration import Move
+from .migration import Move, limit_bytes
+from .ownership import Ruling, Side, may_pass, rule
 from .spares import choose_destination
-from .steps import Step
+from .steps import ENDS, Step
 from .tasks import Tasks
 
 log = logging.getLogger("liveshift.moves")
@@ -49,8 +53,33 @@ class Moves:
         journal.tell(
             capsule.name, "move", f"{capsule.host} → {destination} begins ({why}): {reason}", by
         )
-        self._tasks.spawn(self._follow(move))
+        self._tasks.spawn(self._follow(move, move.run()))
         return move
+
+    async def _take_up_once_up(self, move: Move) -> None:
+        """Its hosts get a while to report: who is away is not asked first who could do it."""
+        until = time.monotonic() + 2 * self.cluster.timeouts.suspicion
+        while not all(map(self._fleet.is_up, (move.source, move.destination))):
+            if time.monotonic() > until:
+                break
+            await asyncio.sleep(self.cluster.timeouts.heartbeat / 10)
+        await move.take_up()
+
+    def take_up(self) -> None:
+        """Go on with the migrations that an earlier orchestrator has left under way."""
+        over = [step.value for step in ENDS]
+        for number, row in self._fleet.journal.migrations_not_in(over):
+            found = self._fleet.find(row.capsule)
+            if found is None:
+                ended = msgspec.structs.replace(row, state=Step.FAILED.value, error="its job ended")
+                self._fleet.journal.save_migration(number, ended)
+                continue
+            job, capsule = found
+            move = Move.left_behind(self, job, capsule, row, self._changed)
+            capsule.migration = move.name
+            self._fleet.moves[move.name] = move
+            self.tell(move, f"the orchestrator was restarted while it was {row.state}")
+            self._tasks.spawn(self._follow(move, self._take_up_once_up(move)))
 
     async def plan(self, job: Job, capsule: Capsule, to: str) -> messages.Planned:
         """What a move would do and find; nothing is changed. Raises what the move would."""
@@ -60,7 +89,7 @@ class Moves:
         assert isinstance(look, messages.Inspected)
         reserve = messages.Reserve(
             "plan", job.spec(capsule, self.cluster), look.survey, look.facts, capsule.host,
-            capsule.epoch + 1, job.book(), dry_run=True,
+            capsule.epoch + 1, job.book(), limit_bytes(look), dry_run=True,
         )  # fmt: skip
         reserved = await self.ask(destination, reserve, limit)
         assert isinstance(reserved, messages.Reserved)
@@ -81,9 +110,22 @@ class Moves:
                 raise Unreachable(f"{host} fell silent during {type(message).__name__}")
         return answer.result()
 
-    def commit(self, capsule: Capsule, host: str, epoch: int) -> None:
+    def commit(self, capsule: Capsule, host: str, *, still: bool) -> None:
+        if not may_pass(capsule.owner, still):
+            raise Refused(f"{capsule.name} may run on {capsule.host}: it cannot pass to {host}")
+        if capsule.code is not None:
+            raise Refused(f"{capsule.name} has ended with code {capsule.code}")
+        epoch = capsule.epoch + 1
         self._fleet.journal.commit(capsule.name, host, epoch)
-        capsule.host, capsule.epoch = host, epoch
+        capsule.host, capsule.epoch, capsule.granted = host, epoch, False
+
+    def withdraw(self, capsule: Capsule) -> None:
+        self._fleet.journal.grant(capsule.name, capsule.host, capsule.epoch, granted=False)
+        capsule.granted = False
+
+    def tell(self, move: Move, text: str) -> None:
+        log.warning("%s: %s", move.name, text)
+        self._fleet.journal.tell(move.capsule.name, "moving", text, move.by, move.number)
 
     async def publish(self, job: Job) -> None:
         """Every host hears where the job's addresses are; one that is away hears it on Hello."""
@@ -96,6 +138,40 @@ class Moves:
         for name, result in zip(names, done, strict=True):
             if isinstance(result, BaseException):
                 log.warning("address book of %s at %s: %s", job.name, name, result)
+
+    # ---- what agents ask -----------------------------------------------------------------------
+
+    def rule(self, host: str, claim: messages.Claim) -> messages.Ruled:
+        """What becomes of a copy that a host holds; a grant is durable before it is said."""
+        found = self._fleet.find(claim.capsule)
+        if found is None:
+            return self._rule_forgotten(host, claim)
+        capsule = found[1]
+        move = self._fleet.moves.get(claim.migration)
+        step = move.step if move and move.step not in ENDS else None
+        side = Side(claim.side)
+        ruling = rule(side, host, claim.epoch, capsule.owner, step)
+        if capsule.code is not None:
+            ruling = Ruling.END
+        if ruling is Ruling.RUN and not claim.ready:
+            ruling = Ruling.WAIT
+        if ruling is Ruling.RUN and not capsule.granted:
+            self._fleet.journal.grant(capsule.name, host, capsule.epoch)
+            capsule.granted = True
+        log.info(
+            "%s: %s on %s, %s under epoch %d: %s",
+            claim.migration, claim.capsule, host, side.value, claim.epoch, ruling.value,
+        )  # fmt: skip
+        return messages.Ruled(ruling.value, capsule.epoch)
+
+    def _rule_forgotten(self, host: str, claim: messages.Claim) -> messages.Ruled:
+        """A job that ended and was forgotten leaves nothing to hold. One that this journal has
+        never known is not ours to end: perhaps the journal is the one that is wrong."""
+        last = self._fleet.journal.last_epoch(claim.capsule.partition("/")[0])
+        if claim.epoch <= last:
+            return messages.Ruled(Ruling.END.value, last)
+        log.error("%s holds %s, which this journal does not know", host, claim.capsule)
+        return messages.Ruled(Ruling.WAIT.value, 0)
 
     # ---- one move ------------------------------------------------------------------------------
 
@@ -115,8 +191,8 @@ class Moves:
         chosen, why = choose_destination(self._fleet.views(), capsule.name, capsule.host, to)
         return chosen.name, why
 
-    async def _follow(self, move: Move) -> None:
-        await move.run()
+    async def _follow(self, move: Move, work: Awaitable[None]) -> None:
+        await work
         move.capsule.migration = None
         row = move.row()
         if move.step is Step.DONE:

@@ -23,6 +23,7 @@ from .link import Switchboard
 from .messages import Message
 from .migration import Move
 from .moves import Moves
+from .ownership import is_stray
 from .steps import Step
 
 log = logging.getLogger("liveshift.orchestrator")
@@ -46,6 +47,7 @@ class Orchestrator:
     async def run(self) -> None:
         path = self.cluster.paths.run / "orchestrator.sock"
         await local_socket.serve(path, self.desk.serve)
+        self.moves.take_up()
         notify.ready()
         await asyncio.gather(self.switchboard.serve(), self.evacuation.run())
 
@@ -70,8 +72,10 @@ class Orchestrator:
                 self.switchboard.lines[host].drop()  # what was asked of the agent before
             self.evacuation.wake()
             running = [j.book() for j in self.fleet.jobs.values() if j.state != "ended"]
-            arriving = [m.name for m in self.fleet.under_way() if m.destination == host]
-            return messages.Books(running, arriving)
+            self._look_for_lost(host, ask)
+            return messages.Books(running)
+        if isinstance(ask, messages.Claim):
+            return self.moves.rule(host, ask)
         if isinstance(ask, messages.Ended):
             found = self.fleet.find(ask.capsule)
             if found and (found[1].host, found[1].epoch) == (host, ask.epoch):
@@ -85,6 +89,15 @@ class Orchestrator:
             return await self.desk.serve(ask.uid, request)
         raise LiveshiftError(f"the orchestrator does not serve {type(ask).__name__} to agents")
 
+    def _look_for_lost(self, host: str, hello: messages.Hello) -> None:
+        """What a host owns and no longer has went down with it: it was switched off, say."""
+        for job in self.fleet.jobs.values():
+            for capsule in job.capsules.values():
+                mine = capsule.host == host and capsule.code is None and not capsule.migration
+                if mine and capsule.granted and capsule.name not in hello.epochs:
+                    self.fleet.journal.tell(capsule.name, "lost", f"{host} came back without it")
+                    self.endings.capsule_ended(job, capsule, KILLED)
+
     def _beat(self, host: str, beat: messages.Beat) -> None:
         self.fleet.hosts[host].memory_free = beat.memory_free
         for seen in beat.capsules:
@@ -94,7 +107,7 @@ class Orchestrator:
             capsule = found[1]
             if (capsule.host, capsule.epoch) == (host, seen.epoch):
                 capsule.seen = seen
-            elif capsule.host != host and seen.epoch < capsule.epoch and not capsule.migration:
+            elif is_stray(host, seen.epoch, capsule.owner, bool(capsule.migration)):
                 log.error("%s still runs on %s under epoch %d", seen.name, host, seen.epoch)
                 self.endings.end_stray(host, seen.name)
 

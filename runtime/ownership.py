@@ -59,15 +59,18 @@ def rule(side: Side, host: str, epoch: int, owner: Owner, step: Step | None) -> 
     """What becomes of a copy that ``host`` holds for a migration.
 
     ``epoch`` is the one it was frozen under (LEAVING) or is to run under (COMING); ``step`` is
-    where that migration is, None when it is over. RUN has to be granted before it is said.
+    where that migration is, None when it is over. RUN has to be granted before it is said, and is
+    said only to a copy that is ready to run at once.
     """
     mine = owner.host == host
     if side is Side.LEAVING:
         if mine:
             return Ruling.WAIT if step in BEFORE_COMMIT else Ruling.RUN
         return Ruling.WAIT if step in BEFORE_RUNNING else Ruling.END
-    if mine and owner.epoch == epoch:
-        return Ruling.RUN
+    if mine:  # under another epoch it has been passed here anew, and the order is on its way
+        return Ruling.RUN if owner.epoch == epoch else Ruling.WAIT
+    if step is Step.RETURNING:  # should its source be gone, this image is the last one
+        return Ruling.WAIT
     return Ruling.WAIT if step in BEFORE_COMMIT and epoch == owner.epoch + 1 else Ruling.END
 
 

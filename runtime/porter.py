@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host's part in migrations: departures and arrivals, as the orchestrator asks for them."""
+"""A host's part in migrations: departures and arrivals, as the orchestrator asks for them.
+
+What is held here for a migration is settled by asking (:meth:`Porter.settle`): on the
+orchestrator's word, and every heartbeat without it, so that no lost word and no restart of either
+daemon leaves a copy behind. The answer is a ruling of the journal (ownership.py).
+"""
 
 from __future__ import annotations
 
@@ -7,17 +12,23 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
+
+import msgspec
 
 from ..criu_glue.survey import survey
 from ..criu_glue.tool import Criu
-from ..errors import Refused
+from ..errors import LiveshiftError, NotFound, Refused, StepFailed
+from . import departure as leaving
 from . import host_facts, messages, preflight
 from .arrival import Arrival
 from .departure import Departure
+from .faultpoints import reached
 from .house import House
+from .ownership import Ruling, Side
 from .resident import ROOT_PID, interposer_pages
 from .stopwatch import Stopwatch
 from .tasks import Tasks
@@ -25,17 +36,22 @@ from .wire import Receiver, Sender
 
 log = logging.getLogger("liveshift.porter")
 
-RESUME_POLL_S = 0.005
+POLL_S = 0.005
+
+Claim = Callable[[messages.Claim], Awaitable[messages.Ruled]]
+"""Asks the orchestrator; raises LiveshiftError when it does not answer."""
 
 
 class Porter:
     """Keeps departures and arrivals by the name of their migration."""
 
-    def __init__(self, house: House, criu: Criu | None) -> None:
+    def __init__(self, house: House, criu: Criu | None, claim: Claim) -> None:
         self._house = house
         self._criu = criu
+        self._claim = claim
         self._own = house.cluster.host(house.host)
         self._tasks = Tasks()
+        self._busy: set[str] = set()  # migrations that are being worked on here
         self.facts = host_facts.facts(criu)
         self.receiver = Receiver(str(self._own.data), house.cluster.paths.keys, house.host)
         self.departures: dict[str, Departure] = {}
@@ -45,14 +61,51 @@ class Porter:
         """Bytes that an incoming capsule may take."""
         return host_facts.memory_offered(self._own.memory)
 
-    async def discard_left_over(self, books: messages.Books) -> None:
-        """A Discard may not have reached us; what the journal says is ours is never dropped."""
-        host = self._house.host
-        ours = {a for b in books.books for a, (owner, _) in b.where.items() if owner == host}
-        for name, arrival in list(self.arrivals.items()):
-            here = arrival.resident
-            if name not in books.arriving and here.overlay.address(here.spec.index) not in ours:
-                await self.discard(messages.Discard(name, here.spec.name))
+    async def take_up(self) -> None:
+        """Go on with what an earlier agent has left, capsules and migrations; blocks little."""
+        housing = self._house.housing
+        images = self._house.cluster.paths.run / "images"
+        names = sorted(path.name for path in images.iterdir())
+        for name in names:
+            arrival = await asyncio.to_thread(Arrival.take_up, name, housing)
+            if arrival is None or await asyncio.to_thread(_runs_already, arrival):
+                continue
+            self.arrivals[name] = arrival
+            log.warning("%s: its image is here, complete; asking what becomes of it", name)
+        keep = {a.resident.room.plan.directory.name for a in self.arrivals.values()}
+        await self._house.take_up(keep)
+        for name in names:
+            await self._take_up_departure(name)
+            if name not in self.departures and name not in self.arrivals:
+                shutil.rmtree(images / name, ignore_errors=True)
+
+    async def _take_up_departure(self, name: str) -> None:
+        """A tree that was being frozen goes on; one whose agent has promised waits."""
+        try:
+            raw = (self._house.housing.images(name) / leaving.NOTE).read_bytes()
+            note = msgspec.msgpack.decode(raw, type=leaving.DepartureNote)
+            resident = self._house.resident(note.capsule)
+        except (FileNotFoundError, msgspec.DecodeError, NotFound):
+            return
+        here = await asyncio.to_thread(Departure.take_up, name, resident, self._house.housing)
+        if here.promised:
+            log.warning("%s: %s is held frozen; asking what becomes of it", name, note.capsule)
+            self.departures[name] = here
+        else:
+            log.warning("%s: %s was being frozen; it goes on here", name, note.capsule)
+            await asyncio.to_thread(here.thaw)
+
+    async def keep_asking(self) -> None:
+        """Once per heartbeat: what becomes of what is held here?"""
+        while True:
+            await asyncio.sleep(self._house.cluster.timeouts.heartbeat)
+            for name in {*self.departures, *self.arrivals} - self._busy:
+                try:
+                    await self._settle(name)
+                except LiveshiftError as error:
+                    log.warning("%s is not settled yet: %s", name, error)
+                except Exception:
+                    log.exception("%s is not settled yet", name)
 
     # ---- the source's side ----
 
@@ -60,6 +113,9 @@ class Porter:
         resident = self._house.resident(ask.capsule)
         if resident.code is not None:
             raise Refused(f"{ask.capsule} has ended with code {resident.code}")
+        held = next((d for d in self.departures.values() if d.resident is resident), None)
+        if held is not None:
+            raise Refused(f"{ask.capsule} is held by {held.migration} still")
         self._dumper()  # said now, before a plan promises what the move could not do
         try:
             found = await self._house.blocking(
@@ -67,9 +123,9 @@ class Porter:
             )
         except ProcessLookupError as gone:
             raise Refused(f"{ask.capsule} is just ending") from gone
-        carried = await asyncio.to_thread(
-            _size_of, map(Path, self._house.housing.placement.carried)
-        )
+        plan = resident.room.plan
+        tops = [plan.tmp, *map(Path, self._house.housing.placement.carried)]
+        carried = await asyncio.to_thread(_size_of, tops) + plan.log.stat().st_size
         return messages.Inspected(found, self.facts, carried)
 
     def _dumper(self) -> Criu:
@@ -80,37 +136,22 @@ class Porter:
         return self._criu
 
     async def precopy(self, ask: messages.Precopy) -> messages.Moved:
-        resident, criu, keys = (
-            self._house.resident(ask.capsule),
-            self._dumper(),
-            self._house.cluster.paths.keys,
-        )
+        self._dumper()
+        resident, keys = self._house.resident(ask.capsule), self._house.cluster.paths.keys
         sender = Sender(ask.migration, ask.endpoint, keys, self._house.host, ask.destination)
-        departure = Departure(ask.migration, resident, self._house.housing, criu, sender)
+        departure = Departure(ask.migration, resident, self._house.housing, sender)
         self.departures[ask.migration] = departure
-        return await self._house.blocking(ask.capsule, departure.precopy)
+        with self._working(ask.migration):
+            return await self._house.blocking(ask.capsule, departure.precopy)
 
     async def freeze(self, ask: messages.Freeze) -> messages.Frozen:
-        departure = self.departures[ask.migration]
-        return await self._house.blocking(ask.capsule, lambda: departure.freeze(ask.deadline))
-
-    async def thaw(self, ask: messages.Thaw) -> None:
-        departure = self.departures.get(ask.migration)
-        if departure is not None:
-            departure.resident.epoch = ask.epoch
-            await self._house.blocking(ask.capsule, departure.thaw)
-            self.departures.pop(ask.migration, None)  # now: a failed one is tried again when asked
-            try:
-                departure.resident.note()
-            except OSError as error:  # it runs, and that is the answer
-                log.error("%s: cannot note its epoch: %s", ask.capsule, error)
-
-    async def finish(self, ask: messages.Finish) -> None:
-        departure = self.departures.get(ask.migration)
-        if departure is not None:
-            self._house.capsules.pop(ask.capsule, None)
-            await self._house.blocking(ask.capsule, departure.finish)
-            self.departures.pop(ask.migration, None)
+        criu, departure = self._dumper(), self.departures.get(ask.migration)
+        if departure is None:
+            raise NotFound(f"{self._house.host} knows no migration {ask.migration}")
+        with self._working(ask.migration):
+            return await self._house.blocking(
+                ask.capsule, lambda: departure.freeze(criu, ask.deadline)
+            )
 
     # ---- the destination's side ----
 
@@ -121,32 +162,75 @@ class Porter:
         )
         if ask.dry_run:
             return messages.Reserved(rows, "")
-        spec = ask.spec
+        name = ask.spec.name
+        self._house.refuse_older(ask)
+        if name in self._house.capsules and self._house.capsules[name].code is None:
+            raise Refused(f"{name} is on {self._house.host} already")
         async with self._house.network:
             resident = await self._house.blocking(
-                spec.name,
-                lambda: self._house.housing.house_empty(spec, ask.book, ask.epoch, ask.survey.pids),
+                name, lambda: self._house.housing.house_empty(ask)
             )
-        arrival = Arrival(ask.migration, ask.source, resident, self._house.housing)
+        arrival = Arrival(ask, resident, self._house.housing)
+        arrival.note()
         self.arrivals[ask.migration] = arrival
-        self.receiver.expect(ask.migration, ask.source, arrival.inbox)
+        self.receiver.expect(ask.migration, ask.source, arrival.inbox, ask.limit_bytes)
         await asyncio.to_thread(preflight.warm, ask.survey.needed)
         return messages.Reserved(rows, f"tcp://{self._own.data}")
 
+    async def progress(self, ask: messages.Progress) -> messages.Arrived:
+        arrival = self.arrivals.get(ask.migration)
+        if arrival is None:
+            return messages.Arrived(0, 0, False)
+        size = arrival.inbox.manifest.image_bytes if arrival.complete else 0
+        taken = self.receiver.received(ask.migration)
+        return messages.Arrived(taken, size, arrival.complete)
+
     async def restore(self, ask: messages.Restore) -> messages.Moved:
-        arrival, criu = self.arrivals[ask.migration], self._criu
+        """Restore, ask, run. Asked again for what runs or is under way, it is as good."""
+        name, migration = ask.capsule, ask.migration
+        while migration in self._busy:  # an earlier ask for the same; its asker has given up
+            await asyncio.sleep(POLL_S)
+        here = self._house.capsules.get(name)
+        if here is not None and here.epoch == ask.epoch and migration not in self.arrivals:
+            return messages.Moved(0, [])
+        arrival, criu = self.arrivals.get(migration), self._criu
+        if arrival is None or not arrival.room_stands:
+            raise StepFailed("restore", f"{self._house.host} has no image of {name} (any more)")
         assert criu is not None  # the preflight has seen it
-        name = arrival.resident.spec.name
-        moved = await self._house.blocking(
-            name, lambda: arrival.restore(criu, ask.frozen, ask.deadline)
-        )
-        arrival.resident.epoch = ask.epoch
-        arrival.resident.note()
-        self._house.admit(arrival.resident)
-        self.receiver.forget(ask.migration)
-        del self.arrivals[ask.migration]
+        with self._working(migration):
+            watch = Stopwatch()
+            await self._house.blocking(name, lambda: arrival.bring_up(criu, watch, ask.deadline))
+            await reached("destination.claiming")
+            await self._may_run(arrival, ask.epoch)
+            moved = await self._house.blocking(
+                name, lambda: arrival.let_run(watch, ask.epoch, ask.deadline)
+            )
+            self._house.admit(arrival.resident)
+            del self.arrivals[migration]
+        await reached("destination.running")
+        self.receiver.forget(migration)
         self._tasks.spawn(asyncio.to_thread(arrival.free_images))
         return moved
+
+    async def _may_run(self, arrival: Arrival, epoch: int) -> None:
+        """Return when the tree may run; raises StepFailed, with it taken down, when it may not.
+
+        Never gives up by itself: that the answer is lost does not mean that there was none.
+        """
+        name = arrival.resident.spec.name
+        claim = messages.Claim(arrival.migration, name, Side.COMING.value, epoch, ready=True)
+        while True:
+            try:
+                ruling = Ruling((await self._claim(claim)).ruling)
+            except LiveshiftError as error:
+                log.warning("%s: may %s run here? %s", arrival.migration, name, error)
+                continue
+            if ruling is Ruling.RUN:
+                return
+            if ruling is Ruling.END:
+                await self._house.blocking(name, arrival.drop_tree)
+                raise StepFailed("restore", f"{name} may not run on {self._house.host} any more")
+            await asyncio.sleep(self._house.cluster.timeouts.heartbeat)
 
     async def resume(self, ask: messages.Resume) -> messages.Moved:
         resident = self._house.resident(ask.capsule)
@@ -163,22 +247,88 @@ class Porter:
                 if time.monotonic() > until or resident.code is not None:
                     lap.detail = f"no collective within {ask.deadline:g} s"
                     break
-                await asyncio.sleep(RESUME_POLL_S)
+                await asyncio.sleep(POLL_S)
         return messages.Moved(0, watch_.phases)
 
-    async def discard(self, ask: messages.Discard) -> None:
-        self.receiver.forget(ask.migration)
-        arrival = self.arrivals.pop(ask.migration, None)
-        if arrival is not None:
-            async with self._house.network:
-                await self._house.blocking(ask.capsule, arrival.discard)
-            book = self._house.books.get(arrival.resident.spec.job)
-            if book is not None:  # the address is where it was before the room was built
-                self._house.books.pop(book.job)
-                await self._house.locate(messages.Locate(book))
+    # ---- both sides: what becomes of it ----
 
-    async def progress(self, ask: messages.Progress) -> messages.Moved:
-        return messages.Moved(self.receiver.received(ask.migration), [])
+    async def settle(self, ask: messages.Settle) -> messages.Settled:
+        """The orchestrator's word to ask now, after what is under way here for that migration."""
+        while ask.migration in self._busy:
+            await asyncio.sleep(POLL_S)
+        state = await self._settle(ask.migration)
+        here = self._house.capsules.get(ask.capsule)
+        if state == "nothing" and here is not None and here.code is None and here.room.alive():
+            state = "runs"
+        return messages.Settled(state)
+
+    async def _settle(self, migration: str) -> str:
+        if migration in self._busy:
+            return "held"
+        if (departure := self.departures.get(migration)) is not None:
+            with self._working(migration):
+                return await self._settle_departure(departure)
+        if (arrival := self.arrivals.get(migration)) is not None:
+            with self._working(migration):
+                return await self._settle_arrival(arrival)
+        return "nothing"
+
+    async def _settle_departure(self, departure: Departure) -> str:
+        name, resident = departure.resident.spec.name, departure.resident
+        if not resident.room.alive():  # killed while it was held: its end was told
+            await self._house.blocking(name, departure.thaw)
+            self.departures.pop(departure.migration, None)
+            return "nothing"
+        claim = messages.Claim(
+            departure.migration, name, Side.LEAVING.value, resident.epoch, ready=True
+        )
+        ruled = await self._claim(claim)
+        ruling = Ruling(ruled.ruling)
+        if ruling is Ruling.RUN:
+            resident.epoch = ruled.epoch
+            await self._house.blocking(name, departure.thaw)
+            self.departures.pop(departure.migration, None)
+            try:
+                resident.note()
+            except OSError as error:  # it runs, and that is the answer
+                log.error("%s: cannot note its epoch: %s", name, error)
+            return "runs"
+        if ruling is Ruling.END:
+            if self._house.capsules.get(name) is resident:
+                self._house.capsules.pop(name)
+            await self._house.blocking(name, departure.finish)
+            self.departures.pop(departure.migration, None)
+            return "ended"
+        return "held"
+
+    async def _settle_arrival(self, arrival: Arrival) -> str:
+        name = arrival.resident.spec.name
+        claim = messages.Claim(
+            arrival.migration, name, Side.COMING.value, arrival.resident.epoch, ready=False
+        )
+        if Ruling((await self._claim(claim)).ruling) is not Ruling.END:
+            return "held"
+        self.receiver.forget(arrival.migration)
+        async with self._house.network:
+            await self._house.blocking(name, arrival.discard)
+        self.arrivals.pop(arrival.migration, None)
+        return "ended"
+
+    @contextlib.contextmanager
+    def _working(self, migration: str) -> Iterator[None]:
+        self._busy.add(migration)
+        try:
+            yield
+        finally:
+            self._busy.discard(migration)
+
+
+def _runs_already(arrival: Arrival) -> bool:
+    """Whether an earlier agent has let it run; else nothing of it runs here."""
+    if arrival.resident.noted():
+        return arrival.finish_letting_run()
+    arrival.evict()
+    return False
 
 
 def _size_of(tops: Iterable[Path]) -> int:

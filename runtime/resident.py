@@ -24,7 +24,7 @@ from ..criu_glue.survey import inner_pid, tasks
 from ..errors import LiveshiftError, NotFound
 from ..interposer.page import Page, pages
 from .config import Cluster
-from .messages import Book, CapsuleSpec, CapsuleState
+from .messages import Book, CapsuleSpec, CapsuleState, Reserve
 
 ROOT_PID = room.PID_FLOOR + 1
 """The pid of a capsule's root task inside: the first one above the floor."""
@@ -125,6 +125,13 @@ class Resident:
         path.with_suffix(".new").write_bytes(msgspec.msgpack.encode(note))
         path.with_suffix(".new").rename(path)
 
+    def noted(self) -> bool:
+        return (self.room.plan.directory / NOTE).exists()
+
+    def unnote(self) -> None:
+        """Take that back: it does not run here (yet)."""
+        (self.room.plan.directory / NOTE).unlink(missing_ok=True)
+
     def remove(self) -> None:
         """End the room and take its network and directory away. May be called again."""
         if self.code is None:  # else the pid of its process 1 may be another's by now
@@ -145,6 +152,15 @@ class Housing:
         files = self.cluster.files
         return Placement(tuple(map(str, files.shared)), tuple(map(str, files.carried)))
 
+    def images(self, migration: str) -> Path:
+        """Where a migration's image lies, at its destination, and CRIU's hooks, on both sides."""
+        return self.cluster.paths.run / "images" / migration
+
+    def resident(self, reserve: Reserve, stands: Room) -> Resident:
+        """The capsule that a reserved room is for."""
+        overlay = Overlay(reserve.book.vni, reserve.book.subnet)
+        return Resident(reserve.spec, reserve.epoch, overlay, stands)
+
     def plan(self, spec: CapsuleSpec) -> RoomPlan:
         return RoomPlan(
             directory=self.cluster.paths.state / "capsules" / spec.name.replace("/", "."),
@@ -157,19 +173,16 @@ class Housing:
             shared=tuple(map(str, self.cluster.files.shared)),
         )
 
-    def clear_unfinished(self) -> None:
-        """End rooms and drop images that an earlier agent had for moves that it did not finish.
+    def clear_unfinished(self, keep: set[str]) -> None:
+        """End rooms that an earlier agent built for moves that it did not finish.
 
-        A restored capsule has its note before the orchestrator hears of it; without one the tree
-        goes on, or will, at its source.
+        ``keep``: capsules that are still arriving. A restored capsule has its note before it
+        runs; without one the tree goes on, or will, at its source.
         """
         for directory in (self.cluster.paths.state / "capsules").glob("*"):
-            if not (directory / NOTE).exists():
+            if not (directory / NOTE).exists() and directory.name not in keep:
                 network.end_namespace(netns_name(directory.name))
                 shutil.rmtree(directory, ignore_errors=True)
-        for images in (self.cluster.paths.run / "images").glob("*"):
-            if not (images / "verdict").exists():  # else a tree is held frozen by it
-                shutil.rmtree(images, ignore_errors=True)
 
     def returning(self) -> list[Resident]:
         """Capsules that an earlier agent left running here, or that have ended since."""
@@ -197,20 +210,21 @@ class Housing:
         resident.note()
         return resident
 
-    def house_empty(
-        self, spec: CapsuleSpec, book: Book, epoch: int, taken: tuple[int, ...]
-    ) -> Resident:
-        """An empty, locked room for a tree whose tasks have the pids ``taken``."""
-        overlay = self.raise_overlay(book)
+    def house_empty(self, reserve: Reserve) -> Resident:
+        """An empty, locked room for the tree that a Reserve announces."""
+        spec = reserve.spec
+        overlay = self.raise_overlay(reserve.book)
         plan = self.fresh_directory(spec)
-        network.plug_in(overlay, netns_name(spec.name), spec.index, book.where, locked=True)
+        peers = reserve.book.where
+        network.plug_in(overlay, netns_name(spec.name), spec.index, peers, locked=True)
         try:
-            stands = room.build_empty(plan, ROOT_PID, _floor_above(taken))
+            floor = _floor_above(reserve.survey.pids)
+            stands = room.build_empty(plan, ROOT_PID, floor)
         except LiveshiftError:
             network.unplug(overlay, netns_name(spec.name), spec.index)
             shutil.rmtree(plan.directory, ignore_errors=True)
             raise
-        return Resident(spec, epoch, overlay, stands)
+        return self.resident(reserve, stands)
 
     def raise_overlay(self, book: Book) -> Overlay:
         overlay = Overlay(book.vni, book.subnet)

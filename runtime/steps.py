@@ -3,7 +3,8 @@
 
 The happy path reads top to bottom. Before COMMITTED every failure leads through ROLLING_BACK,
 and only the source may run the capsule; from COMMITTED on only the destination may, and a
-restore that fails there passes the ownership back (RETURNING) under a further epoch.
+restore that fails there passes the ownership back (RETURNING) under a further epoch. After a
+restart of the orchestrator a migration goes on with ROLLING_BACK, RESTORING or FINISHING.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class Step(enum.Enum):
     DONE = "done"
     ROLLING_BACK = "rolling back"  # not committed: the source goes on
     RETURNING = "returning"  # committed, not restored: ownership goes back to the source
-    FAILED = "failed"  # the capsule runs at its source, as if nothing had happened
-    LOST = "lost"  # neither side could run it; the job has ended
+    FAILED = "failed"  # the capsule is its source's, as if nothing had happened
+    LOST = "lost"  # no side has it any more; the job has ended
 
 
 ALLOWED: dict[Step, frozenset[Step]] = {
@@ -31,11 +32,11 @@ ALLOWED: dict[Step, frozenset[Step]] = {
     Step.PRECOPYING: frozenset({Step.FREEZING, Step.ROLLING_BACK}),
     Step.FREEZING: frozenset({Step.COMMITTED, Step.ROLLING_BACK}),
     Step.COMMITTED: frozenset({Step.RESTORING}),
-    Step.RESTORING: frozenset({Step.RESUMING, Step.RETURNING}),
+    Step.RESTORING: frozenset({Step.RESUMING, Step.RETURNING, Step.LOST}),
     Step.RESUMING: frozenset({Step.FINISHING}),
     Step.FINISHING: frozenset({Step.DONE}),
     Step.ROLLING_BACK: frozenset({Step.FAILED}),
-    Step.RETURNING: frozenset({Step.FAILED, Step.LOST}),
+    Step.RETURNING: frozenset({Step.FAILED, Step.RESTORING, Step.LOST}),
     Step.DONE: frozenset(),
     Step.FAILED: frozenset(),
     Step.LOST: frozenset(),

@@ -50,13 +50,18 @@ class Inspect(Message, frozen=True):
 
 
 class Inspected(Answer, frozen=True):
+    """``carried_bytes``: of the directories that go along, and of the output so far."""
+
     survey: Survey
     facts: HostFacts
     carried_bytes: int
 
 
 class Reserve(Message, frozen=True):
-    """Preflight at the destination, then (unless ``dry_run``) an empty room; answers Reserved."""
+    """Preflight at the destination, then (unless ``dry_run``) an empty room; answers Reserved.
+
+    ``limit_bytes``: what may come in all for this migration; more is refused.
+    """
 
     migration: str
     spec: CapsuleSpec
@@ -65,6 +70,7 @@ class Reserve(Message, frozen=True):
     source: str
     epoch: int
     book: Book
+    limit_bytes: int
     dry_run: bool
 
 
@@ -181,13 +187,14 @@ class Claim(Message, frozen=True):
     """May the copy that is held for a migration run? Answers Ruled.
 
     ``side``: leaving or coming (ownership.Side); ``epoch``: the one it was frozen under, or is
-    to run under.
+    to run under; ``ready``: it would run at once, otherwise the ruling is never to run.
     """
 
     migration: str
     capsule: str
     side: str
     epoch: int
+    ready: bool
 
 
 class Ruled(Answer, frozen=True):

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A CRIU process that waits in its hook for a verdict, also for an agent that did not start it.
+
+The hook says on one FIFO that it waits and reads the verdict from another. Who CRIU is stands in
+a file beside them, so that an agent that was started anew finds it and decides in the old one's
+place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .room import started
+
+HOOK = """#!/bin/sh
+# Run by CRIU in the capsule's namespaces; at {action} it blocks until the agent has decided.
+case "$CRTOOLS_SCRIPT_ACTION" in
+{action})
+    echo held > {directory}/held || exit 1
+    read verdict < {directory}/verdict
+    [ "$verdict" = go ] || exit 1
+    {go}
+    ;;
+{after}
+esac
+exit 0
+"""
+
+LOST_S = 30.0
+"""How long CRIU may take to leave once it was told; it has little to do then."""
+
+
+class HeldCriu:
+    """One CRIU run with a hook that waits. ``directory`` holds its hook, FIFOs and log."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+        self._who: tuple[int, int] | None = None
+        self._held: int | None = None
+
+    def start(
+        self, command: Sequence[str], action: str, go: str, after: str = "",
+        pass_fds: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """Run ``command`` with the hook; ``go`` is what the hook does when told to go on, and
+        ``after`` further cases of the shell's ``case``."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for name in ("held", "verdict"):
+            (self.directory / name).unlink(missing_ok=True)
+            os.mkfifo(self.directory / name, 0o600)
+        text = HOOK.format(action=action, directory=self.directory, go=go, after=after)
+        self.hook.write_text(text)
+        self.hook.chmod(0o700)
+        self._listen()
+        self._process = subprocess.Popen(
+            [*command, "--action-script", str(self.hook)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            pass_fds=tuple(pass_fds),
+        )  # fmt: skip
+        self._who = (self._process.pid, started(self._process.pid))
+        (self.directory / "criu").write_text("{} {}".format(*self._who))
+
+    def take_up(self) -> bool:
+        """Find the CRIU that an earlier agent has started here; False when it has ended."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            pid, since = (self.directory / "criu").read_text().split()
+            self._who = (int(pid), int(since))
+            self._listen()  # a hook that has yet to come finds a reader
+        return self.alive()
+
+    @property
+    def hook(self) -> Path:
+        return self.directory / "hook"
+
+    def alive(self) -> bool:
+        if self._process is not None:
+            return self._process.poll() is None
+        return self._who is not None and self._who[1] != 0 and started(self._who[0]) == self._who[1]
+
+    def wait_held(self, until: float) -> bool:
+        """Return True once the hook waits, False when CRIU ended before; raises TimeoutError at
+        ``until`` (monotonic seconds)."""
+        assert self._held is not None
+        while True:
+            if select.select([self._held], [], [], 0)[0] and os.read(self._held, 16):
+                return True
+            if not self.alive():
+                return False
+            if time.monotonic() > until:
+                raise TimeoutError
+            self._pause(until)
+
+    def tell(self, verdict: str, seconds: float = LOST_S) -> bool:
+        """Tell the hook ``go`` or ``stop``, whether it waits already or not, and wait until CRIU
+        has ended; False when it has not within ``seconds``."""
+        if self.alive():
+            # Opened for both directions, so that this never blocks and the word is kept.
+            pipe = os.open(self.directory / "verdict", os.O_RDWR | os.O_NONBLOCK)
+            try:
+                os.write(pipe, f"{verdict}\n".encode())
+                self._wait_end(time.monotonic() + seconds)
+            finally:
+                os.close(pipe)
+        return not self.alive()
+
+    def close(self) -> None:
+        """Reap it, when its room was ended, and let go of the FIFO."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(LOST_S)
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
+    def _listen(self) -> None:
+        if self._held is None:
+            self._held = os.open(self.directory / "held", os.O_RDONLY | os.O_NONBLOCK)
+
+    def _pause(self, until: float) -> None:
+        """Until something happens: a word on the FIFO, CRIU's end, or the time being up."""
+        assert self._held is not None
+        pidfd = self._pidfd()
+        if pidfd is None:
+            return
+        try:
+            left = max(0.0, until - time.monotonic())
+            ready, _, _ = select.select([self._held, pidfd], [], [], left)
+            if ready == [self._held]:  # perhaps only the end of file of a writer that has gone
+                time.sleep(0.001)
+        finally:
+            os.close(pidfd)
+
+    def _wait_end(self, until: float) -> None:
+        pidfd = self._pidfd()
+        if pidfd is None:
+            return
+        try:
+            select.select([pidfd], [], [], max(0.0, until - time.monotonic()))
+        finally:
+            os.close(pidfd)
+        self.alive()  # reaps our own child
+
+    def _pidfd(self) -> int | None:
+        assert self._who is not None
+        try:
+            return os.pidfd_open(self._who[0])
+        except ProcessLookupError:
+            return None
