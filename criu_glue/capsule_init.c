@@ -8,7 +8,8 @@
 //
 //   --run    starts COMMAND as the room's root task, in a time namespace of its own
 //   --adopt  starts nothing: CRIU will restore a tree whose root task is PID, and that
-//            task, orphaned when CRIU detaches, becomes our child
+//            task, orphaned when CRIU detaches, becomes our child. Its end is the room's only
+//            after SIGUSR2: a restore that fails may be tried again
 //   --hold   starts nothing and stays until killed (a host of the lab)
 //
 // The outer process makes the namespaces, forks process 1, waits until the room is ready, prints
@@ -365,41 +366,50 @@ static void report_end(int status) {
     write_all(status_fd, line, (size_t)n);
 }
 
-static void reap(pid_t root, bool *ended, int *status) {
+// The root task; `ours` once its end is the room's end.
+struct root {
+    pid_t pid;
+    bool ours, reaped;
+    int status;
+};
+
+static void reap(struct root *root) {
     for (;;) {
         int s;
         pid_t pid = waitpid(-1, &s, WNOHANG);
         if (pid <= 0)
             return;
-        if (pid == root) {
-            *ended = true;
-            *status = s;
+        if (pid == root->pid) {
+            root->reaped = true;
+            root->status = s;
         }
     }
 }
 
-static _Noreturn void serve(pid_t root, int signals, int out, int err) {
+static _Noreturn void serve(struct root root, int signals, int out, int err) {
     struct pollfd watch[3] = {{signals, POLLIN, 0}, {out, POLLIN, 0}, {err, POLLIN, 0}};
-    bool ended = false;
-    int status = 0;
     for (;;) {
         if (poll(watch, 3, -1) < 0 && errno != EINTR)
             _exit(125);
         bool mark = false;
         struct signalfd_siginfo info;
         while (read(signals, &info, sizeof info) == (ssize_t)sizeof info) {
-            if (info.ssi_signo == SIGCHLD)
-                reap(root, &ended, &status);
-            else if (info.ssi_signo == SIGUSR1)
+            if (info.ssi_signo == SIGUSR1)
                 mark = true; // the agent: everything written so far must be in the log
+            else if (info.ssi_signo == SIGUSR2 && !root.ours) {
+                root.ours = true; // the agent: the restored tree was let go
+                if (kill(root.pid, 0) == 0)
+                    root.reaped = false; // that was an attempt before this one
+            }
         }
+        reap(&root);
         for (int i = 1; i <= 2; i++)
             if (watch[i].fd >= 0 && !drain(watch[i].fd, (uint32_t)i))
                 watch[i].fd = -1;
         if (mark)
             log_record(STREAM_MARK, NULL, 0);
-        if (ended) {
-            report_end(status);
+        if (root.ours && root.reaped) {
+            report_end(root.status);
             _exit(0); // the kernel ends whatever the command left behind
         }
     }
@@ -411,6 +421,7 @@ static _Noreturn void be_process_one(int ready) {
     sigemptyset(&watched);
     sigaddset(&watched, SIGCHLD);
     sigaddset(&watched, SIGUSR1);
+    sigaddset(&watched, SIGUSR2);
     sigprocmask(SIG_BLOCK, &watched, NULL);
     int signals = signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK);
     // Both ends stay open here: CRIU is handed the write ends at a restore, and the pipe's
@@ -422,12 +433,13 @@ static _Noreturn void be_process_one(int ready) {
     fcntl(err[0], F_SETFL, O_NONBLOCK);
     if (dup3(out[1], 20, O_CLOEXEC) < 0 || dup3(err[1], 21, O_CLOEXEC) < 0)
         die("cannot place", "pipes");
-    pid_t root = room.adopt;
+    struct root root = {.pid = room.adopt};
     if (room.command != NULL) {
-        root = fork();
-        if (root < 0)
+        root.ours = true;
+        root.pid = fork();
+        if (root.pid < 0)
             die("cannot fork", room.command[0]);
-        if (root == 0)
+        if (root.pid == 0)
             run_command(20, 21);
     }
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);

@@ -94,15 +94,14 @@ class FrozenTree:
             return
         if self._capture is not None:
             self._capture.close()  # a CRIU that still writes images gives up and lets go
-        held_on = self._criu.alive()
-        if self._pinned:
+        if self._criu.alive() and self._pinned:
             self._signal(signal.SIGCONT)  # takes the pending SIGSTOP back
+        elif not self._criu.alive():  # killed: what it would have undone is ours to undo
+            repair_mode.leave(task.pid for task in tasks(self._room))
         if not self._criu.tell("stop"):
             raise StepFailed("thaw", f"CRIU does not let go of {self._room.plan.hostname}")
-        if not held_on or self._pinned:
-            repair_mode.leave(task.pid for task in tasks(self._room))
         if self._pinned:
-            self._signal(signal.SIGCONT)
+            self._signal(signal.SIGCONT)  # should it have been killed just now
         self._criu.close()
         self._begun = False
 

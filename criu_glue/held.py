@@ -100,12 +100,14 @@ class HeldCriu:
     def tell(self, verdict: str, seconds: float = LOST_S) -> bool:
         """Tell the hook ``go`` or ``stop``, whether it waits already or not, and wait until CRIU
         has ended; False when it has not within ``seconds``."""
-        if self.alive():
-            # Opened for both directions, so that this never blocks and the word is kept.
+        with contextlib.suppress(FileNotFoundError):  # it was never started
+            # Opened for both directions, so that this never blocks and the word is kept. Also for
+            # a CRIU that has been killed: its hook waits on.
             pipe = os.open(self.directory / "verdict", os.O_RDWR | os.O_NONBLOCK)
             try:
                 os.write(pipe, f"{verdict}\n".encode())
-                self._wait_end(time.monotonic() + seconds)
+                if self.alive():
+                    self._wait_end(time.monotonic() + seconds)
             finally:
                 os.close(pipe)
         return not self.alive()

@@ -18,8 +18,11 @@ from . import network
 from .dump import COMMON
 from .explain import explain
 from .held import HeldCriu
-from .room import STDERR_FD, STDOUT_FD, Room, enter, evict
+from .room import STDERR_FD, STDOUT_FD, Room, adopt, enter, evict
 from .tool import Criu
+
+STOP_S = 5.0
+"""For a CRIU that was told to stop to take back what it did; then it is killed."""
 
 RESUMED = """post-resume)
     : > {directory}/resumed
@@ -78,6 +81,7 @@ class RestoringTree:
             why = explain(self._images / "restore.log") if ended else "CRIU did not finish"
             raise self._failed(why)
         self._criu.close()
+        adopt(self._room)
 
     def take_up(self) -> None:
         """Go on where an earlier agent left."""
@@ -88,7 +92,11 @@ class RestoringTree:
         return (self._images / "resumed").exists()
 
     def drop(self) -> None:
-        """End whatever there is of the tree; the room stays, as far as it still stands."""
+        """End whatever there is of the tree; the room stays, as far as it still stands.
+
+        CRIU is told first: it takes away what it has put into the room, such as ghost files.
+        """
+        self._criu.tell("stop", STOP_S)
         evict(self._room)
         self._criu.close()
 

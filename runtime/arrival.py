@@ -18,7 +18,7 @@ import msgspec
 
 from ..criu_glue import network, trees
 from ..criu_glue.restore import RestoringTree
-from ..criu_glue.room import Room, evict, started
+from ..criu_glue.room import Room, adopt, started
 from ..criu_glue.tool import Criu
 from ..errors import StepFailed
 from . import carried_out
@@ -125,21 +125,19 @@ class Arrival:
 
     def finish_letting_run(self) -> bool:
         """An earlier agent was to let it run: whether it runs now."""
-        if not self._tree.resumed():
-            try:
-                self._tree.let_run(self._housing.cluster.timeouts.suspicion)
-            except StepFailed:
-                self.resident.unnote()
-                return False
+        if self._tree.resumed():
+            adopt(self.resident.room)
+            return True
+        try:
+            self._tree.let_run(self._housing.cluster.timeouts.suspicion)
+        except StepFailed:
+            self.resident.unnote()
+            return False
         return True
 
     def drop_tree(self) -> None:
         """End what was restored but may not run; room and image stay."""
         self._tree.drop()
-
-    def evict(self) -> None:
-        """Whatever an earlier agent was restoring here ends; room and image stay."""
-        evict(self.resident.room)
 
     def discard(self) -> None:
         """Drop the room and whatever has arrived. May be called again."""

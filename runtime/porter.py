@@ -327,7 +327,7 @@ def _runs_already(arrival: Arrival) -> bool:
     """Whether an earlier agent has let it run; else nothing of it runs here."""
     if arrival.resident.noted():
         return arrival.finish_letting_run()
-    arrival.evict()
+    arrival.drop_tree()
     return False
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import itertools
 import os
 import random
@@ -21,9 +22,10 @@ from pathlib import Path
 
 import pytest
 
-from liveshift.criu_glue import network, output, restore, room, tool, trees
+from liveshift.criu_glue import network, output, room, tool, trees
 from liveshift.criu_glue.capture import Capture
 from liveshift.criu_glue.dump import FrozenTree
+from liveshift.criu_glue.restore import RestoringTree
 from liveshift.criu_glue.room import PID_FLOOR, STDERR_FD, STDOUT_FD, Room, RoomPlan
 from liveshift.criu_glue.survey import tasks
 from liveshift.criu_glue.tool import Criu
@@ -291,8 +293,8 @@ def test_a_dumped_tree_stands_still_until_it_is_thawed_and_goes_on_as_before(
     for attempt in range(2):  # a migration that failed may be tried again
         sink.images.clear()
         sink.ended.clear()
-        frozen = FrozenTree(criu, here, ROOT_PID, place / f"images-{attempt}")
-        frozen.dump(sink, 60)
+        frozen = FrozenTree(here, ROOT_PID, place / f"images-{attempt}")
+        frozen.dump(criu, sink, 60)
         output.settle(here)
         still = count(here)
         time.sleep(0.1)
@@ -313,8 +315,8 @@ def test_a_restored_tree_goes_on_where_it_was_dumped(
 ) -> None:
     here, there = rooms.start(COUNTER), rooms.empty()
     until(lambda: count(here) > 3)
-    frozen = FrozenTree(criu, here, ROOT_PID, place / "images")
-    frozen.dump(sink, 60)
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    frozen.dump(criu, sink, 60)
     output.settle(here)
     sink.write_to(place / "arrived")
     for name, top in (("tmp", Path("tmp")), ("shm", Path("dev/shm"))):
@@ -326,9 +328,16 @@ def test_a_restored_tree_goes_on_where_it_was_dumped(
     pipes = pipes_of(here)
     room.end(here)
     frozen.release()
-    assert restore.unlocked_at(place / "arrived") is None
-    restore.restore(criu, there, place / "arrived", pipes, 60)
-    assert restore.unlocked_at(place / "arrived")
+    tree = RestoringTree(there, place / "arrived")
+    tree.bring_up(criu, pipes, 60)
+    waiting = count(there)
+    time.sleep(0.1)
+    assert count(there) == waiting, "it must not run before it may"
+    assert not (place / "arrived" / "unlocked").exists()
+    assert not tree.resumed()
+    tree.let_run(60)
+    assert tree.resumed()
+    assert (place / "arrived" / "unlocked").exists()
     assert goes_on(there)
     rules = ["nsenter", "--target", str(there.init), "--net", "nft", "list", "ruleset"]
     assert subprocess.run(rules, capture_output=True, check=True).stdout == b""
@@ -361,9 +370,9 @@ def test_what_criu_cannot_dump_is_said_in_words_and_the_tree_goes_on(
         server.listen()
         here = rooms.start(program.format(socket=place / "server.sock") + COUNTER)
         until(lambda: count(here) > 3 or not here.alive())
-        frozen = FrozenTree(criu, here, ROOT_PID, place / "images")
+        frozen = FrozenTree(here, ROOT_PID, place / "images")
         with pytest.raises(StepFailed, match=rf"dump: CRIU could not dump gpt-1: .*{words}"):
-            frozen.dump(sink, 60)
+            frozen.dump(criu, sink, 60)
         assert goes_on(here)
 
 
@@ -374,9 +383,9 @@ def test_a_destination_that_refuses_is_what_is_told_and_the_tree_goes_on(
     here = rooms.start(COUNTER)
     until(lambda: count(here) > 3)
     sink.fails = StepFailed("ship", "h2 refused the image: No space left on device")
-    frozen = FrozenTree(criu, here, ROOT_PID, place / "images")
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
     with pytest.raises(StepFailed, match="ship: h2 refused the image: No space left"):
-        frozen.dump(sink, 60)
+        frozen.dump(criu, sink, 60)
     assert goes_on(here)
 
 
@@ -387,9 +396,9 @@ def test_a_dump_that_takes_too_long_is_given_up_and_the_tree_goes_on(
     here = rooms.start(COUNTER)
     until(lambda: count(here) > 3)
     sink.pause_s = 0.6
-    frozen = FrozenTree(criu, here, ROOT_PID, place / "images")
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
     with pytest.raises(StepFailed, match="did not finish within its deadline"):
-        frozen.dump(sink, 0.5)
+        frozen.dump(criu, sink, 0.5)
     assert goes_on(here)
 
 
@@ -400,8 +409,8 @@ def test_a_restore_that_fails_says_why_and_the_source_can_still_go_on(
     (place / "data.bin").write_bytes(b"0123456789")
     here = rooms.start(f"data = open('{place}/data.bin')\n{COUNTER}")
     until(lambda: count(here) > 3)
-    frozen = FrozenTree(criu, here, ROOT_PID, place / "images")
-    frozen.dump(sink, 60)
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    frozen.dump(criu, sink, 60)
     name = re.escape(str(place / "data.bin").lstrip("/"))
     for content, words in ((None, "is not there"), (b"shorter", "differs")):
         (place / "data.bin").unlink()
@@ -411,12 +420,101 @@ def test_a_restore_that_fails_says_why_and_the_source_can_still_go_on(
         sink.write_to(arrived)
         refusal = rf"restore: CRIU could not restore gpt-1: file {name} {words} on the destination"
         with pytest.raises(StepFailed, match=refusal):
-            restore.restore(criu, there, arrived, pipes_of(here), 60)
+            RestoringTree(there, arrived).bring_up(criu, pipes_of(here), 60)
         assert tasks(there) == []
-        assert restore.unlocked_at(arrived) is None
+        assert there.alive()
+        assert not (arrived / "unlocked").exists()
         (place / "data.bin").touch()
     frozen.thaw()
     assert goes_on(here)
+
+
+@as_root
+def test_a_restored_tree_that_may_not_run_leaves_a_room_for_the_next_attempt(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    """The room stays as it was, what lies in its /dev/shm too, and the same image runs at last."""
+    here, there = rooms.start(COUNTER), rooms.empty()
+    until(lambda: count(here) > 3)
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    frozen.dump(criu, sink, 60)
+    output.settle(here)
+    arrived = place / "arrived"
+    sink.write_to(arrived)
+    for name, top in (("tmp", Path("tmp")), ("shm", Path("dev/shm"))):
+        tree = trees.Tree(name, here.root / top, there.root / top)
+        unpacker = trees.Unpacker(tree.destination)
+        trees.pack(tree, trees.listing(tree), unpacker.write)
+        unpacker.finish()
+    shutil.copy(here.plan.log, there.plan.log)
+    before = count(there)
+    for _ in range(2):
+        attempt = RestoringTree(there, arrived)
+        attempt.bring_up(criu, pipes_of(here), 60)
+        attempt.drop()
+        assert there.alive()
+        assert tasks(there) == []
+        assert count(there) == before
+    left_over = RestoringTree(there, arrived)
+    left_over.bring_up(criu, pipes_of(here), 60)
+    later = RestoringTree(there, arrived)  # as an agent that was started anew finds it
+    later.take_up()
+    later.let_run(60)
+    assert goes_on(there)
+    left_over.drop()
+    assert tasks(there) == []
+    frozen.thaw()
+    assert goes_on(here)
+
+
+@as_root
+def test_a_criu_that_is_killed_leaves_the_pinned_tree_stopped_and_its_connections_whole(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    talk = """
+import os, socket, threading
+a = socket.create_server(("127.0.0.1", 0)); b = socket.create_connection(a.getsockname())
+c, _ = a.accept()
+"""
+    echo = COUNTER.replace(
+        "    os.write(1,", "    b.sendall(b'x'); assert c.recv(1) == b'x'\n    os.write(1,"
+    )
+    here = rooms.start(talk + echo)
+    until(lambda: count(here) > 3)
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    frozen.dump(criu, sink, 60)
+    frozen.pin()
+    output.settle(here)
+    still = count(here)
+    for pid in criu_in(here):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: states(here) == {"T"})
+    time.sleep(0.1)
+    assert count(here) == still
+    frozen.thaw()
+    assert goes_on(here)
+    assert said(here, output.STDERR) == ""
+
+
+def criu_in(stands: Room) -> list[int]:
+    """CRIU's own processes in a room: in its pid namespace, and no task of it."""
+    space = os.stat(f"/proc/{stands.init}/ns/pid").st_ino
+    own = {task.pid for task in tasks(stands)} | {stands.init}
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{name}/ns/pid").st_ino == space and int(name) not in own:
+                found.append(int(name))
+    assert found
+    return found
+
+
+def states(stands: Room) -> set[str]:
+    found = set()
+    for task in tasks(stands):
+        text = Path(f"/proc/{task.pid}/status").read_text()
+        found.add(next(line for line in text.splitlines() if line.startswith("State:")).split()[1])
+    return found
 
 
 @as_root
@@ -431,9 +529,9 @@ def test_no_descriptor_is_left_open_by_a_dump_and_its_end(
 
     before, threads = open_now(), threading.active_count()
     for attempt in range(2):
-        frozen = FrozenTree(criu, here, ROOT_PID, place / f"images-{attempt}")
+        frozen = FrozenTree(here, ROOT_PID, place / f"images-{attempt}")
         sink.ended.clear()
-        frozen.dump(sink, 60)
+        frozen.dump(criu, sink, 60)
         if attempt:
             room.end(here)
             frozen.release()

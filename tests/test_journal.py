@@ -32,7 +32,7 @@ def journal(path: Path) -> Journal:
 
 
 def owners(journal: Journal) -> dict[str, tuple[str, int]]:
-    return {name: (host, epoch) for name, _, _, host, epoch, _ in journal.capsules("gpt")}
+    return {name: (host, epoch) for name, _, _, host, epoch, _, _ in journal.capsules("gpt")}
 
 
 def row(number: int, capsule: str = "gpt/1", state: str = "done") -> MigrationRow:
@@ -54,6 +54,56 @@ def test_commit_refuses_any_epoch_but_the_next(journal: Journal, epoch: int) -> 
     with pytest.raises(LiveshiftError, match=f"gpt/1 is not owned under epoch {epoch - 1}"):
         journal.commit("gpt/1", "h2", epoch)
     assert owners(journal)["gpt/1"] == ("h1", 1)
+
+
+def granted(journal: Journal, capsule: str = "gpt/1") -> bool:
+    return next(bool(row[6]) for row in journal.capsules("gpt") if row[0] == capsule)
+
+
+def test_who_owns_it_may_run_it_once_it_was_granted(journal: Journal, path: Path) -> None:
+    assert granted(journal)
+    journal.commit("gpt/1", "h2", 2)
+    assert not granted(journal)
+    for host, epoch in (("h1", 1), ("h1", 2), ("h2", 1), ("h2", 3)):
+        with pytest.raises(LiveshiftError, match=f"gpt/1 is not {host}'s under epoch {epoch}"):
+            journal.grant("gpt/1", host, epoch)
+    assert not granted(journal)
+    journal.grant("gpt/1", "h2", 2)
+    assert granted(Journal(path))
+    journal.grant("gpt/1", "h2", 2, granted=False)
+    assert not granted(Journal(path))
+
+
+def test_what_has_ended_passes_to_nobody(journal: Journal) -> None:
+    journal.set_ended("gpt/1", 137)
+    with pytest.raises(LiveshiftError, match="not owned under epoch 1 any more"):
+        journal.commit("gpt/1", "h2", 2)
+
+
+def test_a_name_that_is_used_again_begins_above_its_old_epochs(journal: Journal) -> None:
+    journal.commit("gpt/1", "h2", 2)
+    journal.commit("gpt/1", "h1", 3)
+    assert journal.last_epoch("gpt") == 0
+    journal.remove_job("gpt")
+    assert journal.last_epoch("gpt") == 3
+    assert journal.add_job("gpt", 1, "10.99.0.0/24", b"", OWNERS)[1] == 4
+    assert set(owners(journal).values()) == {("h0", 4), ("h1", 4)}
+    assert journal.add_job("new", 2, "10.99.1.0/24", b"", {"new/0": (0, "h0")})[1] == 1
+
+
+def test_migrations_under_way_are_found_again(journal: Journal, path: Path) -> None:
+    for number, state in enumerate(("done", "freezing", "failed", "restoring"), 1):
+        journal.save_migration(number, row(number, state=state))
+    left = Journal(path).migrations_not_in(["done", "failed", "lost"])
+    assert [(number, found.state) for number, found in left] == [(2, "freezing"), (4, "restoring")]
+
+
+def test_a_journal_of_another_format_is_refused(journal: Journal, path: Path) -> None:
+    with sqlite3.connect(path) as other:
+        other.execute("PRAGMA user_version=1")
+    other.close()
+    with pytest.raises(LiveshiftError, match="has format 1, this version writes format 2"):
+        Journal(path)
 
 
 def test_commit_of_an_unknown_capsule_is_refused(journal: Journal) -> None:
@@ -108,8 +158,8 @@ def test_reopening_sees_everything(journal: Journal, path: Path) -> None:
     assert (name, vni, subnet, spec, state, code) == ("gpt", 1, "10.99.0.0/24", b"spec", "ended", 3)
     assert started > 1.6e9
     assert again.capsules("gpt") == [
-        ("gpt/0", "gpt", 0, "h0", 1, 3),
-        ("gpt/1", "gpt", 1, "h2", 2, None),
+        ("gpt/0", "gpt", 0, "h0", 1, 3, 1),
+        ("gpt/1", "gpt", 1, "h2", 2, None, 0),
     ]
     assert again.migration(1) == row(1)
     assert again.migration(2) is None

@@ -96,7 +96,7 @@ def test_either_side_asks_and_answers(key_directory: Path) -> None:
     async def orchestrator(peer: str, ask: Message) -> Message | None:
         assert isinstance(ask, messages.Hello)
         book = messages.Book(peer, 1, "10.99.0.0/24", {"10.99.0.1": (peer, 3)})
-        return messages.Books([book], [])
+        return messages.Books([book])
 
     async def agent(peer: str, ask: Message) -> Message | None:
         assert isinstance(ask, messages.ReadOutput)

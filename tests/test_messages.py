@@ -121,12 +121,12 @@ def test_nonsense_is_refused_in_words_or_understood(raw: bytes) -> None:
     [
         ({"v": 99, "id": 1, "ok": None}, f"version 99, this is version {VERSION}"),
         ({"id": 1, "ok": None}, "not understood: 'v'"),
-        ({"v": 1, "id": 1, "body": {"t": "Explode"}}, "'Explode'"),
-        ({"v": 1, "id": 1, "body": {"t": "End"}}, "missing required field `capsule`"),
-        ({"v": 1, "id": 1, "body": {"t": "End", "capsule": 7}}, "Expected `str`, got `int`"),
-        ({"v": 1, "id": 1, "body": {"t": "End", "capsule": "a", "now": 1}}, "unknown field `now`"),
-        ({"v": 1, "id": 1, "body": {"t": "Named", "name": "gpt"}}, "'Named'"),  # an answer
-        ({"v": 1, "id": 1, "ok": {"t": "End", "capsule": "gpt/0"}}, "'End'"),  # an ask
+        ({"v": VERSION, "id": 1, "body": {"t": "Explode"}}, "'Explode'"),
+        ({"v": VERSION, "id": 1, "body": {"t": "End"}}, "missing required field `capsule`"),
+        ({"v": VERSION, "id": 1, "body": {"t": "End", "capsule": 7}}, "Expected `str`, got `int`"),
+        ({"v": VERSION, "id": 1, "body": {"t": "End", "capsule": "a", "now": 1}}, "unknown field `now`"),
+        ({"v": VERSION, "id": 1, "body": {"t": "Named", "name": "gpt"}}, "'Named'"),  # an answer
+        ({"v": VERSION, "id": 1, "ok": {"t": "End", "capsule": "gpt/0"}}, "'End'"),  # an ask
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(frame: dict[str, object], words: str) -> None:

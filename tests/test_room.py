@@ -230,8 +230,12 @@ def test_a_room_that_cannot_be_built_says_why_and_leaves_nothing(plan: RoomPlan)
 
 
 @as_root
-def test_an_adopted_tree_is_reaped_as_if_it_had_been_started_here(plan: RoomPlan) -> None:
-    """As a restore does it: a task of the given pid, orphaned into the room, is its root task."""
+@pytest.mark.parametrize("early", [True, False], ids=["adopted while it runs", "and after its end"])
+def test_an_adopted_tree_is_reaped_as_if_it_had_been_started_here(
+    plan: RoomPlan, early: bool
+) -> None:
+    """As a restore does it: a task of the given pid, orphaned into the room, is its root task.
+    One that ends before it is adopted was an attempt, and the room stays for the next."""
     stands = room.build_empty(plan, ROOT_PID, PID_FLOOR + 500)
     try:
         assert tasks(stands) == []
@@ -240,9 +244,16 @@ def test_an_adopted_tree_is_reaped_as_if_it_had_been_started_here(plan: RoomPlan
         script = f"echo {ROOT_PID - 1} > /proc/sys/kernel/ns_last_pid; {orphan} & true"
         command = [*room.enter(stands), "sh", "-c", script]
         with open(ends[0], "wb") as out, open(ends[1], "wb") as err:
-            subprocess.run(command, check=True, stdout=out, stderr=err)
+            for attempt in range(2):
+                subprocess.run(command, check=True, stdout=out, stderr=err)
+                if attempt == 1 and early:
+                    room.adopt(stands)
+                    break
+                until(lambda: not tasks(stands))
+                assert stands.alive()
+        room.adopt(stands)  # repeatable
         assert ended(stands) == "exit 5"
-        assert (said(stands), said(stands, STDERR)) == ("out\n", "err\n")
+        assert (said(stands), said(stands, STDERR)) == ("out\n" * 2, "err\n" * 2)
     finally:
         room.end(stands)
 
