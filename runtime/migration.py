@@ -133,24 +133,16 @@ class Move:
         """Go on after a restart of the orchestrator, from what its journal says."""
         if self.step in (Step.RESUMING, Step.FINISHING):
             await self._finish()
-        elif self.capsule.host == self.source:  # not committed, or passed back already
-            await self._roll_back(StepFailed("migration", "the orchestrator was restarted"))
-        else:
+        elif self.step is Step.RETURNING or self.capsule.host != self.source:
             await self._from_commit()
+        else:
+            await self._roll_back(StepFailed("migration", "the orchestrator was restarted"))
 
     async def _from_commit(self) -> None:
         """Whatever happens, it comes to run somewhere, unless its last copy has gone."""
         await reached("orchestrator.committed")
-        while True:
-            try:
-                await self._restore()
-                break
-            except Exception as error:
-                self.error = _as_ours(error)
-            if isinstance(self.error, Gone) and self.capsule.granted:
-                self._end(Step.LOST)
-                return
-            if await self._return():
+        while self.step is Step.RETURNING or not await self._restored():
+            if self.step is Step.LOST or await self._return():
                 return
         await self._resume()
         await reached("orchestrator.resumed")
@@ -224,12 +216,26 @@ class Move:
             self._ground.commit(self.capsule, self.destination, still=True)
         self._advance(Step.COMMITTED)
 
+    async def _restored(self) -> bool:
+        """Whether it runs at the destination; if not, it is lost or to return."""
+        try:
+            await self._restore()
+            return True
+        except Exception as error:
+            self.error = _as_ours(error)
+        if isinstance(self.error, Gone) and self.capsule.granted:
+            self._end(Step.LOST)
+        else:
+            self._advance(Step.RETURNING)
+        return False
+
     async def _restore(self) -> None:
         """The address book and the tree, side by side; the agent asks before the tree runs.
 
         Raises what stands in the way once it is certain that nothing runs at the destination.
         """
-        self._advance(Step.RESTORING)
+        if self.step is not Step.RESTORING:
+            self._advance(Step.RESTORING)
         began = time.monotonic()
         failed = 0
         while True:
@@ -313,29 +319,27 @@ class Move:
 
         Returns whether the move has ended; otherwise the destination is to try again.
         """
-        if self.step is not Step.RETURNING:
-            self._advance(Step.RETURNING)
         try:
-            state = await self._settle(self.source)  # a look: it is not the owner (yet)
-            if state == "held":
+            if self.capsule.host != self.source and await self._settle(self.source) == "held":
                 self._ground.commit(self.capsule, self.source, still=False)
+            if self.capsule.host == self.source:
                 await self._ground.publish(self.job)
-                state = await self._settle_until_known(self.source)
+                if await self._settle_until_known(self.source) == "runs":
+                    self._thawed()
+                    self._end(Step.FAILED)
+                    return True
+            if isinstance(self.error, Gone) or self.capsule.granted:
+                self.error = Gone(f"{self.error}; and {self.source} has no copy either")
+                self._end(Step.LOST)
+                return True
+            if self.capsule.host == self.source:
+                self._ground.commit(self.capsule, self.destination, still=False)
         except Exception as error:
             log.warning("%s: returning to %s: %s", self.name, self.source, error)
             await asyncio.sleep(self._ground.cluster.timeouts.heartbeat)
-            return False
-        if state == "runs" and self.capsule.host == self.source:
-            self._thawed()
-            self._end(Step.FAILED)
-            return True
-        gone = isinstance(self.error, Gone) or self.capsule.granted
-        if not gone and self.capsule.host == self.source:
-            self._ground.commit(self.capsule, self.destination, still=False)
-        if gone:
-            self.error = Gone(f"{self.error}; and {self.source} has no copy either")
-            self._end(Step.LOST)
-        return gone
+        if self.capsule.host == self.destination:
+            self._advance(Step.RESTORING)
+        return False
 
     async def _settle(self, host: str) -> str:
         settle = messages.Settle(self.name, self.capsule.name)

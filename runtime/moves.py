@@ -18,7 +18,7 @@ from .jobs import Capsule, Job
 from .link import Switchboard
 from .messages import Message
 from .migration import Move, limit_bytes
-from .ownership import Ruling, Side, may_pass, rule
+from .ownership import BEFORE_COMMIT, Ruling, Side, may_pass, rule
 from .spares import choose_destination
 from .steps import ENDS, Step
 from .tasks import Tasks
@@ -26,6 +26,7 @@ from .tasks import Tasks
 log = logging.getLogger("liveshift.moves")
 
 LIVENESS_LOOK_S = 0.5
+UNCOMMITTED = frozenset(step.value for step in BEFORE_COMMIT)
 
 
 class Moves:
@@ -75,6 +76,9 @@ class Moves:
                 self._fleet.journal.save_migration(number, ended)
                 continue
             job, capsule = found
+            if capsule.host == row.destination and row.state in UNCOMMITTED:
+                # Committed, and the orchestrator ended before it could write the next step down.
+                row = msgspec.structs.replace(row, state=Step.COMMITTED.value)
             move = Move.left_behind(self, job, capsule, row, self._changed)
             capsule.migration = move.name
             self._fleet.moves[move.name] = move

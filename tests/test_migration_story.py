@@ -11,15 +11,17 @@ import asyncio
 import sqlite3
 from typing import Any
 
+import msgspec
 import pytest
 
 from liveshift.criu_glue.network import Overlay
 from liveshift.criu_glue.survey import Survey
-from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable
+from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
 from liveshift.runtime import config, messages, migration
 from liveshift.runtime.jobs import Capsule, Job
 from liveshift.runtime.messages import Message, Phase
 from liveshift.runtime.migration import Move
+from liveshift.runtime.ownership import may_pass
 from liveshift.runtime.steps import ALLOWED, ENDS, Step
 
 CLUSTER = config.parse(
@@ -39,9 +41,7 @@ address = "10.88.0.12"
 
 SURVEY = Survey((1001, 1002), 300, 20, (), (), (), (), ())
 FACTS = messages.HostFacts("6.1", "x86_64", "cpu", [], "4.2.1", "0.1")
-FROZEN = messages.Frozen(
-    1000, {"image:pages-1.img": 1000}, {77: 20, 78: 21}, {}, [Phase("dump", 0.0, 0.4, 1000, True)]
-)
+FROZEN = messages.Frozen(1000, [Phase("dump", 0.0, 0.4, 1000, True)])
 ANSWERS: dict[type[Message], Message | None] = {
     messages.Inspect: messages.Inspected(SURVEY, FACTS, 5),
     messages.Reserve: messages.Reserved([("CRIU", "4.2.1")], "tcp://10.88.0.12:7401"),
@@ -49,16 +49,20 @@ ANSWERS: dict[type[Message], Message | None] = {
     messages.Freeze: FROZEN,
     messages.Restore: messages.Moved(1000, [Phase("restore", 0.0, 0.3, 1000, True)]),
     messages.Resume: messages.Moved(0, [Phase("resume", 0.0, 0.01)]),
-    messages.Finish: None,
-    messages.Thaw: None,
-    messages.Discard: None,
+    messages.Settle: messages.Settled("ended"),
+    messages.Progress: messages.Arrived(500, 0, False),
 }
+HELD, RUNS, NOTHING = (messages.Settled(state) for state in ("held", "runs", "nothing"))
 
 Failure = Exception | Message | None
 
 
 class Stage:
-    """Stands in for the orchestrator: answers asks, and writes down everything in order."""
+    """Stands in for the orchestrator: answers asks, and writes down everything in order.
+
+    As the real one would, it grants when a destination restores (``grants``) and the source when
+    it settles what it owns.
+    """
 
     cluster = CLUSTER
 
@@ -67,9 +71,13 @@ class Stage:
         self.asks: list[tuple[str, Message]] = []
         self.fails: dict[str, list[Failure]] = {}
         self.steps: list[Step] = []
+        self.told: list[str] = []
+        self.grants = False
+        self.capsule: Capsule | None = None
 
     def fail(self, what: str, *how: Failure) -> None:
-        """The next calls of ``what`` (a message's name, commit, publish or record) go so."""
+        """The next calls of ``what`` (a message's name, "name host", commit, publish or record)
+        go so."""
         self.fails[what] = list(how)
 
     def _maybe_fail(self, what: str, answer: Message | None) -> Message | None:
@@ -85,12 +93,24 @@ class Stage:
         assert timeout > 0
         self.said.append(f"{kind} {host}")
         self.asks.append((host, message))
-        return self._maybe_fail(kind, ANSWERS[type(message)])
+        if kind == "Restore" and self.grants:
+            assert self.capsule is not None
+            self.capsule.granted = True
+        answer = self._maybe_fail(kind, ANSWERS[type(message)])
+        return self._maybe_fail(f"{kind} {host}", answer)
 
-    def commit(self, capsule: Capsule, host: str, epoch: int) -> None:
+    def commit(self, capsule: Capsule, host: str, *, still: bool) -> None:
+        assert may_pass(capsule.owner, still), f"{capsule.owner} may run it"
         self._maybe_fail("commit", None)
-        self.said.append(f"commit {host} {epoch}")
-        capsule.host, capsule.epoch = host, epoch
+        capsule.host, capsule.epoch, capsule.granted = host, capsule.epoch + 1, False
+        self.said.append(f"commit {host} {capsule.epoch}")
+
+    def withdraw(self, capsule: Capsule) -> None:
+        self.said.append(f"withdraw {capsule.host} {capsule.epoch}")
+        capsule.granted = False
+
+    def tell(self, move: Move, text: str) -> None:
+        self.told.append(text)
 
     async def publish(self, job: Job) -> None:
         self.said.append("publish " + " ".join(f"{h}:{e}" for h, e in job.book().where.values()))
@@ -112,20 +132,26 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migration.asyncio, "sleep", at_once)
 
 
-def play(stage: Stage) -> Move:
+def a_move(stage: Stage) -> Move:
     run = messages.Run("gpt", 2, ["torchrun", "train.py"], {}, "/", 0, [])
     capsules = {f"gpt/{i}": Capsule(f"gpt/{i}", i, f"h{i}", 1) for i in range(2)}
     job = Job("gpt", Overlay(1, "10.99.0.0/24"), run, 0, 0.0, capsules)
-    capsule = capsules["gpt/1"]
-    move = Move(stage, 7, job, capsule, "h2", "h1 is tainted", "root", stage.changed)
+    stage.capsule = capsules["gpt/1"]
+    return Move(stage, 7, job, stage.capsule, "h2", "h1 is tainted", "root", stage.changed)
+
+
+def play(stage: Stage) -> Move:
+    move = a_move(stage)
     asyncio.run(move.run())
     return move
 
 
 BEFORE = ["Inspect h1", "Reserve h2", "Precopy h1", "Freeze h1"]
-HAPPY = [*BEFORE, "commit h2 2", "publish h0:1 h2:2", "Restore h2", "Resume h2", "Finish h1"]
-UNDO = ["Thaw h1", "Discard h2"]
-RETURN = ["Discard h2", "commit h1 3", "publish h0:1 h1:3", "Thaw h1"]
+UP_TO_RESTORE = [*BEFORE, "commit h2 2", "publish h0:1 h2:2", "Restore h2"]
+HAPPY = [*UP_TO_RESTORE, "Resume h2", "Settle h1"]
+UNDO = ["Settle h1", "Settle h2"]
+AGAIN = ["withdraw h2 2", "publish h0:1 h2:2", "Restore h2"]
+RETURN = ["Settle h1", "commit h1 3", "publish h0:1 h1:3", "Settle h1"]
 
 WAYS: list[Failure] = [
     Refused("not here", hint="try there"),
@@ -166,7 +192,8 @@ def test_what_each_side_is_told() -> None:
     (precopy,) = stage.sent(messages.Precopy)
     assert (precopy.destination, precopy.endpoint) == ("h2", "tcp://10.88.0.12:7401")
     (restore,) = stage.sent(messages.Restore)
-    assert (restore.migration, restore.epoch, restore.frozen) == ("m7", 2, FROZEN)
+    assert (restore.migration, restore.capsule, restore.epoch) == ("m7", "gpt/1", 2)
+    assert reserve.limit_bytes > 2 * (300 + 20)
 
 
 def test_the_record() -> None:
@@ -189,11 +216,10 @@ def test_before_the_commit_any_failure_leaves_the_capsule_at_its_source(
     stage = Stage()
     stage.fail(BEFORE[at].split()[0], way)
     move = play(stage)
-    assert stage.said == [*BEFORE[: at + 1], *UNDO]
+    assert [word for word in stage.said if word != "Progress h2"] == [*BEFORE[: at + 1], *UNDO]
     assert move.step is Step.FAILED
     assert stage.steps[-2:] == [Step.ROLLING_BACK, Step.FAILED]
     assert (move.capsule.host, move.capsule.epoch) == ("h1", 1)
-    assert stage.sent(messages.Thaw)[0].epoch == 1
     row = move.row()
     assert row.error
     assert row.hint == ("try there" if isinstance(way, Refused) else None)
@@ -201,6 +227,30 @@ def test_before_the_commit_any_failure_leaves_the_capsule_at_its_source(
         assert row.error == str(way)
     if isinstance(way, ZeroDivisionError):
         assert "ZeroDivisionError: a slip" in row.error
+
+
+SILENT = Unreachable("h1 fell silent")
+
+
+def test_a_source_that_falls_silent_does_not_hold_up_a_complete_image() -> None:
+    """It has promised to wait before the image was complete, so the capsule may go on."""
+    stage = Stage()
+    stage.fail("Freeze", SILENT)
+    stage.fail("Progress", messages.Arrived(900, 0, False), messages.Arrived(1000, 1000, True))
+    move = play(stage)
+    looks = ["Progress h2", "Progress h2"]
+    assert stage.said == [*BEFORE, *looks, *HAPPY[len(BEFORE) :]]
+    assert move.step is Step.DONE
+    assert move.row().image_bytes == 1000
+    assert any("h1 fell silent" in told for told in stage.told)
+
+
+def test_an_image_that_comes_no_further_is_given_up_with_its_source() -> None:
+    stage = Stage()
+    stage.fail("Freeze", SILENT)
+    move = play(stage)
+    assert stage.said == [*BEFORE, "Progress h2", "Progress h2", *UNDO]
+    assert str(move.error) == "h1 fell silent"
 
 
 @pytest.mark.parametrize(
@@ -219,59 +269,131 @@ def test_a_commit_that_fails_is_no_commit(way: Exception) -> None:
     assert move.row().frozen_s > 0
 
 
-@pytest.mark.parametrize("what", ["Thaw", "Discard"])
-@pytest.mark.parametrize("way", WAYS[:-1], ids=named)
-def test_an_undo_that_fails_on_one_side_is_done_on_the_other(what: str, way: Failure) -> None:
+@pytest.mark.parametrize("host", ["h1", "h2"])
+@pytest.mark.parametrize("way", WAYS, ids=named)
+def test_an_undo_that_fails_on_one_side_is_done_on_the_other(host: str, way: Failure) -> None:
+    """Who was not told asks by itself."""
     stage = Stage()
     stage.fail("Freeze", Refused("no"))
-    stage.fail(what, way)
+    stage.fail(f"Settle {host}", way)
     move = play(stage)
     assert stage.said == [*BEFORE, *UNDO]
     assert move.step is Step.FAILED
     assert str(move.error) == "no"
+    assert len(stage.told) == 1
+    assert stage.told[0].startswith(f"{host} drops it")
 
 
-@pytest.mark.parametrize("way", WAYS, ids=named)
-def test_a_restore_that_fails_passes_the_capsule_back(way: Failure) -> None:
+NOT_DONE = StepFailed("restore", "CRIU could not")
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_a_restore_that_fails_is_tried_again(granted: bool) -> None:
     stage = Stage()
-    stage.fail("Restore", way)
+    stage.grants = granted
+    stage.fail("Restore", NOT_DONE)
     move = play(stage)
-    assert stage.said == [*HAPPY[:7], *RETURN]
+    assert stage.said == [*UP_TO_RESTORE, *AGAIN, *HAPPY[len(UP_TO_RESTORE) :]]
+    assert move.step is Step.DONE
+    assert move.row().error is None
+    assert "tried again at h2: restore: CRIU could not" in stage.told
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_a_restore_that_fails_twice_passes_the_capsule_back(granted: bool) -> None:
+    stage = Stage()
+    stage.grants = granted
+    stage.fail("Restore", NOT_DONE, NOT_DONE)
+    stage.fail("Settle h1", HELD, RUNS)
+    move = play(stage)
+    assert stage.said == [*UP_TO_RESTORE, *AGAIN, "withdraw h2 2", *RETURN]
     assert move.step is Step.FAILED
     assert stage.steps[-2:] == [Step.RETURNING, Step.FAILED]
     assert (move.capsule.host, move.capsule.epoch) == ("h1", 3)
-    assert stage.sent(messages.Thaw)[0].epoch == 3
-    assert move.row().error
+    assert move.row().error == str(NOT_DONE)
 
 
-def test_a_publish_that_fails_passes_the_capsule_back() -> None:
+def test_a_destination_that_falls_silent_before_it_may_run_it_loses_it() -> None:
     stage = Stage()
-    stage.fail("publish", ZeroDivisionError("a slip"))
+    stage.fail("Restore", Unreachable("h2 fell silent"))
+    stage.fail("Settle h1", HELD, RUNS)
     move = play(stage)
+    assert stage.said == [*UP_TO_RESTORE, *RETURN]
     assert move.step is Step.FAILED
-    assert stage.said[-4:] == RETURN
 
 
-@pytest.mark.parametrize("what", ["commit", "Thaw"])
-@pytest.mark.parametrize("way", [*WAYS[:-1], sqlite3.OperationalError("disk is full")], ids=named)
-def test_it_is_lost_when_the_source_cannot_go_on_either(what: str, way: Exception) -> None:
+def test_a_destination_where_it_may_run_is_waited_for() -> None:
+    """However long it is silent: nobody else gets the capsule."""
     stage = Stage()
-    stage.fail("Restore", Refused("no room here"))
-    fine: list[Failure] = [None] if what == "commit" else []  # the first one goes well
-    stage.fail(what, *fine, way)
+    stage.grants = True
+    stage.fail("Restore", *[Unreachable("h2 fell silent")] * 50)
+    move = play(stage)
+    assert stage.said.count("Restore h2") == 51
+    assert [word for word in stage.said if "commit" in word] == ["commit h2 2"]
+    assert move.step is Step.DONE
+    assert stage.told == ["waiting for h2, where it may run"]
+
+
+def test_a_destination_that_comes_back_without_what_it_ran_has_lost_it() -> None:
+    stage = Stage()
+    stage.grants = True
+    stage.fail("Restore", Unreachable("h2 fell silent"), NotFound("h2 has no image of it"))
     move = play(stage)
     assert move.step is Step.LOST
-    assert "no room here; and back at h1: " in str(move.error)
-    assert str(way) in str(move.error)
+    assert (move.capsule.host, move.capsule.epoch) == ("h2", 2)
 
 
-def test_a_destination_that_does_not_answer_the_discard_does_not_keep_the_capsule() -> None:
+def test_an_image_that_has_gone_before_it_ran_passes_the_capsule_back() -> None:
     stage = Stage()
-    stage.fail("Restore", Unreachable("h2 did not answer"))
-    stage.fail("Discard", Unreachable("h2 did not answer"))
+    stage.fail("Restore", NotFound("h2 has no image of it"))
+    stage.fail("Settle h1", HELD, RUNS)
     move = play(stage)
-    assert stage.said[-4:] == RETURN
+    assert stage.said == [*UP_TO_RESTORE, *RETURN]
     assert move.step is Step.FAILED
+
+
+@pytest.mark.parametrize("silent", [1, 20])
+def test_while_the_source_is_away_the_destination_tries_on(silent: int) -> None:
+    stage = Stage()
+    stage.fail("Restore", *[NOT_DONE] * 2 * silent)
+    stage.fail("Settle h1", *[Unreachable("h1 is away")] * silent)
+    move = play(stage)
+    assert [word for word in stage.said if "commit" in word] == ["commit h2 2"]
+    assert stage.said.count("Restore h2") == 2 * silent + 1
+    assert move.step is Step.DONE
+
+
+def test_the_last_image_is_not_given_up_for_a_source_that_lost_its_copy() -> None:
+    """It promised to take it, and is switched off before it does: the destination gets it back."""
+    stage = Stage()
+    stage.fail("Restore", NOT_DONE, NOT_DONE)
+    stage.fail("Settle h1", HELD, Unreachable("h1 is away"), NOTHING)
+    move = play(stage)
+    assert [word for word in stage.said if "commit" in word] == [
+        "commit h2 2", "commit h1 3", "commit h2 4",
+    ]  # fmt: skip
+    assert stage.sent(messages.Restore)[-1].epoch == 4
+    assert move.step is Step.DONE
+    assert (move.capsule.host, move.capsule.epoch) == ("h2", 4)
+
+
+def test_it_is_lost_when_no_side_has_it() -> None:
+    stage = Stage()
+    stage.fail("Restore", NotFound("h2 has no image of it"))
+    stage.fail("Settle h1", NOTHING)
+    move = play(stage)
+    assert move.step is Step.LOST
+    assert "h2 has no image of it; and h1 has no copy either" in str(move.error)
+
+
+def test_a_return_that_cannot_be_written_down_is_no_return() -> None:
+    stage = Stage()
+    stage.fail("Restore", NOT_DONE, NOT_DONE)
+    stage.fail("Settle h1", HELD)
+    stage.fail("commit", None, sqlite3.OperationalError("disk is full"))
+    move = play(stage)
+    assert move.step is Step.DONE
+    assert (move.capsule.host, move.capsule.epoch) == ("h2", 2)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=named)
@@ -283,16 +405,75 @@ def test_that_nobody_saw_it_resume_changes_nothing(way: Failure) -> None:
     assert move.step is Step.DONE
 
 
-@pytest.mark.parametrize("way", WAYS[:-1], ids=named)
-def test_a_source_that_does_not_finish_is_asked_again(way: Failure) -> None:
+@pytest.mark.parametrize("way", [w for w in WAYS if isinstance(w, LiveshiftError)], ids=named)
+def test_a_source_that_does_not_finish_is_not_waited_for(way: Exception) -> None:
     stage = Stage()
-    stage.fail("Finish", way, way)
+    stage.fail("Settle", way)
     move = play(stage)
-    assert stage.said == [*HAPPY, "Finish h1", "Finish h1"]
+    assert stage.said == HAPPY
     assert move.step is Step.DONE
+    assert stage.told == [f"the frozen copy ends once h1 is back: {way}"]
+
+
+# ---- after a restart of the orchestrator -------------------------------------------------------
+
+
+def taken_up(stage: Stage, state: Step, host: str, epoch: int, granted: bool) -> Move:
+    move = a_move(stage)
+    capsule = move.capsule
+    row = msgspec.structs.replace(move.row(), state=state.value)
+    capsule.host, capsule.epoch, capsule.granted = host, epoch, granted
+    again = Move.left_behind(stage, move.job, capsule, row, stage.changed)
+    assert (again.name, again.source, again.destination) == ("m7", "h1", "h2")
+    asyncio.run(again.take_up())
+    return again
+
+
+@pytest.mark.parametrize(
+    "state", [Step.PREPARING, Step.PRECOPYING, Step.FREEZING, Step.ROLLING_BACK]
+)
+def test_what_was_not_committed_is_rolled_back(state: Step) -> None:
     stage = Stage()
-    stage.fail("Finish", *[way] * 99)
-    assert play(stage).step is Step.DONE
+    move = taken_up(stage, state, "h1", 1, True)
+    assert stage.said == UNDO
+    assert move.step is Step.FAILED
+    assert "the orchestrator was restarted" in str(move.error)
+
+
+@pytest.mark.parametrize("granted", [False, True])
+@pytest.mark.parametrize("state", [Step.COMMITTED, Step.RESTORING])
+def test_what_was_committed_goes_on(state: Step, granted: bool) -> None:
+    stage = Stage()
+    move = taken_up(stage, state, "h2", 2, granted)
+    assert stage.said == ["publish h0:1 h2:2", "Restore h2", "Resume h2", "Settle h1"]
+    assert move.step is Step.DONE
+
+
+def test_what_was_passed_back_is_the_sources() -> None:
+    stage = Stage()
+    stage.fail("Settle h1", RUNS)
+    move = taken_up(stage, Step.RETURNING, "h1", 3, False)
+    assert stage.said == ["publish h0:1 h1:3", "Settle h1"]
+    assert move.step is Step.FAILED
+
+
+def test_what_was_about_to_be_passed_back_is() -> None:
+    stage = Stage()
+    stage.fail("Settle h1", HELD, RUNS)
+    move = taken_up(stage, Step.RETURNING, "h2", 2, False)
+    assert stage.said == RETURN
+    assert move.step is Step.FAILED
+
+
+@pytest.mark.parametrize("state", [Step.RESUMING, Step.FINISHING])
+def test_what_ran_is_finished(state: Step) -> None:
+    stage = Stage()
+    move = taken_up(stage, state, "h2", 2, True)
+    assert stage.said == ["Settle h1"]
+    assert move.step is Step.DONE
+
+
+# ---- the table ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", [Step.COMMITTED, Step.RESTORING, Step.FINISHING, Step.DONE])
