@@ -58,6 +58,7 @@ class Agent:
             messages.Precopy: porter.precopy,
             messages.Freeze: porter.freeze,
             messages.Restore: porter.restore,
+            messages.Forward: porter.forward,
             messages.Resume: porter.resume,
             messages.Settle: porter.settle,
             messages.Progress: porter.progress,

@@ -13,6 +13,7 @@ and (inbox.py) what had come when it was complete.
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import msgspec
 
@@ -24,9 +25,10 @@ from ..errors import StepFailed
 from . import carried_out
 from .faultpoints import reach
 from .inbox import Inbox
-from .messages import Moved, Reserve
+from .messages import Frozen, Moved, Reserve
 from .resident import Housing, Resident
 from .stopwatch import Stopwatch
+from .wire import CHUNK, Sender
 
 NOTE = "arrival"
 
@@ -134,6 +136,40 @@ class Arrival:
             self.resident.unnote()
             return False
         return True
+
+    def forward(self, sender: Sender) -> Frozen:
+        """Send all of the image on to another host, as its source did."""
+        manifest = self.inbox.manifest
+        for stream in manifest.streams:
+            kind, _, name = stream.partition(":")
+            if kind in ("image", "output"):
+                self._forward_file(sender, stream, self.inbox.path(kind, name))
+        for tree in sorted({s.split(":", 2)[2] for s in manifest.streams if s.startswith("tree:")}):
+            self._forward_tree(sender, tree)
+        sender.send_manifest(
+            manifest.capsule, manifest.image_bytes, manifest.pipes, manifest.gone()
+        )
+        sender.finish()
+        return Frozen(manifest.image_bytes, [])
+
+    def _forward_file(self, sender: Sender, stream: str, path: Path) -> None:
+        with path.open("rb") as file:
+            while data := file.read(CHUNK):
+                sender.send(stream, data)
+        sender.send(stream, b"")
+
+    def _forward_tree(self, sender: Sender, name: str) -> None:
+        """What came; of the capsule's own directories all there is."""
+        top, stream = self.inbox.top(name), f"tree:2:{name}"
+        only = None
+        if name not in ("tmp", "shm"):
+            only = tuple(sorted(self.inbox.came.get(name.removeprefix("carried:"), set())))
+        tree = trees.Tree(name, top, top, only)
+        trees.pack(
+            tree, trees.listing(tree),
+            lambda data: sender.send(stream, bytes(data)) if data else None,
+        )  # fmt: skip
+        sender.send(stream, b"")
 
     def drop_tree(self) -> None:
         """End what was restored but may not run; room and image stay."""

@@ -52,6 +52,12 @@ class Fleet:
         """Migrations that have not ended."""
         return [move for move in self.moves.values() if move.step not in ENDS]
 
+    def forget_moves(self, keep: int) -> None:
+        """Drop the oldest ended migrations, beyond ``keep`` of them, from memory."""
+        ended = [name for name, move in self.moves.items() if move.step in ENDS]
+        for name in ended[: max(0, len(ended) - keep)]:
+            del self.moves[name]
+
     def on(self, host: str) -> list[str]:
         """Capsules that take a slot on a host: those that run there, those coming and going."""
         here = {

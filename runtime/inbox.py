@@ -58,7 +58,7 @@ class Inbox:
             elif kind == "tree":
                 self._into_tree(stream, name.partition(":")[2], data)
             elif data:
-                self._into_file(stream, self._path(kind, name), data)
+                self._into_file(stream, self.path(kind, name), data)
 
     def _take_manifest(self, data: memoryview) -> None:
         self._manifest += data
@@ -77,7 +77,7 @@ class Inbox:
                     unpacker.finish()
             self._unpackers.clear()
 
-    def _path(self, kind: str, name: str) -> Path:
+    def path(self, kind: str, name: str) -> Path:
         if kind == "output":
             return self.resident.room.plan.log
         if kind == "image" and name and "/" not in name and not name.startswith("."):

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
-from ..errors import LiveshiftError, NotFound, StepFailed, Unreachable
+from ..errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
 from . import messages
 from .config import Cluster
 from .faultpoints import reached
@@ -58,6 +58,9 @@ class Ground(Protocol):
     async def publish(self, job: Job) -> None:
         """Send the job's address book to every host."""
 
+    def another_spare(self, move: Move) -> str:
+        """A host that could take the capsule instead; raises Refused when there is none."""
+
     def tell(self, move: Move, text: str) -> None:
         """Add a line to the history."""
 
@@ -89,7 +92,9 @@ class Move:
         self.step = Step.PREPARING
         self.asked = time.time()
         self.error: LiveshiftError | None = None
+        self.tried: set[str] = set()
         self._ground = ground
+        self._look: messages.Inspected | None = None
         self._changed = changed
         self._began = time.monotonic()
         self._ended: float | None = None
@@ -142,7 +147,11 @@ class Move:
         """Whatever happens, it comes to run somewhere, unless its last copy has gone."""
         await reached("orchestrator.committed")
         while self.step is Step.RETURNING or not await self._restored():
-            if self.step is Step.LOST or await self._return():
+            if self.step is Step.LOST:
+                return
+            if self.step is Step.RESTORING:  # at another spare
+                continue
+            if await self._return():
                 return
         await self._resume()
         await reached("orchestrator.resumed")
@@ -157,15 +166,22 @@ class Move:
             look = await self._ask(
                 self.source, messages.Inspect(self.capsule.name), limit, messages.Inspected
             )
+            self._look = look
             self._expected = look.survey.resident + look.survey.shared_memory
-            spec = self.job.spec(self.capsule, self._ground.cluster)
-            reserve = messages.Reserve(
-                self.name, spec, look.survey, look.facts, self.source, self.capsule.epoch + 1,
-                self.job.book(), limit_bytes(look), dry_run=False,
-            )  # fmt: skip
-            reserved = await self._ask(self.destination, reserve, limit, messages.Reserved)
+            reserved = await self._reserve(look, self.source, self.destination)
             detail.append(f"{len(look.survey.pids)} tasks")
         return reserved
+
+    async def _reserve(
+        self, look: messages.Inspected, source: str, destination: str
+    ) -> messages.Reserved:
+        spec = self.job.spec(self.capsule, self._ground.cluster)
+        reserve = messages.Reserve(
+            self.name, spec, look.survey, look.facts, source, self.capsule.epoch + 1,
+            self.job.book(), limit_bytes(look), dry_run=False,
+        )  # fmt: skip
+        limit = self._ground.cluster.timeouts.prepare
+        return await self._ask(destination, reserve, limit, messages.Reserved)
 
     async def _precopy(self, reserved: messages.Reserved) -> None:
         """Directories and output go over while the job trains."""
@@ -225,17 +241,39 @@ class Move:
             self.error = _as_ours(error)
         if isinstance(self.error, Gone) and self.capsule.granted:
             self._end(Step.LOST)
-        else:
+        elif not await self._passed_on():
             self._advance(Step.RETURNING)
         return False
+
+    async def _passed_on(self) -> bool:
+        """Whether another spare has the image now, from the destination that cannot restore it."""
+        if self._look is None or not isinstance(self.error, StepFailed):
+            return False
+        self.tried.add(self.destination)
+        try:
+            spare = self._ground.another_spare(self)
+            self._ground.tell(self, f"on to {spare}: {self.error}")
+            with self._timed("pass on", frozen=True):
+                reserved = await self._reserve(self._look, self.destination, spare)
+                forward = messages.Forward(self.name, self.capsule.name, spare, reserved.endpoint)
+                limit = self._ground.cluster.timeouts.freeze
+                await self._ask(self.destination, forward, limit, messages.Frozen)
+            self._ground.commit(self.capsule, spare, still=False)
+        except Refused:
+            return False
+        except Exception as error:
+            self._ground.tell(self, f"not passed on: {error}")
+            return False
+        self.destination = spare
+        self._advance(Step.RESTORING)
+        return True
 
     async def _restore(self) -> None:
         """The address book and the tree, side by side; the agent asks before the tree runs.
 
         Raises what stands in the way once it is certain that nothing runs at the destination.
         """
-        if self.step is not Step.RESTORING:
-            self._advance(Step.RESTORING)
+        self._advance(Step.RESTORING)
         began = time.monotonic()
         failed = 0
         while True:
@@ -287,8 +325,7 @@ class Move:
     async def _finish(self) -> None:
         """The frozen copy ends. It may not run in any case: its epoch is over and peers do not
         hear it; so a source that does not answer now is not waited for."""
-        if self.step is not Step.FINISHING:
-            self._advance(Step.FINISHING)
+        self._advance(Step.FINISHING)
         with self._timed("finish") as detail:
             try:
                 await self._settle(self.source)
@@ -302,8 +339,7 @@ class Move:
     async def _roll_back(self, error: LiveshiftError) -> None:
         """Not committed: the source goes on, the destination forgets."""
         self.error = error
-        if self.step is not Step.ROLLING_BACK:
-            self._advance(Step.ROLLING_BACK)
+        self._advance(Step.ROLLING_BACK)
         done = await asyncio.gather(
             self._settle(self.source), self._settle(self.destination), return_exceptions=True
         )
@@ -383,7 +419,7 @@ class Move:
         return answer
 
     def _advance(self, to: Step) -> None:
-        assert to in ALLOWED[self.step], f"{self.step} may not become {to}"
+        assert to is self.step or to in ALLOWED[self.step], f"{self.step} may not become {to}"
         self.step = to
         try:
             self._changed(self)

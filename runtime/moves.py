@@ -26,6 +26,9 @@ from .tasks import Tasks
 log = logging.getLogger("liveshift.moves")
 
 LIVENESS_LOOK_S = 0.5
+KEEP_MOVES = 200
+"""Ended migrations that are kept at hand; the journal has them all."""
+
 UNCOMMITTED = frozenset(step.value for step in BEFORE_COMMIT)
 
 
@@ -76,6 +79,8 @@ class Moves:
                 self._fleet.journal.save_migration(number, ended)
                 continue
             job, capsule = found
+            if capsule.host not in (row.source, row.destination):  # passed on just before
+                row = msgspec.structs.replace(row, destination=capsule.host)
             if capsule.host == row.destination and row.state in UNCOMMITTED:
                 # Committed, and the orchestrator ended before it could write the next step down.
                 row = msgspec.structs.replace(row, state=Step.COMMITTED.value)
@@ -143,6 +148,10 @@ class Moves:
             if isinstance(result, BaseException):
                 log.warning("address book of %s at %s: %s", job.name, name, result)
 
+    def another_spare(self, move: Move) -> str:
+        views = [v for v in self._fleet.views() if v.name not in move.tried]
+        return choose_destination(views, move.capsule.name, move.source, "")[0].name
+
     # ---- what agents ask -----------------------------------------------------------------------
 
     def rule(self, host: str, claim: messages.Claim) -> messages.Ruled:
@@ -192,8 +201,20 @@ class Moves:
                 f"the agent on {capsule.host}, where {capsule.name} runs, does not answer",
                 hint=f"start it there: liveshift agent --config FILE --host {capsule.host}",
             )
-        chosen, why = choose_destination(self._fleet.views(), capsule.name, capsule.host, to)
+        views = self._fleet.views()
+        chosen, why = choose_destination(
+            views, capsule.name, capsule.host, to, avoid=self._failed_at(capsule)
+        )
         return chosen.name, why
+
+    def _failed_at(self, capsule: Capsule) -> set[str]:
+        """Destinations that failed this capsule lately: another one is tried before."""
+        return {
+            host
+            for move in self._fleet.moves.values()
+            if move.capsule is capsule and move.step is Step.FAILED
+            for host in {*move.tried, move.destination}
+        }
 
     async def _follow(self, move: Move, work: Awaitable[None]) -> None:
         await work
@@ -209,6 +230,7 @@ class Moves:
             kind = "not moved"
             text = f"{move.source} → {move.destination} {move.step.value}: {row.error}"
         self._fleet.journal.tell(move.capsule.name, kind, text, move.by, move.number)
+        self._fleet.forget_moves(KEEP_MOVES)
         await self._over(move)
 
     def _changed(self, move: Move) -> None:

@@ -55,6 +55,11 @@ BEFORE_RUNNING = frozenset({Step.COMMITTED, Step.RESTORING, Step.RETURNING})
 """While a migration is here, the source's copy is what the capsule may return to."""
 
 
+ANNOUNCED = BEFORE_COMMIT | {Step.RESTORING}
+"""While a migration is here, a host that was to get the capsule next may get it: its destination,
+and another spare when that one failed."""
+
+
 def rule(side: Side, host: str, epoch: int, owner: Owner, step: Step | None) -> Ruling:
     """What becomes of a copy that ``host`` holds for a migration.
 
@@ -71,7 +76,7 @@ def rule(side: Side, host: str, epoch: int, owner: Owner, step: Step | None) -> 
         return Ruling.RUN if owner.epoch == epoch else Ruling.WAIT
     if step is Step.RETURNING:  # should its source be gone, this image is the last one
         return Ruling.WAIT
-    return Ruling.WAIT if step in BEFORE_COMMIT and epoch == owner.epoch + 1 else Ruling.END
+    return Ruling.WAIT if step in ANNOUNCED and epoch == owner.epoch + 1 else Ruling.END
 
 
 def is_stray(host: str, epoch: int, owner: Owner, moving: bool) -> bool:

@@ -212,6 +212,18 @@ class Porter:
         self._tasks.spawn(asyncio.to_thread(arrival.free_images))
         return moved
 
+    async def forward(self, ask: messages.Forward) -> messages.Frozen:
+        """Send an image that could not be restored here on to another spare."""
+        arrival, keys = self.arrivals.get(ask.migration), self._house.cluster.paths.keys
+        if arrival is None or not arrival.complete:
+            raise NotFound(f"{self._house.host} has no image of {ask.capsule}")
+        sender = Sender(ask.migration, ask.endpoint, keys, self._house.host, ask.destination)
+        try:
+            with self._working(ask.migration):
+                return await self._house.blocking(ask.capsule, lambda: arrival.forward(sender))
+        finally:
+            sender.close()
+
     async def _may_run(self, arrival: Arrival, epoch: int) -> None:
         """Return when the tree may run; raises StepFailed, with it taken down, when it may not.
 

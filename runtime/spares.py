@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from ..errors import NotFound, Refused
@@ -26,12 +26,13 @@ class HostView:
 
 
 def choose_destination(
-    hosts: Iterable[HostView], capsule: str, source: str, to: str
-) -> tuple[HostView, str]:
+    hosts: Iterable[HostView], capsule: str, source: str, to: str,
+    avoid: Collection[str] = (),
+) -> tuple[HostView, str]:  # fmt: skip
     """The host a capsule moves to, and why it was chosen. ``to`` empty leaves the choice to us.
 
-    Dedicated spares first, then the emptiest floating host. Raises NotFound for an unknown host
-    and Refused when none can receive, with each host's own reason.
+    Dedicated spares first, then the emptiest floating host; those to ``avoid`` last. Raises
+    NotFound for an unknown host and Refused when none can receive, with each host's own reason.
     """
     everyone = list(hosts)
     if to:
@@ -49,7 +50,10 @@ def choose_destination(
             f"no spare can take {capsule}: {reasons}",
             hint="add a host, untaint one, or raise its slots in the cluster file",
         )
-    best = min(able, key=lambda h: (h.spare != "dedicated", h.used / h.slots, h.name))
+    best = min(
+        able,
+        key=lambda h: (h.name in avoid, h.spare != "dedicated", h.used / h.slots, h.name),
+    )
     return best, "a dedicated spare" if best.spare == "dedicated" else "the emptiest free host"
 
 

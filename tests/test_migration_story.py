@@ -51,6 +51,7 @@ ANSWERS: dict[type[Message], Message | None] = {
     messages.Resume: messages.Moved(0, [Phase("resume", 0.0, 0.01)]),
     messages.Settle: messages.Settled("ended"),
     messages.Progress: messages.Arrived(500, 0, False),
+    messages.Forward: messages.Frozen(1000, []),
 }
 HELD, RUNS, NOTHING = (messages.Settled(state) for state in ("held", "runs", "nothing"))
 
@@ -73,6 +74,7 @@ class Stage:
         self.steps: list[Step] = []
         self.told: list[str] = []
         self.grants = False
+        self.spare = ""
         self.capsule: Capsule | None = None
 
     def fail(self, what: str, *how: Failure) -> None:
@@ -108,6 +110,11 @@ class Stage:
     def withdraw(self, capsule: Capsule) -> None:
         self.said.append(f"withdraw {capsule.host} {capsule.epoch}")
         capsule.granted = False
+
+    def another_spare(self, move: Move) -> str:
+        if not self.spare or self.spare in move.tried:
+            raise Refused("no spare can take it")
+        return self.spare
 
     def tell(self, move: Move, text: str) -> None:
         self.told.append(text)
@@ -311,6 +318,48 @@ def test_a_restore_that_fails_twice_passes_the_capsule_back(granted: bool) -> No
     assert stage.steps[-2:] == [Step.RETURNING, Step.FAILED]
     assert (move.capsule.host, move.capsule.epoch) == ("h1", 3)
     assert move.row().error == str(NOT_DONE)
+
+
+FORWARD = ["Reserve h3", "Forward h2", "commit h3 3", "publish h0:1 h3:3", "Restore h3"]
+
+
+def test_a_restore_that_fails_twice_is_done_on_another_spare() -> None:
+    stage = Stage()
+    stage.spare = "h3"
+    stage.fail("Restore h2", NOT_DONE, NOT_DONE)
+    move = play(stage)
+    on = [*UP_TO_RESTORE, *AGAIN, "withdraw h2 2", *FORWARD]
+    assert stage.said == [*on, "Resume h3", "Settle h1"]
+    assert (move.capsule.host, move.capsule.epoch) == ("h3", 3)
+    assert (move.step, move.row().destination) == (Step.DONE, "h3")
+    (_, reserve), (forward,) = stage.sent(messages.Reserve), stage.sent(messages.Forward)
+    assert (reserve.source, reserve.epoch) == ("h2", 3)
+    assert (forward.destination, forward.endpoint) == ("h3", "tcp://10.88.0.12:7401")
+
+
+@pytest.mark.parametrize("what", ["Reserve h3", "Forward h2"])
+@pytest.mark.parametrize("way", WAYS, ids=named)
+def test_a_spare_that_cannot_take_it_over_leaves_it_to_the_source(what: str, way: Failure) -> None:
+    stage = Stage()
+    stage.spare = "h3"
+    stage.fail("Restore h2", NOT_DONE, NOT_DONE)
+    stage.fail(what, way)
+    stage.fail("Settle h1", HELD, RUNS)
+    move = play(stage)
+    assert stage.said[-4:] == RETURN
+    assert (move.step, move.capsule.host) == (Step.FAILED, "h1")
+
+
+def test_when_that_spare_fails_too_the_source_gets_it_back() -> None:
+    stage = Stage()
+    stage.spare = "h3"
+    stage.fail("Restore", *[NOT_DONE] * 4)
+    stage.fail("Settle h1", HELD, RUNS)
+    move = play(stage)
+    assert [word for word in stage.said if "commit" in word] == [
+        "commit h2 2", "commit h3 3", "commit h1 4",
+    ]  # fmt: skip
+    assert move.step is Step.FAILED
 
 
 def test_a_destination_that_falls_silent_before_it_may_run_it_loses_it() -> None:

@@ -127,6 +127,16 @@ class Restore(Message, frozen=True):
     deadline: float
 
 
+class Forward(Message, frozen=True):
+    """Send a complete image, which could not be restored here, on to another spare, which has
+    reserved a room; answers Frozen without phases."""
+
+    migration: str
+    capsule: str
+    destination: str
+    endpoint: str
+
+
 class Resume(Message, frozen=True):
     """Wait for the capsule's first collective after its restore; answers Moved (bytes 0)."""
 
