@@ -104,6 +104,8 @@ class Desk:
         # All of them first: what is taken away while another host still builds would stay there.
         for failed in (result for result in done if isinstance(result, BaseException)):
             raise failed
+        for capsule in job.capsules.values():
+            capsule.started = True
 
     async def _signal_job(self, uid: int, ask: messages.SignalJob) -> None:
         job = self._fleet.job(ask.job)
@@ -172,7 +174,7 @@ class Desk:
             with contextlib.suppress(LiveshiftError):
                 seen = await self._moves.ask(move.destination, messages.Progress(move.name), 2)
                 if isinstance(seen, messages.Arrived):
-                    move.bytes = seen.bytes
+                    move.times.bytes = seen.bytes
         return messages.Migration(move.row())
 
     # ---- looking -------------------------------------------------------------------------------

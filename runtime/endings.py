@@ -48,6 +48,14 @@ class Endings:
             job.state = "ending"
             self._tasks.spawn(self._end_rest(job))
 
+    def take_up(self) -> None:
+        """Go on, after a restart, with ending what one capsule's failure had begun to end."""
+        for job in self._fleet.jobs.values():
+            failed = next((c.code for c in job.capsules.values() if c.code), None)
+            if job.state == "running" and failed:
+                job.state, job.code = "ending", failed
+                self._tasks.spawn(self._end_rest(job))
+
     async def signal(self, job: Job, signum: int) -> None:
         """Send a signal to every command of a job; SIGTERM is followed by SIGKILL after a grace."""
         await self._to_all(job, signum)

@@ -113,7 +113,7 @@ class Fleet:
         for name, vni, subnet, spec, started, state, code in self.journal.jobs():
             raw = msgspec.msgpack.decode(spec)
             capsules = {
-                capsule: Capsule(capsule, index, host, epoch, ended, bool(granted))
+                capsule: Capsule(capsule, index, host, epoch, ended, bool(granted), True)
                 for capsule, _, index, host, epoch, ended, granted in self.journal.capsules(name)
             }
             jobs[name] = Job(

@@ -39,6 +39,7 @@ class Capsule:
     epoch: int
     code: int | None = None
     granted: bool = True
+    started: bool = False  # its host has had it; without it there it is lost
     seen: CapsuleState | None = None
     migration: str | None = None
 

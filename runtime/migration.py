@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from ..errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
@@ -25,8 +25,9 @@ from . import messages
 from .config import Cluster
 from .faultpoints import reached
 from .jobs import Capsule, Job
-from .messages import Message, MigrationRow, Phase
+from .messages import Message, MigrationRow
 from .steps import ALLOWED, Step
+from .timeline import Timeline
 
 log = logging.getLogger("liveshift.migration")
 M = TypeVar("M", bound=Message)
@@ -90,21 +91,12 @@ class Move:
         self.reason = reason
         self.by = by
         self.step = Step.PREPARING
-        self.asked = time.time()
         self.error: LiveshiftError | None = None
         self.tried: set[str] = set()
+        self.times = Timeline()
         self._ground = ground
         self._look: messages.Inspected | None = None
         self._changed = changed
-        self._began = time.monotonic()
-        self._ended: float | None = None
-        self._phases: list[Phase] = []
-        self._frozen_at: float | None = None
-        self._frozen_s = 0.0
-        self._expected = 0
-        self._image_bytes = 0
-        self._ship_s = 0.0
-        self.bytes = 0
 
     @classmethod
     def left_behind(
@@ -114,9 +106,7 @@ class Move:
         """A migration that an earlier orchestrator has left under way, for :meth:`take_up`."""
         move = cls(ground, int(row.name[1:]), job, capsule, row.destination, row.reason, row.by,
                    changed)  # fmt: skip
-        move.source, move.asked, move.step = row.source, row.asked, Step(row.state)
-        move._phases, move._image_bytes = list(row.phases), row.image_bytes
-        move._expected = row.expected_bytes
+        move.source, move.step, move.times = row.source, Step(row.state), Timeline.of(row)
         return move
 
     async def run(self) -> None:
@@ -162,12 +152,12 @@ class Move:
     async def _prepare(self) -> messages.Reserved:
         """Survey at the source, preflight and an empty room at the destination; nothing stops."""
         limit = self._ground.cluster.timeouts.prepare
-        with self._timed("prepare") as detail:
+        with self.times.phase("prepare") as detail:
             look = await self._ask(
                 self.source, messages.Inspect(self.capsule.name), limit, messages.Inspected
             )
             self._look = look
-            self._expected = look.survey.resident + look.survey.shared_memory
+            self.times.expected_bytes = look.survey.resident + look.survey.shared_memory
             reserved = await self._reserve(look, self.source, self.destination)
             detail.append(f"{len(look.survey.pids)} tasks")
         return reserved
@@ -192,7 +182,7 @@ class Move:
         began = time.monotonic()
         limit = self._ground.cluster.timeouts.freeze
         moved = await self._ask(self.source, precopy, limit, messages.Moved)
-        self._take_phases(moved.phases, began)
+        self.times.take(moved.phases, began)
 
     async def _freeze(self) -> None:
         """The job stands still from here: dump into the wire, held frozen at the source.
@@ -202,15 +192,14 @@ class Move:
         """
         self._advance(Step.FREEZING)
         limit = self._ground.cluster.timeouts.freeze
-        began = self._frozen_at = time.monotonic()
+        began = self.times.freeze()
         freeze = messages.Freeze(self.name, self.capsule.name, limit)
         try:
             frozen = await self._ask(self.source, freeze, limit + 30, messages.Frozen)
         except Unreachable as silent:
             frozen = messages.Frozen(await self._complete_in_spite_of(silent), [])
-        self._ship_s = time.monotonic() - began
-        self._image_bytes = frozen.image_bytes
-        self._take_phases(frozen.phases, began)
+        self.times.shipped(frozen.image_bytes)
+        self.times.take(frozen.phases, began)
 
     async def _complete_in_spite_of(self, silent: Unreachable) -> int:
         """The bytes of an image that has come or still comes to its end; else raises ``silent``."""
@@ -228,7 +217,7 @@ class Move:
 
     def _commit(self) -> None:
         """One durable write; from here on only the destination may run the capsule."""
-        with self._timed("commit", frozen=True):
+        with self.times.phase("commit", frozen=True):
             self._ground.commit(self.capsule, self.destination, still=True)
         self._advance(Step.COMMITTED)
 
@@ -253,7 +242,7 @@ class Move:
         try:
             spare = self._ground.another_spare(self)
             self._ground.tell(self, f"on to {spare}: {self.error}")
-            with self._timed("pass on", frozen=True):
+            with self.times.phase("pass on", frozen=True):
                 reserved = await self._reserve(self._look, self.destination, spare)
                 forward = messages.Forward(self.name, self.capsule.name, spare, reserved.endpoint)
                 limit = self._ground.cluster.timeouts.freeze
@@ -302,15 +291,13 @@ class Move:
                 log.warning("%s: %s", self.name, error)
                 await asyncio.sleep(self._ground.cluster.timeouts.heartbeat)
         self.error = None
-        self._take_phases(moved.phases, began)
-        self._thawed()
+        self.times.take(moved.phases, began)
+        self.times.thaw()
 
     def _restore_limit(self) -> float:
         """Seconds for one attempt: near the end of the standstill it is the source's turn."""
         timeouts = self._ground.cluster.timeouts
-        if self._frozen_at is None:
-            return timeouts.restore
-        left = self._frozen_at + timeouts.standstill - time.monotonic()
+        left = timeouts.standstill - self.times.standstill()
         return max(min(timeouts.restore, left), timeouts.suspicion)
 
     async def _resume(self) -> None:
@@ -320,13 +307,13 @@ class Move:
         with contextlib.suppress(Exception):  # it runs; that nobody saw it changes nothing
             ask = messages.Resume(self.capsule.name, RESUME_WAIT_S)
             seen = await self._ask(self.destination, ask, RESUME_WAIT_S + 5, messages.Moved)
-            self._take_phases(seen.phases, began)
+            self.times.take(seen.phases, began)
 
     async def _finish(self) -> None:
         """The frozen copy ends. It may not run in any case: its epoch is over and peers do not
         hear it; so a source that does not answer now is not waited for."""
         self._advance(Step.FINISHING)
-        with self._timed("finish") as detail:
+        with self.times.phase("finish") as detail:
             try:
                 await self._settle(self.source)
             except LiveshiftError as error:
@@ -347,7 +334,7 @@ class Move:
             if isinstance(problem, BaseException):
                 log.warning("%s: rolling back at %s: %s", self.name, host, problem)
                 self._ground.tell(self, f"{host} drops it once it is back: {problem}")
-        self._thawed()
+        self.times.thaw()
         self._end(Step.FAILED)
 
     async def _return(self) -> bool:
@@ -361,7 +348,7 @@ class Move:
             if self.capsule.host == self.source:
                 await self._ground.publish(self.job)
                 if await self._settle_until_known(self.source) == "runs":
-                    self._thawed()
+                    self.times.thaw()
                     self._end(Step.FAILED)
                     return True
             if isinstance(self.error, Gone) or self.capsule.granted:
@@ -396,18 +383,14 @@ class Move:
 
     def row(self) -> MigrationRow:
         """The migration as it stands, for status, events and reports."""
-        now = self._ended or time.monotonic()
-        frozen = self._frozen_s
-        if self._frozen_at is not None:
-            frozen = now - self._frozen_at
+        times = self.times
         return MigrationRow(
             name=self.name, capsule=self.capsule.name, source=self.source,
             destination=self.destination, reason=self.reason, by=self.by,
-            epoch=self.capsule.epoch, state=self.step.value, asked=self.asked,
-            seconds=now - self._began, frozen_s=frozen, image_bytes=self._image_bytes,
-            bytes=self.bytes, expected_bytes=self._expected,
-            link_rate=self._image_bytes / self._ship_s if self._ship_s else 0.0,
-            phases=list(self._phases),
+            epoch=self.capsule.epoch, state=self.step.value, asked=times.asked,
+            seconds=times.seconds(), frozen_s=times.standstill(), image_bytes=times.image_bytes,
+            bytes=times.bytes, expected_bytes=times.expected_bytes, link_rate=times.link_rate(),
+            phases=list(times.phases),
             error=str(self.error) if self.error else None,
             hint=self.error.hint if self.error else None,
         )  # fmt: skip
@@ -427,31 +410,8 @@ class Move:
             log.exception("%s: cannot record that it is %s", self.name, to.value)
 
     def _end(self, how: Step) -> None:
-        self._ended = time.monotonic()
+        self.times.end()
         self._advance(how)
-
-    def _thawed(self) -> None:
-        if self._frozen_at is not None:
-            self._frozen_s = time.monotonic() - self._frozen_at
-            self._frozen_at = None
-
-    @contextlib.contextmanager
-    def _timed(self, name: str, frozen: bool = False) -> Iterator[list[str]]:
-        start, detail = time.monotonic(), list[str]()
-        try:
-            yield detail
-        finally:
-            seconds = time.monotonic() - start
-            self._phases.append(
-                Phase(name, start - self._began, seconds, None, frozen, ", ".join(detail))
-            )
-
-    def _take_phases(self, phases: list[Phase], began: float) -> None:
-        """Phases timed by an agent, moved to this migration's own clock (which asked at began)."""
-        offset = began - self._began
-        self._phases += [
-            Phase(p.name, p.start + offset, p.seconds, p.bytes, p.frozen, p.detail) for p in phases
-        ]
 
 
 def _as_ours(error: Exception) -> LiveshiftError:

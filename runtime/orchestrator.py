@@ -48,6 +48,7 @@ class Orchestrator:
         path = self.cluster.paths.run / "orchestrator.sock"
         await local_socket.serve(path, self.desk.serve)
         self.moves.take_up()
+        self.endings.take_up()
         notify.ready()
         await asyncio.gather(self.switchboard.serve(), self.evacuation.run())
 
@@ -93,8 +94,10 @@ class Orchestrator:
         """What a host owns and no longer has went down with it: it was switched off, say."""
         for job in self.fleet.jobs.values():
             for capsule in job.capsules.values():
-                mine = capsule.host == host and capsule.code is None and not capsule.migration
-                if mine and capsule.granted and capsule.name not in hello.epochs:
+                mine = capsule.host == host and capsule.code is None and capsule.started
+                if capsule.migration or capsule.name in hello.epochs:
+                    continue
+                if mine and capsule.granted:
                     self.fleet.journal.tell(capsule.name, "lost", f"{host} came back without it")
                     self.endings.capsule_ended(job, capsule, KILLED)
 

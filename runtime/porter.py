@@ -296,6 +296,8 @@ class Porter:
         )
         ruled = await self._claim(claim)
         ruling = Ruling(ruled.ruling)
+        if ruling is not Ruling.WAIT and ruled.epoch < resident.epoch:
+            raise LiveshiftError(f"a ruling under epoch {ruled.epoch}, {name} has {resident.epoch}")
         if ruling is Ruling.RUN:
             resident.epoch = ruled.epoch
             await self._house.blocking(name, departure.thaw)
