@@ -114,8 +114,9 @@ class Draining:
 
     def _status(self) -> Status:
         from ..runtime.messages import GetStatus, Status
+        from .patience import look
 
-        return self.client.get(Status, GetStatus())
+        return look(self.client, Status, GetStatus())
 
     def _row(self, status: Status) -> HostRow:
         for row in status.hosts:
@@ -125,8 +126,9 @@ class Draining:
 
     def _news(self) -> list[Event]:
         from ..runtime.messages import Events, GetEvents
+        from .patience import look
 
-        events = self.client.get(Events, GetEvents("", self._event)).events
+        events = look(self.client, Events, GetEvents("", self._event)).events
         self._event = max((event.number for event in events), default=self._event)
         return events
 

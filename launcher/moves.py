@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import LiveshiftError, Refused, StepFailed
 from ..runtime.messages import GetMigration, Migration, MigrationRow
 from ..runtime.steps import ENDS, Step
-from . import render
+from . import patience, render
 from .client import Client
 from .report import quantities as q
 
@@ -31,7 +31,7 @@ def over(row: MigrationRow) -> bool:
 
 def look(client: Client, name: str) -> MigrationRow:
     """A migration as it stands now; this also brings its count of bytes up to date."""
-    return client.get(Migration, GetMigration(name)).row
+    return patience.look(client, Migration, GetMigration(name)).row
 
 
 def follow(client: Client, name: str) -> MigrationRow:
