@@ -86,6 +86,16 @@ class Standstill:
         destination's death could not be told from its slowness."""
         return self.for_restore(now) >= 2 * self.timeouts.suspicion
 
+    def for_passing_on(self, now: float) -> float:
+        """What it may take to reserve another spare and to send it the image: at most ``freeze``,
+        and no more than half of what is left, since the restore there needs its time too."""
+        share = self.left(now) / 2
+        return max(0.0, min(self.timeouts.freeze, share - self.timeouts.suspicion))
+
+    def allows_passing_on(self, now: float) -> bool:
+        """Whether that is worth beginning, by the measure of ``allows_retry``."""
+        return self.for_passing_on(now) >= 2 * self.timeouts.suspicion
+
     def for_undo(self, now: float) -> float:
         """Seconds until the job's ranks, or their kernels' TCP, give up; negative afterwards. A
         move is undone after that too: what the job makes of it is then the job's."""

@@ -115,6 +115,18 @@ def test_no_restore_is_begun_that_could_not_be_told_from_a_lost_host() -> None:
     assert not still.allows_retry(1e6)
 
 
+def test_an_image_is_passed_on_only_with_time_for_its_restore() -> None:
+    t = Timeouts()
+    still = Standstill(t, began=0.0)
+    assert still.for_passing_on(0.0) == t.freeze == 120
+    assert still.for_passing_on(200.0) == 50 - t.suspicion
+    late = 300 - 6 * t.suspicion
+    assert still.allows_passing_on(late)
+    assert still.allows_retry(late + t.answer(still.for_passing_on(late)))
+    assert not still.allows_passing_on(late + 0.1)
+    assert still.for_passing_on(400.0) == 0
+
+
 @given(st.floats(30, 86400), st.floats(0, 1), st.integers(1, 5))
 @quick
 def test_whatever_is_handed_out_ends_in_time(collective: float, part: float, attempts: int) -> None:
@@ -125,13 +137,13 @@ def test_whatever_is_handed_out_ends_in_time(collective: float, part: float, att
     now = t.standstill * part / 10
     now += t.answer(still.for_freeze(now)) + t.suspicion  # … and the commit
     assert still.left(now) >= t.restore + t.suspicion - 1e-6
-    tried = 0
     while still.allows_retry(now):
         limit = still.for_restore(now, attempts)
         assert 0 <= limit <= t.restore
         if limit == 0:
             break  # so many attempts do not fit
         now += t.answer(limit)
-        tried += 1
+        if still.allows_passing_on(now):
+            now += t.answer(still.for_passing_on(now))
         assert now <= t.standstill + 1e-6
     assert still.for_undo(t.standstill) >= 4 * t.suspicion - 1e-6
