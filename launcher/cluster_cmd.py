@@ -29,11 +29,21 @@ keys = typer.Typer(no_args_is_help=True)
 
 
 @config.command()
-def validate(file: File = CONFIG) -> None:
-    """Check a cluster file: every mistake with its line, what was found, what was expected."""
+def validate(
+    file: File = CONFIG,
+    output: Annotated[
+        TextOrJson, typer.Option("--output", "-o", help="json is for scripts.")
+    ] = TextOrJson.TEXT,
+) -> None:
+    """Check a cluster file, and explain its deadlines.
+
+    Every mistake is told with its line, what was found and what was expected. Of a good file the
+    deadlines are shown: where each comes from, what happens when it is over, and what it has to
+    fit into. All of them follow from timeouts.collective unless they are given.
+    """
     from . import config_cmd
 
-    config_cmd.validate(file)
+    config_cmd.validate(file, output.value)
 
 
 @config.command()
@@ -43,7 +53,10 @@ def show(
         TextOrJson, typer.Option("--output", "-o", help="text is TOML again; json is for scripts.")
     ] = TextOrJson.TEXT,
 ) -> None:
-    """Print every setting in effect and the line it comes from."""
+    """Print every setting in effect and the line it comes from.
+
+    What is derived from another setting is printed as a comment.
+    """
     from . import config_cmd
 
     config_cmd.show(file, output.value)

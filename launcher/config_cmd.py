@@ -10,23 +10,37 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Refused
-from ..runtime.config import Reading, load, read, settings_of, toml_value
+from ..runtime.config import Reading, read, settings_of, toml_value
+from ..runtime.timeouts import RUNGS
+from . import ladder, render
 
 
-def validate(path: Path) -> None:
-    """Say that the file is right; raises ConfigError with every mistake if it is not."""
-    cluster = load(path)
-    count = len(cluster.hosts)
-    hosts = f"{count} host{'s' if count > 1 else ''}"
-    sys.stdout.write(f'{path}: good: cluster "{cluster.name}", {hosts}, {cluster.digest}\n')
+def validate(path: Path, output: str = "text") -> None:
+    """Say that the file is right, and explain its deadlines, as text or as JSON; raises ConfigError
+    with every mistake if it is not."""
+    _check_output(output)
+    reading = read(path)
+    cluster = reading.cluster
+    if output == "json":
+        names = [host.name for host in cluster.hosts]
+        head = {"file": str(path), "cluster": cluster.name, "hosts": names}
+        render.print_json(head | {"digest": cluster.digest} | ladder.as_data(reading))
+        return
+    hosts = render.count(len(cluster.hosts), "host")
+    sys.stdout.write(f'{path}: good: cluster "{cluster.name}", {hosts}, {cluster.digest}\n\n')
+    render.show(*ladder.tables(reading))
 
 
 def show(path: Path, output: str = "text") -> None:
     """Print every setting in effect and where it comes from, as TOML or as JSON."""
-    if output not in ("text", "json"):
-        raise Refused(f'cannot show the configuration as "{output}"', hint="use -o text or -o json")
+    _check_output(output)
     reading = read(path)
     sys.stdout.write(_as_json(reading) if output == "json" else _as_toml(reading))
+
+
+def _check_output(output: str) -> None:
+    if output not in ("text", "json"):
+        raise Refused(f'cannot show the configuration as "{output}"', hint="use -o text or -o json")
 
 
 def _settings(reading: Reading) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
@@ -39,9 +53,10 @@ def _settings(reading: Reading) -> Iterator[tuple[tuple[str, ...], dict[str, Any
 
 
 def _as_toml(reading: Reading) -> str:
-    """The file again with nothing left out, the origin of each value in a comment beside it."""
+    """The file again with nothing left out, the origin of each value in a comment beside it. What
+    is derived is a comment as a whole: in a copy of this it will be derived again."""
     tables = [
-        (at, [(f"{key} = {toml_value(value)}", (*at, key)) for key, value in table.items()])
+        (at, [(_row(reading, (*at, key), value), (*at, key)) for key, value in table.items()])
         for at, table in _settings(reading)
     ]
     width = min(48, max(len(text) for _, rows in tables for text, _ in rows))
@@ -50,9 +65,21 @@ def _as_toml(reading: Reading) -> str:
         block = f"[{'.'.join(at)}]\n"
         for text, key in rows:
             line = reading.line(*key)
-            block += f"{text:<{width}}  # {f'line {line}' if line else 'default'}\n"
+            source = f"line {line}" if line else _derived(key) or "default"
+            block += f"{text:<{width}}  # {source}\n"
         blocks.append(block)
     return "\n".join(blocks)
+
+
+def _row(reading: Reading, key: tuple[str, ...], value: object) -> str:
+    comment = "# " if _derived(key) and not reading.line(*key) else ""
+    return f"{comment}{key[-1]} = {toml_value(value)}"
+
+
+def _derived(key: tuple[str, ...]) -> str:
+    """What a value follows from when it is not given; "" where it has a default."""
+    rung = RUNGS[key[-1]] if key[0] == "timeouts" else None
+    return rung.words if rung and rung.base else ""
 
 
 def _as_json(reading: Reading) -> str:

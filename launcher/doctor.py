@@ -14,7 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import Refused
-from .checks import kernel, machine, network, software
+from ..runtime.config import Paths, Reading
+from ..runtime.timeouts import Timeouts
+from .checks import deadlines, kernel, machine, network, software
 from .checks.finding import Check, Finding, Verdict
 
 STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
@@ -22,16 +24,17 @@ PLAIN_WIDTH = 160
 """Columns of the table where stdout is no terminal and has no width of its own."""
 
 
-def doctor(output: str, criu: str | None) -> int:
+def doctor(output: str, criu: str | None, reading: Reading | None = None) -> int:
     """Examine this host and print the result to stdout, as "table" or "json".
 
-    ``criu`` is the cluster file's setting, None to search. Returns 1 when the main job, a CPU
+    ``criu`` is the program to look at, None to search; ``reading`` is a cluster file, without which
+    the defaults are looked at. Returns 1 when the main job, a CPU
     training job that moves, can't run here; else 0. Makes and removes one network namespace.
     Raises Refused for another ``output``.
     """
     if output not in ("table", "json"):
         raise Refused(f'cannot print the findings as "{output}"', hint="use -o table or -o json")
-    findings = list(examine(criu))
+    findings = list(examine(criu, reading))
     failed = [finding for finding in findings if finding.verdict is Verdict.FAIL]
     if output == "json":
         told = {"ok": not failed, "checks": [asdict(finding) for finding in findings]}
@@ -42,8 +45,12 @@ def doctor(output: str, criu: str | None) -> int:
     return 1 if failed else 0
 
 
-def examine(criu: str | None) -> Iterator[Finding]:
+def examine(criu: str | None, reading: Reading | None = None) -> Iterator[Finding]:
     """Run every check; one that breaks is itself a finding."""
+    cluster = reading.cluster if reading else None
+    timeouts = cluster.timeouts if cluster else Timeouts()
+    state = (cluster.paths if cluster else Paths()).state
+    source = reading.file if reading else "the defaults: no --config"
     checks: dict[str, Check] = {
         "privileges": machine.privileges,
         "kernel": kernel.release,
@@ -57,6 +64,7 @@ def examine(criu: str | None) -> Iterator[Finding]:
         "pipe-max-size": machine.pipes,
         "/run": machine.run_directory,
         "write tracking": kernel.write_tracking,
+        "deadlines": partial(deadlines.deadlines, timeouts, state, source),
         "GPU driver": machine.gpus,
     }
     for name, check in checks.items():

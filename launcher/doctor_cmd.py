@@ -19,7 +19,7 @@ def doctor(
             "--config",
             "-c",
             metavar="FILE",
-            help="Look at the CRIU that this cluster file names.",
+            help="Look at what this cluster file says: the CRIU that it names, its deadlines.",
             show_default=False,
         ),
     ] = None,
@@ -35,14 +35,17 @@ def doctor(
 ) -> int:
     """Check whether this machine can run and move jobs, and say what to do if not.
 
-    Kernel features, CRIU, namespaces, VXLAN, nftables, privileges, GPU driver. Exit code 1 when
-    a training job on CPUs cannot be moved here.
+    Kernel features, CRIU, namespaces, VXLAN, nftables, privileges, GPU driver, and whether the
+    machine is quick enough for the deadlines. Exit code 1 when a training job on CPUs cannot be
+    moved here.
     """
     from . import doctor as examination
 
-    if criu is None and config is not None:
-        from ..runtime.config import load
+    reading = None
+    if config is not None:
+        from ..runtime.config import read
 
-        path = load(config).paths.criu
-        criu = str(path) if path else None
-    return examination.doctor(output.value, criu)
+        reading = read(config)
+        path = reading.cluster.paths.criu
+        criu = criu or (str(path) if path else None)
+    return examination.doctor(output.value, criu, reading)

@@ -12,7 +12,7 @@ import typer
 from ..errors import LiveshiftError
 from . import render
 from .context import find_socket
-from .options import Lab, Socket
+from .options import Lab, Socket, duration
 
 if TYPE_CHECKING:
     from ..runtime.messages import Run
@@ -58,6 +58,17 @@ def run(
             show_default=False,
         ),
     ] = "",
+    collective_timeout: Annotated[
+        str,
+        typer.Option(
+            "--collective-timeout",
+            metavar="TIME",
+            help="How long the job's ranks wait for each other before they give up, where the"
+            " script sets a timeout for its process groups; else the cluster file's"
+            " [dim]timeouts.collective[/]. A move is undone well before that.",
+            show_default=False,
+        ),
+    ] = "",
     detach: Annotated[
         bool,
         typer.Option(
@@ -83,7 +94,7 @@ def run(
     from .client import Client
     from .foreground import Foreground
 
-    ask = _ask(command, nnodes, name)
+    ask = _ask(command, nnodes, name, _patience(collective_timeout))
     path = find_socket(socket, lab)
     with Client(path) as client:
         if detach:
@@ -92,7 +103,15 @@ def run(
         return Foreground(client, tell=verbose or sys.stderr.isatty()).run(ask, START_S)
 
 
-def _ask(command: list[str], nnodes: int, name: str) -> Run:
+def _patience(text: str) -> float:
+    """Seconds; 0 where nothing is given. Raises BadParameter."""
+    seconds = duration(text) if text else 0.0
+    if text and not seconds:
+        raise typer.BadParameter("--collective-timeout must be longer than 0 s")
+    return seconds
+
+
+def _ask(command: list[str], nnodes: int, name: str, collective: float) -> Run:
     from ..runtime.messages import Run
 
     try:
@@ -115,6 +134,7 @@ def _ask(command: list[str], nnodes: int, name: str) -> Run:
         cwd=cwd,
         gid=os.getgid(),
         groups=os.getgroups(),
+        collective=collective,
     )
 
 

@@ -36,11 +36,11 @@ from .config_values import (
     Endpoint,
     ListOf,
     Network,
-    Seconds,
     Size,
     TableOf,
     WholeNumber,
 )
+from .timeouts import Timeouts
 from .toml_lines import Key, key_lines
 
 __all__ = [
@@ -144,19 +144,6 @@ class Paths:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timeouts:
-    """All in seconds."""
-
-    heartbeat: Annotated[float, Seconds()] = 1.0  # between two signs of life of an agent
-    suspicion: Annotated[float, Seconds()] = 5.0  # of silence, until a host counts as lost
-    prepare: Annotated[float, Seconds()] = 60.0
-    freeze: Annotated[float, Seconds()] = 300.0
-    restore: Annotated[float, Seconds()] = 300.0
-    standstill: Annotated[float, Seconds()] = 300.0  # that a move may keep the job frozen
-    grace: Annotated[float, Seconds()] = 10.0  # between SIGTERM and SIGKILL
-
-
-@dataclass(frozen=True, kw_only=True)
 class Cluster:
     """The whole file; raises ConfigError when made of values that cannot be used together."""
 
@@ -176,7 +163,7 @@ class Cluster:
             Mistake(None, f"{HOSTS}.{name}", "the name twice", "every host once")
             for name in sorted({n for n in names if names.count(n) > 1})
         ]
-        mistakes += examine(settings_of(self), SCHEMA, {})[1]
+        mistakes += examine(_chosen(self), SCHEMA, {})[1]
         if mistakes:
             raise WrongCluster(mistakes)
 
@@ -192,7 +179,8 @@ class Cluster:
     def digest(self) -> str:
         """Equal on two machines if and only if their files say the same (16 hex digits).
 
-        Order of tables, comments and whether a default is written out make no difference.
+        Order of tables, comments and whether a default, or what would be derived, is written out
+        make no difference.
         """
         text = json.dumps(settings_of(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -305,9 +293,17 @@ def settings_of(cluster: Cluster) -> dict[str, Any]:
     return tables
 
 
+def _chosen(cluster: Cluster) -> dict[str, Any]:
+    """The settings less the timeouts that are derived: written out, they would no longer be."""
+    tables = settings_of(cluster)
+    written = tables["timeouts"].items()
+    tables["timeouts"] = {k: value for k, value in written if k in cluster.timeouts.given}
+    return tables
+
+
 def dump(cluster: Cluster) -> str:
     """The cluster as a file that :func:`load` reads back to an equal cluster."""
-    tables = settings_of(cluster)
+    tables = _chosen(cluster)
     hosts = tables.pop(HOSTS)
     named = {"cluster": tables.pop("cluster")}
     named |= {f"{HOSTS}.{name}": table for name, table in hosts.items()} | tables

@@ -16,6 +16,7 @@ from typing import Any
 
 from .config_errors import NOTHING, Mistake, dotted, shown
 from .config_values import HOST_NAME, Kind, Unfit
+from .timeouts import DERIVED, RUNGS, breaches
 from .toml_lines import Key
 
 HOSTS = "hosts"
@@ -172,18 +173,12 @@ def _addresses(values: Values, place: Callable[[Key], str]) -> Iterator[Contradi
 
 
 def _timeouts(values: Values, place: Callable[[Key], str]) -> Iterator[Contradiction]:
-    """A host must miss several heartbeats to be suspected, and be suspected before a step that
-    waits for it runs out of time: otherwise a dead host would look like a slow step."""
-    for short, long in (
-        ("heartbeat", "suspicion"),
-        ("suspicion", "prepare"),
-        ("suspicion", "freeze"),
-        ("suspicion", "restore"),
-    ):
-        low = values.get(("timeouts", short))
-        high = values.get(("timeouts", long))
-        if low is not None and high is not None and low >= high:
-            yield ("timeouts", long), f"more than {low} ({place(('timeouts', short))})"
+    """The ladder of deadlines, with what is derived in the place of what is not given."""
+    read = {name: values[key] for name in RUNGS if (key := ("timeouts", name)) in values}
+    given = {name: value for name, value in read.items() if value is not DERIVED}
+    unknown = RUNGS.keys() - read.keys()
+    for breach in breaches(given, unknown, lambda name: place(("timeouts", name))):
+        yield ("timeouts", breach.name), breach.expected
 
 
 def _hosts_that_run(values: Values) -> Iterator[Contradiction]:

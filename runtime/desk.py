@@ -66,7 +66,8 @@ class Desk:
 
     async def _run(self, uid: int, ask: messages.Run) -> messages.Named:
         fleet = self._fleet
-        name = check_request(ask, {n for n, j in fleet.jobs.items() if j.state != "ended"})
+        taken = {n for n, j in fleet.jobs.items() if j.state != "ended"}
+        name = check_request(ask, taken, fleet.cluster)
         if uid != 0 and not _may_use_groups(uid, ask):
             raise NotPermitted(f"uid {uid} is not in the groups it asks for")
         await self._endings.forget(name)

@@ -12,8 +12,10 @@ from ..criu_glue.room import PAGES
 from ..errors import LiveshiftError, Refused
 from ..interposer.page import library_path
 from .config import Cluster
+from .deadlines import for_job
 from .messages import Book, CapsuleSpec, CapsuleState, Run
 from .ownership import Owner
+from .timeouts import Timeouts
 
 MASTER_PORT = 29500
 MOST_CAPSULES = 250
@@ -65,6 +67,11 @@ class Job:
     def book(self) -> Book:
         where = {self.overlay.address(c.index): (c.host, c.epoch) for c in self.capsules.values()}
         return Book(self.name, self.overlay.vni, self.overlay.subnet, where)
+
+    def timeouts(self, cluster: Cluster) -> Timeouts:
+        """The deadlines for moves of this job; raises Refused when the cluster file has changed
+        so that they do not fit into the job's collective timeout any more."""
+        return for_job(cluster, self.request.collective)
 
     def spec(self, capsule: Capsule, cluster: Cluster) -> CapsuleSpec:
         """Everything a host needs to house the capsule; the same wherever it goes."""
@@ -129,12 +136,13 @@ def environment(job: Job, capsule: Capsule, cluster: Cluster) -> dict[str, str]:
     return env
 
 
-def check_request(run: Run, taken: set[str]) -> str:
+def check_request(run: Run, taken: set[str], cluster: Cluster) -> str:
     """The new job's name; raises Refused for a request that cannot be a job."""
     if not run.argv:
         raise Refused("no command given", hint="liveshift run -- torchrun train.py")
     if not 1 <= run.nnodes <= MOST_CAPSULES:
         raise Refused(f"--nnodes {run.nnodes}: a job has 1 to {MOST_CAPSULES} capsules")
+    for_job(cluster, run.collective)
     if run.name:
         if not NAME.fullmatch(run.name):
             raise Refused(

@@ -58,6 +58,17 @@ def test_run_works_without_the_two_dashes(double: Any, call: Call) -> None:
     assert ask.nnodes == 1
 
 
+def test_run_passes_on_how_long_ranks_wait_for_each_other(double: Any, call: Call) -> None:
+    assert call("run", "-d", "--", "train")[0] == 0
+    assert double.wait_for(Run).collective == 0
+    assert call("run", "-d", "--collective-timeout", "5m", "--", "train")[0] == 0
+    assert double.wait_for(Run, 2).collective == 300
+    for wrong in ("soon", "0", "-1"):
+        code, out, err = call("run", "-d", "--collective-timeout", wrong, "--", "train")
+        assert (code, out) == (2, "")
+        assert "error: " in err
+
+
 def test_run_leaves_out_of_the_environment_what_is_no_text(
     double: Any, call: Call, environment: dict[str, str]
 ) -> None:

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_files import SMALL
 
 from liveshift.errors import Refused
-from liveshift.launcher.checks import kernel, machine, network
+from liveshift.launcher.checks import deadlines, kernel, machine, network
 from liveshift.launcher.checks.finding import Finding, Verdict, attempt
 from liveshift.launcher.doctor import doctor, examine
+from liveshift.runtime.config import parse
+from liveshift.runtime.timeouts import Timeouts
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
@@ -44,7 +47,7 @@ def test_everything_asked_for_is_looked_at(capsys: pytest.CaptureFixture[str]) -
     assert {row["check"] for row in told["checks"]} >= {
         "privileges", "CAP_SYS_RESOURCE", "kernel", "checkpoint/restore", "namespaces", "veth",
         "bridge", "VXLAN", "nftables", "lab's bad links", "CRIU", "python", "torch", "interposer",
-        "memory", "pipe-max-size", "/run", "write tracking", "GPU driver",
+        "memory", "pipe-max-size", "/run", "write tracking", "deadlines", "GPU driver",
     }  # fmt: skip
 
 
@@ -88,6 +91,38 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
     assert "a [/odd] word" in rows["memory"].found
     assert "/run" in rows, "the others are still looked at"
     assert doctor("table", None) == 1
+
+
+def test_the_deadlines_are_those_of_the_cluster_file(tmp_path: Path) -> None:
+    text = f'{SMALL}[timeouts]\ncollective = 60\n[paths]\nstate = "{tmp_path}/a/b"\n'
+    (finding,) = [f for f in examine(None, parse(text, "prod.toml")) if f.check == "deadlines"]
+    ladder = (
+        "heartbeat 0.2 < suspicion 1 < freeze 12 + restore 12 < standstill 30 < collective 60 s"
+    )
+    assert finding.found.startswith(f"{ladder} (prod.toml); at worst a thread overslept by ")
+    assert re.search(r", fsync took \d+\.\d ms$", finding.found)
+    assert not list(tmp_path.iterdir()), "nothing is left"
+    (finding,) = [f for f in examine(None) if f.check == "deadlines"]
+    assert "collective 600 s (the defaults: no --config)" in finding.found
+
+
+def test_a_host_too_slow_for_its_deadlines_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(deadlines, "_synced", lambda directory: 1.5)
+    (finding,) = deadlines.deadlines(Timeouts(), tmp_path, "here")
+    assert finding.verdict is Verdict.WARN
+    assert "fsync took 1500.0 ms" in finding.found
+    assert "set timeouts.suspicion to 7.5 or more" in finding.advice
+    (finding,) = deadlines.deadlines(Timeouts(suspicion=7.5), tmp_path, "here")
+    assert finding.verdict is Verdict.OK
+
+
+def test_a_journal_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    (finding,) = deadlines.deadlines(Timeouts(), file, "here")
+    assert finding.found.endswith(f"fsync in {file} could not be tried")
 
 
 @needs_root

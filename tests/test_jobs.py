@@ -95,9 +95,10 @@ def test_the_callers_variables_pass_as_the_cluster_file_says() -> None:
 
 
 def test_a_name_is_kept_or_given() -> None:
-    assert check_request(request(), set()) == "gpt"
-    assert check_request(request(name=""), {"gpt"}) == "job1"
-    assert check_request(request(name=""), {"job1", "job2", "job4"}) == "job3"
+    cluster = config.parse(CLUSTER).cluster
+    assert check_request(request(), set(), cluster) == "gpt"
+    assert check_request(request(name=""), {"gpt"}, cluster) == "job1"
+    assert check_request(request(name=""), {"job1", "job2", "job4"}, cluster) == "job3"
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,8 @@ def test_a_name_is_kept_or_given() -> None:
         ({"nnodes": 0}, "--nnodes 0"),
         ({"nnodes": MOST_CAPSULES + 1}, f"--nnodes {MOST_CAPSULES + 1}"),
         ({"name": "taken"}, '"taken" is running already'),
+        ({"collective": 60.0}, "a collective timeout of 60 s is too short"),
+        ({"collective": -1.0}, "found -1.0, expected a number of seconds"),
         *(
             ({"name": name}, "cannot name a job")
             for name in ("GPT", "a b", "../x", "a/b", "-a", "a-", "a" * 33, "ä", "a\n")
@@ -115,7 +118,13 @@ def test_a_name_is_kept_or_given() -> None:
 )
 def test_a_request_that_can_be_no_job_is_refused(changes: dict[str, object], words: str) -> None:
     with pytest.raises(Refused, match=words):
-        check_request(request(**changes), {"taken"})
+        check_request(request(**changes), {"taken"}, config.parse(CLUSTER).cluster)
+
+
+def test_a_jobs_own_collective_timeout_sets_its_deadlines() -> None:
+    cluster = config.parse(CLUSTER).cluster
+    assert job().timeouts(cluster) == cluster.timeouts
+    assert job(collective=200.0).timeouts(cluster).standstill == 100
 
 
 def test_each_job_gets_a_subnet_and_a_number_of_its_own() -> None:

@@ -8,7 +8,11 @@ from .records import Event, HostRow, JobRow, MigrationRow
 
 
 class Run(Message, frozen=True):
-    """Start a job of ``nnodes`` capsules; answers Named. An empty name asks for one."""
+    """Start a job of ``nnodes`` capsules; answers Named. An empty name asks for one.
+
+    ``collective``: after how many seconds its ranks give up waiting for each other; 0 for the
+    cluster file's ``timeouts.collective``.
+    """
 
     name: str
     nnodes: int
@@ -17,6 +21,7 @@ class Run(Message, frozen=True):
     cwd: str
     gid: int
     groups: list[int]
+    collective: float = 0.0
 
 
 class Named(Answer, frozen=True):
