@@ -69,7 +69,8 @@ class NotPermitted(LiveshiftError):
 
 
 BY_NAME: dict[str, type[LiveshiftError]] = {
-    c.__name__: c for c in (LiveshiftError, NotFound, Refused, Unreachable, NotPermitted)
+    c.__name__: c
+    for c in (LiveshiftError, StepFailed, NotFound, Refused, Unreachable, NotPermitted)
 }
 
 
@@ -83,4 +84,8 @@ def to_wire(error: BaseException) -> tuple[str, str, str | None]:
 
 def from_wire(kind: str, message: str, hint: str | None) -> LiveshiftError:
     """The inverse of :func:`to_wire`; an unknown kind becomes a plain LiveshiftError."""
-    return BY_NAME.get(kind, LiveshiftError)(message, hint=hint)
+    known = BY_NAME.get(kind, LiveshiftError)
+    if known is StepFailed:
+        step, _, rest = message.partition(": ")
+        return StepFailed(step, rest, hint=hint)
+    return known(message, hint=hint)
