@@ -126,6 +126,8 @@ class Unpacker:
             raise ValueError(f"{member.name}: an owner or a size that nothing has")
         if not -_LATEST_S < member.mtime < _LATEST_S:  # not so for NaN either
             raise ValueError(f"{member.name}: a time that nothing has")
+        if member.issparse():
+            raise ValueError(f"{member.name}: a file with holes, which are sent as zeros")
         if member.name == "." and not member.isdir():
             raise ValueError("something else in the place of the directory itself")
         user = self._user
