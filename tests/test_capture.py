@@ -443,7 +443,7 @@ def test_a_restored_tree_that_may_not_run_leaves_a_room_for_the_next_attempt(
     sink.write_to(arrived)
     for name, top in (("tmp", Path("tmp")), ("shm", Path("dev/shm"))):
         tree = trees.Tree(name, here.root / top, there.root / top)
-        unpacker = trees.Unpacker(tree.destination)
+        unpacker = unpacking.Unpacker(tree.destination)
         trees.pack(tree, trees.listing(tree), unpacker.write)
         unpacker.finish()
     shutil.copy(here.plan.log, there.plan.log)
