@@ -9,24 +9,32 @@ at a time, and pages are spliced into theirs without a copy.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import fcntl
 import os
 import select
 import selectors
 import socket
+import stat
 import struct
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ..errors import StepFailed
+from .protobuf import Message
+
 Sink = Callable[[str, bytes], None]
 """Called as sink(image name, bytes); empty bytes end that image. May block: that is the brake."""
 
 CHUNK = 1 << 20
 F_SETPIPE_SZ = 1031
+NAME_LIMIT = 4096
+"""Bytes of one announcement."""
+
+STALL_S = 30
+"""How long the rest of an announcement may be on its way."""
 
 
 class Capture:
@@ -91,6 +99,9 @@ class Capture:
                 for key, _ in selector.select():
                     if key.fileobj is self._server:
                         self._connection, _ = self._server.accept()
+                        self._connection.setsockopt(
+                            socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STALL_S, 0)
+                        )
                         selector.unregister(self._server)
                         selector.register(self._connection, selectors.EVENT_READ)
                     elif self._connection is not None and key.fileobj is self._connection:
@@ -123,12 +134,9 @@ class Capture:
         head = connection.recv(4, socket.MSG_WAITALL)
         if len(head) < 4:
             return False
-        message = connection.recv(struct.unpack("<I", head)[0], socket.MSG_WAITALL)
-        if message[:1] != b"\x0a":
-            raise ValueError(f"unknown message on CRIU's image stream: {message[:16]!r}")
-        name = message[2 : 2 + message[1]].decode()
-        _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(4))
-        fd = array.array("i", ancillary[0][2][:4])[0]
+        size = announced_size(head)
+        name = announced_name(connection.recv(size, socket.MSG_WAITALL))
+        fd = _descriptor(connection)
         with contextlib.suppress(OSError):  # larger than the default: fewer wake-ups
             fcntl.fcntl(fd, F_SETPIPE_SZ, CHUNK)
         self._names[fd] = name
@@ -145,3 +153,32 @@ class Capture:
             with self._idle:
                 del self._names[fd]
                 self._idle.notify_all()
+
+
+def announced_size(head: bytes) -> int:
+    """Bytes of the message that follows; raises StepFailed for more than one image's name takes."""
+    size: int = struct.unpack("<I", head)[0]
+    if not 0 < size <= NAME_LIMIT:
+        raise StepFailed("dump", f"CRIU announces an image in {size} bytes, at most {NAME_LIMIT}")
+    return size
+
+
+def announced_name(message: bytes) -> str:
+    """The image's name in an announcement; raises StepFailed for anything else."""
+    try:
+        raw = Message(message).raw(1)
+        return bytes(raw or b"").decode("ascii")
+    except ValueError as error:
+        raise StepFailed(
+            "dump", f"an unknown message on CRIU's image stream: {message[:16]!r}"
+        ) from error
+
+
+def _descriptor(connection: socket.socket) -> int:
+    """The pipe that comes with one byte; raises StepFailed when none does."""
+    _, descriptors, _, _ = socket.recv_fds(connection, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    if not descriptors or not stat.S_ISFIFO(os.fstat(descriptors[0]).st_mode):
+        for fd in descriptors:
+            os.close(fd)
+        raise StepFailed("dump", "CRIU announces an image and hands no pipe over")
+    return descriptors[0]

@@ -11,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
 import tarfile
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
+
+from . import below
 
 BLOCK = 1 << 20
 Stamp = tuple[int, int, int, int]
@@ -79,7 +79,7 @@ def pack(
                 info = cast(tarfile.TarInfo | None, seen)  # tarfile knows no sockets
                 if info is None:
                     continue
-                content = _open_below(tree.source, name) if info.isreg() else None
+                content = _open_file(tree.source, name) if info.isreg() else None
             except GONE:
                 continue
             if content:
@@ -90,83 +90,19 @@ def pack(
                 tar.addfile(info, cast(BinaryIO, _Padded(content, info.size)) if content else None)
 
 
-def _open_below(top: Path, name: str) -> BinaryIO:
+def _open_file(top: Path, name: str) -> BinaryIO:
     """Open a file through no link: a job may put one in its place while root looks elsewhere.
 
     Raises NotADirectoryError where a link is met.
     """
-    at = os.open(top, os.O_PATH | os.O_DIRECTORY)
-    try:
-        *folders, last = name.split("/")
-        for folder in folders:
-            below = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
-            os.close(at)
-            at = below
-        return os.fdopen(
-            os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at), "rb"
-        )
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise NotADirectoryError(errno.ENOTDIR, "a link now", name) from error
-        raise
-    finally:
-        os.close(at)
-
-
-class Unpacker:
-    """Unpacks one tar stream below a directory, in a thread, as its bytes arrive.
-
-    With ``sparing`` the directory is others' too: a file that is there is replaced by a newer one
-    only, since somebody here may have it open and write to it.
-    """
-
-    def __init__(self, destination: Path, sparing: bool = False) -> None:
-        read, self._write = os.pipe()
-        self.error: BaseException | None = None
-        self.names: list[str] = []
-        self.written: list[str] = []
-        self._sparing = sparing
-        self._thread = threading.Thread(
-            target=self._run, args=(read, destination), name="unpack", daemon=True
-        )
-        self._thread.start()
-
-    def write(self, data: bytes | memoryview) -> None:
-        view = memoryview(data)
+    with below.opened(top) as directory, below.parent_of(directory, name) as (parent, last):
         try:
-            while view:
-                view = view[os.write(self._write, view) :]
-        except BrokenPipeError:
-            self._thread.join()
-            raise (self.error or OSError("unpacking ended early")) from None
-
-    def finish(self) -> None:
-        """Return when everything lies on disk; raises what went wrong there."""
-        os.close(self._write)
-        self._thread.join()
-        if self.error:
-            raise self.error
-
-    def _run(self, read: int, destination: Path) -> None:
-        try:
-            with (
-                os.fdopen(read, "rb", buffering=BLOCK) as stream,
-                tarfile.open(mode="r|", fileobj=stream, bufsize=BLOCK) as tar,
-            ):
-                # The peer is an agent with a known key and as much power as we have; trusting it
-                # keeps owners, modes and absolute links: what moving a job's files means. Early
-                # 3.11 has no filters and trusts anyway.
-                if trusting := getattr(tarfile, "fully_trusted_filter", None):
-                    tar.extraction_filter = trusting
-                for member in tar:
-                    self.names.append(member.name)
-                    if not (self._sparing and _spare(member, destination)):
-                        _replace(tar, member, destination)
-                        self.written.append(member.name)
-                while stream.read(BLOCK):  # the padding after tar's end mark
-                    pass
-        except BaseException as error:
-            self.error = error
+            fd = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise NotADirectoryError(errno.ENOTDIR, "a link now", name) from error
+            raise
+        return os.fdopen(fd, "rb")
 
 
 def remove(root: Path, names: Iterable[str]) -> None:
@@ -175,13 +111,14 @@ def remove(root: Path, names: Iterable[str]) -> None:
     Nothing is removed through a symbolic link: where a directory has become one, its children went
     with it, and those that the link leads to are others.
     """
-    top = root.resolve()
-    for name in sorted(names, key=len, reverse=True):
-        path = top / name
-        if path.parent.resolve() != path.parent:
-            continue
-        with contextlib.suppress(OSError):
-            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+    with below.opened(root) as top:
+        for name in sorted(names, key=len, reverse=True):
+            with (
+                contextlib.suppress(OSError, below.UnfitName),
+                below.parent_of(top, name) as (parent, last),
+            ):
+                there = os.lstat(last, dir_fd=parent).st_mode
+                (os.rmdir if stat.S_ISDIR(there) else os.unlink)(last, dir_fd=parent)
 
 
 def unchanged(root: Path, stamps: Mapping[str, Sequence[int]]) -> set[str]:
@@ -196,33 +133,6 @@ def unchanged(root: Path, stamps: Mapping[str, Sequence[int]]) -> set[str]:
             ):  # fmt: skip
                 same.add(name)
     return same
-
-
-def _spare(member: tarfile.TarInfo, destination: Path) -> bool:
-    """Whether what is there is as new as what comes, and so may be another's."""
-    try:
-        there = os.lstat(os.path.join(destination, member.name))
-    except GONE:
-        return False
-    if member.isdir():
-        return stat.S_ISDIR(there.st_mode)
-    age_ns = int(member.mtime * 1e9) - there.st_mtime_ns
-    return age_ns < SAME_AGE_NS and not (FORCED in member.pax_headers and age_ns > -SAME_AGE_NS)
-
-
-def _replace(tar: tarfile.TarFile, member: tarfile.TarInfo, destination: Path) -> None:
-    target = os.path.join(destination, member.name)  # Path would make "top/." the link "top"
-    parent = os.path.dirname(os.path.normpath(target))
-    below = os.path.relpath(parent, destination)
-    top = os.path.realpath(destination)
-    if below != ".." and os.path.realpath(parent) != os.path.normpath(os.path.join(top, below)):
-        return  # never through a link: a job that swaps a directory for one must not steer root
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISDIR(os.lstat(target).st_mode):
-            os.unlink(target)
-        elif not member.isdir() and destination != Path("/"):  # a host's own is not ours to remove
-            shutil.rmtree(target)
-    tar.extract(member, destination, numeric_owner=True)
 
 
 def _walk(top: Path) -> Iterator[str]:

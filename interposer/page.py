@@ -46,6 +46,9 @@ COUNTER_FIELDS: tuple[tuple[str, str], ...] = (("kind", "24s"), ("started", "Q")
 COUNTER = struct.Struct("<" + "".join(code for _, code in COUNTER_FIELDS))
 COUNTERS = 64
 
+PAGES = 4096
+"""Pages that are read of one capsule at most: each is the time of a system call or three."""
+
 
 class PageError(LiveshiftError):
     """A file is not a page, or is one whose layout this version of liveshift doesn't know."""
@@ -145,13 +148,19 @@ def pages(directory: Path) -> list[Page]:
         return []
     except OSError as error:
         raise PageError(f"cannot list the pages in {directory}: {error.strerror}") from error
-    found = []
     # Other names: a page still being made is called .<pid>.
-    for pid in sorted(int(name) for name in names if name.isascii() and name.isdecimal()):
+    numbers = [name for name in names if name.isascii() and name.isdecimal() and name[0] != "0"]
+    if len(numbers) > PAGES:
+        raise PageError(f"{len(numbers)} pages in {directory}, at most {PAGES} are read")
+    found = []
+    for name in sorted(numbers, key=int):
         try:
-            found.append(read(directory / str(pid)))
+            page = read(directory / name)
         except FileNotFoundError:
             continue  # gone since the listing, with its capsule
+        if str(page.pid) != name:
+            raise PageError(f"{directory / name} is the page of process {page.pid}")
+        found.append(page)
     return found
 
 

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from ..criu_glue import network, trees
+from ..criu_glue import image_check, network, trees
 from ..criu_glue.restore import RestoringTree
+from ..criu_glue.rights import User
 from ..criu_glue.room import Room, adopt, started
 from ..criu_glue.tool import Criu
 from ..errors import StepFailed
@@ -52,7 +53,7 @@ class Arrival:
         self._housing = housing
         self.images = housing.images(reserve.migration)
         self.images.mkdir(parents=True, exist_ok=True)
-        self.inbox = Inbox(self.images, resident)
+        self.inbox = Inbox(self.images, resident, housing.placement.carried)
         self._tree = RestoringTree(resident.room, self.images)
         self._settled_files = False
 
@@ -100,6 +101,9 @@ class Arrival:
                     trees.remove(self.inbox.top(tree), put_here.intersection(names))
                 carried_out.reconcile(self._housing, self.resident.spec.name, self.inbox.came)
                 self._settled_files = True
+            plan = self.resident.room.plan
+            user = User(plan.uid, plan.gid, plan.groups)
+            image_check.check(self.images, user, self.resident.room.root)
             lap.detail = f"{len(manifest.streams)} streams"
         reach("destination.restoring")
         with watch.phase("restore", frozen=True) as lap:

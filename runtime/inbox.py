@@ -1,74 +1,115 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes one migration's streams at the destination: image files, directories, the output log."""
+"""Takes one migration's streams at the destination: image files, directories, the output log.
+
+What it takes is only what an image can consist of, and only until the manifest has said that all
+of it is here: then the image is complete, and is so also for an agent that is started anew.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..criu_glue import trees
-from ..errors import LiveshiftError, StepFailed
+import xxhash
+
+from ..criu_glue.rights import User
+from ..criu_glue.room import STDERR_FD, STDOUT_FD
+from ..criu_glue.unpacking import Unpacker
+from ..errors import LiveshiftError, NotFound, StepFailed
 from . import manifest
+from .manifest import Landed, Manifest
 from .resident import Resident
+
+log = logging.getLogger("liveshift.inbox")
+
+IMAGE_NAME = re.compile(r"[a-z][a-z0-9-]{0,60}\.img")
+"""CRIU's names (criu: image-desc.c); none of our own files beside them is called so."""
+
+STREAMS = 50_000
+OPEN = 512
+"""Streams of one image, and how many of them at once: CRIU writes seven images for each task, one
+after the other, and some for all of them."""
+
+OUTPUT = "output"
 
 
 @dataclass
 class Inbox:
-    """Takes one migration's streams: image files, directories, the output log."""
+    """One migration's inbox. ``images`` is named after the migration; ``carried`` are the paths
+    of this host's cluster file, the only ones a source may send a directory for."""
 
     images: Path
     resident: Resident
+    carried: tuple[str, ...] = ()
     bytes: dict[str, int] = field(default_factory=dict)
     came: dict[str, set[str]] = field(default_factory=dict)  # carried path → names
     written: dict[str, set[str]] = field(default_factory=dict)  # tree → names put there
-    landed: manifest.Landed | None = None
-    _manifest: bytearray = field(default_factory=bytearray)
+    landed: Landed | None = None
+    _hashes: dict[str, xxhash.xxh3_64] = field(default_factory=dict)
+    _ended: set[str] = field(default_factory=set)
     _files: dict[str, int] = field(default_factory=dict)
-    _unpackers: dict[str, trees.Unpacker] = field(default_factory=dict)
+    _unpackers: dict[str, Unpacker] = field(default_factory=dict)
+    _manifest: bytearray = field(default_factory=bytearray)
+    _closed: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def complete(self) -> bool:
+        """Whether the manifest has come and everything is as it says."""
         return self.landed is not None
 
     @property
-    def manifest(self) -> manifest.Manifest:
+    def manifest(self) -> Manifest:
+        """That of a complete image."""
         assert self.landed is not None
         return self.landed.manifest
 
     def take_up(self) -> bool:
-        """What an earlier agent has taken; returns whether it is complete."""
+        """What an earlier life of the agent has taken; returns whether it is complete."""
         try:
             self.landed = manifest.load(self.images)
-        except LiveshiftError:
+        except LiveshiftError as error:
+            if not isinstance(error, NotFound):
+                log.error("the image in %s is lost: %s", self.images, error)
             return False
         self.came, self.written = self.landed.came, self.landed.written
+        self.bytes = {stream: size for stream, (size, _) in self.manifest.streams.items()}
         return True
 
     def write(self, stream: str, data: memoryview) -> None:
-        """One chunk; empty data ends the stream. Raises OSError when there is no room."""
+        """One chunk; empty data ends the stream.
+
+        Raises StepFailed for what no image has, OSError when there is no room.
+        """
         with self._lock:
-            kind, _, name = stream.partition(":")
-            self.bytes[stream] = self.bytes.get(stream, 0) + len(data)
+            if self.complete or self._closed:
+                raise StepFailed("ship", "nothing more is taken for this image")
+            if stream in self._ended:
+                raise StepFailed("ship", f"more came for {stream!a} after its end")
             if stream == manifest.STREAM:
                 self._take_manifest(data)
-            elif kind == "tree":
-                self._into_tree(stream, name.partition(":")[2], data)
-            elif data:
-                self._into_file(stream, self.path(kind, name), data)
-
-    def _take_manifest(self, data: memoryview) -> None:
-        self._manifest += data
-        if not data:
-            found = manifest.decode(self._manifest)
-            manifest.save(self.images, found, self.came, self.written)
-            self.landed = manifest.Landed(found, self.came, self.written)
+                return
+            if stream not in self.bytes:
+                self._begin(stream)
+            self.bytes[stream] += len(data)
+            self._hashes[stream].update(data)
+            if not data:
+                self._end(stream)
+            elif stream in self._unpackers:
+                self._unpackers[stream].write(data)
+            else:
+                while data:
+                    data = data[os.write(self._files[stream], data) :]
 
     def close(self) -> None:
+        """Take nothing more, and let go of what is open. May be called again."""
         with self._lock:
+            self._closed = True
             for fd in self._files.values():
                 os.close(fd)
             self._files.clear()
@@ -78,37 +119,15 @@ class Inbox:
             self._unpackers.clear()
 
     def path(self, kind: str, name: str) -> Path:
-        if kind == "output":
+        """Where a stream that is a file lies here; raises StepFailed for one no image has."""
+        if kind == OUTPUT and not name:
             return self.resident.room.plan.log
-        if kind == "image" and name and "/" not in name and not name.startswith("."):
+        if kind == "image" and IMAGE_NAME.fullmatch(name):
             return self.images / name
-        raise StepFailed(
-            "ship", f"an image names a stream that no destination takes: {kind}:{name}"
-        )
-
-    def _into_file(self, stream: str, path: Path, data: memoryview) -> None:
-        fd = self._files.get(stream)
-        if fd is None:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            self._files[stream] = fd
-        while data:
-            data = data[os.write(fd, data) :]
-
-    def _into_tree(self, stream: str, tree: str, data: memoryview) -> None:
-        unpacker = self._unpackers.get(stream)
-        if unpacker is None:
-            sparing = tree.startswith("carried:")
-            unpacker = self._unpackers[stream] = trees.Unpacker(self.top(tree), sparing)
-        if data:
-            unpacker.write(data)
-        else:
-            del self._unpackers[stream]
-            unpacker.finish()
-            self.came.setdefault(tree.removeprefix("carried:"), set()).update(unpacker.names)
-            self.written.setdefault(tree, set()).update(unpacker.written)
+        raise _unknown(f"{kind}:{name}")
 
     def top(self, tree: str) -> Path:
-        """Where a tree of that name lies here."""
+        """Where a tree of that name lies here; raises StepFailed for one that no image has."""
         plan = self.resident.room.plan
         if tree == "tmp":
             return plan.tmp
@@ -116,6 +135,86 @@ class Inbox:
             return self.resident.room.root / "dev/shm"
         if tree == "open":
             return Path("/")
-        path = Path(tree.removeprefix("carried:"))
-        path.mkdir(parents=True, exist_ok=True)
-        return path
+        kind, _, path = tree.partition(":")
+        if kind == "carried" and path in self.carried:
+            Path(path).mkdir(parents=True, exist_ok=True)
+            return Path(path)
+        raise StepFailed(
+            "ship",
+            f"an image brings the directory {tree[:200]!a}, which is not carried to this host",
+            hint="files.carried is to be the same in the cluster file of every host",
+        )
+
+    def _begin(self, stream: str) -> None:
+        if len(self.bytes) >= STREAMS or len(self._files) + len(self._unpackers) >= OPEN:
+            raise StepFailed("ship", f"an image of too many streams: {len(self.bytes)}")
+        kind, _, name = stream.partition(":")
+        pass_, _, tree = name.partition(":")
+        if kind in (OUTPUT, "image"):
+            fresh = os.O_EXCL if kind == "image" else 0
+            self._files[stream] = os.open(self.path(kind, name), _APPEND | fresh, 0o600)
+        elif kind == "tree" and pass_ in ("1", "2"):
+            plan = self.resident.room.plan
+            self._unpackers[stream] = Unpacker(
+                self.top(tree),
+                sparing=tree.startswith("carried:"),
+                user=User(plan.uid, plan.gid, plan.groups),
+                as_user=tree == "open",
+            )
+        else:
+            raise _unknown(stream)
+        self.bytes[stream] = 0
+        self._hashes[stream] = xxhash.xxh3_64()
+
+    def _end(self, stream: str) -> None:
+        self._ended.add(stream)
+        if stream in self._files:
+            os.close(self._files.pop(stream))
+        else:
+            tree = stream.split(":", 2)[2]
+            unpacker = self._unpackers.pop(stream)
+            unpacker.finish()
+            self.came.setdefault(tree.removeprefix("carried:"), set()).update(unpacker.names)
+            self.written.setdefault(tree, set()).update(unpacker.written)
+
+    def _take_manifest(self, data: memoryview) -> None:
+        if data:
+            if len(self._manifest) + len(data) > manifest.LIMIT:
+                raise StepFailed("ship", f"a manifest of more than {manifest.LIMIT} bytes")
+            self._manifest += data
+            return
+        found = manifest.decode(self._manifest)
+        self._verify(found)
+        manifest.save(self.images, found, self.came, self.written)
+        self.landed = Landed(found, self.came, self.written)
+
+    def _verify(self, found: Manifest) -> None:
+        """Raises StepFailed unless the manifest is this image's and all that it lists is here."""
+        who = (found.migration, found.capsule)
+        if who != (self.images.name, self.resident.spec.name):
+            raise StepFailed("ship", f"the manifest of another image: {who!a}")
+        not_ended = [s for s in self.bytes if s not in self._ended]
+        if not_ended:
+            raise StepFailed("ship", f"the image is not complete: {_some(not_ended)} did not end")
+        have = {s: (size, self._hashes[s].intdigest()) for s, size in self.bytes.items()}
+        if have != found.streams:
+            wrong = [s for s in have.keys() | found.streams if have.get(s) != found.streams.get(s)]
+            raise StepFailed("ship", f"the image is not complete or damaged: {_some(wrong)}")
+        if not set(found.pipes.values()) <= {STDOUT_FD, STDERR_FD}:
+            raise StepFailed("ship", f"a manifest with pipes that no capsule has: {found.pipes}")
+        for tree in found.removed:
+            self.top(tree)
+
+
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def _unknown(stream: str) -> StepFailed:
+    return StepFailed(
+        "ship", f"an image names a stream that no destination takes: {stream[:200]!a}"
+    )
+
+
+def _some(streams: list[str]) -> str:
+    first = ", ".join(f"{s[:80]!a}" for s in sorted(streams)[:5])
+    return first + (f" and {len(streams) - 5} more" if len(streams) > 5 else "")

@@ -71,7 +71,7 @@ def decode(raw: bytes | bytearray) -> Manifest:
     """Raises LiveshiftError saying what is wrong with it."""
     if len(raw) > LIMIT:
         raise LiveshiftError(f"a manifest of {len(raw)} bytes, at most {LIMIT} are taken")
-    found = _decode(raw, Manifest, "a manifest")
+    found: Manifest = _decode(raw, Manifest, "a manifest")
     if found.version != VERSION:
         raise LiveshiftError(
             f"a manifest of version {found.version}, this is version {VERSION}",

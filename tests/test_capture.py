@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from liveshift.criu_glue import network, output, room, tool, trees
+from liveshift.criu_glue import network, output, room, tool, trees, unpacking
 from liveshift.criu_glue.capture import Capture
 from liveshift.criu_glue.dump import FrozenTree
 from liveshift.criu_glue.restore import RestoringTree
@@ -321,7 +321,7 @@ def test_a_restored_tree_goes_on_where_it_was_dumped(
     sink.write_to(place / "arrived")
     for name, top in (("tmp", Path("tmp")), ("shm", Path("dev/shm"))):
         tree = trees.Tree(name, here.root / top, there.root / top)
-        unpacker = trees.Unpacker(tree.destination)
+        unpacker = unpacking.Unpacker(tree.destination)
         trees.pack(tree, trees.listing(tree), unpacker.write)
         unpacker.finish()
     shutil.copy(here.plan.log, there.plan.log)
@@ -443,7 +443,7 @@ def test_a_restored_tree_that_may_not_run_leaves_a_room_for_the_next_attempt(
     sink.write_to(arrived)
     for name, top in (("tmp", Path("tmp")), ("shm", Path("dev/shm"))):
         tree = trees.Tree(name, here.root / top, there.root / top)
-        unpacker = trees.Unpacker(tree.destination)
+        unpacker = unpacking.Unpacker(tree.destination)
         trees.pack(tree, trees.listing(tree), unpacker.write)
         unpacker.finish()
     shutil.copy(here.plan.log, there.plan.log)

@@ -120,7 +120,9 @@ def test_nonsense_is_refused_in_words_or_understood(raw: bytes) -> None:
     ("frame", "words"),
     [
         ({"v": 99, "id": 1, "ok": None}, f"version 99, this is version {VERSION}"),
-        ({"id": 1, "ok": None}, "not understood: 'v'"),
+        ({"id": 1, "ok": None}, "missing required field `v`"),
+        ({"v": VERSION, "id": 1}, "expected one of `body`, `ok` and `error`"),
+        ({"v": VERSION, "id": 1, "ok": None, "error": ["a", "b", None]}, "expected one of"),
         ({"v": VERSION, "id": 1, "body": {"t": "Explode"}}, "'Explode'"),
         ({"v": VERSION, "id": 1, "body": {"t": "End"}}, "missing required field `capsule`"),
         ({"v": VERSION, "id": 1, "body": {"t": "End", "capsule": 7}}, "Expected `str`, got `int`"),
@@ -132,3 +134,14 @@ def test_nonsense_is_refused_in_words_or_understood(raw: bytes) -> None:
 def test_what_is_wrong_is_named(frame: dict[str, object], words: str) -> None:
     with pytest.raises(LiveshiftError, match=words.replace("(", r"\(")):
         decode(msgpack.packb(frame))
+
+
+def test_deep_and_large_frames_are_refused() -> None:
+    for raw in (
+        b"\x91" * 100_000,
+        msgpack.packb({"v": VERSION, "id": 1})[:-1] + b"\xa4body" + b"\x91" * 100_000,
+    ):
+        with pytest.raises(LiveshiftError, match="not understood"):
+            decode(raw)
+    with pytest.raises(LiveshiftError, match="at most"):
+        decode(bytes(frames.LIMIT + 1))

@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liveshift.criu_glue import trees
-from liveshift.criu_glue.trees import Stamp, Tree, Unpacker
+from liveshift.criu_glue.trees import Stamp, Tree
+from liveshift.criu_glue.unpacking import Unpacker
 from liveshift.runtime import carried_out, config
 from liveshift.runtime.resident import Housing
 
@@ -376,7 +377,7 @@ def test_a_shared_directory_keeps_what_is_as_new_as_what_comes(tmp_path: Path) -
     tree = Tree("carried", here, there)
     sent: list[bytes] = []
     trees.pack(tree, trees.listing(tree), lambda b: sent.append(bytes(b)), ["same age, mapped"])
-    unpacker = trees.Unpacker(there, sparing=True)
+    unpacker = Unpacker(there, sparing=True)
     unpacker.write(b"".join(sent))
     unpacker.finish()
     found = {p.name: p.read_text() for p in there.iterdir()}

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 from typing import Any, Union
 
-import msgpack
 import msgspec
+from msgspec import UNSET, Raw, UnsetType
 
 from ...errors import LiveshiftError
 from . import agents, people
 from .base import Answer, Message
 
 VERSION = 2
+
+LIMIT = 64 << 20
+"""Bytes of one frame: all of a large cluster's status, or an environment with long variables."""
 
 
 def _below(base: type[Message], *but: type[Message]) -> Any:
@@ -35,41 +38,50 @@ class Frame(msgspec.Struct, frozen=True):
     error: tuple[str, str, str | None] | None
 
 
+class _Envelope(msgspec.Struct, frozen=True):
+    v: int
+    id: int
+    body: Raw | UnsetType = UNSET
+    ok: Raw | UnsetType = UNSET
+    error: tuple[str, str, str | None] | UnsetType = UNSET
+
+
+# They decode into the types at once: no tree of small objects is made of what a peer sends.
+_envelope = msgspec.msgpack.Decoder(_Envelope)
+_ask: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(ASKS)
+_answer: msgspec.msgpack.Decoder[Message | None] = msgspec.msgpack.Decoder(Union[ANSWERS, None])  # noqa: UP007 (made of values)
+
+
 def encode_ask(number: int, body: Message) -> bytes:
-    return _pack(
-        {"v": VERSION, "id": number, "body": msgspec.to_builtins(body, builtin_types=(bytes,))}
-    )
+    return msgspec.msgpack.encode({"v": VERSION, "id": number, "body": body})
 
 
 def encode_answer(number: int, answer: Message | None) -> bytes:
-    ok = msgspec.to_builtins(answer, builtin_types=(bytes,))
-    return _pack({"v": VERSION, "id": number, "ok": ok})
+    return msgspec.msgpack.encode({"v": VERSION, "id": number, "ok": answer})
 
 
 def encode_error(number: int, error: tuple[str, str, str | None]) -> bytes:
-    return _pack({"v": VERSION, "id": number, "error": list(error)})
+    return msgspec.msgpack.encode({"v": VERSION, "id": number, "error": error})
 
 
 def decode(raw: bytes | memoryview) -> Frame:
     """Take a frame apart; raises LiveshiftError naming the value that is wrong."""
+    if len(raw) > LIMIT:
+        raise LiveshiftError(f"a peer sent a message of {len(raw)} bytes, at most {LIMIT} are read")
     try:
-        frame: Any = msgpack.unpackb(raw, strict_map_key=False)
-        if frame["v"] != VERSION:
+        frame = _envelope.decode(raw)
+        if frame.v != VERSION:
             raise LiveshiftError(
-                f"the peer speaks protocol version {frame['v']}, this is version {VERSION}",
+                f"the peer speaks protocol version {frame.v}, this is version {VERSION}",
                 hint="run the same version of liveshift on every host",
             )
-        number = int(frame["id"])
-        if "body" in frame:
-            return Frame(number, msgspec.convert(frame["body"], ASKS), None, None)
-        if "error" in frame:
-            kind, message, hint = frame["error"]
-            return Frame(number, None, None, (str(kind), str(message), hint))
-        answer = None if frame["ok"] is None else msgspec.convert(frame["ok"], ANSWERS)
-        return Frame(number, None, answer, None)
-    except (msgspec.ValidationError, msgpack.UnpackException, KeyError, TypeError, ValueError) as e:
+        match frame.body, frame.ok, frame.error:
+            case Raw() as body, UnsetType(), UnsetType():
+                return Frame(frame.id, _ask.decode(body), None, None)
+            case UnsetType(), Raw() as ok, UnsetType():
+                return Frame(frame.id, None, _answer.decode(ok), None)
+            case UnsetType(), UnsetType(), tuple() as error:
+                return Frame(frame.id, None, None, error)
+        raise ValueError("expected one of `body`, `ok` and `error`")
+    except (msgspec.DecodeError, ValueError, RecursionError) as e:
         raise LiveshiftError(f"a peer sent a message that is not understood: {e}") from e
-
-
-def _pack(frame: dict[str, Any]) -> bytes:
-    return bytes(msgpack.packb(frame, use_bin_type=True))

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reaching a name below a directory, and nothing else, whatever lies on the way.
+
+Root works in directories that jobs write to, with names that come from elsewhere. The kernel
+resolves them (openat2(2), Linux 5.6): through no symbolic link and not above the directory, even
+while someone swaps what lies there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_OPENAT2 = 437  # on every architecture
+_NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _IN_ROOT = 0x02, 0x04, 0x08, 0x10  # linux/openat2.h
+_PATH_MAX, _NAME_MAX = 4096, 255  # linux/limits.h; bytes
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (
+        ("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+class UnfitName(ValueError):
+    """A name that is no plain path below a directory."""
+
+
+def plain(name: str) -> str:
+    """The name, if it is "." or a path of plain parts; raises UnfitName otherwise."""
+    try:
+        raw = os.fsencode(name)
+    except UnicodeEncodeError:
+        raise UnfitName(f"a name that no file can have: {name[:100]!a}") from None
+    parts = raw.split(b"/")
+    if name != "." and (
+        b"\0" in raw
+        or len(raw) >= _PATH_MAX
+        or any(part in (b"", b".", b"..") or len(part) > _NAME_MAX for part in parts)
+    ):
+        raise UnfitName(f"a name that leads elsewhere or nowhere: {name[:100]!a}")
+    return name
+
+
+@contextmanager
+def opened(top: Path) -> Iterator[int]:
+    """A directory's descriptor, for the functions below; its own path may hold links."""
+    fd = os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def open_below(top: int, name: str, flags: int) -> int:
+    """Open through no link; raises OSError as open(2), ELOOP (or EXDEV) where one is met."""
+    return _openat2(top, name, flags, _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS)
+
+
+def open_in_root(top: int, path: str, flags: int) -> int:
+    """Open what a process whose root is ``top`` would open under that absolute path."""
+    return _openat2(top, path, flags, _IN_ROOT | _NO_MAGICLINKS)
+
+
+@contextmanager
+def parent_of(top: int, name: str, make: bool = False) -> Iterator[tuple[int, str]]:
+    """The directory that a name is in, and its last part; "." is in itself.
+
+    With ``make`` directories on the way that are missing are made. Raises NotADirectoryError
+    where a link or something else stands in a directory's place, FileNotFoundError.
+    """
+    folder, _, last = plain(name).rpartition("/")
+    fd = (_made if make else _directory)(top, folder or ".")
+    try:
+        yield fd, last
+    finally:
+        os.close(fd)
+
+
+def _made(top: int, folder: str) -> int:
+    at = _directory(top, ".")
+    for part in folder.split("/"):
+        with suppress(FileExistsError):
+            os.mkdir(part, dir_fd=at)
+        try:
+            below = _directory(at, part)
+        finally:
+            os.close(at)
+        at = below
+    return at
+
+
+def _directory(top: int, folder: str) -> int:
+    try:
+        return open_below(top, folder, os.O_PATH | os.O_DIRECTORY)
+    except OSError as error:
+        raise _as_no_directory(error, folder) from error
+
+
+def _as_no_directory(error: OSError, name: str) -> OSError:
+    if error.errno in (errno.ELOOP, errno.EXDEV, errno.ENOTDIR):
+        return NotADirectoryError(errno.ENOTDIR, "no directory, or a link, on the way to", name)
+    return error
+
+
+def _openat2(top: int, name: str, flags: int, resolve: int) -> int:
+    how = _OpenHow(flags | os.O_CLOEXEC, 0, resolve)
+    while True:
+        fd: int = _libc.syscall(
+            _OPENAT2, top, os.fsencode(name), ctypes.byref(how), ctypes.sizeof(how)
+        )
+        if fd >= 0:
+            return fd
+        number = ctypes.get_errno()
+        if number not in (errno.EINTR, errno.EAGAIN):  # EAGAIN: something was renamed meanwhile
+            raise OSError(number, os.strerror(number), name)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads protobuf messages by field number, and takes nothing that two readers could see otherwise.
+
+A check is worth something only if CRIU (protobuf-c) then reads the same: what its encoder never
+writes and its decoder would cut, merge or skip is refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+Value = int | memoryview
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_U32, _U64 = 1 << 32, 1 << 64
+
+
+class Damaged(ValueError):
+    """Bytes that are no message, or one that has not the fields it must have."""
+
+
+class Message:
+    """The fields of one message; what is asked for must be there as the schema has it."""
+
+    def __init__(self, raw: bytes | memoryview) -> None:
+        self._fields: dict[int, list[Value]] = {}
+        for number, value in fields(memoryview(raw)):
+            self._fields.setdefault(number, []).append(value)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._fields
+
+    def uint(self, number: int, default: int | None = None) -> int:
+        """A 32-bit number; raises Damaged where it is missing and there is no default."""
+        value = self._one(number)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int) or value >= _U32:
+            raise Damaged(f"field {number} is no 32-bit number")
+        return value
+
+    def uints(self, number: int) -> list[int]:
+        """A repeated 32-bit number, packed or not."""
+        found: list[int] = []
+        for value in self._fields.get(number, ()):
+            found += [value] if isinstance(value, int) else _packed(value)
+        if any(value >= _U32 for value in found):
+            raise Damaged(f"field {number} holds more than 32 bits")
+        return found
+
+    def raw(self, number: int) -> memoryview | None:
+        """Bytes, a string or a message; None where it is missing."""
+        value = self._one(number)
+        if isinstance(value, int):
+            raise Damaged(f"field {number} is a number")
+        return value
+
+    def raws(self, number: int) -> list[memoryview]:
+        values = self._fields.get(number, [])
+        found = [value for value in values if isinstance(value, memoryview)]
+        if len(found) != len(values):
+            raise Damaged(f"field {number} is a number")
+        return found
+
+    def message(self, number: int) -> Message | None:
+        raw = self.raw(number)
+        return None if raw is None else Message(raw)
+
+    def _one(self, number: int) -> Value | None:
+        values = self._fields.get(number)
+        if values is None:
+            return None
+        if len(values) > 1:
+            raise Damaged(f"field {number} stands there {len(values)} times")
+        return values[0]
+
+
+def fields(raw: memoryview) -> Iterator[tuple[int, Value]]:
+    """(number, value) of every field in its order; 32-bit and 64-bit ones as bytes."""
+    at, end = 0, len(raw)
+    while at < end:
+        key, at = varint(raw, at)
+        number, kind = key >> 3, key & 7
+        if not 0 < number < 1 << 29:
+            raise Damaged(f"a field of number {number}")
+        if kind == _VARINT:
+            value, at = varint(raw, at)
+            yield number, value
+            continue
+        if kind == _BYTES:
+            size, at = varint(raw, at)
+        elif kind in (_FIXED64, _FIXED32):
+            size = 8 if kind == _FIXED64 else 4
+        else:
+            raise Damaged(f"a field of kind {kind}")
+        if size > end - at:
+            raise Damaged(f"field {number} ends beyond its message")
+        yield number, raw[at : at + size]
+        at += size
+
+
+def varint(raw: memoryview, at: int) -> tuple[int, int]:
+    """(number, where it ends); raises Damaged beyond 64 bits."""
+    value = shift = 0
+    try:
+        while True:
+            byte = raw[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+            if shift > 63:
+                raise Damaged("a number of more than 64 bits")
+    except IndexError:
+        raise Damaged("a number that ends beyond its message") from None
+    if value >= _U64:
+        raise Damaged("a number of more than 64 bits")
+    return value, at
+
+
+def _packed(raw: memoryview) -> list[int]:
+    found, at = [], 0
+    while at < len(raw):
+        value, at = varint(raw, at)
+        found.append(value)
+    return found

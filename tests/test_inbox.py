@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inbox: complete only when the manifest says so, and closed to what no image has."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from liveshift.criu_glue import trees
+from liveshift.criu_glue.trees import Tree
+from liveshift.errors import LiveshiftError, NotFound, StepFailed
+from liveshift.runtime import inbox as inboxes
+from liveshift.runtime import manifest
+from liveshift.runtime.inbox import Inbox
+from liveshift.runtime.manifest import Manifest
+
+CORE = "image:core-1001.img"
+
+
+@dataclass(frozen=True)
+class Plan:
+    tmp: Path
+    log: Path
+    uid: int = 0
+    gid: int = 0
+    groups: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Room:
+    plan: Plan
+    root: Path
+
+
+@dataclass(frozen=True)
+class Spec:
+    name: str = "gpt/1"
+
+
+@dataclass(frozen=True)
+class Resident:
+    room: Room
+    spec: Spec = Spec()
+
+
+class Host:
+    """A destination as the inbox knows it, and the streams that a source would send to it."""
+
+    def __init__(self, place: Path) -> None:
+        for name in ("images/m1", "tmp", "root/dev/shm", "source"):
+            (place / name).mkdir(parents=True)
+        self.images = place / "images" / "m1"
+        self.source = place / "source"
+        self.carried = place / "carried"
+        self.resident = Resident(Room(Plan(place / "tmp", place / "log"), place / "root"))
+        self.inbox = self.again()
+        self.sent: dict[str, bytes] = {}
+
+    def again(self) -> Inbox:
+        return Inbox(self.images, self.resident, (str(self.carried),))  # type: ignore[arg-type]
+
+    def landed(self) -> Inbox:
+        """As an agent that was started anew has it."""
+        inbox = self.again()
+        inbox.take_up()
+        return inbox
+
+    def send(self, stream: str, data: bytes, end: bool = True) -> None:
+        self.sent[stream] = self.sent.get(stream, b"") + data
+        for chunk in [data] * bool(data) + [b""] * end:
+            self.inbox.write(stream, memoryview(chunk))
+
+    def send_tree(self, stream: str) -> None:
+        tree = Tree("x", self.source, self.source)
+        sent: list[bytes] = []
+        trees.pack(tree, trees.listing(tree), sent.append)
+        self.send(stream, b"".join(sent))
+
+    def manifest(self, **other: object) -> Manifest:
+        digests = {s: (len(d), xxhash.xxh3_64_intdigest(d)) for s, d in self.sent.items()}
+        fields = {
+            "version": manifest.VERSION,
+            "migration": "m1",
+            "capsule": "gpt/1",
+            "image_bytes": 7,
+            "streams": digests,
+            "pipes": {11: 20, 12: 21},
+            "removed": {},
+        }
+        return Manifest(**{**fields, **other})  # type: ignore[arg-type]
+
+    def finish(self, **other: object) -> Manifest:
+        found = self.manifest(**other)
+        self.end(manifest.encode(found))
+        return found
+
+    def end(self, raw: bytes) -> None:
+        for chunk in (raw[:10], raw[10:], b""):
+            self.inbox.write("manifest", memoryview(chunk))
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_an_image_is_complete_once_its_manifest_has_come(host: Host) -> None:
+    (host.source / "model.pt").write_bytes(b"weights")
+    Path(os.fsdecode(os.fsencode(host.source) + b"/\xff")).write_bytes(b"x")
+    host.send(CORE, b"registers")
+    host.send("image:empty.img", b"")
+    host.send("output", b"lines")
+    host.send_tree("tree:1:tmp")
+    host.send_tree(f"tree:1:carried:{host.carried}")
+    assert not host.inbox.complete
+    assert not host.landed().complete
+    with pytest.raises(NotFound, match="no complete image"):
+        manifest.load(host.images)
+    sent = host.finish(removed=manifest.as_bytes({"tmp": ["model.pt"]}))
+    assert host.inbox.complete
+    assert host.inbox.manifest == sent
+    assert sorted(p.name for p in host.images.iterdir()) == [
+        "came", "core-1001.img", "empty.img", "manifest",
+    ]  # fmt: skip
+    assert (host.images / "core-1001.img").read_bytes() == b"registers"
+    assert host.resident.room.plan.log.read_bytes() == b"lines"
+    assert (host.carried / "model.pt").read_bytes() == b"weights"
+
+    again = host.landed()
+    assert again.complete
+    assert again.manifest == sent
+    assert again.came == host.inbox.came == {
+        "tmp": {".", "model.pt", "\udcff"},
+        str(host.carried): {".", "model.pt", "\udcff"},
+    }  # fmt: skip
+    assert again.written == host.inbox.written
+    assert again.bytes == host.inbox.bytes
+    for inbox in (host.inbox, again):
+        with pytest.raises(StepFailed, match="nothing more is taken"):
+            inbox.write("image:late.img", memoryview(b"x"))
+        inbox.close()
+
+
+OTHERS = {
+    "of another migration": {"migration": "m2"},
+    "of another capsule": {"capsule": "gpt/2"},
+    "of another size": {"streams": {CORE: (8, xxhash.xxh3_64_intdigest(b"registers"))}},
+    "of other bytes": {"streams": {CORE: (9, 1)}},
+    "without one": {"streams": {}},
+    "with one more": {
+        "streams": {
+            CORE: (9, xxhash.xxh3_64_intdigest(b"registers")),
+            "image:mm-1001.img": (0, xxhash.xxh3_64_intdigest(b"")),
+        }
+    },
+    "with other pipes": {"pipes": {11: 3}},
+    "with other trees": {"removed": {"carried:/etc": [b"passwd"]}},
+    "of another version": {"version": 99},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
+def test_a_manifest_that_says_otherwise_is_refused(host: Host, other: dict[str, object]) -> None:
+    host.send(CORE, b"registers")
+    with pytest.raises(LiveshiftError, match=r"manifest|complete|carried"):
+        host.finish(**other)
+    assert not host.inbox.complete
+    assert not (host.images / "manifest").exists()
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x87", b"\x91" * 100_000, b"\x80"])
+def test_a_manifest_that_is_none_is_refused(host: Host, raw: bytes) -> None:
+    with pytest.raises(LiveshiftError, match="a manifest that is not understood"):
+        host.end(raw)
+    assert not host.inbox.complete
+
+
+def test_a_manifest_is_not_taken_beyond_its_limit(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "LIMIT", 100)
+    with pytest.raises(StepFailed, match="more than 100 bytes"):
+        host.end(bytes(101))
+
+
+def test_streams_must_end(host: Host) -> None:
+    host.send(CORE, b"registers", end=False)
+    with pytest.raises(StepFailed, match=r"core-1001\.img' did not end"):
+        host.finish()
+
+
+def test_nothing_comes_after_an_end(host: Host) -> None:
+    host.send(CORE, b"registers")
+    with pytest.raises(StepFailed, match="after its end"):
+        host.send(CORE, b"more")
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        "image:", "image:../x.img", "image:/x.img", "image:x", "image:.x.img", "image:manifest",
+        "image:restore-hook", "image:x.img\0", "image:x.img\n", "image:" + "x" * 80 + ".img",
+        "image:criu.conf", "tree:3:tmp", "tree:1:", "tree:1:carried:/etc", "tree:1:/etc",
+        "tree:1:carried:", "tree:tmp", "output:x", "", "x", "manifest:", "tree", "image",
+    ],
+)  # fmt: skip
+def test_streams_that_no_image_has_are_refused(host: Host, stream: str) -> None:
+    before = sorted(host.images.parent.parent.rglob("*"))
+    with pytest.raises(StepFailed, match=r"no destination takes|not carried"):
+        host.inbox.write(stream, memoryview(b"x"))
+    host.inbox.close()
+    assert sorted(host.images.parent.parent.rglob("*")) == before
+
+
+def test_no_image_replaces_what_is_there(host: Host) -> None:
+    (host.images / "core-1001.img").write_bytes(b"here")
+    with pytest.raises(FileExistsError):
+        host.send(CORE, b"x")
+    (host.images / "mm-1.img").symlink_to("/etc/passwd")
+    with pytest.raises(FileExistsError):
+        host.send("image:mm-1.img", b"x")
+
+
+def test_streams_are_counted(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inboxes, "OPEN", 3)
+    for n in range(3):
+        host.send(f"image:core-{n}.img", b"x", end=False)
+    with pytest.raises(StepFailed, match="too many streams"):
+        host.send("image:core-3.img", b"x")
+    monkeypatch.setattr(inboxes, "STREAMS", 5)
+    host.send("image:core-0.img", b"")
+    host.send("image:core-3.img", b"x")
+    host.send("image:core-4.img", b"x")
+    with pytest.raises(StepFailed, match="too many streams"):
+        host.send("image:core-5.img", b"x")
+    host.inbox.close()
+
+
+def test_a_closed_inbox_takes_nothing_and_leaves_nothing_open(host: Host) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    host.send(CORE, b"x", end=False)
+    host.send("output", b"x", end=False)
+    host.send("tree:1:tmp", bytes(10), end=False)
+    host.inbox.close()
+    host.inbox.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(StepFailed, match="nothing more is taken"):
+        host.send(CORE, b"x")
+
+
+def test_a_damaged_note_of_an_earlier_life_is_said(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    host.send(CORE, b"x")
+    host.finish()
+    (host.images / "came").write_bytes(b"\xc1")
+    assert not host.landed().complete
+    assert "a list of what came that is not understood" in caplog.text
