@@ -23,6 +23,7 @@ from typing import Protocol, TypeVar
 from ..errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
 from . import messages
 from .config import Cluster
+from .deadlines import Standstill
 from .faultpoints import reached
 from .jobs import Capsule, Job
 from .messages import Message, MigrationRow
@@ -95,6 +96,7 @@ class Move:
         self.tried: set[str] = set()
         self.times = Timeline()
         self._ground = ground
+        self._limits = job.timeouts(ground.cluster)
         self._look: messages.Inspected | None = None
         self._changed = changed
 
@@ -151,26 +153,25 @@ class Move:
 
     async def _prepare(self) -> messages.Reserved:
         """Survey at the source, preflight and an empty room at the destination; nothing stops."""
-        limit = self._ground.cluster.timeouts.prepare
+        limit = self._limits.prepare
         with self.times.phase("prepare") as detail:
             look = await self._ask(
                 self.source, messages.Inspect(self.capsule.name), limit, messages.Inspected
             )
             self._look = look
             self.times.expected_bytes = look.survey.resident + look.survey.shared_memory
-            reserved = await self._reserve(look, self.source, self.destination)
+            reserved = await self._reserve(look, self.source, self.destination, limit)
             detail.append(f"{len(look.survey.pids)} tasks")
         return reserved
 
     async def _reserve(
-        self, look: messages.Inspected, source: str, destination: str
+        self, look: messages.Inspected, source: str, destination: str, limit: float
     ) -> messages.Reserved:
         spec = self.job.spec(self.capsule, self._ground.cluster)
         reserve = messages.Reserve(
             self.name, spec, look.survey, look.facts, source, self.capsule.epoch + 1,
             self.job.book(), limit_bytes(look), dry_run=False,
         )  # fmt: skip
-        limit = self._ground.cluster.timeouts.prepare
         return await self._ask(destination, reserve, limit, messages.Reserved)
 
     async def _precopy(self, reserved: messages.Reserved) -> None:
@@ -180,8 +181,7 @@ class Move:
             self.name, self.capsule.name, self.destination, reserved.endpoint
         )
         began = time.monotonic()
-        limit = self._ground.cluster.timeouts.freeze
-        moved = await self._ask(self.source, precopy, limit, messages.Moved)
+        moved = await self._ask(self.source, precopy, self._limits.precopy, messages.Moved)
         self.times.take(moved.phases, began)
 
     async def _freeze(self) -> None:
@@ -191,11 +191,13 @@ class Move:
         dead, and the capsule moves on without its word.
         """
         self._advance(Step.FREEZING)
-        limit = self._ground.cluster.timeouts.freeze
         began = self.times.freeze()
+        limit = self._standstill.for_freeze(began)
         freeze = messages.Freeze(self.name, self.capsule.name, limit)
         try:
-            frozen = await self._ask(self.source, freeze, limit + 30, messages.Frozen)
+            frozen = await self._ask(
+                self.source, freeze, self._limits.answer(limit), messages.Frozen
+            )
         except Unreachable as silent:
             frozen = messages.Frozen(await self._complete_in_spite_of(silent), [])
         self.times.shipped(frozen.image_bytes)
@@ -203,17 +205,17 @@ class Move:
 
     async def _complete_in_spite_of(self, silent: Unreachable) -> int:
         """The bytes of an image that has come or still comes to its end; else raises ``silent``."""
-        timeouts, before = self._ground.cluster.timeouts, -1
+        suspicion, before = self._limits.suspicion, -1
         while True:
             ask = messages.Progress(self.name)
-            seen = await self._ask(self.destination, ask, timeouts.suspicion, messages.Arrived)
+            seen = await self._ask(self.destination, ask, suspicion, messages.Arrived)
             if seen.complete:
                 self._ground.tell(self, f"the image is complete, though {silent}")
                 return seen.image_bytes
-            if seen.bytes == before:
+            if seen.bytes == before or not self._standstill.allows_retry(time.monotonic()):
                 raise silent
             before = seen.bytes
-            await asyncio.sleep(timeouts.suspicion)
+            await asyncio.sleep(suspicion)
 
     def _commit(self) -> None:
         """One durable write; from here on only the destination may run the capsule."""
@@ -236,16 +238,20 @@ class Move:
 
     async def _passed_on(self) -> bool:
         """Whether another spare has the image now, from the destination that cannot restore it."""
+        now = time.monotonic()
         if self._look is None or not isinstance(self.error, StepFailed):
+            return False
+        if not self._standstill.allows_passing_on(now):
             return False
         self.tried.add(self.destination)
         try:
             spare = self._ground.another_spare(self)
             self._ground.tell(self, f"on to {spare}: {self.error}")
             with self.times.phase("pass on", frozen=True):
-                reserved = await self._reserve(self._look, self.destination, spare)
+                limit = self._standstill.for_passing_on(time.monotonic())
+                reserved = await self._reserve(self._look, self.destination, spare, limit)
                 forward = messages.Forward(self.name, self.capsule.name, spare, reserved.endpoint)
-                limit = self._ground.cluster.timeouts.freeze
+                limit = self._standstill.for_passing_on(time.monotonic())
                 await self._ask(self.destination, forward, limit, messages.Frozen)
             self._ground.commit(self.capsule, spare, still=False)
         except Refused:
@@ -266,18 +272,20 @@ class Move:
         began = time.monotonic()
         failed = 0
         while True:
-            limit = self._restore_limit()
+            limit = self._restore_limit(ATTEMPTS - failed)
             restore = messages.Restore(self.name, self.capsule.name, self.capsule.epoch, limit)
             try:
                 _, moved = await asyncio.gather(
                     self._ground.publish(self.job),
-                    self._ask(self.destination, restore, limit + 30, messages.Moved),
+                    self._ask(
+                        self.destination, restore, self._limits.answer(limit), messages.Moved
+                    ),
                 )
                 break
             except StepFailed as error:  # nothing runs there, by its agent's word
                 self._ground.withdraw(self.capsule)
                 failed += 1
-                if failed == ATTEMPTS:
+                if failed == ATTEMPTS or not self._standstill.allows_retry(time.monotonic()):
                     raise
                 self._ground.tell(self, f"tried again at {self.destination}: {error}")
             except NotFound as nothing:
@@ -289,16 +297,20 @@ class Move:
                     self._ground.tell(self, f"waiting for {self.destination}, where it may run")
                     failed = 1
                 log.warning("%s: %s", self.name, error)
-                await asyncio.sleep(self._ground.cluster.timeouts.heartbeat)
+                await asyncio.sleep(self._limits.heartbeat)
         self.error = None
         self.times.take(moved.phases, began)
         self.times.thaw()
 
-    def _restore_limit(self) -> float:
-        """Seconds for one attempt: near the end of the standstill it is the source's turn."""
-        timeouts = self._ground.cluster.timeouts
-        left = timeouts.standstill - self.times.standstill()
-        return max(min(timeouts.restore, left), timeouts.suspicion)
+    def _restore_limit(self, attempts: int) -> float:
+        """Seconds for one attempt of so many: near the end of the standstill it is the source's
+        turn. Only where it may run already, or the source was asked in vain, is there no end."""
+        limit = self._standstill.for_restore(time.monotonic(), max(1, attempts))
+        return max(limit, 2 * self._limits.suspicion)
+
+    @property
+    def _standstill(self) -> Standstill:
+        return Standstill(self._limits, self.times.frozen_at or time.monotonic())
 
     async def _resume(self) -> None:
         """The tree runs at the destination; wait a while for its first collective."""
@@ -359,14 +371,14 @@ class Move:
                 self._ground.commit(self.capsule, self.destination, still=False)
         except Exception as error:
             log.warning("%s: returning to %s: %s", self.name, self.source, error)
-            await asyncio.sleep(self._ground.cluster.timeouts.heartbeat)
+            await asyncio.sleep(self._limits.heartbeat)
         if self.capsule.host == self.destination:
             self._advance(Step.RESTORING)
         return False
 
     async def _settle(self, host: str) -> str:
         settle = messages.Settle(self.name, self.capsule.name)
-        limit = self._ground.cluster.timeouts.prepare
+        limit = self._limits.prepare
         return (await self._ask(host, settle, limit, messages.Settled)).state
 
     async def _settle_until_known(self, host: str) -> str:
@@ -377,7 +389,7 @@ class Move:
                     return state
             except LiveshiftError as error:
                 log.warning("%s: waiting for %s: %s", self.name, host, error)
-            await asyncio.sleep(self._ground.cluster.timeouts.heartbeat)
+            await asyncio.sleep(self._limits.heartbeat)
 
     # ---- book-keeping --------------------------------------------------------------------------
 
