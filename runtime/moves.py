@@ -171,7 +171,8 @@ class Moves:
         if ruling is Ruling.RUN and not capsule.granted:
             self._fleet.journal.grant(capsule.name, host, capsule.epoch)
             capsule.granted = True
-        log.info(
+        log.log(
+            logging.DEBUG if ruling is Ruling.WAIT else logging.INFO,
             "%s: %s on %s, %s under epoch %d: %s",
             claim.migration, claim.capsule, host, side.value, claim.epoch, ruling.value,
         )  # fmt: skip
