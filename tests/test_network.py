@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces ar
 OVERLAY = Overlay(7, "10.99.7.0/24")
 UNDERLAY = {"h0": "10.234.0.10", "h1": "10.234.0.11", "h2": "10.234.0.12", "world": "10.234.0.99"}
 CLUSTER = [UNDERLAY[name] for name in ("h0", "h1", "h2")]
+CONTROL = [(UNDERLAY["h0"], 7400), *((address, 7401) for address in CLUSTER)]
 CLONE_NEWNET = 0x40000000
 numbers = itertools.count()
 libc = ctypes.CDLL(None, use_errno=True)
@@ -41,6 +42,10 @@ def inside(netns: str) -> Iterator[None]:
             yield
         finally:
             assert libc.setns(home.fileno(), CLONE_NEWNET) == 0
+
+
+def raised(overlay: Overlay, address: str) -> None:
+    network.raise_overlay(overlay, address, CLUSTER, overlays="10.99.0.0/16", control=CONTROL)
 
 
 def ip(*words: str) -> str:
@@ -82,7 +87,7 @@ class Net:
     def raised(self, *hosts: str) -> None:
         for host in hosts:
             with self.on(host):
-                network.raise_overlay(OVERLAY, UNDERLAY[host], CLUSTER)
+                raised(OVERLAY, UNDERLAY[host])
 
     def plug(self, host: str, index: int, locked: bool = False) -> str:
         """A capsule's namespace on a host; the name says both, as two hosts share /run/netns."""
@@ -364,7 +369,7 @@ def test_two_jobs_on_one_host_do_not_hear_each_other(net: Net, serve: Callable[.
     net.raised("h0")
     zero = net.plug("h0", 0)
     with net.on("h0"):
-        network.raise_overlay(other, UNDERLAY["h0"], CLUSTER)
+        raised(other, UNDERLAY["h0"])
         network.plug_in(other, net.name("other"), 0, [], locked=False)
         net.capsules.add(net.name("other"))
         network.lower_overlay(OVERLAY)
@@ -380,7 +385,7 @@ def test_an_address_that_no_device_has_is_named(net: Net) -> None:
         net.on("h0"),
         pytest.raises(LiveshiftError, match=r"no interface with address 10\.1\.1\.1"),
     ):
-        network.raise_overlay(OVERLAY, "10.1.1.1", CLUSTER)
+        raised(OVERLAY, "10.1.1.1")
     with (
         net.on("h0"),
         pytest.raises(LiveshiftError, match=r"overlay 10\.99\.7\.0/24 does not stand"),
