@@ -26,6 +26,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterable, Mapping
 
+from ..errors import LiveshiftError
 from .iproute import nft, nft_elements
 from .overlay import VXLAN_PORT, Overlay, mac
 
@@ -62,7 +63,7 @@ def lay(
             f"ip saddr {overlays} jump from_capsules",
             f"udp dport {VXLAN_PORT} @th,96,24 vmap @fences",
         ],
-        "sent": [f"ip daddr {everyone} udp dport {VXLAN_PORT} meta skuid != 0 {refuse}"],
+        "sent": [f"udp dport {VXLAN_PORT} meta skuid != 0 ip daddr {everyone} {refuse}"],
         "through": [
             "iifname . oifname @within accept",  # bridge-nf-call-iptables brings those here
             f"ip saddr {overlays} ip daddr {overlays} {refuse}",
@@ -86,8 +87,8 @@ def lay(
         f'add element {TABLE} within {{ "{own}" . "{own}" }}',
         f'add element {TABLE} gateways {{ "{own}" . {overlay.gateway} }}',
     ]
-    if others:
-        lines.append(f"add element {TABLE} heard_{vni} {{ {_heard(overlay.gateway, others)} }}")
+    if gateways := ", ".join(_pair(mac(overlay.gateway), host) for host in others):
+        lines.append(f"add element {TABLE} heard_{vni} {{ {gateways} }}")
     nft(f"""
 table {TABLE} {{
   set within {{ type ifname . ifname; }}
@@ -114,28 +115,27 @@ def stands(overlay: Overlay) -> bool:
 
 
 def hear(overlay: Overlay, where: Mapping[str, str | None]) -> None:
-    """From now on hear each mobile address from that host only (None: from its port here)."""
-    if not where:
-        return
-    asked = {int(mac(address).replace(":", ""), 16): host for address, host in where.items()}
-    rules = []
-    for entry in nft_elements("set", *TABLE.split(), f"heard_{overlay.vni}") or []:
-        key, host = entry["concat"]
-        number = key if isinstance(key, int) else int(key, 0)
-        if number in asked and asked[number] != host:
-            rules.append(f"delete element {TABLE} heard_{overlay.vni} {{ {number} . {host} }}")
-    away = {address: host for address, host in where.items() if host is not None}
-    macs = ", ".join(map(mac, where))
-    here = ", ".join(mac(address) for address in where if address not in away)
-    table = f"netdev liveshift_{overlay.vni}"
-    # An element may be added twice, but not be taken out when it is not there.
-    rules += [f"add element {table} here {{ {macs} }}", f"delete element {table} here {{ {macs} }}"]
-    if here:
-        rules.append(f"add element {table} here {{ {here} }}")
-    if away:
-        heard = ", ".join(_heard(address, [host]) for address, host in away.items())
-        rules.append(f"add element {TABLE} heard_{overlay.vni} {{ {heard} }}")
-    nft("\n".join(rules) + "\n")
+    """From now on hear each mobile address from that host only (None: from its port here).
+
+    Only what differs is written: taking an element out costs a grace period of the kernel (10 ms).
+    """
+    heard, here = f"heard_{overlay.vni}", f"netdev liveshift_{overlay.vni} here"
+    asked = {mac(address): host for address, host in where.items()}
+    known = _entries(f"{TABLE} {heard}")
+    ports = _entries(here)
+    wanted = {(m, host) for m, host in asked.items() if host is not None}
+    stale = {(m, host) for m, host in known if m in asked and (m, host) not in wanted}
+    arrived = {(m,) for m, host in asked.items() if host is None} - ports
+    left = {(m,) for m, _ in wanted} & ports
+    changes = [
+        ("delete", f"{TABLE} {heard}", [_pair(m, host) for m, host in sorted(stale)]),
+        ("delete", here, [m for (m,) in sorted(left)]),
+        ("add", f"{TABLE} {heard}", [_pair(m, host) for m, host in sorted(wanted - known)]),
+        ("add", here, [m for (m,) in sorted(arrived)]),
+    ]
+    rules = [f"{verb} element {of} {{ {', '.join(e)} }}" for verb, of, e in changes if e]
+    if rules:
+        nft("\n".join(rules) + "\n")
 
 
 def guard(overlay: Overlay, index: int) -> None:
@@ -188,6 +188,22 @@ delete element {TABLE} gateways {{ "{own}" . {overlay.gateway} }}
     nft(f"{rules}\nadd table {table}\ndelete table {table}\n")
 
 
-def _heard(address: str, hosts: Iterable[str]) -> str:
-    number = "0x" + mac(address).replace(":", "")
-    return ", ".join(f"{number} . {host}" for host in hosts)
+def _pair(mac: str, host: str) -> str:
+    """An element of a job's ``heard``: raw payload is a number to nft."""
+    return f"0x{mac.replace(':', '')} . {host}"
+
+
+def _entries(of: str) -> set[tuple[str, ...]]:
+    """What ``heard`` or ``here`` holds: (MAC, host) or (MAC,); raises LiveshiftError."""
+    found = nft_elements("set", *of.split())
+    if found is None:
+        raise LiveshiftError(f"network: there is no set {of}", hint="`nft list ruleset` shows all")
+    return {
+        (_mac_of(entry["concat"][0]), entry["concat"][1]) if isinstance(entry, dict) else (entry,)
+        for entry in found
+    }
+
+
+def _mac_of(number: int | str) -> str:
+    digits = f"{number if isinstance(number, int) else int(number, 0):012x}"
+    return ":".join(digits[at : at + 2] for at in range(0, 12, 2))

@@ -110,13 +110,14 @@ def _lay_again(
 ) -> None:
     """The fence of an overlay that is in use, after somebody has flushed the host's rules: what
     it has to hold is read off the forwarding table."""
-    away = {address_of(line["mac"]): str(line["dst"]) for line in _forwarding(overlay)}
     indices = [overlay.index(link["ifname"]) for link in links("master", overlay.bridge)]
     ports = [index for index in indices if index is not None]
+    where: dict[str, str | None] = dict.fromkeys(map(overlay.address, ports))
+    where |= {address_of(line["mac"]): line["dst"] for line in _forwarding(overlay)}
     fence.lay(overlay, host_address, cluster, overlays, control)
     for index in ports:
         fence.guard(overlay, index)
-    fence.hear(overlay, {overlay.address(index): None for index in ports} | away)
+    fence.hear(overlay, where)
 
 
 def lower_overlay(overlay: Overlay) -> None:

@@ -571,7 +571,7 @@ def test_a_job_of_250_capsules_is_entered_at_once(net: Net) -> None:
 
 
 def test_a_fence_that_does_not_stand_takes_no_book(net: Net) -> None:
-    with net.on("h0"), pytest.raises(LiveshiftError, match=r"nft -f -` failed"):
+    with net.on("h0"), pytest.raises(LiveshiftError, match=r"there is no set ip liveshift heard_7"):
         fence.hear(OVERLAY, {"10.99.7.1": UNDERLAY["h1"]})
     with net.on("h0"):
         assert not fence.stands(OVERLAY)
