@@ -3,9 +3,10 @@
 // capsule-init: builds the room of a capsule and stays in it as process 1.
 //
 //   capsule-init --netns FILE --hostname NAME --bind SRC DST … --tmpfs DST … [--proc] [--sysfs]
-//                --log FILE --status FILE --uid N --gid N --groups N,N --chdir DIR
+//                [--hide DIR …] --log FILE --status FILE --uid N --gid N --groups N,N --chdir DIR
 //                --pid-floor N ( --run COMMAND ARG… | --adopt PID | --hold )
 //
+//   --hide   covers a directory, if it is there, with an empty one that nobody can write into
 //   --run    starts COMMAND as the room's root task, in a time namespace of its own
 //   --adopt  starts nothing: CRIU will restore a tree whose root task is PID, and that
 //            task, orphaned when CRIU detaches, becomes our child. Its end is the room's only
@@ -32,6 +33,7 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <linux/audit.h>
+#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
@@ -74,7 +76,7 @@ struct record {
     uint32_t stream;
 };
 
-enum mount_kind { MOUNT_BIND, MOUNT_TMPFS, MOUNT_PROC, MOUNT_SYSFS, OPEN_DIRECTORY };
+enum mount_kind { MOUNT_BIND, MOUNT_TMPFS, MOUNT_PROC, MOUNT_SYSFS, MOUNT_NOTHING, OPEN_DIRECTORY };
 
 struct mount_op {
     enum mount_kind kind;
@@ -155,6 +157,8 @@ static void parse(int argc, char **argv) {
                 room.hostname = v;
             else if (strcmp(o, "--tmpfs") == 0)
                 add_mount(MOUNT_TMPFS, "tmpfs", v);
+            else if (strcmp(o, "--hide") == 0)
+                add_mount(MOUNT_NOTHING, "tmpfs", v);
             else if (strcmp(o, "--open-directory") == 0)
                 add_mount(OPEN_DIRECTORY, "", v);
             else if (strcmp(o, "--log") == 0)
@@ -236,12 +240,18 @@ static void do_mounts(void) {
     for (int i = 0; i < room.mount_count; i++) {
         const struct mount_op *m = &room.mounts[i];
         int rc = 0;
-        if (access(m->target, F_OK) != 0)
+        if (access(m->target, F_OK) != 0) {
+            if (m->kind == MOUNT_NOTHING)
+                continue;
             make_directories(m->target);
+        }
         if (m->kind == MOUNT_BIND)
             rc = move_mount(m->tree, "", AT_FDCWD, m->target, MOVE_MOUNT_F_EMPTY_PATH);
         else if (m->kind == MOUNT_TMPFS)
             rc = mount("tmpfs", m->target, "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777");
+        else if (m->kind == MOUNT_NOTHING)
+            rc = mount("tmpfs", m->target, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC,
+                       "mode=0555,size=4k");
         else if (m->kind == OPEN_DIRECTORY)
             rc = chmod(m->target, 01777);
         else
@@ -280,6 +290,48 @@ static void hide_io_uring(void) {
         die("cannot hide", "io_uring by seccomp");
 }
 
+// What root keeps in a capsule, whoever made it root: what containers usually leave it, and what
+// training asks for (locked memory, priorities, limits). The rest is for running a machine; with it
+// a job could take away what the room hides, join other capsules' namespaces or trace process 1.
+static void drop_capabilities(void) {
+    static const int kept[] = {
+        CAP_CHOWN,
+        CAP_DAC_OVERRIDE,
+        CAP_FOWNER,
+        CAP_FSETID,
+        CAP_KILL,
+        CAP_SETGID,
+        CAP_SETUID,
+        CAP_SETPCAP,
+        CAP_SETFCAP,
+        CAP_NET_RAW,
+        CAP_SYS_CHROOT,
+        CAP_AUDIT_WRITE,
+        CAP_NET_BIND_SERVICE,
+        CAP_IPC_LOCK,
+        CAP_IPC_OWNER,
+        CAP_SYS_RESOURCE,
+        CAP_SYS_NICE,
+        CAP_LEASE,
+        CAP_NET_BROADCAST,
+    };
+    for (int cap = 0; prctl(PR_CAPBSET_READ, cap, 0, 0, 0) >= 0; cap++) {
+        bool keep = false;
+        for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++)
+            keep = keep || kept[i] == cap;
+        if (!keep && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) != 0)
+            die("cannot drop", "capabilities");
+    }
+    // Inheritable ones would come back at root's next exec, whatever the bounding set says.
+    struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct data[2];
+    if (syscall(SYS_capget, &head, data) != 0)
+        die("cannot read", "capabilities");
+    data[0].inheritable = data[1].inheritable = 0; // ambient ones go with them
+    if (syscall(SYS_capset, &head, data) != 0)
+        die("cannot set", "capabilities");
+}
+
 static _Noreturn void run_command(int out, int err) {
     sigset_t none;
     sigemptyset(&none);
@@ -293,6 +345,7 @@ static _Noreturn void run_command(int out, int err) {
     dup2(err, STDERR_FILENO);
     close_range(3, ~0U, 0);
     hide_io_uring();
+    drop_capabilities();
     if (room.has_user) {
         if (setgroups(room.group_count, room.groups) != 0 || setgid(room.gid) != 0 ||
             setuid(room.uid) != 0)

@@ -7,6 +7,10 @@ restores only the tree below process 1. What is private to a capsule and moves w
 ``/tmp``        a directory of the capsule on this host (shared paths below /tmp stay visible)
 ``/dev/shm``    a tmpfs, which also holds the interposer's pages (``PAGES``)
 ``/etc/hosts``  the job's names and mobile addresses
+
+Hidden from it are the host's own directories of liveshift (sockets, images, keys, other capsules):
+empty ones that cannot be written into lie over them. CRIU, which works in the room's mount
+namespace, is handed its directory as an open one (:func:`seen_from`).
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ class RoomPlan:
     ``directory`` is the capsule's own directory on this host, ``netns`` the file of the network
     namespace to join; ``uid``, ``gid`` and ``groups`` are those of the person who asked. Of
     ``shared`` those that lie below /tmp or /dev/shm are mounted into the capsule's own.
+    ``hidden`` directories look empty inside.
     """
 
     directory: Path
@@ -56,6 +61,7 @@ class RoomPlan:
     gid: int
     groups: tuple[int, ...]
     shared: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
 
     @property
     def log(self) -> Path:
@@ -192,6 +198,8 @@ def _build(plan: RoomPlan, ask: list[str], env: Mapping[str, str]) -> Room:
     command += ["--bind", str(hosts), "/etc/hosts", "--proc", "--sysfs"]
     if os.path.ismount(CGROUP):
         command += ["--bind", CGROUP, CGROUP]  # the fresh /sys covers it
+    for path in sorted(plan.hidden):  # after all that could bring one of them back
+        command += ["--hide", path]
     command += ask
     done = subprocess.run(command, env=dict(env), capture_output=True, text=True, check=False)
     if done.returncode != 0:

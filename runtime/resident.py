@@ -228,8 +228,13 @@ class Housing:
 
     def raise_overlay(self, book: Book) -> Overlay:
         overlay = Overlay(book.vni, book.subnet)
-        own = self.cluster.host(self.host)
-        network.raise_overlay(overlay, own.address, [h.address for h in self.cluster.hosts])
+        cluster = self.cluster
+        control = [(host.address, host.data_port) for host in cluster.hosts]
+        control.append((cluster.orchestrator.address, cluster.orchestrator.port))
+        network.raise_overlay(
+            overlay, cluster.host(self.host).address, [h.address for h in cluster.hosts],
+            overlays=str(cluster.overlay), control=control,
+        )  # fmt: skip
         return overlay
 
     def fresh_directory(self, spec: CapsuleSpec) -> RoomPlan:

@@ -425,8 +425,8 @@ def test_listed_files_are_no_trouble_and_foreign_ones_are(start: Start, foreign:
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        ("d = open('/dev/kmsg')", "holds the device /dev/kmsg"),
-        ("import ctypes; u = ctypes.CDLL(None).syscall(323, 0)", "holds a userfaultfd"),
+        ("d = os.open('/dev/kmsg', os.O_WRONLY)", "holds the device /dev/kmsg"),
+        ("import ctypes; u = ctypes.CDLL(None).syscall(323, 1)", "holds a userfaultfd"),
         (
             "pid = os.fork()\nif not pid:\n os.setsid()\n if os.fork(): os._exit(0)\n"
             " time.sleep(60)\nos.waitpid(pid, 0); time.sleep(0.1)",

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fence: who is heard on a job's overlay, and what its capsules do not reach.
+
+Heard, of what comes by VXLAN with the job's id, is only a frame whose inner source MAC is that of
+a mobile address which the address book puts on the very host that sent it (outer source). The
+rest is dropped: what a stray copy on an earlier host sends, hosts of no cluster, MACs of nobody,
+and MACs of capsules that are here. On the host itself a capsule's port lets in what bears its own
+MAC and address, and only while the book has it here. So a book that is entered silences the old
+copy and lets the new one be heard in one transaction.
+
+A capsule reaches the services of hosts and the world, but not: the orchestrator, agents' data
+ports and VXLAN of any host of the cluster (by which it could forge frames), and other jobs.
+
+One table for all jobs of a host (``ip liveshift``): the VXLAN id leads to the job's chain by a
+map, the MAC and host by a set, so the cost does not grow with jobs or capsules. Raw payload
+expressions, since nft before 1.0.7 has no words for VXLAN: bits 96-119 of the UDP header are the
+id, 176-223 the inner source MAC. At the input hook datagrams are whole (defragmented), and those
+that the kernel merges before it (GRO) have equal headers.
+
+Per job a table ``netdev liveshift_<id>`` with a chain for each capsule's port, at ingress: there
+it works in every kernel, while nftables' bridge family often is not built.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Mapping
+
+from ..errors import LiveshiftError
+from .iproute import nft, nft_elements
+from .overlay import VXLAN_PORT, Overlay, mac
+
+TABLE = "ip liveshift"
+
+
+def lay(
+    overlay: Overlay,
+    host_address: str,
+    cluster: Iterable[str],
+    overlays: str,
+    control: Iterable[tuple[str, int]],
+) -> None:
+    """Lay the fence of a job; nobody is heard yet but the cluster's hosts themselves.
+
+    ``cluster``: the addresses of its hosts, ``overlays``: the network that holds all jobs'
+    subnets, ``control``: the (address, TCP port) of orchestrator and agents. May be repeated; the
+    rules that all jobs share are then those of the last call.
+    """
+    hosts = sorted({*cluster})
+    endpoints = sorted({*control})
+    everyone = f"{{ {', '.join(hosts)} }}"
+    ports = f"{{ {', '.join(sorted({str(port) for _, port in endpoints}))} }}"
+    pairs = f"{{ {', '.join(f'{address} . {port}' for address, port in endpoints)} }}"
+    others = [host for host in hosts if host != host_address]
+    refuse = "reject with icmp type admin-prohibited"
+    shared = {  # flushed and written anew with every call, in the same transaction
+        "from_capsules": [
+            f"ip daddr {overlays} iifname . ip daddr != @gateways {refuse}",
+            f"tcp dport {ports} reject with tcp reset",
+            f"udp dport {VXLAN_PORT} {refuse}",
+        ],
+        "arriving": [
+            f"ip saddr {overlays} jump from_capsules",
+            f"udp dport {VXLAN_PORT} @th,96,24 vmap @fences",
+        ],
+        "sent": [f"udp dport {VXLAN_PORT} meta skuid != 0 ip daddr {everyone} {refuse}"],
+        "through": [
+            "iifname . oifname @within accept",  # bridge-nf-call-iptables brings those here
+            f"ip saddr {overlays} ip daddr {overlays} {refuse}",
+            f"ip saddr {overlays} ip daddr . tcp dport {pairs} reject with tcp reset",
+            f"ip saddr != {everyone} ip daddr {everyone} udp dport {VXLAN_PORT} {refuse}",
+        ],
+        "way_out": [
+            f"ip saddr {overlays} ip daddr {everyone} accept",
+            f"ip saddr {overlays} ip daddr != {overlays} masquerade",
+        ],
+    }
+    own, vni = overlay.bridge, overlay.vni
+    lines = [f"flush chain {TABLE} {chain}" for chain in shared]
+    lines += [
+        f"add rule {TABLE} {chain} {rule}" for chain, rules in shared.items() for rule in rules
+    ]
+    lines += [
+        f"flush chain {TABLE} fence_{vni}",
+        f"add rule {TABLE} fence_{vni} @th,176,48 . ip saddr != @heard_{vni} drop",
+        f"add element {TABLE} fences {{ {vni} : jump fence_{vni} }}",
+        f'add element {TABLE} within {{ "{own}" . "{own}" }}',
+        f'add element {TABLE} gateways {{ "{own}" . {overlay.gateway} }}',
+    ]
+    if gateways := ", ".join(_pair(mac(overlay.gateway), host) for host in others):
+        lines.append(f"add element {TABLE} heard_{vni} {{ {gateways} }}")
+    nft(f"""
+table {TABLE} {{
+  set within {{ type ifname . ifname; }}
+  set gateways {{ type ifname . ipv4_addr; }}
+  set heard_{vni} {{ typeof @th,176,48 . ip saddr; }}
+  map fences {{ typeof @th,96,24 : verdict; }}
+  chain fence_{vni} {{ }}
+  chain from_capsules {{ }}
+  chain arriving {{ type filter hook input priority -300; }}
+  chain sent {{ type filter hook output priority -300; }}
+  chain through {{ type filter hook forward priority -300; }}
+  chain way_out {{ type nat hook postrouting priority srcnat; }}
+}}
+table netdev liveshift_{vni} {{
+  set here {{ type ether_addr; }}
+}}
+{chr(10).join(lines)}
+""")
+
+
+def stands(overlay: Overlay) -> bool:
+    """Whether the fence is there; somebody else's ``nft flush ruleset`` takes it away."""
+    return nft_elements("set", *TABLE.split(), f"heard_{overlay.vni}") is not None
+
+
+def hear(overlay: Overlay, where: Mapping[str, str | None]) -> None:
+    """From now on hear each mobile address from that host only (None: from its port here).
+
+    Only what differs is written: taking an element out costs a grace period of the kernel (10 ms).
+    """
+    heard, here = f"heard_{overlay.vni}", f"netdev liveshift_{overlay.vni} here"
+    asked = {mac(address): host for address, host in where.items()}
+    known = _entries(f"{TABLE} {heard}")
+    ports = _entries(here)
+    wanted = {(m, host) for m, host in asked.items() if host is not None}
+    stale = {(m, host) for m, host in known if m in asked and (m, host) not in wanted}
+    arrived = {(m,) for m, host in asked.items() if host is None} - ports
+    left = {(m,) for m, _ in wanted} & ports
+    changes = [
+        ("delete", f"{TABLE} {heard}", [_pair(m, host) for m, host in sorted(stale)]),
+        ("delete", here, [m for (m,) in sorted(left)]),
+        ("add", f"{TABLE} {heard}", [_pair(m, host) for m, host in sorted(wanted - known)]),
+        ("add", here, [m for (m,) in sorted(arrived)]),
+    ]
+    rules = [f"{verb} element {of} {{ {', '.join(e)} }}" for verb, of, e in changes if e]
+    if rules:
+        nft("\n".join(rules) + "\n")
+
+
+def guard(overlay: Overlay, index: int) -> None:
+    """Let a capsule's port take only what bears its own MAC and address, while it is here.
+
+    What it sends to the gateway's MAC is not for its own subnet: the host would send it on under
+    the gateway's MAC, past the fence of others.
+    """
+    address, port = overlay.address(index), overlay.veth(index)
+    chain = f"netdev liveshift_{overlay.vni} {port}"
+    nft(f"""
+add chain {chain} {{ type filter hook ingress device "{port}" priority 0; policy drop; }}
+flush chain {chain}
+add rule {chain} ether saddr != {mac(address)} drop
+add rule {chain} ether saddr != @here drop
+add rule {chain} ether daddr {mac(overlay.gateway)} ip daddr {overlay.subnet} \
+ip daddr != {overlay.gateway} drop
+add rule {chain} ip saddr {address} accept
+add rule {chain} arp saddr ether {mac(address)} arp saddr ip {address} accept
+""")
+
+
+def unguard(overlay: Overlay, index: int) -> None:
+    """Remove the rules of a port that is gone; kernels before 6.16 do so themselves."""
+    chain = f"netdev liveshift_{overlay.vni} {overlay.veth(index)}"
+    script = f"flush chain {chain}\ndelete chain {chain}\n"
+    subprocess.run(
+        ["nft", "-f", "-"], input=script, text=True, capture_output=True, check=False
+    )  # which fails when there is none
+
+
+def lift(overlay: Overlay) -> None:
+    """Remove the fence of a job, and with the last one what all share; may be repeated."""
+    vni, own = overlay.vni, overlay.bridge
+    if not stands(overlay):
+        return
+    jobs = nft_elements("map", *TABLE.split(), "fences") or []
+    if len(jobs) == 1:
+        rules = f"delete table {TABLE}\n"
+    else:
+        rules = f"""
+delete element {TABLE} fences {{ {vni} }}
+flush chain {TABLE} fence_{vni}
+delete chain {TABLE} fence_{vni}
+delete set {TABLE} heard_{vni}
+delete element {TABLE} within {{ "{own}" . "{own}" }}
+delete element {TABLE} gateways {{ "{own}" . {overlay.gateway} }}
+"""
+    table = f"netdev liveshift_{vni}"
+    nft(f"{rules}\nadd table {table}\ndelete table {table}\n")
+
+
+def _pair(mac: str, host: str) -> str:
+    """An element of a job's ``heard``: raw payload is a number to nft."""
+    return f"0x{mac.replace(':', '')} . {host}"
+
+
+def _entries(of: str) -> set[tuple[str, ...]]:
+    """What ``heard`` or ``here`` holds: (MAC, host) or (MAC,); raises LiveshiftError."""
+    found = nft_elements("set", *of.split())
+    if found is None:
+        raise LiveshiftError(f"network: there is no set {of}", hint="`nft list ruleset` shows all")
+    return {
+        (_mac_of(entry["concat"][0]), entry["concat"][1]) if isinstance(entry, dict) else (entry,)
+        for entry in found
+    }
+
+
+def _mac_of(number: int | str) -> str:
+    digits = f"{number if isinstance(number, int) else int(number, 0):012x}"
+    return ":".join(digits[at : at + 2] for at in range(0, 12, 2))

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names and numbers of a job's overlay: all of them follow from its subnet and its VXLAN id."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+VXLAN_PORT = 4789
+VXLAN_OVERHEAD = 50
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """A job's subnet. ``vni`` is its VXLAN id and also names its devices."""
+
+    vni: int
+    subnet: str
+
+    @property
+    def bridge(self) -> str:
+        return f"lsb{self.vni}"
+
+    @property
+    def vxlan(self) -> str:
+        return f"lsx{self.vni}"
+
+    @property
+    def prefix(self) -> int:
+        return ipaddress.ip_network(self.subnet).prefixlen
+
+    @property
+    def gateway(self) -> str:
+        return str(ipaddress.ip_network(self.subnet)[-2])
+
+    def address(self, index: int) -> str:
+        """The mobile address of capsule ``index``, the first being .1."""
+        return str(ipaddress.ip_network(self.subnet)[index + 1])
+
+    def veth(self, index: int) -> str:
+        return f"lsv{self.vni}.{index}"
+
+    def index(self, device: str) -> int | None:
+        """Whose veth a device is; None when it is not one of this overlay's."""
+        start, _, index = device.rpartition(".")
+        return int(index) if start == f"lsv{self.vni}" and index.isdecimal() else None
+
+
+def mac(address: str) -> str:
+    """The MAC of a mobile address: locally administered, ``ls`` and the four address bytes."""
+    packed = ipaddress.ip_address(address).packed
+    return "06:6c:" + ":".join(f"{byte:02x}" for byte in packed)
+
+
+def address_of(mac: str) -> str:
+    """The mobile address that a MAC follows from."""
+    return ".".join(str(int(byte, 16)) for byte in mac.split(":")[2:])
