@@ -15,18 +15,19 @@ import itertools
 import signal
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 from liveshift.criu_glue.survey import Survey
-from liveshift.errors import LiveshiftError, NotFound, StepFailed
+from liveshift.errors import LiveshiftError, NotFound, StepFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config import Cluster
 from liveshift.runtime.link import Line
 from liveshift.runtime.messages import CapsuleState, HostFacts, Message, Phase
+from liveshift.runtime.ownership import Ruling, Side
 
 IMAGE_BYTES = 250 << 20
-CLAIM_AGAIN_S = 0.5
+BUSY_LOOK_S = 0.005
 MEMORY_FREE = 64 << 30
 FACTS = HostFacts(
     kernel="6.12.0",
@@ -62,11 +63,10 @@ class Pace:
 
 @dataclass(frozen=True)
 class Copy:
-    """What a host holds of a migration; it does not run. ``ready``: its image is complete."""
+    """What a host holds of a migration; it does not run."""
 
     capsule: str
     epoch: int
-    ready: bool = False
 
 
 @dataclass
@@ -95,6 +95,7 @@ class SimulatedAgent:
         self._pace = pace
         self._tally = tally
         self._life = uuid.uuid4().hex
+        self._busy: set[str] = set()  # migrations that are being worked on here
         self._counts = itertools.count(1000)
         self._tasks: set[asyncio.Task[None]] = set()
         self._serve: dict[type[Message], Callable[..., Awaitable[Message | None]]] = {
@@ -158,11 +159,15 @@ class SimulatedAgent:
         ]
         return messages.Beat(self.host, MEMORY_FREE, states)
 
-    async def _claim(self, migration: str, side: str, copy: Copy) -> messages.Ruled:
+    async def _claim(
+        self, migration: str, side: Side, copy: Copy, ready: bool
+    ) -> tuple[Ruling, int]:
+        """The ruling, and the owner's epoch."""
         self._tally().claims += 1
-        ruled = await self._ask(messages.Claim(migration, copy.capsule, side, copy.epoch))
+        claim = messages.Claim(migration, copy.capsule, side.value, copy.epoch, ready)
+        ruled = await self._ask(claim)
         assert isinstance(ruled, messages.Ruled)
-        return ruled
+        return Ruling(ruled.ruling), ruled.epoch
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -208,40 +213,11 @@ class SimulatedAgent:
 
     async def _freeze(self, ask: messages.Freeze) -> messages.Frozen:
         epoch = self._running(ask.capsule)
-        self.leaving[ask.migration] = Copy(ask.capsule, epoch)
-        del self.capsules[ask.capsule]
-        moved = await self._takes(self._pace.freeze, "freeze", IMAGE_BYTES)
-        self.leaving[ask.migration] = Copy(ask.capsule, epoch, ready=True)
-        self._spawn(self._await_ruling(ask.migration))
+        with self._working(ask.migration):
+            self.leaving[ask.migration] = Copy(ask.capsule, epoch)
+            del self.capsules[ask.capsule]
+            moved = await self._takes(self._pace.freeze, "freeze", IMAGE_BYTES)
         return messages.Frozen(IMAGE_BYTES, moved.phases)
-
-    async def _settle(self, ask: messages.Settle) -> messages.Settled:
-        if ask.migration in self.leaving:
-            return messages.Settled(await self._rule_leaving(ask.migration))
-        if ask.migration in self.coming:
-            return messages.Settled(await self._rule_coming(ask.migration))
-        return messages.Settled("runs" if ask.capsule in self.capsules else "nothing")
-
-    async def _await_ruling(self, migration: str) -> None:
-        """Ask again and again, should the word to ask be lost."""
-        while migration in self.leaving:
-            await asyncio.sleep(CLAIM_AGAIN_S)
-            with contextlib.suppress(LiveshiftError):
-                await self._rule_leaving(migration)
-
-    async def _rule_leaving(self, migration: str) -> str:
-        copy = self.leaving.get(migration)
-        if copy is None:
-            return "ended"
-        ruled = await self._claim(migration, "leaving", copy)
-        if ruled.ruling == "wait":
-            return "held"
-        if self.leaving.pop(migration, None) is None:
-            return "ended"  # another ask was ruled on meanwhile
-        if ruled.ruling == "run":
-            self.capsules[copy.capsule] = ruled.epoch
-            return "runs"
-        return "ended"
 
     # ---- a migration's destination -------------------------------------------------------------
 
@@ -256,37 +232,79 @@ class SimulatedAgent:
         return messages.Arrived(IMAGE_BYTES, IMAGE_BYTES, ask.migration in self.coming)
 
     async def _restore(self, ask: messages.Restore) -> messages.Moved:
-        moved = await self._takes(self._pace.restore, "restore", IMAGE_BYTES)
-        until = time.monotonic() + ask.deadline
-        if ask.migration in self.coming:
-            self.coming[ask.migration] = Copy(ask.capsule, ask.epoch, ready=True)
-        while ask.migration in self.coming:
-            state = await self._rule_coming(ask.migration)
-            if state == "held":
-                if time.monotonic() > until:
-                    raise StepFailed("restore", f"no ruling within {ask.deadline:g} s")
-                await asyncio.sleep(CLAIM_AGAIN_S)
-        if self.capsules.get(ask.capsule) != ask.epoch:
-            raise StepFailed("restore", f"{ask.capsule} may not run here")
+        """Restore, ask, run; like Porter.restore."""
+        while ask.migration in self._busy:
+            await asyncio.sleep(BUSY_LOOK_S)
+        if self.capsules.get(ask.capsule) == ask.epoch and ask.migration not in self.coming:
+            return messages.Moved(0, [])
+        if ask.migration not in self.coming:
+            raise StepFailed("restore", f"{self.host} has no image of {ask.capsule}")
+        with self._working(ask.migration):
+            moved = await self._takes(self._pace.restore, "restore", IMAGE_BYTES)
+            copy = Copy(ask.capsule, ask.epoch)
+            await self._may_run(ask.migration, copy)
+            self.capsules[ask.capsule] = ask.epoch
+            del self.coming[ask.migration]
         return moved
 
-    async def _rule_coming(self, migration: str) -> str:
-        copy = self.coming.get(migration)
-        if copy is None:
-            return "ended"
-        ruled = await self._claim(migration, "coming", copy)
-        if ruled.ruling == "wait" or (ruled.ruling == "run" and not copy.ready):
-            return "held"
-        if self.coming.pop(migration, None) is None:
-            return "ended"
-        if ruled.ruling == "run":
-            self.capsules[copy.capsule] = ruled.epoch
-            return "runs"
-        return "ended"
+    async def _may_run(self, migration: str, copy: Copy) -> None:
+        """Return when it may; raises StepFailed when it may not. Like Porter._may_run."""
+        while True:
+            with contextlib.suppress(Unreachable):
+                ruling, _ = await self._claim(migration, Side.COMING, copy, True)
+                if ruling is Ruling.RUN:
+                    return
+                if ruling is Ruling.END:
+                    raise StepFailed("restore", f"{copy.capsule} may not run on {self.host}")
+                await asyncio.sleep(self._cluster.timeouts.heartbeat)
 
     async def _resume(self, ask: messages.Resume) -> messages.Moved:
         self._running(ask.capsule)
         return await self._takes(self._pace.resume, "resume", 0)
+
+    # ---- both sides: what becomes of it --------------------------------------------------------
+
+    async def keep_asking(self) -> None:
+        """Once per heartbeat, for what is held here; like Porter.keep_asking."""
+        while True:
+            await asyncio.sleep(self._cluster.timeouts.heartbeat)
+            for migration in {*self.leaving, *self.coming} - self._busy:
+                with contextlib.suppress(LiveshiftError):
+                    await self._rule(migration)
+
+    async def _settle(self, ask: messages.Settle) -> messages.Settled:
+        while ask.migration in self._busy:
+            await asyncio.sleep(BUSY_LOOK_S)
+        state = await self._rule(ask.migration)
+        if state == "nothing" and ask.capsule in self.capsules:
+            state = "runs"
+        return messages.Settled(state)
+
+    async def _rule(self, migration: str) -> str:
+        if migration in self._busy:
+            return "held"
+        for held, side in ((self.leaving, Side.LEAVING), (self.coming, Side.COMING)):
+            if (copy := held.get(migration)) is None:
+                continue
+            with self._working(migration):
+                ready = side is Side.LEAVING
+                ruling, epoch = await self._claim(migration, side, copy, ready)
+                if ruling is Ruling.WAIT:
+                    return "held"
+                del held[migration]
+                if ruling is Ruling.END:
+                    return "ended"
+                self.capsules[copy.capsule] = epoch
+                return "runs"
+        return "nothing"
+
+    @contextlib.contextmanager
+    def _working(self, migration: str) -> Iterator[None]:
+        self._busy.add(migration)
+        try:
+            yield
+        finally:
+            self._busy.discard(migration)
 
     def _running(self, capsule: str) -> int:
         if capsule not in self.capsules:

@@ -70,6 +70,7 @@ class Crowd:
             # Real agents start when they start; together they would beat together for ever.
             after = count / GREETINGS_PER_S + chance.random() * heartbeat
             tasks.append(asyncio.create_task(agent.report(after)))
+            tasks.append(asyncio.create_task(agent.keep_asking()))
         try:
             await self._answer()
         finally:
