@@ -43,7 +43,7 @@ def main() -> int:
         return 1
     finally:
         if runs:
-            Console(width=160).print(tables(runs))
+            Console(width=max(console.width, 150)).print(tables(runs))
     wrong = [f"{r.hosts} hosts: {what}" for r in runs for what in r.wrong]
     for line in wrong:
         console.print(line, style="red", markup=False)

@@ -22,9 +22,11 @@ from liveshift.criu_glue.survey import Survey
 from liveshift.errors import LiveshiftError, NotFound, StepFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config import Cluster
-from liveshift.runtime.link import Line
+from liveshift.runtime.link import Uplink
 from liveshift.runtime.messages import CapsuleState, HostFacts, Message, Phase
 from liveshift.runtime.ownership import Ruling, Side
+
+from .cluster import agent_keys
 
 IMAGE_BYTES = 250 << 20
 BUSY_LOOK_S = 0.005
@@ -81,11 +83,12 @@ class Tally:
 
 
 class SimulatedAgent:
-    """One host's double; ``line`` is its connection, ``tally`` where it counts."""
+    """One host's double; ``tally``: where it counts."""
 
     def __init__(self, cluster: Cluster, host: str, pace: Pace, tally: Callable[[], Tally]) -> None:
         self.host = host
-        self.line: Line  # set by whoever connects it
+        address, keys = str(cluster.orchestrator), agent_keys(cluster)
+        self.uplink = Uplink(host, address, keys, self._handle)
         self.capsules: dict[str, int] = {}  # those that run, and their epochs
         self.leaving: dict[str, Copy] = {}  # by migration: frozen here
         self.coming: dict[str, Copy] = {}  # by migration: a room, and an image
@@ -132,7 +135,7 @@ class SimulatedAgent:
                 greeted = False
             await asyncio.sleep(self._cluster.timeouts.heartbeat)
 
-    async def serve(self, _peer: str, ask: Message) -> Message | None:
+    async def _handle(self, _peer: str, ask: Message) -> Message | None:
         """Answer the orchestrator."""
         serve = self._serve.get(type(ask))
         if serve is None:
@@ -144,7 +147,7 @@ class SimulatedAgent:
 
     async def _ask(self, ask: Message) -> Message | None:
         self._tally().asked += 1
-        return await self.line.ask(ask, self._cluster.timeouts.suspicion)
+        return await self.uplink.line.ask(ask, self._cluster.timeouts.suspicion)
 
     def _hello(self) -> messages.Hello:
         held = [*self.leaving.values(), *self.coming.values()]

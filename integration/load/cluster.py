@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import socket
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -39,7 +40,26 @@ def make(directory: Path, hosts: int, moves: int, timeouts: Timeouts | None = No
     )
     (directory / "cluster.toml").write_text(dump(cluster))
     keys.init(cluster.paths.keys, [host.name for host in cluster.hosts])
+    _hand_out_keys(cluster)
     return cluster
+
+
+def agent_keys(cluster: Cluster) -> Path:
+    """Where agents find their keys: each its own and the orchestrator's public half, as on a host
+    of its own. From the orchestrator's directory each would read everybody's."""
+    return cluster.paths.keys.with_name("agents")
+
+
+def _hand_out_keys(cluster: Cluster) -> None:
+    for host in cluster.hosts:
+        _copy(keys.secret_path(cluster.paths.keys, host.name), agent_keys(cluster) / "hosts")
+    public = keys.public_path(cluster.paths.keys, keys.ORCHESTRATOR)
+    _copy(public, agent_keys(cluster) / "public")
+
+
+def _copy(key: Path, into: Path) -> None:
+    into.mkdir(parents=True, exist_ok=True)
+    shutil.copy(key, into)
 
 
 def job_sizes(hosts: int) -> list[int]:

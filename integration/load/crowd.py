@@ -18,15 +18,14 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import zmq
 import zmq.asyncio
 
 from liveshift.errors import LiveshiftError
-from liveshift.runtime import keys
 from liveshift.runtime.config import Cluster, load
-from liveshift.runtime.link import HEARTBEAT_MS, Line
 
 from .agent import Pace, SimulatedAgent, Tally
 
@@ -54,10 +53,14 @@ class Crowd:
         self._cluster = cluster
         self._tally = Tally()
         self._lags: list[float] = []
-        self._context = zmq.asyncio.Context()
-        self._context.set(zmq.MAX_SOCKETS, 2 * len(hosts) + 16)
-        self._server_key = keys.public_keys(cluster.paths.keys)[keys.ORCHESTRATOR]
-        self.agents = [SimulatedAgent(cluster, host, pace, lambda: self._tally) for host in hosts]
+        # A context has threads of its own: with one for each agent, switching between them would
+        # cost more than what they do.
+        shared = zmq.asyncio.Context()
+        shared.set(zmq.MAX_SOCKETS, 4 * len(hosts) + 64)
+        with mock.patch.object(zmq.asyncio, "Context", return_value=shared):
+            self.agents = [
+                SimulatedAgent(cluster, host, pace, lambda: self._tally) for host in hosts
+            ]
 
     async def run(self) -> None:
         """Connect all agents and serve until stdin ends."""
@@ -65,8 +68,7 @@ class Crowd:
         chance = random.Random(self.agents[0].host)
         heartbeat = self._cluster.timeouts.heartbeat
         for count, agent in enumerate(self.agents):
-            socket = self._connect(agent)
-            tasks.append(asyncio.create_task(_take(socket, agent.line)))
+            tasks.append(asyncio.create_task(agent.uplink.serve()))
             # Real agents start when they start; together they would beat together for ever.
             after = count / GREETINGS_PER_S + chance.random() * heartbeat
             tasks.append(asyncio.create_task(agent.report(after)))
@@ -77,25 +79,6 @@ class Crowd:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._context.destroy(linger=0)
-
-    def _connect(self, agent: SimulatedAgent) -> zmq.asyncio.Socket:
-        """As runtime/link.py's Uplink does, but in one context: each has threads of its own."""
-        own = keys.load_private(self._cluster.paths.keys, agent.host)
-        socket = self._context.socket(zmq.DEALER)
-        socket.curve_serverkey = self._server_key
-        socket.curve_secretkey, socket.curve_publickey = own.secret, own.public
-        for option, value in (
-            (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
-            (zmq.HEARTBEAT_TIMEOUT, 5 * HEARTBEAT_MS),
-            (zmq.RECONNECT_IVL, 100),
-            (zmq.RECONNECT_IVL_MAX, 1000),
-            (zmq.LINGER, 0),
-        ):
-            socket.setsockopt(option, value)
-        socket.connect(self._cluster.orchestrator.url)
-        agent.line = Line("the orchestrator", socket.send, agent.serve)
-        return socket
 
     async def _look_at_lag(self) -> None:
         while True:
@@ -123,11 +106,6 @@ class Crowd:
             )
             sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
             sys.stdout.buffer.flush()
-
-
-async def _take(socket: zmq.asyncio.Socket, line: Line) -> None:
-    while True:
-        line.take(await socket.recv())
 
 
 class CrowdProcess:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import signal
 import socket
 import struct
@@ -100,6 +102,31 @@ class Daemon:
         return process
 
 
+@dataclass(frozen=True)
+class Machine:
+    """All processors at one moment: seconds that they were busy so far, and of it the crowds and
+    this process itself. What others do at the same time makes every answer slower."""
+
+    when: float
+    busy: float
+    crowd: float
+
+    @classmethod
+    def now(cls, crowd: float) -> Machine:
+        spent = psutil.cpu_times()
+        busy = sum(spent) - spent.idle - spent.iowait - spent.guest - spent.guest_nice
+        return cls(time.monotonic(), busy, crowd + sum(os.times()[:2]))
+
+    def crowd_since(self, before: Machine) -> float:
+        """Cores that the harness itself kept busy."""
+        return (self.crowd - before.crowd) / (self.when - before.when)
+
+    def others_since(self, before: Machine, cores: float) -> float:
+        """Cores that were busy with neither the harness nor the orchestrator (``cores``)."""
+        busy = (self.busy - before.busy) / (self.when - before.when)
+        return max(0.0, busy - cores - self.crowd_since(before))
+
+
 class StatusClock:
     """Asks for the status again and again; ``seconds``: from each ask to its whole answer.
 
@@ -149,8 +176,6 @@ def eventually(look: Callable[[], bool], what: str, timeout: float, every: float
 
 def enough_descriptors(wanted: int) -> None:
     """Raise the soft limit for us and our children; raises LiveshiftError when that won't do."""
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < wanted:
         raise LiveshiftError(

@@ -25,6 +25,15 @@ class Spread(msgspec.Struct, frozen=True):
         return cls(len(rising), rising[last // 2], rising[round(0.99 * last)], rising[-1])
 
 
+class Around(msgspec.Struct, frozen=True):
+    """What else went on meanwhile: cores that the simulated hosts kept busy, and others' programs
+    on this machine; and by how much the simulated hosts themselves were late."""
+
+    crowd: float
+    others: float
+    lag: Spread
+
+
 class AtRest(msgspec.Struct, frozen=True):
     """Heartbeats and somebody who looks at the status, nothing else."""
 
@@ -37,7 +46,7 @@ class AtRest(msgspec.Struct, frozen=True):
     beat: Spread
     status: Spread
     status_bytes: int
-    harness_lag: Spread
+    around: Around
     silences: int
 
 
@@ -64,7 +73,7 @@ class Moves(msgspec.Struct, frozen=True):
     claims: int
     beat: Spread
     status: Spread
-    harness_lag: Spread
+    around: Around
     silences: int
     resident: int
     errors: list[str]

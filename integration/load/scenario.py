@@ -22,8 +22,8 @@ from liveshift.runtime.messages import Migration, MigrationRow, Named, Status
 from . import cluster as clusters
 from .agent import Pace, Tally
 from .crowd import PER_PROCESS, CrowdProcess, Said
-from .daemon import Daemon, StatusClock, enough_descriptors, eventually
-from .figures import AtRest, Moves, Run, Spread
+from .daemon import Daemon, Machine, StatusClock, enough_descriptors, eventually
+from .figures import Around, AtRest, Moves, Run, Spread
 
 LONG_S = 300.0
 """Nothing may take longer, with any number of hosts."""
@@ -53,17 +53,18 @@ class Scenario:
             crowd.ask(word)
         return [crowd.hear() for crowd in self.crowds]
 
-    def tally(self) -> tuple[Tally, list[float]]:
+    def tally(self) -> tuple[Tally, list[float], Machine]:
         """What was seen since the last call, and by how much the crowds themselves were late."""
-        whole, lags = Tally(), list[float]()
+        whole, lags, cpu = Tally(), list[float](), 0.0
         for said in self.said("tally"):
             lags += said.lags
+            cpu += said.cpu
             whole.round_trips += said.tally.round_trips
             whole.silences += said.tally.silences
             whole.asked += said.tally.asked
             whole.served += said.tally.served
             whole.claims += said.tally.claims
-        return whole, lags
+        return whole, lags, Machine.now(cpu)
 
     def status(self) -> Status:
         return self.client.get(Status, messages.GetStatus(), timeout=LONG_S)
@@ -96,12 +97,12 @@ class Scenario:
     def rest(self, seconds: float) -> AtRest:
         """The window begins with a beat of every host seen, so that it holds no start-up."""
         time.sleep(2 * self.cluster.timeouts.heartbeat)
-        self.tally()
+        _, _, around = self.tally()
         before = self.daemon.cost()
         with StatusClock(self.path, STATUS_EVERY_S).running() as clock:
             time.sleep(seconds)
         after = self.daemon.cost()
-        seen, lags = self.tally()
+        seen, lags, machine = self.tally()
         return AtRest(
             seconds=after.when - before.when,
             cores=after.since(before),
@@ -112,7 +113,11 @@ class Scenario:
             beat=Spread.of(seen.round_trips),
             status=Spread.of(clock.seconds),
             status_bytes=clock.bytes,
-            harness_lag=Spread.of(lags),
+            around=Around(
+                machine.crowd_since(around),
+                machine.others_since(around, after.since(before)),
+                Spread.of(lags),
+            ),
             silences=seen.silences,
         )
 
@@ -120,14 +125,14 @@ class Scenario:
         """Ask for ``count`` migrations at once, of capsules drawn from all of them."""
         capsules = [c.name for job in self.status().jobs for c in job.capsules]
         chosen = random.Random(count).sample(capsules, min(count, len(capsules)))
-        self.tally()
+        _, _, around = self.tally()
         before = self.daemon.cost()
         with StatusClock(self.path, STATUS_EVERY_S).running() as clock:
             names = [self._migrate(capsule) for capsule in chosen]
             asked = time.monotonic()
             rows = [self._over(name) for name in names]
             after = self.daemon.cost()
-        seen, lags = self.tally()
+        seen, lags, machine = self.tally()
         seconds = after.when - before.when
         done = [row for row in rows if row.state == "done"]
         return Moves(
@@ -146,7 +151,11 @@ class Scenario:
             claims=seen.claims,
             beat=Spread.of(seen.round_trips),
             status=Spread.of(clock.seconds),
-            harness_lag=Spread.of(lags),
+            around=Around(
+                machine.crowd_since(around),
+                machine.others_since(around, after.since(before)),
+                Spread.of(lags),
+            ),
             silences=seen.silences,
             resident=after.resident,
             errors=sorted({str(row.error) for row in rows if row.error}),

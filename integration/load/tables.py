@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from .figures import Run, Spread
+from .figures import Around, Run, Spread
 
 Column = tuple[str, Callable[[Run], str]]
 
@@ -20,33 +20,46 @@ def _ms(spread: Spread) -> str:
     return " / ".join(f"{value:.3g}" if value < 100 else f"{value:.0f}" for value in values)
 
 
+def _pair(spread: Spread) -> str:
+    return f"{spread.median:.2f} / {spread.worst:.2f}"
+
+
+def _around(around: Around) -> str:
+    return f"{around.crowd:.1f} + {around.others:.1f}"
+
+
 REST: list[Column] = [
     ("hosts", lambda r: str(r.hosts)),
     ("capsules", lambda r: f"{r.capsules:,}"),
     ("core busy", lambda r: f"{100 * r.rest.cores:.0f} %"),
-    ("resident", lambda r: f"{r.rest.resident / 1e6:.0f} MB"),
-    ("descriptors", lambda r: str(r.rest.descriptors)),
+    ("memory, MB", lambda r: f"{r.rest.resident / 1e6:.0f}"),
+    ("files", lambda r: str(r.rest.descriptors)),
     ("messages/s", lambda r: f"{r.rest.messages_per_s:,.0f}"),
     ("beat, ms", lambda r: _ms(r.rest.beat)),
     ("status, ms", lambda r: _ms(r.rest.status)),
     ("status, kB", lambda r: f"{r.rest.status_bytes / 1e3:,.0f}"),
-    ("all up, s", lambda r: f"{r.connect_s:.1f}"),
-    ("jobs started, s", lambda r: f"{r.start_s:.1f}"),
+    ("cores around", lambda r: _around(r.rest.around)),
 ]
 MOVES: list[Column] = [
     ("hosts", lambda r: str(r.hosts)),
     ("done", lambda r: f"{r.moves.done}/{r.moves.asked}"),
-    ("at once", lambda r: str(r.moves.at_once)),
     ("all done, s", lambda r: f"{r.moves.seconds:.2f}"),
-    ("one, s", lambda r: f"{r.moves.each.median:.2f} / {r.moves.each.worst:.2f}"),
-    ("stood, s", lambda r: f"{r.moves.frozen.median:.2f} / {r.moves.frozen.worst:.2f}"),
+    ("one, s", lambda r: _pair(r.moves.each)),
+    ("stood, s", lambda r: _pair(r.moves.frozen)),
     ("CPU each, ms", lambda r: f"{1e3 * r.moves.cpu_each:.0f}"),
-    ("core busy", lambda r: f"{100 * r.moves.cores:.0f} %"),
     ("messages/s", lambda r: f"{r.moves.messages_per_s:,.0f}"),
     ("beat, ms", lambda r: _ms(r.moves.beat)),
     ("status, ms", lambda r: _ms(r.moves.status)),
-    ("restart, s", lambda r: f"{r.restart_s:.1f}"),
+    ("cores around", lambda r: _around(r.moves.around)),
+]
+COMING: list[Column] = [
+    ("hosts", lambda r: str(r.hosts)),
+    ("all up, s", lambda r: f"{r.connect_s:.1f}"),
+    ("jobs started, s", lambda r: f"{r.start_s:.1f}"),
+    ("orchestrator killed: all up, s", lambda r: f"{r.restart_s:.1f}"),
+    ("… CPU, s", lambda r: f"{r.restart_cpu:.1f}"),
     ("jobs ended, s", lambda r: f"{r.end_s:.1f}"),
+    ("… CPU, s", lambda r: f"{r.end_cpu:.1f}"),
 ]
 GROWTH: list[tuple[str, Callable[[Run], float]]] = [
     ("core busy at rest", lambda r: r.rest.cores),
@@ -63,7 +76,11 @@ GROWTH: list[tuple[str, Callable[[Run], float]]] = [
 
 
 def tables(runs: Sequence[Run]) -> Group:
-    """All of it; times with slashes are median / 99th percentile / worst, or median / worst."""
+    """All of it.
+
+    Times with slashes are median / 99th percentile / worst, or median / worst; cores around are
+    those that the simulated hosts kept busy + those that others' programs did.
+    """
     moves = runs[0].moves
     parts = [
         _table("At rest: heartbeats, and one look at the status a second", REST, runs),
@@ -73,6 +90,7 @@ def tables(runs: Sequence[Run]) -> Group:
             MOVES,
             runs,
         ),
+        _table("Coming and going", COMING, runs),
     ]
     if len(runs) > 1:
         parts.append(_growth(runs))
