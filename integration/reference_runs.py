@@ -42,6 +42,7 @@ class References:
 
     place: Path
     environment: dict[str, str]
+    patience: float = 150.0  # seconds that a run may take
     _known: dict[tuple[str, ...], Path] = field(default_factory=dict)
 
     def of(self, argv: Sequence[str], nnodes: int = 1, ranks: int = 1) -> Result:
@@ -78,7 +79,7 @@ class References:
                     )
                 )
         try:
-            codes = [process.wait(150) for process in processes]
+            codes = [process.wait(self.patience) for process in processes]
         finally:
             for process in processes:
                 process.kill()

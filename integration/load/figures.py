@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run with a number of hosts came to. Seconds, bytes, messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """How long something took, over ``count`` times; NaN-free: zeros where nothing was seen."""
+
+    count: int
+    median: float
+    p99: float
+    worst: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Spread:
+        if not seconds:
+            return cls(0, 0.0, 0.0, 0.0)
+        rising = sorted(seconds)
+        last = len(rising) - 1
+        return cls(len(rising), rising[last // 2], rising[round(0.99 * last)], rising[-1])
+
+
+class Around(msgspec.Struct, frozen=True):
+    """What else went on meanwhile: cores that the simulated hosts kept busy, and others' programs
+    on this machine; and by how much the simulated hosts themselves were late."""
+
+    crowd: float
+    others: float
+    lag: Spread
+
+
+class AtRest(msgspec.Struct, frozen=True):
+    """Heartbeats and somebody who looks at the status, nothing else."""
+
+    seconds: float
+    cores: float
+    resident: int
+    descriptors: int
+    threads: int
+    messages_per_s: float
+    beat: Spread
+    status: Spread
+    status_bytes: int
+    around: Around
+    silences: int
+
+
+class Moves(msgspec.Struct, frozen=True):
+    """All migrations asked for at once, while that goes on.
+
+    ``at_once``: the most that were under way together; ``frozen_floor``, ``floor``: what the
+    simulated steps alone take, of ``frozen`` and of ``seconds``; ``cpu_each``: what a migration
+    costs the orchestrator beyond its rest.
+    """
+
+    asked: int
+    done: int
+    at_once: int
+    seconds: float
+    asking_s: float
+    floor: float
+    each: Spread
+    frozen: Spread
+    frozen_floor: float
+    cpu_each: float
+    cores: float
+    messages_per_s: float
+    claims: int
+    beat: Spread
+    status: Spread
+    around: Around
+    silences: int
+    resident: int
+    errors: list[str]
+
+
+class Run(msgspec.Struct, frozen=True):
+    """``connect_s``: from the first connection until every host is up; ``restart_s``: the same
+    after the orchestrator was killed and started anew; ``end_s``: SIGTERM to every job until all
+    have ended. ``wrong``: what must not be."""
+
+    hosts: int
+    capsules: int
+    jobs: int
+    connect_s: float
+    start_s: float
+    rest: AtRest
+    moves: Moves
+    restart_s: float
+    restart_cpu: float
+    end_s: float
+    end_cpu: float
+    wrong: list[str]

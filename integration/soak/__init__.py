@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A training job whose ranks are moved round three hosts without pause, for as long as asked.
+
+story      what is done          rounds    the moves          compare   bit for bit, step by step
+watch      samples of daemons and hosts, while that goes on   growth    what they say
+report     for a person, and build/soak.json
+"""

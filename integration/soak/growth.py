@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What samples say about growth: leaks show in the second half, after the caches are warm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from .watch import JOURNAL, Daemon, Sample
+
+MEMORY_ALLOWED = 24 << 20
+NUMBERS_ALLOWED = 8
+"""By how much a daemon may grow over a whole run of any length: bytes; descriptors, threads."""
+
+BYTES_ALLOWED = 1 << 20
+"""By how much files on hosts may grow: the job's output, some lines of a log."""
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """One quantity of one daemon: first, last, most, and its growth.
+
+    ``per_hour`` is fitted to the second half; ``over_run`` is that for as long as the run was.
+    """
+
+    first: float
+    last: float
+    most: float
+    per_hour: float
+    over_run: float
+
+
+class DaemonUsage(msgspec.Struct, frozen=True):
+    """Bytes, numbers; ``cpu_per_minute`` in seconds of CPU."""
+
+    resident: Usage
+    descriptors: Usage
+    threads: Usage
+    cpu_per_minute: float
+    restarted: bool
+
+
+def usage(samples: Sequence[Sample]) -> dict[str, DaemonUsage]:
+    """By the daemon's host."""
+    names = samples[0].daemons
+    return {name: _of(samples, name) for name in names}
+
+
+def suspicious(daemons: Mapping[str, DaemonUsage]) -> list[str]:
+    """What grew as it should not, in words."""
+    found = []
+    for name, seen in daemons.items():
+        if seen.restarted:
+            found.append(f"{name}: its daemon is another than at the beginning")
+        if seen.resident.over_run > MEMORY_ALLOWED:
+            found.append(
+                f"{name}: memory grows by {seen.resident.per_hour / 1e6:.1f} MB an hour"
+                f" ({seen.resident.over_run / 1e6:.1f} MB in this run)"
+            )
+        for what, value in (("descriptors", seen.descriptors), ("threads", seen.threads)):
+            if value.over_run > NUMBERS_ALLOWED and value.last > value.first + NUMBERS_ALLOWED:
+                found.append(f"{name}: {what} grow by {value.per_hour:.0f} an hour")
+    return found
+
+
+def left_over(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
+    """What hosts have more of than before; the journal may grow."""
+    return [
+        f"{kind}: {before.get(kind, 0)} before the moves, {count} after them"
+        for kind, count in after.items()
+        if not kind.startswith(JOURNAL)
+        and count > before.get(kind, 0) + (BYTES_ALLOWED if kind.endswith("bytes") else 0)
+    ]
+
+
+def slope(times: Sequence[float], values: Sequence[float]) -> float:
+    """Of the line with the least squares of distances; 0 for less than two points."""
+    count = len(times)
+    if count < 2 or times[0] == times[-1]:
+        return 0.0
+    middle, mean = sum(times) / count, sum(values) / count
+    spread = sum((t - middle) ** 2 for t in times)
+    return sum((t - middle) * (v - mean) for t, v in zip(times, values, strict=True)) / spread
+
+
+def _of(samples: Sequence[Sample], name: str) -> DaemonUsage:
+    first, last = samples[0], samples[-1]
+    minutes = max(last.when - first.when, 1e-9) / 60
+    return DaemonUsage(
+        _usage(samples, name, lambda daemon: daemon.resident),
+        _usage(samples, name, lambda daemon: daemon.descriptors),
+        _usage(samples, name, lambda daemon: daemon.threads),
+        (last.daemons[name].cpu - first.daemons[name].cpu) / minutes,
+        last.daemons[name].pid != first.daemons[name].pid,
+    )
+
+
+def _usage(samples: Sequence[Sample], name: str, of: Callable[[Daemon], float]) -> Usage:
+    values = [of(sample.daemons[name]) for sample in samples]
+    times = [sample.when for sample in samples]
+    half = len(samples) // 2
+    per_s = slope(times[half:], values[half:])
+    whole = times[-1] - times[0]
+    return Usage(values[0], values[-1], max(values), per_s * 3600, per_s * whole)
