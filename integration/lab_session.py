@@ -38,6 +38,9 @@ LONG = (
 NOT_OURS = ("LIVESHIFT_", "LD_PRELOAD", "PET_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
 """Variables of whoever runs the tests that would mean something to the programs under test."""
 
+OURS = ("LIVESHIFT_CRIU", "LIVESHIFT_FAULTPOINTS")
+"""Those that a test run means for them."""
+
 T = TypeVar("T")
 NewLab = Callable[..., "LabSession"]
 """Of :func:`conftest.new_lab`: takes the options of ``lab up``."""
@@ -55,7 +58,7 @@ class Said:
 def environment(**more: str) -> dict[str, str]:
     """As a person's terminal has it, with the tests' own Python first in the path."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(NOT_OURS)}
-    kept |= {k: os.environ[k] for k in ("LIVESHIFT_CRIU",) if k in os.environ}
+    kept |= {k: os.environ[k] for k in OURS if k in os.environ}
     path = f"{BIN}:{os.environ.get('PATH', os.defpath)}"
     return kept | {"PATH": path, "COLUMNS": "200", "TERM": "dumb", **more}
 

@@ -29,7 +29,7 @@ from .departure import Departure
 from .faultpoints import reached
 from .house import House
 from .ownership import Ruling, Side
-from .resident import ROOT_PID, interposer_pages
+from .resident import ROOT_PID, Resident, interposer_pages
 from .stopwatch import Stopwatch
 from .tasks import Tasks
 from .wire import Receiver, Sender
@@ -110,9 +110,7 @@ class Porter:
     # ---- the source's side ----
 
     async def inspect(self, ask: messages.Inspect) -> messages.Inspected:
-        resident = self._house.resident(ask.capsule)
-        if resident.code is not None:
-            raise Refused(f"{ask.capsule} has ended with code {resident.code}")
+        resident = self._running(ask.capsule)
         held = next((d for d in self.departures.values() if d.resident is resident), None)
         if held is not None:
             raise Refused(f"{ask.capsule} is held by {held.migration} still")
@@ -128,6 +126,12 @@ class Porter:
         carried = await asyncio.to_thread(_size_of, tops) + plan.log.stat().st_size
         return messages.Inspected(found, self.facts, carried)
 
+    def _running(self, capsule: str) -> Resident:
+        resident = self._house.resident(capsule)
+        if resident.code is not None:
+            raise Refused(f"{capsule} has ended with code {resident.code}")
+        return resident
+
     def _dumper(self) -> Criu:
         if self._criu is None:
             raise Refused(
@@ -137,7 +141,7 @@ class Porter:
 
     async def precopy(self, ask: messages.Precopy) -> messages.Moved:
         self._dumper()
-        resident, keys = self._house.resident(ask.capsule), self._house.cluster.paths.keys
+        resident, keys = self._running(ask.capsule), self._house.cluster.paths.keys
         sender = Sender(ask.migration, ask.endpoint, keys, self._house.host, ask.destination)
         departure = Departure(ask.migration, resident, self._house.housing, sender)
         self.departures[ask.migration] = departure
@@ -146,6 +150,7 @@ class Porter:
 
     async def freeze(self, ask: messages.Freeze) -> messages.Frozen:
         criu, departure = self._dumper(), self.departures.get(ask.migration)
+        self._running(ask.capsule)
         if departure is None:
             raise NotFound(f"{self._house.host} knows no migration {ask.migration}")
         with self._working(ask.migration):

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people, watchers and jobs do while a capsule is on its way: each has a defined outcome.
+
+Migrations are held at a named point, so that "while" is exact. One job of two ranks lives through
+what leaves it alive, and computes in the end what one that nobody touched computes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fault_matrix.held import Held
+from lab_session import LONG, LabSession, NewLab, eventually
+from moving_job import Job
+from reference_runs import References
+
+from liveshift.launcher import lab as labs
+from liveshift.runtime.messages import MigrationRow
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
+
+AT = pytest.mark.parametrize("point", ["orchestrator.precopied", "orchestrator.committed"])
+
+
+@pytest.fixture(scope="module")
+def held(place: Path) -> Iterator[Held]:
+    yield Held(place / "faultpoints-concurrent")
+    os.environ.pop("LIVESHIFT_FAULTPOINTS", None)
+
+
+@pytest.fixture(scope="module")
+def lab(held: Held, new_lab: NewLab) -> LabSession:
+    return new_lab("--hosts", "4", "--local", "/scratch")
+
+
+@pytest.fixture(scope="module")
+def long_job(lab: LabSession) -> Job:
+    job = lab.start("long", LONG, nnodes=2)
+    job.wait_step(5)
+    return job
+
+
+@pytest.fixture
+def long(lab: LabSession, long_job: Job, held: Held) -> Iterator[Job]:
+    """The job with rank 1 on h1 and nothing tainted; it trains before and after the test."""
+    if long_job.seen(1).host != "h1":
+        long_job.migrate(1, "h1")
+    yield long_job
+    held.clear()
+    eventually(lambda: not lab.status().moving, "nothing to be under way", 30)
+    for row in lab.status().hosts:
+        if row.taint:
+            lab.cli("untaint", "host", row.name)
+    for rank in (0, 1):
+        long_job.go_on(3, rank)
+
+
+@pytest.fixture
+def under_way(
+    lab: LabSession, long: Job, held: Held, point: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """`liveshift migrate long/1 --to h2`, held at ``point``; released after the test."""
+    held.arm(point)
+    with lab.popen("migrate", "long/1", "--to", "h2", "-o", "json") as command:
+        held.wait(point)
+        yield command
+        held.release(point)
+        command.communicate(timeout=60)
+
+
+def over(lab: LabSession, job: Job, count: int) -> list[MigrationRow]:
+    """The job's migrations, as its history has them, once ``count`` are over and none is under
+    way."""
+    done = ("done", "failed", "lost")
+
+    def look() -> list[MigrationRow]:
+        rows = job.migrations()
+        ended = len(rows) >= count and all(row.state in done for row in rows)
+        return rows if ended and not lab.status().moving else []
+
+    return eventually(look, f"{count} migrations to be over, now {job.migrations()}", 60)
+
+
+@AT
+def test_its_source_is_tainted_the_move_is_the_evacuation(
+    lab: LabSession, long: Job, held: Held, under_way: subprocess.Popen[bytes], point: str
+) -> None:
+    before = len(long.migrations())
+    lab.cli("taint", "host", "h1", "--reason", "ECC errors")
+    held.release(point)
+    rows = over(lab, long, before + 1)
+    assert len(rows) == before + 1, "no second move"
+    assert (rows[-1].state, long.seen(1).host) == ("done", "h2")
+
+
+@AT
+def test_its_destination_is_tainted_it_arrives_and_moves_on(
+    lab: LabSession, long: Job, held: Held, under_way: subprocess.Popen[bytes], point: str
+) -> None:
+    before = len(long.migrations())
+    lab.cli("taint", "host", "h2", "--reason", "ECC errors")
+    held.release(point)
+    rows = over(lab, long, before + 2)
+    assert [(row.source, row.destination, row.state) for row in rows[before:]] == [
+        ("h1", "h2", "done"), ("h2", rows[-1].destination, "done"),
+    ]  # fmt: skip
+    assert long.seen(1).host == rows[-1].destination
+
+
+@AT
+def test_both_are_drained_it_ends_up_on_neither(
+    lab: LabSession, long: Job, held: Held, under_way: subprocess.Popen[bytes], point: str
+) -> None:
+    before = len(long.migrations())
+    with (
+        lab.popen("drain", "h1", "--reason", "one") as one,
+        lab.popen("drain", "h2", "--reason", "two") as two,
+    ):
+        eventually(lambda: all(lab.host(h).taint for h in ("h1", "h2")), "both to be tainted")
+        held.release(point)
+        ends = [one.communicate(timeout=60), two.communicate(timeout=60)]
+    assert (one.returncode, two.returncode) == (0, 0), ends
+    over(lab, long, before + 1)
+    assert long.seen(1).host == "h3"
+
+
+@AT
+def test_two_taints_the_later_reason_counts_and_one_move_is_made(
+    lab: LabSession, long: Job, held: Held, point: str
+) -> None:
+    before = len(long.migrations())
+    held.arm(point)
+    lab.cli("taint", "host", "h1", "--reason", "first")
+    held.wait(point)
+    lab.cli("taint", "host", "h1", "--reason", "second")
+    assert lab.host("h1").taint == "second"
+    held.release(point)
+    rows = over(lab, long, before + 1)
+    assert len(rows) == before + 1
+    assert rows[-1].state == "done"
+    assert "first" in rows[-1].reason
+
+
+@AT
+def test_untaint_lets_a_move_that_is_under_way_end_as_it_would(
+    lab: LabSession, long: Job, held: Held, point: str
+) -> None:
+    before = len(long.migrations())
+    held.arm(point)
+    lab.cli("taint", "host", "h1", "--reason", "a mistake")
+    held.wait(point)
+    lab.cli("untaint", "host", "h1")
+    held.release(point)
+    assert over(lab, long, before + 1)[-1].state == "done"
+    assert long.seen(1).host != "h1"
+
+
+@AT
+def test_a_second_migrate_of_it_is_refused(
+    lab: LabSession, long: Job, held: Held, under_way: subprocess.Popen[bytes], point: str
+) -> None:
+    said = lab.refused("migrate", "long/1", "--to", "h3")
+    assert "long/1 is moving already" in said
+    held.release(point)
+    under_way.wait(60)
+    assert under_way.returncode == 0
+    assert long.seen(1).host == "h2"
+
+
+@AT
+def test_a_signal_to_the_job_reaches_it_once_it_has_arrived(
+    lab: LabSession, held: Held, long: Job, point: str
+) -> None:
+    """`stop` in the middle of a move: every rank gets the signal, and the job ends."""
+    job = lab.start(f"b-{point.partition('.')[2]}", LONG, nnodes=1)
+    job.wait_step(5)
+    source = job.seen(0).host
+    held.arm(point)
+    with lab.popen("migrate", f"{job.name}/0") as moving:
+        held.wait(point)
+        with lab.popen("stop", job.name) as stopping:
+            held.release(point)
+            moving.communicate(timeout=60)
+            stopping.communicate(timeout=60)
+    assert job.wait_end(30) == 128 + signal.SIGTERM
+    assert job.migrations()[-1].state == "done"
+    assert job.migrations()[-1].source == source
+
+
+@pytest.mark.parametrize("point", ["orchestrator.prepared", "orchestrator.precopied"])
+@pytest.mark.parametrize("how", ["ends", "crashes"])
+def test_a_job_that_ends_by_itself_while_it_is_about_to_move(
+    lab: LabSession, long: Job, held: Held, point: str, how: str
+) -> None:
+    job = lab.start(f"{how}-{point.partition('.')[2]}", LONG, nnodes=1)
+    job.wait_step(5)
+    held.arm(point)
+    with lab.popen("migrate", f"{job.name}/0") as moving:
+        held.wait(point)
+        if how == "ends":
+            (job.out / "enough").touch()
+        else:
+            for pid in job.seen(0).tasks.values():
+                os.kill(pid, signal.SIGKILL)
+        eventually(lambda: job.capsule(0).code is not None, "the command to end", 30)
+        held.release(point)
+        moving.communicate(timeout=60)
+    assert moving.returncode != 0
+    assert job.wait_end(30) == (0 if how == "ends" else 137)
+    row = job.migrations()[-1]
+    assert (row.state, row.error) == ("failed", f"{job.name}/0 has ended with code {job.code()}")
+    assert "rank 0 of 1 begins" in job.output(), "its output stays readable"
+
+
+def test_in_the_end_the_job_is_whole(long_job: Job, references: References) -> None:
+    long_job.assert_begins_like_never_moved(references)
+
+
+def test_a_destination_that_cannot_restore_passes_the_image_on(lab: LabSession, held: Held) -> None:
+    """A file that the job has open goes bad on h2 only, after the preflight has looked."""
+    for host in ("h0", "h1", "h2", "h3"):
+        lab.own(host, Path("/scratch/data")).write_bytes(b"x" * 4096)
+    code = "import sys, time; data = open('/scratch/data', 'rb'); data.read(1)\n"
+    code += "for n in range(10**6): print(n, flush=True); time.sleep(0.02)"
+    job = lab.start("reader", ("python", "-c", code))
+    source = job.seen(0).host
+    eventually(lambda: job.output().count("\n") > 20, "the job to read")
+    spare = next(h for h in ("h1", "h2", "h3") if h != source and not lab.host(h).used)
+    held.arm("orchestrator.precopied")
+    with lab.popen("migrate", f"{job.name}/0", "--to", spare) as moving:
+        held.wait("orchestrator.precopied")
+        lab.own(spare, Path("/scratch/data")).write_bytes(b"shorter")
+        held.release("orchestrator.precopied")
+        _, err = moving.communicate(timeout=60)
+    assert moving.returncode == 0, err
+    row = job.migrations()[-1]
+    assert row.state == "done"
+    assert row.destination not in (source, spare)
+    assert job.seen(0).host == row.destination
+    assert "pass on" in [phase.name for phase in row.phases]
+    lab.cli("stop", job.name)
+    job.wait_end(30)
+    numbers = [int(line) for line in job.output().splitlines() if line.isdigit()]
+    assert numbers == list(range(len(numbers)))
+
+
+def test_nothing_is_left_of_any_move(lab: LabSession, long_job: Job) -> None:
+    for host in ("h0", "h1", "h2", "h3"):
+        inside = labs.entry(lab.lab.machine(host))
+        script = "ls /run/liveshift/images; nft list tables | grep lock; true"
+        said = subprocess.run([*inside, "sh", "-c", script], capture_output=True, text=True)
+        assert said.stdout.split() == [], host
