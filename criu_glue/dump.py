@@ -61,8 +61,8 @@ class FrozenTree:
         self._capture = Capture(self._directory, sink)
         self._begun = True
         try:
-            command = [*enter(self._room), *criu.command(*self._options())]
-            self._criu.start(command, "post-dump", go=":")
+            command = criu.command(*self._options())
+            self._criu.start(enter(self._room), command, "post-dump", go=":")
             self._wait_held(until)
             self._capture.wait_idle(deadline_s)
         except BaseException as failed:
@@ -127,8 +127,6 @@ class FrozenTree:
             "dump",
             "--tree",
             str(self._root_pid),
-            "--images-dir",
-            str(self._directory),
             "--log-file",
             "dump.log",
             "-v2",

@@ -4,6 +4,10 @@
 The hook says on one FIFO that it waits and reads the verdict from another. Who CRIU is stands in
 a file beside them, so that an agent that was started anew finds it and decides in the old one's
 place.
+
+The directory of all that is hidden in the room, where CRIU works. CRIU is handed it open and knows
+it by that descriptor, as ``/proc/<its pid>/fd/<n>``; its hook, for which it closes all descriptors,
+enters it by the same path. Nobody whom the room holds may follow: that takes rights over CRIU.
 """
 
 from __future__ import annotations
@@ -18,12 +22,16 @@ from pathlib import Path
 
 from .room import started
 
+RUN = 'here=/proc/$$/fd/$0; exec "$@" --images-dir "$here" --action-script "$here/hook"'
+"""By the shell that becomes CRIU, whose pid in the room nobody knows before."""
+
 HOOK = """#!/bin/sh
 # Run by CRIU in the capsule's namespaces; at {action} it blocks until the agent has decided.
+cd /proc/$PPID/fd/{directory} || exit 1
 case "$CRTOOLS_SCRIPT_ACTION" in
 {action})
-    echo held > {directory}/held || exit 1
-    read verdict < {directory}/verdict
+    echo held > held || exit 1
+    read verdict < verdict
     [ "$verdict" = go ] || exit 1
     {go}
     ;;
@@ -46,24 +54,31 @@ class HeldCriu:
         self._held: int | None = None
 
     def start(
-        self, command: Sequence[str], action: str, go: str, after: str = "",
-        pass_fds: Sequence[int] = (),
+        self, prefix: Sequence[str], command: Sequence[str], action: str, go: str,
+        after: str = "", pass_fds: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """Run ``command`` with the hook; ``go`` is what the hook does when told to go on, and
-        ``after`` further cases of the shell's ``case``."""
+        """Run CRIU (``command``, entering the room by ``prefix``) on the directory's images.
+
+        ``go`` is what the hook does when told to go on, and ``after`` further cases of the shell's
+        ``case``; both run in the directory.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
         for name in ("held", "verdict"):
             (self.directory / name).unlink(missing_ok=True)
             os.mkfifo(self.directory / name, 0o600)
-        text = HOOK.format(action=action, directory=self.directory, go=go, after=after)
-        self.hook.write_text(text)
-        self.hook.chmod(0o700)
         self._listen()
-        self._process = subprocess.Popen(
-            [*command, "--action-script", str(self.hook)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            pass_fds=tuple(pass_fds),
-        )  # fmt: skip
+        directory = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            text = HOOK.format(action=action, directory=directory, go=go, after=after)
+            self.hook.write_text(text)
+            self.hook.chmod(0o700)
+            self._process = subprocess.Popen(
+                [*prefix, "sh", "-c", RUN, str(directory), *command],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                pass_fds=(*pass_fds, directory),
+            )  # fmt: skip
+        finally:
+            os.close(directory)
         self._who = (self._process.pid, started(self._process.pid))
         (self.directory / "criu").write_text("{} {}".format(*self._who))
 

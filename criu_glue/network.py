@@ -11,18 +11,22 @@ Facts behind the order of things (tried; see ARCHITECTURE.md):
 - ``bridge fdb replace`` on a VXLAN ADDS a destination: the old entry is deleted first;
 - ``rto_min 10ms`` on the routes lets data in flight at the freeze recover in milliseconds;
 - the gateway has the same address and MAC on every host, so it is always the local one.
+
+What reads the kernel's tables and then changes them is done by one thread at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from ..errors import LiveshiftError
 from . import fence
@@ -51,6 +55,20 @@ LOCK_TABLE = "liveshift_lock"
 UNLOCK = ("nft", "delete", "table", "inet", LOCK_TABLE)
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+_turn = threading.RLock()
+
+
+def _in_turn(work: Callable[P, T]) -> Callable[P, T]:
+    @functools.wraps(work)
+    def wait_and_do(*args: P.args, **kwargs: P.kwargs) -> T:
+        with _turn:
+            return work(*args, **kwargs)
+
+    return wait_and_do
+
+
 def underlay(address: str) -> tuple[str, int]:
     """The device that carries ``address`` on this host, and its MTU; raises LiveshiftError."""
     for link in json.loads(run(["ip", "-json", "addr", "show"])):
@@ -62,6 +80,7 @@ def underlay(address: str) -> tuple[str, int]:
     )
 
 
+@_in_turn
 def raise_overlay(
     overlay: Overlay,
     host_address: str,
@@ -120,6 +139,7 @@ def _lay_again(
     fence.hear(overlay, where)
 
 
+@_in_turn
 def lower_overlay(overlay: Overlay) -> None:
     """Remove the job's devices and rules from this host; nothing happens when there are none."""
     for device in (overlay.vxlan, overlay.bridge):
@@ -128,6 +148,7 @@ def lower_overlay(overlay: Overlay) -> None:
     fence.lift(overlay)
 
 
+@_in_turn
 def plug_in(overlay: Overlay, netns: str, index: int, peers: Iterable[str], locked: bool) -> None:
     """Make a capsule's network namespace with its mobile address, locked if it is to receive.
 
@@ -165,6 +186,7 @@ def plug_in(overlay: Overlay, netns: str, index: int, peers: Iterable[str], lock
         locate(overlay, {address: None})
 
 
+@_in_turn
 def unplug(overlay: Overlay, netns: str, index: int) -> None:
     """Remove a capsule's network namespace and veth; nothing happens when there are none."""
     if links("dev", overlay.veth(index)):
@@ -183,10 +205,11 @@ def end_namespace(netns: str) -> None:
         run(["ip", "netns", "del", netns])
 
 
+@_in_turn
 def locate(overlay: Overlay, where: Mapping[str, str | None]) -> None:
     """Enter into this host's tables which host has each mobile address (None: this one).
 
-    From the first of them on, the fence, nobody here is heard by who was left behind.
+    The fence comes first: from then on the place that is left is not heard.
     """
     fence.hear(overlay, where)
     commands: list[str] = []

@@ -25,7 +25,7 @@ STOP_S = 5.0
 """For a CRIU that was told to stop to take back what it did; then it is killed."""
 
 RESUMED = """post-resume)
-    : > {directory}/resumed
+    : > resumed
     ;;"""
 
 
@@ -44,8 +44,7 @@ class RestoringTree:
         Raises StepFailed: then no task is left here, and the room is empty and locked as before.
         """
         (self._images / "resumed").unlink(missing_ok=True)
-        options = ["restore", "--images-dir", str(self._images), "--log-file", "restore.log"]
-        options += ["-v2", "--restore-detached", *COMMON]
+        options = ["restore", "--log-file", "restore.log", "-v2", "--restore-detached", *COMMON]
         ends: dict[int, int] = {}
         try:
             for fd in (STDOUT_FD, STDERR_FD):
@@ -53,10 +52,11 @@ class RestoringTree:
             for inode, fd in pipes.items():
                 options += ["--inherit-fd", f"fd[{ends[fd]}]:pipe:[{inode}]"]
             self._criu.start(
-                [*enter(self._room), *criu.command(*options)],
+                enter(self._room),
+                criu.command(*options),
                 "post-restore",
-                go=f"date +%s.%N > {self._images}/unlocked; exec {' '.join(network.UNLOCK)}",
-                after=RESUMED.format(directory=self._images),
+                go=f"date +%s.%N > unlocked; exec {' '.join(network.UNLOCK)}",
+                after=RESUMED,
                 pass_fds=tuple(ends.values()),
             )
         except FileNotFoundError as gone:

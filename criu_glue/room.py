@@ -10,7 +10,7 @@ restores only the tree below process 1. What is private to a capsule and moves w
 
 Hidden from it are the host's own directories of liveshift (sockets, images, keys, other capsules):
 empty ones that cannot be written into lie over them. CRIU, which works in the room's mount
-namespace, is handed its directory as an open one (:func:`seen_from`).
+namespace, is handed its directory as an open one (held.py).
 """
 
 from __future__ import annotations

@@ -162,8 +162,9 @@ class Housing:
         return Resident(reserve.spec, reserve.epoch, overlay, stands)
 
     def plan(self, spec: CapsuleSpec) -> RoomPlan:
+        paths = self.cluster.paths
         return RoomPlan(
-            directory=self.cluster.paths.state / "capsules" / spec.name.replace("/", "."),
+            directory=paths.state / "capsules" / spec.name.replace("/", "."),
             netns=Path("/run/netns") / netns_name(spec.name),
             hostname=spec.name.replace("/", "-"),
             hosts_file=spec.hosts_file,
@@ -171,6 +172,7 @@ class Housing:
             gid=spec.gid,
             groups=tuple(spec.groups),
             shared=tuple(map(str, self.cluster.files.shared)),
+            hidden=tuple(map(str, (paths.run, paths.state, paths.keys))),
         )
 
     def clear_unfinished(self, keep: set[str]) -> None:

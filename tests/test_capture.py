@@ -199,10 +199,10 @@ def criu() -> Criu:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory that CRIU reaches from inside a room, whose /tmp is its own."""
+    """A directory that every room hides, with all that is CRIU's in it; its parent is seen."""
     path = Path(f"/var/tmp/ls-test-criu-{os.getpid()}-{next(numbers)}")
-    path.mkdir()
-    yield path
+    (path / "hidden").mkdir(parents=True)
+    yield path / "hidden"
     shutil.rmtree(path)
 
 
@@ -222,7 +222,10 @@ class Rooms:
         directory = self._place / name
         directory.mkdir()
         # CRIU's private prefix may lie below /tmp, where a room has its own.
-        return RoomPlan(directory, Path("/run/netns") / name, "gpt-1", "", 0, 0, (), (sys.prefix,))
+        return RoomPlan(
+            directory, Path("/run/netns") / name, "gpt-1", "", 0, 0, (),
+            (sys.prefix,), (str(self._place),),
+        )  # fmt: skip
 
     def start(self, program: str) -> Room:
         argv = [PYTHON, "-Sc", f"import os, sys, time, threading\n{program}"]
@@ -280,6 +283,13 @@ def goes_on(stands: Room) -> bool:
     return stands.alive()
 
 
+def rights_of(stands: Room) -> list[str]:
+    """The capabilities of its only task, in five sets."""
+    (task,) = tasks(stands)
+    lines = Path(f"/proc/{task.pid}/status").read_text().splitlines()
+    return [line for line in lines if line.startswith("Cap")]
+
+
 def pipes_of(stands: Room) -> dict[int, int]:
     return {stands.pipe_inode(fd): fd for fd in (STDOUT_FD, STDERR_FD)}
 
@@ -326,6 +336,7 @@ def test_a_restored_tree_goes_on_where_it_was_dumped(
         unpacker.finish()
     shutil.copy(here.plan.log, there.plan.log)
     pipes = pipes_of(here)
+    before = rights_of(here)
     room.end(here)
     frozen.release()
     tree = RestoringTree(there, place / "arrived")
@@ -342,6 +353,9 @@ def test_a_restored_tree_goes_on_where_it_was_dumped(
     rules = ["nsenter", "--target", str(there.init), "--net", "nft", "list", "ruleset"]
     assert subprocess.run(rules, capture_output=True, check=True).stdout == b""
     (task,) = tasks(there)
+    assert rights_of(there) == before
+    held = {os.readlink(fd.path) for fd in os.scandir(f"/proc/{task.pid}/fd")}
+    assert not [path for path in held if path.startswith(str(place))], "CRIU's directory leaked"
     assert (there.root / "tmp" / "kept").read_text()
     os.kill(task.pid, signal.SIGTERM)
     until(lambda: not there.alive())
@@ -352,7 +366,7 @@ def test_a_restored_tree_goes_on_where_it_was_dumped(
     assert said(there, output.STDERR) == ""
 
 
-USERFAULTFD = "import ctypes; u = ctypes.CDLL(None).syscall(323, 0)"
+USERFAULTFD = "import ctypes; u = ctypes.CDLL(None).syscall(323, 1)"
 CONNECTED = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('{socket}')"
 
 
@@ -366,9 +380,9 @@ def test_what_criu_cannot_dump_is_said_in_words_and_the_tree_goes_on(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink, program: str, words: str
 ) -> None:
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(place / "server.sock"))
+        server.bind(str(place.parent / "server.sock"))
         server.listen()
-        here = rooms.start(program.format(socket=place / "server.sock") + COUNTER)
+        here = rooms.start(program.format(socket=place.parent / "server.sock") + COUNTER)
         until(lambda: count(here) > 3 or not here.alive())
         frozen = FrozenTree(here, ROOT_PID, place / "images")
         with pytest.raises(StepFailed, match=rf"dump: CRIU could not dump gpt-1: .*{words}"):
@@ -406,16 +420,17 @@ def test_a_dump_that_takes_too_long_is_given_up_and_the_tree_goes_on(
 def test_a_restore_that_fails_says_why_and_the_source_can_still_go_on(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
-    (place / "data.bin").write_bytes(b"0123456789")
-    here = rooms.start(f"data = open('{place}/data.bin')\n{COUNTER}")
+    data = place.parent / "data.bin"
+    data.write_bytes(b"0123456789")
+    here = rooms.start(f"data = open('{data}')\n{COUNTER}")
     until(lambda: count(here) > 3)
     frozen = FrozenTree(here, ROOT_PID, place / "images")
     frozen.dump(criu, sink, 60)
-    name = re.escape(str(place / "data.bin").lstrip("/"))
+    name = re.escape(str(data).lstrip("/"))
     for content, words in ((None, "is not there"), (b"shorter", "differs")):
-        (place / "data.bin").unlink()
+        data.unlink()
         if content:
-            (place / "data.bin").write_bytes(content)
+            data.write_bytes(content)
         there, arrived = rooms.empty(), place / words.replace(" ", "-")
         sink.write_to(arrived)
         refusal = rf"restore: CRIU could not restore gpt-1: file {name} {words} on the destination"
@@ -424,7 +439,7 @@ def test_a_restore_that_fails_says_why_and_the_source_can_still_go_on(
         assert tasks(there) == []
         assert there.alive()
         assert not (arrived / "unlocked").exists()
-        (place / "data.bin").touch()
+        data.touch()
     frozen.thaw()
     assert goes_on(here)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -137,6 +138,93 @@ def test_shared_paths_below_tmp_stay_visible(start: Start, plan: RoomPlan, tmp_p
     assert said(stands) == "already\n"
     assert (shared / "here").read_text() == "new\n"
     assert not [p for p in plan.tmp.rglob("*") if p.is_file()]  # it is not the room's to carry
+
+
+@pytest.fixture
+def secret() -> Iterator[Path]:
+    """A directory outside /tmp with something in it, and a mount below it."""
+    path = Path(f"/var/tmp/ls-test-secret-{os.getpid()}")
+    (path / "below").mkdir(parents=True)
+    (path / "key").write_text("secret\n")
+    subprocess.run(["mount", "-t", "tmpfs", "ls-test", str(path / "below")], check=True)
+    (path / "below" / "image").write_text("secret\n")
+    yield path
+    subprocess.run(["umount", str(path / "below")], check=True)
+    subprocess.run(["rm", "-rf", str(path)], check=True)
+
+
+@pytest.mark.parametrize("user", [0, NOBODY])
+@as_root
+def test_hidden_directories_look_empty(
+    start: Start, plan: RoomPlan, secret: Path, user: int
+) -> None:
+    """And nobody inside looks below, or writes there: not root, and not root of its own making."""
+    nested = (str(secret), str(secret / "below"), "/nowhere/at/all")
+    hiding = replace(plan, uid=user, gid=user, hidden=nested)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(secret / "socket"))
+        server.listen()
+        (secret / "socket").chmod(0o777)
+        stands = start(
+            "sh", "-c",
+            f"ls -A {secret}; stat -c '%a %u' {secret}; touch {secret}/mine; cat {secret}/key;"
+            f"umount {secret} && echo away; umount -l {secret} && echo away;"
+            f"mount -t tmpfs none /mnt && echo mounted; nsenter --mount=/proc/1/ns/mnt true &&"
+            f"echo entered; unshare -rm sh -c 'umount {secret} && echo away; ls -A {secret}';"
+            f"unshare -rm sh -c 'umount -l {secret}; cat {secret}/key'; ls /nowhere;"
+            f"{PYTHON} -Sc 'import socket; s = socket.socket(socket.AF_UNIX);"
+            f's.connect("{secret}/socket")\'',
+            plan=hiding,
+        )  # fmt: skip
+        ended(stands)
+    assert said(stands) == "555 0\n", said(stands, STDERR)
+    complaints = said(stands, STDERR)
+    assert f"touch: cannot touch '{secret}/mine': Read-only file system" in complaints
+    assert "No such file or directory" in complaints.splitlines()[-1]
+    assert "secret" not in complaints.replace(str(secret), "")
+    assert (secret / "below" / "image").read_text() == "secret\n"
+
+
+@as_root
+def test_a_hidden_directory_that_shared_files_lie_around(
+    start: Start, plan: RoomPlan, tmp_path: Path
+) -> None:
+    """Bringing back a part of /tmp does not bring back what is to be hidden in it."""
+    (tmp_path / "shared" / "keys").mkdir(parents=True)
+    (tmp_path / "shared" / "keys" / "key").write_text("secret\n")
+    hiding = replace(
+        plan, shared=(str(tmp_path / "shared"),), hidden=(str(tmp_path / "shared" / "keys"),)
+    )
+    stands = start(
+        "sh", "-c", f"ls -A {tmp_path}/shared; ls -A {tmp_path}/shared/keys", plan=hiding
+    )
+    assert ended(stands) == "exit 0"
+    assert said(stands) == "keys\n"
+
+
+RIGHTS = {0, 1, 3, 4, 5, 6, 7, 8, 10, 11, 13, 14, 15, 18, 23, 24, 28, 29, 31}
+"""Numbers of linux/capability.h."""
+SYS_RESOURCE = 24
+
+
+@as_root
+def test_root_in_a_room_does_not_run_the_machine(start: Start) -> None:
+    """What it has, and some of what it therefore cannot do."""
+    refused = (
+        "mknod /tmp/disk b 8 0", "chattr +i /tmp", "ip link set lo down", "ip link add x type veth",
+        "nft list tables", "mount -t tmpfs none /mnt", "umount /proc", "ls /proc/1/root/",
+        "readlink -v /proc/1/fd/20", "nsenter --target 1 --uts true", "unshare --net true",
+    )  # fmt: skip
+    tried = ";".join(f"{command} >&2 && echo {command.split()[0]} worked" for command in refused)
+    stands = start("sh", "-c", f"grep Cap /proc/self/status; {tried}; true")
+    assert ended(stands) == "exit 0"
+    sets = dict(line.split() for line in said(stands).splitlines() if "worked" not in line)
+    assert "worked" not in said(stands)
+    assert len(said(stands, STDERR).splitlines()) >= len(refused)
+    for which in ("CapEff:", "CapPrm:", "CapBnd:"):
+        held = {number for number in range(64) if int(sets[which], 16) >> number & 1}
+        assert held | {SYS_RESOURCE} == RIGHTS  # that one the agent itself may lack
+    assert int(sets["CapInh:"], 16) == int(sets["CapAmb:"], 16) == 0
 
 
 @as_root
