@@ -12,7 +12,7 @@ C_FILES = $(shell find $(FOLDERS) tests integration -name '*.[ch]')
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-lab lint format sources clean
+.PHONY: help setup demo test test-fast test-lab load soak lint format sources clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 12
@@ -31,6 +31,12 @@ test-fast: $(STAMPS)/package ## Run tests/ only, without those that need the lab
 
 test-lab: setup ## Run integration/ only: whole-system scenarios in the lab (root)
 	@$(BIN)/python -m pytest integration $(ARGS)
+
+load: $(STAMPS)/package ## One orchestrator, 10 to 1,000 simulated hosts (HOSTS=10,100); build/load.json
+	@PYTHONPATH=integration $(BIN)/python -m load $(HOSTS) $(ARGS)
+
+soak: setup ## Move a job round three hosts for SECONDS=60 (root); build/soak.json
+	@PYTHONPATH=integration $(BIN)/python -m soak --seconds $(or $(SECONDS),60) $(ARGS)
 
 lint: $(STAMPS)/package ## Check style, formatting and types
 	@$(BIN)/ruff check .

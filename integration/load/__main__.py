@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -30,6 +31,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build/load.json"))
     parser.add_argument("--profile", type=Path, help="a cProfile of each run goes into this folder")
     args = parser.parse_args()
+    os.environ.pop("PYTHONPATH", None)  # how this program is found is not the daemon's business
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and nothing is left behind
     runs: list[Run] = []
     try:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from liveshift.errors import LiveshiftError
 
-from .report import tables
+from .report import WIDTH, tables
 from .rounds import Rounds
 from .story import soak
 from .watch import Watch
@@ -62,7 +62,7 @@ def main() -> int:
         if not any(PLACE.iterdir()):
             PLACE.rmdir()
     report.write(args.out)
-    Console(highlight=False).print(tables(report))
+    Console(highlight=False, width=max(console.width, WIDTH)).print(tables(report))
     for problem in report.problems:
         console.print(problem, style="red", markup=False)
     return 1 if report.problems else 0

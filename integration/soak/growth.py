@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What samples say about growth: leaks show in the second half, after the caches are warm."""
+"""What samples say about growth.
+
+Leaks show in the second half, after the caches are warm, and in the least of several samples: an
+agent needs more memory while an image passes through it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from .watch import JOURNAL, Daemon, Sample
+
+WINDOW = 8
+"""Samples of which the least counts."""
+
+JUDGED_S = 600.0
+"""A shorter run says nothing about memory: it takes as long until it has been used once."""
 
 MEMORY_ALLOWED = 24 << 20
 NUMBERS_ALLOWED = 8
@@ -46,13 +56,13 @@ def usage(samples: Sequence[Sample]) -> dict[str, DaemonUsage]:
     return {name: _of(samples, name) for name in names}
 
 
-def suspicious(daemons: Mapping[str, DaemonUsage]) -> list[str]:
-    """What grew as it should not, in words."""
+def suspicious(daemons: Mapping[str, DaemonUsage], seconds: float) -> list[str]:
+    """What grew as it should not in a run of so many seconds, in words."""
     found = []
     for name, seen in daemons.items():
         if seen.restarted:
             found.append(f"{name}: its daemon is another than at the beginning")
-        if seen.resident.over_run > MEMORY_ALLOWED:
+        if seconds >= JUDGED_S and seen.resident.over_run > MEMORY_ALLOWED:
             found.append(
                 f"{name}: memory grows by {seen.resident.per_hour / 1e6:.1f} MB an hour"
                 f" ({seen.resident.over_run / 1e6:.1f} MB in this run)"
@@ -97,8 +107,10 @@ def _of(samples: Sequence[Sample], name: str) -> DaemonUsage:
 
 def _usage(samples: Sequence[Sample], name: str, of: Callable[[Daemon], float]) -> Usage:
     values = [of(sample.daemons[name]) for sample in samples]
-    times = [sample.when for sample in samples]
-    half = len(samples) // 2
-    per_s = slope(times[half:], values[half:])
-    whole = times[-1] - times[0]
+    least = [
+        (samples[at].when, min(values[at : at + WINDOW]))
+        for at in range(len(samples) // 2, len(samples) - WINDOW + 1, WINDOW)
+    ]
+    per_s = slope([when for when, _ in least], [value for _, value in least])
+    whole = samples[-1].when - samples[0].when
     return Usage(values[0], values[-1], max(values), per_s * 3600, per_s * whole)

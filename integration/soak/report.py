@@ -55,6 +55,10 @@ class Report(msgspec.Struct, frozen=True):
         path.write_bytes(msgspec.json.encode(self) + b"\n")
 
 
+WIDTH = 110
+"""Columns that the tables need."""
+
+
 def tables(report: Report) -> Group:
     return Group(_moves(report), _daemons(report), _things(report))
 
@@ -106,7 +110,9 @@ def _usage(usage: Usage, unit: float) -> tuple[str, str]:
 
 def _table(title: str, first: str, *columns: str) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    table.add_column(first)
+    table.add_column(first, no_wrap=True)
     for name in columns:
-        table.add_column(name, justify="right" if len(columns) > 1 else "left", no_wrap=True)
+        table.add_column(
+            name, justify="right" if len(columns) > 1 else "left", no_wrap=len(columns) > 1
+        )
     return table

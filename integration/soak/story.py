@@ -60,7 +60,7 @@ def soak(name: str, place: Path, seconds: float, tell: Tell) -> Report:
         job.stop()
         found = usage(watch.samples)
         problems = [f"{row.name} {row.state}: {row.error}" for row in rounds.failed]
-        problems += suspicious(found) + left_over(before, after) + _said(session)
+        problems += suspicious(found, took) + left_over(before, after) + _said(session)
     made = steps(job.out, 0)
     references = References(place, environment(), patience=max(150.0, 0.2 * made))
     argv = ("python", str(JOBS / "tiny.py"), "--out", "{out}", "--steps", str(made))

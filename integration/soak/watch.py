@@ -21,22 +21,21 @@ from liveshift.launcher.lab import Lab
 from liveshift.launcher.lab.plan import CONTROL
 
 COUNTED = {
-    "mounts": "cat /proc/self/mountinfo",
+    # Below these it sees other labs come and go; it shows nothing of its own there.
+    "mounts": "awk '$5 !~ \"^(/run/netns|/var/lib/liveshift-lab)/\"' /proc/self/mountinfo",
     "network namespaces": "ls /run/netns",
     "links": "ip -o link",
-    "routes": "ip route show table all",
+    "routes": "ip -4 route show table all",
     "neighbours": "ip neigh show nud permanent",
     "bridge entries": "bridge fdb show",
     "nft lines": "nft list ruleset",
 }
 """Lines of what these print, on each host."""
 
-PLACES = {
-    "run": "run/liveshift",  # images too
-    "state": "var/lib/liveshift",
-    "temporary": "tmp",
-    "shared memory": "dev/shm",
-}
+OWN = {"state": "state", "temporary": "tmp", "temporary, kept": "var-tmp"}
+"""A host's own directories, as the lab keeps them; /run/liveshift is looked at from inside, since
+images lie in a file system of their own there."""
+
 JOURNAL = "journal"
 """The orchestrator's state, which grows with every move, as it should."""
 
@@ -125,18 +124,18 @@ def things(lab: Lab) -> dict[str, int]:
     found: Counter[str] = Counter(processes=len(on_lab(lab)))
     for machine in lab.machines:
         assert machine.init is not None
-        root = Path(f"/proc/{machine.init.pid}/root")
         done = subprocess.run(
             [*labs.entry(machine), "sh", "-c", "; ".join(f"{c} | wc -l" for c in COUNTED.values())],
             capture_output=True,
             check=True,
         )
         found.update(dict(zip(COUNTED, map(int, done.stdout.split()), strict=True)))
-        for name, place in PLACES.items():
-            if name == "state" and machine.name == CONTROL:
-                name = JOURNAL
-            files, size = _below(root / place)
-            found.update({f"{name}, files": files, f"{name}, bytes": size})
+        below = {"run": Path(f"/proc/{machine.init.pid}/root/run/liveshift")}
+        below |= {name: lab.directory / machine.name / place for name, place in OWN.items()}
+        for name, place in below.items():
+            kind = JOURNAL if (name, machine.name) == ("state", CONTROL) else name
+            files, size = _below(place)
+            found.update({f"{kind}, files": files, f"{kind}, bytes": size})
     return dict(found)
 
 
