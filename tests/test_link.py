@@ -96,7 +96,7 @@ def test_either_side_asks_and_answers(key_directory: Path) -> None:
     async def orchestrator(peer: str, ask: Message) -> Message | None:
         assert isinstance(ask, messages.Hello)
         book = messages.Book(peer, 1, "10.99.0.0/24", {"10.99.0.1": (peer, 3)})
-        return messages.Books([book], [])
+        return messages.Books([book])
 
     async def agent(peer: str, ask: Message) -> Message | None:
         assert isinstance(ask, messages.ReadOutput)
@@ -276,10 +276,7 @@ def test_a_frame_that_is_not_understood_is_dropped(
 
 def test_what_a_lost_peer_was_asked_fails_at_once() -> None:
     async def scene() -> None:
-        async def send(_raw: bytes) -> None:
-            return None
-
-        line = Line("h0", send, nothing)
+        line = Line("h0", lambda _raw: None, nothing, life=1, largest=1000)
         asked = asyncio.create_task(line.ask(messages.End("gpt/1"), 60))
         await asyncio.sleep(0)
         line.drop()
@@ -293,14 +290,11 @@ def test_what_a_lost_peer_was_asked_fails_at_once() -> None:
 def test_an_unknown_kind_of_error_is_still_an_error() -> None:
     async def scene() -> None:
         sent: list[bytes] = []
-
-        async def send(raw: bytes) -> None:
-            sent.append(raw)
-
-        line = Line("h0", send, nothing)
+        line = Line("h0", sent.append, nothing, life=1, largest=1000)
         asked = asyncio.create_task(line.ask(messages.End("gpt/1"), 60))
         await until(lambda: sent)
-        line.take(messages.encode_error(1, ("FromTheFuture", "no way", "wait")))
+        number = messages.decode(sent[0]).id
+        line.take(messages.encode_error(number, ("FromTheFuture", "no way", "wait")))
         with pytest.raises(LiveshiftError, match="no way") as caught:
             await asked
         assert type(caught.value) is LiveshiftError
