@@ -77,6 +77,21 @@ class Principal:
         """Whether what belongs to this user is theirs."""
         return self.uid == uid and not self.squashed
 
+    def rights(self) -> list[str]:
+        """What all that allows, in words."""
+        able: list[str] = []
+        if self.uid is not None and not self.squashed:
+            able.append("run jobs; see, move, end and read those of your own")
+        if self.may(Role.VIEW):
+            able.append("see everybody's jobs, moves and events")
+        if self.may(Role.OPERATE):
+            able.append("taint, drain and untaint hosts; move and end everybody's jobs")
+        if self.may(Role.ADMIN):
+            able.append("read everybody's output, send their jobs any signal")
+        if self.rules is not None:
+            able.append(f"taint {self.rules}, see what runs there, move it off")
+        return able
+
 
 class Roles:
     """Gives everybody who asks their role. Looks users and groups up, which may take a while."""

@@ -277,8 +277,8 @@ class Desk:
             why=who.why,
             uid=who.uid,
             through=who.host or "",
-            rules=who.rules or "",
             cluster=self._fleet.cluster.name,
+            may=who.rights(),
         )
 
     # ---- rights --------------------------------------------------------------------------------

@@ -33,8 +33,10 @@ KEPT_ANSWERS = 1024
 KEPT_BYTES = 1 << 20
 """Answers are kept to be asked for again: so long, so many, and of so many bytes together."""
 
-WINDOW = 1 << 24
-"""Numbers this far below one that is no longer kept are of the same life, and older."""
+STRETCH = 1 << 24
+"""Numbers of one such stretch are of the same life, and grow: those up to one that is no longer
+kept have been asked before. Lives are far enough apart not to share one."""
+KEPT_STRETCHES = 4096
 
 Reply = Callable[[bytes], None]
 """Sends a frame to who asked; raises zmq.ZMQError when that is not possible now."""
@@ -64,7 +66,7 @@ class Served:
         self._answered: OrderedDict[int, _Answer] = OrderedDict()
         self._whole: deque[int] = deque()  # those of them whose bytes are kept, oldest first
         self._kept = 0  # bytes
-        self._floor = -WINDOW  # the highest number that was forgotten
+        self._floors: OrderedDict[int, int] = OrderedDict()  # the highest forgotten, by stretch
 
     @property
     def idle(self) -> bool:
@@ -83,7 +85,7 @@ class Served:
             known.reply = reply
         elif (answered := self._answered.get(number)) is not None:
             _send(reply, answered.raw or _gone(number, what))
-        elif self._floor - WINDOW < number <= self._floor:
+        elif number <= self._floors.get(number // STRETCH, -1):
             _send(reply, _gone(number, what))
         elif len(self._under_way) >= MOST_ASKS or self._bytes + size > MOST_BYTES:
             full = Refused(f"{self._peer} has asked for too much at once: {what} is not served")
@@ -123,8 +125,10 @@ class Served:
             if self._whole and self._whole[0] == next(iter(self._answered)):
                 self._forget_bytes()
             forgotten, _ = self._answered.popitem(last=False)
-            near = abs(forgotten - self._floor) < WINDOW
-            self._floor = max(forgotten, self._floor) if near else forgotten
+            stretch = forgotten // STRETCH
+            self._floors[stretch] = max(forgotten, self._floors.pop(stretch, forgotten))
+        while len(self._floors) > KEPT_STRETCHES:
+            self._floors.popitem(last=False)
 
     def _forget_bytes(self) -> int:
         number = self._whole.popleft()

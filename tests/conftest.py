@@ -10,8 +10,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))  # the harness's own modules
 
 from cli_harness import call, double, environment, gpt, start, terminal
+from link_harness import key_directory
 
-__all__ = ["call", "double", "environment", "gpt", "start", "terminal"]
+__all__ = ["call", "double", "environment", "gpt", "key_directory", "start", "terminal"]
 
 # Started from a background shell we would ignore SIGINT, and hand that on to what we interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -120,8 +120,8 @@ class WhoAmI(Message, frozen=True):
 class Me(Answer, frozen=True):
     """Who asks, as the orchestrator sees it; ``uid`` is None for an operator's key.
 
-    ``why``: where the role comes from; ``through``: the host whose agent passed the ask on;
-    ``rules``: the host that it may operate whatever its role is. Empty where there is none.
+    ``why``: where the role comes from; ``through``: the host whose agent passed the ask on, empty
+    for none; ``may``: what all that allows, in words.
     """
 
     name: str
@@ -129,8 +129,8 @@ class Me(Answer, frozen=True):
     why: str
     uid: int | None
     through: str
-    rules: str
     cluster: str
+    may: list[str]
 
 
 class Here(Message, frozen=True):
