@@ -112,12 +112,6 @@ class CurveLine:
                 if not refused and time.monotonic() >= until:
                     raise TimeoutError
                 break
-            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                raise NotPermitted(
-                    f"{self.name} turned the key in {self._remote.key} away",
-                    hint="it was revoked, or is not one of this cluster: `liveshift keys list`"
-                    " where its keys are made",
-                )
             if event == zmq.EVENT_CLOSED:
                 refused = True
                 if time.monotonic() > begun + REFUSED_S:
@@ -140,7 +134,8 @@ class CurveLine:
         )
 
     def _event(self, until: float) -> int | None:
-        """The next thing that happens to the connection, None when nothing did."""
+        """The next thing that happens to the connection, None when nothing did; raises
+        NotPermitted when our key was turned away."""
         assert self._events is not None
         left = max(0.0, until - time.monotonic())
         if not self._events.poll(int(left * 1000) + 1):
@@ -150,6 +145,12 @@ class CurveLine:
             self._up = True
         elif event == zmq.EVENT_DISCONNECTED:
             self._up, self._theirs = False, None
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            raise NotPermitted(
+                f"{self.name} turned the key in {self._remote.key} away",
+                hint="it was revoked, or is not one of this cluster: `liveshift keys list` where"
+                " its keys are made",
+            )
         return event
 
     def _catch_up(self) -> None:

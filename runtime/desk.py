@@ -172,9 +172,10 @@ class Desk:
 
     async def _read_output(self, who: Principal, ask: messages.ReadOutput) -> messages.Output:
         """From the capsule's owner; across a move the offset stays good, so ask again there."""
-        job, capsule = self._capsule(who, ask.capsule)
+        job = self._job(who, ask.capsule)
         if not who.owns(job.uid):
             self._need(who, Role.ADMIN, f"read the output of {job.name}", job)
+        capsule = self._fleet.capsule(ask.capsule)[1]
         until = time.monotonic() + (min(ask.wait, MOST_WAIT_S) if ask.wait > 0 else 0)
         while True:
             host = capsule.host
@@ -218,9 +219,10 @@ class Desk:
     # ---- migrations ----------------------------------------------------------------------------
 
     async def _migrate(self, who: Principal, ask: messages.Migrate) -> Message:
-        job, capsule = self._capsule(who, ask.capsule)
-        if not who.owns(job.uid) and who.rules != capsule.host:
-            self._need(who, Role.OPERATE, f"move {capsule.name}", job)
+        job = self._job(who, ask.capsule)
+        if not who.owns(job.uid) and not self._rules(who, ask.capsule):
+            self._need(who, Role.OPERATE, f"move {ask.capsule}", job)
+        capsule = self._fleet.capsule(ask.capsule)[1]
         if ask.dry_run:
             return await self._moves.plan(job, capsule, ask.to)
         reason = _short(ask.reason) or "asked for"
@@ -299,17 +301,19 @@ class Desk:
     def _seen(self, who: Principal, events: Iterable[Event]) -> list[Event]:
         return [e for e in events if self._saw(who, e.subject, e.time)][-MOST_EVENTS:]
 
+    def _rules(self, who: Principal, capsule: str) -> bool:
+        """Whether it runs on the host whose root they are."""
+        found = self._fleet.find(capsule)
+        return found is not None and found[1].host == who.rules
+
     def _job(self, who: Principal, name: str) -> Job:
-        """The job of that name; raises NotFound, naming only those that they may see."""
+        """The job of that name, or of that capsule's; raises NotFound, naming only those that
+        they may see."""
+        name = name.partition("/")[0]
         if name not in self._fleet.jobs:
             known = [n for n, job in self._fleet.jobs.items() if self._sees(who, job)]
             raise NotFound(f'no job "{name}"', hint=f"known jobs: {', '.join(known) or 'none'}")
         return self._fleet.jobs[name]
-
-    def _capsule(self, who: Principal, name: str) -> tuple[Job, Capsule]:
-        """The capsule of that name; raises NotFound, or NotPermitted when they may not see it."""
-        self._need_to_see(who, self._job(who, name.partition("/")[0]))
-        return self._fleet.capsule(name)
 
     def _need_to_see(self, who: Principal, job: Job) -> None:
         if not self._sees(who, job):
