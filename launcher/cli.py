@@ -32,8 +32,9 @@ from . import (
     status,
     stop,
     taint,
+    whoami,
 )
-from .options import Lab, Socket
+from .options import Connect, Key, Lab, Socket
 
 DEBUG_VARIABLE = "LIVESHIFT_DEBUG"
 
@@ -43,7 +44,7 @@ ORDER = (
     *("taint", "drain", "untaint", "uncordon"),
     *("lab", "doctor"),
     *("agent", "orchestrator", "config", "keys"),
-    "version",
+    *("whoami", "version"),
 )
 
 FIRST_STEPS = """\
@@ -112,12 +113,15 @@ app.add_typer(
     cluster_cmd.keys,
     name="keys",
     rich_help_panel=CLUSTER,
-    help="Make the keys by which hosts know each other.",
+    help="Make, list and revoke the keys of hosts and operators.",
 )
 app.command(rich_help_panel=CLUSTER, short_help="Run this host's agent.")(daemons.agent)
 app.command(rich_help_panel=CLUSTER, short_help="Run the cluster's orchestrator.")(
     daemons.orchestrator
 )
+
+
+app.command(rich_help_panel=OTHER, short_help="Show who the cluster takes you for.")(whoami.whoami)
 
 
 def _print_version(wanted: bool) -> None:
@@ -142,6 +146,8 @@ def liveshift(
     ] = False,
     socket: Socket = None,
     lab: Lab = None,
+    connect: Connect = None,
+    key: Key = None,
 ) -> None:
     """Move ranks of a running, unmodified PyTorch job to another host while it trains."""
 

@@ -10,6 +10,15 @@ from typing import Annotated
 import typer
 
 from .daemons import CONFIG, Config
+from .options import AsTableOrJson, TableOrJson
+
+
+class KeyRole(StrEnum):
+    """What an operator's key allows (runtime/access.py)."""
+
+    VIEW = "view"
+    OPERATE = "operate"
+    ADMIN = "admin"
 
 
 class TextOrJson(StrEnum):
@@ -79,3 +88,51 @@ def add_host(
     from . import keys_cmd
 
     keys_cmd.add_host(config, name)
+
+
+@keys.command("add-operator")
+def add_operator(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="1 to 15 of a-z, 0-9 and -.")],
+    role: Annotated[
+        KeyRole,
+        typer.Option(
+            "--role",
+            help="view: see everybody's jobs. operate: also taint hosts, move and end jobs. admin:"
+            " also read their output.",
+            show_default=False,
+        ),
+    ],
+    config: Config = CONFIG,
+) -> None:
+    """Make the key pair of an operator, who asks from any machine with --connect and --key.
+
+    A job cannot be run with it: a job runs as a user, and a key is none.
+    """
+    from . import keys_cmd
+
+    keys_cmd.add_operator(config, name, role.value)
+
+
+@keys.command()
+def revoke(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The host or operator whose key shall not count.")
+    ],
+    config: Config = CONFIG,
+) -> None:
+    """Take a host's or an operator's key out of use, for good.
+
+    The orchestrator hangs up on it within a second; a copy of the key put back does not count.
+    Capsules on a revoked host run on, out of reach: drain it first.
+    """
+    from . import keys_cmd
+
+    keys_cmd.revoke(config, name)
+
+
+@keys.command("list")
+def list_(config: Config = CONFIG, output: AsTableOrJson = TableOrJson.TABLE) -> None:
+    """List who has or had a key: machines, operators with their roles, and what was revoked."""
+    from . import keys_cmd
+
+    keys_cmd.show(config, output.value)

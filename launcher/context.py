@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cluster a command speaks to: the daemon's socket, found from options and surroundings."""
+"""Which cluster a command speaks to: a daemon's socket or a remote orchestrator, found from options
+and surroundings."""
 
 from __future__ import annotations
 
 import os
+import re
 import socket as sockets
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import LiveshiftError, Unreachable
@@ -14,10 +17,60 @@ from ..errors import LiveshiftError, Unreachable
 SOCKET_VARIABLE = "LIVESHIFT_SOCKET"
 LAB_VARIABLE = "LIVESHIFT_LAB"
 LAB_ROOT_VARIABLE = "LIVESHIFT_LAB_ROOT"
+CONNECT_VARIABLE = "LIVESHIFT_CONNECT"
+KEY_VARIABLE = "LIVESHIFT_KEY"
 
 LAB_ROOT = Path("/var/lib/liveshift-lab")
 RUN = Path("/run/liveshift")
 DAEMONS = ("orchestrator.sock", "agent.sock")
+
+
+@dataclass(frozen=True)
+class Remote:
+    """An orchestrator on another machine (HOST:PORT) and the operator's key to speak with."""
+
+    address: str
+    key: Path
+
+
+Place = Path | Remote
+
+
+def find(
+    socket: str | None = None,
+    lab: str | None = None,
+    connect: str | None = None,
+    key: str | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Place:
+    """Whom to speak to: ``--connect``, else ``--socket`` or ``--lab``, else $LIVESHIFT_CONNECT,
+    else what :func:`find_socket` finds.
+
+    Raises LiveshiftError when options contradict each other or the key is missing.
+    """
+    local = "--socket" if socket else "--lab" if lab else None
+    if connect and local:
+        raise LiveshiftError(f"--connect and {local} each name a cluster: give one of them")
+    if not local:
+        connect = connect or environment.get(CONNECT_VARIABLE)
+    if not connect:
+        if key:
+            raise LiveshiftError("--key goes with --connect tcp://HOST:PORT")
+        return find_socket(socket, lab, environment)
+    match = re.fullmatch(r"(?:tcp://)?([^/:\s]+:[0-9]{1,5})", connect)
+    if not match or int(match[1].rpartition(":")[2]) not in range(1, 65536):
+        raise LiveshiftError(
+            f'"{connect}" is no address of an orchestrator',
+            hint="write tcp://HOST:PORT; the port is that of cluster.orchestrator, 7400 perhaps",
+        )
+    key = key or environment.get(KEY_VARIABLE)
+    if not key:
+        raise LiveshiftError(
+            f"{connect} needs an operator's key",
+            hint=f"--key FILE or ${KEY_VARIABLE}; `liveshift keys add-operator` makes one where"
+            " the cluster's keys are",
+        )
+    return Remote(match[1], Path(key).expanduser())
 
 
 def find_socket(

@@ -11,8 +11,8 @@ import typer
 
 from ..errors import LiveshiftError, Refused
 from . import render
-from .context import find_socket
-from .options import Host, Lab, Socket, duration
+from .context import find
+from .options import Connect, Host, Key, Lab, Socket, duration
 
 if TYPE_CHECKING:
     from ..runtime.messages import Event, HostRow, MigrationRow, Status
@@ -46,6 +46,8 @@ def drain(
     ] = "drain",
     socket: Socket = None,
     lab: Lab = None,
+    connect: Connect = None,
+    key: Key = None,
 ) -> int:
     """Move everything off a host and wait until it is empty.
 
@@ -56,7 +58,7 @@ def drain(
     from .client import Client
 
     seconds = duration(timeout)
-    with Client(find_socket(socket, lab)) as client:
+    with Client(find(socket, lab, connect, key)) as client:
         watched = Draining(client, host)
         client.ask(SetTaint(host, reason))
         until = time.monotonic() + seconds if seconds else float("inf")

@@ -10,8 +10,8 @@ import typer
 
 from ..errors import NotFound
 from . import render
-from .context import find_socket
-from .options import AsLayout, Lab, Layout, Socket, any_names
+from .context import find
+from .options import AsLayout, Connect, Key, Lab, Layout, Socket, any_names
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -44,11 +44,13 @@ def events(
     ] = False,
     socket: Socket = None,
     lab: Lab = None,
+    connect: Connect = None,
+    key: Key = None,
 ) -> None:
     """Show the history: who asked for what, how long it took, how it ended."""
     from .client import Client
 
-    with Client(find_socket(socket, lab)) as client:
+    with Client(find(socket, lab, connect, key)) as client:
         found = _events(client, subject)
         names = {event.migration.name if event.migration else "" for event in found}
         alone = subject and names <= {subject}  # also while it is under way, without an event

@@ -55,7 +55,7 @@ class Foreground:
             self._signals.started()
             self._writers = writers(streams, [f"{self._job}/{n}" for n in range(ask.nnodes)])
             for capsule, writer in self._writers.items():
-                Follower(self._client.path, Reader(capsule), writer.put, self._reports.put).start()
+                Follower(self._client.place, Reader(capsule), writer.put, self._reports.put).start()
             code = self._wait()
         if streams.gone:
             render.note(f"nobody read its output here to the end: `liveshift logs {self._job}`")

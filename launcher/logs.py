@@ -10,8 +10,8 @@ import typer
 
 from ..errors import LiveshiftError, NotFound
 from . import render
-from .context import find_socket
-from .options import Lab, Socket, job_and_capsule_names
+from .context import find
+from .options import Connect, Key, Lab, Socket, job_and_capsule_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +47,8 @@ def logs(
     ] = False,
     socket: Socket = None,
     lab: Lab = None,
+    connect: Connect = None,
+    key: Key = None,
 ) -> None:
     """Show the output of a capsule or a job, wherever it runs.
 
@@ -56,7 +58,7 @@ def logs(
     from .output_lines import Streams, writers
     from .output_reader import Reader
 
-    with Client(find_socket(socket, lab)) as client:
+    with Client(find(socket, lab, connect, key)) as client:
         capsules = _capsules(client, subject)
         streams = Streams(sys.stdout.buffer, sys.stderr.buffer)
         to = writers(streams, capsules, timestamps=timestamps)
@@ -104,7 +106,7 @@ def _from_now(client: Client, readers: list[Reader], to: dict[str, Writer]) -> N
 
     reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
     for reader in readers:
-        Follower(client.path, reader, to[reader.capsule].put, reports.put).start()
+        Follower(client.place, reader, to[reader.capsule].put, reports.put).start()
     left = {reader.capsule for reader in readers}
     while left:
         match reports.get():

@@ -9,8 +9,8 @@ import typer
 
 from ..errors import LiveshiftError
 from . import render
-from .context import find_socket
-from .options import AsTableOrJson, Capsule, Lab, Socket, TableOrJson, host_names
+from .context import find
+from .options import AsTableOrJson, Capsule, Connect, Key, Lab, Socket, TableOrJson, host_names
 
 if TYPE_CHECKING:
     from ..runtime.messages import Migrate, Planned
@@ -48,6 +48,8 @@ def migrate(
     output: AsTableOrJson = TableOrJson.TABLE,
     socket: Socket = None,
     lab: Lab = None,
+    connect: Connect = None,
+    key: Key = None,
 ) -> None:
     """Move one capsule to another host while it runs, and show where the time went.
 
@@ -58,7 +60,7 @@ def migrate(
     from .client import Client
 
     ask = Migrate(capsule=capsule, to=to, reason=reason, dry_run=dry_run)
-    with Client(find_socket(socket, lab)) as client:
+    with Client(find(socket, lab, connect, key)) as client:
         if dry_run:
             _plan(client, ask, output)
         else:

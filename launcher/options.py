@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .context import LAB_ROOT, LAB_ROOT_VARIABLE, LAB_VARIABLE, find_socket, labs
+from .context import LAB_ROOT, LAB_ROOT_VARIABLE, LAB_VARIABLE, find, labs
 
 if TYPE_CHECKING:
     from ..runtime.messages import Status
@@ -57,7 +57,8 @@ def _status(context: typer.Context) -> Status | None:
 
     given = {**context.find_root().params, **{k: v for k, v in context.params.items() if v}}
     try:
-        with Client(find_socket(given.get("socket"), given.get("lab"))) as client:
+        place = find(given.get("socket"), given.get("lab"), given.get("connect"), given.get("key"))
+        with Client(place) as client:
             return client.get(Status, GetStatus(), COMPLETION_S)
     except Exception:
         return None  # a completion has nobody to tell
@@ -123,6 +124,28 @@ Lab = Annotated[
         rich_help_panel=WHICH,
         callback=_inherited,
         autocompletion=lab_names,
+        show_default=False,
+    ),
+]
+Connect = Annotated[
+    str | None,
+    typer.Option(
+        "--connect",
+        metavar="tcp://HOST:PORT",
+        help="An orchestrator on another machine, with --key; else [dim]$LIVESHIFT_CONNECT[/].",
+        rich_help_panel=WHICH,
+        callback=_inherited,
+        show_default=False,
+    ),
+]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        metavar="FILE",
+        help="An operator's key, orchestrator.pub next to it; else [dim]$LIVESHIFT_KEY[/].",
+        rich_help_panel=WHICH,
+        callback=_inherited,
         show_default=False,
     ),
 ]

@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..criu_glue.output import STDERR, STDOUT, Record, split, whole
 from ..errors import LiveshiftError, NotFound, NotPermitted
 from ..runtime.messages import Output, ReadOutput
 from .client import Client
+from .context import Place
 
 POLL_S = 10.0  # how long an ask for output may be held back when there is none
 SLACK_S = 20.0  # for its answer on top of that: the capsule may be on the move
@@ -90,13 +90,13 @@ class Follower(threading.Thread):
 
     def __init__(
         self,
-        path: Path,
+        place: Place,
         reader: Reader,
         put: Callable[[Record], None],
         report: Callable[[Report], None],
     ) -> None:
         super().__init__(name=f"output of {reader.capsule}", daemon=True)
-        self._path = path
+        self._place = place
         self._reader = reader
         self._put = put
         self._report = report
@@ -104,7 +104,7 @@ class Follower(threading.Thread):
     def run(self) -> None:
         reader = self._reader
         try:
-            with Client(self._path) as client:
+            with Client(self._place) as client:
                 while reader.code is None:
                     for record in self._next(client):
                         self._put(record)

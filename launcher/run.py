@@ -11,8 +11,8 @@ import typer
 
 from ..errors import LiveshiftError
 from . import render
-from .context import find_socket
-from .options import Lab, Socket, duration
+from .context import find
+from .options import Connect, Key, Lab, Socket, duration
 
 if TYPE_CHECKING:
     from ..runtime.messages import Run
@@ -83,6 +83,8 @@ def run(
     ] = False,
     socket: Socket = None,
     lab: Lab = None,
+    connect: Connect = None,
+    key: Key = None,
 ) -> int:
     """Run a command as a job that can move while it runs.
 
@@ -95,8 +97,7 @@ def run(
     from .foreground import Foreground
 
     ask = _ask(command, nnodes, name, _patience(collective_timeout))
-    path = find_socket(socket, lab)
-    with Client(path) as client:
+    with Client(find(socket, lab, connect, key)) as client:
         if detach:
             sys.stdout.write(client.get(Named, ask, START_S).name + "\n")
             return 0

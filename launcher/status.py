@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import render
-from .context import find_socket
-from .options import AsLayout, Lab, Layout, Socket, job_names
+from .context import find
+from .options import AsLayout, Connect, Key, Lab, Layout, Socket, job_names
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,11 +46,13 @@ def status(
     ] = False,
     socket: Socket = None,
     lab: Lab = None,
+    connect: Connect = None,
+    key: Key = None,
 ) -> None:
     """Show jobs, capsules, hosts and what is moving."""
     from .client import Client
 
-    with Client(find_socket(socket, lab)) as client:
+    with Client(find(socket, lab, connect, key)) as client:
         if not watch:
             _print(_ask(client, job), output)
         elif output is not Layout.JSON and sys.stdout.isatty():

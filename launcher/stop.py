@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from . import render
-from .context import find_socket
-from .options import Job, Lab, Socket
+from .context import find
+from .options import Connect, Job, Key, Lab, Socket
 
 LOOK_S = 0.2
 
@@ -23,12 +23,14 @@ def stop(
     ] = True,
     socket: Socket = None,
     lab: Lab = None,
+    connect: Connect = None,
+    key: Key = None,
 ) -> None:
     """End a job: SIGTERM to its commands, and a kill for what is left after the grace time."""
     from ..runtime.messages import GetStatus, SignalJob, Status
     from .client import Client
 
-    with Client(find_socket(socket, lab)) as client:
+    with Client(find(socket, lab, connect, key)) as client:
         client.ask(SignalJob(job, signal.SIGTERM))
         while wait:
             rows = client.get(Status, GetStatus()).jobs

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from . import render
-from .context import find_socket
-from .options import Host, HostWords, Lab, Socket
+from .context import Place, find
+from .options import Connect, Host, HostWords, Key, Lab, Socket
 
 EXAMPLES = """\
 [bold]Example[/]
@@ -25,6 +25,8 @@ def taint(
     ] = "by hand",
     socket: Socket = None,
     lab: Lab = None,
+    connect: Connect = None,
+    key: Key = None,
 ) -> None:
     """Move everything off a host and let nothing come to it, without waiting.
 
@@ -34,7 +36,7 @@ def taint(
     from .client import Client
 
     host = named(words)
-    with Client(find_socket(socket, lab)) as client:
+    with Client(find(socket, lab, connect, key)) as client:
         rows = client.get(Status, GetStatus()).hosts
         client.ask(SetTaint(host, reason))
     leaving = next((row.capsules for row in rows if row.name == host), [])
@@ -42,21 +44,33 @@ def taint(
     render.out().print(f"{host} is tainted: {will}", soft_wrap=True)
 
 
-def untaint(words: HostWords, socket: Socket = None, lab: Lab = None) -> None:
+def untaint(
+    words: HostWords,
+    socket: Socket = None,
+    lab: Lab = None,
+    connect: Connect = None,
+    key: Key = None,
+) -> None:
     """Let work come to a host again; moves under way end as they would."""
-    _untaint(named(words), socket, lab)
+    _untaint(named(words), find(socket, lab, connect, key))
 
 
-def uncordon(host: Host, socket: Socket = None, lab: Lab = None) -> None:
+def uncordon(
+    host: Host,
+    socket: Socket = None,
+    lab: Lab = None,
+    connect: Connect = None,
+    key: Key = None,
+) -> None:
     """Let work come back to a drained host: the same as untaint."""
-    _untaint(host, socket, lab)
+    _untaint(host, find(socket, lab, connect, key))
 
 
-def _untaint(host: str, socket: str | None, lab: str | None) -> None:
+def _untaint(host: str, place: Place) -> None:
     from ..runtime.messages import Untaint
     from .client import Client
 
-    with Client(find_socket(socket, lab)) as client:
+    with Client(place) as client:
         client.ask(Untaint(host))
     render.out().print(f"{host} takes work again", soft_wrap=True)
 

@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from ..errors import ConfigError, NotFound
+from .access import Role
 from .config_errors import Mistake, WrongCluster, syntax_mistake
 from .config_rules import HOSTS, Setting, Values, examine
 from .config_values import (
     CLUSTER_NAME,
     PATTERN,
     PORT,
+    USER_OR_GROUP,
     VALUE,
     VARIABLE,
     AbsolutePath,
@@ -44,6 +46,7 @@ from .timeouts import Timeouts
 from .toml_lines import Key, key_lines
 
 __all__ = [
+    "Access",
     "Cluster",
     "Endpoint",
     "Env",
@@ -144,6 +147,16 @@ class Paths:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Access:
+    """Who may do what besides root and a job's owner: users, or groups as "@name"."""
+
+    view: Annotated[tuple[str, ...], ListOf(USER_OR_GROUP)] = ()
+    operate: Annotated[tuple[str, ...], ListOf(USER_OR_GROUP)] = ()
+    admin: Annotated[tuple[str, ...], ListOf(USER_OR_GROUP)] = ()
+    relayed: Annotated[Role, Choice(Role)] = Role.USER  # the most an ask through an agent counts
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cluster:
     """The whole file; raises ConfigError when made of values that cannot be used together."""
 
@@ -156,6 +169,7 @@ class Cluster:
     env: Env = field(default_factory=Env)
     paths: Paths = field(default_factory=Paths)
     timeouts: Timeouts = field(default_factory=Timeouts)
+    access: Access = field(default_factory=Access)
 
     def __post_init__(self) -> None:
         names = [host.name for host in self.hosts]
@@ -193,6 +207,7 @@ _TABLES: dict[str, type[Any]] = {
     "env": Env,
     "paths": Paths,
     "timeouts": Timeouts,
+    "access": Access,
 }
 
 
@@ -288,7 +303,7 @@ def settings_of(cluster: Cluster) -> dict[str, Any]:
 
     tables: dict[str, Any] = {"cluster": table("cluster", cluster)}
     tables[HOSTS] = {host.name: table(HOSTS, host) for host in cluster.hosts}
-    for name in ("files", "env", "paths", "timeouts"):
+    for name in ("files", "env", "paths", "timeouts", "access"):
         tables[name] = table(name, getattr(cluster, name))
     return tables
 

@@ -333,6 +333,10 @@ HOST_NAME = Text(
     rf"(?!{ORCHESTRATOR}$)[a-z0-9](?:[a-z0-9-]{{0,13}}[a-z0-9])?",
     f'a DNS label of at most 15 characters (a-z, 0-9 and, inside, -) other than "{ORCHESTRATOR}"',
 )
+USER_OR_GROUP = Text(
+    r"@?[^\s@:,\0\ud800-\udfff][^\s:,\0\ud800-\udfff]*",
+    'the name of a user such as "alice", or of a group such as "@ops"',
+)
 PATTERN = Text(r"[^=\0]+", 'a pattern of variable names such as "NCCL_*"')
 VARIABLE = Text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable (A-Z, a-z, 0-9 and _)")
 VALUE = Text(r"(?s:[^\0\ud800-\udfff]*)", 'a string such as "1"')

@@ -1,36 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
 """The desk: what people may ask of the orchestrator, and who may ask for what.
 
-The uid comes from the kernel (local_socket.py), on this machine or on the agent's that relayed
-the ask. Everyone may look; a job's owner may run, move, signal and read it; hosts are root's.
+They come over the local socket, through an agent, or with an operator's key (access.py). Hosts are
+shown to everybody; a job, its moves and its events to its owner and to those with the role "view".
+An owner may move, signal and read a job; "operate" may move and end everybody's, and taint hosts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import pwd
+import logging
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import msgspec
 
 from ..errors import LiveshiftError, NotFound, NotPermitted, Refused
 from . import messages
+from .access import Principal, Role, Roles, groups_of, refusal
 from .endings import Endings
 from .evacuation import Evacuation
 from .fleet import Fleet
 from .jobs import Capsule, Job, check_request, overlay_for
-from .messages import Message
+from .keyring import Holder
+from .messages import Event, Message
 from .moves import Moves
 from .spares import place_job
 from .status import status
 from .steps import Step
 
+log = logging.getLogger("liveshift.desk")
+
 START_S = 60.0
 OUTPUT_RETRY_S = 0.05
+MOST_EVENTS = 10_000
+"""In one answer, the newest."""
+
+MOST_WAIT_S = 60.0
+"""How long an ask for output is held back when there is none."""
+MOST_TEXT = 1000
+"""Characters of a reason, or of a command, in the history."""
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+"""Signals that end a job, which "operate" may do; others are its owner's, and for "admin"."""
+
+LOOKUPS = 2
+"""Threads for users and groups: a directory service that hangs is waited for here, not by all."""
+
+T = TypeVar("T")
 
 
 class Desk:
@@ -43,6 +64,10 @@ class Desk:
         self._moves = moves
         self._endings = endings
         self._evacuation = evacuation
+        self._roles = Roles(fleet.cluster.access)
+        self._lookups = ThreadPoolExecutor(LOOKUPS, "lookup")
+        for name in self._roles.unknown():
+            log.warning('access: this machine knows no "%s"', name)
         self._serve: dict[type[Message], Callable[..., Awaitable[Message | None]]] = {
             messages.Run: self._run,
             messages.GetStatus: self._get_status,
@@ -53,23 +78,52 @@ class Desk:
             messages.ReadOutput: self._read_output,
             messages.SignalJob: self._signal_job,
             messages.GetEvents: self._get_events,
+            messages.WhoAmI: self._who_am_i,
         }
 
     async def serve(self, uid: int, ask: Message) -> Message | None:
-        """Answer one ask of the user ``uid``; raises what is to be told to that person."""
+        """Answer one ask of a user of this machine; raises what is to be told to that person."""
+        return await self._answer(await self._look_up(lambda: self._roles.local(uid)), ask)
+
+    async def serve_relayed(self, host: str, uid: int, ask: Message) -> Message | None:
+        """The same for a user on a host, as its agent says."""
+        return await self._answer(await self._look_up(lambda: self._roles.relayed(host, uid)), ask)
+
+    async def serve_operator(self, holder: Holder, ask: Message) -> Message | None:
+        """The same for the holder of an operator's key."""
+        assert holder.role is not None
+        return await self._answer(self._roles.operator(holder.name, holder.role), ask)
+
+    async def _answer(self, who: Principal, ask: Message) -> Message | None:
         serve = self._serve.get(type(ask))
         if serve is None:
             raise NotPermitted(f"{type(ask).__name__} is not for the command line")
-        return await serve(uid, ask)
+        return await serve(who, ask)
+
+    async def _look_up(self, look: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._lookups, look)
 
     # ---- jobs ----------------------------------------------------------------------------------
 
-    async def _run(self, uid: int, ask: messages.Run) -> messages.Named:
+    async def _run(self, who: Principal, ask: messages.Run) -> messages.Named:
         fleet = self._fleet
-        taken = {n for n, j in fleet.jobs.items() if j.state != "ended"}
+        if (uid := who.uid) is None:
+            raise NotPermitted(
+                f"{who.shown} may not run a job: it runs as a user of the hosts, whom the kernel"
+                " vouches for, and a key is none",
+                hint="log in where an agent or the orchestrator runs, and `liveshift run` there",
+            )
+        if who.squashed:
+            raise refusal(who, "run a job as root on other hosts", Role.ADMIN)
+        if uid != 0:
+            await self._look_up(lambda: _check_groups(who, uid, ask))
+        # What another user's job has printed is theirs to keep, also when it has ended.
+        kept = {n for n, j in fleet.jobs.items() if j.state == "ended" and not who.owns(j.uid)}
+        if ask.name in kept and not who.may(Role.OPERATE):
+            raise Refused(f'"{ask.name}" is another user\'s job', hint="choose another --name")
+        running = {n for n, j in fleet.jobs.items() if j.state != "ended"}
+        taken = running if ask.name else running | kept
         name = check_request(ask, taken, fleet.cluster)
-        if uid != 0 and not _may_use_groups(uid, ask):
-            raise NotPermitted(f"uid {uid} is not in the groups it asks for")
         await self._endings.forget(name)
         if name in fleet.jobs:  # another ask was quicker meanwhile
             raise Refused(f'a job "{name}" is running already', hint="choose another --name")
@@ -84,8 +138,8 @@ class Desk:
         for capsule in capsules.values():
             capsule.epoch = first
         job = fleet.jobs[name] = Job(name, overlay, ask, uid, started, capsules)
-        where, what = ", ".join(hosts), " ".join(ask.argv)
-        fleet.journal.tell(name, "started", f"on {where}: {what}", _who(uid))
+        where, what = ", ".join(hosts), _short(" ".join(ask.argv))
+        fleet.journal.tell(name, "started", f"on {where}: {what}", who.shown)
         try:
             await self._start(job)
         except LiveshiftError as error:
@@ -108,18 +162,26 @@ class Desk:
         for capsule in job.capsules.values():
             capsule.started = True
 
-    async def _signal_job(self, uid: int, ask: messages.SignalJob) -> None:
-        job = self._fleet.job(ask.job)
-        _owner_or_root(uid, job, "signal it")
-        name = signal.Signals(ask.signum).name
-        self._fleet.journal.tell(job.name, "signal", name, _who(uid))
-        await self._endings.signal(job, ask.signum)
+    async def _signal_job(self, who: Principal, ask: messages.SignalJob) -> None:
+        job = self._job(who, ask.job)
+        try:
+            sent = signal.Signals(ask.signum)
+        except ValueError:
+            raise Refused(f"there is no signal {ask.signum}") from None
+        if not who.owns(job.uid):
+            ends = sent in ENDING
+            what = f"end {job.name}" if ends else f"send {sent.name} to {job.name}"
+            self._need(who, Role.OPERATE if ends else Role.ADMIN, what, job)
+        self._fleet.journal.tell(job.name, "signal", sent.name, who.shown)
+        await self._endings.signal(job, sent)
 
-    async def _read_output(self, uid: int, ask: messages.ReadOutput) -> messages.Output:
+    async def _read_output(self, who: Principal, ask: messages.ReadOutput) -> messages.Output:
         """From the capsule's owner; across a move the offset stays good, so ask again there."""
-        job, capsule = self._fleet.capsule(ask.capsule)
-        _owner_or_root(uid, job, "read its output")
-        until = time.monotonic() + ask.wait
+        job = self._job(who, ask.capsule)
+        if not who.owns(job.uid):
+            self._need(who, Role.ADMIN, f"read the output of {job.name}", job)
+        capsule = self._fleet.capsule(ask.capsule)[1]
+        until = time.monotonic() + (min(ask.wait, MOST_WAIT_S) if ask.wait > 0 else 0)
         while True:
             host = capsule.host
             left = max(0.0, until - time.monotonic())
@@ -135,42 +197,58 @@ class Desk:
 
     # ---- hosts ---------------------------------------------------------------------------------
 
-    async def _set_taint(self, uid: int, ask: messages.SetTaint) -> None:
-        _only_root(uid, "taint a host")
+    async def _set_taint(self, who: Principal, ask: messages.SetTaint) -> None:
         self._fleet.cluster.host(ask.host)
-        self._fleet.taints[ask.host] = (ask.reason, _who(uid))
-        self._fleet.journal.set_taint(ask.host, ask.reason, _who(uid))
-        self._fleet.journal.tell(ask.host, "tainted", ask.reason, _who(uid))
+        if who.rules != ask.host:
+            self._need(who, Role.OPERATE, f"taint {ask.host}")
+        reason = _short(ask.reason)
+        self._fleet.taints[ask.host] = (reason, who.shown)
+        self._fleet.journal.set_taint(ask.host, reason, who.shown)
+        self._fleet.journal.tell(ask.host, "tainted", reason, who.shown)
         self._evacuation.retry(ask.host)
 
-    async def _untaint(self, uid: int, ask: messages.Untaint) -> None:
-        _only_root(uid, "untaint a host")
+    async def _untaint(self, who: Principal, ask: messages.Untaint) -> None:
         self._fleet.cluster.host(ask.host)
-        if ask.host not in self._fleet.taints:
+        taint = self._fleet.taints.get(ask.host)
+        if who.rules != ask.host:
+            self._need(who, Role.OPERATE, f"untaint {ask.host}")
+        elif taint and taint[1] != who.shown:  # a host must not undo what was done to it
+            self._need(who, Role.OPERATE, f"untaint {ask.host}, which {taint[1]} tainted")
+        if taint is None:
             raise Refused(f"{ask.host} is not tainted")
         del self._fleet.taints[ask.host]
         self._fleet.journal.clear_taint(ask.host)
-        self._fleet.journal.tell(ask.host, "untainted", "work may come back", _who(uid))
+        self._fleet.journal.tell(ask.host, "untainted", "work may come back", who.shown)
         self._evacuation.wake()
 
     # ---- migrations ----------------------------------------------------------------------------
 
-    async def _migrate(self, uid: int, ask: messages.Migrate) -> Message:
-        job, capsule = self._fleet.capsule(ask.capsule)
-        _owner_or_root(uid, job, "migrate it")
+    async def _migrate(self, who: Principal, ask: messages.Migrate) -> Message:
+        job = self._job(who, ask.capsule)
+        if not who.owns(job.uid) and not self._rules(who, ask.capsule):
+            self._need(who, Role.OPERATE, f"move {ask.capsule}", job)
+        capsule = self._fleet.capsule(ask.capsule)[1]
         if ask.dry_run:
             return await self._moves.plan(job, capsule, ask.to)
-        move = self._moves.start(job, capsule, ask.to, ask.reason or "asked for", _who(uid))
+        reason = _short(ask.reason) or "asked for"
+        move = self._moves.start(job, capsule, ask.to, reason, who.shown)
         return messages.Named(move.name)
 
-    async def _get_migration(self, _uid: int, ask: messages.GetMigration) -> messages.Migration:
+    async def _get_migration(
+        self, who: Principal, ask: messages.GetMigration
+    ) -> messages.Migration:
         move = self._fleet.moves.get(ask.name)
         if move is None:
             number = ask.name.removeprefix("m")
-            row = self._fleet.journal.migration(int(number)) if number.isdigit() else None
+            known = number.isdecimal() and len(number) < 18  # SQLite's integers end there
+            row = self._fleet.journal.migration(int(number)) if known else None
             if row is None:
                 raise NotFound(f'no migration "{ask.name}"', hint="`liveshift events` lists them")
+            if not self._saw(who, row.capsule, row.asked):
+                raise refusal(who, f"see {ask.name}", Role.VIEW, f"it moved {row.capsule}")
             return messages.Migration(row)
+        if not self._sees(who, move.job):
+            raise refusal(who, f"see {ask.name}", Role.VIEW, _whose(who, move.job))
         if move.step in (Step.PRECOPYING, Step.FREEZING):
             with contextlib.suppress(LiveshiftError):
                 seen = await self._moves.ask(move.destination, messages.Progress(move.name), 2)
@@ -180,45 +258,99 @@ class Desk:
 
     # ---- looking -------------------------------------------------------------------------------
 
-    async def _get_status(self, _uid: int, _ask: messages.GetStatus) -> messages.Status:
-        return status(self._fleet)
+    async def _get_status(self, who: Principal, _ask: messages.GetStatus) -> messages.Status:
+        return status(self._fleet, lambda job: self._sees(who, job))
 
-    async def _get_events(self, uid: int, ask: messages.GetEvents) -> messages.Events:
+    async def _get_events(self, who: Principal, ask: messages.GetEvents) -> messages.Events:
         subject, journal = ask.subject, self._fleet.journal
         if subject.startswith("m") and subject[1:].isdigit() and subject not in self._fleet.jobs:
-            row = (await self._get_migration(uid, messages.GetMigration(subject))).row
+            row = (await self._get_migration(who, messages.GetMigration(subject))).row
             every = journal.events(row.capsule, ask.after)
             about = [e for e in every if e.migration and e.migration.name == subject]
-            return messages.Events(about)
-        events = journal.events(subject, ask.after)
+            return messages.Events(self._seen(who, about))
+        job = self._fleet.jobs.get(subject.partition("/")[0])
+        if job is not None and subject not in self._fleet.hosts:
+            self._need_to_see(who, job)
+        events = self._seen(who, journal.events(subject, ask.after))
         known = {"", *self._fleet.hosts, *self._fleet.jobs}
         if not events and not ask.after and subject not in known:
             raise NotFound(f'nothing is known of "{subject}"', hint="`liveshift events` shows all")
         return messages.Events(events)
 
+    async def _who_am_i(self, who: Principal, _ask: messages.WhoAmI) -> messages.Me:
+        return messages.Me(
+            name=who.name,
+            role=who.role.value,
+            why=who.why,
+            uid=who.uid,
+            through=who.host or "",
+            cluster=self._fleet.cluster.name,
+            may=who.rights(),
+        )
 
-def _who(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    # ---- rights --------------------------------------------------------------------------------
+
+    def _sees(self, who: Principal, job: Job) -> bool:
+        """Root of a host sees what runs there, as ps shows it anyway."""
+        ruled = who.rules is not None and any(c.host == who.rules for c in job.capsules.values())
+        return who.may(Role.VIEW) or who.owns(job.uid) or ruled
+
+    def _saw(self, who: Principal, subject: str, when: float) -> bool:
+        """Whether something of the past is theirs to see: its job is, and is not just another one
+        of the same name. Nothing is known any more of whose a forgotten job was."""
+        if who.may(Role.VIEW) or subject in self._fleet.hosts:
+            return True
+        job = self._fleet.jobs.get(subject.partition("/")[0])
+        return job is not None and when >= job.started and self._sees(who, job)
+
+    def _seen(self, who: Principal, events: Iterable[Event]) -> list[Event]:
+        return [e for e in events if self._saw(who, e.subject, e.time)][-MOST_EVENTS:]
+
+    def _rules(self, who: Principal, capsule: str) -> bool:
+        """Whether it runs on the host whose root they are."""
+        found = self._fleet.find(capsule)
+        return found is not None and found[1].host == who.rules
+
+    def _job(self, who: Principal, name: str) -> Job:
+        """The job of that name, or of that capsule's; raises NotFound, naming only those that
+        they may see."""
+        name = name.partition("/")[0]
+        if name not in self._fleet.jobs:
+            known = [n for n, job in self._fleet.jobs.items() if self._sees(who, job)]
+            raise NotFound(f'no job "{name}"', hint=f"known jobs: {', '.join(known) or 'none'}")
+        return self._fleet.jobs[name]
+
+    def _need_to_see(self, who: Principal, job: Job) -> None:
+        if not self._sees(who, job):
+            self._need(who, Role.VIEW, f"see {job.name}", job)
+
+    def _need(self, who: Principal, role: Role, what: str, job: Job | None = None) -> None:
+        if not who.may(role):
+            raise refusal(who, what, role, _whose(who, job) if job else "")
 
 
-def _only_root(uid: int, what: str) -> None:
-    if uid != 0:
-        raise NotPermitted(f"{_who(uid)} may not {what}", hint="ask an operator, or use sudo")
+def _whose(who: Principal, job: Job) -> str:
+    """Whose a job is, is for those who may see it."""
+    return f"it belongs to uid {job.uid}" if who.may(Role.VIEW) else "it is another user's"
 
 
-def _owner_or_root(uid: int, job: Job, what: str) -> None:
-    if uid not in (0, job.uid):
-        raise NotPermitted(f"{job.name} is {_who(job.uid)}'s: {_who(uid)} may not {what}")
+def _short(text: str) -> str:
+    """As much of somebody's text as the history keeps."""
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}…"
 
 
-def _may_use_groups(uid: int, ask: messages.Run) -> bool:
+def _check_groups(who: Principal, uid: int, ask: messages.Run) -> None:
     """Groups a caller names for the job must be its own: the kernel vouches for the uid only."""
-    try:
-        entry = pwd.getpwuid(uid)
-    except KeyError:
-        return False
-    own = {entry.pw_gid, *os.getgrouplist(entry.pw_name, entry.pw_gid)}
-    return {ask.gid, *ask.groups} <= own
+    own = groups_of(uid)
+    if not own:
+        raise NotPermitted(
+            f"{who.shown} may not run a job: the orchestrator's machine knows no user {uid}",
+            hint="users and groups must be the same on every machine of the cluster",
+        )
+    if others := sorted({ask.gid, *ask.groups} - set(own)):
+        numbers = ", ".join(map(str, others))
+        raise NotPermitted(
+            f"{who.shown} may not run a job with the groups {numbers}: on the orchestrator's"
+            f" machine {who.name} is not in them",
+            hint="users and groups must be the same on every machine of the cluster",
+        )

@@ -1,153 +1,107 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control messages between the orchestrator and the agents: asks and answers over ZeroMQ.
+"""Control messages to and from the orchestrator: asks and answers over ZeroMQ with CURVE.
 
-Either side may ask at any time. The orchestrator binds a ROUTER as CURVE server, every agent
-connects a DEALER with its host's key; a key that is not in the cluster's directory does not get
-past the handshake (ZAP), and a host's name is the one its key belongs to, whatever it calls itself.
+The orchestrator binds a ROUTER as CURVE server; every agent connects a DEALER with its host's key
+and either side may ask at any time; an operator's command line connects with its own key and only
+asks. A key that is not in the cluster's directory does not get past the handshake (ZAP), and who
+speaks is whose key it is, whatever they call themselves.
+
+ZeroMQ cannot hang up on one peer. When a key has been revoked the ROUTER is therefore closed and
+bound anew: everybody connects again within a fraction of a second, but the one whose key is gone.
+What was lost with the connections is sent again (line.py).
+
+Nobody can fill our memory: frames and those that wait (outlet.py) and the asks being served
+(served.py) are bounded for each holder of a key.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
 import logging
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import zmq
 import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
+from zmq.utils.monitor import recv_monitor_message
 
-from ..errors import LiveshiftError, Unreachable, from_wire, to_wire
+from ..errors import LiveshiftError, NotPermitted, Unreachable
 from . import keys
 from .config_values import ORCHESTRATOR
-from .messages import Message, decode, encode_answer, encode_ask, encode_error
+from .keyring import NOBODY, Holder, Known
+from .line import Handler, Line, Send, new_life
+from .messages import Here, Message, There, decode, encode_answer
+from .outlet import FROM_ORCHESTRATOR, TO_ORCHESTRATOR, Weight, limit, outlet
+from .served import Served
+
+__all__ = ["NOBODY", "Handler", "Holder", "Known", "Line", "Switchboard", "Uplink"]
 
 log = logging.getLogger("liveshift.link")
 
-Handler = Callable[[str, Message], Awaitable[Message | None]]
-"""Called as handler(peer name, ask); what it returns or raises goes back to the peer."""
+OperatorHandler = Callable[[Holder, Message], Awaitable[Message | None]]
+"""Called as handler(whose key, ask)."""
 
-NOBODY = "?"
-HEARTBEAT_MS = 1000
-"""ZMTP heartbeat: a connection whose peer is gone is closed after a few of these."""
+HANDSHAKE_MS = 10_000
+"""A connection that has not shown a key by then is closed."""
+BACKLOG = 4096
+"""Connections that may wait to be accepted: after a rebind everybody comes at once."""
 
+WATCH_S = 0.5
+"""Between two looks whether a key was revoked."""
+GREET_S = 10.0
+TURNED_AWAY_S = 2.0
+"""An agent that was turned away tries again after this: its key may be on its way."""
+REBIND_S = 10.0
 
-class Line:
-    """Asks in flight to one peer, and the peer's asks on their way to the handler."""
-
-    def __init__(self, peer: str, send: Callable[[bytes], Awaitable[Any]], handler: Handler):
-        self.peer = peer
-        self._send = send
-        self._handler = handler
-        self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Message | None]] = {}
-        self._serving: set[asyncio.Task[None]] = set()
-
-    async def ask(self, message: Message, timeout: float) -> Message | None:
-        """Send an ask and return its answer; raises what the peer raised, or Unreachable."""
-        number = next(self._numbers)
-        future = asyncio.get_running_loop().create_future()
-        self._waiting[number] = future
-        try:
-            await self._send(encode_ask(number, message))
-            return await asyncio.wait_for(future, timeout)
-        except TimeoutError:
-            raise Unreachable(
-                f"{self.peer} did not answer {type(message).__name__} within {timeout:g} s"
-            ) from None
-        except zmq.ZMQError as error:
-            raise Unreachable(f"{self.peer} is not connected: {error}") from None
-        finally:
-            self._waiting.pop(number, None)
-
-    def take(self, raw: bytes | memoryview) -> None:
-        """One frame from the peer; a frame that is not understood is logged and dropped."""
-        try:
-            frame = decode(raw)
-        except LiveshiftError as error:
-            log.error("from %s: %s", self.peer, error)
-            return
-        if frame.body is not None:
-            task = asyncio.create_task(self._serve(frame.id, frame.body))
-            self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
-            return
-        future = self._waiting.get(frame.id)
-        if future is None or future.done():
-            return  # answered after its deadline
-        if frame.error is not None:
-            future.set_exception(from_wire(*frame.error))
-        else:
-            future.set_result(frame.answer)
-
-    def drop(self) -> None:
-        """The peer is gone: everything it was asked fails now, not at its deadline."""
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(Unreachable(f"lost contact to {self.peer}"))
-
-    async def _serve(self, number: int, ask: Message) -> None:
-        try:
-            reply = encode_answer(number, await self._handler(self.peer, ask))
-        except LiveshiftError as error:
-            reply = encode_error(number, to_wire(error))
-        except Exception as error:
-            log.exception("%s from %s", type(ask).__name__, self.peer)
-            reply = encode_error(number, to_wire(error))
-        with contextlib.suppress(zmq.ZMQError):  # who asked has gone
-            await self._send(reply)
+WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
 
 
 class Switchboard:
-    """The orchestrator's side: one Line per host that has spoken with a valid key."""
+    """The orchestrator's side: one Line per host that has spoken with a valid key.
 
-    def __init__(self, address: str, key_directory: Path, handler: Handler) -> None:
+    ``handler`` serves hosts, ``operators`` (if any) the holders of operators' keys.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        key_directory: Path,
+        handler: Handler,
+        operators: OperatorHandler | None = None,
+    ) -> None:
         self._address = address
         self._keys = key_directory
         self._handler = handler
+        self.operators = operators
+        self._life = new_life()
         self._context = zmq.asyncio.Context()
         self._auth = AsyncioAuthenticator(self._context)
-        self.lines: dict[str, Line] = {}
+        self._known = Known(key_directory, operators=True)
+        self._counters: dict[str, _Counter] = {}
         self._routes: dict[str, bytes] = {}
+        self._weights: dict[str, Weight] = {}
+        self.lines: dict[str, Line] = {}
 
     async def serve(self) -> None:
-        """Bind and take frames until cancelled."""
+        """Bind and take frames until cancelled; raises LiveshiftError when it cannot listen."""
         try:
-            await self._serve()
+            own = keys.load_private(self._keys, ORCHESTRATOR)
+            self._auth.start()
+            self._auth.configure_curve_callback(credentials_provider=self._known)
+            known = self._known.holders()
+            socket = await self._bind(own, 0)
+            while True:
+                try:
+                    known = await self._until_revoked(socket, known)
+                finally:
+                    self._hang_up(socket)
+                socket = await self._bind(own, REBIND_S)
         finally:
             self._auth.stop()
             self._context.destroy(linger=0)
-
-    async def _serve(self) -> None:
-        own = keys.load_private(self._keys, ORCHESTRATOR)
-        self._auth.start()
-        known = Known(self._keys)
-        self._auth.configure_curve_callback(credentials_provider=known)
-        socket = self._context.socket(zmq.ROUTER)
-        socket.curve_server = True
-        socket.curve_secretkey, socket.curve_publickey = own.secret, own.public
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # says at once that a host is not connected
-        _liveness(socket)
-        socket.bind(f"tcp://{self._address}")
-        while True:
-            identity, body = await socket.recv_multipart(copy=False)
-            name = known.owner(body)
-            if name == NOBODY:  # its key was taken away after the handshake
-                continue
-            self._routes[name] = identity.bytes  # a new one after every reconnect
-            if name not in self.lines:
-                self.lines[name] = Line(name, self._sender(socket, name), self._handler)
-            self.lines[name].take(body.buffer)
-
-    def _sender(self, socket: zmq.asyncio.Socket, name: str) -> Callable[[bytes], Awaitable[Any]]:
-        def send(raw: bytes) -> Awaitable[Any]:
-            result: Awaitable[Any] = socket.send_multipart([self._routes[name], raw])
-            return result
-
-        return send
 
     async def ask(self, host: str, message: Message, timeout: float) -> Message | None:
         """Ask the agent of a host; raises Unreachable when it has never spoken."""
@@ -159,56 +113,199 @@ class Switchboard:
             )
         return await line.ask(message, timeout)
 
+    async def _bind(self, own: keys.KeyPair, patience: float) -> zmq.asyncio.Socket:
+        """``patience``: seconds in which the socket before may let go of the address."""
+        socket = self._context.socket(zmq.ROUTER)
+        socket.curve_server = True
+        socket.curve_secretkey, socket.curve_publickey = own.secret, own.public
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # says at once that a peer is not connected
+        socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        socket.setsockopt(zmq.BACKLOG, BACKLOG)
+        limit(socket, longest=TO_ORCHESTRATOR)
+        until = time.monotonic() + patience
+        while True:
+            try:
+                socket.bind(f"tcp://{self._address}")
+                return socket
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EADDRINUSE or time.monotonic() > until:
+                    socket.close(0)
+                    raise LiveshiftError(f"cannot listen on {self._address}: {error}") from error
+            await asyncio.sleep(0.01)
+
+    async def _until_revoked(
+        self, socket: zmq.asyncio.Socket, known: dict[str, Holder]
+    ) -> dict[str, Holder]:
+        """Take frames until one of the keys ``known`` before the bind is not known any more, or
+        one that came later; returns those that are."""
+        taking = asyncio.ensure_future(self._take_all(socket))
+        try:
+            while not (await asyncio.wait({taking}, timeout=WATCH_S))[0]:
+                before, known = known, self._known.holders()
+                if gone := [before[key].name for key in before.keys() - known.keys()]:
+                    log.warning("the keys of %s are gone: all connect again", ", ".join(gone))
+                    return known
+            await taking  # it ends by an error only
+            raise AssertionError
+        finally:
+            taking.cancel()
+            with suppress(asyncio.CancelledError):
+                await taking
+
+    def _hang_up(self, socket: zmq.asyncio.Socket) -> None:
+        self._routes.clear()
+        for line in self.lines.values():
+            line.disconnected()
+        socket.close(0)
+
+    async def _take_all(self, socket: zmq.asyncio.Socket) -> None:
+        while True:
+            parts = await socket.recv_multipart(copy=False)
+            try:
+                self._take(socket, parts)
+            except Exception:  # whatever one peer sends, the others go on
+                log.exception("a frame that cannot be taken")
+
+    def _take(self, socket: zmq.asyncio.Socket, parts: list[zmq.Frame]) -> None:
+        if len(parts) != 2:
+            log.error("a peer sent a message of %d parts", len(parts))
+            return
+        identity, body = parts[0].bytes, parts[1]
+        holder = self._known.holder(body)
+        if holder is None:
+            return  # its key was taken away after the handshake
+        if holder.role is None:
+            self._take_from_host(socket, holder.name, identity, body.buffer)
+            return
+        if holder.name not in self._counters:
+            self._counters[holder.name] = _Counter(holder.name, self._life)
+        counter = self._counters[holder.name]
+        reply = outlet(socket, identity, counter.weight)
+        counter.take(holder, body.buffer, reply, self.operators)
+
+    def _take_from_host(
+        self, socket: zmq.asyncio.Socket, name: str, identity: bytes, raw: memoryview
+    ) -> None:
+        if name not in self.lines:
+            self._weights[name] = Weight()
+            self.lines[name] = Line(
+                name, None, self._handler, life=self._life, largest=FROM_ORCHESTRATOR
+            )
+        line = self.lines[name]
+        if self._routes.get(name) != identity:  # a new one after every reconnect
+            self._routes[name] = identity
+            line.connected(outlet(socket, identity, self._weights[name]))
+        line.take(raw)
+
+
+class _Counter:
+    """Where the holder of one operator's key is served, over however many connections."""
+
+    def __init__(self, name: str, life: int) -> None:
+        self._life = life
+        self._served = Served(f"{name} (key)", FROM_ORCHESTRATOR)
+        self.weight = Weight()
+
+    def take(
+        self, holder: Holder, raw: memoryview, reply: Send, serve: OperatorHandler | None
+    ) -> None:
+        """One frame; whatever is no ask is logged and dropped."""
+        try:
+            frame = decode(raw)
+            ask = frame.body
+            if ask is None:
+                raise LiveshiftError("an operator was asked nothing, and has answered")
+        except LiveshiftError as error:
+            log.error("from %s (key): %s", holder.name, error)
+            return
+        if isinstance(ask, Here):
+            with suppress(zmq.ZMQError):  # gone again
+                reply(encode_answer(frame.id, There(self._life)))
+            return
+
+        async def answer() -> Message | None:
+            if serve is None:
+                raise NotPermitted("operators' keys are not served here")
+            return await serve(holder, ask)
+
+        self._served.take(frame.id, len(raw), type(ask).__name__, answer, reply)
+
 
 class Uplink:
     """An agent's side: one Line to the orchestrator, reconnected by ZeroMQ."""
 
     def __init__(self, host: str, address: str, key_directory: Path, handler: Handler) -> None:
         own = keys.load_private(key_directory, host)
+        self._host = host
+        self._address = f"tcp://{address}"
         self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.curve_serverkey = keys.public_keys(key_directory)[ORCHESTRATOR]
-        self._socket.curve_secretkey, self._socket.curve_publickey = own.secret, own.public
-        _liveness(self._socket)
-        self._socket.connect(f"tcp://{address}")
-        self.line = Line("the orchestrator", self._socket.send, handler)
+        self._socket = socket = self._context.socket(zmq.DEALER)
+        socket.curve_serverkey = keys.public_key(key_directory, ORCHESTRATOR)
+        socket.curve_secretkey, socket.curve_publickey = own.secret, own.public
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for a peer that is not there
+        limit(socket, longest=FROM_ORCHESTRATOR)
+        self._events = socket.get_monitor_socket(WATCHED)
+        self._send = outlet(socket, None, Weight())
+        self.line = Line(
+            "the orchestrator", None, handler, life=new_life(), largest=TO_ORCHESTRATOR
+        )
+        socket.connect(self._address)
 
     async def serve(self) -> None:
         """Take frames until cancelled."""
+        work = [asyncio.ensure_future(self._take_all()), asyncio.ensure_future(self._watch())]
         try:
-            while True:
-                self.line.take(await self._socket.recv())
+            await asyncio.gather(*work)
         finally:
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
             self._context.destroy(linger=0)
 
+    async def _take_all(self) -> None:
+        while True:
+            parts = await self._socket.recv_multipart()
+            try:
+                self.line.take(parts[0])
+            except Exception:
+                log.exception("a frame that cannot be taken")
 
-class Known:
-    """Whose key is it? ZAP asks for every handshake, the receivers for every frame."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._owners: dict[str, str] = {}
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        """ZAP's question, the key in Z85; read anew each time, so a new host needs no restart."""
+    async def _watch(self) -> None:
+        """Follow the connection: greet the orchestrator each time that it is there."""
+        greeting: asyncio.Future[None] | None = None
         try:
-            self._owners = {k.decode(): n for n, k in keys.public_keys(self._directory).items()}
-        except LiveshiftError as error:
-            log.error("no peer can be let in: %s", error)
-            return False
-        known = key.decode() in self._owners
-        if not known:
-            log.error("turned away a peer with an unknown key")
-        return known
+            while True:
+                event = (await recv_monitor_message(self._events))["event"]
+                if greeting is not None:
+                    greeting.cancel()
+                    greeting = None
+                if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    self.line.connected(self._send)
+                    greeting = asyncio.ensure_future(self._greet())
+                    continue
+                self.line.disconnected()
+                if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                    await self._come_again()
+        finally:
+            if greeting is not None:
+                greeting.cancel()
 
-    def owner(self, frame: zmq.Frame) -> str:
-        """The host whose key the connection that brought this frame was opened with."""
-        return self._owners.get(str(frame.get("User-Id")), NOBODY)
+    async def _greet(self) -> None:
+        while True:
+            try:
+                await self.line.greet(GREET_S)
+                return
+            except LiveshiftError as error:
+                log.warning("%s", error)
 
-
-def _liveness(socket: zmq.asyncio.Socket) -> None:
-    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 5 * HEARTBEAT_MS)
-    socket.setsockopt(zmq.RECONNECT_IVL, 100)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-    socket.setsockopt(zmq.LINGER, 0)
+    async def _come_again(self) -> None:
+        """ZeroMQ gives up for good when a key is refused; it may be on its way, or come back."""
+        log.error(
+            "the orchestrator at %s turned away the key of %s: unknown there, or revoked",
+            self._address,
+            self._host,
+        )
+        await asyncio.sleep(TURNED_AWAY_S)
+        with suppress(zmq.ZMQError):  # it has forgotten the address by itself
+            self._socket.disconnect(self._address)
+        self._socket.connect(self._address)

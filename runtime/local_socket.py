@@ -4,6 +4,9 @@
 A frame is a u32 little-endian length and a message (messages.py). The caller's uid comes from
 SO_PEERCRED and cannot be claimed. Any user may connect; what each may do is decided by the
 request's handler.
+
+No user can fill our memory, or keep another out: connections and long frames are counted by uid,
+and who does not send or take a frame in time is hung up on.
 """
 
 from __future__ import annotations
@@ -13,40 +16,73 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..errors import LiveshiftError, to_wire
+from ..errors import LiveshiftError, Refused, to_wire
 from .messages import Message, decode, encode_answer, encode_error
 
 log = logging.getLogger("liveshift.local")
 
 LENGTH = struct.Struct("<I")
 CREDENTIALS = struct.Struct("3i")
-LIMIT = 64 << 20
-"""Bytes of one frame; an environment with long variables fits many times over."""
+LIMIT = 7 << 20
+"""Bytes of one ask: more than Linux lets a program have as arguments and environment, and less
+than an agent can pass on (outlet.TO_ORCHESTRATOR)."""
+
+MOST_CONNECTIONS = 1024
+MOST_OF_A_USER = 512
+"""A command needs one for each capsule whose output it follows, and one more."""
+
+LONG = 64 << 10
+MOST_LONG = 8
+"""Frames longer than LONG bytes on their way, in or out, of one user."""
+PATIENCE_S = 30.0
+"""For a frame that has begun, either way."""
 
 LocalHandler = Callable[[int, Message], Awaitable[Message | None]]
 """Called as handler(uid, ask)."""
+
+
+@dataclass
+class _User:
+    connections: int = 0
+    long: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_LONG))
 
 
 async def serve(path: Path, handler: LocalHandler) -> asyncio.Server:
     """Listen on ``path`` (made anew, mode 0666) and answer asks one after the other."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
+    users: dict[int, _User] = {}
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer: socket.socket = writer.get_extra_info("socket")
         raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         uid = CREDENTIALS.unpack(raw)[1]
+        user = users.setdefault(uid, _User())
+        everybody = sum(one.connections for one in users.values())
+        user.connections += 1
         try:
-            while True:
-                frame = await _read(reader)
-                writer.write(await _answer(frame, uid, handler))
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the caller has hung up
+            if uid != 0 and (user.connections > MOST_OF_A_USER or everybody >= MOST_CONNECTIONS):
+                full = Refused(
+                    f"{path} has {everybody} connections, {user.connections - 1} of them from uid"
+                    f" {uid}, and takes no more",
+                    hint="end some of the commands that wait or follow",
+                )
+                await _write(writer, user, encode_error(0, to_wire(full)))
+                return
+            await _converse(reader, writer, uid, user, handler)
+        except (asyncio.IncompleteReadError, TimeoutError, ConnectionError):
+            pass  # the caller has hung up, or is too slow
         finally:
+            user.connections -= 1
+            if not user.connections:
+                del users[uid]
+            if writer.transport.get_write_buffer_size():  # what nobody takes must not stay
+                writer.transport.abort()
             writer.close()
 
     server = await asyncio.start_unix_server(connected, path=str(path))
@@ -54,11 +90,36 @@ async def serve(path: Path, handler: LocalHandler) -> asyncio.Server:
     return server
 
 
-async def _read(reader: asyncio.StreamReader) -> bytes:
-    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-    if length > LIMIT:
-        raise ConnectionError(f"a frame of {length} bytes")
-    return await reader.readexactly(length)
+async def _converse(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    uid: int,
+    user: _User,
+    handler: LocalHandler,
+) -> None:
+    while True:
+        (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+        if length > LIMIT:
+            long = Refused(f"an ask of {length} bytes: at most {LIMIT} are taken")
+            await _write(writer, user, encode_error(0, to_wire(long)))
+            return
+        async with _passing(user, length):
+            frame = await reader.readexactly(length)
+        await _write(writer, user, await _answer(frame, uid, handler))
+
+
+async def _write(writer: asyncio.StreamWriter, user: _User, raw: bytes) -> None:
+    async with _passing(user, len(raw)):
+        writer.write(LENGTH.pack(len(raw)) + raw)
+        await writer.drain()
+
+
+@asynccontextmanager
+async def _passing(user: _User, size: int) -> AsyncIterator[None]:
+    """While a frame comes or goes; raises TimeoutError when that takes too long."""
+    async with user.long if size > LONG else nullcontext():
+        async with asyncio.timeout(PATIENCE_S):
+            yield
 
 
 async def _answer(frame: bytes, uid: int, handler: LocalHandler) -> bytes:
@@ -68,10 +129,9 @@ async def _answer(frame: bytes, uid: int, handler: LocalHandler) -> bytes:
         number = decoded.id
         if decoded.body is None:
             raise LiveshiftError("the local socket takes asks only")
-        raw = encode_answer(number, await handler(uid, decoded.body))
+        return encode_answer(number, await handler(uid, decoded.body))
     except LiveshiftError as error:
-        raw = encode_error(number, to_wire(error))
+        return encode_error(number, to_wire(error))
     except Exception as error:
         log.exception("local ask")
-        raw = encode_error(number, to_wire(error))
-    return LENGTH.pack(len(raw)) + raw
+        return encode_error(number, to_wire(error))

@@ -43,6 +43,7 @@ class Orchestrator:
         self.moves = Moves(self.fleet, self.switchboard, self._move_over)
         self.evacuation = Evacuation(self.fleet, self.moves)
         self.desk = Desk(self.fleet, self.moves, self.endings, self.evacuation)
+        self.switchboard.operators = self.desk.serve_operator
 
     async def run(self) -> None:
         path = self.cluster.paths.run / "orchestrator.sock"
@@ -87,7 +88,7 @@ class Orchestrator:
             request = messages.decode(ask.request).body
             if request is None:
                 raise LiveshiftError("an agent relayed something that is no ask")
-            return await self.desk.serve(ask.uid, request)
+            return await self.desk.serve_relayed(host, ask.uid, request)
         raise LiveshiftError(f"the orchestrator does not serve {type(ask).__name__} to agents")
 
     def _look_for_lost(self, host: str, hello: messages.Hello) -> None:

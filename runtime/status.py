@@ -4,20 +4,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from .fleet import Fleet
 from .jobs import Capsule, Job
 from .messages import CapsuleRow, HostRow, JobRow, Status
 
 
-def status(fleet: Fleet) -> Status:
-    """All jobs, hosts and the migrations in flight, as of now."""
+def status(fleet: Fleet, sees: Callable[[Job], bool]) -> Status:
+    """All hosts, and the jobs and migrations in flight that the asker sees, as of now."""
+    jobs = [job for job in fleet.jobs.values() if sees(job)]
     return Status(
         cluster=fleet.cluster.name,
         time=time.time(),
-        jobs=[_job(fleet, job) for job in fleet.jobs.values()],
-        hosts=_hosts(fleet),
-        moving=[move.row() for move in fleet.under_way()],
+        jobs=[_job(fleet, job) for job in jobs],
+        hosts=_hosts(fleet, {capsule for job in jobs for capsule in job.capsules}),
+        moving=[move.row() for move in fleet.under_way() if sees(move.job)],
     )
 
 
@@ -64,7 +66,7 @@ def _capsule(job: Job, capsule: Capsule, host_up: bool) -> CapsuleRow:
     )
 
 
-def _hosts(fleet: Fleet) -> list[HostRow]:
+def _hosts(fleet: Fleet, shown: set[str]) -> list[HostRow]:
     rows = []
     for view, host in zip(fleet.views(), fleet.cluster.hosts, strict=True):
         reason, by = fleet.taints.get(host.name, (None, None))
@@ -79,7 +81,7 @@ def _hosts(fleet: Fleet) -> list[HostRow]:
                 taint=reason,
                 taint_by=by,
                 memory_free=fleet.hosts[host.name].memory_free,
-                capsules=fleet.held_by(host.name),
+                capsules=[name for name in fleet.held_by(host.name) if name in shown],
             )
         )
     return rows

@@ -4,92 +4,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
-import socket
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import zmq
-import zmq.asyncio
+from link_harness import Handler, beat, joined, nothing, raw_peer, until
 
 from liveshift.errors import LiveshiftError, NotFound, Refused, Unreachable
 from liveshift.runtime import keys, messages
-from liveshift.runtime.link import Line, Switchboard, Uplink
+from liveshift.runtime.link import Line
 from liveshift.runtime.messages import Message
-
-Handler = Callable[[str, Message], Awaitable[Message | None]]
-
-
-@pytest.fixture
-def key_directory(tmp_path: Path) -> Path:
-    directory = tmp_path / "keys"
-    keys.init(directory, ["h0", "h1"])
-    return directory
-
-
-def free_address() -> str:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{s.getsockname()[1]}"
-
-
-async def until(true: Callable[[], object], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        await asyncio.sleep(0.01)
-
-
-async def nothing(_peer: str, _ask: Message) -> Message | None:
-    return None
-
-
-def beat(host: str = "h0") -> messages.Beat:
-    return messages.Beat(host, 1 << 30, [])
-
-
-class Ends:
-    """The orchestrator's end, and agents that can be added and taken away."""
-
-    def __init__(self, key_directory: Path, handler: Handler) -> None:
-        self.keys = key_directory
-        self.address = free_address()
-        self.switchboard = Switchboard(self.address, key_directory, handler)
-        self._tasks: dict[object, asyncio.Task[None]] = {}
-
-    async def start(self) -> None:
-        self._tasks[self.switchboard] = asyncio.create_task(self.switchboard.serve())
-
-    async def agent(
-        self, host: str, handler: Handler = nothing, keys: Path | None = None
-    ) -> Uplink:
-        uplink = Uplink(host, self.address, keys or self.keys, handler)
-        self._tasks[uplink] = asyncio.create_task(uplink.serve())
-        return uplink
-
-    async def stop(self, end: object) -> None:
-        task = self._tasks.pop(end)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-    async def close(self) -> None:
-        for end in list(self._tasks):
-            await self.stop(end)
-
-
-@asynccontextmanager
-async def joined(key_directory: Path, handler: Handler = nothing) -> AsyncIterator[Ends]:
-    ends = Ends(key_directory, handler)
-    await ends.start()
-    try:
-        yield ends
-    finally:
-        await ends.close()
 
 
 def test_either_side_asks_and_answers(key_directory: Path) -> None:
@@ -240,22 +164,13 @@ def test_a_host_that_speaks_under_another_name_is_not_heard_and_hears_nothing(
         async with joined(key_directory, orchestrator) as ends:
             real = await ends.agent("h0", agent)
             await real.line.ask(beat(), 10)
-            context = zmq.asyncio.Context()
-            fake = context.socket(zmq.DEALER)
-            own = keys.load_private(key_directory, "h1")
-            fake.identity = b"h0"
-            fake.curve_serverkey = keys.public_keys(key_directory)[keys.ORCHESTRATOR]
-            fake.curve_secretkey, fake.curve_publickey = own.secret, own.public
-            fake.connect(f"tcp://{ends.address}")
-            await fake.send(messages.encode_ask(1, beat("h0")))
-            await asyncio.sleep(0.3)
-            answer = await ends.switchboard.ask("h0", messages.End("gpt/1"), 5)
-            assert answer == messages.Named("the real h0")
-            assert set(heard) <= {"h0", "h1"}
-            assert heard.count("h0") == 1
-            while await fake.poll(0):  # at most the answer to its own ask, never h0's
-                assert messages.decode(await fake.recv()).body is None
-            context.destroy(0)
+            with raw_peer(ends, keys.secret_path(key_directory, "h1"), identity=b"h0") as fake:
+                await fake.send(messages.encode_ask(1, beat("h0")))
+                assert messages.decode(await fake.recv()).id == 1  # its own ask is served, as h1's
+                answer = await ends.switchboard.ask("h0", messages.End("gpt/1"), 5)
+                assert answer == messages.Named("the real h0")
+                assert heard == ["h0", "h1"]
+                assert not await fake.poll(0), "it hears nothing of h0's"
 
     asyncio.run(scene())
 
@@ -265,21 +180,21 @@ def test_a_frame_that_is_not_understood_is_dropped(
 ) -> None:
     async def scene() -> None:
         async with joined(key_directory) as ends:
-            uplink = await ends.agent("h0")
-            for raw in (b"", b"\xc1", b"\x93\x01\x02\x03", messages.encode_answer(99, None)):
-                await uplink._socket.send(raw)
-            assert await uplink.line.ask(beat(), 10) is None
+            with raw_peer(ends, keys.secret_path(key_directory, "h0")) as peer:
+                for raw in (b"", b"\xc1", b"\x93\x01\x02\x03", messages.encode_answer(99, None)):
+                    await peer.send(raw)
+                await peer.send_multipart([b"two", b"parts"])
+                await peer.send(messages.encode_ask(7, beat()))
+                assert messages.decode(await peer.recv()).id == 7
 
     asyncio.run(scene())
     assert caplog.text.count("a message that is not understood") == 3
+    assert "a message of 3 parts" in caplog.text
 
 
 def test_what_a_lost_peer_was_asked_fails_at_once() -> None:
     async def scene() -> None:
-        async def send(_raw: bytes) -> None:
-            return None
-
-        line = Line("h0", send, nothing)
+        line = Line("h0", lambda _raw: None, nothing, life=1, largest=1000)
         asked = asyncio.create_task(line.ask(messages.End("gpt/1"), 60))
         await asyncio.sleep(0)
         line.drop()
@@ -293,14 +208,11 @@ def test_what_a_lost_peer_was_asked_fails_at_once() -> None:
 def test_an_unknown_kind_of_error_is_still_an_error() -> None:
     async def scene() -> None:
         sent: list[bytes] = []
-
-        async def send(raw: bytes) -> None:
-            sent.append(raw)
-
-        line = Line("h0", send, nothing)
+        line = Line("h0", sent.append, nothing, life=1, largest=1000)
         asked = asyncio.create_task(line.ask(messages.End("gpt/1"), 60))
         await until(lambda: sent)
-        line.take(messages.encode_error(1, ("FromTheFuture", "no way", "wait")))
+        number = messages.decode(sent[0]).id
+        line.take(messages.encode_error(number, ("FromTheFuture", "no way", "wait")))
         with pytest.raises(LiveshiftError, match="no way") as caught:
             await asked
         assert type(caught.value) is LiveshiftError

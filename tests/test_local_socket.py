@@ -122,9 +122,11 @@ def test_what_is_wrong_is_answered_and_the_next_ask_is_served(path: Path) -> Non
     assert got[3].answer == messages.Named(str(os.getuid()))
 
 
-def test_a_frame_beyond_the_limit_closes_the_connection(path: Path) -> None:
+def test_a_frame_beyond_the_limit_is_refused_and_closes_the_connection(path: Path) -> None:
     def talk() -> list[bytes]:
-        assert exchange(path, struct.pack("<I", local_socket.LIMIT + 1)) == []
+        answers = exchange(path, struct.pack("<I", local_socket.LIMIT + 1))
+        assert len(answers) == 1
+        assert "an ask of" in (messages.decode(answers[0]).error or ("", ""))[1]
         return exchange(path, framed(messages.GetStatus()))
 
     assert len(served(path, talk)) == 1  # type: ignore[arg-type]

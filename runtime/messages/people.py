@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between the command line and a daemon, over the local socket."""
+"""Messages between the command line and a daemon: over its local socket, or with an operator's key
+to the orchestrator itself."""
 
 from __future__ import annotations
 
@@ -115,3 +116,34 @@ class GetEvents(Message, frozen=True):
 
 class Events(Answer, frozen=True):
     events: list[Event]
+
+
+class WhoAmI(Message, frozen=True):
+    """Answers Me."""
+
+
+class Me(Answer, frozen=True):
+    """Who asks, as the orchestrator sees it; ``uid`` is None for an operator's key.
+
+    ``why``: where the role comes from; ``through``: the host whose agent passed the ask on, empty
+    for none; ``may``: what all that allows, in words.
+    """
+
+    name: str
+    role: str
+    why: str
+    uid: int | None
+    through: str
+    cluster: str
+    may: list[str]
+
+
+class Here(Message, frozen=True):
+    """First word on every connection over TCP; answers There. ``life``: which run of a program
+    speaks; asks on their way are sent again to the same one, and are lost with another."""
+
+    life: int
+
+
+class There(Answer, frozen=True):
+    life: int

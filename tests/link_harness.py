@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An orchestrator's end and agents, over real ZeroMQ with CURVE on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from liveshift.runtime import keys, messages
+from liveshift.runtime.access import Role
+from liveshift.runtime.link import OperatorHandler, Switchboard, Uplink
+from liveshift.runtime.messages import Message
+
+Handler = Callable[[str, Message], Awaitable[Message | None]]
+
+
+@pytest.fixture
+def key_directory(tmp_path: Path) -> Path:
+    directory = tmp_path / "keys"
+    keys.init(directory, ["h0", "h1"])
+    keys.add_operator(directory, "ops", Role.OPERATE)
+    return directory
+
+
+def free_address() -> str:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{s.getsockname()[1]}"
+
+
+async def until(true: Callable[[], object], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.01)
+
+
+async def nothing(_peer: str, _ask: Message) -> Message | None:
+    return None
+
+
+def beat(host: str = "h0") -> messages.Beat:
+    return messages.Beat(host, 1 << 30, [])
+
+
+class Ends:
+    """The orchestrator's end, and agents that can be added and taken away."""
+
+    def __init__(
+        self, key_directory: Path, handler: Handler, operators: OperatorHandler | None = None
+    ) -> None:
+        self.keys = key_directory
+        self.address = free_address()
+        self.switchboard = Switchboard(self.address, key_directory, handler, operators)
+        self._tasks: dict[object, asyncio.Task[None]] = {}
+
+    async def start(self, anew: Handler | None = None) -> None:
+        """With a handler: another life of the orchestrator takes the place."""
+        if anew is not None:
+            self.switchboard = Switchboard(self.address, self.keys, anew)
+        self._tasks[self.switchboard] = asyncio.create_task(self.switchboard.serve())
+
+    async def agent(
+        self, host: str, handler: Handler = nothing, keys: Path | None = None
+    ) -> Uplink:
+        uplink = Uplink(host, self.address, keys or self.keys, handler)
+        self._tasks[uplink] = asyncio.create_task(uplink.serve())
+        return uplink
+
+    async def stop(self, end: object) -> None:
+        task = self._tasks.pop(end)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    async def close(self) -> None:
+        for end in list(self._tasks):
+            await self.stop(end)
+
+
+@asynccontextmanager
+async def joined(
+    key_directory: Path, handler: Handler = nothing, operators: OperatorHandler | None = None
+) -> AsyncIterator[Ends]:
+    ends = Ends(key_directory, handler, operators)
+    await ends.start()
+    try:
+        yield ends
+    finally:
+        await ends.close()
+
+
+@contextmanager
+def raw_peer(ends: Ends, secret: Path, identity: bytes = b"") -> Iterator[Any]:
+    """A DEALER with a key of the cluster, for frames that no program of ours would send."""
+    context = zmq.asyncio.Context()
+    peer = context.socket(zmq.DEALER)
+    own = keys.load_pair(secret)
+    peer.curve_serverkey = keys.public_key(ends.keys, keys.ORCHESTRATOR)
+    peer.curve_secretkey, peer.curve_publickey = own.secret, own.public
+    peer.linger = 0
+    if identity:
+        peer.identity = identity
+    peer.connect(f"tcp://{ends.address}")
+    try:
+        yield peer
+    finally:
+        context.destroy(0)

@@ -1,0 +1,511 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may do what: roles from the cluster file and keys, asks at the desk, and refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from liveshift.criu_glue.network import Overlay
+from liveshift.errors import LiveshiftError, NotFound, NotPermitted, Refused
+from liveshift.runtime import access, config, messages
+from liveshift.runtime.access import Principal, Role, Roles
+from liveshift.runtime.desk import Desk
+from liveshift.runtime.fleet import Fleet
+from liveshift.runtime.jobs import Capsule, Job
+from liveshift.runtime.keyring import Holder
+from liveshift.runtime.messages import Message, Run
+
+CLUSTER = """
+[cluster]
+name = "prod"
+orchestrator = "10.88.0.2:7400"
+overlay = "10.99.0.0/16"
+[hosts.h0]
+address = "10.88.0.10"
+slots = 4
+[hosts.h1]
+address = "10.88.0.11"
+slots = 4
+[paths]
+state = "{state}"
+[access]
+view = ["vera", "@auditors"]
+operate = ["otto", "@night"]
+admin = ["ada"]
+relayed = "{relayed}"
+"""
+
+ALICE, BOB, VERA, OTTO, ADA, NINA, NOBODY = 1001, 1002, 1003, 1004, 1005, 1006, 4242
+USERS = {
+    "root": 0, "alice": ALICE, "bob": BOB, "vera": VERA, "otto": OTTO, "ada": ADA, "nina": NINA,
+}  # fmt: skip
+GROUPS = {"users": 100, "auditors": 200, "night": 300}
+MEMBERS = {"nina": [300, 200]}
+
+
+@pytest.fixture(autouse=True)
+def people(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine's users and groups."""
+
+    def by_name(name: str) -> Any:
+        return SimpleNamespace(pw_name=name, pw_gid=100, pw_uid=USERS[name])
+
+    def by_uid(uid: int) -> Any:
+        names = [name for name, number in USERS.items() if number == uid]
+        if not names:
+            raise KeyError(uid)
+        return by_name(names[0])
+
+    users = SimpleNamespace(getpwuid=by_uid, getpwnam=by_name)
+    groups = SimpleNamespace(getgrnam=lambda name: SimpleNamespace(gr_gid=GROUPS[name]))
+    lists = SimpleNamespace(getgrouplist=lambda name, gid: [gid, *MEMBERS.get(name, [])])
+    for name, machine in (("pwd", users), ("grp", groups), ("os", lists)):
+        monkeypatch.setattr(access, name, machine)
+
+
+def rules(relayed: str = "user") -> config.Access:
+    return config.parse(CLUSTER.format(state="/x", relayed=relayed)).cluster.access
+
+
+# ---- roles ----
+
+
+def test_roles_include_one_another() -> None:
+    order = [Role.NOTHING, Role.USER, Role.VIEW, Role.OPERATE, Role.ADMIN]
+    for n, role in enumerate(order):
+        assert [role.covers(other) for other in order] == [m <= n for m in range(len(order))]
+
+
+@pytest.mark.parametrize(
+    ("uid", "role", "why"),
+    [
+        (0, Role.ADMIN, "root"),
+        (ALICE, Role.USER, "every user's"),
+        (VERA, Role.VIEW, 'access.view lists "vera"'),
+        (OTTO, Role.OPERATE, 'access.operate lists "otto"'),
+        (ADA, Role.ADMIN, 'access.admin lists "ada"'),
+        (NINA, Role.OPERATE, 'access.operate lists "@night"'),  # and an auditor: the higher counts
+        (NOBODY, Role.USER, "every user's"),  # of no name here
+    ],
+)
+def test_where_a_users_role_comes_from(uid: int, role: Role, why: str) -> None:
+    who = Roles(rules()).local(uid)
+    assert (who.role, who.why) == (role, why)
+    assert who.name == next((name for name, number in USERS.items() if number == uid), str(uid))
+
+
+def test_without_entries_only_root_is_more_than_a_user() -> None:
+    roles = Roles(config.Access())
+    assert [roles.local(u).role for u in (0, ALICE, ADA)] == [Role.ADMIN, Role.USER, Role.USER]
+
+
+@pytest.mark.parametrize(
+    ("relayed", "expected"),
+    [
+        ("user", {0: "user", ALICE: "user", VERA: "user", OTTO: "user", ADA: "user"}),
+        ("view", {0: "view", ALICE: "user", VERA: "view", OTTO: "view", ADA: "view"}),
+        ("operate", {0: "operate", ALICE: "user", VERA: "view", OTTO: "operate", ADA: "operate"}),
+        ("admin", {0: "admin", ALICE: "user", VERA: "view", OTTO: "operate", ADA: "admin"}),
+    ],
+)
+def test_what_an_agent_says_counts_as_far_as_configured(
+    relayed: str, expected: dict[int, str]
+) -> None:
+    roles = Roles(rules(relayed))
+    assert {uid: roles.relayed("h1", uid).role.value for uid in expected} == expected
+    root = roles.relayed("h1", 0)
+    assert (root.rules, root.squashed) == (
+        "h1" if relayed in ("user", "view") else None,
+        relayed != "admin",
+    )
+    assert roles.relayed("h1", ALICE).shown == "alice@h1"
+
+
+def test_an_agent_may_count_for_nothing() -> None:
+    for uid in (0, ALICE, ADA):
+        with pytest.raises(NotPermitted, match=r'@h1 may ask for nothing: access.relayed .* "noth'):
+            Roles(rules("nothing")).relayed("h1", uid)
+
+
+def test_names_that_nobody_has_are_told(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    del USERS["vera"]
+    try:
+        Scene(tmp_path)
+    finally:
+        USERS["vera"] = VERA
+    assert 'access: this machine knows no "vera"' in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("entry", "fits"),
+    [
+        ("alice", True), ("@ops", True), ("EXAMPLE\\alice", True), ("alice@example.org", True),
+        ("svc_1$", True), ("", False), ("@", False), ("@@ops", False), ("a b", False),
+        ("a:b", False), ("a,b", False), (7, False),
+    ],
+)  # fmt: skip
+def test_what_can_be_an_entry(entry: object, fits: bool) -> None:
+    text = CLUSTER.format(state="/x", relayed="user").replace('["ada"]', config.toml_value([entry]))
+    if fits:
+        assert config.parse(text).cluster.access.admin == (entry,)
+        return
+    with pytest.raises(LiveshiftError, match=r"access.admin\[0\]: found .* expected the name of"):
+        config.parse(text)
+
+
+def test_a_word_that_is_no_role() -> None:
+    with pytest.raises(LiveshiftError, match='"nothing", "user", "view", "operate" or "admin"'):
+        rules("root")
+
+
+# ---- the desk ----
+
+
+class Stubs:
+    """What stands behind the desk; takes note of what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def start(self, job: Job, capsule: Capsule, to: str, reason: str, by: str) -> Any:
+        self.told.append(f"move {capsule.name} {to} {reason} by {by}")
+        return SimpleNamespace(name="m1")
+
+    async def plan(self, job: Job, capsule: Capsule, to: str) -> Message:
+        return messages.Planned(capsule.name, capsule.host, to, [], 0, 0)
+
+    async def publish(self, job: Job) -> None:
+        return None
+
+    async def ask(self, host: str, message: Message, timeout: float) -> Message | None:
+        self.told.append(f"{type(message).__name__} {host}")
+        return messages.Output(b"secret", 6, None)
+
+    async def signal(self, job: Job, signum: int) -> None:
+        self.told.append(f"signal {job.name} {signum}")
+
+    async def forget(self, name: str, even_running: bool = False) -> None:
+        self.told.append(f"forget {name}")
+        if self.fleet.jobs.pop(name, None):
+            self.fleet.journal.remove_job(name)
+
+    def retry(self, host: str) -> None:
+        self.told.append(f"retry {host}")
+
+    def wake(self) -> None:
+        self.told.append("wake")
+
+    fleet: Fleet
+
+
+class Scene:
+    """alice's job a on h0 and h1, bob's job b on h1; both hosts are up."""
+
+    def __init__(self, state: Path, relayed: str = "user") -> None:
+        text = CLUSTER.format(state=state, relayed=relayed)
+        self.fleet = Fleet(config.parse(text).cluster)
+        self.stubs = stubs = Stubs()
+        stubs.fleet = self.fleet
+        for name, uid, hosts in (("a", ALICE, ["h0", "h1"]), ("b", BOB, ["h1"])):
+            self.job(name, uid, hosts)
+        for host in self.fleet.hosts.values():
+            host.heard = time.monotonic()
+        self.desk = Desk(self.fleet, *(cast(Any, stubs) for _ in range(3)))
+
+    def job(self, name: str, uid: int, hosts: list[str]) -> Job:
+        run = Run(name, len(hosts), ["train"], {}, "/", 100, [])
+        capsules = {f"{name}/{i}": Capsule(f"{name}/{i}", i, h, 1) for i, h in enumerate(hosts)}
+        owners = {c.name: (c.index, c.host) for c in capsules.values()}
+        vni = max((j.overlay.vni for j in self.fleet.jobs.values()), default=0) + 1
+        started = self.fleet.journal.add_job(name, vni, f"10.99.{vni}.0/24", b"", owners)
+        overlay = Overlay(vni, f"10.99.{vni}.0/24")
+        made = self.fleet.jobs[name] = Job(name, overlay, run, uid, started, capsules)
+        self.fleet.journal.tell(name, "started", "on its hosts", "its owner")
+        self.fleet.journal.tell(f"{name}/0", "moved", "h0 → h1", "somebody")
+        return made
+
+    def here(self, uid: int, ask: Message) -> Any:
+        return asyncio.run(self.desk.serve(uid, ask))
+
+    def at(self, host: str, uid: int, ask: Message) -> Any:
+        return asyncio.run(self.desk.serve_relayed(host, uid, ask))
+
+    def key(self, role: Role, ask: Message) -> Any:
+        return asyncio.run(self.desk.serve_operator(Holder("ops", role), ask))
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+TAINT, UNTAINT = messages.SetTaint("h1", "hot"), messages.Untaint("h1")
+MOVE = messages.Migrate("a/0", "h1", "", False)
+STOP, HUP = messages.SignalJob("a", signal.SIGTERM), messages.SignalJob("a", signal.SIGHUP)
+READ = messages.ReadOutput("a/0", 0, 0)
+EVENTS = messages.GetEvents("a", 0)
+RUN = Run("", 1, ["train"], {}, "/", 100, [])
+
+OWNER, VIEW, OPERATE, ADMIN = "owner", Role.VIEW, Role.OPERATE, Role.ADMIN
+
+
+@pytest.mark.parametrize(
+    ("ask", "needs"),
+    [
+        (EVENTS, VIEW), (messages.GetEvents("a/0", 0), VIEW), (MOVE, OPERATE), (STOP, OPERATE),
+        (messages.SignalJob("a", signal.SIGKILL), OPERATE), (HUP, ADMIN), (READ, ADMIN),
+    ],
+)  # fmt: skip
+def test_a_job_is_its_owners_and_those_with_the_role(
+    scene: Scene, ask: Message, needs: Role
+) -> None:
+    scene.here(ALICE, ask)
+    scene.at("h1", ALICE, ask)
+    scene.here(0, ask)
+    able = {BOB: Role.USER, VERA: VIEW, OTTO: OPERATE, NINA: OPERATE, ADA: ADMIN}
+    for uid, role in able.items():
+        if role.covers(needs):
+            scene.here(uid, ask)
+            scene.key(role, ask)
+            continue
+        done = list(scene.stubs.told)
+        with pytest.raises(NotPermitted, match=f'that needs the role "{needs}", and') as caught:
+            scene.here(uid, ask)
+        name = next(n for n, number in USERS.items() if number == uid)
+        assert str(caught.value).startswith(f"{name} may not ")
+        assert "access." in (caught.value.hint or "")
+        if role is not Role.USER:
+            with pytest.raises(NotPermitted, match=r"^ops \(key\) may not ") as caught:
+                scene.key(role, ask)
+            assert "keys add-operator" in (caught.value.hint or "")
+        assert scene.stubs.told == done, "nothing was done"
+
+
+@pytest.mark.parametrize("ask", [TAINT, UNTAINT])
+def test_hosts_are_for_operators(scene: Scene, ask: Message) -> None:
+    scene.fleet.taints["h1"] = ("hot", "root")
+    for uid in (ALICE, VERA):
+        with pytest.raises(NotPermitted, match='taint h1: that needs the role "operate"'):
+            scene.here(uid, ask)
+    with pytest.raises(NotPermitted):
+        scene.key(VIEW, ask)
+    assert not scene.stubs.told
+    scene.here(OTTO, ask)
+    assert scene.fleet.journal.events("h1", 0)[-1].by == "otto"
+
+
+def test_an_operators_key_does_what_its_role_says_and_is_named(scene: Scene) -> None:
+    scene.key(OPERATE, TAINT)
+    assert scene.fleet.taints["h1"] == ("hot", "ops (key)")
+    scene.key(OPERATE, MOVE)
+    assert scene.stubs.told[-1] == "move a/0 h1 asked for by ops (key)"
+
+
+@pytest.mark.parametrize("role", [VIEW, OPERATE, ADMIN])
+def test_a_key_runs_no_job(scene: Scene, role: Role) -> None:
+    with pytest.raises(NotPermitted, match=r"it runs as a user of the hosts, .* and a key is none"):
+        scene.key(role, RUN)
+
+
+# ---- root of a host ----
+
+
+def test_root_of_a_host_rules_that_host_and_no_other(scene: Scene) -> None:
+    scene.job("c", BOB, ["h0"])
+    scene.at("h1", 0, TAINT)
+    assert scene.fleet.taints["h1"] == ("hot", "root@h1")
+    scene.at("h1", 0, UNTAINT)
+    scene.at("h1", 0, messages.Migrate("a/1", "h0", "", False))  # off h1
+    scene.at("h1", 0, EVENTS)
+    status = scene.at("h1", 0, messages.GetStatus())
+    assert [job.name for job in status.jobs] == ["a", "b"], "what runs there"
+    for ask in (
+        messages.SetTaint("h0", "mine"), messages.Untaint("h0"), MOVE, STOP, HUP, READ,
+        messages.GetEvents("c", 0), messages.Migrate("c/0", "h1", "", False),
+    ):  # fmt: skip
+        with pytest.raises(NotPermitted, match=r"^root@h1 may not .* root has \"admin\", but"):
+            scene.at("h1", 0, ask)
+
+
+def test_root_of_a_host_takes_back_its_own_taint_only(scene: Scene) -> None:
+    scene.here(OTTO, TAINT)
+    with pytest.raises(NotPermitted, match="root@h1 may not untaint h1, which otto tainted"):
+        scene.at("h1", 0, UNTAINT)
+    assert "h1" in scene.fleet.taints
+
+
+def test_root_of_a_host_is_not_root_elsewhere(scene: Scene) -> None:
+    """Neither does it own root's jobs, nor may it start one that would run as root on others."""
+    scene.job("r", 0, ["h0"])
+    for ask in (messages.ReadOutput("r/0", 0, 0), messages.Migrate("r/0", "h1", "", False)):
+        with pytest.raises(NotPermitted):
+            scene.at("h1", 0, ask)
+    with pytest.raises(NotPermitted, match="may not run a job as root on other hosts") as caught:
+        scene.at("h1", 0, RUN)
+    assert 'access.relayed = "admin"' in (caught.value.hint or "")
+
+
+def test_a_user_with_a_role_is_told_why_it_does_not_count_through_an_agent(scene: Scene) -> None:
+    with pytest.raises(NotPermitted) as caught:
+        scene.at("h1", OTTO, TAINT)
+    assert str(caught.value) == (
+        'otto@h1 may not taint h1: that needs the role "operate", and otto has "operate", but'
+        ' through an agent it counts as "user"'
+    )
+    assert 'access.relayed = "operate"' in (caught.value.hint or "")
+
+
+def test_trusted_agents(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "admin")
+    scene.at("h1", OTTO, TAINT)
+    scene.at("h1", 0, messages.SetTaint("h0", "all of it"))
+    scene.at("h1", 0, READ)
+    scene.at("h1", 0, UNTAINT)
+    assert scene.at("h1", 0, RUN).name == "job1"
+    assert scene.fleet.jobs["job1"].uid == 0
+
+
+# ---- what is shown ----
+
+
+def shown(scene: Scene, uid: int) -> tuple[list[str], list[list[str]], list[int]]:
+    status = scene.here(uid, messages.GetStatus())
+    assert isinstance(status, messages.Status)
+    hosts = [host.capsules for host in status.hosts]
+    return [job.name for job in status.jobs], hosts, [host.used for host in status.hosts]
+
+
+def test_status_shows_hosts_to_all_and_jobs_to_those_who_may_see_them(scene: Scene) -> None:
+    assert shown(scene, ALICE) == (["a"], [["a/0"], ["a/1"]], [1, 2])
+    assert shown(scene, BOB) == (["b"], [[], ["b/0"]], [1, 2])
+    assert shown(scene, NOBODY) == ([], [[], []], [1, 2])
+    for uid in (0, VERA, OTTO, ADA):
+        assert shown(scene, uid) == (["a", "b"], [["a/0"], ["a/1", "b/0"]], [1, 2])
+
+
+def test_moves_are_shown_to_those_who_see_the_job(scene: Scene) -> None:
+    job = scene.fleet.jobs["a"]
+    row = messages.MigrationRow(
+        "m7", "a/0", "h0", "h1", "why", "root", 1, "preparing", time.time(), 0, 0, 0, 0, 0, 0, [],
+        None, None,
+    )  # fmt: skip
+    move = SimpleNamespace(name="m7", job=job, capsule=job.capsules["a/0"], source="h0",
+                           destination="h1", step="preparing", row=lambda: row)  # fmt: skip
+    scene.fleet.moves["m7"] = cast(Any, move)
+    for uid, sees in ((ALICE, True), (VERA, True), (BOB, False)):
+        assert [m.name for m in scene.here(uid, messages.GetStatus()).moving] == ["m7"] * sees
+        if sees:
+            assert scene.here(uid, messages.GetMigration("m7")).row == row
+        else:
+            with pytest.raises(NotPermitted, match="may not see m7: it is another user's"):
+                scene.here(uid, messages.GetMigration("m7"))
+    del scene.fleet.moves["m7"]  # and when it is history
+    scene.fleet.journal.save_migration(7, row)
+    assert scene.here(ALICE, messages.GetMigration("m7")).row == row
+    with pytest.raises(NotPermitted, match="may not see m7"):
+        scene.here(BOB, messages.GetMigration("m7"))
+    for strange in ("m²", "m" + "9" * 30, "m-1", "m"):
+        with pytest.raises(NotFound):
+            scene.here(ALICE, messages.GetMigration(strange))
+
+
+def test_events_are_of_hosts_and_of_jobs_that_one_may_see(scene: Scene) -> None:
+    scene.here(OTTO, TAINT)
+
+    def subjects(uid: int) -> list[str]:
+        return [e.subject for e in scene.here(uid, messages.GetEvents("", 0)).events]
+
+    assert subjects(VERA) == ["a", "a/0", "b", "b/0", "h1"]
+    assert subjects(ALICE) == ["a", "a/0", "h1"]
+    assert subjects(NOBODY) == ["h1"]
+    assert [e.subject for e in scene.here(BOB, messages.GetEvents("h1", 0)).events] == ["h1"]
+    assert {e.subject for e in scene.here(BOB, messages.GetEvents("%", 0)).events} <= {"b/0"}
+
+
+def test_the_next_owner_of_a_name_does_not_see_what_was_before(scene: Scene) -> None:
+    del scene.fleet.jobs["a"]
+    scene.fleet.journal.remove_job("a")
+    assert scene.here(ALICE, messages.GetEvents("", 0)).events == [], "whose it was is forgotten"
+    scene.job("a", BOB, ["h0"])
+    told = scene.here(BOB, messages.GetEvents("a", 0)).events
+    assert [e.subject for e in told] == ["a", "a/0"]
+    assert len(scene.here(VERA, messages.GetEvents("a", 0)).events) == 4
+
+
+def test_an_unknown_job_names_only_those_one_may_see(scene: Scene) -> None:
+    for uid, known in ((ALICE, "a"), (BOB, "b"), (VERA, "a, b"), (NOBODY, "none")):
+        with pytest.raises(NotFound, match='no job "x"') as caught:
+            scene.here(uid, messages.SignalJob("x", signal.SIGTERM))
+        assert caught.value.hint == f"known jobs: {known}"
+
+
+# ---- running ----
+
+
+def test_a_users_groups_must_be_their_own(scene: Scene) -> None:
+    scene.here(NINA, Run("", 1, ["train"], {}, "/", 100, [200, 300]))
+    with pytest.raises(NotPermitted, match="alice may not run a job with the groups 0, 300"):
+        scene.here(ALICE, Run("", 1, ["train"], {}, "/", 0, [100, 300]))
+    with pytest.raises(NotPermitted, match="knows no user 4242"):
+        scene.at("h0", NOBODY, RUN)
+    with pytest.raises(NotPermitted, match="knows no user -1"):
+        scene.at("h0", -1, RUN)
+
+
+def test_the_output_of_an_ended_job_is_not_another_users_to_remove(scene: Scene) -> None:
+    scene.fleet.jobs["a"].state = scene.job("job1", ALICE, ["h0"]).state = "ended"
+    with pytest.raises(Refused, match='"a" is another user\'s job'):
+        scene.here(BOB, Run("a", 1, ["train"], {}, "/", 100, []))
+    assert scene.here(BOB, RUN).name == "job2"
+    assert "forget a" not in scene.stubs.told
+    assert "forget job1" not in scene.stubs.told
+    assert scene.here(ALICE, Run("a", 1, ["train"], {}, "/", 100, [])).name == "a"
+
+
+def test_long_texts_do_not_fill_the_journal(scene: Scene) -> None:
+    scene.here(ALICE, messages.Migrate("a/0", "h1", "x" * 5000, False))
+    assert scene.stubs.told[-1] == f"move a/0 h1 {'x' * 1000}… by alice"
+    scene.here(ALICE, Run("long", 1, ["x" * 5000], {}, "/", 100, []))
+    assert len(scene.fleet.journal.events("long", 0)[0].text) < 1100
+
+
+@pytest.mark.parametrize("wait", [float("nan"), float("inf"), -1.0, 1e300])
+def test_a_wait_of_any_length_is_bounded(scene: Scene, wait: float) -> None:
+    assert scene.here(ALICE, messages.ReadOutput("a/0", 0, wait)).data == b"secret"
+
+
+@pytest.mark.parametrize("number", [0, -9, 65, 10**30])
+def test_a_number_that_is_no_signal(scene: Scene, number: int) -> None:
+    with pytest.raises(Refused, match="there is no signal"):
+        scene.here(ALICE, messages.SignalJob("a", number))
+
+
+@pytest.mark.parametrize(
+    "ask", [messages.Beat("h0", 1, []), messages.Relay(0, b""), messages.Here(1)]
+)
+def test_what_is_for_agents_is_not_for_people(scene: Scene, ask: Message) -> None:
+    with pytest.raises(NotPermitted, match="is not for the command line"):
+        scene.here(0, ask)
+
+
+# ---- who am I ----
+
+
+def test_who_am_i(scene: Scene) -> None:
+    me = scene.here(OTTO, messages.WhoAmI())
+    assert (me.name, me.role, me.uid, me.through) == ("otto", "operate", OTTO, "")
+    assert me.why == 'access.operate lists "otto"'
+    assert [text.split()[0] for text in me.may] == ["run", "see", "taint,"]
+    root = scene.at("h1", 0, messages.WhoAmI())
+    assert (root.name, root.role, root.through) == ("root", "user", "h1")
+    assert root.may == ["taint h1, see what runs there, move it off"]
+    key = scene.key(VIEW, messages.WhoAmI())
+    assert (key.name, key.uid, key.may) == ("ops", None, ["see everybody's jobs, moves and events"])
+    assert Principal("x", Role.USER, "", ALICE).rights() != []

@@ -1,0 +1,515 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections that break, keys that are revoked, frames that come twice: nothing is lost, nothing
+is served twice, and who has no key any more is out."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from link_harness import beat, joined, nothing, raw_peer, until
+
+from liveshift.errors import LiveshiftError, Refused, Unreachable
+from liveshift.runtime import keys, link, messages
+from liveshift.runtime.access import Role
+from liveshift.runtime.link import Holder
+from liveshift.runtime.messages import Message
+
+
+def host_key(key_directory: Path, name: str = "h0") -> Path:
+    return keys.secret_path(key_directory, name)
+
+
+# ---- twice ----
+
+
+def test_the_same_frame_twice_is_served_once_and_answered_twice(key_directory: Path) -> None:
+    served: list[Message] = []
+
+    async def orchestrator(_peer: str, ask: Message) -> Message | None:
+        served.append(ask)
+        return messages.Named(f"the {len(served)}.")
+
+    async def scene() -> None:
+        async with joined(key_directory, orchestrator) as ends:
+            with raw_peer(ends, host_key(key_directory)) as peer:
+                frame = messages.encode_ask(41, messages.Ended("gpt/0", 1, 0))
+                answers = []
+                for _ in range(3):
+                    await peer.send(frame)
+                    answers.append(await peer.recv())
+                assert len(set(answers)) == 1
+                assert messages.decode(answers[0]).answer == messages.Named("the 1.")
+                await peer.send(messages.encode_ask(42, messages.Ended("gpt/0", 1, 0)))
+                assert messages.decode(await peer.recv()).answer == messages.Named("the 2.")
+            with raw_peer(ends, host_key(key_directory)) as again:  # and over another connection
+                await again.send(frame)
+                assert await again.recv() == answers[0]
+        assert len(served) == 2
+
+    asyncio.run(scene())
+
+
+def test_a_frame_that_comes_again_while_it_is_served_is_answered_where_it_came_from_last(
+    key_directory: Path,
+) -> None:
+    served: list[Message] = []
+    go = asyncio.Event()
+
+    async def orchestrator(_peer: str, ask: Message) -> Message | None:
+        served.append(ask)
+        await go.wait()
+        return None
+
+    async def scene() -> None:
+        async with joined(key_directory, orchestrator) as ends:
+            frame = messages.encode_ask(41, messages.Ended("gpt/0", 1, 0))
+            with raw_peer(ends, host_key(key_directory)) as peer:
+                await peer.send(frame)
+                await until(lambda: served)
+            with raw_peer(ends, host_key(key_directory)) as again:
+                await again.send(frame)
+                await again.send(messages.encode_ask(42, messages.Here(1)))
+                assert messages.decode(await again.recv()).id == 42  # so 41 has come before
+                go.set()
+                assert messages.decode(await again.recv()).id == 41
+        assert len(served) == 1
+
+    asyncio.run(scene())
+
+
+def test_answers_that_nobody_waits_for_and_old_ones_change_nothing(key_directory: Path) -> None:
+    """Replayed answers: of an ask that is over, of one that never was."""
+
+    async def scene() -> None:
+        async with joined(key_directory) as ends:
+            with raw_peer(ends, host_key(key_directory)) as peer:
+                await peer.send(messages.encode_ask(1, beat()))
+                await peer.recv()
+                asked = asyncio.create_task(ends.switchboard.ask("h0", messages.End("a/0"), 10))
+                number = messages.decode(await peer.recv()).id
+                await peer.send(messages.encode_answer(number, messages.Named("first")))
+                assert await asked == messages.Named("first")
+                asked = asyncio.create_task(ends.switchboard.ask("h0", messages.End("a/0"), 10))
+                second = messages.decode(await peer.recv()).id
+                for late in (number, number - 1, second + 1):
+                    await peer.send(messages.encode_answer(late, messages.Named("replayed")))
+                await peer.send(messages.encode_answer(second, messages.Named("second")))
+                assert await asked == messages.Named("second")
+
+    asyncio.run(scene())
+
+
+# ---- connections that break ----
+
+
+async def rebound(ends: Any, key_directory: Path) -> None:
+    """All connections break: the key of h1, which nobody here uses, is revoked."""
+    before = set(ends.switchboard._routes.items())
+    keys.revoke(key_directory, "h1")
+    routes = ends.switchboard._routes
+    await until(lambda: routes and before.isdisjoint(routes.items()))
+
+
+def test_asks_under_way_either_way_survive_a_rebind(
+    key_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "WATCH_S", 0.05)
+    served: list[str] = []
+    go = asyncio.Event()
+
+    async def orchestrator(_peer: str, ask: Message) -> Message | None:
+        if isinstance(ask, messages.Ended):
+            served.append("orchestrator")
+            await go.wait()
+            return messages.Named("from the orchestrator")
+        return None
+
+    async def agent(_peer: str, _ask: Message) -> Message | None:
+        served.append("agent")
+        await go.wait()
+        return messages.Named("from the agent")
+
+    async def scene() -> None:
+        async with joined(key_directory, orchestrator) as ends:
+            uplink = await ends.agent("h0", agent)
+            await uplink.line.ask(beat(), 10)
+            up = asyncio.create_task(uplink.line.ask(messages.Ended("gpt/0", 1, 0), 20))
+            down = asyncio.create_task(ends.switchboard.ask("h0", messages.End("gpt/0"), 20))
+            await until(lambda: len(served) == 2)
+            await rebound(ends, key_directory)
+            go.set()
+            assert await up == messages.Named("from the orchestrator")
+            assert await down == messages.Named("from the agent")
+            assert sorted(served) == ["agent", "orchestrator"]
+
+    asyncio.run(scene())
+
+
+def test_an_answer_that_was_lost_with_its_connection_is_sent_again(
+    key_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both handlers answer while nobody is connected."""
+    monkeypatch.setattr(link, "WATCH_S", 0.05)
+    served: list[str] = []
+    go = asyncio.Event()
+
+    async def answer(peer: str, ask: Message) -> Message | None:
+        if isinstance(ask, messages.Beat):
+            return None
+        served.append(peer)
+        await go.wait()
+        return messages.Named(peer)
+
+    async def scene() -> None:
+        async with joined(key_directory, answer) as ends:
+            uplink = await ends.agent("h0", answer)
+            await uplink.line.ask(beat(), 10)
+            up = asyncio.create_task(uplink.line.ask(messages.Ended("gpt/0", 1, 0), 20))
+            down = asyncio.create_task(ends.switchboard.ask("h0", messages.End("gpt/0"), 20))
+            await until(lambda: len(served) == 2)
+            uplink.line.disconnected()
+            ends.switchboard.lines["h0"].disconnected()
+            for line in (uplink.line, ends.switchboard.lines["h0"]):  # where answers go is gone
+                for asked in line._served._under_way.values():
+                    asked.reply = line._transmit
+            go.set()
+            await until(lambda: not uplink.line._served._under_way)
+            await until(lambda: not ends.switchboard.lines["h0"]._served._under_way)
+            assert not up.done()
+            assert not down.done()
+            await rebound(ends, key_directory)
+            assert (await up, await down) == (
+                messages.Named("h0"),
+                messages.Named(uplink.line.peer),
+            )
+            assert len(served) == 2
+
+    asyncio.run(scene())
+
+
+def test_what_an_earlier_life_was_asked_fails_and_is_not_asked_of_the_next(
+    key_directory: Path,
+) -> None:
+    """An orchestrator that was restarted does not get the asks of the one before."""
+    heard: list[str] = []
+
+    def named(name: str) -> link.Handler:
+        async def orchestrator(_peer: str, ask: Message) -> Message | None:
+            heard.append(f"{name} {type(ask).__name__}")
+            if isinstance(ask, messages.Ended):
+                await asyncio.sleep(60)
+            return messages.Named(name)
+
+        return orchestrator
+
+    async def scene() -> None:
+        async with joined(key_directory, named("first")) as ends:
+            uplink = await ends.agent("h0")
+            await uplink.line.ask(beat(), 10)
+            life = uplink.line.peer_life
+            asked = asyncio.create_task(uplink.line.ask(messages.Ended("gpt/0", 1, 0), 60))
+            await until(lambda: "first Ended" in heard)
+            await ends.stop(ends.switchboard)
+            waiting = asyncio.create_task(uplink.line.ask(beat(), 60))  # asked of nobody yet
+            await asyncio.sleep(0)
+            await ends.start(named("second"))
+            with pytest.raises(Unreachable, match="lost contact to the orchestrator during Ended"):
+                await asked
+            assert await waiting == messages.Named("second")
+            assert uplink.line.peer_life != life
+            assert heard == ["first Beat", "first Ended", "second Beat"]
+
+    asyncio.run(scene())
+
+
+def test_what_an_earlier_agent_was_asked_fails_when_the_next_one_comes(key_directory: Path) -> None:
+    heard: list[str] = []
+
+    def named(name: str) -> link.Handler:
+        async def agent(_peer: str, ask: Message) -> Message | None:
+            heard.append(f"{name} {type(ask).__name__}")
+            await asyncio.sleep(60)
+            return None
+
+        return agent
+
+    async def scene() -> None:
+        async with joined(key_directory) as ends:
+            first = await ends.agent("h0", named("first"))
+            await first.line.ask(beat(), 10)
+            asked = asyncio.create_task(ends.switchboard.ask("h0", messages.End("gpt/0"), 60))
+            await until(lambda: heard)
+            await ends.stop(first)
+            second = await ends.agent("h0", named("second"))
+            await second.line.ask(beat(), 10)
+            with pytest.raises(Unreachable, match="lost contact to h0 during End"):
+                await asked
+            assert heard == ["first End"]
+
+    asyncio.run(scene())
+
+
+def test_a_peer_that_stays_away_is_not_waited_for_to_the_deadline(
+    key_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("liveshift.runtime.line.RECONNECT_S", 0.2)
+
+    async def scene() -> None:
+        async with joined(key_directory) as ends:
+            uplink = await ends.agent("h0")
+            await uplink.line.ask(beat(), 10)
+            await ends.stop(uplink)
+
+            async def gone() -> bool:
+                try:
+                    await ends.switchboard.ask("h0", messages.End("gpt/0"), 0.5)
+                except Unreachable as error:
+                    return "is not connected" in str(error)
+                return False
+
+            while not await gone():
+                pass  # the closing of a connection takes a moment to be seen
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+
+
+# ---- keys that are revoked ----
+
+
+def test_a_revoked_host_loses_its_connection_and_the_others_do_not_notice(
+    key_directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[str] = []
+
+    async def orchestrator(peer: str, _ask: Message) -> Message | None:
+        heard.append(peer)
+        return None
+
+    async def scene() -> None:
+        async with joined(key_directory, orchestrator) as ends:
+            bad, good = await ends.agent("h1"), await ends.agent("h0")
+            await bad.line.ask(beat("h1"), 10)
+            await good.line.ask(beat(), 10)
+            keys.revoke(key_directory, "h1")
+            heard.clear()
+            with pytest.raises(Unreachable):
+                await bad.line.ask(beat("h1"), 1)
+            await until(lambda: "turned away the key of h1" in caplog.text)  # the agent says so
+            for _ in range(5):
+                await good.line.ask(beat(), 10)
+            with pytest.raises(Unreachable):
+                await bad.line.ask(beat("h1"), 0.5)
+            assert set(heard) == {"h0"}
+            with pytest.raises(Unreachable):
+                await ends.switchboard.ask("h1", messages.End("gpt/0"), 0.5)
+
+    asyncio.run(scene())
+    assert "the keys of h1 are gone: all connect again" in caplog.text
+
+
+def test_a_peer_that_only_listens_loses_its_connection_too(key_directory: Path) -> None:
+    """It has shown its key and never said a word: nobody knows its connection by name."""
+
+    async def scene() -> None:
+        async with joined(key_directory) as ends:
+            with raw_peer(ends, host_key(key_directory, "h1")) as peer:
+                events = peer.get_monitor_socket()
+                await until_event(events, link.zmq.EVENT_HANDSHAKE_SUCCEEDED)
+                keys.revoke(key_directory, "h1")
+                await until_event(events, link.zmq.EVENT_DISCONNECTED)
+                await until_event(events, link.zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+
+    async def until_event(events: Any, wanted: int) -> None:
+        while (await link.recv_monitor_message(events))["event"] != wanted:
+            pass
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+
+
+def test_a_host_with_a_new_key_comes_back(key_directory: Path) -> None:
+    async def scene() -> None:
+        async with joined(key_directory) as ends:
+            old = await ends.agent("h1")
+            await old.line.ask(beat("h1"), 10)
+            keys.revoke(key_directory, "h1")
+            keys.add_host(key_directory, "h1")
+            with pytest.raises(Unreachable):
+                await old.line.ask(beat("h1"), 1.5)
+            new = await ends.agent("h1")
+            await new.line.ask(beat("h1"), 10)
+
+    asyncio.run(scene())
+
+
+def test_an_agent_that_was_turned_away_comes_again_by_itself(
+    key_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its key reaches the orchestrator later than the agent does."""
+    monkeypatch.setattr(link, "TURNED_AWAY_S", 0.1)
+    half = keys.public_path(key_directory, "h1")
+    content = half.read_bytes()
+
+    async def scene() -> None:
+        async with joined(key_directory) as ends:
+            uplink = await ends.agent("h1")
+            half.unlink()
+            ends.switchboard._known.holders()
+            with pytest.raises(Unreachable):
+                await uplink.line.ask(beat("h1"), 0.5)
+            half.write_bytes(content)
+            for _ in range(50):
+                try:
+                    await uplink.line.ask(beat("h1"), 0.5)
+                    return
+                except Unreachable:
+                    continue
+            raise AssertionError("it did not come back")
+
+    asyncio.run(scene())
+
+
+# ---- operators ----
+
+
+def test_an_operator_asks_and_is_known_by_name_and_role(key_directory: Path) -> None:
+    heard: list[tuple[Holder, Message]] = []
+
+    async def operators(holder: Holder, ask: Message) -> Message | None:
+        heard.append((holder, ask))
+        return messages.Named(holder.name)
+
+    async def hosts(_peer: str, _ask: Message) -> Message | None:
+        raise AssertionError("an operator is no host")
+
+    async def scene() -> None:
+        async with joined(key_directory, hosts, operators) as ends:
+            with raw_peer(ends, key_directory / "operators/ops.key") as peer:
+                await peer.send(messages.encode_ask(1, messages.Here(7)))
+                there = messages.decode(await peer.recv()).answer
+                assert isinstance(there, messages.There)
+                for _ in range(2):  # twice: served once
+                    await peer.send(messages.encode_ask(2, messages.GetStatus()))
+                    assert messages.decode(await peer.recv()).answer == messages.Named("ops")
+                for raw in (b"", messages.encode_answer(5, None)):
+                    await peer.send(raw)
+                await peer.send(messages.encode_ask(3, beat()))
+                assert messages.decode(await peer.recv()).id == 3
+        assert heard == [
+            (Holder("ops", Role.OPERATE), messages.GetStatus()),
+            (Holder("ops", Role.OPERATE), beat()),
+        ]
+        assert not ends.switchboard.lines
+
+    asyncio.run(scene())
+
+
+def test_without_a_desk_operators_are_not_served(key_directory: Path) -> None:
+    async def scene() -> None:
+        async with joined(key_directory) as ends:
+            with raw_peer(ends, key_directory / "operators/ops.key") as peer:
+                await peer.send(messages.encode_ask(2, messages.GetStatus()))
+                error = messages.decode(await peer.recv()).error
+                assert error is not None
+                assert error[0] == "NotPermitted"
+
+    asyncio.run(scene())
+
+
+def test_a_revoked_operator_is_out(key_directory: Path) -> None:
+    async def operators(_holder: Holder, _ask: Message) -> Message | None:
+        return None
+
+    async def scene() -> None:
+        async with joined(key_directory, nothing, operators) as ends:
+            with raw_peer(ends, key_directory / "operators/ops.key") as peer:
+                events = peer.get_monitor_socket()
+                await peer.send(messages.encode_ask(2, messages.GetStatus()))
+                await peer.recv()
+                keys.revoke(key_directory, "ops")
+                await peer.send(messages.encode_ask(3, messages.GetStatus()))
+                while True:
+                    event = (await link.recv_monitor_message(events))["event"]
+                    if event == link.zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                        break
+                assert not await peer.poll(0), "the ask after the revocation was not answered"
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+
+
+# ---- bounds ----
+
+
+def test_a_frame_that_is_too_long_costs_its_sender_the_connection_only(key_directory: Path) -> None:
+    async def scene() -> None:
+        async with joined(key_directory) as ends:
+            good = await ends.agent("h0")
+            await good.line.ask(beat(), 10)
+            with raw_peer(ends, host_key(key_directory, "h1")) as peer:
+                events = peer.get_monitor_socket(link.zmq.EVENT_DISCONNECTED)
+                await peer.send(b"x" * ((8 << 20) + 1))
+                await link.recv_monitor_message(events)
+            await good.line.ask(beat(), 10)
+            with pytest.raises(LiveshiftError, match=r"to the orchestrator has \d+ bytes"):
+                await good.line.ask(messages.Relay(0, b"x" * (8 << 20)), 5)
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+
+
+def test_a_peer_that_asks_too_much_at_once_is_refused_and_another_is_served(
+    key_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("liveshift.runtime.served.MOST_ASKS", 10)
+    go = asyncio.Event()
+
+    async def orchestrator(peer: str, _ask: Message) -> Message | None:
+        if peer == "h1":
+            await go.wait()
+        return None
+
+    async def scene() -> None:
+        async with joined(key_directory, orchestrator) as ends:
+            greedy, other = await ends.agent("h1"), await ends.agent("h0")
+            asks = [asyncio.create_task(greedy.line.ask(beat("h1"), 20)) for _ in range(30)]
+            await asyncio.wait(asks, timeout=20, return_when="FIRST_COMPLETED")
+            await other.line.ask(beat(), 10)
+            await until(lambda: sum(task.done() for task in asks) == 20)
+            for task in asks:
+                if task.done():
+                    with pytest.raises(Refused, match="h1 has asked for too much at once"):
+                        await task
+            go.set()
+            served = await asyncio.gather(*asks, return_exceptions=True)
+            assert served.count(None) == 10
+            assert await greedy.line.ask(beat("h1"), 10) is None
+
+    asyncio.run(scene())
+
+
+def test_a_peer_that_takes_nothing_holds_up_nobody_and_gets_no_more_than_fits(
+    key_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks for long answers and reads none of them."""
+    monkeypatch.setattr("liveshift.runtime.outlet.WAITING_BYTES", 20 << 20)
+    served: list[str] = []
+
+    async def orchestrator(peer: str, _ask: Message) -> Message | None:
+        served.append(peer)
+        return messages.Output(b"x" * (4 << 20), 0, None) if peer == "h1" else None
+
+    async def scene() -> None:
+        async with joined(key_directory, orchestrator) as ends:
+            good = await ends.agent("h0")
+            with raw_peer(ends, host_key(key_directory, "h1")) as peer:
+                peer.rcvhwm = 1
+                for number in range(60):
+                    await peer.send(messages.encode_ask(number, messages.Ended("gpt/0", 1, 0)))
+                await until(lambda: served.count("h1") == 60)
+                await good.line.ask(beat(), 5)
+                weight = ends.switchboard._weights["h1"]
+                held = sum(size for tracker, size in weight._frames if not tracker.done)
+                assert 0 < held <= 20 << 20
+
+    asyncio.run(scene())
