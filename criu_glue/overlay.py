@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from functools import lru_cache
 
 VXLAN_PORT = 4789
 VXLAN_OVERHEAD = 50
@@ -35,7 +36,7 @@ class Overlay:
 
     def address(self, index: int) -> str:
         """The mobile address of capsule ``index``, the first being .1."""
-        return str(ipaddress.ip_network(self.subnet)[index + 1])
+        return _address(self.subnet, index + 1)
 
     def veth(self, index: int) -> str:
         return f"lsv{self.vni}.{index}"
@@ -44,6 +45,12 @@ class Overlay:
         """Whose veth a device is; None when it is not one of this overlay's."""
         start, _, index = device.rpartition(".")
         return int(index) if start == f"lsv{self.vni}" and index.isdecimal() else None
+
+
+@lru_cache(maxsize=1 << 16)
+def _address(subnet: str, number: int) -> str:
+    """Kept: an orchestrator says every address of every job to every host."""
+    return str(ipaddress.ip_network(subnet)[number])
 
 
 def mac(address: str) -> str:

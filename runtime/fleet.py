@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 
 import msgspec
@@ -58,28 +59,33 @@ class Fleet:
         for name in ended[: max(0, len(ended) - keep)]:
             del self.moves[name]
 
-    def on(self, host: str) -> list[str]:
-        """Capsules that take a slot on a host: those that run there, those coming and going."""
-        here = {
-            capsule.name
-            for job in self.jobs.values()
-            for capsule in job.capsules.values()
-            if capsule.host == host and capsule.code is None and job.state != "ended"
-        }
-        here |= {m.capsule.name for m in self.under_way() if host in (m.source, m.destination)}
-        return sorted(here)
+    def taken(self) -> defaultdict[str, set[str]]:
+        """By host, capsules that take a slot: those that run there, those coming and going."""
+        taken: defaultdict[str, set[str]] = defaultdict(set)
+        for job in self.jobs.values():
+            if job.state != "ended":
+                for capsule in job.capsules.values():
+                    if capsule.code is None:
+                        taken[capsule.host].add(capsule.name)
+        for move in self.under_way():
+            for host in (move.source, move.destination):
+                taken[host].add(move.capsule.name)
+        return taken
 
-    def held_by(self, host: str) -> list[str]:
-        """Capsules that are not away from a host yet: a committed move that is not over holds
-        its frozen copy there still."""
-        arriving = {m.capsule.name for m in self.under_way() if m.destination == host}
-        arrived = {n for n in arriving if (found := self.find(n)) and found[1].host == host}
-        return [name for name in self.on(host) if name not in arriving or name in arrived]
+    def held(self) -> dict[str, list[str]]:
+        """By host, capsules that are not away from it yet: a committed move that is not over
+        holds its frozen copy there still."""
+        held = self.taken()
+        for move in self.under_way():
+            if move.capsule.host != move.destination:
+                held[move.destination].discard(move.capsule.name)
+        return {host: sorted(names) for host, names in held.items()}
 
     def views(self) -> list[HostView]:
         """The hosts as decisions about spares and placement see them."""
+        taken = self.taken()
         return [
-            HostView(h.name, h.spare.value, h.slots, len(self.on(h.name)), self.is_up(h.name),
+            HostView(h.name, h.spare.value, h.slots, len(taken[h.name]), self.is_up(h.name),
                      h.name in self.taints)
             for h in self.cluster.hosts
         ]  # fmt: skip

@@ -67,7 +67,7 @@ def _capsule(job: Job, capsule: Capsule, host_up: bool) -> CapsuleRow:
 
 
 def _hosts(fleet: Fleet, shown: set[str]) -> list[HostRow]:
-    rows = []
+    rows, held = [], fleet.held()
     for view, host in zip(fleet.views(), fleet.cluster.hosts, strict=True):
         reason, by = fleet.taints.get(host.name, (None, None))
         rows.append(
@@ -81,7 +81,7 @@ def _hosts(fleet: Fleet, shown: set[str]) -> list[HostRow]:
                 taint=reason,
                 taint_by=by,
                 memory_free=fleet.hosts[host.name].memory_free,
-                capsules=[name for name in fleet.held_by(host.name) if name in shown],
+                capsules=[name for name in held.get(host.name, ()) if name in shown],
             )
         )
     return rows
