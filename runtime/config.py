@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from functools import cached_property
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -189,7 +190,7 @@ class Cluster:
         known = ", ".join(host.name for host in self.hosts)
         raise NotFound(f'no host "{name}" in cluster "{self.name}"', hint=f"its hosts are: {known}")
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Equal on two machines if and only if their files say the same (16 hex digits).
 

@@ -63,8 +63,16 @@ class Job:
     state: str = "running"
     code: int | None = None
     first_end: str | None = field(default=None)
+    _book: tuple[int, Book] | None = field(default=None, repr=False, compare=False)
 
     def book(self) -> Book:
+        """The address book; the same one until a capsule has another owner."""
+        epochs = sum(c.epoch for c in self.capsules.values())  # each only grows
+        if self._book is None or self._book[0] != epochs:
+            self._book = epochs, self._new_book()
+        return self._book[1]
+
+    def _new_book(self) -> Book:
         where = {self.overlay.address(c.index): (c.host, c.epoch) for c in self.capsules.values()}
         return Book(self.name, self.overlay.vni, self.overlay.subnet, where)
 

@@ -72,9 +72,9 @@ class Orchestrator:
             if ask.life != state.life:
                 state.life = ask.life
                 self.switchboard.lines[host].drop()  # what was asked of the agent before
+                self._look_for_lost(host, ask)  # one that lived on would have told
             self.evacuation.wake()
             running = [j.book() for j in self.fleet.jobs.values() if j.state != "ended"]
-            self._look_for_lost(host, ask)
             return messages.Books(running)
         if isinstance(ask, messages.Claim):
             return self.moves.rule(host, ask)
