@@ -26,6 +26,9 @@ from .tasks import Tasks
 log = logging.getLogger("liveshift.moves")
 
 LIVENESS_LOOK_S = 0.5
+PUBLISH_AT_ONCE, PUBLISHED_AT_ONCE = 50, 4
+"""Hosts that are told of an address book together, and books that are told together, where the
+job does not wait for it."""
 KEEP_MOVES = 200
 """Ended migrations that are kept at hand; the journal has them all."""
 
@@ -44,6 +47,7 @@ class Moves:
         self._switchboard = switchboard
         self._over = over
         self._tasks = Tasks()
+        self._publishing = asyncio.Semaphore(PUBLISHED_AT_ONCE)
 
     def start(self, job: Job, capsule: Capsule, to: str, reason: str, by: str) -> Move:
         """Begin to move a capsule; raises Refused, NotFound or Unreachable with nothing begun."""
@@ -137,16 +141,28 @@ class Moves:
         self._fleet.journal.tell(move.capsule.name, "moving", text, move.by, move.number)
 
     async def publish(self, job: Job) -> None:
-        """Every host hears where the job's addresses are; one that is away hears it on Hello."""
-        book = messages.Locate(job.book())
-        limit = self.cluster.timeouts.suspicion
-        names = self._fleet.up()
-        done = await asyncio.gather(
-            *(self.ask(name, book, limit) for name in names), return_exceptions=True
-        )
-        for name, result in zip(names, done, strict=True):
+        """Every host hears where the job's addresses are; one that is away hears it on Hello.
+
+        Returns once the job's own hosts have; the others have nothing that speaks to it, and hear
+        it a few at a time, so that moves of many jobs leave time for beats.
+        """
+        book, up = messages.Locate(job.book()), self._fleet.up()
+        own = {capsule.host for capsule in job.capsules.values()}
+        self._tasks.spawn(self._publish_to([name for name in up if name not in own], book))
+        await self._locate([name for name in up if name in own], book)
+
+    async def _publish_to(self, hosts: list[str], book: messages.Locate) -> None:
+        async with self._publishing:
+            for first in range(0, len(hosts), PUBLISH_AT_ONCE):
+                await self._locate(hosts[first : first + PUBLISH_AT_ONCE], book)
+
+    async def _locate(self, hosts: list[str], book: messages.Locate) -> None:
+        limit = self.cluster.timeouts.suspicion  # as long as a host that fell silent is up
+        asks = (self._switchboard.ask(host, book, limit) for host in hosts)
+        done = await asyncio.gather(*asks, return_exceptions=True)
+        for host, result in zip(hosts, done, strict=True):
             if isinstance(result, BaseException):
-                log.warning("address book of %s at %s: %s", job.name, name, result)
+                log.warning("address book of %s at %s: %s", book.book.job, host, result)
 
     def another_spare(self, move: Move) -> str:
         views = [v for v in self._fleet.views() if v.name not in move.tried]
