@@ -224,7 +224,7 @@ class Scene:
         capsules = {f"{name}/{i}": Capsule(f"{name}/{i}", i, h, 1) for i, h in enumerate(hosts)}
         owners = {c.name: (c.index, c.host) for c in capsules.values()}
         vni = max((j.overlay.vni for j in self.fleet.jobs.values()), default=0) + 1
-        started = self.fleet.journal.add_job(name, vni, f"10.99.{vni}.0/24", b"", owners)
+        started, _ = self.fleet.journal.add_job(name, vni, f"10.99.{vni}.0/24", b"", owners)
         overlay = Overlay(vni, f"10.99.{vni}.0/24")
         made = self.fleet.jobs[name] = Job(name, overlay, run, uid, started, capsules)
         self.fleet.journal.tell(name, "started", "on its hosts", "its owner")

@@ -155,7 +155,7 @@ def test_an_error_that_nobody_foresaw(
 ) -> None:
     """A broken installation, here: a module of the name of one that is needed."""
     (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "msgpack.py").write_text("raise ZeroDivisionError('by design')\n")
+    (tmp_path / "broken" / "msgspec.py").write_text("raise ZeroDivisionError('by design')\n")
     path = os.pathsep.join(filter(None, (str(tmp_path / "broken"), os.environ.get("PYTHONPATH"))))
     broken = environment | {"PYTHONPATH": path}
     code, out, err = call("status", env=broken)

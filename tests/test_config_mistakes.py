@@ -42,8 +42,8 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
      '9: hosts.orchestrator: found "orchestrator", expected a DNS label of at most 15 characters'
      ' (a-z, 0-9 and, inside, -) other than "orchestrator"'),
     ('[hosts.h1]\naddress = "10.88.0.11"', "[host.h1]\n",
-     "9: host: found an unknown table, expected one of cluster, hosts, files, env, paths, timeouts"
-     ' (did you mean "hosts"?)'),
+     "9: host: found an unknown table, expected one of cluster, hosts, files, env, paths, timeouts,"
+     ' access (did you mean "hosts"?)'),
     ('name = "prod"', 'name = "prod"\nheartbeat = 2',
      "3: cluster.heartbeat: found an unknown key, expected one of name, orchestrator, overlay,"
      ' network ("heartbeat" belongs in [timeouts])'),

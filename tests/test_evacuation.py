@@ -46,6 +46,7 @@ class StandIn:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
+        self.cluster = fleet.cluster
         self.room = True
         self.asked: list[str] = []
         self.begun: list[str] = []
