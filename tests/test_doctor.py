@@ -47,7 +47,8 @@ def test_everything_asked_for_is_looked_at(capsys: pytest.CaptureFixture[str]) -
     assert {row["check"] for row in told["checks"]} >= {
         "privileges", "CAP_SYS_RESOURCE", "kernel", "checkpoint/restore", "namespaces", "veth",
         "bridge", "VXLAN", "nftables", "fence", "lab's bad links", "CRIU", "python", "torch",
-        "interposer", "memory", "pipe-max-size", "/run", "write tracking", "deadlines", "GPU driver",
+        "interposer", "memory", "pipe-max-size", "/run", "write tracking", "deadlines",
+        "GPU driver",
     }  # fmt: skip
 
 

@@ -163,6 +163,21 @@ def inject(netns: str, host: str, vni: int, payload: bytes, user: int | None = N
     return done.stdout == "out\n"
 
 
+def inject_in_pieces(net: Net, machine: str, to: str, vni: int, payload: bytes) -> None:
+    """The same as fragments of 8 bytes, so that no piece has what the fence looks at."""
+    vxlan = struct.pack("!II", 0x08000000, vni << 8) + payload
+    datagram = struct.pack("!HHHH", 4789, 4789, 8 + len(vxlan), 0) + vxlan
+    ends = socket.inet_aton(UNDERLAY[machine]) + socket.inet_aton(to)
+    with (
+        net.on(machine),
+        socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW) as raw,
+    ):
+        for at in range(0, len(datagram), 8):
+            more = 0x2000 if at + 8 < len(datagram) else 0
+            head = struct.pack("!BBHHHBBH", 0x45, 0, 0, 4242, more | at // 8, 64, 17, 0)
+            raw.sendto(head + ends + datagram[at : at + 8], (to, 0))
+
+
 def heard_by(ears: list[Ear], last: bytes) -> list[bytes]:
     return [frame for one in ears for frame in one.until(last)]
 
@@ -287,6 +302,17 @@ def test_only_the_right_host_is_heard(net: Net, ear: Callable[[str], Ear]) -> No
     words = b"".join(listening.until(b"the end"))
     assert b"forged" not in words
     assert b"well made" in words
+
+
+def test_fragments_are_whole_when_the_fence_sees_them(net: Net, ear: Callable[[str], Ear]) -> None:
+    zero, _, beside, _ = settled(net)
+    listening, h0 = ear(zero), UNDERLAY["h0"]
+    inject_in_pieces(net, "h2", h0, 7, frame("10.99.7.2", "10.99.7.1", b"forged"))
+    inject_in_pieces(net, "h1", h0, 7, frame("10.99.7.2", "10.99.7.1", b"well made"))
+    say(beside, b"the end", "10.99.7.1")
+    words = b"".join(listening.until(b"the end"))
+    assert b"well made" in words
+    assert b"forged" not in words
 
 
 def test_users_of_a_host_cannot_forge_frames(net: Net, ear: Callable[[str], Ear]) -> None:
