@@ -46,6 +46,17 @@ def lay(
     subnets, ``control``: the (address, TCP port) of orchestrator and agents. May be repeated; the
     rules that all jobs share are then those of the last call.
     """
+    nft(laying(overlay, host_address, cluster, overlays, control))
+
+
+def laying(
+    overlay: Overlay,
+    host_address: str,
+    cluster: Iterable[str],
+    overlays: str,
+    control: Iterable[tuple[str, int]],
+) -> str:
+    """The rules that :func:`lay` loads."""
     hosts = sorted({*cluster})
     endpoints = sorted({*control})
     everyone = f"{{ {', '.join(hosts)} }}"
@@ -89,7 +100,7 @@ def lay(
     ]
     if gateways := ", ".join(_pair(mac(overlay.gateway), host) for host in others):
         lines.append(f"add element {TABLE} heard_{vni} {{ {gateways} }}")
-    nft(f"""
+    return f"""
 table {TABLE} {{
   set within {{ type ifname . ifname; }}
   set gateways {{ type ifname . ipv4_addr; }}
@@ -106,7 +117,7 @@ table netdev liveshift_{vni} {{
   set here {{ type ether_addr; }}
 }}
 {chr(10).join(lines)}
-""")
+"""
 
 
 def stands(overlay: Overlay) -> bool:
@@ -144,9 +155,14 @@ def guard(overlay: Overlay, index: int) -> None:
     What it sends to the gateway's MAC is not for its own subnet: the host would send it on under
     the gateway's MAC, past the fence of others.
     """
+    nft(guarding(overlay, index))
+
+
+def guarding(overlay: Overlay, index: int) -> str:
+    """The rules that :func:`guard` loads."""
     address, port = overlay.address(index), overlay.veth(index)
     chain = f"netdev liveshift_{overlay.vni} {port}"
-    nft(f"""
+    return f"""
 add chain {chain} {{ type filter hook ingress device "{port}" priority 0; policy drop; }}
 flush chain {chain}
 add rule {chain} ether saddr != {mac(address)} drop
@@ -155,7 +171,7 @@ add rule {chain} ether daddr {mac(overlay.gateway)} ip daddr {overlay.subnet} \
 ip daddr != {overlay.gateway} drop
 add rule {chain} ip saddr {address} accept
 add rule {chain} arp saddr ether {mac(address)} arp saddr ip {address} accept
-""")
+"""
 
 
 def unguard(overlay: Overlay, index: int) -> None:

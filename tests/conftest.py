@@ -10,11 +10,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))  # the harness's own modules
 
 from cli_harness import call, double, environment, gpt, start, terminal
+from frames import ear
 from link_harness import key_directory
 from three_hosts import net, serve
 
 __all__ = [
-    "call", "double", "environment", "gpt", "key_directory", "net", "serve", "start", "terminal",
+    "call", "double", "ear", "environment", "gpt", "key_directory", "net", "serve", "start",
+    "terminal",
 ]  # fmt: skip
 
 # Started from a background shell we would ignore SIGINT, and hand that on to what we interrupt.

@@ -46,8 +46,9 @@ def test_everything_asked_for_is_looked_at(capsys: pytest.CaptureFixture[str]) -
     _, told = _examined(capsys)
     assert {row["check"] for row in told["checks"]} >= {
         "privileges", "CAP_SYS_RESOURCE", "kernel", "checkpoint/restore", "namespaces", "veth",
-        "bridge", "VXLAN", "nftables", "lab's bad links", "CRIU", "python", "torch", "interposer",
-        "memory", "pipe-max-size", "/run", "write tracking", "deadlines", "GPU driver",
+        "bridge", "VXLAN", "nftables", "fence", "lab's bad links", "CRIU", "python", "torch",
+        "interposer", "memory", "pipe-max-size", "/run", "write tracking", "deadlines",
+        "GPU driver",
     }  # fmt: skip
 
 
@@ -135,7 +136,7 @@ def test_the_network_is_tried_and_taken_away(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(network, "attempt", noting)
     rows = {finding.check: finding for finding in network.links()}
-    assert {"veth", "bridge", "VXLAN", "nftables", "lab's bad links"} <= rows.keys()
+    assert {"veth", "bridge", "VXLAN", "nftables", "fence", "lab's bad links"} <= rows.keys()
     assert ("ip", "netns", "add", f"lsdoc-{os.getpid()}") in commands
     assert not list(Path("/run/netns").glob(f"lsdoc-{os.getpid()}"))
 
@@ -158,6 +159,7 @@ def test_a_network_that_refuses_says_why(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(network, "LOCK_AND_MASQUERADE", "table inet x { chain y { nonsense } }")
     rows = {finding.check: finding for finding in network.links()}
     assert rows["nftables"].verdict is Verdict.FAIL
+    assert rows["fence"].verdict is Verdict.OK
     assert "nonsense" in rows["nftables"].found or "Error" in rows["nftables"].found
     assert not list(Path("/run/netns").glob(f"lsdoc-{os.getpid()}"))
 

@@ -7,21 +7,24 @@ said of what was never sent; and what is heard afterwards comes by the same way.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import struct
-import subprocess
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from frames import (
+    Ear,
+    counted,
+    frame,
+    heard_by,
+    inject,
+    inject_in_pieces,
+    inner,
+    say,
+    settled,
+    until,
+)
 from three_hosts import (
-    CONTROL,
     OVERLAY,
     UNDERLAY,
     Net,
@@ -32,151 +35,16 @@ from three_hosts import (
     ip,
 )
 
-from liveshift.criu_glue import fence, network
-from liveshift.criu_glue.network import Overlay, mac
-from liveshift.errors import LiveshiftError
+from liveshift.criu_glue import network
+from liveshift.criu_glue.network import mac
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are made by root")
 
-OTHER = Overlay(8, "10.99.8.0/24")
-NOBODY = 65534
-ETH_P_ALL = 3
 Serve = Callable[..., None]
-
-
-class Ear:
-    """Everything that comes in at a capsule's eth0."""
-
-    def __init__(self, netns: str) -> None:
-        with inside(netns):
-            self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
-            self._socket.bind(("eth0", ETH_P_ALL))
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
-        self._socket.settimeout(5)
-
-    def until(self, last: bytes) -> list[bytes]:
-        """The frames that came in before, and with, one that contains ``last``."""
-        frames = []
-        while True:
-            frame, (*_, kind, _, _) = self._socket.recvfrom(65536)
-            if kind != socket.PACKET_OUTGOING:
-                frames.append(frame)
-                if last in frame:
-                    return frames
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-@pytest.fixture
-def ear() -> Iterator[Callable[[str], Ear]]:
-    ears: list[Ear] = []
-
-    def listen(netns: str) -> Ear:
-        ears.append(Ear(netns))
-        return ears[-1]
-
-    yield listen
-    for open_one in ears:
-        open_one.close()
-
-
-def say(netns: str, words: bytes, to: str, times: int = 1, port: int = 6000) -> None:
-    """Datagrams from a capsule (or a host)."""
-    with inside(netns), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
-        for _ in range(times):
-            line.sendto(words, (to, port))
-
-
-@contextmanager
-def counted(net: Net, host: str, what: str) -> Iterator[Callable[[], int]]:
-    """Counts the VXLAN frames that come in at a host, before any fence looks at them."""
-    with net.on(host):
-        network.nft(f"""
-table ip probe {{
-  counter seen {{ }}
-  chain arriving {{ type filter hook input priority -400;
-    udp dport 4789 {what} counter name seen
-  }}
-}}
-""")
-
-    def read() -> int:
-        with net.on(host):
-            done = subprocess.run(
-                ["nft", "-j", "list", "counter", "ip", "probe", "seen"],
-                check=True, capture_output=True,
-            )  # fmt: skip
-        return int(json.loads(done.stdout)["nftables"][1]["counter"]["packets"])
-
-    yield read
-    with net.on(host):
-        subprocess.run(["nft", "delete", "table", "ip", "probe"], check=True)
-
-
-def until(true: Callable[[], object], seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.002)
-
-
-def inner(address: str) -> str:
-    """The match of frames whose inner source is an address's MAC."""
-    return f"@th,176,48 0x{mac(address).replace(':', '')}"
-
-
-def frame(source: str, destination: str, words: bytes, *, mac_from: str = "", arp: bool = False):  # type: ignore[no-untyped-def]
-    """An Ethernet frame with a UDP datagram (or an ARP announcement) in it."""
-    head = bytes.fromhex((mac(destination) + mac(mac_from or source)).replace(":", ""))
-    pack = socket.inet_aton
-    if arp:
-        own = head[6:12]
-        body = struct.pack("!HHBBH", 1, 0x800, 6, 4, 2) + own + pack(source)
-        return head + b"\x08\x06" + body + head[:6] + pack(destination) + words
-    datagram = struct.pack("!HHHH", 6000, 6000, 8 + len(words), 0) + words
-    length = 20 + len(datagram)
-    ip_head = struct.pack("!BBHHHBBH4s4s", 0x45, 0, length, 0, 0, 64, 17, 0, pack(source),
-                          pack(destination))  # fmt: skip
-    total = sum(struct.unpack("!10H", ip_head))
-    check = ~((total & 0xFFFF) + (total >> 16)) & 0xFFFF
-    return head + b"\x08\x00" + ip_head[:10] + struct.pack("!H", check) + ip_head[12:] + datagram
-
-
-def inject(netns: str, host: str, vni: int, payload: bytes, user: int | None = None) -> bool:
-    """Send what looks like VXLAN from a machine; whether it was let out."""
-    program = (
-        "import socket, sys\n"
-        "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(0.3)\n"
-        "s.connect((sys.argv[1], 4789))\n"
-        "try:\n s.send(bytes.fromhex(sys.argv[2])); s.recv(1)\n"
-        "except TimeoutError: print('out')\n"
-        "except OSError: pass\n"
-    )
-    packet = struct.pack("!II", 0x08000000, vni << 8) + payload
-    identity = {} if user is None else {"user": user, "group": user, "extra_groups": []}
-    with inside(netns):
-        done = subprocess.run(
-            ["/usr/bin/python3", "-Sc", program, host, packet.hex()],
-            check=True, capture_output=True, text=True, cwd="/", **identity,
-        )  # fmt: skip
-    return done.stdout == "out\n"
-
-
-def heard_by(ears: list[Ear], last: bytes) -> list[bytes]:
-    return [frame for one in ears for frame in one.until(last)]
+NOBODY = 65534
 
 
 # ---- a stray copy ------------------------------------------------------------------------------
-
-
-def settled(net: Net) -> tuple[str, str, str, str]:
-    """Capsules 0 on h0, 1 and 2 on h1, 3 on h2, and every host knows."""
-    net.raised("h0", "h1", "h2")
-    names = net.plug("h0", 0), net.plug("h1", 1), net.plug("h1", 2), net.plug("h2", 3)
-    for index, host in enumerate(("h0", "h1", "h1", "h2")):
-        net.located(index, host)
-    return names
 
 
 def test_a_stray_copy_is_heard_by_nobody_and_the_new_one_is(
@@ -289,6 +157,17 @@ def test_only_the_right_host_is_heard(net: Net, ear: Callable[[str], Ear]) -> No
     assert b"well made" in words
 
 
+def test_fragments_are_whole_when_the_fence_sees_them(net: Net, ear: Callable[[str], Ear]) -> None:
+    zero, _, beside, _ = settled(net)
+    listening, h0 = ear(zero), UNDERLAY["h0"]
+    inject_in_pieces(net, "h2", h0, 7, frame("10.99.7.2", "10.99.7.1", b"forged"))
+    inject_in_pieces(net, "h1", h0, 7, frame("10.99.7.2", "10.99.7.1", b"well made"))
+    say(beside, b"the end", "10.99.7.1")
+    words = b"".join(listening.until(b"the end"))
+    assert b"well made" in words
+    assert b"forged" not in words
+
+
 def test_users_of_a_host_cannot_forge_frames(net: Net, ear: Callable[[str], Ear]) -> None:
     zero, _, beside, _ = settled(net)
     listening = ear(zero)
@@ -382,197 +261,3 @@ def test_a_capsule_cannot_speak_through_the_gateway(net: Net, ear: Callable[[str
         raw.send(gateway + whole[6:])
     say(beside, b"the end", "10.99.7.1")
     assert b"round about" not in b"".join(listening.until(b"the end"))
-
-
-# ---- what capsules do not reach ----------------------------------------------------------------
-
-
-def refusal(netns: str, address: str, port: int) -> str:
-    """How a TCP connection is refused, at once."""
-    with inside(netns), socket.socket() as line:
-        line.settimeout(5)
-        return os.strerror(line.connect_ex((address, port)))  # EAGAIN: there was no answer
-
-
-def test_control_ports_are_out_of_reach_and_services_are_not(net: Net, serve: Serve) -> None:
-    zero, *_ = settled(net)
-    listeners = []
-    try:
-        for address, port in [*CONTROL, (UNDERLAY["h1"], 22)]:
-            machine = next(name for name, own in UNDERLAY.items() if own == address)
-            with net.on(machine):
-                listeners.append(socket.create_server((address, port)))
-        for address, port in CONTROL:
-            assert refusal(zero, address, port) == "Connection refused"
-            with net.on("h1"):
-                socket.create_connection((address, port), 5).close()  # hosts among themselves
-        with inside(zero):
-            socket.create_connection((UNDERLAY["h1"], 22), 5).close()
-    finally:
-        for listener in listeners:
-            listener.close()
-    for host in ("h0", "h1"):
-        serve(net.name(host), UNDERLAY[host], host)
-        assert answer_from(zero, UNDERLAY[host]) == f"{host} 10.99.7.1 hello"
-
-
-def test_a_capsule_cannot_send_vxlan_to_hosts(net: Net, ear: Callable[[str], Ear]) -> None:
-    zero, one, beside, _ = settled(net)
-    listening = ear(one)
-    for host in ("h0", "h1", "h2"):
-        payload = frame("10.99.7.1", "10.99.7.2", b"forged")
-        assert not inject(zero, UNDERLAY[host], 7, payload)
-    say(beside, b"the end", "10.99.7.2")
-    assert b"forged" not in b"".join(listening.until(b"the end"))
-    with net.on("world"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as world:
-        world.bind((UNDERLAY["world"], 4789))
-        world.settimeout(5)
-        say(zero, b"to the world it may", UNDERLAY["world"], port=4789)
-        assert world.recvfrom(100)[1][0] == UNDERLAY["h0"]
-
-
-@pytest.mark.parametrize("where", ["h0", "h1"])
-@pytest.mark.parametrize("both", [True, False], ids=["both jobs here", "the other job elsewhere"])
-def test_jobs_do_not_reach_each_other(net: Net, serve: Serve, where: str, both: bool) -> None:
-    zero, *_ = settled(net)
-    for host in ("h0", "h1") if both else (where,):
-        net.raised(host, overlay=OTHER)
-    theirs = net.plug(where, 0, overlay=OTHER)
-    serve(theirs, "10.99.8.1", "theirs")
-    serve(zero, "10.99.7.1", "ours")
-    serve(net.name(where), OTHER.gateway, "gateway")
-    if not both and where != "h0":  # it has no bridge of that job, but somebody gave it a route
-        with net.on("h0"):
-            ip("route", "add", OTHER.subnet, "via", UNDERLAY[where])
-    assert refusal(zero, "10.99.8.1", 5000) == "No route to host"
-    assert refusal(theirs, "10.99.7.1", 5000) == "No route to host"
-    assert refusal(zero, OTHER.gateway, 5000) == "No route to host"
-    assert answer_from(theirs, OTHER.gateway) == "gateway 10.99.8.1 hello"
-    assert answer_from(zero, "10.99.7.1") == "ours 10.99.7.1 hello"
-
-
-# ---- making, removing, finding gone ------------------------------------------------------------
-
-
-@pytest.mark.parametrize("filtered", ["0", "1"])
-def test_bridged_traffic_passes_whether_or_not_it_is_filtered(
-    net: Net, serve: Serve, filtered: str
-) -> None:
-    """net.bridge.bridge-nf-call-iptables brings what a bridge hands on to the forward hook."""
-    setting = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
-    if not setting.exists():
-        pytest.skip("the kernel has no br_netfilter")
-    _, one, beside, _ = settled(net)
-    for host in ("h0", "h1"):
-        with net.on(host):
-            subprocess.run(["sysctl", "-q", f"net.bridge.{setting.name}={filtered}"], check=True)
-    serve(one, "10.99.7.2", "one")
-    assert answer_from(beside, "10.99.7.2") == "one 10.99.7.3 hello"
-
-
-def rules(net: Net, host: str) -> str:
-    with net.on(host):
-        done = subprocess.run(
-            ["nft", "list", "ruleset"], capture_output=True, check=True, text=True
-        )
-    return done.stdout
-
-
-def test_one_job_ends_and_the_other_goes_on(net: Net, serve: Serve) -> None:
-    before = rules(net, "h0")
-    zero, *_ = settled(net)
-    alone = rules(net, "h0")
-    for host in ("h0", "h1"):
-        net.raised(host, overlay=OTHER)
-    net.plug("h0", 0, overlay=OTHER)
-    with net.on("h0"):
-        network.unplug(OTHER, net.name("c8.0.h0"), 0)
-        network.lower_overlay(OTHER)
-        network.lower_overlay(OTHER)
-    assert rules(net, "h0") == alone
-    serve(zero, "10.99.7.1", "zero")
-    assert answer_from(net.name("c7.1.h1"), "10.99.7.1") == "zero 10.99.7.2 hello"
-    net.unplug("h0", 0)
-    with net.on("h0"):
-        network.lower_overlay(OVERLAY)
-    assert rules(net, "h0") == before
-
-
-def test_an_overlay_that_is_lowered_with_a_capsule_in_it_leaves_no_rule(net: Net) -> None:
-    net.raised("h0")
-    net.plug("h0", 0)
-    with net.on("h0"):
-        network.lower_overlay(OVERLAY)
-    assert "liveshift" not in rules(net, "h0")
-
-
-def test_a_fence_that_somebody_flushed_is_laid_again(
-    net: Net, serve: Serve, ear: Callable[[str], Ear]
-) -> None:
-    zero, one, beside, _ = settled(net)
-    net.plug("h1", 0, locked=True)  # a room that waits for capsule 0
-    before = rules(net, "h1")
-    with net.on("h1"):
-        subprocess.run(["nft", "flush", "ruleset"], check=True)
-    net.raised("h1")
-    assert sorted(rules(net, "h1").split()) == sorted(before.split())
-    serve(zero, "10.99.7.1", "zero")
-    assert answer_from(one, "10.99.7.1") == "zero 10.99.7.2 hello"
-    listening = ear(one)
-    assert inject(net.name("h2"), UNDERLAY["h1"], 7, frame("10.99.7.1", "10.99.7.2", b"forged"))
-    say(zero, b"the end", "10.99.7.2")
-    assert b"forged" not in b"".join(listening.until(b"the end"))
-    say(beside, b"here", "10.99.7.2")
-    assert b"here" in listening.until(b"here")[-1]
-
-
-def test_who_is_heard_is_what_the_books_say(net: Net) -> None:
-    """Any order of books leaves what the last of each address says, in all tables alike."""
-    net.raised("h0")
-    places = st.sampled_from([None, UNDERLAY["h1"], UNDERLAY["h2"]])
-    addresses = st.sampled_from([OVERLAY.address(n) for n in range(4)])
-    books = st.lists(st.dictionaries(addresses, places, max_size=4), max_size=6)
-
-    def elements(*what: str) -> list[object]:
-        return network.fence.nft_elements(*what) or []
-
-    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(books)
-    def check(these: list[dict[str, str | None]]) -> None:
-        known: dict[str, str | None] = dict.fromkeys(map(OVERLAY.address, range(4)))
-        with net.on("h0"):
-            network.locate(OVERLAY, known)
-            for book in these:
-                network.locate(OVERLAY, book)
-                known |= book
-            heard = {
-                (f"{e['concat'][0]:012x}", e["concat"][1])  # type: ignore[index]
-                for e in elements("set", "ip", "liveshift", "heard_7")
-            }
-            here = set(elements("set", "netdev", "liveshift_7", "here"))
-        hosts = {(mac(OVERLAY.gateway), UNDERLAY[h]) for h in ("h1", "h2")}
-        away = {(mac(a), h) for a, h in known.items() if h is not None}
-        assert heard == {(m.replace(":", ""), h) for m, h in hosts | away}
-        assert here == {mac(a) for a, h in known.items() if h is None}
-
-    check()
-
-
-def test_a_job_of_250_capsules_is_entered_at_once(net: Net) -> None:
-    net.raised("h0")
-    where = {OVERLAY.address(n): UNDERLAY["h1" if n % 2 else "h2"] for n in range(250)}
-    with net.on("h0"):
-        network.locate(OVERLAY, where)
-        began = time.monotonic()
-        network.locate(OVERLAY, where)
-        network.locate(OVERLAY, {OVERLAY.address(7): None})
-        assert time.monotonic() - began < 2
-    assert rules(net, "h0").count("0x66c0a6307") == 249 + 2
-
-
-def test_a_fence_that_does_not_stand_takes_no_book(net: Net) -> None:
-    with net.on("h0"), pytest.raises(LiveshiftError, match=r"there is no set ip liveshift heard_7"):
-        fence.hear(OVERLAY, {"10.99.7.1": UNDERLAY["h1"]})
-    with net.on("h0"):
-        assert not fence.stands(OVERLAY)
-        fence.lift(OVERLAY)

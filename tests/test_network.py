@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from three_hosts import (
     raise_overlay,
 )
 
-from liveshift.criu_glue import network
+from liveshift.criu_glue import fence, network
 from liveshift.criu_glue.network import LOCK_TABLE, Overlay, mac
 from liveshift.errors import LiveshiftError
 
@@ -181,6 +182,30 @@ def test_raising_again_changes_nothing_and_finishes_what_was_interrupted(net: Ne
         assert rules.stdout.count("masquerade") == 1
 
 
+def test_books_that_several_threads_enter_follow_each_other(net: Net) -> None:
+    """A restore says that the address is here while the book that says so comes in."""
+    net.raised("h0")
+    address = OVERLAY.address(1)
+    places = [None, UNDERLAY["h1"], None, UNDERLAY["h2"]]
+
+    def enter(where: str | None) -> None:
+        with net.on("h0"):
+            for _ in range(5):
+                network.locate(OVERLAY, {address: where})
+
+    with ThreadPoolExecutor(len(places)) as threads:
+        list(threads.map(enter, places))
+    last = forwarding(net, "h0", 1)
+    assert len(last) <= 1
+    with net.on("h0"):
+        found = fence.nft_elements("set", "ip", "liveshift", "heard_7") or []
+        number = int(mac(address).replace(":", ""), 16)
+        heard = [e["concat"][1] for e in found if e["concat"][0] == number]
+        here = fence.nft_elements("set", "netdev", "liveshift_7", "here") or []
+    assert heard == last
+    assert here == ([] if last else [mac(address)])
+
+
 def test_plugging_in_replaces_what_an_earlier_stay_left(net: Net) -> None:
     net.raised("h0")
     name = net.plug("h0", 0)
@@ -201,10 +226,13 @@ def test_lowering_leaves_nothing(net: Net) -> None:
             nft = subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True)
             return sorted(links), ip("route"), nft.stdout
 
-    before = everything()
+    def namespaces() -> set[str]:
+        return {name for name in os.listdir("/run/netns") if name.startswith(f"{net.tag}-")}
+
+    before, spaces = everything(), namespaces()
     net.raised("h0")
-    names = {net.plug("h0", 0), net.plug("h0", 1, locked=True)}
-    assert names <= set(os.listdir("/run/netns"))
+    net.plug("h0", 0)
+    net.plug("h0", 1, locked=True)
     assert everything() != before
     net.unplug("h0", 0)
     net.unplug("h0", 1)
@@ -213,7 +241,7 @@ def test_lowering_leaves_nothing(net: Net) -> None:
         network.lower_overlay(OVERLAY)
         network.lower_overlay(OVERLAY)
     assert everything() == before
-    assert not names & set(os.listdir("/run/netns"))
+    assert namespaces() == spaces
 
 
 def test_two_jobs_on_one_host_do_not_hear_each_other(net: Net, serve: Callable[..., None]) -> None:

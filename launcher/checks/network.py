@@ -8,9 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ...criu_glue import fence
+from ...criu_glue.overlay import Overlay
 from .finding import Finding, Verdict, attempt
 
 PREFIX = "lsdoc-"
+
+JOB = Overlay(77, "198.18.0.0/24")
+FENCE = fence.laying(
+    JOB, "192.0.2.1", ["192.0.2.1", "192.0.2.2"], "198.18.0.0/15", [("192.0.2.1", 7400)]
+) + fence.guarding(JOB, 0)
+"""What the agent loads for a job and its first capsule."""
 
 LOCK_AND_MASQUERADE = """
 table inet lsdoc {
@@ -41,7 +49,8 @@ def links() -> Iterator[Finding]:
             return
         ip = ("ip", "-n", name, "link", "add")
         in_it = ("ip", "netns", "exec", name)
-        yield _tried("veth", attempt(*ip, "eth0", "type", "veth", "peer", "name", "peer"), "veth")
+        veth = ("type", "veth", "peer", "name", JOB.veth(0))
+        yield _tried("veth", attempt(*ip, "eth0", *veth), "veth")
         yield _tried("bridge", attempt(*ip, "ov", "type", "bridge"), "bridge")
         yield _tried(
             "VXLAN",
@@ -59,6 +68,16 @@ def links() -> Iterator[Finding]:
             Verdict.FAIL if rules else Verdict.OK,
             "install nftables; the kernel needs CONFIG_NF_TABLES_INET, CONFIG_NFT_MASQ"
             if rules
+            else "",
+        )
+        laid = attempt(*in_it, "nft", "-f", "-", script=FENCE)
+        yield Finding(
+            "fence",
+            laid or "laid one around a job's overlay",
+            "rules on raw payload, at ingress, that reject",
+            Verdict.FAIL if laid else Verdict.OK,
+            "nftables >= 1.0.6; the kernel needs CONFIG_NF_TABLES_NETDEV, CONFIG_NFT_REJECT"
+            if laid
             else "",
         )
         yield _bad_links(name, in_it)
