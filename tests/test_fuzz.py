@@ -47,6 +47,7 @@ BROKEN = {
         "\n    while True:\n        try:\n            while True: pass\n"
         "        except Exception: pass"
     ),
+    "waits": "import os; os.read(os.pipe()[0], 1)",
     "takes memory": "bytearray(1 << 34)",
     "writes elsewhere": (
         "\n    (place.top / 'beside' / 'new').write_bytes(data)\n    place.check()"
@@ -64,7 +65,7 @@ import sys
 sys.path.insert(0, {str(FUZZ)!r})
 from pathlib import Path
 import engines, guard, targets
-guard.SLOWEST_S = 0.3
+guard.SLOWEST_S, guard.LONGEST_S = 0.3, 1.0
 place = guard.Place()
 def run(data):
     if len(data) < 3: return
