@@ -12,7 +12,7 @@ C_FILES = $(shell find $(FOLDERS) tests integration -name '*.[ch]')
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-lab load soak lint format sources clean
+.PHONY: help setup demo test test-fast test-lab load soak fuzz lint format sources clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 12
@@ -37,6 +37,9 @@ load: $(STAMPS)/package ## One orchestrator, 10 to 1,000 simulated hosts (HOSTS=
 
 soak: setup ## Move a job round three hosts for SECONDS=60 (root); build/soak.json
 	@PYTHONPATH=integration $(BIN)/python -m soak --seconds $(or $(SECONDS),60) $(ARGS)
+
+fuzz: $(STAMPS)/package ## Fuzz every parser, RUNS=100000 or SECONDS=600 in all; findings in build/fuzz/
+	@$(BIN)/python tests/fuzz $(if $(RUNS),--runs $(RUNS)) $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
 
 lint: $(STAMPS)/package ## Check style, formatting and types
 	@$(BIN)/ruff check .

@@ -9,6 +9,7 @@ for, no size believed.
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import struct
@@ -18,6 +19,9 @@ from pathlib import Path
 
 from ..errors import LiveshiftError
 from .elf import ElfError, shared_library
+
+log = logging.getLogger("liveshift.page")
+_complained: set[Path] = set()
 
 MAGIC = b"LIVESHFT"
 LAYOUT = 1
@@ -137,31 +141,44 @@ def read(path: Path) -> Page:
 
 
 def pages(directory: Path) -> list[Page]:
-    """All pages of a capsule, by pid; empty where the directory doesn't exist.
+    """All pages of a capsule that can be read, by pid; empty where the directory doesn't exist.
 
-    Includes those of processes that have ended. Raises PageError for the first one that can't be
-    read, and for a directory that can't.
+    Includes those of processes that have ended. What can't be read is logged and left out: what a
+    job writes there must not keep its host from reporting on the others.
     """
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise PageError(f"cannot list the pages in {directory}: {error.strerror}") from error
+        _complain(directory, f"cannot list the pages in {directory}: {error.strerror}")
+        return []
     # Other names: a page still being made is called .<pid>.
     numbers = [name for name in names if name.isascii() and name.isdecimal() and name[0] != "0"]
     if len(numbers) > PAGES:
-        raise PageError(f"{len(numbers)} pages in {directory}, at most {PAGES} are read")
+        _complain(directory, f"{len(numbers)} pages in {directory}, at most {PAGES} are read")
     found = []
-    for name in sorted(numbers, key=int):
+    for name in sorted(numbers, key=int)[:PAGES]:
+        path = directory / name
         try:
-            page = read(directory / name)
+            page = read(path)
         except FileNotFoundError:
             continue  # gone since the listing, with its capsule
-        if str(page.pid) != name:
-            raise PageError(f"{directory / name} is the page of process {page.pid}")
-        found.append(page)
+        except PageError as error:
+            _complain(path, error.message)
+            continue
+        if str(page.pid) == name:
+            found.append(page)
+        else:
+            _complain(path, f"{path} is the page of process {page.pid}")
     return found
+
+
+def _complain(path: Path, text: str) -> None:
+    """Once for each file, and for a thousand of them at most."""
+    if path not in _complained and len(_complained) < 1000:
+        _complained.add(path)
+        log.warning("%s", text)
 
 
 def library_path() -> Path:

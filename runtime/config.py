@@ -67,6 +67,10 @@ __all__ = [
 ]
 
 
+LIMIT = 1 << 20
+"""Bytes of a cluster file: room for ten thousand hosts."""
+
+
 class Spare(StrEnum):
     """Whether a host may receive capsules that move."""
 
@@ -247,12 +251,16 @@ def load(path: str | Path) -> Cluster:
 def read(path: str | Path) -> Reading:
     """Like :func:`load`, keeping the lines."""
     try:
-        data = Path(path).read_bytes()
+        with Path(path).open("rb") as opened:
+            data = opened.read(LIMIT + 1)
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot read the cluster file: {error.strerror}",
             hint="--config names the file; docs/cluster.example.toml is one to start from",
         ) from None
+    if len(data) > LIMIT:
+        found = f"more than {LIMIT} bytes"
+        raise WrongCluster([Mistake(None, "", found, "a cluster file")], file=str(path))
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -265,14 +273,26 @@ def read(path: str | Path) -> Reading:
 def parse(text: str, file: str = "cluster.toml") -> Reading:
     """Read a cluster from the text of a file; ``file`` is the name used in messages."""
     try:
-        tables = tomllib.loads(text)
+        tables = _tables(text)
+        lines = key_lines(text)
+        values, mistakes = examine(tables, SCHEMA, lines)
     except tomllib.TOMLDecodeError as error:
         raise WrongCluster([syntax_mistake(text, error)], file=file) from None
-    lines = key_lines(text)
-    values, mistakes = examine(tables, SCHEMA, lines)
+    except RecursionError:
+        deep = Mistake(None, "", "tables or arrays nested too deeply", "tables of settings")
+        raise WrongCluster([deep], file=file) from None
     if mistakes:
         raise WrongCluster(mistakes, file=file)
     return Reading(_build(values, list(tables[HOSTS])), file, lines)
+
+
+def _tables(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError as error:  # a number that Python makes no int of
+        raise tomllib.TOMLDecodeError(str(error).partition(";")[0]) from None
 
 
 def _build(values: Values, hosts: list[str]) -> Cluster:

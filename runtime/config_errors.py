@@ -60,7 +60,14 @@ def shown(value: object) -> str:
         return "a table"
     if isinstance(value, float):
         return repr(value)
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except ValueError:  # Python writes no int of more than 4300 digits
+        return "a number of thousands of digits"
+    return _shortened(text)
+
+
+def _shortened(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:56]} …"
 
 
@@ -85,5 +92,5 @@ def syntax_mistake(text: str, error: tomllib.TOMLDecodeError) -> Mistake:
         why, line, place = match[1], len(lines), " at the end of the file"
     else:
         why, line, place = str(error), 1, ""
-    seen = lines[line - 1].strip() if line <= len(lines) else ""
+    seen = _shortened(lines[line - 1].strip()) if line <= len(lines) else ""
     return Mistake(line, "", seen or "an empty line", f"correct TOML: {why}{place}")

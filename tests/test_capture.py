@@ -142,6 +142,43 @@ def test_idle_means_that_nothing_announced_is_on_its_way(
         assert f"core-{n}.img" in sink.ended
 
 
+def announce(writer: Writer, message: bytes, *descriptors: int) -> None:
+    connection = writer._socket
+    connection.sendall(struct.pack("<I", len(message)) + message)
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+    connection.sendmsg([b"\0"], [rights] if descriptors else [])
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (b"", "announces an image in 0 bytes"),
+        (bytes(5000), "announces an image in 5000 bytes"),
+        (b"\x08\x01", "an unknown message"),
+        (b"\x0a\x7fcore", "an unknown message"),
+        (b"\x0a\x04\xff\xff\xff\xff", "an unknown message"),
+        (b"\x0a\x04core", "hands no pipe over"),
+    ],
+)
+def test_announcements_that_criu_does_not_make(
+    stream: tuple[Capture, Writer], message: bytes, words: str
+) -> None:
+    capture, writer = stream
+    with contextlib.suppress(BrokenPipeError):  # it may have hung up before the second part
+        announce(writer, message)
+    with pytest.raises(StepFailed, match=words):
+        capture.wait_idle(10)
+
+
+def test_only_a_pipe_is_read_from(stream: tuple[Capture, Writer], tmp_path: Path) -> None:
+    capture, writer = stream
+    (tmp_path / "file").write_bytes(b"x")
+    with (tmp_path / "file").open() as file:
+        announce(writer, b"\x0a\x04core", file.fileno())
+        with pytest.raises(StepFailed, match="hands no pipe over"):
+            capture.wait_idle(10)
+
+
 def test_a_slow_sink_holds_the_writer_back(stream: tuple[Capture, Writer], sink: Sink) -> None:
     capture, writer = stream
     sink.pause_s = 0.01

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import struct
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,43 @@ def test_a_folder_is_listed_by_pid(tmp_path: Path) -> None:
         (tmp_path / str(pid)).write_bytes(made(pid=pid))
     (tmp_path / ".11").write_bytes(b"a page still being made")
     assert [p.pid for p in page.pages(tmp_path)] == [9, 10]
-    (tmp_path / "12").write_bytes(b"junk")
-    with pytest.raises(page.PageError, match="12"):
-        page.pages(tmp_path)
+
+
+UNREADABLE = {
+    "junk": lambda path: path.write_bytes(b"junk"),
+    "another layout": lambda path: path.write_bytes(made(pid=12, layout=99)),
+    "another process": lambda path: path.write_bytes(made(pid=13)),
+    "a pipe": os.mkfifo,
+    "a link": lambda path: path.symlink_to("9"),
+    "a directory": lambda path: path.mkdir(),
+}
+
+
+@pytest.mark.parametrize("put", UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_what_cannot_be_read_is_said_once_and_does_not_hide_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, put: Callable[[Path], object]
+) -> None:
+    (tmp_path / "9").write_bytes(made(pid=9))
+    put(tmp_path / "12")
+    for _ in range(3):
+        assert [p.pid for p in page.pages(tmp_path)] == [9]
+    assert caplog.text.count(f"{tmp_path}/12") == 1
+
+
+def test_names_that_are_no_pid_are_not_looked_at(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("09", "0", "x", "-1", "\N{ARABIC-INDIC DIGIT ONE}"):
+        (tmp_path / name).write_bytes(b"junk")
+    assert page.pages(tmp_path) == []
+    assert not caplog.text
+
+
+def test_not_more_pages_are_read_than_a_capsule_can_have_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(page, "PAGES", 3)
+    for pid in range(1, 5):
+        (tmp_path / str(pid)).write_bytes(made(pid=pid))
+    assert [p.pid for p in page.pages(tmp_path)] == [1, 2, 3]
+    assert "4 pages in" in caplog.text

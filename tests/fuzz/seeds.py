@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inputs to begin with: what the other side really sends.
+
+``seeds/plain.tar.xz`` and ``rich.tar.xz`` are images that CRIU 4.2 made of a Python program with
+uid 64001, a thread and a deleted file, and of one with children and most kinds of open files;
+without the pages of its memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import struct
+import sys
+import tarfile
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+import zmq
+from zmq.utils import z85
+
+from liveshift.criu_glue import trees
+from liveshift.criu_glue.image_kinds import KINDS
+from liveshift.interposer import page
+from liveshift.runtime import manifest as manifests
+from liveshift.runtime import messages, wire
+from liveshift.runtime.messages import frames as _frames
+
+FOLDER = Path(__file__).parent / "seeds"
+EXAMPLE = Path(__file__).parents[2] / "docs" / "cluster.example.toml"
+
+
+def _value(hint: Any) -> Any:
+    """Some value of a field's type."""
+    plain = {str: "gpt/1", int: 7, float: 1.5, bool: True, bytes: b"raw", type(None): None}
+    if hint in plain:
+        return plain[hint]
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _value(arguments[0])
+    if origin is list:
+        return [_value(arguments[0])]
+    if origin is dict:
+        return {_value(arguments[0]): _value(arguments[1])}
+    if origin is tuple:
+        return tuple(_value(a) for a in arguments if a is not Ellipsis)
+    hints = typing.get_type_hints(hint)
+    names = getattr(hint, "__struct_fields__", tuple(hints))
+    return hint(**{name: _value(hints[name]) for name in names})
+
+
+def frames() -> list[bytes]:
+    asks = [messages.encode_ask(3, _value(kind)) for kind in typing.get_args(_frames.ASKS)]
+    answers = [messages.encode_answer(4, _value(k)) for k in typing.get_args(_frames.ANSWERS)]
+    error = messages.encode_error(5, ("Refused", "no spare", "taint fewer"))
+    return [*asks, *answers, messages.encode_answer(6, None), error]
+
+
+def local_frames() -> list[bytes]:
+    framed = [struct.pack("<I", len(raw)) + raw for raw in frames()]
+    return [*framed, b"".join(framed[:4]), framed[0][:-3], b"\xff\xff\xff\x7f" + bytes(8)]
+
+
+def headers() -> list[bytes]:
+    streams = ("image:core-1001.img", "tree:1:tmp", "tree:2:carried:/data/x", "output", "manifest")
+    made = (wire.Header("m-1", n * 1000, s, (1 << 64) - 1 - n) for n, s in enumerate(streams))
+    return [msgspec.msgpack.encode(header) for header in made]
+
+
+def answers() -> list[bytes]:
+    said = (("ack", 7), ("again", 1 << 40), ("refused", "No space left on device"))
+    return [msgspec.msgpack.encode(answer) for answer in said]
+
+
+def manifests_of(streams: dict[str, bytes]) -> bytes:
+    sizes = {s: (len(d), xxhash.xxh3_64_intdigest(d)) for s, d in streams.items()}
+    gone = {"tmp": [b"gone", b"\xff"]}
+    made = manifests.Manifest(1, "m1", "gpt/1", 9, sizes, {4026531: 20, 4026532: 21}, gone)
+    return manifests.encode(made)
+
+
+def manifest_seeds() -> list[bytes]:
+    return [manifests_of({}), manifests_of({"output": b"x", "image:core-1001.img": b"registers"})]
+
+
+def chunk_streams() -> list[bytes]:
+    """Whole conversations, in the form that :func:`cut_chunks` reads."""
+    tree = _tar(("directory", tarfile.DIRTYPE, {}), ("directory/file", tarfile.REGTYPE, {}))
+    said = {"image:core-1001.img": b"registers", "output": b"line\n", "tree:1:tmp": tree}
+    said["tree:2:open"] = _tar(("file", tarfile.REGTYPE, {}))
+    parts = [(s, d) for s, d in said.items()] + [(s, b"") for s in said]
+    parts += [("manifest", manifests_of(said)), ("manifest", b"")]
+    return [b"".join(_chunk(s, d) for s, d in parts), b"".join(_chunk(s, d) for s, d in parts[:3])]
+
+
+def _chunk(stream: str, data: bytes) -> bytes:
+    name = stream.encode()
+    return bytes([len(name)]) + name + struct.pack("<H", len(data)) + data
+
+
+def cut_chunks(data: bytes) -> Iterator[tuple[str, bytes]]:
+    at = 0
+    while at < len(data):
+        name = data[at + 1 : at + 1 + data[at]]
+        at += 1 + data[at]
+        size = int.from_bytes(data[at : at + 2], "little")
+        yield name.decode("latin-1") or "x", data[at + 2 : at + 2 + size]
+        at += 2 + size
+
+
+@functools.cache
+def images(name: str = "rich") -> dict[str, bytes]:
+    with tarfile.open(FOLDER / f"{name}.tar.xz") as archive:
+        return {m.name: archive.extractfile(m).read() for m in archive}  # type: ignore[union-attr]
+
+
+@functools.cache
+def image_names() -> list[str]:
+    """Every kind of image once at least, those of the images first."""
+    kinds = [name + ("-1001" if kind.number else "") + ".img" for name, kind in KINDS.items()]
+    return [*images(), *(name for name in kinds if name not in images())]
+
+
+def image_files() -> list[bytes]:
+    """Each with its number before it."""
+    names = image_names()
+    found = [bytes([names.index(name)]) + raw for name, raw in images().items()]
+    plain = images("plain").items()
+    return found + [bytes([names.index(name)]) + raw for name, raw in plain if name in names]
+
+
+def protobufs() -> list[bytes]:
+    return [raw[12:] for raw in images().values() if len(raw) > 12]
+
+
+def announcements() -> list[bytes]:
+    said = [b"\x0a" + bytes([len(name)]) + name.encode() for name in image_names()]
+    return [struct.pack("<I", len(message)) + message for message in said]
+
+
+def _tar(*entries: tuple[str, bytes, dict[str, Any]]) -> bytes:
+    raw = io.BytesIO()
+    with tarfile.open(mode="w", fileobj=raw, format=tarfile.PAX_FORMAT) as archive:
+        for name, kind, more in entries:
+            info = tarfile.TarInfo(name)
+            info.type, info.mtime, info.uid, info.gid = kind, 10**9, 64001, 64001
+            content = b"content" * 30 if kind == tarfile.REGTYPE else b""
+            info.size = len(content)
+            for key, value in more.items():
+                setattr(info, key, value)
+            archive.addfile(info, io.BytesIO(content))
+    return raw.getvalue()[: raw.tell() // 512 * 512][:6144]
+
+
+def tars() -> list[bytes]:
+    """As trees.pack makes them, before each a byte that says how they are unpacked."""
+    reg, link, sym, fifo, char = (
+        tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE,
+    )  # fmt: skip
+    made = [
+        _tar((".", tarfile.DIRTYPE, {}), ("a", tarfile.DIRTYPE, {}), ("a/b", reg, {})),
+        _tar(("a", reg, {}), ("b", link, {"linkname": "a"}), ("c", sym, {"linkname": "/x"})),
+        _tar(("up", reg, {}), ("up/file", reg, {}), ("there", reg, {"mtime": 2**32})),
+        _tar(("f", fifo, {}), ("c", char, {"devmajor": 1, "devminor": 3})),
+        _tar(("s", reg, {"mode": 0o6755}), ("r", reg, {"mode": 0o4755, "uid": 0})),
+        _tar(("é" * 90, reg, {"pax_headers": {trees.FORCED: "1", "mtime": "1000000000.5"}})),
+        _tar(("d/e/f", reg, {}), ("../beside/file", reg, {}), ("/etc/x", reg, {})),
+    ]
+    return [bytes([how]) + raw for raw in made for how in (0, 1, 2, 3, 6)]
+
+
+def pages() -> list[bytes]:
+    head = page.HEADER.pack(
+        page.MAGIC, page.LAYOUT, 2, 7, 0, 2, 0, 10**9, b"0.1.0", b"python", 10**10, 10**10
+    )
+    counters = [page.COUNTER.pack(b"gloo.allreduce", 10, 9), page.COUNTER.pack(b"gloo.x", 1, 1)]
+    return [(head + b"".join(counters)).ljust(page.SIZE, b"\0"), head, bytes(page.SIZE)]
+
+
+def configs() -> list[bytes]:
+    small = b"""[cluster]
+name = "c"
+orchestrator = "10.88.0.2:7400"
+overlay = "10.99.0.0/16"
+[hosts.h0]
+address = "10.88.0.10"
+memory = "8GiB"
+[files]
+carried = ["/data/x", '''/y''']
+[env]
+set = { A = "1", "b c" = \"\"\"x\"\"\" }
+[timeouts]
+heartbeat = 1.5
+"""
+    return [small, *([EXAMPLE.read_bytes()[:4096]] if EXAMPLE.exists() else [])]
+
+
+def keys() -> list[bytes]:
+    public, secret = zmq.curve_keypair()
+    return [b"\0" + secret + b"\n", b"\1" + public + b"\n", b"\0" + z85.encode(bytes(32))]
+
+
+def outputs() -> list[bytes]:
+    records = [struct.pack("<QII", 10**18 + n, 5, n) + b"line\n" for n in range(3)]
+    return [b"".join(records), records[0][:-1], struct.pack("<QII", 1, 0xFFFFFFFF, 1) + b"x"]
+
+
+def elfs() -> list[bytes]:
+    note = struct.pack("<III4s", 4, 20, 3, b"GNU\0") + bytes(range(20))
+    head = b"\x7fELF\x02\x01" + bytes(26) + struct.pack("<Q", 64) + bytes(14)
+    head += struct.pack("<HH", 56, 1) + bytes(6)
+    segment = struct.pack("<IIQQQQQQ", 4, 4, 120, 0, 0, len(note), len(note), 4)
+    return [head + segment + note, Path(sys.executable).resolve().read_bytes()[:2048]]

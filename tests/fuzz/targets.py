@@ -1,0 +1,418 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every parser that reads bytes from outside, one target each, with seeds of real encodings.
+
+A target's ``run`` returns for an input that was understood or refused as declared; anything else
+it raises is a finding. ARCHITECTURE of a run: guard.py says what no input may do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import os
+import tomllib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import seeds
+import xxhash
+from guard import Place, no_descriptor_left
+
+from liveshift.criu_glue import image_check, output
+from liveshift.criu_glue.capture import announced_name, announced_size
+from liveshift.criu_glue.image_kinds import ImageFile
+from liveshift.criu_glue.protobuf import Damaged, Message, fields
+from liveshift.criu_glue.rights import User
+from liveshift.criu_glue.survey import build_id
+from liveshift.criu_glue.unpacking import Unpacker
+from liveshift.errors import ConfigError, LiveshiftError, StepFailed
+from liveshift.interposer import page
+from liveshift.runtime import config, keys, local_socket, manifest, messages, wire
+from liveshift.runtime.inbox import Inbox
+from liveshift.runtime.toml_lines import key_lines
+
+logging.disable(logging.CRITICAL)
+
+ROOT = os.geteuid() == 0
+ALICE = User(64001, 64001, (64002,)) if ROOT else User(0, 0)
+"""Whose the capsule is: rights can only be held against a user by root."""
+
+FINDINGS = Path(__file__).parent / "findings"
+
+
+@dataclass
+class Target:
+    """``largest``: bytes of an input."""
+
+    name: str
+    run: Callable[[bytes], None]
+    seeds: Callable[[], list[bytes]]
+    largest: int = 4096
+    places: list[Place] = field(default_factory=list)
+
+    def corpus(self) -> list[bytes]:
+        """Seeds, and every input that once was a finding."""
+        kept = sorted((FINDINGS / self.name).glob("*"))
+        return [b"", *self.seeds(), *(path.read_bytes() for path in kept)]
+
+    def close(self) -> None:
+        for place in self.places:
+            place.remove()
+
+
+def build(name: str) -> Target:
+    """The target of that name; those that need a directory make it now."""
+    return TARGETS[name]()
+
+
+# ---- messages and chunks -----------------------------------------------------------------------
+
+
+def _frame(data: bytes) -> None:
+    try:
+        frame = messages.decode(data)
+    except LiveshiftError:
+        return
+    if frame.body is not None:
+        again = messages.encode_ask(frame.id, frame.body)
+    elif frame.error is not None:
+        again = messages.encode_error(frame.id, frame.error)
+    else:
+        again = messages.encode_answer(frame.id, frame.answer)
+    assert repr(messages.decode(again)) == repr(frame)  # repr: NaN is like itself
+
+
+def _local() -> Target:
+    loop = asyncio.new_event_loop()
+
+    async def handler(_uid: int, ask: messages.Message) -> None:
+        assert isinstance(ask, messages.Message)
+
+    async def converse(data: bytes) -> None:
+        reader = asyncio.StreamReader(loop=loop)
+        reader.feed_data(data)
+        reader.feed_eof()
+        try:
+            while True:
+                said = await local_socket._answer(await local_socket._read(reader), 7, handler)
+                messages.decode(said[local_socket.LENGTH.size :])
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+
+    def run(data: bytes) -> None:
+        loop.run_until_complete(converse(data))
+
+    return Target("local-socket", run, seeds.local_frames)
+
+
+def _header(data: bytes) -> None:
+    try:
+        found = wire.read_header(data)
+    except LiveshiftError:
+        return
+    assert found.number >= 0
+    assert found.migration
+    assert found.stream
+
+
+def _answer(data: bytes) -> None:
+    try:
+        kind, value = wire.read_answer(data)
+    except LiveshiftError:
+        return
+    assert isinstance(kind, str)
+    assert isinstance(value, (int, str))
+
+
+def _manifest(data: bytes) -> None:
+    try:
+        found = manifest.decode(data)
+    except LiveshiftError:
+        return
+    found.gone()
+    assert manifest.decode(manifest.encode(found)) == found
+
+
+def _chunks() -> Target:
+    """A whole conversation with the receiver, up to image files, trees and the manifest."""
+    place = Place()
+
+    def run(data: bytes) -> None:
+        top = place.fresh()
+        for name in ("images/m1", "tmp", "root/dev/shm", "carried"):
+            (top / name).mkdir(parents=True)
+        plan = SimpleNamespace(
+            tmp=top / "tmp", log=top / "log", uid=ALICE.uid, gid=ALICE.gid, groups=ALICE.groups
+        )
+        resident = SimpleNamespace(
+            room=SimpleNamespace(plan=plan, root=top / "root"), spec=SimpleNamespace(name="gpt/1")
+        )
+        inbox = Inbox(top / "images/m1", resident, (str(top / "carried"),))  # type: ignore[arg-type]
+        inbox.top = lambda tree: _top(top, tree, Inbox.top, inbox)  # type: ignore[method-assign]
+        receiver = wire.Receiver("", Path(), "h1")
+        receiver._known = SimpleNamespace(owner=lambda frame: "h0")  # type: ignore[assignment]
+        receiver.expect("m1", "h0", inbox, 1 << 20)
+        with no_descriptor_left():
+            for number, (stream, chunk) in enumerate(seeds.cut_chunks(data)):
+                digest = xxhash.xxh3_64_intdigest(chunk)
+                raw = msgspec.msgpack.encode(wire.Header("m1", number, stream, digest))
+                frames: Any = [SimpleNamespace(buffer=memoryview(f)) for f in (b"id", raw, chunk)]
+                if receiver._answer(frames)[0] == "refused":
+                    break
+            inbox.close()
+        place.check()
+
+    return Target("chunks", run, seeds.chunk_streams, 16384, places=[place])
+
+
+def _top(top: Path, tree: str, real: Callable[[Inbox, str], Path], inbox: Inbox) -> Path:
+    """The host's own directories are not for a fuzzer to write to."""
+    found = real(inbox, tree)
+    return top / "carried" if found == Path("/") else found
+
+
+# ---- images ------------------------------------------------------------------------------------
+
+
+def _protobuf(data: bytes) -> None:
+    _walk(memoryview(data), 0)
+
+
+def _walk(raw: memoryview, depth: int) -> None:
+    try:
+        message = Message(raw)
+        numbers = [number for number, _ in fields(raw)]
+    except Damaged:
+        return
+    for number in set(numbers[:50]):
+        for look in (message.uint, message.uints, message.raw, message.raws):
+            try:
+                look(number)
+            except Damaged:
+                continue
+        if depth < 3:
+            for part in _or_none(message.raws, number) or []:
+                _walk(part, depth + 1)
+
+
+def _or_none(look: Callable[[int], list[memoryview]], number: int) -> list[memoryview] | None:
+    try:
+        return look(number)
+    except Damaged:
+        return None
+
+
+def _image_file() -> Target:
+    """The frame of one file: the first byte picks its kind."""
+    place = Place()
+
+    def run(data: bytes) -> None:
+        names = seeds.image_names()
+        path = place.inside / names[data[0] % len(names) if data else 0]
+        path.write_bytes(data[1:])
+        with suppress(StepFailed):
+            for entry in ImageFile(path).entries:
+                _walk(entry, 0)
+        path.unlink()
+
+    return Target("image-file", run, seeds.image_files, 16384, places=[place])
+
+
+def _image() -> Target:
+    """A whole image, one of its files taken from the input."""
+    place = Place()
+    whole = seeds.images()
+    for name, raw in whole.items():
+        (place.inside / name).write_bytes(raw)
+    room = place.inside / "room"  # where its paths lead to
+    for name in ("tmp", "dev/shm", "usr/bin"):
+        (room / name).mkdir(parents=True)
+    (room / "tmp").chmod(0o1777)
+
+    def run(data: bytes) -> None:
+        names = seeds.image_names()
+        name = names[data[0] % len(names) if data else 0]
+        path = place.inside / name
+        path.write_bytes(data[1:])
+        try:
+            image_check.check(place.inside, ALICE, room)
+        except StepFailed:
+            pass
+        finally:
+            if name in whole:
+                path.write_bytes(whole[name])
+            else:
+                path.unlink()
+        place.check()
+
+    return Target("image", run, seeds.image_files, 16384, places=[place])
+
+
+def _announcement(data: bytes) -> None:
+    """CRIU's words on its image stream: a length, and a message of that length."""
+    try:
+        size = announced_size(data[:4].ljust(4, b"\0"))
+        name = announced_name(data[4 : 4 + size])
+    except StepFailed:
+        return
+    assert len(name) <= 4096
+
+
+# ---- trees -------------------------------------------------------------------------------------
+
+
+def _tar() -> Target:
+    """The first byte says whose tree it is and how it is to be unpacked."""
+    place = Place()
+
+    def run(data: bytes) -> None:
+        how = data[0] if data else 0
+        top = place.fresh()
+        os.chown(top, *((ALICE.uid, ALICE.gid) if how & 4 else (-1, -1)))
+        (top / "there").write_bytes(b"another's")
+        (top / "up").symlink_to("../beside")
+        unpacker = Unpacker(
+            top, sparing=bool(how & 1), user=ALICE if how & 2 else None, as_user=bool(how & 4)
+        )
+        for step in (lambda: unpacker.write(data[1:]), unpacker.finish):
+            with suppress(StepFailed, OSError):
+                step()
+        place.check()
+        if how & 2 and ROOT:
+            _no_right_of_others(top)
+
+    return Target("tar", run, seeds.tars, 8192, places=[place])
+
+
+def _no_right_of_others(top: Path) -> None:
+    for directory, folders, names in os.walk(top):
+        for name in (*folders, *names):
+            s = os.lstat(os.path.join(directory, name))
+            kind, bits = s.st_mode >> 12, s.st_mode & 0o7777
+            assert kind not in (2, 6), f"{name} is a device"
+            if kind == 8:
+                assert not bits & 0o4000 or s.st_uid == ALICE.uid, f"{name} runs as {s.st_uid}"
+                assert not bits & 0o2000 or ALICE.is_in(s.st_gid), f"{name} runs as {s.st_gid}"
+
+
+# ---- what jobs, users and operators write ------------------------------------------------------
+
+
+def _page() -> Target:
+    place = Place()
+
+    def run(data: bytes) -> None:
+        path = place.inside / "7"
+        path.write_bytes(data)
+        for look in (lambda: page.read(path), lambda: page.pages(place.inside)):
+            try:
+                found = look()
+            except page.PageError:
+                continue
+            for one in found if isinstance(found, list) else [found]:
+                assert (one.command + one.version).isprintable()
+                assert all(kind.isprintable() for kind in one.counters)
+                assert one.in_flight >= 0
+
+    return Target("page", run, seeds.pages, page.SIZE + 100, places=[place])
+
+
+def _config() -> Target:
+    place = Place()
+    path = place.inside / "cluster.toml"
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        try:
+            reading = config.read(path)
+        except ConfigError:
+            pass
+        else:
+            assert config.parse(config.dump(reading.cluster)).cluster == reading.cluster
+        _lines(data)
+
+    return Target("config", run, seeds.configs, 4096, places=[place])
+
+
+def _lines(data: bytes) -> None:
+    """Whatever tomllib accepts has all its keys found, in the order of lines."""
+    try:
+        text = data.decode()
+        tables = tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return
+    try:
+        found = key_lines(text)
+    except RecursionError:
+        return
+    assert all((key,) in found for key in tables)
+    assert all(1 <= line <= text.count("\n") + 1 for line in found.values())
+
+
+def _key() -> Target:
+    place = Place()
+    keys.init(place.inside, ["h0"])
+    secret, public = (f(place.inside, "h0") for f in (keys.secret_path, keys.public_path))
+    originals = secret.read_bytes(), public.read_bytes()
+
+    def run(data: bytes) -> None:
+        path = (secret, public)[data[0] & 1 if data else 0]
+        path.write_bytes(data[1:])
+        try:
+            keys.load_private(place.inside, "h0")
+            keys.public_keys(place.inside)
+        except LiveshiftError:
+            pass
+        finally:
+            for original, raw in zip((secret, public), originals, strict=True):
+                original.write_bytes(raw)
+
+    return Target("key", run, seeds.keys, 256, places=[place])
+
+
+def _output(data: bytes) -> None:
+    end = output.whole(data)
+    records = list(output.split(data))
+    again = b"".join(
+        output.HEADER.pack(r.realtime_ns, len(r.data), r.stream) + r.data for r in records
+    )
+    assert again == data[:end]
+    assert end <= len(data)
+
+
+def _elf(data: bytes) -> None:
+    """A file that a job has mapped: its build id is read."""
+    assert len(build_id(io.BytesIO(data))) <= 2 * 65536
+
+
+TARGETS: dict[str, Callable[[], Target]] = {
+    "frame": lambda: Target("frame", _frame, seeds.frames),
+    "local-socket": _local,
+    "header": lambda: Target("header", _header, seeds.headers),
+    "answer": lambda: Target("answer", _answer, seeds.answers, 512),
+    "manifest": lambda: Target("manifest", _manifest, seeds.manifest_seeds),
+    "chunks": _chunks,
+    "protobuf": lambda: Target("protobuf", _protobuf, seeds.protobufs),
+    "image-file": _image_file,
+    "image": _image,
+    "announcement": lambda: Target("announcement", _announcement, seeds.announcements, 512),
+    "tar": _tar,
+    "page": _page,
+    "config": _config,
+    "key": _key,
+    "output": lambda: Target("output", _output, seeds.outputs),
+    "elf": lambda: Target("elf", _elf, seeds.elfs),
+}
+
+PACES = {
+    "frame": 20, "header": 20, "answer": 20, "manifest": 20, "announcement": 10, "output": 10,
+    "local-socket": 10, "protobuf": 10, "elf": 10, "page": 4, "config": 4, "key": 4,
+    "image-file": 4,
+}  # fmt: skip
+"""Executions of a target for each one of the slowest."""
