@@ -90,9 +90,18 @@ def read(directory: Path) -> list[Entry]:
     for place, form in ((public, _PLAIN), (public / "operators", _OPERATOR)):
         entries += _listed(place, form)
     # Read last: a key on its way from there to here is seen at least once.
-    revoked = _listed(public / "revoked", _REVOKED)
-    since = {entry.key: entry.since for entry in revoked if entry.key}
-    return [*map(lambda entry: _judged(entry, entries, since), entries), *revoked]
+    gone = revoked(directory)
+    since = {entry.key: entry.since for entry in gone if entry.key}
+    paths: dict[bytes | None, list[Path]] = {}
+    for entry in entries:
+        paths.setdefault(entry.key, []).append(entry.path)
+    return [*(_judged(entry, paths[entry.key], since) for entry in entries), *gone]
+
+
+def revoked(directory: Path) -> list[Entry]:
+    """Those that count no more; raises like :func:`read`, which looks at every host's."""
+    check_directory(directory)
+    return _listed(directory / "public" / "revoked", _REVOKED)
 
 
 def _listed(place: Path, form: re.Pattern[str]) -> list[Entry]:
@@ -119,12 +128,12 @@ def _listed(place: Path, form: re.Pattern[str]) -> list[Entry]:
     return entries
 
 
-def _judged(entry: Entry, entries: list[Entry], since: dict[bytes, str | None]) -> Entry:
+def _judged(entry: Entry, twins: list[Path], since: dict[bytes, str | None]) -> Entry:
+    """``twins``: the files that hold this key."""
     if entry.key is None:
         return entry
     if entry.key in since:
         return Entry(entry.path, entry.holder, entry.key, since[entry.key])
-    twins = [other.path for other in entries if other.key == entry.key]
     if len(twins) > 1:
         problem = ConfigError(
             f"{twins[-1]} holds the key of {twins[0]}",

@@ -258,8 +258,8 @@ def _make_pair(directory: Path, secret_file: Path, public_file: Path) -> list[Pa
 
 
 def _refuse_revoked(directory: Path, pair: KeyPair, path: Path) -> None:
-    for entry in keyring.read(directory):
-        if entry.since is not None and entry.key == pair.public:
+    for entry in keyring.revoked(directory):
+        if entry.key == pair.public:
             raise Refused(
                 f"{path}: this key of {entry.holder.name} was revoked ({entry.since})",
                 hint="remove the file; `liveshift keys add-host` or add-operator makes a new pair",

@@ -55,7 +55,7 @@ class Moves(msgspec.Struct, frozen=True):
 
     ``at_once``: the most that were under way together; ``frozen_floor``, ``floor``: what the
     simulated steps alone take, of ``frozen`` and of ``seconds``; ``cpu_each``: what a migration
-    costs the orchestrator beyond its rest.
+    costs the orchestrator beyond its rest, until the last host has heard of it.
     """
 
     asked: int
@@ -89,6 +89,7 @@ class Run(msgspec.Struct, frozen=True):
     jobs: int
     connect_s: float
     start_s: float
+    start_cpu: float
     rest: AtRest
     moves: Moves
     restart_s: float

@@ -79,24 +79,34 @@ class Scenario:
     def greeted(self) -> bool:
         return sum(said.greeted for said in self.said("look")) == len(self.cluster.hosts)
 
+    def quiet(self) -> None:
+        """Wait until the orchestrator asks the agents for nothing any more: beats alone go on."""
+        time.sleep(self.cluster.timeouts.heartbeat)
+        self.tally()
+        eventually(
+            lambda: self.tally()[0].served == 0, "an end of what the orchestrator asks", LONG_S,
+            self.cluster.timeouts.heartbeat,
+        )  # fmt: skip
+
     # ---- the phases, in order ------------------------------------------------------------------
 
     def connect(self) -> float:
         took = eventually(self.greeted, "every agent's hello", LONG_S)
         return took + eventually(self.all_up, "every host up", LONG_S)
 
-    def start_jobs(self, sizes: Sequence[int]) -> float:
-        began = time.monotonic()
+    def start_jobs(self, sizes: Sequence[int]) -> tuple[float, float]:
+        """Seconds until the last one was started, CPU until every host had heard of all."""
+        before = self.daemon.cost()
         for number, size in enumerate(sizes):
             argv = ["python", "train.py", "--steps", "100000"]
             env = {f"VARIABLE_{n}": "x" * 40 for n in range(30)}
             run = messages.Run(f"load{number}", size, argv, env, "/", 0, [])
             self.client.get(Named, run, timeout=LONG_S)
-        return time.monotonic() - began
+        took = time.monotonic() - before.when
+        self.quiet()
+        return took, self.daemon.cost().cpu - before.cpu
 
     def rest(self, seconds: float) -> AtRest:
-        """The window begins with a beat of every host seen, so that it holds no start-up."""
-        time.sleep(2 * self.cluster.timeouts.heartbeat)
         _, _, around = self.tally()
         before = self.daemon.cost()
         with StatusClock(self.path, STATUS_EVERY_S).running() as clock:
@@ -133,6 +143,8 @@ class Scenario:
             rows = [self._over(name) for name in names]
             after = self.daemon.cost()
         seen, lags, machine = self.tally()
+        self.quiet()
+        told = self.daemon.cost()
         seconds = after.when - before.when
         done = [row for row in rows if row.state == "done"]
         return Moves(
@@ -145,7 +157,8 @@ class Scenario:
             each=Spread.of([row.seconds for row in rows]),
             frozen=Spread.of([row.frozen_s for row in rows]),
             frozen_floor=pace.frozen,
-            cpu_each=(after.cpu - before.cpu - rest.cores * seconds) / max(1, len(rows)),
+            cpu_each=(told.cpu - before.cpu - rest.cores * (told.when - before.when))
+            / max(1, len(rows)),
             cores=after.since(before),
             messages_per_s=2 * (seen.asked + seen.served) / seconds,
             claims=seen.claims,
@@ -227,13 +240,12 @@ def run(
         connect_s = scene.connect()
         sizes = clusters.job_sizes(hosts)
         tell(f"starting {len(sizes)} jobs of {sizes[0]} capsules")
-        start_s = scene.start_jobs(sizes)
+        start_s, start_cpu = scene.start_jobs(sizes)
         tell("at rest")
         rest = scene.rest(rest_s)
         scene.look_for_wrong("at rest")
         tell(f"{moves} migrations at once")
         moved = scene.move(moves, pace, rest)
-        time.sleep(2 * scene.cluster.timeouts.heartbeat)
         scene.look_for_wrong("after the migrations")
         tell("restarting the orchestrator")
         restart_s, restart_cpu = scene.restart()
@@ -243,8 +255,8 @@ def run(
         scene.client.close()
         scene.daemon.stop()
         return Run(
-            hosts, sum(sizes), len(sizes), connect_s, start_s, rest, moved, restart_s, restart_cpu,
-            end_s, end_cpu, scene.wrong + _unfit(scene.cluster, rest, moved),
+            hosts, sum(sizes), len(sizes), connect_s, start_s, start_cpu, rest, moved, restart_s,
+            restart_cpu, end_s, end_cpu, scene.wrong + _unfit(scene.cluster, rest, moved),
         )  # fmt: skip
 
 

@@ -56,6 +56,7 @@ COMING: list[Column] = [
     ("hosts", lambda r: str(r.hosts)),
     ("all up, s", lambda r: f"{r.connect_s:.1f}"),
     ("jobs started, s", lambda r: f"{r.start_s:.1f}"),
+    ("… CPU, s", lambda r: f"{r.start_cpu:.1f}"),
     ("orchestrator killed: all up, s", lambda r: f"{r.restart_s:.1f}"),
     ("… CPU, s", lambda r: f"{r.restart_cpu:.1f}"),
     ("jobs ended, s", lambda r: f"{r.end_s:.1f}"),
@@ -67,11 +68,12 @@ GROWTH: list[tuple[str, Callable[[Run], float]]] = [
     ("beat, median", lambda r: r.rest.beat.median),
     ("status, median", lambda r: r.rest.status.median),
     ("all up", lambda r: r.connect_s),
-    ("jobs started, per capsule", lambda r: r.start_s / r.capsules),
+    ("jobs started, CPU per capsule", lambda r: r.start_cpu / r.capsules),
     ("CPU per migration", lambda r: r.moves.cpu_each),
     ("all migrations done", lambda r: r.moves.seconds),
     ("restart", lambda r: r.restart_s),
-    ("jobs ended, per capsule", lambda r: r.end_s / r.capsules),
+    ("restart, CPU", lambda r: r.restart_cpu),
+    ("jobs ended, CPU per capsule", lambda r: r.end_cpu / r.capsules),
 ]
 
 
