@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from liveshift.runtime import ownership
-from liveshift.runtime.ownership import Owner, Ruling, Side
+from liveshift.runtime.ownership import BEFORE_COMMIT, Owner, Ruling, Side
 from liveshift.runtime.steps import ALLOWED, ENDS, Step
 
 ATTEMPTS = 2
@@ -54,6 +54,7 @@ class Protocol:
     old_attempts_end: bool = True  # a tree whose attempt is over is taken down, the image stays
     one_arrival: bool = True  # no Reserve while another copy of the capsule is here
     return_goes_on: bool = True  # RETURNING survives a restart of the orchestrator
+    remember_ends: bool = True  # the rules know how a migration ended, not only that it did
     pass_on_silence: bool = True  # a source that does not take it back is not waited for
     matched: bool = True  # an answer counts for the very ask that it answers
 
@@ -114,6 +115,7 @@ class State(NamedTuple):
     net: frozenset[Message]
     budget: Budget
     forgiven: bool = False  # a host that died took the last copy, or may have
+    ends: tuple[Step, ...] = ()  # how the migrations before this one ended
     ended: bool = False  # the capsule was declared lost
     pending: bool = False  # committed, the step not yet written
 
@@ -159,9 +161,10 @@ class Model:
             if s.budget.hosts and (host.copy or host.arrivals):
                 after = put(spend(s, "hosts"), name, Host(life=host.life + 1))
                 had = host.fresh or any(a.fresh for a in host.arrivals)
-                # may run there: told so, or about to be
-                owner = s.owner[0] == name and (
-                    s.owner[2] or any(a.tree for a in host.arrivals)
+                # It may run there: it was told so, or has asked. A promise takes that back.
+                waits = s.step in BEFORE_COMMIT and host.copy == "promised"
+                owner = s.owner[0] == name and not waits and (
+                    s.owner[2]
                     or any(x[1] == "Claim" and x[4] == name and x[8] for x in s.net)
                 )  # fmt: skip
                 if owner or (had and not reachable(after)):
@@ -236,8 +239,8 @@ class Model:
         elif what == "Freeze":
             if kind == "Frozen":
                 yield "commit", self.commit_move(s)
-            else:  # the source is alive
-                yield "freeze failed", self.roll_back(s)
+            else:
+                yield "freeze failed", ask(s, s.destination, "Progress", s.m)
         elif what == "Progress":
             yield ("commit", self.commit_move(s)) if value else ("too late", self.roll_back(s))
         elif what == "look" and s.step is Step.FREEZING:
@@ -344,7 +347,8 @@ class Model:
 
     def ruled(self, s: State, claim: Message) -> State:
         _, _, m, side, host, epoch, life, attempt, ready, settle = claim
-        step = s.step if m == s.m else None
+        over = m < s.m or s.step is None
+        step = s.step if not over else s.ends[m - 1] if self.p.remember_ends else None
         key = (side, host, epoch, s.owner, step)
         ruling = self._rules.get(key)
         if ruling is None:
@@ -495,7 +499,10 @@ class Model:
 
     def take_freeze(self, s: State, name: str, h: Host, number: int, m: int, there: int, life: int
                     ) -> Iterator[State]:  # fmt: skip
-        if h.copy != "runs" or h.begun >= m or h.life != life:
+        if h.begun >= m:  # it was told before
+            yield s
+            return
+        if h.copy != "runs" or h.life != life:
             yield send(s, "O", "Answer", number, "StepFailed", "")
             return
         yield put(s, name, h._replace(copy="frozen", m=m, shipping=True, ask=number, there=there, begun=m,
@@ -698,7 +705,8 @@ def to(s: State, step: Step) -> State:
 
 def over(s: State) -> State:
     assert s.step in ENDS
-    return s._replace(step=None, wait=(), ended=s.ended or s.step is Step.LOST)
+    ended = s.ended or s.step is Step.LOST
+    return s._replace(step=None, wait=(), ended=ended, ends=(*s.ends, s.step))
 
 
 def spend(s: State, fault: str) -> State:
