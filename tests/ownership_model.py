@@ -247,7 +247,8 @@ class Model:
             if value == "nothing":
                 yield "nothing there", ask(s, s.destination, "Progress", s.m)
             else:
-                yield "it is alive", self.roll_back(s)
+                after = self.roll_back(s)  # should it die now, that word was its last
+                yield "it is alive", after._replace(forgiven=after.forgiven or not reachable(after))
         elif what == "Settle":
             yield "settled", over(to(s, Step.FAILED))
         elif what == "finish":
