@@ -10,6 +10,7 @@ import socket
 import stat
 import struct
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 
 from liveshift.errors import Refused
 from liveshift.runtime import local_socket, messages
-from liveshift.runtime.messages import Message
+from liveshift.runtime.messages import Message, Run
 
 NOBODY = 65534
 
@@ -56,11 +57,19 @@ def exchange(path: Path, *frames: bytes) -> list[bytes]:
         line.connect(str(path))
         for frame in frames:
             line.sendall(frame)
-            head = line.recv(4, socket.MSG_WAITALL)
+            head = exactly(line, 4)
             if len(head) < 4:
                 break
-            answers.append(line.recv(struct.unpack("<I", head)[0], socket.MSG_WAITALL))
+            answers.append(exactly(line, struct.unpack("<I", head)[0]))
     return answers
+
+
+def exactly(line: socket.socket, length: int) -> bytes:
+    """Fewer bytes when the other end hangs up."""
+    data = bytearray()
+    while len(data) < length and (part := line.recv(length - len(data))):
+        data += part
+    return bytes(data)
 
 
 def framed(ask: Message, number: int = 1) -> bytes:
@@ -141,3 +150,108 @@ def test_a_caller_that_hangs_up_stops_nobody(path: Path) -> None:
         return exchange(path, framed(messages.GetStatus()))
 
     assert len(served(path, talk)) == 1  # type: ignore[arg-type]
+
+
+# ---- nobody keeps others out ----
+
+
+def error_of(frames: list[bytes]) -> str:
+    return (messages.decode(frames[0]).error or ("", ""))[1]
+
+
+def as_user(uid: int, talk: Callable[[], None]) -> None:
+    """Do something as another user, in a process of its own; it fails when that does."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgid(uid)
+            os.setuid(uid)
+            talk()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_one_users_connections_leave_room_for_the_others(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_socket, "MOST_OF_A_USER", 3)
+    monkeypatch.setattr(local_socket, "MOST_CONNECTIONS", 5)
+
+    def hold(count: int) -> list[socket.socket]:
+        lines = []
+        for _ in range(count):
+            lines.append(socket.socket(socket.AF_UNIX))
+            lines[-1].connect(str(path))
+            lines[-1].sendall(framed(messages.GetStatus()))
+            assert lines[-1].recv(4, socket.MSG_WAITALL)
+        return lines
+
+    def greedy() -> None:
+        held = hold(3)
+        assert "3 of them from uid 65534, and takes no more" in error_of(exchange(path, b""))
+        for line in held:
+            line.close()
+
+    def talk() -> None:
+        as_user(NOBODY, greedy)
+        others = hold(5)  # root's: not counted against root
+        as_user(NOBODY, lambda: check("has 5 connections, 0 of them from uid 65534"))
+        assert len(exchange(path, framed(messages.GetStatus()))) == 1
+        for line in others:
+            line.close()
+
+    def check(text: str) -> None:
+        """In a while: that others have hung up is not seen at once."""
+        until = time.monotonic() + 10
+        while text not in (error := error_of(exchange(path, b""))):
+            assert time.monotonic() < until, error
+
+    served(path, talk)
+
+
+def test_who_stops_in_the_middle_of_a_frame_is_hung_up_on(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_socket, "PATIENCE_S", 0.2)
+
+    def talk() -> bytes:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(10)
+            line.connect(str(path))
+            line.sendall(framed(messages.GetStatus())[:-1])
+            return line.recv(1)
+
+    assert served(path, talk) == b""
+
+
+def test_who_takes_no_answer_is_hung_up_on_and_others_are_served(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_socket, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(local_socket, "MOST_LONG", 1)
+    ask = Run("x" * (4 << 20), 1, [], {}, "/", 0, [])
+
+    async def echo(uid: int, ask: Message) -> Message | None:
+        return messages.Named(ask.name if isinstance(ask, Run) else str(uid))
+
+    monkeypatch.setitem(globals(), "whoami", echo)
+
+    def talk() -> None:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(10)
+            line.connect(str(path))
+            line.sendall(framed(ask))
+            assert line.recv(4, socket.MSG_WAITALL)  # the answer has begun; no more is taken
+            assert len(exchange(path, framed(messages.GetStatus()))) == 1
+            got = messages.decode(exchange(path, framed(ask))[0])  # when the other one is out
+            assert got.answer == messages.Named(ask.name)
+            rest = b""
+            while part := line.recv(1 << 20):
+                rest += part
+            assert len(rest) < 4 << 20, "it was cut off"
+
+    served(path, talk)

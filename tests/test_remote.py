@@ -131,11 +131,9 @@ def test_an_answer_that_takes_too_long_is_not_taken_for_the_next(far: Far, remot
         return messages.Named("in time")
 
     far.answer = answer
-    with (
-        Client(remote) as client,
-        pytest.raises(Unreachable, match=r"did not answer ReadOutput within 0\.5 s"),
-    ):
-        client.ask(messages.ReadOutput("a/0", 0, 0), 0.5)
+    with Client(remote) as client:
+        with pytest.raises(Unreachable, match=r"did not answer ReadOutput within 0\.5 s"):
+            client.ask(messages.ReadOutput("a/0", 0, 0), 0.5)
         go.set()
         assert client.get(messages.Named, messages.GetStatus()).name == "in time"
 
@@ -214,11 +212,17 @@ def test_a_revoked_key_is_turned_away_also_in_the_middle(far: Far, remote: Remot
     shutil.copy(far.keys / "public/orchestrator.pub", key.parent)
     with Client(Remote(far.address, key)) as client:
         client.ask(messages.GetStatus())
-        far.answer = lambda _ask: (
-            keys.revoke(far.keys, "ops") and threading.Event().wait(1) and None
-        )
-        with pytest.raises(NotPermitted, match="turned the key in .*ops.key away") as caught:
+        go = threading.Event()
+
+        def answer(_ask: Message) -> Message | None:
+            keys.revoke(far.keys, "ops")
+            go.wait(20)
+            return None
+
+        far.answer = answer
+        with pytest.raises(NotPermitted, match=r"turned the key in .*ops\.key away") as caught:
             client.ask(messages.GetStatus(), 20)
+        go.set()
         assert "revoked" in (caught.value.hint or "")
         with pytest.raises(NotPermitted):
             client.ask(messages.GetStatus(), 20)
