@@ -224,8 +224,9 @@ class Model:
         elif what == "known":
             yield label, ask(s, s.source, "Settle", s.m, what="known", gone=gone)
             if not s.owner[2] and self.p.pass_on_silence:
-                yield label + ", passed on", self.restore_again(
-                    self.passed(s, s.destination, False) or s, gone
+                yield (
+                    label + ", passed on",
+                    self.restore_again(self.passed(s, s.destination, False) or s, gone),
                 )
 
     def answered(self, s: State, kind: str, value: Any) -> Iterator[Change]:
@@ -318,8 +319,12 @@ class Model:
 
     def roll_back(self, s: State) -> State:
         """What has come to the destination is given up here and now."""
-        s = put_all(to(s, Step.ROLLING_BACK), lambda h: h._replace(
-            arrivals=tuple(a._replace(fresh=False) if a.m == s.m else a for a in h.arrivals)))
+        s = put_all(
+            to(s, Step.ROLLING_BACK),
+            lambda h: h._replace(
+                arrivals=tuple(a._replace(fresh=False) if a.m == s.m else a for a in h.arrivals)
+            ),
+        )
         s = send(s, s.destination, "Settle", 0, s.m)
         return ask(s, s.source, "Settle", s.m)
 
@@ -579,8 +584,11 @@ class Model:
                 s, state = put(s, name, h._replace(copy="", m=0, fresh=False)), "ended"
         else:
             a = next((a for a in h.arrivals if a.m == m), None)
-            if a is None or (attempt and (a.tree != "ready" or (
-                    a.attempt != attempt and self.p.matched))) or (not attempt and a.tree):
+            if (
+                a is None
+                or (attempt and (a.tree != "ready" or (a.attempt != attempt and self.p.matched)))
+                or (not attempt and a.tree)
+            ):
                 yield s
                 return
             if attempt and ruling == "run":
