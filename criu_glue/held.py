@@ -12,10 +12,13 @@ enters it by the same path. Nobody whom the room holds may follow: that takes ri
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import os
 import select
 import subprocess
+import termios
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +35,7 @@ case "$CRTOOLS_SCRIPT_ACTION" in
 {action})
     echo held > held || exit 1
     read verdict < verdict
-    [ "$verdict" = go ] || exit 1
+    [ "$verdict" = go ] && [ -d /proc/$PPID ] || exit 1  # CRIU may have been killed meanwhile
     {go}
     ;;
 {after}
@@ -40,6 +43,7 @@ esac
 exit 0
 """
 
+ORPHAN_S = 0.25
 LOST_S = 30.0
 """How long CRIU may take to leave once it was told; it has little to do then."""
 
@@ -52,6 +56,7 @@ class HeldCriu:
         self._process: subprocess.Popen[bytes] | None = None
         self._who: tuple[int, int] | None = None
         self._held: int | None = None
+        self._hooked = False  # a hook may be waiting
 
     def start(
         self, prefix: Sequence[str], command: Sequence[str], action: str, go: str,
@@ -87,6 +92,7 @@ class HeldCriu:
         with contextlib.suppress(FileNotFoundError, ValueError):
             pid, since = (self.directory / "criu").read_text().split()
             self._who = (int(pid), int(since))
+            self._hooked = True
             self._listen()  # a hook that has yet to come finds a reader
         return self.alive()
 
@@ -105,6 +111,7 @@ class HeldCriu:
         assert self._held is not None
         while True:
             if select.select([self._held], [], [], 0)[0] and os.read(self._held, 16):
+                self._hooked = True
                 return True
             if not self.alive():
                 return False
@@ -123,6 +130,8 @@ class HeldCriu:
                 os.write(pipe, f"{verdict}\n".encode())
                 if self.alive():
                     self._wait_end(time.monotonic() + seconds)
+                elif self._hooked:
+                    _wait_read(pipe)
             finally:
                 os.close(pipe)
         return not self.alive()
@@ -170,3 +179,12 @@ class HeldCriu:
             return os.pidfd_open(self._who[0])
         except ProcessLookupError:
             return None
+
+
+def _wait_read(pipe: int) -> None:
+    """Until a hook whose CRIU has been killed has read its word, if there is such a hook."""
+    until = time.monotonic() + ORPHAN_S
+    unread = array.array("i", [1])
+    while unread[0] and time.monotonic() < until:
+        time.sleep(0.002)
+        fcntl.ioctl(pipe, termios.FIONREAD, unread)

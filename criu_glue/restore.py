@@ -98,6 +98,9 @@ class RestoringTree:
         """
         self._criu.tell("stop", STOP_S)
         evict(self._room)
+        if (self._images / "unlocked").exists() and self._room.alive():
+            network.lock(self._room.init)  # no tree, so the kernel would turn its peers away
+            (self._images / "unlocked").unlink()
         self._criu.close()
 
     def _failed(self, why: str) -> StepFailed:

@@ -120,6 +120,9 @@ class Agent:
         return messages.Beat(self.host, memory, states)
 
     def _ended(self, resident: Resident) -> None:
+        if self.porter.holds(resident):
+            log.error("%s was killed while it was held frozen", resident.spec.name)
+            return
         self._tasks.spawn(self._tell_ended(resident))
 
     async def _tell_ended(self, resident: Resident) -> None:

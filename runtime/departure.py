@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -107,6 +108,7 @@ class Departure:
         """
         before = self._wire.bytes
         watch = Stopwatch()
+        self._wire.until = time.monotonic() + deadline_s
         try:
             removed = self._dump(watch, criu, deadline_s)
             self._promise()
@@ -114,6 +116,7 @@ class Departure:
             self.thaw()
             raise
         reach("source.promised")
+        self._wire.until = float("inf")  # the orchestrator decides from here on
         with watch.phase("promise", frozen=True):
             self._send_manifest(removed, before)
         return Frozen(self._wire.bytes - before, watch.phases)

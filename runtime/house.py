@@ -38,7 +38,7 @@ class House:
         self.capsules: dict[str, Resident] = {}
         self.books: dict[str, Book] = {}
         self.network = asyncio.Lock()
-        self._ended = ended
+        self.ended = ended
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def take_up(self, arriving: set[str]) -> None:
@@ -54,7 +54,7 @@ class House:
 
         def gone() -> None:
             if not resident.leaving:
-                self._ended(resident)
+                self.ended(resident)
 
         if resident.room.alive():
             watch(resident, gone)

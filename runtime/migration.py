@@ -347,7 +347,8 @@ class Move:
                 log.warning("%s: rolling back at %s: %s", self.name, host, problem)
                 self._ground.tell(self, f"{host} drops it once it is back: {problem}")
         self.times.thaw()
-        self._end(Step.FAILED)
+        gone = done[0] == "nothing" and self.capsule.code is None  # its host was switched off, say
+        self._end(Step.LOST if gone else Step.FAILED)
 
     async def _return(self) -> bool:
         """Nothing runs at the destination: the source gets it back, if it has it still.

@@ -61,6 +61,10 @@ class Porter:
         """Bytes that an incoming capsule may take."""
         return host_facts.memory_offered(self._own.memory)
 
+    def holds(self, resident: Resident) -> bool:
+        """Whether a migration has promised to hold it: its end is that migration's matter then."""
+        return any(d.resident is resident and d.promised for d in self.departures.values())
+
     async def take_up(self) -> None:
         """Go on with what an earlier agent has left, capsules and migrations; blocks little."""
         housing = self._house.housing
@@ -141,12 +145,19 @@ class Porter:
 
     async def precopy(self, ask: messages.Precopy) -> messages.Moved:
         self._dumper()
-        resident, keys = self._running(ask.capsule), self._house.cluster.paths.keys
-        sender = Sender(ask.migration, ask.endpoint, keys, self._house.host, ask.destination)
+        resident = self._running(ask.capsule)
+        sender = self._sender(ask)
         departure = Departure(ask.migration, resident, self._house.housing, sender)
         self.departures[ask.migration] = departure
         with self._working(ask.migration):
             return await self._house.blocking(ask.capsule, departure.precopy)
+
+    def _sender(self, ask: messages.Precopy | messages.Forward) -> Sender:
+        cluster = self._house.cluster
+        return Sender(
+            ask.migration, ask.endpoint, cluster.paths.keys, self._house.host, ask.destination,
+            patience=2 * cluster.timeouts.suspicion,
+        )  # fmt: skip
 
     async def freeze(self, ask: messages.Freeze) -> messages.Frozen:
         criu, departure = self._dumper(), self.departures.get(ask.migration)
@@ -219,10 +230,10 @@ class Porter:
 
     async def forward(self, ask: messages.Forward) -> messages.Frozen:
         """Send an image that could not be restored here on to another spare."""
-        arrival, keys = self.arrivals.get(ask.migration), self._house.cluster.paths.keys
+        arrival = self.arrivals.get(ask.migration)
         if arrival is None or not arrival.complete:
             raise NotFound(f"{self._house.host} has no image of {ask.capsule}")
-        sender = Sender(ask.migration, ask.endpoint, keys, self._house.host, ask.destination)
+        sender = self._sender(ask)
         try:
             with self._working(ask.migration):
                 return await self._house.blocking(ask.capsule, lambda: arrival.forward(sender))
@@ -275,8 +286,8 @@ class Porter:
             await asyncio.sleep(POLL_S)
         state = await self._settle(ask.migration)
         here = self._house.capsules.get(ask.capsule)
-        if state == "nothing" and here is not None and here.code is None and here.room.alive():
-            state = "runs"
+        if state == "nothing" and here is not None and ask.migration not in self.departures:
+            state = "runs" if here.code is None and here.room.alive() else "ended"
         return messages.Settled(state)
 
     async def _settle(self, migration: str) -> str:
@@ -292,10 +303,6 @@ class Porter:
 
     async def _settle_departure(self, departure: Departure) -> str:
         name, resident = departure.resident.spec.name, departure.resident
-        if not resident.room.alive():  # killed while it was held: its end was told
-            await self._house.blocking(name, departure.thaw)
-            self.departures.pop(departure.migration, None)
-            return "nothing"
         claim = messages.Claim(
             departure.migration, name, Side.LEAVING.value, resident.epoch, ready=True
         )
@@ -303,10 +310,16 @@ class Porter:
         ruling = Ruling(ruled.ruling)
         if ruling is not Ruling.WAIT and ruled.epoch < resident.epoch:
             raise LiveshiftError(f"a ruling under epoch {ruled.epoch}, {name} has {resident.epoch}")
+        alive = resident.room.alive()  # else it was killed while it was held
+        if ruling is Ruling.WAIT and not alive:
+            return "nothing"
         if ruling is Ruling.RUN:
             resident.epoch = ruled.epoch
             await self._house.blocking(name, departure.thaw)
             self.departures.pop(departure.migration, None)
+            if not alive:
+                self._house.ended(resident)
+                return "ended"
             try:
                 resident.note()
             except OSError as error:  # it runs, and that is the answer

@@ -35,7 +35,7 @@ ALLOWED: dict[Step, frozenset[Step]] = {
     Step.RESTORING: frozenset({Step.RESUMING, Step.RETURNING, Step.LOST}),
     Step.RESUMING: frozenset({Step.FINISHING}),
     Step.FINISHING: frozenset({Step.DONE}),
-    Step.ROLLING_BACK: frozenset({Step.FAILED}),
+    Step.ROLLING_BACK: frozenset({Step.FAILED, Step.LOST}),
     Step.RETURNING: frozenset({Step.FAILED, Step.RESTORING, Step.LOST}),
     Step.DONE: frozenset(),
     Step.FAILED: frozenset(),

@@ -111,11 +111,18 @@ class _Migration:
 
 
 class Sender:
-    """The source's end for one migration; for one thread at a time."""
+    """The source's end for one migration; for one thread at a time.
+
+    ``patience``: seconds of silence (GIVE_UP_S) after which it gives up. ``until`` (monotonic
+    seconds) may be set: then what was sent must be acknowledged by that time.
+    """
+
+    until = float("inf")
 
     def __init__(
-        self, migration: str, endpoint: str, key_directory: Path, host: str, destination: str
-    ) -> None:
+        self, migration: str, endpoint: str, key_directory: Path, host: str, destination: str,
+        patience: float | None = None,
+    ) -> None:  # fmt: skip
         own = keys.load_private(key_directory, host)
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
@@ -126,6 +133,7 @@ class Sender:
         self._socket.setsockopt(zmq.MAXMSGSIZE, HEADER + OVERHEAD)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self._socket.connect(endpoint)
+        self._patience = GIVE_UP_S if patience is None else patience
         self._migration = migration
         self._destination = destination
         self._number = 0
@@ -141,7 +149,7 @@ class Sender:
     def send(self, stream: str, data: bytes) -> None:
         """Send bytes (empty: the stream ends); blocks while no credit is left.
 
-        Raises StepFailed when the destination refuses or stays silent for GIVE_UP_S.
+        Raises StepFailed when the destination refuses, or stays silent for too long.
         """
         if not data:
             self._ended.add(stream)
@@ -226,11 +234,15 @@ class Sender:
             else:
                 raise StepFailed("ship", f"{self._destination} refused the image: {value}")
         now = time.monotonic()
-        if self._pending and now - self._heard > GIVE_UP_S:
+        if self._pending and now > self.until:
+            raise StepFailed("ship", f"{self._destination} has not taken the image in time")
+        if self._pending and now - self._heard > self._patience:
             raise StepFailed(
-                "ship", f"{self._destination} has taken no image bytes for {GIVE_UP_S:g} s"
+                "ship", f"{self._destination} has taken no image bytes for {self._patience:g} s"
             )
-        if self._pending and now - max(self._heard, self._sent_again) > SEND_AGAIN_S:
+        if self._pending and now - max(self._heard, self._sent_again) > min(
+            SEND_AGAIN_S, self._patience / 4
+        ):
             self._again(self._pending[0][0])  # lost with a connection that broke
 
     def _again(self, number: int) -> None:

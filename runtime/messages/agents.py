@@ -152,8 +152,9 @@ class Settle(Message, frozen=True):
 
 
 class Settled(Answer, frozen=True):
-    """``state``: runs, ended, or held (the ruling was to wait, or the copy is being worked on);
-    nothing: none is held and the capsule does not run here."""
+    """``state``: runs; ended (by itself, or by the ruling); held (the ruling was to wait, or it is
+    being worked on); nothing: the capsule is not here, or only what is left of a held one that was
+    killed."""
 
     state: str
 
