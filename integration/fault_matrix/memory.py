@@ -34,8 +34,9 @@ def scarce(name: str, pids: Iterable[int]) -> Iterator[Callable[[], int]]:
     group = top / name
     group.mkdir()
     v1 = top == _V1
+    limit = group / ("memory.limit_in_bytes" if v1 else "memory.max")
     try:
-        (group / ("memory.limit_in_bytes" if v1 else "memory.max")).write_text(str(LIMIT))
+        limit.write_text(str(LIMIT))
         for pid in pids:
             (group / "cgroup.procs").write_text(str(pid))
 
@@ -47,14 +48,12 @@ def scarce(name: str, pids: Iterable[int]) -> Iterator[Callable[[], int]]:
 
         yield failures
     finally:
-        (group / ("memory.limit_in_bytes" if v1 else "memory.max")).write_text(
-            "-1" if v1 else "max"
-        )
+        limit.write_text("-1" if v1 else "max")
         home = _home(top)
         while left := (group / "cgroup.procs").read_text().split():
-            for pid in left:
+            for task in left:
                 with suppress(ProcessLookupError):
-                    (home / "cgroup.procs").write_text(pid)
+                    (home / "cgroup.procs").write_text(task)
         group.rmdir()
 
 

@@ -23,7 +23,8 @@ _TABLE = "lab_flip"
 _RULES = """table netdev {table} {{
 chain in {{
 type filter hook ingress device "eth0" priority 0;
-tcp dport {port} meta length > 200 limit rate 1/day burst 1 packets @th,640,32 set 0xa5a5a5a5 counter
+tcp dport {port} meta length > 200 limit rate 1/day burst 1 packets \
+  @th,640,32 set 0xa5a5a5a5 counter
 }}
 }}
 """
