@@ -59,7 +59,8 @@ def main() -> int:
     finally:
         scene.strike()
         shutil.rmtree(place)
-    console.print(report.table())
+    console.print(report.table(), width=max(console.width, report.WIDTH))
+    console.print(report.legend(), soft_wrap=True)
     passed = len(report.verdicts) - len(report.failed)
     console.print(f"{passed} of {len(report.verdicts)} cells passed; {args.out / FILE}")
     return 1 if report.failed else 0

@@ -19,11 +19,15 @@ from .table import ENDED, MOVED, STAYED, Cell
 
 FILE = "fault-matrix.json"
 
+_SIGNS = {MOVED: "→", STAYED: "=", ENDED: "†"}
 _STYLES = {MOVED: "green", STAYED: "cyan", ENDED: "yellow"}
 
 
 class Report:
     """Collects verdicts in ``directory``; the file there is true after every cell."""
+
+    WIDTH = 116
+    """Of the whole table, in characters."""
 
     def __init__(self, directory: Path, console: Console) -> None:
         self.verdicts: list[Verdict] = []
@@ -60,15 +64,20 @@ class Report:
 
     def table(self) -> Table:
         """Faults down, points across: how each cell ended and its pause; ✗ where it failed."""
+        points = [point for point in POINTS if any(v.point == point for v in self.verdicts)]
         table = Table(box=box.SIMPLE, pad_edge=False, header_style="bold")
         table.add_column("fault", no_wrap=True)
-        points = [point for point in POINTS if any(v.point == point for v in self.verdicts)]
-        for point in points:
-            table.add_column(point.replace(".", "\n"), no_wrap=True)
+        for number, _ in enumerate(points, 1):
+            table.add_column(str(number), no_wrap=True, justify="right")
         for fault in dict.fromkeys(v.fault for v in self.verdicts):
             found = {v.point: v for v in self.verdicts if v.fault == fault}
             table.add_row(fault, *(_shown(found.get(point)) for point in points))
         return table
+
+    def legend(self) -> str:
+        points = [point for point in POINTS if any(v.point == point for v in self.verdicts)]
+        words = [f"{number} {point}" for number, point in enumerate(points, 1)]
+        return ", ".join(words) + "\n→ moved, = stayed, † ended; the longest pause in seconds"
 
     def _write(self) -> None:
         outcomes = [
@@ -86,7 +95,8 @@ class Report:
 def _shown(verdict: Verdict | None) -> Text:
     if verdict is None:
         return Text("·", style="dim")
+    sign = _SIGNS.get(verdict.outcome, "?")
     if not verdict.passed:
-        return Text(f"✗ {verdict.outcome}", style="bold red")
-    pause = f" {verdict.pause_s:.1f} s" if verdict.pause_s else ""
-    return Text(verdict.outcome, style=_STYLES[verdict.outcome]).append(pause, style="dim")
+        return Text(f"✗{sign}", style="bold red")
+    pause = f"{verdict.pause_s:.1f}" if verdict.pause_s else ""
+    return Text(sign, style=_STYLES[verdict.outcome]).append(pause, style="dim")
