@@ -194,7 +194,7 @@ nft list tables | grep lock | sed 's/^/lock /'
 for each in $(ip netns list | sed 's/ .*//'); do
     ip netns exec $each nft list tables | grep lock | sed "s/^/lock in $each /"
 done
-ps -A -o args | grep -w '[c]riu' | sed 's/^/process /'
+ps -A -o args | grep -E '[c]riu |[h]ook' | sed 's/^/process /'
 true
 """
 

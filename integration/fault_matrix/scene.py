@@ -96,7 +96,6 @@ class Scene:
             self._session.up("--hosts", "3", "--timeouts", TIMEOUTS)
             for host in HOSTS:
                 self._state_in_memory(host)
-            self.wait_up()
         if self._job is not None and len(self.job.steps()) > len(self.reference(0)) - ENOUGH_STEPS:
             self.end_job()
         if self._job is None:
@@ -138,7 +137,7 @@ class Scene:
         labs.kill_host(self.lab, host)
         subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0700", "state", state], check=True)
         labs.boot_host(self.lab, host)
-        labs.start_daemon(self.lab, host)
+        self.session.start_agent(host)
 
     # ---- what people ask ----
 
@@ -162,10 +161,6 @@ class Scene:
         """Whether the orchestrator says that the migration is over."""
         status = self.status()
         return status is not None and self.migration not in {row.name for row in status.moving}
-
-    def wait_up(self, timeout: float = 30.0) -> None:
-        """Until every agent has reported and nobody is missed."""
-        eventually(self.all_up, "all hosts to be up", timeout)
 
     def all_up(self) -> bool:
         status = self.status()

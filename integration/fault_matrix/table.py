@@ -53,8 +53,8 @@ FAULTS: dict[str, Fault] = {
 _GRID = """
 orchestrator-killed               S s s s s S M m m m m m m
 source-agent-killed               s s s S s m m m m m m m M
-destination-agent-killed          s S s s s m m m M m m m m
-dump-killed                       . . . s s m M m m m m m m
+destination-agent-killed          s S s s s s s S s m m m m
+dump-killed                       . . . s s m M m m m m . m
 restore-killed                    . . . . . . . . m M . . .
 capsule-killed-at-source          e e E e e E m m m m m m M
 capsule-killed-at-destination     s s s s s s s S s s e E e
