@@ -21,7 +21,7 @@ from liveshift.launcher import lab as labs
 from liveshift.launcher.lab.tasks import Task
 
 from . import full, memory, wire
-from .scene import LONGEST_CUT_S, SUSPICION_S, Scene
+from .scene import LONGEST_S, MOVING, SUSPICION_S, Scene
 
 Fault = Callable[[Scene], AbstractContextManager[None]]
 Who = Callable[[Scene], str]
@@ -74,7 +74,10 @@ def capsule_killed(who: Who) -> Fault:
     def fault(scene: Scene) -> Iterator[None]:
         found = [task for task in in_room(scene, who(scene)) if inner_pid(task.pid) == 1]
         assert len(found) == 1, f"{scene.capsule} has {len(found)} rooms on {who(scene)}"
+        before_commit = scene.job.capsule(MOVING).host == scene.source
         _kill(found)
+        if who is source and before_commit:  # else it is a race between this news and the commit
+            eventually(lambda: scene.job.capsule(MOVING).code is not None, "its end to be known")
         yield
 
     return fault
@@ -215,9 +218,9 @@ def outlast(scene: Scene) -> None:
 
     def enough() -> bool:
         lasted = time.monotonic() - began
-        return lasted > LONGEST_CUT_S or (lasted > 1.3 * SUSPICION_S and scene.is_over())
+        return lasted > LONGEST_S or (lasted > 1.3 * SUSPICION_S and scene.is_over())
 
-    eventually(enough, "the harm to have lasted", 2 * LONGEST_CUT_S)
+    eventually(enough, "the harm to have lasted", 2 * LONGEST_S)
 
 
 def in_room(scene: Scene, host: str) -> list[Task]:

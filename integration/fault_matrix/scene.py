@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lab_session import LONG, LabSession, eventually
+from lab_session import LONG, LabSession
 from moving_job import Job
 from reference_runs import References
 
@@ -45,7 +45,8 @@ SUSPICION_S = 1.5
 TIMEOUTS = f"heartbeat=0.3,suspicion={SUSPICION_S},prepare=20,freeze=20,restore=20,grace=1"
 """So that a cell with a dead host takes seconds."""
 
-LONGEST_CUT_S = 4 * SUSPICION_S
+LONGEST_S = 20.0
+"""That harm lasts while the migration is not over: longer than the wire waits for a peer."""
 
 ENOUGH_STEPS = 600
 """A job with fewer steps left than this is replaced before a cell."""

@@ -54,12 +54,12 @@ _GRID = """
 orchestrator-killed               S s s s s S M m m m m m m
 source-agent-killed               s s s S s m m m m m m m M
 destination-agent-killed          s S s s s s s S s m m m m
-dump-killed                       . . . s s m M m m m m . m
+dump-killed                       . . . S m m M m m m m . m
 restore-killed                    . . . . . . . . m M . . .
 capsule-killed-at-source          e e E e e E m m m m m m M
 capsule-killed-at-destination     s s s s s s s S s s e E e
 cut-source-destination            s s s S s m m m m m m m m
-cut-source-orchestrator           s s s s s M m m m m m m m
+cut-source-orchestrator           s s m m m M m m m m m m m
 cut-destination-orchestrator      s s s s s s s S s m m m m
 source-cut-off                    s s s s S m m m m m m m m
 destination-cut-off               s s s s s s s s S m m m m

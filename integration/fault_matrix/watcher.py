@@ -19,6 +19,7 @@ looked at once more, and counts if it is still so.
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -39,7 +40,7 @@ IMAGE = "image"
 
 PERIOD_S = 0.008
 
-_SIGKILL = 1 << 8  # in a mask of pending signals
+_SIGKILL, _SIGSTOP = (1 << signum - 1 for signum in (signal.SIGKILL, signal.SIGSTOP))
 _PF_EXITING, _PF_SIGNALED = 0x4, 0x400  # include/linux/sched.h; proc(5), stat field 9
 
 
@@ -172,7 +173,7 @@ class Watcher(threading.Thread):
     def _has_image(self, host: str) -> bool:
         directory = f"/proc/{self._inits[host]}/root/run/liveshift/images"
         with suppress(OSError):
-            return any(os.path.exists(f"{each.path}/manifest") for each in os.scandir(directory))
+            return any(os.path.exists(f"{directory}/{n}/manifest") for n in os.listdir(directory))
         return False
 
     def _state(self, room: Room) -> str | None:
@@ -183,7 +184,7 @@ class Watcher(threading.Thread):
                 status = _status(pid)
                 if status["State"][0] in "ZX":
                     continue
-                if int(status["TracerPid"]) or status["State"][0] in "Tt":
+                if int(status["TracerPid"]) or _is_stopped(status):
                     held += 1
                 elif not _is_dying(pid, status):
                     free += 1
@@ -259,15 +260,26 @@ class Watcher(threading.Thread):
             room.tasks.pop(inner, None)
 
 
+def _is_stopped(status: dict[str, str]) -> bool:
+    """Whether a task is stopped, or will be before it runs another line of its program: one whose
+    tracer died still has to take the SIGSTOP that was left pending."""
+    return status["State"][0] in "Tt" or bool(_pending(status) & _SIGSTOP)
+
+
 def _is_dying(pid: int, status: dict[str, str]) -> bool:
     """Whether a task will never run a line of its program again, though it is still listed.
 
     When a room is ended its tracer may die first and let go of what was killed with it.
     """
-    if (int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)) & _SIGKILL:
+    if _pending(status) & _SIGKILL:
         return True
     flags = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[6])
     return bool(flags & (_PF_EXITING | _PF_SIGNALED))
+
+
+def _pending(status: dict[str, str]) -> int:
+    """The mask of signals that wait for a task."""
+    return int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)
 
 
 def _status(pid: int) -> dict[str, str]:
