@@ -15,7 +15,7 @@ export VENV PYTHON
 .PHONY: help setup demo test test-fast test-lab fault-matrix load soak lint format sources clean
 
 help: ## List the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
 
 setup: $(STAMPS)/package $(STAMPS)/criu ## Make .venv with everything in it, and find or fetch CRIU
 	@:

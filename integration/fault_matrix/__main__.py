@@ -59,7 +59,8 @@ def main() -> int:
     finally:
         scene.strike()
         shutil.rmtree(place)
-    console.print(report.table(), width=max(console.width, report.WIDTH))
+    console.width = max(console.width, report.WIDTH)
+    console.print(report.table())
     console.print(report.legend(), soft_wrap=True)
     passed = len(report.verdicts) - len(report.failed)
     console.print(f"{passed} of {len(report.verdicts)} cells passed; {args.out / FILE}")

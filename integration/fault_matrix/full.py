@@ -22,7 +22,8 @@ def filled(mount_point: Path, inside: int | None = None) -> Iterator[None]:
         options = f"remount,size={size}"
         subprocess.run([*enter, "mount", "-o", options, str(mount_point)], check=True)
 
-    assert os.path.ismount(seen), f"{seen} is no file system of its own"
+    own = os.stat(seen).st_dev != os.stat(seen.parent).st_dev
+    assert own, f"{seen} is no file system of its own"
     stat = os.statvfs(seen)
     used = (stat.f_blocks - stat.f_bfree) * stat.f_frsize
     resize(str(max(used, stat.f_frsize)))  # 0 would mean: no limit

@@ -53,7 +53,7 @@ FAULTS: dict[str, Fault] = {
 _GRID = """
 orchestrator-killed               S s s s s S M m m m m m m
 source-agent-killed               s s s S s m m m m m m m M
-destination-agent-killed          s S s s s s s S s m m m m
+destination-agent-killed          s S s s s s S s s m M m m
 dump-killed                       . . . S m m M m m m m . m
 restore-killed                    . . . . . . . . m M . . .
 capsule-killed-at-source          e e E e e E m m m m m m M
@@ -66,8 +66,8 @@ destination-cut-off               s s s s s s s s S m m m m
 source-power-lost                 e e e E e M m m m m m m m
 destination-power-lost            s s S s s s s s s e e e e
 images-full                       s S s s s m m m m m . . .
-state-full                        s s s s S m m m m m . . .
-out-of-memory                     s s S s s m m m m m . . .
+state-full                        s s s s S s s s s m . . .
+out-of-memory                     s s S s s s s s . . . . .
 bits-flipped                      M m m M . . . . . . . . .
 orchestrator-stalled              m m m m m m m m m m m M m
 source-agent-stalled              s S s s s m m m m m m m m
