@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--cells", default="", help="such as source.dumped/,power-lost")
     parser.add_argument("--short", action="store_true", help="the cells that CI plays")
     parser.add_argument("--stall", type=float, default=30.0, help="how long, in seconds")
-    parser.add_argument("--out", type=Path, default=Path("build"))
+    parser.add_argument("--out", type=Path, default=Path("build"), help="directory")
     parser.add_argument("--list", action="store_true", help="show the cells, play none")
     args = parser.parse_args()
     wanted = cells(args.cells, args.short)
@@ -43,6 +43,8 @@ def main() -> int:
         parser.error("a lab is made of namespaces, which needs root")
     # Started from a background shell we would ignore SIGINT, and hand that on to all daemons.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    os.environ.pop("PYTHONPATH", None)  # how this program is found is not the job's business
     place = PLACE / secrets.token_hex(4)
     place.mkdir(parents=True)
     PLACE.chmod(0o755)

@@ -42,7 +42,7 @@ HOSTS = ("h1", "h2")
 """Between which it is moved."""
 
 SUSPICION_S = 1.5
-TIMEOUTS = f"heartbeat=0.3,suspicion={SUSPICION_S},prepare=20,freeze=20,restore=20,grace=1"
+TIMEOUTS = f"collective=120,heartbeat=0.3,suspicion={SUSPICION_S},grace=1"
 """So that a cell with a dead host takes seconds."""
 
 LONGEST_S = 20.0
