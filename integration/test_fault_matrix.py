@@ -17,7 +17,7 @@ from fault_matrix import held, table
 from fault_matrix.cell import play
 from fault_matrix.scene import Scene
 from fault_matrix.table import Cell
-from fault_matrix.watcher import COMING, FROZEN, IMAGE, RUNNING, Watcher
+from fault_matrix.watcher import COMING, FROZEN, IMAGE, OLD, RUNNING, Watcher
 from lab_session import LabSession, NewLab, eventually
 from reference_runs import References
 
@@ -96,6 +96,18 @@ class TestWatcher:
             twins.end("h0")
             until(watcher, ("h1", RUNNING))
             assert watcher.broken == []
+
+    def test_one_that_was_frozen_while_another_ran_must_not_run_again(self, twins: Twins) -> None:
+        twins.start("h0")
+        twins.signal("h0", "STOP")
+        twins.start("h1")
+        with twins.watch() as watcher:
+            twins.end("h1")
+            until(watcher, ("h0", FROZEN))
+            assert watcher.broken == []
+            twins.signal("h0", "CONT")
+            until(watcher, ("h0", OLD))
+        assert [line.split(":")[0] for line in watcher.broken] == ["AN OLD COPY RUNS"]
 
     def test_an_image_is_as_good_as_a_copy_once_it_is_complete(self, twins: Twins) -> None:
         twins.start("h0")

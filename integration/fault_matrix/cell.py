@@ -81,9 +81,13 @@ class _Play:
                 scene.held.wait(cell.point)
                 if cell.expected == ENDED:
                     watcher.may_vanish()
+                watcher.mark(f"held at {cell.point}")
                 with cell.harm(scene):
+                    watcher.mark(f"{cell.fault}; {cell.point} goes on")
                     scene.held.release(cell.point)
+                watcher.mark("healed")
                 self._settle(watcher)
+                watcher.mark(self.verdict.outcome)
             finally:
                 self.verdict.trace = f"what was seen:\n{watcher.story()}\n"
         assert not watcher.broken, "; ".join(watcher.broken)

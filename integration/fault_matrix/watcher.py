@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What really runs where, sampled throughout a cell: never two, never zero.
+"""What really runs where, sampled throughout a cell: never two, never zero, never an old one.
 
 Every few milliseconds this machine's /proc says which lab hosts have tasks of the capsule, and
 what those are:
@@ -11,6 +11,7 @@ coming   CRIU is bringing the tree up: its root is not yet a child of the room's
          tree there was first seen running
 
 A complete image (its ``manifest``) in a host's memory is no copy, but the capsule is not lost.
+A copy that was frozen while another one ran is old, and must never run again.
 
 A sample is not one instant. So what it seems to show, two running copies or nothing at all, is
 looked at once more, and counts if it is still so.
@@ -36,6 +37,7 @@ from liveshift.launcher.lab import Lab
 from .locks import locked
 
 RUNNING, FROZEN, COMING = "running", "frozen", "coming"
+OLD = "running, though old"
 IMAGE = "image"
 
 PERIOD_S = 0.008
@@ -52,6 +54,7 @@ class Room:
     init: int
     restored: bool
     ran: bool = False
+    old: bool = False  # another copy has run since this one was frozen
     tasks: dict[int, int] = field(default_factory=dict)  # pid inside → pid here
 
 
@@ -70,6 +73,17 @@ class Change:
         return f"{self.time:8.3f} s  {', '.join(' '.join(at) for at in self.sight) or 'nothing'}"
 
 
+@dataclass(frozen=True)
+class Mark:
+    """Something that was done at ``time``."""
+
+    time: float
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.time:8.3f} s  -- {self.text}"
+
+
 class Watcher(threading.Thread):
     """Watches one capsule of a lab for as long as the ``with`` block lasts.
 
@@ -80,6 +94,7 @@ class Watcher(threading.Thread):
     def __init__(self, find_lab: Callable[[], Lab], capsule: str, pids: Collection[int]) -> None:
         super().__init__(name="watcher", daemon=True)
         self.changes: list[Change] = []
+        self.marks: list[Mark] = []
         self.broken: list[str] = []
         self.samples = 0
         self.longest_gap = 0.0
@@ -117,6 +132,10 @@ class Watcher(threading.Thread):
         """From now on there may be no copy and no image: the cell kills the capsule for good."""
         self._may_vanish = True
 
+    def mark(self, text: str) -> None:
+        """Add to the story what is being done."""
+        self.marks.append(Mark(time.monotonic() - self._began, text))
+
     @property
     def now(self) -> Sight:
         """What was seen last."""
@@ -128,7 +147,9 @@ class Watcher(threading.Thread):
 
     def story(self) -> str:
         """All that changed, a line each, and what was wrong."""
-        return "\n".join([*map(str, self.changes), *self.broken])
+        lines: list[Change | Mark] = [*self.changes, *self.marks]
+        lines.sort(key=lambda each: each.time)
+        return "\n".join([*map(str, lines), *self.broken])
 
     def run(self) -> None:
         last = time.monotonic()
@@ -157,16 +178,22 @@ class Watcher(threading.Thread):
     def _wrong(self, sight: Sight) -> str:
         if sum(what == RUNNING for _, what in sight) > 1:
             return "TWO RUN"
+        if any(what == OLD for _, what in sight):
+            return "AN OLD COPY RUNS"
         return "" if sight or self._may_vanish else "NOTHING IS LEFT"
 
     def _sight(self) -> Sight:
         self._take_over_hosts()
         images = [(host, IMAGE) for host in self._inits if self._has_image(host)]
         self._take_over_tasks()
+        seen = [(room, self._state(room)) for room in self._rooms.values() if room is not None]
+        if any(state == RUNNING for _, state in seen):
+            for room, state in seen:
+                room.old |= state == FROZEN
         copies = [
-            (room.host, state)
-            for room in self._rooms.values()
-            if room is not None and (state := self._state(room))
+            (room.host, OLD if room.old and state == RUNNING else state)
+            for room, state in seen
+            if state is not None
         ]
         return tuple(sorted([*copies, *images]))
 
