@@ -12,10 +12,11 @@ C_FILES = $(shell find $(FOLDERS) tests integration -name '*.[ch]')
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-lab load soak fuzz lint format sources clean
+.PHONY: help setup demo test test-fast test-lab fault-matrix load soak fuzz lint format sources clean
+.PHONY: help setup demo test test-fast test-lab fault-matrix load soak fuzz lint format sources clean
 
 help: ## List the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
 
 setup: $(STAMPS)/package $(STAMPS)/criu ## Make .venv with everything in it, and find or fetch CRIU
 	@:
@@ -31,6 +32,12 @@ test-fast: $(STAMPS)/package ## Run tests/ only, without those that need the lab
 
 test-lab: setup ## Run integration/ only: whole-system scenarios in the lab (root)
 	@$(BIN)/python -m pytest integration $(ARGS)
+
+# CELLS picks some, such as CELLS=power-lost or CELLS='source.*/dump-killed,stalled'; STALL is how
+# many seconds a stalled daemon stands still.
+fault-matrix: setup ## Do every harm at every boundary of a migration (root); build/fault-matrix.json
+	@PYTHONPATH=integration $(BIN)/python -m fault_matrix \
+		$(if $(CELLS),--cells '$(CELLS)') $(if $(STALL),--stall $(STALL)) $(ARGS)
 
 load: $(STAMPS)/package ## One orchestrator, 10 to 1,000 simulated hosts (HOSTS=10,100); build/load.json
 	@PYTHONPATH=integration $(BIN)/python -m load $(HOSTS) $(ARGS)

@@ -258,6 +258,26 @@ class TestLinks:
         assert reaches(lab, "h0", "h1")
         assert reaches(lab, "h1", "h2")
 
+    def test_two_machines_cut_off_from_each_other_alone(self, lab: Lab) -> None:
+        labs.separate(lab, "h1", "h2")
+        labs.separate(lab, "ctl", "h1")
+        assert output(lab, "h1", "cat", "/sys/class/net/eth0/carrier") == "1\n"
+        for source, destination in (("h1", "h2"), ("h2", "h1"), ("h1", "ctl"), ("ctl", "h1")):
+            assert not reaches(lab, source, destination, seconds=0.5)
+        for source, destination in (("h0", "h1"), ("h1", "h0"), ("ctl", "h2"), ("h2", "h0")):
+            assert reaches(lab, source, destination)
+        assert labs.cut_off_from(labs.find(lab.name), "h1") == ["ctl", "h2"]
+        labs.rejoin(lab, "h2", "h1")
+        assert reaches(lab, "h1", "h2")
+        assert not reaches(lab, "h1", "ctl", seconds=0.5)
+        labs.rejoin(lab, "ctl", "h1")
+        assert reaches(lab, "h1", "ctl")
+        with pytest.raises(Refused, match="h1 cannot be cut off from itself"):
+            labs.separate(lab, "h1", "h1")
+        with pytest.raises(NotFound, match='no host "h9"'):
+            labs.separate(lab, "h1", "h9")
+        assert labs.find(lab.name).cuts == []
+
     def test_a_rate_holds_in_both_directions(self, lab: Lab) -> None:
         assert throughput(lab, "h0", "h1", 32 << 20) > 1e9
         labs.link(lab, "h0", rate="80mbit")
@@ -350,14 +370,17 @@ class TestPower:
         lab = without_daemons(name)
         output(lab, "h1", "sh", "-c", "echo kept >/var/tmp/x; echo lost >/dev/shm/x")
         output(lab, "h1", "sh", "-c", "setsid sleep 600 >/dev/null 2>&1 &")
+        labs.separate(lab, "h1", "h2")
         labs.kill_host(lab, "h1")
         assert not lab.hosts["h1"].running
+        assert lab.cuts == []
         assert not reaches(lab, "h0", "h1", seconds=0.5)
         assert reaches(lab, "h0", "h2")
         with pytest.raises(Refused, match="h1 does not run"):
             labs.run_in(lab, "h1", ["true"])
         labs.boot_host(lab, "h1")
         assert reaches(lab, "h0", "h1")
+        assert reaches(lab, "h1", "h2")
         assert output(lab, "h1", "cat", "/var/tmp/x") == "kept\n"
         assert output(lab, "h1", "ls", "/dev/shm") == ""
         assert "sleep" not in output(lab, "h1", "ps", "-A", "-o", "comm")

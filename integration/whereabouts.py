@@ -33,7 +33,7 @@ def where(lab: Lab, capsule: str) -> dict[str, Tasks]:
             inner = inner_pid(pid)
             if inner == 1 or not _is_of(pid, capsule):
                 continue  # process 1 belongs to the room, which stays
-            for space in _spaces(pid):
+            for space in spaces(pid):
                 if space in hosts:
                     found.setdefault(hosts[space], {})[inner] = pid
     return found
@@ -45,7 +45,7 @@ def on_lab(lab: Lab) -> set[tuple[int, int]]:
     found = set()
     for pid in every_pid():
         with suppress(*GONE):
-            if hosts & set(_spaces(pid)):
+            if hosts & set(spaces(pid)):
                 found.add((pid, started(pid)))
     return found
 
@@ -91,7 +91,7 @@ def _space(pid: int) -> int:
     return os.stat(f"/proc/{pid}/ns/pid").st_ino
 
 
-def _spaces(pid: int) -> list[int]:
+def spaces(pid: int) -> list[int]:
     """The pid namespaces a process is in, from its own outwards; ours is left out."""
     found: list[int] = []
     ours = _space(os.getpid())

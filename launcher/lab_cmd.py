@@ -24,6 +24,8 @@ UP_EXAMPLES = """\
 liveshift lab up --hosts 3
 
 liveshift lab up big --hosts 5 --slots 2 --spare h4=dedicated --memory h4=2GiB
+
+liveshift lab up hasty --timeouts heartbeat=0.3,suspicion=1.5
 """
 LINK_EXAMPLES = """\
 [bold]Examples[/]
@@ -31,6 +33,8 @@ LINK_EXAMPLES = """\
 liveshift lab link h1 --rate 200mbit --loss 1
 
 liveshift lab link h1 --cut   [dim]# and --mend[/]
+
+liveshift lab link h1 --to ctl --cut   [dim]# from the orchestrator only[/]
 
 liveshift lab link h1 --rate none --loss 0   [dim]# as new[/]
 """
@@ -93,6 +97,14 @@ def up(
             help="All hosts see this directory below /tmp or another private place; repeatable.",
         ),
     ] = None,
+    timeouts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--timeouts",
+            metavar="KEY=SECONDS,…",
+            help="Of the cluster file's table timeouts, such as suspicion=1.5; repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Make a cluster of virtual hosts on this machine, with an agent in each. Needs root.
 
@@ -109,6 +121,7 @@ def up(
         memory=_by_host("--memory", memory),
         local=local or (),
         shared=shared or (),
+        timeouts=_timeouts(timeouts),
         console=render.err(),
     )
     render.out().print(f"lab {made.name} is up: {' '.join(made.hosts)}", soft_wrap=True)
@@ -180,17 +193,33 @@ def link(
         bool | None,
         typer.Option("--cut/--mend", help="Take the cable out, put it in.", show_default=False),
     ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="HOST",
+            help="With --cut or --mend: only what goes to and comes from this host, or ctl.",
+            autocompletion=lab_host_names,
+            show_default=False,
+        ),
+    ] = None,
     lab_name: Which = None,
 ) -> None:
     """Make a host's link slower, lossy, longer or cut; without options, show how it is."""
     from . import lab
 
     which = _find(lab_name)
-    if rate is None and loss is None and delay is None and cut is None:
+    if to is not None:
+        if cut is None or (rate, loss, delay) != (None, None, None):
+            raise typer.BadParameter("--to goes with --cut or --mend, and with nothing else")
+        (lab.separate if cut else lab.rejoin)(which, host, to)
+        now = which.machine(host).link
+    elif rate is None and loss is None and delay is None and cut is None:
         now = which.machine(host).link
     else:
         now = lab.link(which, host, rate=rate, loss=loss, delay=delay, cut=cut)
-    render.out().print(f"{host}: {_described(now)}", soft_wrap=True)
+    apart = lab.cut_off_from(which, host)
+    render.out().print(f"{host}: {_described(now, apart)}", soft_wrap=True)
 
 
 @app.command("exec", context_settings={"allow_interspersed_args": False})
@@ -264,8 +293,20 @@ def _by_host(option: str, given: list[str] | None) -> dict[str, str]:
     return found
 
 
-def _described(link: Link) -> str:
+def _timeouts(given: list[str] | None) -> dict[str, str]:
+    """``suspicion=1.5,heartbeat=0.3`` as a mapping; raises BadParameter."""
+    found: dict[str, str] = {}
+    for text in (part for option in given or () for part in option.split(",")):
+        key, equals, seconds = text.partition("=")
+        if not (key and equals and seconds):
+            raise typer.BadParameter(f'--timeouts "{text}": write it as suspicion=1.5')
+        found[key.strip()] = seconds
+    return found
+
+
+def _described(link: Link, apart: list[str]) -> str:
     parts = ["cut"] if link.cut else []
+    parts += [f"cut off from {' '.join(apart)}"] if apart else []
     parts += [f"{link.rate / 1e6:g} Mbit/s"] if link.rate else []
     parts += [f"{link.loss:g} % lost"] if link.loss else []
     parts += [f"{link.delay:g} ms each way"] if link.delay else []

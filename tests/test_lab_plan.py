@@ -13,7 +13,18 @@ import pytest
 
 from liveshift.errors import ConfigError, LiveshiftError, NotFound, NotPermitted, Refused
 from liveshift.launcher import lab as labs
-from liveshift.launcher.lab import Lab, LabHost, Link, clearing, links, plan, record, tasks, wiring
+from liveshift.launcher.lab import (
+    Lab,
+    LabHost,
+    Link,
+    clearing,
+    cuts,
+    links,
+    plan,
+    record,
+    tasks,
+    wiring,
+)
 from liveshift.launcher.lab.tasks import Task
 from liveshift.runtime import config
 
@@ -133,6 +144,19 @@ class TestClusterFile:
             plan.cluster("a", 3, tmp_path, memory={"h1": "much"})
         with pytest.raises(ConfigError, match="slots of h0: found 0"):
             plan.cluster("a", 3, tmp_path, slots=0)
+        with pytest.raises(Refused, match='no timeout "patience"') as refused:
+            plan.cluster("a", 3, tmp_path, timeouts={"patience": "1"})
+        assert "suspicion" in (refused.value.hint or "")
+        for text in ("soon", "-1", "nan"):
+            with pytest.raises(
+                ConfigError, match=f'timeouts.grace: found "{text}", expected a num'
+            ):
+                plan.cluster("a", 3, tmp_path, timeouts={"grace": text})
+
+    def test_timeouts_are_given_by_their_keys(self, tmp_path: Path) -> None:
+        given = {"heartbeat": "0.3", "suspicion": "1.5"}
+        made = plan.cluster("a", 1, tmp_path, timeouts=given)
+        assert (made.timeouts.heartbeat, made.timeouts.suspicion) == (0.3, 1.5)
 
 
 class TestMounts:
@@ -236,15 +260,26 @@ class TestLinks:
         assert some.startswith(none)
         assert "numgen random mod 10000 < 150 drop" in some
 
+    def test_a_pair_is_cut_in_both_directions(self) -> None:
+        none = cuts.rules([])
+        assert none.splitlines() == ["table bridge lab_cuts {}", "delete table bridge lab_cuts"]
+        some = cuts.rules([("ctl", "h1")])
+        assert some.startswith(none)
+        assert 'iifname "ctl" oifname "h1" drop' in some
+        assert 'iifname "h1" oifname "ctl" drop' in some
+
 
 class TestRecord:
     def test_lab_json_reads_back(self) -> None:
         lab = recorded()
         lab.hosts["h1"].init = Task(4711, 99)
         lab.hosts["h1"].link = Link(rate=8000, loss=0.5, cut=True)
+        lab.cuts = [("ctl", "h1")]
         lab.state = "up"
         lab.save()
         assert labs.find("a") == labs.find() == lab
+        assert labs.cut_off_from(lab, "h1") == ["ctl"]
+        assert labs.cut_off_from(lab, "h0") == []
         assert lab.config == lab.directory / "cluster.toml"
         assert lab.socket == lab.directory / "ctl" / "run" / "orchestrator.sock"
         assert [m.name for m in lab.machines] == ["ctl", "h0", "h1"]
@@ -406,6 +441,7 @@ class TestDown:
             lambda: labs.down("a"),
             lambda: labs.link(lab, "h0", cut=True),
             lambda: labs.run_in(lab, "h0", ["true"]),
+            lambda: labs.separate(lab, "h0", "h1"),
             lambda: labs.kill_host(lab, "h0"),
             lambda: labs.stop_daemon(lab, "h0"),
         ):

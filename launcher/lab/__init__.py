@@ -4,10 +4,12 @@
 Each host is a room (``capsule-init --hold``): pid, mount, uts, ipc and network namespaces of its
 own, with its own address, hostname, /tmp, /var/tmp, /dev/shm, /run and state directory, a real
 agent in it, real keys, and a cable to the lab's switch that can be cut, slowed or made to lose
-packets. What runs inside cannot tell it from a machine, and is not told.
+packets; two machines can be cut off from each other alone. What runs inside cannot tell it from a
+machine, and is not told.
 """
 
 from .clearing import down, leftovers
+from .cuts import cut_off_from, rejoin, separate
 from .daemons import start_daemon, stop_daemon, wait_ready
 from .links import link
 from .making import up
@@ -19,6 +21,7 @@ __all__ = [
     "LabHost",
     "Link",
     "boot_host",
+    "cut_off_from",
     "down",
     "entry",
     "find",
@@ -26,7 +29,9 @@ __all__ = [
     "leftovers",
     "link",
     "names",
+    "rejoin",
     "run_in",
+    "separate",
     "start_daemon",
     "stop_daemon",
     "up",

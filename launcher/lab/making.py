@@ -28,11 +28,13 @@ def up(
     memory: Mapping[str, str] | None = None,
     local: Sequence[str] = (),
     shared: Sequence[str] = (),
+    timeouts: Mapping[str, str] | None = None,
     console: Console | None = None,
 ) -> Lab:
     """Make a lab and return it once every agent is up.
 
-    ``spare`` and ``memory``, by host, go into the cluster file, ``slots`` for all. ``local``:
+    ``spare`` and ``memory``, by host, go into the cluster file, ``slots`` for all, ``timeouts`` (in
+    seconds) by their keys there. ``local``:
     directories that every host has for itself. ``shared``: directories below a private place
     (/tmp …) that all hosts shall see; where the program lives and the current directory always
     are. A lab of that name that no longer runs is replaced. A terminal shows the progress.
@@ -44,7 +46,14 @@ def up(
     with (
         _bar(console, 2 * hosts + 2) as say,
         fresh(
-            name, hosts, slots=slots, spare=spare, memory=memory, local=local, shared=shared
+            name,
+            hosts,
+            slots=slots,
+            spare=spare,
+            memory=memory,
+            local=local,
+            shared=shared,
+            timeouts=timeouts,
         ) as lab,
     ):
         say("switch", 0)
@@ -77,6 +86,7 @@ def fresh(
     memory: Mapping[str, str] | None = None,
     local: Sequence[str] = (),
     shared: Sequence[str] = (),
+    timeouts: Mapping[str, str] | None = None,
 ) -> Iterator[Lab]:
     """A lab that is but a directory, held by its lock: lab.json, cluster file, keys.
 
@@ -95,6 +105,7 @@ def fresh(
         spare=spare,
         memory=memory,
         shared=[*back, *mounted],
+        timeouts=timeouts,
     )
     if os.geteuid() != 0:
         raise NotPermitted(

@@ -22,7 +22,7 @@ from typing import Any
 
 from ...criu_glue.mounts import PSEUDO
 from ...errors import ConfigError, Refused
-from ...runtime.config import SCHEMA, Cluster, Endpoint, Env, Files, Host, Paths
+from ...runtime.config import SCHEMA, Cluster, Endpoint, Env, Files, Host, Paths, Timeouts
 from ...runtime.config_values import Unfit
 
 CONTROL = "ctl"
@@ -168,6 +168,7 @@ def cluster(
     spare: Mapping[str, str] | None = None,
     memory: Mapping[str, str] | None = None,
     shared: Sequence[str] = (),
+    timeouts: Mapping[str, str] | None = None,
 ) -> Cluster:
     """The lab's cluster file; raises ConfigError or Refused when the lab is not possible."""
     names = host_names(hosts)
@@ -194,7 +195,24 @@ def cluster(
         files=Files(shared=tuple(map(Path, ("/", *shared))), carried=(Path("/var/tmp"),)),
         env=Env(set_={"PYTHONUNBUFFERED": "1"}),
         paths=Paths(keys=directory / "keys", criu=Path(os.path.abspath(criu)) if criu else None),
+        timeouts=Timeouts(**_timeouts(timeouts or {})),
     )
+
+
+def _timeouts(given: Mapping[str, str]) -> dict[str, Any]:
+    """The keys of [timeouts] from their spellings on a command line."""
+    known = SCHEMA["timeouts"]
+    found = {}
+    for key, text in given.items():
+        if key not in known:
+            raise Refused(f'no timeout "{key}"', hint=f"there are: {', '.join(known)}")
+        try:
+            found[key] = known[key].kind.read(float(text))
+        except (Unfit, ValueError):
+            raise ConfigError(
+                f'timeouts.{key}: found "{text}", expected {known[key].kind.expected}'
+            ) from None
+    return found
 
 
 def _read(key: str, raw: object, host: str) -> Any:

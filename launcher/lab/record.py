@@ -70,7 +70,8 @@ class LabHost(msgspec.Struct):
 
 
 class Lab(msgspec.Struct):
-    """A lab. ``shared`` and ``local`` are what its hosts see besides the machine's root."""
+    """A lab. ``shared`` and ``local`` are what its hosts see besides the machine's root;
+    ``cuts`` are the pairs of machines between which nothing passes (cuts.py)."""
 
     name: str
     directory: Path
@@ -78,6 +79,7 @@ class Lab(msgspec.Struct):
     control: LabHost
     shared: list[str]
     local: list[str]
+    cuts: list[tuple[str, str]] = []
     state: Literal["making", "up"] = "making"
 
     @property

@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ...errors import LiveshiftError, NotPermitted, Refused
-from . import plan, wiring
+from . import cuts, plan, wiring
 from .commands import ip, run
 from .record import INSIDE, Lab, LabHost, Link, claim
 from .tasks import Task, kill
@@ -106,6 +106,7 @@ def kill_host(lab: Lab, host: str) -> None:
         ip(lab.switch, f"link set {machine.name} down")
         kill([machine.init])
         wiring.unplug(lab, machine)
+        cuts.forget(lab, host)
         machine.init = machine.daemon = None
         machine.link = Link()
         lab.save()

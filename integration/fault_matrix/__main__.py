@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``make fault-matrix``: play cells one after another, on one lab as long as none fails."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+from lab_session import environment
+from reference_runs import References
+from rich.console import Console
+
+from .cell import play
+from .report import FILE, Report
+from .scene import Scene
+from .table import cells, unavailable
+
+PLACE = Path("/var/lib/liveshift-test")
+"""On the machine's own disk, which all lab hosts share."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="fault_matrix", description=__doc__)
+    parser.add_argument("--cells", default="", help="such as source.dumped/,power-lost")
+    parser.add_argument("--short", action="store_true", help="the cells that CI plays")
+    parser.add_argument("--stall", type=float, default=30.0, help="how long, in seconds")
+    parser.add_argument("--out", type=Path, default=Path("build"), help="directory")
+    parser.add_argument("--list", action="store_true", help="show the cells, play none")
+    args = parser.parse_args()
+    wanted = cells(args.cells, args.short)
+    if args.list:
+        for cell in wanted:
+            print(cell.name, cell.expected, cell.reason)
+        return 0
+    if not wanted:
+        parser.error(f"no cell is like {args.cells!r}")
+    if os.geteuid() != 0:
+        parser.error("a lab is made of namespaces, which needs root")
+    # Started from a background shell we would ignore SIGINT, and hand that on to all daemons.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    os.environ.pop("PYTHONPATH", None)  # how this program is found is not the job's business
+    place = PLACE / secrets.token_hex(4)
+    place.mkdir(parents=True)
+    PLACE.chmod(0o755)
+    console = Console(highlight=False)
+    report = Report(args.out, console)
+    scene = Scene(place, References(place, environment()), args.stall)
+    try:
+        for number, cell in enumerate(wanted, 1):
+            if why := unavailable(cell):
+                report.skip(cell, why)
+                continue
+            report.begin(cell, number, len(wanted))
+            report.take(play(cell, scene), number, len(wanted))
+    finally:
+        scene.strike()
+        shutil.rmtree(place)
+    console.width = max(console.width, report.WIDTH)
+    console.print(report.table())
+    console.print(report.legend(), soft_wrap=True)
+    passed = len(report.verdicts) - len(report.failed)
+    console.print(f"{passed} of {len(report.verdicts)} cells passed; {args.out / FILE}")
+    return 1 if report.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

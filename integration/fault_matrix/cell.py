@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One cell of the matrix: a healthy job, a migration held at a point, harm, and a verdict."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+
+from lab_session import eventually
+from moving_job import OVER, Seen
+
+from liveshift.launcher import lab as labs
+from liveshift.launcher.client import Client
+from liveshift.runtime.messages import Event, Events, GetEvents
+
+from .scene import MOVING, RANKS, Scene
+from .table import EITHER, ENDED, MOVED, STAYED, Cell
+from .watcher import RUNNING, Watcher
+
+SETTLE_S = 60.0
+CLEAN_S = 15.0
+FURTHER = 5
+"""Steps that every rank must make after all is over."""
+
+KILLED = 137
+
+
+@dataclass
+class Verdict:
+    """What became of a cell; ``pause_s`` is the longest time between two steps of a rank."""
+
+    point: str
+    fault: str
+    expected: str
+    outcome: str = "unknown"
+    passed: bool = False
+    pause_s: float = 0.0
+    seconds: float = 0.0
+    error: str = ""
+    trace: str = ""
+
+
+def play(cell: Cell, scene: Scene) -> Verdict:
+    """Play a cell on a scene. Never raises: what was wrong is in the verdict, and the scene has
+    been struck then."""
+    verdict = Verdict(cell.point, cell.fault, cell.expected)
+    began = time.monotonic()
+    try:
+        scene.prepare()
+        _Play(cell, scene, verdict).run()
+        verdict.passed = True
+    except Exception as error:
+        verdict.error = str(error) or type(error).__name__
+        if not isinstance(error, AssertionError):
+            verdict.error = traceback.format_exc()
+        with suppress(Exception):
+            verdict.trace += scene.session.last_words()
+        scene.strike()
+    verdict.seconds = time.monotonic() - began
+    return verdict
+
+
+class _Play:
+    def __init__(self, cell: Cell, scene: Scene, verdict: Verdict) -> None:
+        self.cell = cell
+        self.scene = scene
+        self.verdict = verdict
+        self.before: Seen = scene.job.seen(MOVING)
+        self.made = [len(scene.job.steps(rank)) for rank in range(RANKS)]
+
+    def run(self) -> None:
+        scene, cell = self.scene, self.cell
+        with Watcher(lambda: scene.lab, scene.capsule, self.before.tasks) as watcher:
+            try:
+                scene.held.arm(cell.point)
+                scene.migrate()
+                scene.held.wait(cell.point)
+                if cell.expected == ENDED:
+                    watcher.may_vanish()
+                watcher.mark(f"held at {cell.point}")
+                with cell.harm(scene):
+                    watcher.mark(f"{cell.fault}; {cell.point} goes on")
+                    scene.held.release(cell.point)
+                watcher.mark("healed")
+                self._settle(watcher)
+                watcher.mark(self.verdict.outcome)
+            finally:
+                self.verdict.trace = f"what was seen:\n{watcher.story()}\n"
+        assert not watcher.broken, "; ".join(watcher.broken)
+        assert self.verdict.outcome == cell.expected or (
+            cell.expected == EITHER and self.verdict.outcome in (MOVED, STAYED)
+        ), f"it {self.verdict.outcome}, which is not what is expected: {cell.expected}"
+        self._assert_told()
+        if self.verdict.outcome == ENDED:
+            self._assert_ended()
+        else:
+            self._assert_goes_on()
+        self._assert_nothing_remains()
+        assert self.scene.held.names() == []
+
+    # ---- until all has come to rest ----
+
+    def _settle(self, watcher: Watcher) -> None:
+        def settled() -> bool:
+            self._assert_daemons_run()
+            if not self.scene.all_up() or not self.scene.is_over():
+                return False
+            if (outcome := self._outcome(watcher)) is not None:
+                self.verdict.outcome = outcome
+                return True
+            return False
+
+        eventually(settled, "all to have settled", SETTLE_S)
+
+    def _outcome(self, watcher: Watcher) -> str | None:
+        """What the orchestrator says of the capsule, if that is what is to be seen."""
+        if self.scene.job.code() is not None:
+            return ENDED
+        row = self.scene.job.capsule(MOVING)
+        if row.state != "running" or watcher.now != ((row.host, RUNNING),):
+            return None
+        return MOVED if row.host == self.scene.destination else STAYED
+
+    def _assert_daemons_run(self) -> None:
+        for machine in self.scene.lab.machines:
+            assert machine.running, f"{machine.name} does not run"
+            alive = machine.daemon is not None and machine.daemon.alive
+            assert alive, f"the daemon of {machine.name} has ended by itself"
+
+    # ---- what must be true then ----
+
+    def _assert_told(self) -> None:
+        """The history says how the migration ended."""
+        told = [event for event in self._events() if event.migration is not None]
+        ends = [e for e in told if e.migration and e.migration.name == self.scene.migration]
+        states = [e.migration.state for e in ends if e.migration]
+        assert states, f"no event tells of the end of {self.scene.migration}"
+        assert states[-1] in OVER, f"the history leaves {self.scene.migration} {states[-1]}"
+
+    def _events(self) -> list[Event]:
+        with Client(self.scene.lab.socket) as client:
+            return client.get(Events, GetEvents(self.scene.job.name, 0)).events
+
+    def _assert_ended(self) -> None:
+        code = self.scene.job.code()
+        assert code == KILLED, f"the job ended with code {code}, not {KILLED}"
+        self._assert_steps_are_right()
+        self.scene.end_job(by_itself=True)
+
+    def _assert_goes_on(self) -> None:
+        job = self.scene.job
+        for rank in range(RANKS):
+            job.go_on(FURTHER, rank)
+        after = job.seen(MOVING)
+        assert after.tasks.keys() == self.before.tasks.keys(), "other pids than before"
+        assert after.users == self.before.users
+        self._assert_steps_are_right()
+        self.verdict.pause_s = max(map(self._pause, range(RANKS)))
+
+    def _assert_steps_are_right(self) -> None:
+        """Every step of the cell is that of a run that nobody disturbed, to the bit."""
+        for rank in range(RANKS):
+            steps = self.scene.job.steps(rank)
+            reference = self.scene.reference(rank)
+            for at in range(self.made[rank], len(steps)):
+                for what in ("step", "loss_hex", "sha256"):
+                    found, wanted = steps[at][what], reference[at][what]
+                    assert found == wanted, f"rank {rank}, step {at + 1}: {what} is {found}"
+
+    def _pause(self, rank: int) -> float:
+        times = [s["time"] for s in self.scene.job.steps(rank)[max(0, self.made[rank] - 1) :]]
+        return max(float(b - a) for a, b in itertools.pairwise(times))
+
+    def _assert_nothing_remains(self) -> None:
+        left: dict[str, list[str]] = {}
+
+        def clean() -> bool:
+            found = {host: remains(self.scene, host) for host in self.scene.lab.hosts}
+            left.clear()
+            left.update({host: what for host, what in found.items() if what})
+            return not left
+
+        with suppress(AssertionError):
+            eventually(clean, "all hosts to be clean", CLEAN_S)
+        assert not left, f"there is still {left}"
+
+
+_LOOK = """
+ip netns list | sed 's/ .*//; s/^ls-/netns /'
+ip -o link | grep -o 'lsv[^:@]*' | sed 's/^/veth /'
+ls /run/liveshift/images | sed 's/^/image /'
+ls /var/lib/liveshift/capsules | sed 's/^/room /'
+nft list tables | grep lock | sed 's/^/lock /'
+for each in $(ip netns list | sed 's/ .*//'); do
+    ip netns exec $each nft list tables | grep lock | sed "s/^/lock in $each /"
+done
+ps -A -o args | grep -E '[c]riu |[h]ook' | sed 's/^/process /'
+true
+"""
+
+
+def remains(scene: Scene, host: str) -> list[str]:
+    """What a host has too much, or lacks: rooms, networks, images, locks and CRIU's processes
+    against the capsules that it has. The room of one that has ended is kept to be read."""
+    status = scene.status()
+    if status is None:
+        return ["an orchestrator that does not answer"]
+    here = [row for job in status.jobs for row in job.capsules if row.host == host]
+    names = {row.name.replace("/", "."): row.state for row in here}
+    running = [name for name, state in names.items() if state == "running"]
+    wanted = {f"{what} {name}" for name in running for what in ("netns", "room")}
+    inside = labs.entry(scene.lab.machine(host))
+    done = subprocess.run([*inside, "sh", "-c", _LOOK], capture_output=True, text=True, check=True)
+    found = set(done.stdout.splitlines())
+    veths = {line for line in found if line.startswith("veth ")}
+    excused = {f"room {name}" for name, state in names.items() if state == "ended"}
+    wrong = [*(found - veths - wanted - excused), *(f"no {line}" for line in wanted - found)]
+    wrong += veths if len(veths) != len(running) else []
+    return sorted(wrong) + [f"{row.name} {row.state}" for row in here if row.state == "moving"]

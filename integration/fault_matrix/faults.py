@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How harm is done to a migration, and healed.
+
+A fault is a context manager. Entering does the harm, while a daemon is held at the point; the cell
+then lets that daemon go on, and leaving heals, when the harm has lasted long enough.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+
+from lab_session import eventually
+from whereabouts import GONE, every_pid, inner_pid, spaces
+
+from liveshift.launcher import lab as labs
+from liveshift.launcher.lab.tasks import Task
+
+from . import full, memory, wire
+from .scene import LONGEST_S, MOVING, SUSPICION_S, Scene
+
+Fault = Callable[[Scene], AbstractContextManager[None]]
+Who = Callable[[Scene], str]
+
+CONTROL = "ctl"
+
+
+def source(scene: Scene) -> str:
+    return scene.source
+
+
+def destination(scene: Scene) -> str:
+    return scene.destination
+
+
+def orchestrator(_: Scene) -> str:
+    return CONTROL
+
+
+# ---- killed: at once, and started again as an init system would ----
+
+
+def daemon_killed(who: Who) -> Fault:
+    @contextmanager
+    def fault(scene: Scene) -> Iterator[None]:
+        labs.stop_daemon(scene.lab, who(scene))
+        yield
+        labs.start_daemon(scene.lab, who(scene))
+
+    return fault
+
+
+def criu_killed(who: Who, verb: str) -> Fault:
+    """``verb``: dump or restore."""
+
+    @contextmanager
+    def fault(scene: Scene) -> Iterator[None]:
+        found = [task for task in in_room(scene, who(scene)) if _runs_criu(task.pid, verb)]
+        assert found, f"no CRIU {verb}s {scene.capsule} on {who(scene)}"
+        _kill(found)
+        yield
+
+    return fault
+
+
+def capsule_killed(who: Who) -> Fault:
+    """Process 1 of the capsule's room, and with it all that is in the room."""
+
+    @contextmanager
+    def fault(scene: Scene) -> Iterator[None]:
+        found = [task for task in in_room(scene, who(scene)) if inner_pid(task.pid) == 1]
+        assert len(found) == 1, f"{scene.capsule} has {len(found)} rooms on {who(scene)}"
+        before_commit = scene.job.capsule(MOVING).host == scene.source
+        _kill(found)
+        if who is source and before_commit:  # else it is a race between this news and the commit
+            eventually(lambda: scene.job.capsule(MOVING).code is not None, "its end to be known")
+        yield
+
+    return fault
+
+
+def power_lost(who: Who) -> Fault:
+    """The host and all that runs on it; booted when the orchestrator has missed it."""
+
+    @contextmanager
+    def fault(scene: Scene) -> Iterator[None]:
+        host = who(scene)
+        labs.kill_host(scene.lab, host)
+        try:
+            yield
+            eventually(lambda: _missed(scene, host), f"{host} to be missed", 20)
+            outlast(scene)
+        finally:
+            labs.boot_host(scene.lab, host)
+            labs.start_daemon(scene.lab, host)
+
+    return fault
+
+
+# ---- cut ----
+
+
+def cut_between(one: Who, other: Who) -> Fault:
+    @contextmanager
+    def fault(scene: Scene) -> Iterator[None]:
+        labs.separate(scene.lab, one(scene), other(scene))
+        try:
+            yield
+            outlast(scene)
+        finally:
+            labs.rejoin(scene.lab, one(scene), other(scene))
+
+    return fault
+
+
+def cut_off(who: Who) -> Fault:
+    """The host's cable is out."""
+
+    @contextmanager
+    def fault(scene: Scene) -> Iterator[None]:
+        labs.link(scene.lab, who(scene), cut=True)
+        try:
+            yield
+            outlast(scene)
+        finally:
+            labs.link(scene.lab, who(scene), cut=False)
+
+    return fault
+
+
+# ---- stalled ----
+
+
+def daemon_stalled(who: Who) -> Fault:
+    @contextmanager
+    def fault(scene: Scene) -> Iterator[None]:
+        daemon = scene.lab.machine(who(scene)).daemon
+        assert daemon is not None
+        daemon.send(signal.SIGSTOP)
+        try:
+            yield
+            time.sleep(scene.stall_s)  # the fault itself: this long nobody is at home
+        finally:
+            daemon.send(signal.SIGCONT)
+
+    return fault
+
+
+# ---- full ----
+
+
+def images_full() -> Fault:
+    """The destination's memory for images takes nothing more."""
+
+    @contextmanager
+    def fault(scene: Scene) -> Iterator[None]:
+        init = scene.lab.machine(scene.destination).init
+        assert init is not None
+        with full.filled(Path("/run/liveshift/images"), inside=init.pid):
+            yield
+            outlast(scene)
+
+    return fault
+
+
+def state_full() -> Fault:
+    """The destination's state directory takes nothing more."""
+
+    @contextmanager
+    def fault(scene: Scene) -> Iterator[None]:
+        with full.filled(scene.lab.directory / scene.destination / "state"):
+            yield
+            outlast(scene)
+
+    return fault
+
+
+def out_of_memory() -> Fault:
+    """The destination's agent, and what it starts from now on, get next to no memory."""
+
+    @contextmanager
+    def fault(scene: Scene) -> Iterator[None]:
+        daemon = scene.lab.machine(scene.destination).daemon
+        assert daemon is not None
+        with memory.scarce(f"liveshift-{scene.lab.name}", [daemon.pid]) as failures:
+            yield
+            outlast(scene)
+            assert failures() > 0, "the limit was never met"
+        labs.start_daemon(scene.lab, scene.destination)  # if it was the one to go
+
+    return fault
+
+
+def bits_flipped() -> Fault:
+    """In one packet of the image, on its way from source to destination."""
+
+    @contextmanager
+    def fault(scene: Scene) -> Iterator[None]:
+        with wire.flipped(scene.lab, scene.destination) as hits:
+            yield
+            eventually(lambda: hits() > 0 or scene.is_over(), "a packet of the image", 30)
+            assert hits() > 0, "no packet of the image came by"
+
+    return fault
+
+
+# ---- what they share ----
+
+
+def outlast(scene: Scene) -> None:
+    """Let the harm last until the migration is over, but longer than any host is waited for
+    before it is suspected, and not for ever: some migrations can only end once it is healed."""
+    began = time.monotonic()
+
+    def enough() -> bool:
+        lasted = time.monotonic() - began
+        return lasted > LONGEST_S or (lasted > 1.3 * SUSPICION_S and scene.is_over())
+
+    eventually(enough, "the harm to have lasted", 2 * LONGEST_S)
+
+
+def in_room(scene: Scene, host: str) -> list[Task]:
+    """The processes in the capsule's room on a host, process 1 and CRIU's own included."""
+    init = scene.lab.machine(host).init
+    assert init is not None, f"{host} does not run"
+    home = os.stat(f"/proc/{init.pid}/ns/pid").st_ino
+    rooms: set[int] = set()
+    found: dict[int, list[int]] = {}
+    for pid in every_pid():
+        with suppress(*GONE):
+            nested = spaces(pid)
+            if len(nested) > 1 and nested[1] == home:
+                found.setdefault(nested[0], []).append(pid)
+                if inner_pid(pid) == 1 and _netns(scene.capsule) in _words(pid):
+                    rooms.add(nested[0])
+    tasks = (Task.of(pid) for space in rooms for pid in found[space])
+    return [task for task in tasks if task is not None]
+
+
+def _kill(tasks: list[Task]) -> None:
+    for task in tasks:
+        task.send(signal.SIGKILL)
+    for task in tasks:
+        assert task.wait(10), f"process {task.pid} does not end"
+
+
+def _runs_criu(pid: int, verb: str) -> bool:
+    with suppress(*GONE):
+        words = _words(pid)
+        return verb in words and any(os.path.basename(word) == "criu" for word in words)
+    return False
+
+
+def _words(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+
+
+def _netns(capsule: str) -> str:
+    return "/run/netns/ls-" + capsule.replace("/", ".")
+
+
+def _missed(scene: Scene, host: str) -> bool:
+    status = scene.status()
+    return status is not None and any(r.name == host and r.state != "up" for r in status.hosts)

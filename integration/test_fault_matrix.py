@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The short form of the fault matrix (`make fault-matrix` plays all of it), and its watcher.
+
+Every fault and every point is met at least once.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fault_matrix import held, table
+from fault_matrix.cell import play
+from fault_matrix.scene import Scene
+from fault_matrix.table import Cell
+from fault_matrix.watcher import COMING, FROZEN, IMAGE, OLD, RUNNING, Watcher
+from lab_session import LabSession, NewLab, eventually
+from reference_runs import References
+
+from liveshift.criu_glue import network
+from liveshift.launcher import lab as labs
+from liveshift.runtime.faultpoints import POINTS
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
+
+STALL_S = 4.0
+"""Longer than the lab's hosts are waited for; the full matrix stalls daemons for 30 s."""
+
+
+def test_the_table_is_large_and_its_short_form_meets_everything() -> None:
+    whole, short = table.cells(), table.cells(short=True)
+    assert len(whole) >= 100
+    assert len(short) >= 20
+    for cells in (whole, short):
+        assert {cell.point for cell in cells} == set(POINTS)
+        assert {cell.fault for cell in cells} == set(table.FAULTS)
+    assert all(cell.reason for cell in whole if cell.expected == table.EITHER)
+
+
+@pytest.fixture(scope="module")
+def scene(place: Path, references: References) -> Iterator[Scene]:
+    made = Scene(place, references, STALL_S)
+    yield made
+    made.strike()
+    os.environ.pop(held.VARIABLE)
+
+
+@pytest.mark.parametrize("cell", table.cells(short=True), ids=lambda cell: cell.name)
+def test_cell(scene: Scene, cell: Cell) -> None:
+    if why := table.unavailable(cell):
+        pytest.skip(why)
+    verdict = play(cell, scene)
+    assert verdict.passed, f"{verdict.error}\n{verdict.trace}"
+
+
+class TestWatcher:
+    """It sees what it is there for; rooms made by hand stand in for an agent's."""
+
+    def test_one_that_runs_stops_and_ends(self, twins: Twins) -> None:
+        with twins.watch() as watcher:
+            assert watcher.broken, "it began with nothing"
+        twins.start("h0")
+        with twins.watch() as watcher:
+            assert watcher.now == (("h0", RUNNING),)
+            twins.signal("h0", "STOP")
+            until(watcher, ("h0", FROZEN))
+            twins.signal("h0", "CONT")
+            until(watcher, ("h0", RUNNING))
+            assert watcher.broken == []
+            twins.end("h0")
+            until(watcher)
+        assert [line.split(":")[0] for line in watcher.broken] == ["NOTHING IS LEFT"]
+
+    def test_two_that_run(self, twins: Twins) -> None:
+        twins.start("h0")
+        with twins.watch() as watcher:
+            twins.start("h1")
+            until(watcher, ("h0", RUNNING), ("h1", RUNNING))
+            twins.end("h0")
+            until(watcher, ("h1", RUNNING))
+        assert [line.split(":")[0] for line in watcher.broken] == ["TWO RUN"]
+
+    def test_one_that_is_restored_comes_until_its_network_is_open(self, twins: Twins) -> None:
+        twins.start("h0")
+        twins.signal("h0", "STOP")
+        twins.restore("h1")
+        with twins.watch() as watcher:
+            assert watcher.now == (("h0", FROZEN), ("h1", COMING))
+            twins.unlock("h1")
+            until(watcher, ("h0", FROZEN), ("h1", RUNNING))
+            twins.lock("h1")  # as for its next departure: it runs until it is frozen
+            twins.end("h0")
+            until(watcher, ("h1", RUNNING))
+            assert watcher.broken == []
+
+    def test_one_that_was_frozen_while_another_ran_must_not_run_again(self, twins: Twins) -> None:
+        twins.start("h0")
+        twins.signal("h0", "STOP")
+        twins.start("h1")
+        with twins.watch() as watcher:
+            twins.end("h1")
+            until(watcher, ("h0", FROZEN))
+            assert watcher.broken == []
+            twins.signal("h0", "CONT")
+            until(watcher, ("h0", OLD))
+        assert [line.split(":")[0] for line in watcher.broken] == ["AN OLD COPY RUNS"]
+
+    def test_an_image_is_as_good_as_a_copy_once_it_is_complete(self, twins: Twins) -> None:
+        twins.start("h0")
+        with twins.watch() as watcher:
+            twins.inside("h1", "mkdir /run/liveshift/images/m1")
+            twins.inside("h1", "touch /run/liveshift/images/m1/manifest")
+            until(watcher, ("h0", RUNNING), ("h1", IMAGE))
+            twins.end("h0")
+            until(watcher, ("h1", IMAGE))
+            assert watcher.broken == []
+
+    def test_a_capsule_that_is_killed_for_good_may_vanish(self, twins: Twins) -> None:
+        twins.start("h0")
+        with twins.watch() as watcher:
+            watcher.may_vanish()
+            twins.end("h0")
+            until(watcher)
+        assert watcher.broken == []
+
+
+def until(watcher: Watcher, *sight: tuple[str, str]) -> None:
+    eventually(lambda: watcher.now == sight, f"{sight} to be seen", 10)
+
+
+CAPSULE, ROOT = "twin/0", 1001
+
+ROOM = """
+import sys
+from pathlib import Path
+from liveshift.criu_glue import network, room
+plan = room.RoomPlan(
+    directory=Path("/var/tmp/twin"), netns=Path("/run/netns/ls-twin.0"), hostname="twin-0",
+    hosts_file="", uid=0, gid=0, groups=(),
+)
+if sys.argv[1] == "start":
+    made = room.start(plan, ["sleep", "1000"], {"PATH": "/usr/bin:/bin"}, "/")
+else:
+    made = room.build_empty(plan, 1001, 3000)
+    network.lock(made.init)
+print(made.init)
+"""
+
+
+class Twins:
+    """Copies of one capsule on the hosts of a lab, each a ``sleep`` in a room."""
+
+    def __init__(self, lab: LabSession) -> None:
+        self._lab = lab
+        self._inits: dict[str, str] = {}
+
+    def watch(self) -> Watcher:
+        return Watcher(lambda: self._lab.lab, CAPSULE, [ROOT])
+
+    def start(self, host: str) -> None:
+        self._room(host, "start")
+
+    def restore(self, host: str) -> None:
+        """A tree that process 1 of its room has got from somebody else, as after CRIU."""
+        init = self._room(host, "restore")
+        born = "echo 1000 >/proc/sys/kernel/ns_last_pid; sleep 1000 >/dev/null 2>&1 &"
+        self.inside(host, f"nsenter -t {init} -m -p -n sh -c '{born}'")
+
+    def lock(self, host: str) -> None:
+        lock = "import sys; from liveshift.criu_glue import network; network.lock(int(sys.argv[1]))"
+        self.inside(host, f"{sys.executable} -c '{lock}' {self._inits[host]}")
+
+    def unlock(self, host: str) -> None:
+        self.inside(host, f"nsenter -t {self._inits[host]} -n {' '.join(network.UNLOCK)}")
+
+    def signal(self, host: str, name: str) -> None:
+        self.inside(host, f"nsenter -t {self._inits[host]} -m -p kill -{name} {ROOT}")
+
+    def end(self, host: str) -> None:
+        self.inside(host, f"kill -KILL {self._inits.pop(host)}; ip netns del ls-twin.0")
+
+    def clear(self) -> None:
+        for host in list(self._inits):
+            self.end(host)
+        for host in self._lab.lab.hosts:
+            self.inside(host, "rm -rf /run/liveshift/images/*")
+
+    def inside(self, host: str, script: str) -> str:
+        command = [*labs.entry(self._lab.lab.machine(host)), "sh", "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def _room(self, host: str, how: str) -> str:
+        self.inside(host, "ip netns add ls-twin.0; mkdir -p /var/tmp/twin")
+        command = [*labs.entry(self._lab.lab.machine(host)), sys.executable, "-c", ROOM, how]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0, done.stderr
+        self._inits[host] = done.stdout.strip()
+        return self._inits[host]
+
+
+@pytest.fixture(scope="module")
+def twins_lab(new_lab: NewLab) -> LabSession:
+    return new_lab("--hosts", "2")
+
+
+@pytest.fixture
+def twins(twins_lab: LabSession) -> Iterator[Twins]:
+    made = Twins(twins_lab)
+    yield made
+    made.clear()
