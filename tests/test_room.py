@@ -242,9 +242,9 @@ def test_io_uring_is_not_there(start: Start) -> None:
 
 @as_root
 def test_stdin_is_empty_and_nothing_else_is_open(start: Start) -> None:
-    stands = start("sh", "-c", "read x; echo $?; ls /proc/$$/fd | tr '\\n' ' '")
+    stands = start("sh", "-c", "read x; echo $?; ls /proc/$$/fd")
     assert ended(stands) == "exit 0"
-    assert said(stands) == "1\n0 1 2 "
+    assert said(stands) == "1\n0\n1\n2\n"
 
 
 # ---- how it ends -------------------------------------------------------------------------------
