@@ -49,6 +49,7 @@ class Capture:
         self._connection: socket.socket | None = None
         self._idle = threading.Condition()
         self._closed = False
+        self._failed = False
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         path = images / "streamer-capture.sock"
         path.unlink(missing_ok=True)
@@ -74,7 +75,7 @@ class Capture:
             raise self.error
 
     def _announced(self) -> bool:
-        if self._connection is None:
+        if self._connection is None or self._failed:
             return True
         return bool(select.select([self._connection], [], [], 0)[0])
 
@@ -126,7 +127,11 @@ class Capture:
 
     def _open_image(self, connection: socket.socket, selector: selectors.BaseSelector) -> bool:
         with self._idle:  # between its announcement and its name here no image is nowhere
-            return self._take_announcement(connection, selector)
+            try:
+                return self._take_announcement(connection, selector)
+            except BaseException:
+                self._failed = True  # ``error`` follows; until then nobody takes this for the end
+                raise
 
     def _take_announcement(
         self, connection: socket.socket, selector: selectors.BaseSelector
