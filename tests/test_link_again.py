@@ -395,6 +395,8 @@ def test_an_operator_asks_and_is_known_by_name_and_role(key_directory: Path) -> 
                     assert messages.decode(await peer.recv()).answer == messages.Named("ops")
                 for raw in (b"", messages.encode_answer(5, None)):
                     await peer.send(raw)
+                    refused = messages.decode(await peer.recv())
+                    assert (refused.id, (refused.error or ("",))[0]) == (0, "LiveshiftError")
                 await peer.send(messages.encode_ask(3, beat()))
                 assert messages.decode(await peer.recv()).id == 3
         assert heard == [
