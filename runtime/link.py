@@ -195,6 +195,7 @@ class Switchboard:
         if self._routes.get(name) != identity:  # a new one after every reconnect
             self._routes[name] = identity
             line.connected(outlet(socket, identity, self._weights[name]))
+            line.catch_up()
         line.take(raw)
 
 
