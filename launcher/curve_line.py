@@ -14,7 +14,7 @@ from pathlib import Path
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from ..errors import LiveshiftError, NotFound, NotPermitted, Unreachable
+from ..errors import LiveshiftError, NotFound, NotPermitted, Unreachable, from_wire
 from ..runtime.config_values import ORCHESTRATOR
 from ..runtime.key_files import read_public
 from ..runtime.keys import load_pair
@@ -99,6 +99,8 @@ class CurveLine:
         self._connected(until)
         number = next(self._numbers)
         answer = self._answered(number, encode_ask(number, Here(self._life)), until)
+        if answer is not None and answer.error is not None:
+            raise from_wire(*answer.error)
         if answer is not None and isinstance(answer.answer, There):
             self._theirs = answer.answer.life
         return self._theirs
@@ -176,7 +178,9 @@ class CurveLine:
             ready = dict(poller.poll(int(left * 1000) + 1))
             if self._socket in ready:
                 answer = decode(self._socket.recv())
-                if answer.id == number:  # else the second answer to an ask that was sent twice
+                # Another number is the second answer to an ask that was sent twice; none is that
+                # of a frame which was not understood.
+                if answer.id in (number, 0):
                     return answer
             elif self._events in ready:
                 self._event(0.0)

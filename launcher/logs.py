@@ -82,7 +82,7 @@ def _capsules(client: Client, subject: str) -> list[str]:
             return [capsule.name for capsule in job.capsules]
     known = ", ".join(job.name for job in jobs)
     raise NotFound(
-        f'no job "{subject}"', hint=f"there are: {known}" if known else "there are no jobs"
+        f'no job "{subject}"', hint=f"there are: {known}" if known else "there is none that you see"
     )
 
 

@@ -83,7 +83,7 @@ def _ask(client: Client, job: str | None) -> Status:
             f'no job "{job}" in the cluster {status.cluster}',
             hint=f"its jobs are: {known}"
             if known
-            else "it has no jobs; `liveshift run` starts one",
+            else "you see none in it; `liveshift run` starts one",
         )
     mine = {capsule.name for capsule in jobs[0].capsules}
     hosts = {capsule.host for capsule in jobs[0].capsules}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import LiveshiftError, NotPermitted, Unreachable
@@ -40,7 +41,8 @@ class UnixLine:
         """
         line = self._socket or self._connect(until)
         _wait_until(line, until)
-        line.sendall(_LENGTH.pack(len(frame)) + frame)
+        with suppress(BrokenPipeError):  # who hangs up on an ask may have said why
+            line.sendall(_LENGTH.pack(len(frame)) + frame)
         (length,) = _LENGTH.unpack(_receive(line, _LENGTH.size, until))
         if length > _LIMIT:
             raise LiveshiftError(f"{self.name} answered with a frame of {length} bytes")

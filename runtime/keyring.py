@@ -99,9 +99,12 @@ def read(directory: Path) -> list[Entry]:
 
 
 def revoked(directory: Path) -> list[Entry]:
-    """Those that count no more; raises like :func:`read`, which looks at every host's."""
-    check_directory(directory)
-    return _listed(directory / "public" / "revoked", _REVOKED)
+    """The records of keys that count no more; raises Refused when others could put some there."""
+    public = directory / "public"
+    if not public.is_dir():
+        return []
+    check_directory(public)
+    return _listed(public / "revoked", _REVOKED)
 
 
 def _listed(place: Path, form: re.Pattern[str]) -> list[Entry]:

@@ -25,6 +25,7 @@ from . import keyring
 from .access import GIVEN, Role
 from .config_values import HOST_NAME, ORCHESTRATOR, Unfit
 from .key_files import (
+    check_directory,
     make_directory,
     read_public,
     read_secret,
@@ -160,7 +161,7 @@ def load_private(directory: Path, name: str) -> KeyPair:
     """
     path = secret_path(directory, name)
     pair = load_pair(path)
-    _refuse_revoked(directory, pair, path)
+    _refuse_revoked(directory, pair.public, path)
     with suppress(NotFound):  # a host may hold its secret before public/ has come from elsewhere
         if read_public(public_path(directory, name)) != pair.public:
             raise ConfigError(
@@ -198,13 +199,11 @@ def public_keys(directory: Path) -> dict[str, bytes]:
 
 def public_key(directory: Path, name: str) -> bytes:
     """The public key of ``orchestrator`` or of a host; raises like :func:`public_keys`."""
-    known = public_keys(directory)
-    if name not in known:
-        raise NotFound(
-            f"{public_path(directory, name)}: no key of {name} that counts",
-            hint="copy public/ again from where the keys were made",
-        )
-    return known[name]
+    check_directory(directory)
+    path = public_path(directory, name)
+    key = read_public(path)
+    _refuse_revoked(directory, key, path)
+    return key
 
 
 def secret_path(directory: Path, name: str) -> Path:
@@ -250,16 +249,16 @@ def _make_pair(directory: Path, secret_file: Path, public_file: Path) -> list[Pa
         written.append(secret_file)
     if not public_file.exists():
         pair = load_pair(secret_file)
-        _refuse_revoked(directory, pair, secret_file)
+        _refuse_revoked(directory, pair.public, secret_file)
         make_directory(public_file.parent, 0o755)
         write_key(public_file, pair.public, 0o644)
         written.append(public_file)
     return written
 
 
-def _refuse_revoked(directory: Path, pair: KeyPair, path: Path) -> None:
+def _refuse_revoked(directory: Path, key: bytes, path: Path) -> None:
     for entry in keyring.revoked(directory):
-        if entry.key == pair.public:
+        if entry.key == key:
             raise Refused(
                 f"{path}: this key of {entry.holder.name} was revoked ({entry.since})",
                 hint="remove the file; `liveshift keys add-host` or add-operator makes a new pair",

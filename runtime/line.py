@@ -109,6 +109,12 @@ class Line:
         self._send = send
         self._connection += 1
 
+    def catch_up(self) -> None:
+        """Send what could not be sent before: it was asked of no life yet."""
+        for asked in self._asked.values():
+            if not asked.sent:
+                self._put(asked)
+
     def disconnected(self) -> None:
         """Nothing can be sent until the peer is connected again."""
         self._send = None

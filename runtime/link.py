@@ -28,12 +28,12 @@ import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
-from ..errors import LiveshiftError, NotPermitted, Unreachable
+from ..errors import LiveshiftError, NotPermitted, Unreachable, to_wire
 from . import keys
 from .config_values import ORCHESTRATOR
 from .keyring import NOBODY, Holder, Known
 from .line import Handler, Line, Send, new_life
-from .messages import Here, Message, There, decode, encode_answer
+from .messages import Here, Message, There, decode, encode_answer, encode_error
 from .outlet import FROM_ORCHESTRATOR, TO_ORCHESTRATOR, Weight, limit, outlet
 from .served import Served
 
@@ -195,6 +195,7 @@ class Switchboard:
         if self._routes.get(name) != identity:  # a new one after every reconnect
             self._routes[name] = identity
             line.connected(outlet(socket, identity, self._weights[name]))
+            line.catch_up()
         line.take(raw)
 
 
@@ -209,7 +210,7 @@ class _Counter:
     def take(
         self, holder: Holder, raw: memoryview, reply: Send, serve: OperatorHandler | None
     ) -> None:
-        """One frame; whatever is no ask is logged and dropped."""
+        """One frame; whatever is no ask is logged and refused."""
         try:
             frame = decode(raw)
             ask = frame.body
@@ -217,6 +218,8 @@ class _Counter:
                 raise LiveshiftError("an operator was asked nothing, and has answered")
         except LiveshiftError as error:
             log.error("from %s (key): %s", holder.name, error)
+            with suppress(zmq.ZMQError):  # of another version, perhaps: it is to know
+                reply(encode_error(0, to_wire(error)))
             return
         if isinstance(ask, Here):
             with suppress(zmq.ZMQError):  # gone again

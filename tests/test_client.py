@@ -217,6 +217,28 @@ def test_half_an_answer(crooked: Callable[[bytes | None], Path]) -> None:
         client.ask(GetStatus())
 
 
+def test_an_ask_that_is_too_long_is_refused_with_the_reason(path: Path) -> None:
+    """The daemon does not read it to its end, and says so before it hangs up."""
+    ready, done = threading.Event(), threading.Event()
+
+    async def nobody(_uid: int, _ask: Message) -> Message | None:
+        raise AssertionError
+
+    async def serve() -> None:
+        listening = await local_socket.serve(path, nobody)
+        ready.set()
+        await asyncio.to_thread(done.wait)
+        listening.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    assert ready.wait(10)
+    with Client(path) as client, pytest.raises(Refused, match=r"an ask of \d+ bytes: at most"):
+        client.ask(Run("gpt", 1, ["x" * (20 << 20)], {}, "/", 0, []))
+    done.set()
+    thread.join(10)
+
+
 def test_an_absurd_length_is_not_waited_for(crooked: Callable[[bytes | None], Path]) -> None:
     with (
         Client(crooked(struct.pack("<I", 1 << 31))) as client,

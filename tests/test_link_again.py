@@ -276,6 +276,40 @@ def test_a_peer_that_stays_away_is_not_waited_for_to_the_deadline(
     asyncio.run(asyncio.wait_for(scene(), 20))
 
 
+def test_a_late_frame_of_a_broken_connection_costs_no_ask(key_directory: Path) -> None:
+    """The route goes back to the old connection for a moment; the next frame brings it here."""
+
+    async def agent(_peer: str, _ask: Message) -> Message | None:
+        return messages.Named("the agent")
+
+    async def scene() -> None:
+        async with joined(key_directory) as ends:
+            uplink = await ends.agent("h0", agent)
+            await uplink.line.ask(beat(), 10)
+            with raw_peer(ends, host_key(key_directory)) as old:
+                await old.send(messages.encode_ask(1, beat()))
+                await old.recv()
+            routes = ends.switchboard._routes
+            stale = routes["h0"]
+
+            async def gone() -> bool:
+                asked = asyncio.create_task(ends.switchboard.ask("h0", messages.End("a/0"), 10))
+                await asyncio.sleep(0)
+                (entry,) = ends.switchboard.lines["h0"]._asked.values()
+                if entry.sent:
+                    asked.cancel()
+                    await asyncio.gather(asked, return_exceptions=True)
+                    return False
+                await uplink.line.ask(beat(), 10)  # no Here: it has been connected all the time
+                assert await asked == messages.Named("the agent")
+                return True
+
+            while not await gone():
+                assert routes["h0"] == stale
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
+
+
 # ---- keys that are revoked ----
 
 
@@ -395,6 +429,8 @@ def test_an_operator_asks_and_is_known_by_name_and_role(key_directory: Path) -> 
                     assert messages.decode(await peer.recv()).answer == messages.Named("ops")
                 for raw in (b"", messages.encode_answer(5, None)):
                     await peer.send(raw)
+                    refused = messages.decode(await peer.recv())
+                    assert (refused.id, (refused.error or ("",))[0]) == (0, "LiveshiftError")
                 await peer.send(messages.encode_ask(3, beat()))
                 assert messages.decode(await peer.recv()).id == 3
         assert heard == [

@@ -262,6 +262,21 @@ def test_somebody_listens_and_says_nothing(remote: Remote, monkeypatch: pytest.M
                 client.ask(messages.GetStatus(), 0.1)
 
 
+def test_a_command_of_another_version_is_told(
+    far: Far, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        curve_line,
+        "encode_ask",
+        lambda *ask: messages.encode_ask(*ask).replace(b"\x02", b"\x63", 1),
+    )
+    with (
+        Client(remote) as client,
+        pytest.raises(LiveshiftError, match="speaks protocol version 99, this is version 2"),
+    ):
+        client.ask(messages.GetStatus())
+
+
 def test_a_host_that_is_not_there(remote: Remote) -> None:
     with (
         Client(Remote("no-such-host.invalid:7400", remote.key)) as client,
