@@ -15,10 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from image_edits import Field, change_first, decode, encode, put, varint
 
 from liveshift.criu_glue import image_check, image_rights
 from liveshift.criu_glue.image_kinds import KINDS, kind_of
-from liveshift.criu_glue.protobuf import Damaged, Message, fields
+from liveshift.criu_glue.protobuf import Damaged, Message
 from liveshift.criu_glue.rights import User
 from liveshift.errors import StepFailed
 
@@ -28,51 +29,6 @@ SEEDS = Path(__file__).parent / "fuzz" / "seeds"
 ALICE = User(64001, 64001)
 BOB = User(64002, 64002)
 ROOT = User(0, 0)
-
-Field = tuple[int, "int | bytes"]
-
-
-# ---- changing messages -------------------------------------------------------------------------
-
-
-def varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
-
-
-def encode(found: list[Field]) -> bytes:
-    out = b""
-    for number, value in found:
-        if isinstance(value, int):
-            out += varint(number << 3) + varint(value)
-        else:
-            out += varint(number << 3 | 2) + varint(len(value)) + value
-    return out
-
-
-def decode(raw: bytes) -> list[Field]:
-    return [(n, v if isinstance(v, int) else bytes(v)) for n, v in fields(memoryview(raw))]
-
-
-def put(raw: bytes, path: tuple[int, ...], value: int | bytes | None) -> bytes:
-    """Set the field at a path of numbers (its first one of that number); None takes all away."""
-    found, (number, *below) = decode(raw), path
-    at = next((n for n, field in enumerate(found) if field[0] == number), None)
-    if below:
-        assert at is not None
-        inner = found[at][1]
-        assert isinstance(inner, bytes)
-        found[at] = number, put(inner, tuple(below), value)
-    elif value is None:
-        found = [field for field in found if field[0] != number]
-    elif at is None:
-        found.append((number, value))
-    else:
-        found[at] = number, value
-    return encode(found)
 
 
 class Image:
@@ -118,11 +74,7 @@ class Image:
         self.file(name).write_bytes(head + packed)
 
     def change(self, name: str, path: tuple[int, ...], value: int | bytes | None) -> None:
-        """In its first entry; what comes after that stays."""
-        raw, at = self.file(name).read_bytes(), 8 - 4 * (name == "inventory")
-        end = at + 4 + struct.unpack_from("<I", raw, at)[0]
-        entry = put(raw[at + 4 : end], path, value)
-        self.file(name).write_bytes(raw[:at] + struct.pack("<I", len(entry)) + entry + raw[end:])
+        change_first(self.file(name), path, value)
 
     def change_file(
         self, which: Callable[[Message], bool], path: tuple[int, ...], value: int | bytes
