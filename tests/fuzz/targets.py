@@ -412,7 +412,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
 
 PACES = {
     "frame": 20, "header": 20, "answer": 20, "manifest": 20, "announcement": 10, "output": 10,
-    "local-socket": 10, "protobuf": 10, "elf": 10, "page": 4, "config": 4, "key": 4,
+    "local-socket": 10, "elf": 10, "protobuf": 4, "page": 4, "config": 4, "key": 4,
     "image-file": 4,
 }  # fmt: skip
 """Executions of a target for each one of the slowest."""
