@@ -154,7 +154,7 @@ def fingerprint(path: str, root: Path = Path("/")) -> NeededFile | None:
 def open_plain(path: Path) -> BinaryIO:
     """Open a regular file for reading; raises OSError, or ValueError for what can't be a path.
 
-    Another host or a job has named it: opening a pipe would wait, opening a device may do something.
+    Another host or a job has named it: a pipe would keep us waiting, a device may act.
     """
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
