@@ -33,8 +33,7 @@ def check(images: Path, user: User, root: Path) -> None:
     }
     try:
         _check_complete(files)
-        if not user.is_root:
-            image_rights.check(files, user, root)
+        image_rights.check(files, user, root)
     except Damaged as error:
         raise StepFailed("verify", f"the image is damaged: {error}") from error
 

@@ -6,7 +6,7 @@ before it becomes the user again. So an image made up by another host's root is 
 user of the announced capsule, and against the files of the room as the kernel grants them to that
 user. Field numbers are those of CRIU's protobuf schemas (criu: images/*.proto).
 
-Root's own capsules are not looked at: who may send one is root here.
+Of root's own capsules only the capabilities are looked at: who may send one is root here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ NAMESPACES = {5: "pid", 6: "network", 8: "uts", 9: "mount", 10: "user", 11: "cgr
 
 IDS = {1: "uid", 3: "euid", 5: "suid", 7: "fsuid"}
 GROUP_IDS = {2: "gid", 4: "egid", 6: "sgid", 8: "fsgid"}
+BOUNDING = 12
 CAPABILITIES = {9: "inheritable", 10: "permitted", 11: "effective", 19: "ambient"}
+
+KEPT = (0, 1, 3, 4, 5, 6, 7, 8, 10, 11, 13, 14, 15, 18, 23, 24, 28, 29, 31)
+"""The capabilities (linux/capability.h) that capsule-init leaves to whoever is root in a room."""
 
 MAKING = os.O_CREAT | os.O_EXCL | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTORY)
 SET_ID = stat.S_ISUID | stat.S_ISGID
@@ -49,7 +53,10 @@ def check(files: Files, user: User, root: os.PathLike[str]) -> None:
     for file in files.values():
         if file.kind == "core":
             _check_task(file, user)
-        elif file.kind == "ghost-file":
+    if user.is_root:
+        return
+    for file in files.values():
+        if file.kind == "ghost-file":
             _check_inode(file, user, file.entries[0] if file.entries else b"", 3, (1, 2))
         elif file.kind == "memfd":
             for entry in file.entries:
@@ -75,6 +82,10 @@ def _check_task(file: ImageFile, user: User) -> None:
     creds = None if thread is None else thread.message(10)
     if creds is None:
         raise file.refusal("of a task of nobody")
+    for number in (BOUNDING, *CAPABILITIES):
+        _check_kept(file, creds.uints(number))
+    if user.is_root:
+        return
     found = [f"{name} {creds.uint(n)}" for n, name in IDS.items() if creds.uint(n) != user.uid]
     found += [
         f"{name} {creds.uint(n)}" for n, name in GROUP_IDS.items() if not user.is_in(creds.uint(n))
@@ -85,6 +96,13 @@ def _check_task(file: ImageFile, user: User) -> None:
         raise file.refusal(
             f"of a task with {', '.join(found[:5])}, but its capsule is user {user.uid}'s"
         )
+
+
+def _check_kept(file: ImageFile, words: list[int]) -> None:
+    found = sum(word << 32 * at for at, word in enumerate(words))
+    beyond = [n for n in range(32 * len(words)) if found >> n & 1 and n not in KEPT]
+    if beyond:
+        raise file.refusal(f"of a task with capability {beyond[0]}, which no capsule has")
 
 
 def _check_inode(

@@ -7,7 +7,9 @@ next moment, which CRIU then finds while the job can still go on at its source.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -141,13 +143,26 @@ def inner_pid(pid: int) -> int:
 
 def fingerprint(path: str, root: Path = Path("/")) -> NeededFile | None:
     """Size and build id of a file; None when it is not there or no regular file."""
-    real = root / path.lstrip("/")
     try:
-        with real.open("rb") as file:
+        with open_plain(root / path.lstrip("/")) as file:
             size = os.fstat(file.fileno()).st_size
             return NeededFile(path, size, build_id(file))
-    except (OSError, IsADirectoryError):
+    except (OSError, ValueError):
         return None
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a regular file for reading; raises OSError, or ValueError for what can't be a path.
+
+    Another host or a job has named it: a pipe would keep us waiting, a device may act.
+    """
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "no regular file", str(path))
+        return open(f"/proc/self/fd/{fd}", "rb")
+    finally:
+        os.close(fd)
 
 
 def build_id(file: BinaryIO) -> str:

@@ -2,9 +2,9 @@
 """Unpacks the tar streams of trees.py at the destination, and lets them do no harm there.
 
 A stream comes from another host's root, for a capsule whose user this host knows. Whatever it
-says, nothing is put or removed outside its directory or through a link; for a user who is not
-root it brings no device and no set-user-id or set-group-id right of another's, and a tree of
-single files out of the host's own directories is written with that user's own rights.
+says, nothing is put or removed outside its directory or through a link, and no device is made.
+For a user who is not root it brings no set-user-id or set-group-id right of another's, and a tree
+of single files out of the host's own directories is written with that user's own rights.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Unpacker:
         self.names: list[str] = []
         self.written: list[str] = []
         self._sparing = sparing
+        self._devices = user is None  # nobody can make one in a capsule, root neither
         self._user = user or User(0, 0)
         self._as_user = as_user and not self._user.is_root
         self._files: set[str] = set()
@@ -131,12 +132,12 @@ class Unpacker:
         if member.name == "." and not member.isdir():
             raise ValueError("something else in the place of the directory itself")
         user = self._user
+        if member.type in _DEVICES and not self._devices:
+            raise self._refusal(member, "a device")
         if user.is_root:
             return
         if self._as_user and not member.isreg():
             raise StepFailed("files", f"{member.name} comes as a single file and is none")
-        if member.type in _DEVICES:
-            raise self._refusal(member, "a device")
         if member.isreg():
             if member.mode & stat.S_ISUID and member.uid != user.uid:
                 raise self._refusal(member, f"a program that runs as user {member.uid}")

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..criu_glue.survey import NeededFile, Survey, fingerprint
+from ..criu_glue.survey import NeededFile, Survey, fingerprint, open_plain
 from ..criu_glue.tool import Criu
 from ..errors import LiveshiftError, Refused
 from .messages import HostFacts
@@ -129,12 +130,8 @@ def _check_directories(directories: Iterable[str]) -> Check:
 def warm(needed: Iterable[NeededFile]) -> None:
     """Ask the kernel to read the files that the restored tree maps into the page cache."""
     for file in needed:
-        try:
-            fd = os.open(file.path, os.O_RDONLY)
-        except OSError:
-            continue
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
-        os.close(fd)
+        with contextlib.suppress(OSError, ValueError), open_plain(Path(file.path)) as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def _difference(there: NeededFile, here: NeededFile) -> str:

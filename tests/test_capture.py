@@ -21,11 +21,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from image_edits import change_first
 
-from liveshift.criu_glue import network, output, room, tool, trees, unpacking
+from liveshift.criu_glue import image_check, network, output, room, tool, trees, unpacking
 from liveshift.criu_glue.capture import Capture
 from liveshift.criu_glue.dump import FrozenTree
 from liveshift.criu_glue.restore import RestoringTree
+from liveshift.criu_glue.rights import User
 from liveshift.criu_glue.room import PID_FLOOR, STDERR_FD, STDOUT_FD, Room, RoomPlan
 from liveshift.criu_glue.survey import tasks
 from liveshift.criu_glue.tool import Criu
@@ -251,7 +253,7 @@ class Rooms:
         self._made: list[Room] = []
         self._netns: list[str] = []
 
-    def plan(self) -> RoomPlan:
+    def plan(self, uid: int = 0) -> RoomPlan:
         name = f"ls-test-{os.getpid()}-{next(numbers)}"
         subprocess.run(["ip", "netns", "add", name], check=True)
         subprocess.run(["ip", "-netns", name, "link", "set", "lo", "up"], check=True)
@@ -260,17 +262,17 @@ class Rooms:
         directory.mkdir()
         # CRIU's private prefix may lie below /tmp, where a room has its own.
         return RoomPlan(
-            directory, Path("/run/netns") / name, "gpt-1", "", 0, 0, (),
+            directory, Path("/run/netns") / name, "gpt-1", "", uid, uid, (),
             (sys.prefix,), (str(self._place),),
         )  # fmt: skip
 
-    def start(self, program: str) -> Room:
+    def start(self, program: str, uid: int = 0) -> Room:
         argv = [PYTHON, "-Sc", f"import os, sys, time, threading\n{program}"]
-        self._made.append(room.start(self.plan(), argv, ENV, "/"))
+        self._made.append(room.start(self.plan(uid), argv, ENV, "/"))
         return self._made[-1]
 
-    def empty(self) -> Room:
-        stands = room.build_empty(self.plan(), ROOT_PID, PID_FLOOR + 1000)
+    def empty(self, uid: int = 0) -> Room:
+        stands = room.build_empty(self.plan(uid), ROOT_PID, PID_FLOOR + 1000)
         self._made.append(stands)
         network.lock(stands.init)
         return stands
@@ -352,7 +354,8 @@ def test_a_dumped_tree_stands_still_until_it_is_thawed_and_goes_on_as_before(
         frozen.thaw()
         assert goes_on(here)
         frozen.thaw()  # may be said again
-    assert [int(n) for n in said(here).split()] == list(range(count(here)))
+    lines = [int(n) for n in said(here).split()]
+    assert lines == list(range(len(lines)))
     assert said(here, output.STDERR) == ""
 
 
@@ -591,3 +594,39 @@ def test_no_descriptor_is_left_open_by_a_dump_and_its_end(
             frozen.thaw()
         assert open_now() == before
         assert threading.active_count() == threads
+
+
+ALICE = User(64001, 64001)
+
+
+@as_root
+def test_an_image_that_makes_root_of_a_users_task_is_refused_and_would_do_so(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    here, there = rooms.start(COUNTER, ALICE.uid), rooms.empty(ALICE.uid)
+    until(lambda: count(here) > 3)
+    assert {task.uids().real for task in tasks(here)} == {ALICE.uid}
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    frozen.dump(criu, sink, 60)
+    output.settle(here)
+    arrived = place / "arrived"
+    sink.write_to(arrived)
+    for name in ("tmp", "dev/shm"):
+        tree = trees.Tree(name, here.root / name, there.root / name)
+        unpacker = unpacking.Unpacker(tree.destination, user=ALICE)
+        trees.pack(tree, trees.listing(tree), unpacker.write)
+        unpacker.finish()
+    shutil.copy(here.plan.log, there.plan.log)
+    image_check.check(arrived, ALICE, there.root)
+    for core in arrived.glob("core-*.img"):
+        for number in range(1, 9):  # uid, gid, euid …
+            change_first(core, (5, 10, number), 0)
+    with pytest.raises(StepFailed, match=r"of a task with uid 0, euid 0, .* is user 64001's"):
+        image_check.check(arrived, ALICE, there.root)
+    pipes = pipes_of(here)
+    room.end(here)
+    frozen.release()
+    restoring = RestoringTree(there, arrived)
+    restoring.bring_up(criu, pipes, 60)
+    restoring.let_run(60)
+    assert {task.uids().real for task in tasks(there)} == {0}, "what the check is there for"

@@ -8,6 +8,7 @@ change in them is changed here, message by message.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import struct
 import tarfile
@@ -15,10 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from image_edits import Field, change_first, decode, encode, put, varint
 
 from liveshift.criu_glue import image_check, image_rights
 from liveshift.criu_glue.image_kinds import KINDS, kind_of
-from liveshift.criu_glue.protobuf import Damaged, Message, fields
+from liveshift.criu_glue.protobuf import Damaged, Message
 from liveshift.criu_glue.rights import User
 from liveshift.errors import StepFailed
 
@@ -28,51 +30,6 @@ SEEDS = Path(__file__).parent / "fuzz" / "seeds"
 ALICE = User(64001, 64001)
 BOB = User(64002, 64002)
 ROOT = User(0, 0)
-
-Field = tuple[int, "int | bytes"]
-
-
-# ---- changing messages -------------------------------------------------------------------------
-
-
-def varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
-
-
-def encode(found: list[Field]) -> bytes:
-    out = b""
-    for number, value in found:
-        if isinstance(value, int):
-            out += varint(number << 3) + varint(value)
-        else:
-            out += varint(number << 3 | 2) + varint(len(value)) + value
-    return out
-
-
-def decode(raw: bytes) -> list[Field]:
-    return [(n, v if isinstance(v, int) else bytes(v)) for n, v in fields(memoryview(raw))]
-
-
-def put(raw: bytes, path: tuple[int, ...], value: int | bytes | None) -> bytes:
-    """Set the field at a path of numbers (its first one of that number); None takes all away."""
-    found, (number, *below) = decode(raw), path
-    at = next((n for n, field in enumerate(found) if field[0] == number), None)
-    if below:
-        assert at is not None
-        inner = found[at][1]
-        assert isinstance(inner, bytes)
-        found[at] = number, put(inner, tuple(below), value)
-    elif value is None:
-        found = [field for field in found if field[0] != number]
-    elif at is None:
-        found.append((number, value))
-    else:
-        found[at] = number, value
-    return encode(found)
 
 
 class Image:
@@ -118,11 +75,7 @@ class Image:
         self.file(name).write_bytes(head + packed)
 
     def change(self, name: str, path: tuple[int, ...], value: int | bytes | None) -> None:
-        """In its first entry; what comes after that stays."""
-        raw, at = self.file(name).read_bytes(), 8 - 4 * (name == "inventory")
-        end = at + 4 + struct.unpack_from("<I", raw, at)[0]
-        entry = put(raw[at + 4 : end], path, value)
-        self.file(name).write_bytes(raw[:at] + struct.pack("<I", len(entry)) + entry + raw[end:])
+        change_first(self.file(name), path, value)
 
     def change_file(
         self, which: Callable[[Message], bool], path: tuple[int, ...], value: int | bytes
@@ -259,10 +212,10 @@ def test_a_task_of_root_in_a_users_capsule(
 @pytest.mark.parametrize(
     ("number", "value", "words"),
     [
-        (9, 1 << 21, "inheritable capabilities"),
+        (9, 1 << 23, "inheritable capabilities"),
         (10, 1, "permitted capabilities"),
         (11, 1, "effective capabilities"),
-        (11, varint(0) + varint(1 << 7), "effective capabilities"),  # packed
+        (11, varint(1 << 7) + varint(0), "effective capabilities"),  # packed
         (19, 1, "ambient capabilities"),
         (14, 0, "group 0"),
         (14, varint(64001) + varint(27), "group 27"),
@@ -272,6 +225,33 @@ def test_capabilities_and_groups(plain: Image, number: int, value: int | bytes, 
     plain.change("core-1001", (*CREDS, number), value)
     with pytest.raises(StepFailed, match=f"of a task with {words}, but"):
         plain.check()
+
+
+@pytest.mark.parametrize("user", [ALICE, ROOT])
+@pytest.mark.parametrize("field", [9, 10, 11, 12, 19])
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [(varint(1 << 21) + varint(0), 21), (varint(0) + varint(1 << 7), 39), (varint(1 << 27), 27)],
+)
+def test_capabilities_that_no_capsule_has(
+    plain: Image, user: User, field: int, words: bytes, number: int
+) -> None:
+    (core,) = plain.entries("core-1001")
+    plain.write("core-1001", [put(put(core, (*CREDS, field), None), (*CREDS, field), words)])
+    with pytest.raises(StepFailed, match=f"of a task with capability {number}, which no capsule"):
+        plain.check(user)
+
+
+def test_the_capabilities_are_those_that_capsule_init_keeps() -> None:
+    source = Path(image_rights.__file__).parent / "capsule_init.c"
+    if not source.exists():
+        source = Path(__file__).parents[1] / "criu_glue" / "capsule_init.c"
+    kept = re.search(r"kept\[\] = \{(.*?)\}", source.read_text(), re.DOTALL)
+    assert kept
+    header = Path("/usr/include/linux/capability.h").read_text()
+    numbers = dict(re.findall(r"#define (CAP_\w+)\s+(\d+)", header))
+    names = re.findall(r"CAP_\w+", kept[1])
+    assert sorted(int(numbers[name]) for name in names) == sorted(image_rights.KEPT)
 
 
 def test_another_users_tasks(plain: Image) -> None:

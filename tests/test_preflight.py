@@ -144,3 +144,16 @@ def test_the_facts_of_this_host(criu: Criu) -> None:
     assert facts(None).criu == ""
     assert 0 < memory_offered(None) <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert memory_offered(12345) == 12345
+
+
+def test_what_a_source_names_is_not_opened_unless_it_is_a_plain_file(tmp_path: Path) -> None:
+    """A pipe would hold the agent's thread for ever; a device may do something when opened."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "plain").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to("plain")
+    odd = [str(tmp_path / "pipe"), "/dev/null", str(tmp_path), str(tmp_path / "no"), "/x\0y"]
+    assert [fingerprint(path) for path in odd] == [None] * len(odd)
+    for name in ("plain", "link"):
+        path = str(tmp_path / name)
+        assert fingerprint(path) == NeededFile(path, 5, "")
+    preflight.warm(NeededFile(path, 5, "") for path in [*odd, str(tmp_path / "plain")])

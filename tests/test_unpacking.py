@@ -201,6 +201,14 @@ def test_a_users_tree_brings_no_right_of_anothers(top: Path, sparing: bool) -> N
 
 
 @as_root
+def test_roots_tree_brings_rights_and_no_device(top: Path) -> None:
+    unpack(tar(entry("x", mode=0o4755)), top, user=User(0, 0))
+    assert stat.S_IMODE((top / "x").stat().st_mode) == 0o4755
+    with pytest.raises(StepFailed, match="y is a device"):
+        unpack(tar(entry("y", tarfile.BLKTYPE, devmajor=8)), top, user=User(0, 0))
+
+
+@as_root
 def test_others_directories_keep_their_owners_and_modes(top: Path) -> None:
     (top / "shared").mkdir(mode=0o755)
     mine = {"uid": ALICE.uid, "gid": ALICE.gid, "mode": 0o777}
