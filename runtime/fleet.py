@@ -22,12 +22,16 @@ from .steps import ENDS
 
 @dataclass
 class HostState:
-    """A host as its agent's last words show it; ``heard`` is monotonic, 0 for never."""
+    """A host as its agent's last words show it; ``heard`` is monotonic, 0 for never.
+
+    ``told``: it has said hello to this orchestrator, and missed no address book since.
+    """
 
     name: str
     heard: float = 0.0
     memory_free: int = 0
     life: str = ""
+    told: bool = False
 
 
 class Fleet:

@@ -147,6 +147,8 @@ class Moves:
         it a few at a time, so that moves of many jobs leave time for beats.
         """
         book, up = messages.Locate(job.book()), self._fleet.up()
+        for host in self._fleet.hosts.keys() - set(up):
+            self._fleet.hosts[host].told = False
         own = {capsule.host for capsule in job.capsules.values()}
         self._tasks.spawn(self._publish_to([name for name in up if name not in own], book))
         await self._locate([name for name in up if name in own], book)
@@ -162,6 +164,7 @@ class Moves:
         done = await asyncio.gather(*asks, return_exceptions=True)
         for host, result in zip(hosts, done, strict=True):
             if isinstance(result, BaseException):
+                self._fleet.hosts[host].told = False
                 log.warning("address book of %s at %s: %s", book.book.job, host, result)
 
     def another_spare(self, move: Move) -> str:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 
-from ..errors import LiveshiftError, NotPermitted
+from ..errors import LiveshiftError, NotPermitted, Unreachable
 from . import local_socket, messages, notify
 from .config import Cluster
 from .desk import Desk
@@ -65,6 +65,8 @@ class Orchestrator:
         state.heard = time.monotonic()
         if isinstance(ask, messages.Beat):
             self._beat(host, ask)
+            if not state.told:  # one that was cut off for a moment does not know that it was
+                raise Unreachable(f"{host} may have missed address books: it is to say hello")
             return None
         if isinstance(ask, messages.Hello):
             if ask.digest != self.cluster.digest:
@@ -74,6 +76,7 @@ class Orchestrator:
                 self.switchboard.lines[host].drop()  # what was asked of the agent before
                 self._look_for_lost(host, ask)  # one that lived on would have told
             self.evacuation.wake()
+            state.told = True
             running = [j.book() for j in self.fleet.jobs.values() if j.state != "ended"]
             return messages.Books(running)
         if isinstance(ask, messages.Claim):

@@ -77,6 +77,7 @@ class Tally:
 
     round_trips: list[float] = field(default_factory=list)
     silences: int = 0
+    hellos: int = 0  # that were answered
     asked: int = 0  # messages to the orchestrator that ask
     served: int = 0  # asks of the orchestrator that were answered
     claims: int = 0
@@ -92,7 +93,6 @@ class SimulatedAgent:
         self.capsules: dict[str, int] = {}  # those that run, and their epochs
         self.leaving: dict[str, Copy] = {}  # by migration: frozen here
         self.coming: dict[str, Copy] = {}  # by migration: a room, and an image
-        self.told = asyncio.Event()  # the first hello was answered
         self._cluster = cluster
         self._digest = cluster.digest
         self._pace = pace
@@ -126,7 +126,7 @@ class SimulatedAgent:
                 if not greeted:
                     await self._ask(self._hello())
                     greeted = True
-                    self.told.set()
+                    self._tally().hellos += 1
                 began = time.monotonic()
                 await self._ask(self._beat())
                 self._tally().round_trips.append(time.monotonic() - began)

@@ -41,7 +41,6 @@ class Said(msgspec.Struct):
     tally: Tally
     lags: list[float]
     cpu: float
-    greeted: int
     capsules: list[tuple[str, str, int]]
     held: int
 
@@ -98,7 +97,6 @@ class Crowd:
                 tally,
                 lags,
                 sum(os.times()[:2]),
-                sum(agent.told.is_set() for agent in self.agents),
                 [(n, a.host, e) for a in self.agents for n, e in a.capsules.items()]
                 if word == "capsules"
                 else [],

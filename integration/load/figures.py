@@ -79,10 +79,23 @@ class Moves(msgspec.Struct, frozen=True):
     errors: list[str]
 
 
+class Restart(msgspec.Struct, frozen=True):
+    """The orchestrator killed in the middle of migrations, and started anew.
+
+    ``seconds``: until every host has said hello and is up; ``settled_s``: until no migration is
+    under way; ``moved`` of ``asked`` went on to their end, the others were rolled back.
+    """
+
+    seconds: float
+    settled_s: float
+    cpu: float
+    asked: int
+    moved: int
+
+
 class Run(msgspec.Struct, frozen=True):
-    """``connect_s``: from the first connection until every host is up; ``restart_s``: the same
-    after the orchestrator was killed and started anew; ``end_s``: SIGTERM to every job until all
-    have ended. ``wrong``: what must not be."""
+    """``connect_s``: from the first connection until every host is up; ``end_s``: from SIGTERM to
+    every job until all have ended. ``wrong``: what must not be."""
 
     hosts: int
     capsules: int
@@ -92,8 +105,7 @@ class Run(msgspec.Struct, frozen=True):
     start_cpu: float
     rest: AtRest
     moves: Moves
-    restart_s: float
-    restart_cpu: float
+    restart: Restart
     end_s: float
     end_cpu: float
     wrong: list[str]

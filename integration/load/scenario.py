@@ -9,7 +9,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -18,18 +18,19 @@ from liveshift.launcher.client import Client
 from liveshift.runtime import messages
 from liveshift.runtime.config import Cluster
 from liveshift.runtime.messages import Migration, MigrationRow, Named, Status
+from liveshift.runtime.steps import ENDS, Step
 
 from . import cluster as clusters
 from .agent import Pace, Tally
 from .crowd import PER_PROCESS, CrowdProcess, Said
 from .daemon import Daemon, Machine, StatusClock, enough_descriptors, eventually
-from .figures import Around, AtRest, Moves, Run, Spread
+from .figures import Around, AtRest, Moves, Restart, Run, Spread
 
 LONG_S = 300.0
 """Nothing may take longer, with any number of hosts."""
 LOOK_S = 0.05
 STATUS_EVERY_S = 1.0
-OVER = ("done", "failed", "lost")
+OVER = tuple(step.value for step in ENDS)
 
 Tell = Callable[[str], None]
 
@@ -61,6 +62,7 @@ class Scenario:
             cpu += said.cpu
             whole.round_trips += said.tally.round_trips
             whole.silences += said.tally.silences
+            whole.hellos += said.tally.hellos
             whole.asked += said.tally.asked
             whole.served += said.tally.served
             whole.claims += said.tally.claims
@@ -76,8 +78,17 @@ class Scenario:
             return False
         return all(host.state == "up" for host in hosts)
 
-    def greeted(self) -> bool:
-        return sum(said.greeted for said in self.said("look")) == len(self.cluster.hosts)
+    def wait_all_up(self) -> None:
+        """Every host has said hello, and counts as up."""
+        greeted = 0
+
+        def look() -> bool:
+            nonlocal greeted
+            greeted += self.tally()[0].hellos
+            return greeted >= len(self.cluster.hosts)
+
+        eventually(look, "every agent's hello", LONG_S)
+        eventually(self.all_up, "every host up", LONG_S)
 
     def quiet(self) -> None:
         """Wait until the orchestrator asks the agents for nothing any more: beats alone go on."""
@@ -91,8 +102,9 @@ class Scenario:
     # ---- the phases, in order ------------------------------------------------------------------
 
     def connect(self) -> float:
-        took = eventually(self.greeted, "every agent's hello", LONG_S)
-        return took + eventually(self.all_up, "every host up", LONG_S)
+        began = time.monotonic()
+        self.wait_all_up()
+        return time.monotonic() - began
 
     def start_jobs(self, sizes: Sequence[int]) -> tuple[float, float]:
         """Seconds until the last one was started, CPU until every host had heard of all."""
@@ -133,8 +145,7 @@ class Scenario:
 
     def move(self, count: int, pace: Pace, rest: AtRest) -> Moves:
         """Ask for ``count`` migrations at once, of capsules drawn from all of them."""
-        capsules = [c.name for job in self.status().jobs for c in job.capsules]
-        chosen = random.Random(count).sample(capsules, min(count, len(capsules)))
+        chosen = self._chosen(count, "move")
         _, _, around = self.tally()
         before = self.daemon.cost()
         with StatusClock(self.path, STATUS_EVERY_S).running() as clock:
@@ -174,13 +185,27 @@ class Scenario:
             errors=sorted({str(row.error) for row in rows if row.error}),
         )
 
-    def restart(self) -> tuple[float, float]:
-        """Kill the orchestrator and start it anew: seconds and CPU until all hosts are up."""
+    def restart(self, count: int) -> Restart:
+        """Kill the orchestrator in the middle of ``count`` migrations, and start it anew."""
+        chosen = self._chosen(count, "restart")
+        half = len(chosen) // 2
+        names = [self._migrate(capsule) for capsule in chosen[:half]]
+        self._until(names[0], (Step.RESTORING.value, Step.RESUMING.value, *OVER))
+        names += [self._migrate(capsule) for capsule in chosen[half:]]
+        self._over(names[0])  # the others are around there, those asked for later are not
+        self.tally()
         self.daemon.kill()
         self.client.close()
+        began = time.monotonic()
         self.daemon.start()
-        took = eventually(self.all_up, "every host up again", LONG_S)
-        return took, self.daemon.cost().cpu
+        self.wait_all_up()
+        up = time.monotonic() - began
+        states = Counter(self._over(name).state for name in names)
+        settled = time.monotonic() - began
+        self.quiet()
+        if lost := len(names) - states["done"] - states["failed"]:
+            self.wrong.append(f"after a restart {lost} of {len(names)} capsules are lost")
+        return Restart(up, settled, self.daemon.cost().cpu, len(names), states["done"])
 
     def end_jobs(self) -> tuple[float, float]:
         """SIGTERM to every job: seconds and CPU until all have ended."""
@@ -209,19 +234,27 @@ class Scenario:
                 f" and the agents disagree on {sorted(odd)[:4]} … ({len(odd)} rows)"
             )
 
+    def _chosen(self, count: int, why: str) -> list[str]:
+        """Capsules drawn from all of them, the same ones in every run."""
+        capsules = [c.name for job in self.status().jobs for c in job.capsules]
+        return random.Random(why).sample(capsules, min(count, len(capsules)))
+
     def _migrate(self, capsule: str) -> str:
         ask = messages.Migrate(capsule, "", "load", False)
         return self.client.get(Named, ask, timeout=LONG_S).name
 
     def _over(self, name: str) -> MigrationRow:
+        return self._until(name, OVER)
+
+    def _until(self, name: str, states: Collection[str]) -> MigrationRow:
         found: list[MigrationRow] = []
 
         def look() -> bool:
             ask = messages.GetMigration(name)
             found[:] = [self.client.get(Migration, ask, timeout=LONG_S).row]
-            return found[0].state in OVER
+            return found[0].state in states
 
-        eventually(look, f"the end of {name}", LONG_S, LOOK_S)
+        eventually(look, f"{name} to be {' or '.join(states)}", LONG_S, LOOK_S)
         return found[0]
 
 
@@ -247,16 +280,16 @@ def run(
         tell(f"{moves} migrations at once")
         moved = scene.move(moves, pace, rest)
         scene.look_for_wrong("after the migrations")
-        tell("restarting the orchestrator")
-        restart_s, restart_cpu = scene.restart()
+        tell("killing the orchestrator amid migrations")
+        restart = scene.restart(moves)
         scene.look_for_wrong("after a restart")
         tell("ending the jobs")
         end_s, end_cpu = scene.end_jobs()
         scene.client.close()
         scene.daemon.stop()
         return Run(
-            hosts, sum(sizes), len(sizes), connect_s, start_s, start_cpu, rest, moved, restart_s,
-            restart_cpu, end_s, end_cpu, scene.wrong + _unfit(scene.cluster, rest, moved),
+            hosts, sum(sizes), len(sizes), connect_s, start_s, start_cpu, rest, moved, restart,
+            end_s, end_cpu, scene.wrong + _unfit(scene.cluster, rest, moved),
         )  # fmt: skip
 
 

@@ -57,10 +57,15 @@ COMING: list[Column] = [
     ("all up, s", lambda r: f"{r.connect_s:.1f}"),
     ("jobs started, s", lambda r: f"{r.start_s:.1f}"),
     ("… CPU, s", lambda r: f"{r.start_cpu:.1f}"),
-    ("orchestrator killed: all up, s", lambda r: f"{r.restart_s:.1f}"),
-    ("… CPU, s", lambda r: f"{r.restart_cpu:.1f}"),
     ("jobs ended, s", lambda r: f"{r.end_s:.1f}"),
     ("… CPU, s", lambda r: f"{r.end_cpu:.1f}"),
+]
+KILLED: list[Column] = [
+    ("hosts", lambda r: str(r.hosts)),
+    ("all up, s", lambda r: f"{r.restart.seconds:.1f}"),
+    ("migrations settled, s", lambda r: f"{r.restart.settled_s:.1f}"),
+    ("of them done", lambda r: f"{r.restart.moved}/{r.restart.asked}"),
+    ("CPU, s", lambda r: f"{r.restart.cpu:.1f}"),
 ]
 GROWTH: list[tuple[str, Callable[[Run], float]]] = [
     ("core busy at rest", lambda r: r.rest.cores),
@@ -71,8 +76,8 @@ GROWTH: list[tuple[str, Callable[[Run], float]]] = [
     ("jobs started, CPU per capsule", lambda r: r.start_cpu / r.capsules),
     ("CPU per migration", lambda r: r.moves.cpu_each),
     ("all migrations done", lambda r: r.moves.seconds),
-    ("restart", lambda r: r.restart_s),
-    ("restart, CPU", lambda r: r.restart_cpu),
+    ("restart", lambda r: r.restart.seconds),
+    ("restart, CPU", lambda r: r.restart.cpu),
     ("jobs ended, CPU per capsule", lambda r: r.end_cpu / r.capsules),
 ]
 
@@ -93,6 +98,7 @@ def tables(runs: Sequence[Run]) -> Group:
             runs,
         ),
         _table("Coming and going", COMING, runs),
+        _table("The orchestrator killed amid as many migrations", KILLED, runs),
     ]
     if len(runs) > 1:
         parts.append(_growth(runs))

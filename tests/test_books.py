@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Address books reach every host: at once, or with the hello that a host which missed one says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_evacuation import CLUSTER
+
+from liveshift.criu_glue.network import Overlay
+from liveshift.errors import Unreachable
+from liveshift.runtime import config, messages, orchestrator
+from liveshift.runtime.jobs import Capsule, Job
+from liveshift.runtime.messages import Beat, Books, Hello, HostFacts, Message, Run
+from liveshift.runtime.orchestrator import Orchestrator
+
+FACTS = HostFacts("6.12", "x86_64", "a processor", [], "4.2", "0.1")
+LATE = 60.0
+
+
+class Line:
+    def drop(self) -> None:
+        """Nothing was asked."""
+
+
+class Switchboard:
+    """Keeps what hosts are told; those in ``silent`` do not answer."""
+
+    def __init__(self, *_: Any) -> None:
+        self.lines = {name: Line() for name in ("h0", "h1", "h2")}
+        self.told: list[tuple[str, messages.Book]] = []
+        self.silent: set[str] = set()
+
+    async def ask(self, host: str, message: Message, _timeout: float) -> None:
+        assert isinstance(message, messages.Locate)
+        if host in self.silent:
+            raise Unreachable(f"{host} did not answer")
+        self.told.append((host, message.book))
+
+
+@pytest.fixture
+def brain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Orchestrator:
+    """An orchestrator with a job of two on h0 and h1, and a host that has none of it."""
+    monkeypatch.setattr(orchestrator, "Switchboard", Switchboard)
+    made = Orchestrator(config.parse(CLUSTER.replace("{state}", str(tmp_path))).cluster)
+    capsules = {f"a/{n}": Capsule(f"a/{n}", n, f"h{n}", 1) for n in range(2)}
+    run = Run("a", 2, ["true"], {}, "/", 0, [])
+    made.fleet.jobs["a"] = Job("a", Overlay(1, "10.99.0.0/24"), run, 0, 0.0, capsules)
+    return made
+
+
+def board(brain: Orchestrator) -> Switchboard:
+    found: Any = brain.switchboard
+    assert isinstance(found, Switchboard)
+    return found
+
+
+def says(brain: Orchestrator, host: str, ask: Message) -> Message | None:
+    return asyncio.run(brain._from_agent(host, ask))
+
+
+def hello(brain: Orchestrator, host: str, life: str = "first") -> Books:
+    said = says(brain, host, Hello(host, FACTS, {}, brain.cluster.digest, life))
+    assert isinstance(said, Books)
+    return said
+
+
+def publish(brain: Orchestrator) -> list[str]:
+    """Who has been told once everything that follows has been done."""
+
+    async def all_of_it(work: Coroutine[Any, Any, None]) -> None:
+        await work
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others)
+
+    board(brain).told.clear()
+    asyncio.run(all_of_it(brain.moves.publish(brain.fleet.jobs["a"])))
+    return [host for host, _ in board(brain).told]
+
+
+def move_to_h2(brain: Orchestrator) -> None:
+    capsule = brain.fleet.jobs["a"].capsules["a/1"]
+    capsule.host, capsule.epoch = "h2", capsule.epoch + 1
+
+
+def test_the_book_changes_with_the_owners(brain: Orchestrator) -> None:
+    job = brain.fleet.jobs["a"]
+    first = job.book()
+    assert first.where == {"10.99.0.1": ("h0", 1), "10.99.0.2": ("h1", 1)}
+    assert job.book() is first
+    move_to_h2(brain)
+    assert job.book().where == {"10.99.0.1": ("h0", 1), "10.99.0.2": ("h2", 2)}
+    assert first.where["10.99.0.2"] == ("h1", 1), "what was said stays as it was"
+
+
+def test_the_job_s_own_hosts_are_told_first(brain: Orchestrator) -> None:
+    for host in brain.fleet.hosts:
+        hello(brain, host)
+    move_to_h2(brain)
+    assert sorted(publish(brain)[:2]) == ["h0", "h2"]
+    assert board(brain).told[2][0] == "h1"
+    assert all(book.where["10.99.0.2"] == ("h2", 2) for _, book in board(brain).told)
+
+
+def test_an_agent_that_knows_another_orchestrator_is_to_say_hello(brain: Orchestrator) -> None:
+    beat = Beat("h0", 7, [])
+    with pytest.raises(Unreachable, match="h0 may have missed address books"):
+        says(brain, "h0", beat)
+    assert brain.fleet.is_up("h0")
+    assert brain.fleet.hosts["h0"].memory_free == 7, "its beat counts all the same"
+    assert [book.job for book in hello(brain, "h0").books] == ["a"]
+    assert says(brain, "h0", beat) is None
+
+
+def test_a_host_that_was_away_for_a_moment_is_to_say_hello(brain: Orchestrator) -> None:
+    for host in brain.fleet.hosts:
+        hello(brain, host)
+    brain.fleet.hosts["h2"].heard -= LATE
+    assert sorted(publish(brain)) == ["h0", "h1"]
+    with pytest.raises(Unreachable):
+        says(brain, "h2", Beat("h2", 0, []))
+    assert says(brain, "h1", Beat("h1", 0, [])) is None
+    hello(brain, "h2")
+    assert says(brain, "h2", Beat("h2", 0, [])) is None
+
+
+def test_a_host_that_did_not_take_a_book_is_to_say_hello(brain: Orchestrator) -> None:
+    for host in brain.fleet.hosts:
+        hello(brain, host)
+    board(brain).silent = {"h1", "h2"}
+    assert publish(brain) == ["h0"]
+    for host in ("h1", "h2"):
+        with pytest.raises(Unreachable):
+            says(brain, host, Beat(host, 0, []))
+    assert says(brain, "h0", Beat("h0", 0, [])) is None
+
+
+def test_only_a_new_agent_has_lost_what_it_does_not_name(brain: Orchestrator) -> None:
+    capsule = brain.fleet.jobs["a"].capsules["a/0"]
+    hello(brain, "h0", "first")  # the capsule has not been started yet
+    capsule.started = True
+    hello(brain, "h0", "first")  # said before it was told to start it, heard afterwards
+    assert capsule.code is None
+    hello(brain, "h0", "second")
+    assert capsule.code == orchestrator.KILLED
