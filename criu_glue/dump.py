@@ -21,13 +21,15 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
+
 from ..errors import StepFailed
 from . import repair_mode
 from .capture import Capture, Sink
 from .explain import explain
 from .held import HeldCriu
 from .room import STDERR_FD, STDOUT_FD, Room, enter
-from .survey import tasks
+from .survey import inner_pid, tasks
 from .tool import Criu
 
 COMMON = ("--tcp-established", "--network-lock", "skip", "--ghost-limit", "4G", "--file-locks")
@@ -113,9 +115,17 @@ class FrozenTree:
         self._begun = False
 
     def _signal(self, signum: int) -> None:
-        for task in tasks(self._room):
+        """To the tree; not to the hook of a CRIU that was killed, which process 1 has adopted."""
+        for task in self._tree():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(task.pid, signum)
+
+    def _tree(self) -> list[psutil.Process]:
+        for task in tasks(self._room):
+            with contextlib.suppress(FileNotFoundError, psutil.NoSuchProcess):
+                if inner_pid(task.pid) == self._root_pid:
+                    return [task, *task.children(recursive=True)]
+        return []
 
     def _options(self) -> list[str]:
         external = [

@@ -80,20 +80,20 @@ class Agent:
     # ---- to the orchestrator ----
 
     async def _report(self) -> None:
-        said_hello = False
+        greeted: int | None = None  # the orchestrator's life that knows us
         while True:
             try:
-                if not said_hello:
+                if greeted is None or greeted != self.uplink.line.peer_life:
                     await self._hello()
-                    said_hello = True
+                    greeted = self.uplink.line.peer_life
                     log.info("reported to the orchestrator")
                 await self.uplink.line.ask(await self._beat(), self.cluster.timeouts.suspicion)
             except Unreachable as silent:
                 log.warning("%s", silent)
-                said_hello = False
+                greeted = None
             except LiveshiftError as error:
                 log.error("%s", error)
-                said_hello = False
+                greeted = None
             await asyncio.sleep(self.cluster.timeouts.heartbeat)
 
     async def _hello(self) -> None:

@@ -63,10 +63,10 @@ class Endings:
             job.state = "ending"
             self._tasks.spawn(self._kill_later(job))
 
-    def end_stray(self, host: str, capsule: str) -> None:
+    def end_stray(self, host: str, capsule: str, epoch: int) -> None:
         """Kill a copy on a host that does not own the capsule (any more)."""
         limit = self._fleet.cluster.timeouts.grace
-        self._tasks.spawn(self._switchboard.ask(host, messages.End(capsule), limit))
+        self._tasks.spawn(self._switchboard.ask(host, messages.End(capsule, epoch), limit))
 
     async def forget(self, name: str, even_running: bool = False) -> None:
         """Take away what an ended job left on every host, so that its name can be used anew."""
@@ -101,7 +101,7 @@ class Endings:
             return
         message: Message = messages.Signal(capsule.name, signum)
         if signum == signal.SIGKILL:
-            message = messages.End(capsule.name)
+            message = messages.End(capsule.name, capsule.epoch)
         with contextlib.suppress(LiveshiftError):
             limit = self._fleet.cluster.timeouts.grace
             await self._switchboard.ask(capsule.host, message, limit)

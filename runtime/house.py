@@ -82,12 +82,24 @@ class House:
         A capsule that runs here is never touched, known or not: the journal may be the one that
         is wrong.
         """
+        await self._forget_moved()
         for job in [name for name in self.books if name not in jobs]:
             here = [c for c in self.capsules.values() if c.spec.job == job and c.code is None]
             if here:
                 log.error("the orchestrator does not know %s, which runs here", here[0].spec.name)
             else:
                 await self.forget(messages.Forget(job))
+
+    async def _forget_moved(self) -> None:
+        """Take away what is left of capsules that went on elsewhere when this host went down."""
+        for name, resident in list(self.capsules.items()):
+            book = self.books.get(resident.spec.job)
+            address = resident.overlay.address(resident.spec.index)
+            owner, epoch = book.where.get(address, (self.host, 0)) if book else (self.host, 0)
+            if owner != self.host and epoch > resident.epoch and not resident.room.alive():
+                resident.leaving = True
+                del self.capsules[name]
+                await self.blocking(name, resident.remove)
 
     async def blocking(self, capsule: str, work: Callable[[], T]) -> T:
         """Run what blocks in a thread, after whatever runs for the same capsule."""
@@ -108,6 +120,8 @@ class House:
 
     async def end(self, ask: messages.End) -> None:
         resident = self.resident(ask.capsule)
+        if resident.epoch != ask.epoch:
+            raise Refused(f"{ask.capsule} is here under epoch {resident.epoch}, not {ask.epoch}")
         if resident.code is None:
             await asyncio.to_thread(room.end, resident.room)
 

@@ -130,11 +130,11 @@ class Journal:
         if done.rowcount != 1:
             raise LiveshiftError(f"{capsule} is not owned under epoch {epoch - 1} any more")
 
-    def grant(self, capsule: str, host: str, epoch: int, granted: bool = True) -> None:
-        """The owner may run it from now on; or has said (False) that it does not run it."""
+    def grant(self, capsule: str, host: str, epoch: int) -> None:
+        """The owner may run it from now on."""
         done = self._db.execute(
-            "UPDATE capsules SET granted = ? WHERE name = ? AND host = ? AND epoch = ?",
-            (int(granted), capsule, host, epoch),
+            "UPDATE capsules SET granted = 1 WHERE name = ? AND host = ? AND epoch = ?",
+            (capsule, host, epoch),
         )
         if done.rowcount != 1:
             raise LiveshiftError(f"{capsule} is not {host}'s under epoch {epoch}")

@@ -54,9 +54,6 @@ class Ground(Protocol):
         ``still``: the owner is known to hold the capsule without running it.
         """
 
-    def withdraw(self, capsule: Capsule) -> None:
-        """Durably note that the owner does not run the capsule, by its own word."""
-
     async def publish(self, job: Job) -> None:
         """Send the job's address book to every host."""
 
@@ -94,6 +91,8 @@ class Move:
         self.step = Step.PREPARING
         self.error: LiveshiftError | None = None
         self.tried: set[str] = set()
+        self.released = False  # its source was told to run (again): the promise is spent
+        self._closed = False  # its image never became complete
         self.times = Timeline()
         self._ground = ground
         self._limits = job.timeouts(ground.cluster)
@@ -109,6 +108,7 @@ class Move:
         move = cls(ground, int(row.name[1:]), job, capsule, row.destination, row.reason, row.by,
                    changed)  # fmt: skip
         move.source, move.step, move.times = row.source, Step(row.state), Timeline.of(row)
+        move.released = move.step is Step.ROLLING_BACK  # perhaps
         return move
 
     async def run(self) -> None:
@@ -122,7 +122,7 @@ class Move:
             await reached("orchestrator.frozen")
             self._commit()
         except Exception as error:
-            await self._roll_back(_as_ours(error))
+            await self._roll_back(_as_ours(error), self.step is Step.FREEZING)
             return
         await self._from_commit()
 
@@ -133,7 +133,9 @@ class Move:
         elif self.step is Step.RETURNING or self.capsule.host != self.source:
             await self._from_commit()
         else:
-            await self._roll_back(StepFailed("migration", "the orchestrator was restarted"))
+            may_be_complete = self.step in (Step.FREEZING, Step.ROLLING_BACK)
+            error = StepFailed("migration", "the orchestrator was restarted")
+            await self._roll_back(error, may_be_complete)
 
     async def _from_commit(self) -> None:
         """Whatever happens, it comes to run somewhere, unless its last copy has gone."""
@@ -199,23 +201,26 @@ class Move:
                 self.source, freeze, self._limits.answer(limit), messages.Frozen
             )
         except Unreachable as silent:
-            frozen = messages.Frozen(await self._complete_in_spite_of(silent), [])
+            await self._until_it_comes_no_further(silent)
+            raise
         self.times.shipped(frozen.image_bytes)
         self.times.take(frozen.phases, began)
 
-    async def _complete_in_spite_of(self, silent: Unreachable) -> int:
-        """The bytes of an image that has come or still comes to its end; else raises ``silent``."""
-        suspicion, before = self._limits.suspicion, -1
-        while True:
-            ask = messages.Progress(self.name)
-            seen = await self._ask(self.destination, ask, suspicion, messages.Arrived)
-            if seen.complete:
-                self._ground.tell(self, f"the image is complete, though {silent}")
-                return seen.image_bytes
-            if seen.bytes == before or not self._standstill.allows_retry(time.monotonic()):
-                raise silent
+    async def _until_it_comes_no_further(self, silent: Unreachable) -> None:
+        """A source that cannot be reached may be sending all the same."""
+        before = -1
+        while self._standstill.allows_retry(time.monotonic()):
+            seen = await self._progress(close=False)
+            if seen.complete or seen.bytes == before:
+                return
+            log.warning("%s: %s; %d bytes have come", self.name, silent, seen.bytes)
             before = seen.bytes
-            await asyncio.sleep(suspicion)
+            await asyncio.sleep(self._limits.suspicion)
+
+    async def _progress(self, close: bool) -> messages.Arrived:
+        """What of the image is at the destination."""
+        ask = messages.Progress(self.name, close)
+        return await self._ask(self.destination, ask, self._limits.suspicion, messages.Arrived)
 
     def _commit(self) -> None:
         """One durable write; from here on only the destination may run the capsule."""
@@ -283,7 +288,8 @@ class Move:
                 )
                 break
             except StepFailed as error:  # nothing runs there, by its agent's word
-                self._ground.withdraw(self.capsule)
+                # Under a new epoch: what was ruled for the attempt that failed is over.
+                self._ground.commit(self.capsule, self.destination, still=True)
                 failed += 1
                 if failed == ATTEMPTS or not self._standstill.allows_retry(time.monotonic()):
                     raise
@@ -335,20 +341,54 @@ class Move:
 
     # ---- when something fails ------------------------------------------------------------------
 
-    async def _roll_back(self, error: LiveshiftError) -> None:
-        """Not committed: the source goes on, the destination forgets."""
+    async def _roll_back(self, error: LiveshiftError, may_be_complete: bool) -> None:
+        """Not committed: the source goes on, the destination forgets.
+
+        Unless the image is complete and the source was not told to run: it has promised, so the
+        capsule moves on, whatever became of the source. With both silent nothing is decided.
+        """
         self.error = error
+        if self.step is Step.FREEZING and await self._goes_on():
+            await self._from_commit()
+            return
         self._advance(Step.ROLLING_BACK)
-        done = await asyncio.gather(
-            self._settle(self.source), self._settle(self.destination), return_exceptions=True
-        )
-        for host, problem in zip((self.source, self.destination), done, strict=True):
-            if isinstance(problem, BaseException):
-                log.warning("%s: rolling back at %s: %s", self.name, host, problem)
-                self._ground.tell(self, f"{host} drops it once it is back: {problem}")
+        while True:
+            try:
+                state = await self._settle(self.source)
+            except Exception as problem:
+                log.warning("%s: rolling back at %s: %s", self.name, self.source, problem)
+                state = "unknown"
+            if may_be_complete and state in ("unknown", "nothing"):
+                if await self._goes_on():
+                    await self._from_commit()
+                    return
+                if state == "unknown" and not self._closed:
+                    await asyncio.sleep(self._limits.heartbeat)
+                    continue
+            break
+        if state == "unknown":
+            self._ground.tell(self, f"{self.source} goes on once it is back")
         self.times.thaw()
-        gone = done[0] == "nothing" and self.capsule.code is None  # its host was switched off, say
+        gone = state == "nothing" and self.capsule.code is None  # its host was switched off, say
         self._end(Step.LOST if gone else Step.FAILED)
+        with contextlib.suppress(Exception):  # it asks by itself, too
+            await self._settle(self.destination)
+
+    async def _goes_on(self) -> bool:
+        """Whether the image is complete, and now the destination's; if not, it never will be."""
+        try:
+            seen = await self._progress(close=True)
+            self._closed = not seen.complete
+            if self._closed or self.released or self.capsule.code is not None:
+                return False
+            self._ground.commit(self.capsule, self.destination, still=True)
+        except Exception as error:
+            log.warning("%s: is the image complete? %s", self.name, error)
+            return False
+        self._ground.tell(self, f"the image is complete, so it moves on: {self.error}")
+        self.times.shipped(seen.image_bytes)
+        self._advance(Step.COMMITTED)
+        return True
 
     async def _return(self) -> bool:
         """Nothing runs at the destination: the source gets it back, if it has it still.
@@ -360,7 +400,7 @@ class Move:
                 self._ground.commit(self.capsule, self.source, still=False)
             if self.capsule.host == self.source:
                 await self._ground.publish(self.job)
-                if await self._settle_until_known(self.source) == "runs":
+                if await self._returned():
                     self.times.thaw()
                     self._end(Step.FAILED)
                     return True
@@ -377,20 +417,23 @@ class Move:
             self._advance(Step.RESTORING)
         return False
 
+    async def _returned(self) -> bool:
+        """Whether it runs at its source, which owns it: once that was granted only it knows."""
+        while True:
+            try:
+                state = await self._settle(self.source)
+                if state != "held":
+                    return state in ("runs", "ended")
+            except LiveshiftError as error:
+                log.warning("%s: waiting for %s: %s", self.name, self.source, error)
+                if not self.capsule.granted:
+                    return False
+            await asyncio.sleep(self._limits.heartbeat)
+
     async def _settle(self, host: str) -> str:
         settle = messages.Settle(self.name, self.capsule.name)
         limit = self._limits.prepare
         return (await self._ask(host, settle, limit, messages.Settled)).state
-
-    async def _settle_until_known(self, host: str) -> str:
-        """What became of it on a host that owns it: only that host knows."""
-        while True:
-            try:
-                if (state := await self._settle(host)) != "held":
-                    return state
-            except LiveshiftError as error:
-                log.warning("%s: waiting for %s: %s", self.name, host, error)
-            await asyncio.sleep(self._limits.heartbeat)
 
     # ---- book-keeping --------------------------------------------------------------------------
 

@@ -132,10 +132,6 @@ class Moves:
         self._fleet.journal.commit(capsule.name, host, epoch)
         capsule.host, capsule.epoch, capsule.granted = host, epoch, False
 
-    def withdraw(self, capsule: Capsule) -> None:
-        self._fleet.journal.grant(capsule.name, capsule.host, capsule.epoch, granted=False)
-        capsule.granted = False
-
     def tell(self, move: Move, text: str) -> None:
         log.warning("%s: %s", move.name, text)
         self._fleet.journal.tell(move.capsule.name, "moving", text, move.by, move.number)
@@ -180,13 +176,15 @@ class Moves:
             return self._rule_forgotten(host, claim)
         capsule = found[1]
         move = self._fleet.moves.get(claim.migration)
-        step = move.step if move and move.step not in ENDS else None
+        step = move.step if move else self._ended_as(claim.migration)
         side = Side(claim.side)
         ruling = rule(side, host, claim.epoch, capsule.owner, step)
         if capsule.code is not None:
             ruling = Ruling.END
         if ruling is Ruling.RUN and not claim.ready:
             ruling = Ruling.WAIT
+        if ruling is Ruling.RUN and move is not None and side is Side.LEAVING:
+            move.released = True
         if ruling is Ruling.RUN and not capsule.granted:
             self._fleet.journal.grant(capsule.name, host, capsule.epoch)
             capsule.granted = True
@@ -196,6 +194,11 @@ class Moves:
             claim.migration, claim.capsule, host, side.value, claim.epoch, ruling.value,
         )  # fmt: skip
         return messages.Ruled(ruling.value, capsule.epoch)
+
+    def _ended_as(self, migration: str) -> Step | None:
+        number = migration.removeprefix("m")
+        row = self._fleet.journal.migration(int(number)) if number.isdigit() else None
+        return Step(row.state) if row else None
 
     def _rule_forgotten(self, host: str, claim: messages.Claim) -> messages.Ruled:
         """A job that ended and was forgotten leaves nothing to hold. One that this journal has

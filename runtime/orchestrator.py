@@ -73,7 +73,6 @@ class Orchestrator:
                 log.warning("%s runs with another cluster file than the orchestrator", host)
             if ask.life != state.life:
                 state.life = ask.life
-                self.switchboard.lines[host].drop()  # what was asked of the agent before
                 self._look_for_lost(host, ask)  # one that lived on would have told
             self.evacuation.wake()
             state.told = True
@@ -116,7 +115,7 @@ class Orchestrator:
                 capsule.seen = seen
             elif is_stray(host, seen.epoch, capsule.owner, bool(capsule.migration)):
                 log.error("%s still runs on %s under epoch %d", seen.name, host, seen.epoch)
-                self.endings.end_stray(host, seen.name)
+                self.endings.end_stray(host, seen.name, seen.epoch)
 
 
 async def serve(cluster: Cluster) -> None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from .steps import Step
+from .steps import ENDS, Step
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,31 @@ ANNOUNCED = BEFORE_COMMIT | {Step.RESTORING}
 and another spare when that one failed."""
 
 
+AFTER_RUNNING = frozenset({Step.RESUMING, Step.FINISHING, Step.DONE, Step.LOST})
+"""Once a migration has been here, the source's copy is of the past, whoever has the capsule now."""
+
+
 def rule(side: Side, host: str, epoch: int, owner: Owner, step: Step | None) -> Ruling:
     """What becomes of a copy that ``host`` holds for a migration.
 
     ``epoch`` is the one it was frozen under (LEAVING) or is to run under (COMING); ``step`` is
-    where that migration is, None when it is over. RUN has to be granted before it is said, and is
-    said only to a copy that is ready to run at once.
+    where that migration is or how it ended, None when nothing is known of it. RUN has to be
+    granted before it is said, and is said only to a copy that is ready to run at once.
     """
     mine = owner.host == host
     if side is Side.LEAVING:
+        if step in AFTER_RUNNING:
+            return Ruling.END
         if mine:
             return Ruling.WAIT if step in BEFORE_COMMIT else Ruling.RUN
         return Ruling.WAIT if step in BEFORE_RUNNING else Ruling.END
-    if mine:  # under another epoch it has been passed here anew, and the order is on its way
-        return Ruling.RUN if owner.epoch == epoch else Ruling.WAIT
-    if step is Step.RETURNING:  # should its source be gone, this image is the last one
+    if mine and owner.epoch == epoch:
+        return Ruling.RUN
+    if step is None or step in ENDS:
+        return Ruling.END
+    if mine or step in (Step.RETURNING, Step.ROLLING_BACK):
+        # Mine under another epoch: the order for that one is on its way. The others: should the
+        # source be gone, this image is the last one.
         return Ruling.WAIT
     return Ruling.WAIT if step in ANNOUNCED and epoch == owner.epoch + 1 else Ruling.END
 
@@ -90,5 +100,6 @@ def may_pass(owner: Owner, still: bool) -> bool:
 
     ``still``: the owner is known to hold the capsule without running it, and not to run it before
     it has asked anew: the source has promised, or the destination said that its restore failed.
+    It may pass to its own host again: then whatever was ruled or tried before is over.
     """
     return still or not owner.granted

@@ -114,10 +114,7 @@ class Porter:
     # ---- the source's side ----
 
     async def inspect(self, ask: messages.Inspect) -> messages.Inspected:
-        resident = self._running(ask.capsule)
-        held = next((d for d in self.departures.values() if d.resident is resident), None)
-        if held is not None:
-            raise Refused(f"{ask.capsule} is held by {held.migration} still")
+        resident = self._free(ask.capsule)
         self._dumper()  # said now, before a plan promises what the move could not do
         try:
             found = await self._house.blocking(
@@ -129,6 +126,14 @@ class Porter:
         tops = [plan.tmp, *map(Path, self._house.housing.placement.carried)]
         carried = await asyncio.to_thread(_size_of, tops) + plan.log.stat().st_size
         return messages.Inspected(found, self.facts, carried)
+
+    def _free(self, capsule: str) -> Resident:
+        """Raises Refused for a capsule that another migration has still."""
+        resident = self._running(capsule)
+        held = next((d for d in self.departures.values() if d.resident is resident), None)
+        if held is not None:
+            raise Refused(f"{capsule} is held by {held.migration} still")
+        return resident
 
     def _running(self, capsule: str) -> Resident:
         resident = self._house.resident(capsule)
@@ -145,7 +150,7 @@ class Porter:
 
     async def precopy(self, ask: messages.Precopy) -> messages.Moved:
         self._dumper()
-        resident = self._running(ask.capsule)
+        resident = self._free(ask.capsule)
         sender = self._sender(ask)
         departure = Departure(ask.migration, resident, self._house.housing, sender)
         self.departures[ask.migration] = departure
@@ -164,6 +169,8 @@ class Porter:
         self._running(ask.capsule)
         if departure is None:
             raise NotFound(f"{self._house.host} knows no migration {ask.migration}")
+        if departure.promised:
+            raise Refused(f"{ask.capsule} is held frozen already")
         with self._working(ask.migration):
             return await self._house.blocking(
                 ask.capsule, lambda: departure.freeze(criu, ask.deadline)
@@ -182,6 +189,9 @@ class Porter:
         self._house.refuse_older(ask)
         if name in self._house.capsules and self._house.capsules[name].code is None:
             raise Refused(f"{name} is on {self._house.host} already")
+        for stale in [m for m, a in self.arrivals.items() if a.resident.spec.name == name]:
+            if await self._settle(stale) != "ended":
+                raise Refused(f"{name} is arriving on {self._house.host} already, by {stale}")
         async with self._house.network:
             resident = await self._house.blocking(
                 name, lambda: self._house.housing.house_empty(ask)
@@ -197,6 +207,8 @@ class Porter:
         arrival = self.arrivals.get(ask.migration)
         if arrival is None:
             return messages.Arrived(0, 0, False)
+        if ask.close and not arrival.complete:
+            await asyncio.to_thread(arrival.inbox.close)
         size = arrival.inbox.manifest.image_bytes if arrival.complete else 0
         taken = self.receiver.received(ask.migration)
         return messages.Arrived(taken, size, arrival.complete)
@@ -211,7 +223,7 @@ class Porter:
             return messages.Moved(0, [])
         arrival, criu = self.arrivals.get(migration), self._criu
         if arrival is None or not arrival.room_stands:
-            raise StepFailed("restore", f"{self._house.host} has no image of {name} (any more)")
+            raise NotFound(f"{self._house.host} has no image of {name} (any more)")
         assert criu is not None  # the preflight has seen it
         with self._working(migration):
             watch = Stopwatch()
@@ -249,13 +261,14 @@ class Porter:
         claim = messages.Claim(arrival.migration, name, Side.COMING.value, epoch, ready=True)
         while True:
             try:
-                ruling = Ruling((await self._claim(claim)).ruling)
+                ruled = await self._claim(claim)
             except LiveshiftError as error:
                 log.warning("%s: may %s run here? %s", arrival.migration, name, error)
                 continue
+            ruling = Ruling(ruled.ruling)
             if ruling is Ruling.RUN:
                 return
-            if ruling is Ruling.END:
+            if ruling is Ruling.END or ruled.epoch > epoch:  # another attempt is on its way
                 await self._house.blocking(name, arrival.drop_tree)
                 raise StepFailed("restore", f"{name} may not run on {self._house.host} any more")
             await asyncio.sleep(self._house.cluster.timeouts.heartbeat)

@@ -193,8 +193,7 @@ class Housing:
             note = msgspec.msgpack.decode(path.read_bytes(), type=Note)
             stands = Room(self.plan(note.spec), note.init, note.init_started)
             here = Resident(note.spec, note.epoch, Overlay(note.vni, note.subnet), stands)
-            if stands.alive() or here.exit_code() is not None:
-                found.append(here)
+            found.append(here)  # one without a code that has ended went down with this host
         return found
 
     def start(self, spec: CapsuleSpec, book: Book, epoch: int) -> Resident:

@@ -4,7 +4,8 @@
 The happy path reads top to bottom. Before COMMITTED every failure leads through ROLLING_BACK,
 and only the source may run the capsule; from COMMITTED on only the destination may, and a
 restore that fails there passes the ownership back (RETURNING) under a further epoch. After a
-restart of the orchestrator a migration goes on with ROLLING_BACK, RESTORING or FINISHING.
+restart of the orchestrator a migration goes on with ROLLING_BACK, RESTORING or FINISHING. A
+complete image leads from ROLLING_BACK to COMMITTED when its source has gone meanwhile.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ ALLOWED: dict[Step, frozenset[Step]] = {
     Step.RESTORING: frozenset({Step.RESUMING, Step.RETURNING, Step.LOST}),
     Step.RESUMING: frozenset({Step.FINISHING}),
     Step.FINISHING: frozenset({Step.DONE}),
-    Step.ROLLING_BACK: frozenset({Step.FAILED, Step.LOST}),
+    Step.ROLLING_BACK: frozenset({Step.COMMITTED, Step.FAILED, Step.LOST}),
     Step.RETURNING: frozenset({Step.FAILED, Step.RESTORING, Step.LOST}),
     Step.DONE: frozenset(),
     Step.FAILED: frozenset(),

@@ -70,7 +70,7 @@ def test_who_owns_it_may_run_it_once_it_was_granted(journal: Journal, path: Path
     assert not granted(journal)
     journal.grant("gpt/1", "h2", 2)
     assert granted(Journal(path))
-    journal.grant("gpt/1", "h2", 2, granted=False)
+    journal.commit("gpt/1", "h2", 3)  # to itself: what was granted before is over
     assert not granted(Journal(path))
 
 

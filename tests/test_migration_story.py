@@ -74,8 +74,10 @@ class Stage:
         self.steps: list[Step] = []
         self.told: list[str] = []
         self.grants = False
+        self.releases = False
         self.spare = ""
         self.capsule: Capsule | None = None
+        self.move: Move | None = None
 
     def fail(self, what: str, *how: Failure) -> None:
         """The next calls of ``what`` (a message's name, "name host", commit, publish or record)
@@ -98,6 +100,9 @@ class Stage:
         if kind == "Restore" and self.grants:
             assert self.capsule is not None
             self.capsule.granted = True
+        if f"{kind} {host}" == "Settle h1" and self.releases:
+            assert self.move is not None
+            self.move.released = True
         answer = self._maybe_fail(kind, ANSWERS[type(message)])
         return self._maybe_fail(f"{kind} {host}", answer)
 
@@ -106,10 +111,6 @@ class Stage:
         self._maybe_fail("commit", None)
         capsule.host, capsule.epoch, capsule.granted = host, capsule.epoch + 1, False
         self.said.append(f"commit {host} {capsule.epoch}")
-
-    def withdraw(self, capsule: Capsule) -> None:
-        self.said.append(f"withdraw {capsule.host} {capsule.epoch}")
-        capsule.granted = False
 
     def another_spare(self, move: Move) -> str:
         if not self.spare or self.spare in move.tried:
@@ -144,7 +145,8 @@ def a_move(stage: Stage) -> Move:
     capsules = {f"gpt/{i}": Capsule(f"gpt/{i}", i, f"h{i}", 1) for i in range(2)}
     job = Job("gpt", Overlay(1, "10.99.0.0/24"), run, 0, 0.0, capsules)
     stage.capsule = capsules["gpt/1"]
-    return Move(stage, 7, job, stage.capsule, "h2", "h1 is tainted", "root", stage.changed)
+    stage.move = Move(stage, 7, job, stage.capsule, "h2", "h1 is tainted", "root", stage.changed)
+    return stage.move
 
 
 def play(stage: Stage) -> Move:
@@ -157,8 +159,14 @@ BEFORE = ["Inspect h1", "Reserve h2", "Precopy h1", "Freeze h1"]
 UP_TO_RESTORE = [*BEFORE, "commit h2 2", "publish h0:1 h2:2", "Restore h2"]
 HAPPY = [*UP_TO_RESTORE, "Resume h2", "Settle h1"]
 UNDO = ["Settle h1", "Settle h2"]
-AGAIN = ["withdraw h2 2", "publish h0:1 h2:2", "Restore h2"]
-RETURN = ["Settle h1", "commit h1 3", "publish h0:1 h1:3", "Settle h1"]
+AGAIN = ["commit h2 3", "publish h0:1 h2:3", "Restore h2"]
+RETURN = ["Settle h1", "commit h1 {0}", "publish h0:1 h1:{0}", "Settle h1"]
+
+
+def returned(epoch: int) -> list[str]:
+    """How the source gets it back under an epoch."""
+    return [word.format(epoch) for word in RETURN]
+
 
 WAYS: list[Failure] = [
     Refused("not here", hint="try there"),
@@ -224,6 +232,7 @@ def test_before_the_commit_any_failure_leaves_the_capsule_at_its_source(
     stage.fail(BEFORE[at].split()[0], way)
     move = play(stage)
     assert [word for word in stage.said if word != "Progress h2"] == [*BEFORE[: at + 1], *UNDO]
+    assert ("Progress h2" in stage.said) == (at == 3), "perhaps its image is complete"
     assert move.step is Step.FAILED
     assert stage.steps[-2:] == [Step.ROLLING_BACK, Step.FAILED]
     assert (move.capsule.host, move.capsule.epoch) == ("h1", 1)
@@ -237,16 +246,17 @@ def test_before_the_commit_any_failure_leaves_the_capsule_at_its_source(
 
 
 SILENT = Unreachable("h1 fell silent")
+WHOLE = messages.Arrived(1000, 1000, True)
 
 
 def test_a_source_that_falls_silent_does_not_hold_up_a_complete_image() -> None:
     """It has promised to wait before the image was complete, so the capsule may go on."""
     stage = Stage()
     stage.fail("Freeze", SILENT)
-    stage.fail("Progress", messages.Arrived(900, 0, False), messages.Arrived(1000, 1000, True))
+    stage.fail("Progress", messages.Arrived(900, 0, False), WHOLE, WHOLE)
     move = play(stage)
     looks = ["Progress h2", "Progress h2"]
-    assert stage.said == [*BEFORE, *looks, *HAPPY[len(BEFORE) :]]
+    assert stage.said == [*BEFORE, *looks, "Progress h2", *HAPPY[len(BEFORE) :]]
     assert move.step is Step.DONE
     assert move.row().image_bytes == 1000
     assert any("h1 fell silent" in told for told in stage.told)
@@ -256,7 +266,8 @@ def test_an_image_that_comes_no_further_is_given_up_with_its_source() -> None:
     stage = Stage()
     stage.fail("Freeze", SILENT)
     move = play(stage)
-    assert stage.said == [*BEFORE, "Progress h2", "Progress h2", *UNDO]
+    assert stage.said == [*BEFORE, *["Progress h2"] * 3, *UNDO]
+    assert [ask.close for ask in stage.sent(messages.Progress)] == [False, False, True]
     assert str(move.error) == "h1 fell silent"
 
 
@@ -267,9 +278,10 @@ def test_an_image_that_comes_no_further_is_given_up_with_its_source() -> None:
 )
 def test_a_commit_that_fails_is_no_commit(way: Exception) -> None:
     stage = Stage()
-    stage.fail("commit", way)
+    stage.fail("commit", way, way)
+    stage.fail("Progress", WHOLE)
     move = play(stage)
-    assert stage.said == [*BEFORE, *UNDO]
+    assert stage.said == [*BEFORE, "Progress h2", *UNDO]
     assert move.step is Step.FAILED
     assert str(way) in str(move.error)
     assert (move.capsule.host, move.capsule.epoch) == ("h1", 1)
@@ -281,14 +293,54 @@ def test_a_commit_that_fails_is_no_commit(way: Exception) -> None:
 def test_an_undo_that_fails_on_one_side_is_done_on_the_other(host: str, way: Failure) -> None:
     """Who was not told asks by itself."""
     stage = Stage()
-    stage.fail("Freeze", Refused("no"))
+    stage.fail("Precopy", Refused("no"))
     stage.fail(f"Settle {host}", way)
     move = play(stage)
-    assert stage.said == [*BEFORE, *UNDO]
+    assert stage.said == [*BEFORE[:3], *UNDO]
     assert move.step is Step.FAILED
     assert str(move.error) == "no"
-    assert len(stage.told) == 1
-    assert stage.told[0].startswith(f"{host} drops it")
+    assert stage.told == (["h1 goes on once it is back"] if host == "h1" else [])
+
+
+@pytest.mark.parametrize("way", WAYS, ids=named)
+def test_a_complete_image_moves_on_whatever_was_said_of_the_freeze(way: Failure) -> None:
+    stage = Stage()
+    stage.fail("Freeze", way)
+    stage.fail("Progress", *[WHOLE] * 3)
+    move = play(stage)
+    assert [word for word in stage.said if word != "Progress h2"] == HAPPY
+    assert (move.step, move.row().error) == (Step.DONE, None)
+    assert move.row().image_bytes == 1000
+
+
+def test_with_both_sides_silent_nothing_is_decided() -> None:
+    """Until one of them speaks: here the destination, which has the whole image."""
+    stage = Stage()
+    stage.fail("Freeze", SILENT)
+    stage.fail("Progress", *[Unreachable("h2 fell silent")] * 20, WHOLE)
+    stage.fail("Settle h1", *[SILENT] * 19)
+    move = play(stage)
+    assert [word for word in stage.said if "commit" in word] == ["commit h2 2"]
+    assert move.step is Step.DONE
+
+
+def test_a_source_that_was_told_to_run_keeps_it() -> None:
+    """Its answer was lost: the complete image is of the past now."""
+    stage = Stage()
+    stage.fail("Freeze", SILENT)
+    stage.fail("Progress", *[Unreachable("h2 fell silent")] * 3, WHOLE)
+    stage.fail("Settle h1", SILENT, SILENT, RUNS)
+    stage.releases = True
+    move = play(stage)
+    assert not [word for word in stage.said if "commit" in word]
+    assert (move.step, move.capsule.host) == (Step.FAILED, "h1")
+
+
+def test_a_source_that_went_down_before_its_image_was_complete_has_lost_it() -> None:
+    stage = Stage()
+    stage.fail("Freeze", SILENT)
+    stage.fail("Settle h1", NOTHING)
+    assert play(stage).step is Step.LOST
 
 
 NOT_DONE = StepFailed("restore", "CRIU could not")
@@ -313,14 +365,14 @@ def test_a_restore_that_fails_twice_passes_the_capsule_back(granted: bool) -> No
     stage.fail("Restore", NOT_DONE, NOT_DONE)
     stage.fail("Settle h1", HELD, RUNS)
     move = play(stage)
-    assert stage.said == [*UP_TO_RESTORE, *AGAIN, "withdraw h2 2", *RETURN]
+    assert stage.said == [*UP_TO_RESTORE, *AGAIN, "commit h2 4", *returned(5)]
     assert move.step is Step.FAILED
     assert stage.steps[-2:] == [Step.RETURNING, Step.FAILED]
-    assert (move.capsule.host, move.capsule.epoch) == ("h1", 3)
+    assert (move.capsule.host, move.capsule.epoch) == ("h1", 5)
     assert move.row().error == str(NOT_DONE)
 
 
-FORWARD = ["Reserve h3", "Forward h2", "commit h3 3", "publish h0:1 h3:3", "Restore h3"]
+FORWARD = ["Reserve h3", "Forward h2", "commit h3 5", "publish h0:1 h3:5", "Restore h3"]
 
 
 def test_a_restore_that_fails_twice_is_done_on_another_spare() -> None:
@@ -328,12 +380,12 @@ def test_a_restore_that_fails_twice_is_done_on_another_spare() -> None:
     stage.spare = "h3"
     stage.fail("Restore h2", NOT_DONE, NOT_DONE)
     move = play(stage)
-    on = [*UP_TO_RESTORE, *AGAIN, "withdraw h2 2", *FORWARD]
+    on = [*UP_TO_RESTORE, *AGAIN, "commit h2 4", *FORWARD]
     assert stage.said == [*on, "Resume h3", "Settle h1"]
-    assert (move.capsule.host, move.capsule.epoch) == ("h3", 3)
+    assert (move.capsule.host, move.capsule.epoch) == ("h3", 5)
     assert (move.step, move.row().destination) == (Step.DONE, "h3")
     (_, reserve), (forward,) = stage.sent(messages.Reserve), stage.sent(messages.Forward)
-    assert (reserve.source, reserve.epoch) == ("h2", 3)
+    assert (reserve.source, reserve.epoch) == ("h2", 5)
     assert (forward.destination, forward.endpoint) == ("h3", "tcp://10.88.0.12:7401")
 
 
@@ -346,7 +398,7 @@ def test_a_spare_that_cannot_take_it_over_leaves_it_to_the_source(what: str, way
     stage.fail(what, way)
     stage.fail("Settle h1", HELD, RUNS)
     move = play(stage)
-    assert stage.said[-4:] == RETURN
+    assert stage.said[-4:] == returned(5)
     assert (move.step, move.capsule.host) == (Step.FAILED, "h1")
 
 
@@ -357,7 +409,8 @@ def test_when_that_spare_fails_too_the_source_gets_it_back() -> None:
     stage.fail("Settle h1", HELD, RUNS)
     move = play(stage)
     assert [word for word in stage.said if "commit" in word] == [
-        "commit h2 2", "commit h3 3", "commit h1 4",
+        *(f"commit h2 {n}" for n in (2, 3, 4)), *(f"commit h3 {n}" for n in (5, 6, 7)),
+        "commit h1 8",
     ]  # fmt: skip
     assert move.step is Step.FAILED
 
@@ -367,7 +420,7 @@ def test_a_destination_that_falls_silent_before_it_may_run_it_loses_it() -> None
     stage.fail("Restore", Unreachable("h2 fell silent"))
     stage.fail("Settle h1", HELD, RUNS)
     move = play(stage)
-    assert stage.said == [*UP_TO_RESTORE, *RETURN]
+    assert stage.said == [*UP_TO_RESTORE, *returned(3)]
     assert move.step is Step.FAILED
 
 
@@ -397,7 +450,7 @@ def test_an_image_that_has_gone_before_it_ran_passes_the_capsule_back() -> None:
     stage.fail("Restore", NotFound("h2 has no image of it"))
     stage.fail("Settle h1", HELD, RUNS)
     move = play(stage)
-    assert stage.said == [*UP_TO_RESTORE, *RETURN]
+    assert stage.said == [*UP_TO_RESTORE, *returned(3)]
     assert move.step is Step.FAILED
 
 
@@ -407,7 +460,7 @@ def test_while_the_source_is_away_the_destination_tries_on(silent: int) -> None:
     stage.fail("Restore", *[NOT_DONE] * 2 * silent)
     stage.fail("Settle h1", *[Unreachable("h1 is away")] * silent)
     move = play(stage)
-    assert [word for word in stage.said if "commit" in word] == ["commit h2 2"]
+    assert {word.split()[1] for word in stage.said if "commit" in word} == {"h2"}
     assert stage.said.count("Restore h2") == 2 * silent + 1
     assert move.step is Step.DONE
 
@@ -419,11 +472,11 @@ def test_the_last_image_is_not_given_up_for_a_source_that_lost_its_copy() -> Non
     stage.fail("Settle h1", HELD, Unreachable("h1 is away"), NOTHING)
     move = play(stage)
     assert [word for word in stage.said if "commit" in word] == [
-        "commit h2 2", "commit h1 3", "commit h2 4",
+        "commit h2 2", "commit h2 3", "commit h2 4", "commit h1 5", "commit h2 6",
     ]  # fmt: skip
-    assert stage.sent(messages.Restore)[-1].epoch == 4
+    assert stage.sent(messages.Restore)[-1].epoch == 6
     assert move.step is Step.DONE
-    assert (move.capsule.host, move.capsule.epoch) == ("h2", 4)
+    assert (move.capsule.host, move.capsule.epoch) == ("h2", 6)
 
 
 def test_it_is_lost_when_no_side_has_it() -> None:
@@ -439,10 +492,10 @@ def test_a_return_that_cannot_be_written_down_is_no_return() -> None:
     stage = Stage()
     stage.fail("Restore", NOT_DONE, NOT_DONE)
     stage.fail("Settle h1", HELD)
-    stage.fail("commit", None, sqlite3.OperationalError("disk is full"))
+    stage.fail("commit", None, None, None, sqlite3.OperationalError("disk is full"))
     move = play(stage)
     assert move.step is Step.DONE
-    assert (move.capsule.host, move.capsule.epoch) == ("h2", 2)
+    assert (move.capsule.host, move.capsule.epoch) == ("h2", 4)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=named)
@@ -484,7 +537,7 @@ def taken_up(stage: Stage, state: Step, host: str, epoch: int, granted: bool) ->
 def test_what_was_not_committed_is_rolled_back(state: Step) -> None:
     stage = Stage()
     move = taken_up(stage, state, "h1", 1, True)
-    assert stage.said == UNDO
+    assert [word for word in stage.said if word != "Progress h2"] == UNDO
     assert move.step is Step.FAILED
     assert "the orchestrator was restarted" in str(move.error)
 
@@ -510,8 +563,24 @@ def test_what_was_about_to_be_passed_back_is() -> None:
     stage = Stage()
     stage.fail("Settle h1", HELD, RUNS)
     move = taken_up(stage, Step.RETURNING, "h2", 2, False)
-    assert stage.said == RETURN
+    assert stage.said == returned(3)
     assert move.step is Step.FAILED
+
+
+def test_what_was_complete_goes_on_after_a_restart() -> None:
+    stage = Stage()
+    stage.fail("Progress", WHOLE)
+    move = taken_up(stage, Step.FREEZING, "h1", 1, True)
+    assert stage.said == ["Progress h2", *HAPPY[len(BEFORE) :]]
+    assert move.step is Step.DONE
+
+
+def test_what_was_being_rolled_back_is_not_taken_from_a_source_that_may_run() -> None:
+    stage = Stage()
+    stage.fail("Progress", WHOLE, WHOLE)
+    stage.fail("Settle h1", SILENT, RUNS)
+    move = taken_up(stage, Step.ROLLING_BACK, "h1", 1, True)
+    assert (move.step, move.capsule.host) == (Step.FAILED, "h1")
 
 
 @pytest.mark.parametrize("state", [Step.RESUMING, Step.FINISHING])

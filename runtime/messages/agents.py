@@ -26,9 +26,10 @@ class Signal(Message, frozen=True):
 
 
 class End(Message, frozen=True):
-    """Kill a capsule and everything in it; answers None."""
+    """Kill a capsule that is here under ``epoch``, and everything in it; answers None."""
 
     capsule: str
+    epoch: int
 
 
 class Forget(Message, frozen=True):
@@ -160,9 +161,10 @@ class Settled(Answer, frozen=True):
 
 
 class Progress(Message, frozen=True):
-    """How much of a migration's image is here; answers Arrived."""
+    """How much of a migration's image is here; answers Arrived. ``close``: take nothing more."""
 
     migration: str
+    close: bool = False
 
 
 class Arrived(Answer, frozen=True):
