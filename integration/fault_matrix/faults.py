@@ -19,9 +19,12 @@ from whereabouts import GONE, every_pid, inner_pid, spaces
 
 from liveshift.launcher import lab as labs
 from liveshift.launcher.lab.tasks import Task
+from liveshift.runtime.wire import GIVE_UP_S
 
 from . import full, memory, wire
 from .scene import LONGEST_S, MOVING, SUSPICION_S, Scene
+
+UNTIL_THE_WIRE_GIVES_UP_S = 1.4 * GIVE_UP_S
 
 Fault = Callable[[Scene], AbstractContextManager[None]]
 Who = Callable[[Scene], str]
@@ -104,20 +107,20 @@ def power_lost(who: Who) -> Fault:
 # ---- cut ----
 
 
-def cut_between(one: Who, other: Who) -> Fault:
+def cut_between(one: Who, other: Who, longest: float = LONGEST_S) -> Fault:
     @contextmanager
     def fault(scene: Scene) -> Iterator[None]:
         labs.separate(scene.lab, one(scene), other(scene))
         try:
             yield
-            outlast(scene)
+            outlast(scene, longest)
         finally:
             labs.rejoin(scene.lab, one(scene), other(scene))
 
     return fault
 
 
-def cut_off(who: Who) -> Fault:
+def cut_off(who: Who, longest: float = LONGEST_S) -> Fault:
     """The host's cable is out."""
 
     @contextmanager
@@ -125,7 +128,7 @@ def cut_off(who: Who) -> Fault:
         labs.link(scene.lab, who(scene), cut=True)
         try:
             yield
-            outlast(scene)
+            outlast(scene, longest)
         finally:
             labs.link(scene.lab, who(scene), cut=False)
 
@@ -211,16 +214,16 @@ def bits_flipped() -> Fault:
 # ---- what they share ----
 
 
-def outlast(scene: Scene) -> None:
+def outlast(scene: Scene, longest: float = LONGEST_S) -> None:
     """Let the harm last until the migration is over, but longer than any host is waited for
     before it is suspected, and not for ever: some migrations can only end once it is healed."""
     began = time.monotonic()
 
     def enough() -> bool:
         lasted = time.monotonic() - began
-        return lasted > LONGEST_S or (lasted > 1.3 * SUSPICION_S and scene.is_over())
+        return lasted > longest or (lasted > 1.3 * SUSPICION_S and scene.is_over())
 
-    eventually(enough, "the harm to have lasted", 2 * LONGEST_S)
+    eventually(enough, "the harm to have lasted", 2 * longest)
 
 
 def in_room(scene: Scene, host: str) -> list[Task]:

@@ -45,8 +45,8 @@ SUSPICION_S = 1.5
 TIMEOUTS = f"collective=120,heartbeat=0.3,suspicion={SUSPICION_S},grace=1"
 """So that a cell with a dead host takes seconds."""
 
-LONGEST_S = 20.0
-"""That harm lasts while the migration is not over: longer than the wire waits for a peer."""
+LONGEST_S = 4 * SUSPICION_S
+"""That harm lasts while the migration is not over: some migrations wait until it is healed."""
 
 ENOUGH_STEPS = 600
 """A job with fewer steps left than this is replaced before a cell."""

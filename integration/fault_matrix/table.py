@@ -31,11 +31,13 @@ FAULTS: dict[str, Fault] = {
     "restore-killed": faults.criu_killed(destination, "restore"),
     "capsule-killed-at-source": faults.capsule_killed(source),
     "capsule-killed-at-destination": faults.capsule_killed(destination),
-    "cut-source-destination": faults.cut_between(source, destination),
+    "cut-source-destination": faults.cut_between(
+        source, destination, faults.UNTIL_THE_WIRE_GIVES_UP_S
+    ),
     "cut-source-orchestrator": faults.cut_between(source, orchestrator),
     "cut-destination-orchestrator": faults.cut_between(destination, orchestrator),
     "source-cut-off": faults.cut_off(source),
-    "destination-cut-off": faults.cut_off(destination),
+    "destination-cut-off": faults.cut_off(destination, faults.UNTIL_THE_WIRE_GIVES_UP_S),
     "source-power-lost": faults.power_lost(source),
     "destination-power-lost": faults.power_lost(destination),
     "images-full": faults.images_full(),
