@@ -53,12 +53,12 @@ FAULTS: dict[str, Fault] = {
 #                                 prepared precopied locked dumped promised frozen committed
 #                                          restoring claiming granted running resumed finishing
 _GRID = """
-orchestrator-killed               S s s s s S M m m m m m m
+orchestrator-killed               S s s s s M M m m m m m m
 source-agent-killed               s s s S s m m m m m m m M
 destination-agent-killed          s S s s s s S s s m M m m
 dump-killed                       . . . S m m M m m m m . m
 restore-killed                    . . . . . . . . m M . . .
-capsule-killed-at-source          e e E e e E m m m m m m M
+capsule-killed-at-source          e e E e e M m m m m m m M
 capsule-killed-at-destination     s s s s s s s S s s e E e
 cut-source-destination            s s s S s m m m m m m m m
 cut-source-orchestrator           s s m m m M m m m m m m m
