@@ -33,16 +33,19 @@ class Endings:
         """Take note of a command's end (exit code, or 128 + signal). Repeatable."""
         if capsule.code is not None:
             return
-        journal = self._fleet.journal
-        capsule.code = code
-        journal.set_ended(capsule.name, code)
-        journal.tell(capsule.name, "ended", f"ended on {capsule.host} with code {code}")
-        if code != 0 and job.code is None:
-            job.code = code  # the first failure is the job's, as torchrun and srun have it
-        if all(c.code is not None for c in job.capsules.values()):
-            job.state, job.code = "ended", job.code or 0
-            journal.set_job(job.name, job.state, job.code)
-            journal.tell(job.name, "ended", f"ended with code {job.code}")
+        journal, rest = self._fleet.journal, [c for c in job.capsules.values() if c is not capsule]
+        # The first failure is the job's, as torchrun and srun have it.
+        failed = job.code if job.code is not None else code or None
+        over = all(other.code is not None for other in rest)
+        with journal.together():
+            journal.set_ended(capsule.name, code)
+            journal.tell(capsule.name, "ended", f"ended on {capsule.host} with code {code}")
+            if over:
+                journal.set_job(job.name, "ended", failed or 0)
+                journal.tell(job.name, "ended", f"ended with code {failed or 0}")
+        capsule.code, job.code = code, failed
+        if over:
+            job.state, job.code = "ended", failed or 0
             self._tasks.spawn(self._forget_old())
         elif code != 0 and job.state == "running":
             job.state = "ending"

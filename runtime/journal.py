@@ -73,7 +73,7 @@ class Journal:
         end of that one must not take its epochs for newer.
         """
         now = time.time()
-        with self._transaction():
+        with self.together():
             self._db.execute(
                 "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, 'running', NULL)",
                 (name, vni, subnet, spec, now),
@@ -90,7 +90,7 @@ class Journal:
         return self._db.execute("SELECT * FROM jobs ORDER BY started").fetchall()
 
     def remove_job(self, name: str) -> None:
-        with self._transaction():
+        with self.together():
             self._db.execute(
                 "INSERT OR REPLACE INTO last_epochs"
                 " SELECT job, MAX(epoch) FROM capsules WHERE job = ? GROUP BY job",
@@ -207,11 +207,13 @@ class Journal:
         ]
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def together(self) -> Iterator[None]:
+        """Writes within are made all of them or none, and wait for the disk once."""
         self._db.execute("BEGIN")
         try:
             yield
+            self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # a full disk may have ended it already
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")

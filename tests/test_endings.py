@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the ends of capsules become the end of their job, in memory and in the journal."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from test_evacuation import CLUSTER
+
+from liveshift.criu_glue.network import Overlay
+from liveshift.runtime import config
+from liveshift.runtime.endings import Endings
+from liveshift.runtime.fleet import Fleet
+from liveshift.runtime.jobs import Capsule, Job
+from liveshift.runtime.messages import Run
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    """A job of two, in memory and in the journal."""
+    made = Fleet(config.parse(CLUSTER.replace("{state}", str(tmp_path))).cluster)
+    owners = {f"a/{n}": (n, f"h{n}") for n in range(2)}
+    started, epoch = made.journal.add_job("a", 1, "10.99.0.0/24", b"", owners)
+    capsules = {name: Capsule(name, n, host, epoch) for name, (n, host) in owners.items()}
+    run = Run("a", 2, ["true"], {}, "/", 0, [])
+    made.jobs["a"] = Job("a", Overlay(1, "10.99.0.0/24"), run, 0, started, capsules)
+    return made
+
+
+def end(fleet: Fleet, capsule: str, code: int) -> None:
+    async def told() -> None:
+        job = fleet.jobs["a"]
+        Endings(fleet, cast(Any, None)).capsule_ended(job, job.capsules[capsule], code)
+
+    asyncio.run(told())
+
+
+def journalled(fleet: Fleet) -> tuple[str, int | None, list[int | None]]:
+    """The job's state and code, and its capsules' codes, as after a restart."""
+    (row,) = fleet.journal.jobs()
+    return row[5], row[6], [capsule[5] for capsule in fleet.journal.capsules("a")]
+
+
+def history(fleet: Fleet) -> list[tuple[str, str]]:
+    return [(event.subject, event.text) for event in fleet.journal.events("", 0)]
+
+
+def test_the_last_capsule_ends_the_job(fleet: Fleet) -> None:
+    end(fleet, "a/1", 0)
+    assert (fleet.jobs["a"].state, fleet.jobs["a"].code) == ("running", None)
+    assert journalled(fleet) == ("running", None, [None, 0])
+    end(fleet, "a/0", 0)
+    assert (fleet.jobs["a"].state, fleet.jobs["a"].code) == ("ended", 0)
+    assert journalled(fleet) == ("ended", 0, [0, 0])
+    assert history(fleet) == [
+        ("a/1", "ended on h1 with code 0"),
+        ("a/0", "ended on h0 with code 0"),
+        ("a", "ended with code 0"),
+    ]
+
+
+def test_the_first_failure_is_the_job_s(fleet: Fleet) -> None:
+    end(fleet, "a/1", 3)
+    assert (fleet.jobs["a"].state, fleet.jobs["a"].code) == ("ending", 3)
+    end(fleet, "a/0", 143)
+    assert (fleet.jobs["a"].state, fleet.jobs["a"].code) == ("ended", 3)
+    assert journalled(fleet) == ("ended", 3, [143, 3])
+
+
+def test_an_end_that_is_told_twice_counts_once(fleet: Fleet) -> None:
+    end(fleet, "a/1", 0)
+    end(fleet, "a/1", 137)
+    assert fleet.jobs["a"].capsules["a/1"].code == 0
+    assert len(history(fleet)) == 1
+
+
+def test_what_could_not_be_written_has_not_happened(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent tells it again: then it is written, all of it."""
+    end(fleet, "a/1", 0)
+    with monkeypatch.context() as patch:
+        full = sqlite3.OperationalError("database or disk is full")
+
+        def set_job(*_: object) -> None:
+            raise full
+
+        patch.setattr(fleet.journal, "set_job", set_job)
+        with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+            end(fleet, "a/0", 0)
+    job = fleet.jobs["a"]
+    assert (job.state, job.code, job.capsules["a/0"].code) == ("running", None, None)
+    assert journalled(fleet) == ("running", None, [None, 0])
+    assert len(history(fleet)) == 1
+    end(fleet, "a/0", 0)
+    assert journalled(fleet) == ("ended", 0, [0, 0])
+    assert len(history(fleet)) == 3
