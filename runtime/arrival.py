@@ -12,6 +12,7 @@ and (inbox.py) what had come when it was complete.
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 
@@ -30,6 +31,8 @@ from .messages import Frozen, Moved, Reserve
 from .resident import Housing, Resident
 from .stopwatch import Stopwatch
 from .wire import CHUNK, Sender
+
+log = logging.getLogger("liveshift.arrival")
 
 NOTE = "arrival"
 
@@ -118,15 +121,18 @@ class Arrival:
         with watch.phase("unlock", frozen=True):
             here = self.resident
             here.epoch = epoch
-            # Before it runs: should this agent die now, the next one must not take it away.
-            here.note()
             try:
+                # Before it runs: should this agent die now, the next one must not take it away.
+                here.note()
                 reach("destination.granted")
                 network.locate(here.overlay, {here.overlay.address(here.spec.index): None})
                 self._tree.let_run(deadline_s)
-            except BaseException:
-                here.unnote()
-                raise
+            except Exception as error:
+                if not self._tree.resumed():
+                    self._tree.drop()
+                    here.unnote()
+                    raise StepFailed("restore", f"it could not be let go: {error}") from error
+                log.exception("%s runs, though", here.spec.name)
         return Moved(self.inbox.manifest.image_bytes, watch.phases)
 
     def finish_letting_run(self) -> bool:

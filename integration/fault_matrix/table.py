@@ -55,7 +55,7 @@ FAULTS: dict[str, Fault] = {
 _GRID = """
 orchestrator-killed               S s s s s M M m m m m m m
 source-agent-killed               s s s S s m m m m m m m M
-destination-agent-killed          s S s s s s S s s m M m m
+destination-agent-killed          s S s s s s M s s m M m m
 dump-killed                       . . . S m m M m m m m . m
 restore-killed                    . . . . . . . . m M . . .
 capsule-killed-at-source          e e E e e M m m m m m m M
@@ -68,7 +68,7 @@ destination-cut-off               s s s s s s s s S m m m m
 source-power-lost                 e e e E e M m m m m m m m
 destination-power-lost            s s S s s s s s s e e e e
 images-full                       s S s s s m m m m m . . .
-state-full                        s s s s S s s s s m . . .
+state-full                        s s s s *1 1 1 1 1 m . . .
 out-of-memory                     s s S s s s s s . . . . .
 bits-flipped                      M m m M . . . . . . . . .
 orchestrator-stalled              m m m m m m m m m m m M m
@@ -77,7 +77,9 @@ destination-agent-stalled         s s s s s s s s s M m m m
 """
 # fmt: on
 
-REASONS: dict[str, str] = {}
+REASONS: dict[str, str] = {
+    "1": "the second attempt to restore may come after there is room again",
+}
 """Why a cell may come to either end, by its number in the grid."""
 
 
