@@ -19,12 +19,11 @@ from whereabouts import GONE, every_pid, inner_pid, spaces
 
 from liveshift.launcher import lab as labs
 from liveshift.launcher.lab.tasks import Task
-from liveshift.runtime.wire import GIVE_UP_S
 
 from . import full, memory, wire
-from .scene import LONGEST_S, MOVING, SUSPICION_S, Scene
+from .scene import LONGEST_S, SUSPICION_S, Scene
 
-UNTIL_THE_WIRE_GIVES_UP_S = 1.4 * GIVE_UP_S
+UNTIL_THE_WIRE_GIVES_UP_S = LONGEST_S
 
 Fault = Callable[[Scene], AbstractContextManager[None]]
 Who = Callable[[Scene], str]
@@ -77,10 +76,7 @@ def capsule_killed(who: Who) -> Fault:
     def fault(scene: Scene) -> Iterator[None]:
         found = [task for task in in_room(scene, who(scene)) if inner_pid(task.pid) == 1]
         assert len(found) == 1, f"{scene.capsule} has {len(found)} rooms on {who(scene)}"
-        before_commit = scene.job.capsule(MOVING).host == scene.source
         _kill(found)
-        if who is source and before_commit:  # else it is a race between this news and the commit
-            eventually(lambda: scene.job.capsule(MOVING).code is not None, "its end to be known")
         yield
 
     return fault

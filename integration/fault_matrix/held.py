@@ -29,9 +29,13 @@ class Held:
         assert point in POINTS
         (self.directory / point).touch()
 
+    def reached(self, point: str) -> bool:
+        """Whether a daemon has come there, and waits."""
+        return (self.directory / f"{point}.reached").exists()
+
     def wait(self, point: str, timeout: float = 30.0) -> None:
         """Until a daemon has come there."""
-        eventually((self.directory / f"{point}.reached").exists, f"{point} to be reached", timeout)
+        eventually(lambda: self.reached(point), f"{point} to be reached", timeout)
 
     def release(self, point: str) -> None:
         """Let go on whoever is held there; nothing happens when that has been killed."""
