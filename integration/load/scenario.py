@@ -186,13 +186,17 @@ class Scenario:
         )
 
     def restart(self, count: int) -> Restart:
-        """Kill the orchestrator in the middle of ``count`` migrations, and start it anew."""
+        """Kill the orchestrator in the middle of ``count`` migrations, and start it anew.
+
+        The first is committed by then, the last is not.
+        """
         chosen = self._chosen(count, "restart")
         half = len(chosen) // 2
         names = [self._migrate(capsule) for capsule in chosen[:half]]
         self._until(names[0], (Step.RESTORING.value, Step.RESUMING.value, *OVER))
+        self.said("slow")
         names += [self._migrate(capsule) for capsule in chosen[half:]]
-        self._over(names[0])  # the others are around there, those asked for later are not
+        self._until(names[-1], (Step.FREEZING.value, *OVER))
         self.tally()
         self.daemon.kill()
         self.client.close()
