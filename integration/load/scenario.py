@@ -92,12 +92,13 @@ class Scenario:
 
     def quiet(self) -> None:
         """Wait until the orchestrator asks the agents for nothing any more: beats alone go on."""
-        time.sleep(self.cluster.timeouts.heartbeat)
         self.tally()
-        eventually(
-            lambda: self.tally()[0].served == 0, "an end of what the orchestrator asks", LONG_S,
-            self.cluster.timeouts.heartbeat,
-        )  # fmt: skip
+
+        def look() -> bool:
+            time.sleep(2 * self.cluster.timeouts.heartbeat)
+            return self.tally()[0].served == 0
+
+        eventually(look, "an end of what the orchestrator asks", LONG_S)
 
     # ---- the phases, in order ------------------------------------------------------------------
 
