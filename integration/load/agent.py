@@ -26,7 +26,7 @@ from liveshift.runtime.link import Uplink
 from liveshift.runtime.messages import CapsuleState, HostFacts, Message, Phase
 from liveshift.runtime.ownership import Ruling, Side
 
-from .cluster import agent_keys
+from .cluster import agent_keys, images
 
 IMAGE_BYTES = 250 << 20
 BUSY_LOOK_S = 0.005
@@ -95,7 +95,7 @@ class SimulatedAgent:
         self.coming: dict[str, Copy] = {}  # by migration: a room, and an image
         self._cluster = cluster
         self._digest = cluster.digest
-        self._pace = pace
+        self.pace = pace
         self._tally = tally
         self._life = uuid.uuid4().hex
         self._busy: set[str] = set()  # migrations that are being worked on here
@@ -207,32 +207,37 @@ class SimulatedAgent:
 
     async def _inspect(self, ask: messages.Inspect) -> messages.Inspected:
         self._running(ask.capsule)
-        await asyncio.sleep(self._pace.inspect)
+        await asyncio.sleep(self.pace.inspect)
         return messages.Inspected(SURVEY, FACTS, 0)
 
     async def _precopy(self, ask: messages.Precopy) -> messages.Moved:
         self._running(ask.capsule)
-        return await self._takes(self._pace.precopy, "pre-copy", 1 << 20)
+        return await self._takes(self.pace.precopy, "pre-copy", 1 << 20)
 
     async def _freeze(self, ask: messages.Freeze) -> messages.Frozen:
         epoch = self._running(ask.capsule)
         with self._working(ask.migration):
             self.leaving[ask.migration] = Copy(ask.capsule, epoch)
             del self.capsules[ask.capsule]
-            moved = await self._takes(self._pace.freeze, "freeze", IMAGE_BYTES)
+            moved = await self._takes(self.pace.freeze, "freeze", IMAGE_BYTES)
+        if self._image(ask.migration, "complete") != "complete":
+            raise StepFailed("freeze", f"the image of {ask.capsule} is taken no more")
         return messages.Frozen(IMAGE_BYTES, moved.phases)
 
     # ---- a migration's destination -------------------------------------------------------------
 
     async def _reserve(self, ask: messages.Reserve) -> messages.Reserved:
-        await asyncio.sleep(self._pace.reserve)
+        await asyncio.sleep(self.pace.reserve)
         if not ask.dry_run:
             self.coming[ask.migration] = Copy(ask.spec.name, ask.epoch)
         data = self._cluster.host(self.host).data
         return messages.Reserved([("simulated", "yes")], f"tcp://{data}")
 
     async def _progress(self, ask: messages.Progress) -> messages.Arrived:
-        return messages.Arrived(IMAGE_BYTES, IMAGE_BYTES, ask.migration in self.coming)
+        if ask.migration not in self.coming:
+            return messages.Arrived(0, 0, False)
+        complete = self._image(ask.migration, "closed" if ask.close else "") == "complete"
+        return messages.Arrived(IMAGE_BYTES, IMAGE_BYTES if complete else 0, complete)
 
     async def _restore(self, ask: messages.Restore) -> messages.Moved:
         """Restore, ask, run; like Porter.restore."""
@@ -241,9 +246,11 @@ class SimulatedAgent:
         if self.capsules.get(ask.capsule) == ask.epoch and ask.migration not in self.coming:
             return messages.Moved(0, [])
         if ask.migration not in self.coming:
-            raise StepFailed("restore", f"{self.host} has no image of {ask.capsule}")
+            raise NotFound(f"{self.host} has no image of {ask.capsule} (any more)")
+        if self._image(ask.migration) != "complete":
+            raise StepFailed("restore", "the image is not complete")
         with self._working(ask.migration):
-            moved = await self._takes(self._pace.restore, "restore", IMAGE_BYTES)
+            moved = await self._takes(self.pace.restore, "restore", IMAGE_BYTES)
             copy = Copy(ask.capsule, ask.epoch)
             await self._may_run(ask.migration, copy)
             self.capsules[ask.capsule] = ask.epoch
@@ -263,7 +270,7 @@ class SimulatedAgent:
 
     async def _resume(self, ask: messages.Resume) -> messages.Moved:
         self._running(ask.capsule)
-        return await self._takes(self._pace.resume, "resume", 0)
+        return await self._takes(self.pace.resume, "resume", 0)
 
     # ---- both sides: what becomes of it --------------------------------------------------------
 
@@ -308,6 +315,18 @@ class SimulatedAgent:
             yield
         finally:
             self._busy.discard(migration)
+
+    def _image(self, migration: str, becomes: str = "") -> str:
+        """Whether an image is ``complete`` at its destination or ``closed`` to what may still
+        come, whichever it became first; a word in a link is all that there is of it."""
+        link = images(self._cluster) / migration
+        if becomes:
+            with contextlib.suppress(FileExistsError):
+                link.symlink_to(becomes)
+        try:
+            return str(link.readlink())
+        except FileNotFoundError:
+            return ""
 
     def _running(self, capsule: str) -> int:
         if capsule not in self.capsules:

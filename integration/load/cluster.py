@@ -41,6 +41,7 @@ def make(directory: Path, hosts: int, moves: int, timeouts: Timeouts | None = No
     (directory / "cluster.toml").write_text(dump(cluster))
     keys.init(cluster.paths.keys, [host.name for host in cluster.hosts])
     _hand_out_keys(cluster)
+    images(cluster).mkdir()
     return cluster
 
 
@@ -48,6 +49,11 @@ def agent_keys(cluster: Cluster) -> Path:
     """Where agents find their keys: each its own and the orchestrator's public half, as on a host
     of its own. From the orchestrator's directory each would read everybody's."""
     return cluster.paths.keys.with_name("agents")
+
+
+def images(cluster: Cluster) -> Path:
+    """Where simulated hosts find each other's images."""
+    return cluster.paths.run.with_name("images")
 
 
 def _hand_out_keys(cluster: Cluster) -> None:

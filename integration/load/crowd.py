@@ -4,7 +4,8 @@
     python -m load.crowd CLUSTER_FILE PACE h0 h1 …
 
 takes one word a line on stdin and answers each with a line of JSON (:class:`Said`): ``tally``
-says what was seen since the last one, ``capsules`` what runs where. It ends with stdin.
+says what was seen since the last one, ``capsules`` what runs where; with ``slow`` a freeze takes
+SLOW_S from then on. It ends with stdin.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -30,6 +32,7 @@ from liveshift.runtime.config import Cluster, load
 from .agent import Pace, SimulatedAgent, Tally
 
 PER_PROCESS = 250
+SLOW_S = 3.0
 LAG_LOOK_S = 0.05
 GREETINGS_PER_S = 500
 
@@ -93,6 +96,9 @@ class Crowd:
             tally, lags = self._tally, self._lags
             if word == "tally":
                 self._tally, self._lags = Tally(), []
+            if word == "slow":
+                for agent in self.agents:
+                    agent.pace = replace(agent.pace, freeze=SLOW_S)
             said = Said(
                 tally,
                 lags,

@@ -92,12 +92,13 @@ class Scenario:
 
     def quiet(self) -> None:
         """Wait until the orchestrator asks the agents for nothing any more: beats alone go on."""
-        time.sleep(self.cluster.timeouts.heartbeat)
         self.tally()
-        eventually(
-            lambda: self.tally()[0].served == 0, "an end of what the orchestrator asks", LONG_S,
-            self.cluster.timeouts.heartbeat,
-        )  # fmt: skip
+
+        def look() -> bool:
+            time.sleep(2 * self.cluster.timeouts.heartbeat)
+            return self.tally()[0].served == 0
+
+        eventually(look, "an end of what the orchestrator asks", LONG_S)
 
     # ---- the phases, in order ------------------------------------------------------------------
 
@@ -186,13 +187,17 @@ class Scenario:
         )
 
     def restart(self, count: int) -> Restart:
-        """Kill the orchestrator in the middle of ``count`` migrations, and start it anew."""
+        """Kill the orchestrator in the middle of ``count`` migrations, and start it anew.
+
+        The first is committed by then, the last is not.
+        """
         chosen = self._chosen(count, "restart")
         half = len(chosen) // 2
         names = [self._migrate(capsule) for capsule in chosen[:half]]
         self._until(names[0], (Step.RESTORING.value, Step.RESUMING.value, *OVER))
+        self.said("slow")
         names += [self._migrate(capsule) for capsule in chosen[half:]]
-        self._over(names[0])  # the others are around there, those asked for later are not
+        self._until(names[-1], (Step.FREEZING.value, *OVER))
         self.tally()
         self.daemon.kill()
         self.client.close()

@@ -30,13 +30,14 @@ BYTES_ALLOWED = 1 << 20
 class Usage(msgspec.Struct, frozen=True):
     """One quantity of one daemon: first, last, most, and its growth.
 
-    ``per_hour`` is fitted to the second half; ``over_run`` is that for as long as the run was.
+    ``per_hour`` is fitted to the second half, None where that is too short; ``over_run`` is that
+    for as long as the run was.
     """
 
     first: float
     last: float
     most: float
-    per_hour: float
+    per_hour: float | None
     over_run: float
 
 
@@ -62,14 +63,15 @@ def suspicious(daemons: Mapping[str, DaemonUsage], seconds: float) -> list[str]:
     for name, seen in daemons.items():
         if seen.restarted:
             found.append(f"{name}: its daemon is another than at the beginning")
-        if seconds >= JUDGED_S and seen.resident.over_run > MEMORY_ALLOWED:
+        memory = seen.resident
+        if seconds >= JUDGED_S and memory.over_run > MEMORY_ALLOWED:
             found.append(
-                f"{name}: memory grows by {seen.resident.per_hour / 1e6:.1f} MB an hour"
-                f" ({seen.resident.over_run / 1e6:.1f} MB in this run)"
+                f"{name}: memory grows by {(memory.per_hour or 0) / 1e6:.1f} MB an hour"
+                f" ({memory.over_run / 1e6:.1f} MB in this run)"
             )
         for what, value in (("descriptors", seen.descriptors), ("threads", seen.threads)):
             if value.over_run > NUMBERS_ALLOWED and value.last > value.first + NUMBERS_ALLOWED:
-                found.append(f"{name}: {what} grow by {value.per_hour:.0f} an hour")
+                found.append(f"{name}: {what} grow by {value.per_hour or 0:.0f} an hour")
     return found
 
 
@@ -113,4 +115,5 @@ def _usage(samples: Sequence[Sample], name: str, of: Callable[[Daemon], float]) 
     ]
     per_s = slope([when for when, _ in least], [value for _, value in least])
     whole = samples[-1].when - samples[0].when
-    return Usage(values[0], values[-1], max(values), per_s * 3600, per_s * whole)
+    per_hour = per_s * 3600 if len(least) > 2 else None
+    return Usage(values[0], values[-1], max(values), per_hour, per_s * whole if per_hour else 0.0)

@@ -105,7 +105,8 @@ def _things(report: Report) -> Table:
 def _usage(usage: Usage, unit: float) -> tuple[str, str]:
     digits = 1 if unit > 1 else 0
     first, last = usage.first / unit, usage.last / unit
-    return f"{first:.{digits}f} → {last:.{digits}f}", f"{usage.per_hour / unit:+.1f}"
+    growth = "–" if usage.per_hour is None else f"{usage.per_hour / unit:+.1f}"
+    return f"{first:.{digits}f} → {last:.{digits}f}", growth
 
 
 def _table(title: str, first: str, *columns: str) -> Table:
