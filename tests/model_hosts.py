@@ -37,7 +37,7 @@ class Hosts:
                 s, host = self.runs(s, name, host._replace(copy="runs", m=a.m, epoch=a.at,
                                                            fresh=a.fresh))  # fmt: skip
             elif a.complete:
-                keep.append(a._replace(tree="", ask=0, tried=self.over(a).tried))
+                keep.append(a._replace(tree="", ask=0, tried=0))
         copy = host.copy
         if copy == "runs" and not host.noted:  # taken for one that may not run
             return put(s, name, Host(life=host.life + 1, arrivals=tuple(keep)))

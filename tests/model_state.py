@@ -37,7 +37,9 @@ class Protocol:
     nothing_is_gone: bool = True  # a destination without the image says so, not StepFailed
     one_arrival: bool = True  # no Reserve while another copy of the capsule is here
     closing: bool = True  # a Progress that finds it incomplete: it never will be complete
+    # of both
     matched: bool = True  # an answer counts for the very ask that it answers
+    asked_of_a_life: bool = True  # what an earlier life was asked a later one does not hear
     # of the orchestrator
     ready_only: bool = True  # RUN is said (and granted) only to a tree that is ready
     granted_is_kept: bool = True  # a restart does not forget that the owner was told to run
@@ -68,7 +70,7 @@ class Arrival(NamedTuple):
     attempt: int = 0
     at: int = 0  # the epoch of that attempt
     ask: int = 0
-    tried: int = 0  # the highest epoch under which a restore failed or was interrupted
+    tried: int = 0  # the highest epoch under which a restore failed, in this life of the agent
 
 
 class Host(NamedTuple):
@@ -198,6 +200,12 @@ def over(s: State, how: Step) -> State:
     return s._replace(step=None, wait=Wait(), ended=s.ended or how is Step.LOST,
                       ends=(*s.ends, how), released=False, maybe=False, tried=frozenset(),
                       surveyed=False)  # fmt: skip
+
+
+def unheard(s: State, name: str) -> State:
+    """What a host was asked before it died."""
+    asks = [x for x in s.net if x[0] == name and x[1] != "Manifest"]
+    return s._replace(net=s.net.difference(asks))
 
 
 def stale_manifests(net: frozenset[Message]) -> frozenset[Message]:

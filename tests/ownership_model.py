@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from model_hosts import Hosts
 from model_orchestrator import FITS, Orchestrator
-from model_state import Budget, Change, Host, Message, State, Violation, put, reachable, spend
+from model_state import Budget, Change, Host, Message, State, Violation, put, reachable, spend, unheard
 
 from liveshift.runtime.ownership import BEFORE_COMMIT
 from liveshift.runtime.steps import Step
@@ -65,11 +65,12 @@ class Model(Orchestrator, Hosts):
         if s.budget.orchestrator and s.step is not None:
             yield "the orchestrator dies", self.restart(spend(s, "orchestrator"))
         for name, host in s.hosts:
+            heard = unheard(s, name) if self.p.asked_of_a_life else s
             if s.budget.agents and (host.copy or host.arrivals):
                 self.trying = f"the agent of {name} dies"
-                yield self.trying, self.new_agent(spend(s, "agents"), name, host)
+                yield self.trying, self.new_agent(spend(heard, "agents"), name, host)
             if s.budget.hosts and (host.copy or host.arrivals):
-                after = put(spend(s, "hosts"), name, Host(life=host.life + 1))
+                after = put(spend(heard, "hosts"), name, Host(life=host.life + 1))
                 had = host.fresh or any(a.fresh for a in host.arrivals)
                 if self.may_run(s, name, host) or (had and not reachable(after)):
                     after = after._replace(forgiven=True)
