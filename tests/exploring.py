@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from ownership_model import Budget, Model, State, Violation
+from model_state import Budget, State, Violation
+from ownership_model import Model
 
 CALM = 400  # steps within which rest has to be reached once faults stop
 
