@@ -2,7 +2,7 @@
 """Control sockets' limits, and sending that never waits: a slow peer is its own trouble only.
 
 A frame, the frames that wait to be taken from a peer, and those that wait for it to take them are
-bounded, so that nobody can fill our memory, whoever they are.
+bounded; only the parts of one unfinished message are not, which libzmq keeps to itself.
 """
 
 from __future__ import annotations
