@@ -13,7 +13,7 @@ import os
 import time
 from pathlib import Path
 
-from ..errors import StepFailed
+from ..errors import LiveshiftError, StepFailed
 from . import network
 from .dump import COMMON
 from .explain import explain
@@ -98,10 +98,18 @@ class RestoringTree:
         """
         self._criu.tell("stop", STOP_S)
         evict(self._room)
-        if (self._images / "unlocked").exists() and self._room.alive():
-            network.lock(self._room.init)  # no tree, so the kernel would turn its peers away
-            (self._images / "unlocked").unlink()
+        if (self._images / "unlocked").exists():
+            self._lock_again()
         self._criu.close()
+
+    def _lock_again(self) -> None:
+        """Without its tree the kernel would turn the capsule's peers away."""
+        try:
+            network.lock(self._room.init)
+        except LiveshiftError:
+            if self._room.alive():
+                raise
+        (self._images / "unlocked").unlink()
 
     def _failed(self, why: str) -> StepFailed:
         return StepFailed("restore", f"CRIU could not restore {self._room.plan.hostname}: {why}")

@@ -136,7 +136,10 @@ class Orchestrator:
         if heard and complete and not (s.released and self.p.released_may_run):
             yield from self.commit_move(s)
         elif s.step is Step.FREEZING:
-            yield "roll back", self.roll_back(s._replace(maybe=s.maybe and not (heard and not complete)))
+            yield (
+                "roll back",
+                self.roll_back(s._replace(maybe=s.maybe and not (heard and not complete))),
+            )
         elif (heard and not complete) or (s.wait.gone and (heard or not self.p.lost_for_sure)):
             yield "rolled back", self.rolled_back(s, "nothing" if s.wait.gone else "unknown")
         elif self.p.insist:  # nothing is decided

@@ -194,8 +194,12 @@ def over(s: State, how: Step) -> State:
     if how is Step.LOST and reachable(s) and not s.forgiven:
         raise Violation("declared lost with a copy at hand")
     if how is not Step.DONE:
-        s = put_all(s, lambda h: h._replace(
-            arrivals=tuple(a._replace(fresh=False) if a.m == s.m else a for a in h.arrivals)))
+        s = put_all(
+            s,
+            lambda h: h._replace(
+                arrivals=tuple(a._replace(fresh=False) if a.m == s.m else a for a in h.arrivals)
+            ),
+        )
         s = s._replace(net=stale_manifests(s.net))
     return s._replace(step=None, wait=Wait(), ended=s.ended or how is Step.LOST,
                       ends=(*s.ends, how), released=False, maybe=False, tried=frozenset(),

@@ -16,7 +16,18 @@ from collections.abc import Iterator
 
 from model_hosts import Hosts
 from model_orchestrator import FITS, Orchestrator
-from model_state import Budget, Change, Host, Message, State, Violation, put, reachable, spend, unheard
+from model_state import (
+    Budget,
+    Change,
+    Host,
+    Message,
+    State,
+    Violation,
+    put,
+    reachable,
+    spend,
+    unheard,
+)
 
 from liveshift.runtime.ownership import BEFORE_COMMIT
 from liveshift.runtime.steps import Step

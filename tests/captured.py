@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sink for image streams, and waiting for what is to happen soon."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from liveshift.criu_glue.room import PID_FLOOR
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="rooms are made by root")
+
+PYTHON = str(Path(sys.executable).resolve())  # not the environment's, which may lie below /tmp
+ENV = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}
+ROOT_PID = PID_FLOOR + 1
+numbers = itertools.count()
+
+
+def until(true: Callable[[], object], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.002)
+
+
+class Sink:
+    """Keeps what comes, as Departure's wire does."""
+
+    def __init__(self) -> None:
+        self.images: dict[str, bytearray] = {}
+        self.ended: set[str] = set()
+        self.fails: Exception | None = None
+        self.pause_s = 0.0
+
+    def __call__(self, name: str, data: bytes) -> None:
+        time.sleep(self.pause_s)
+        if self.fails:
+            raise self.fails
+        assert name not in self.ended
+        self.images.setdefault(name, bytearray()).extend(data)
+        if not data:
+            self.ended.add(name)
+
+    def write_to(self, directory: Path) -> None:
+        directory.mkdir()
+        for name, data in self.images.items():
+            (directory / name).write_bytes(data)
+
+
+@pytest.fixture
+def sink() -> Sink:
+    return Sink()

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stand-in for the orchestrator that a migration is told to, and what it answers by default."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from liveshift.criu_glue.network import Overlay
+from liveshift.criu_glue.survey import Survey
+from liveshift.errors import Refused, StepFailed, Unreachable
+from liveshift.runtime import config, messages, migration
+from liveshift.runtime.jobs import Capsule, Job
+from liveshift.runtime.messages import Message, Phase
+from liveshift.runtime.migration import Move
+from liveshift.runtime.ownership import may_pass
+from liveshift.runtime.steps import Step
+
+CLUSTER = config.parse(
+    """
+[cluster]
+name = "story"
+orchestrator = "10.88.0.2:7400"
+overlay = "10.99.0.0/16"
+[hosts.h0]
+address = "10.88.0.10"
+[hosts.h1]
+address = "10.88.0.11"
+[hosts.h2]
+address = "10.88.0.12"
+"""
+).cluster
+
+SURVEY = Survey((1001, 1002), 300, 20, (), (), (), (), ())
+FACTS = messages.HostFacts("6.1", "x86_64", "cpu", [], "4.2.1", "0.1")
+FROZEN = messages.Frozen(1000, [Phase("dump", 0.0, 0.4, 1000, True)])
+ANSWERS: dict[type[Message], Message | None] = {
+    messages.Inspect: messages.Inspected(SURVEY, FACTS, 5),
+    messages.Reserve: messages.Reserved([("CRIU", "4.2.1")], "tcp://10.88.0.12:7401"),
+    messages.Precopy: messages.Moved(10, [Phase("pre-copy", 0.0, 0.1, 10)]),
+    messages.Freeze: FROZEN,
+    messages.Restore: messages.Moved(1000, [Phase("restore", 0.0, 0.3, 1000, True)]),
+    messages.Resume: messages.Moved(0, [Phase("resume", 0.0, 0.01)]),
+    messages.Settle: messages.Settled("ended"),
+    messages.Progress: messages.Arrived(500, 0, False),
+    messages.Forward: messages.Frozen(1000, []),
+}
+HELD, RUNS, NOTHING = (messages.Settled(state) for state in ("held", "runs", "nothing"))
+
+Failure = Exception | Message | None
+
+
+class Stage:
+    """Stands in for the orchestrator: answers asks, and writes down everything in order.
+
+    As the real one would, it grants when a destination restores (``grants``) and the source when
+    it settles what it owns.
+    """
+
+    cluster = CLUSTER
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.asks: list[tuple[str, Message]] = []
+        self.fails: dict[str, list[Failure]] = {}
+        self.steps: list[Step] = []
+        self.told: list[str] = []
+        self.grants = False
+        self.releases = False
+        self.spare = ""
+        self.capsule: Capsule | None = None
+        self.move: Move | None = None
+
+    def fail(self, what: str, *how: Failure) -> None:
+        """The next calls of ``what`` (a message's name, "name host", commit, publish or record)
+        go so."""
+        self.fails[what] = list(how)
+
+    def _maybe_fail(self, what: str, answer: Message | None) -> Message | None:
+        if self.fails.get(what):
+            how = self.fails[what].pop(0)
+            if isinstance(how, Exception):
+                raise how
+            return how
+        return answer
+
+    async def ask(self, host: str, message: Message, timeout: float) -> Message | None:
+        kind = type(message).__name__
+        assert timeout > 0
+        self.said.append(f"{kind} {host}")
+        self.asks.append((host, message))
+        if kind == "Restore" and self.grants:
+            assert self.capsule is not None
+            self.capsule.granted = True
+        if f"{kind} {host}" == "Settle h1" and self.releases:
+            assert self.move is not None
+            self.move.released = True
+        answer = self._maybe_fail(kind, ANSWERS[type(message)])
+        return self._maybe_fail(f"{kind} {host}", answer)
+
+    def commit(self, capsule: Capsule, host: str, *, still: bool) -> None:
+        assert may_pass(capsule.owner, still), f"{capsule.owner} may run it"
+        self._maybe_fail("commit", None)
+        capsule.host, capsule.epoch, capsule.granted = host, capsule.epoch + 1, False
+        self.said.append(f"commit {host} {capsule.epoch}")
+
+    def another_spare(self, move: Move) -> str:
+        if not self.spare or self.spare in move.tried:
+            raise Refused("no spare can take it")
+        return self.spare
+
+    def tell(self, move: Move, text: str) -> None:
+        self.told.append(text)
+
+    async def publish(self, job: Job) -> None:
+        self.said.append("publish " + " ".join(f"{h}:{e}" for h, e in job.book().where.values()))
+        self._maybe_fail("publish", None)
+
+    def changed(self, move: Move) -> None:
+        self.steps.append(move.step)
+        self._maybe_fail(f"record {move.step.value}", None)
+
+    def sent(self, kind: type[Message]) -> list[Any]:
+        return [message for _, message in self.asks if isinstance(message, kind)]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def at_once(_seconds: float) -> None:
+        return None
+
+    monkeypatch.setattr(migration.asyncio, "sleep", at_once)
+
+
+def a_move(stage: Stage) -> Move:
+    run = messages.Run("gpt", 2, ["torchrun", "train.py"], {}, "/", 0, [])
+    capsules = {f"gpt/{i}": Capsule(f"gpt/{i}", i, f"h{i}", 1) for i in range(2)}
+    job = Job("gpt", Overlay(1, "10.99.0.0/24"), run, 0, 0.0, capsules)
+    stage.capsule = capsules["gpt/1"]
+    stage.move = Move(stage, 7, job, stage.capsule, "h2", "h1 is tainted", "root", stage.changed)
+    return stage.move
+
+
+def play(stage: Stage) -> Move:
+    move = a_move(stage)
+    asyncio.run(move.run())
+    return move
+
+
+BEFORE = ["Inspect h1", "Reserve h2", "Precopy h1", "Freeze h1"]
+UP_TO_RESTORE = [*BEFORE, "commit h2 2", "publish h0:1 h2:2", "Restore h2"]
+HAPPY = [*UP_TO_RESTORE, "Resume h2", "Settle h1"]
+UNDO = ["Settle h1", "Settle h2"]
+AGAIN = ["commit h2 3", "publish h0:1 h2:3", "Restore h2"]
+RETURN = ["Settle h1", "commit h1 {0}", "publish h0:1 h1:{0}", "Settle h1"]
+
+
+def returned(epoch: int) -> list[str]:
+    """How the source gets it back under an epoch."""
+    return [word.format(epoch) for word in RETURN]
+
+
+WAYS: list[Failure] = [
+    Refused("not here", hint="try there"),
+    Unreachable("h1 did not answer"),
+    StepFailed("dump", "CRIU could not"),
+    ZeroDivisionError("a slip"),
+    None,
+]
+"""How an ask may go wrong; the last: an answer that is none."""
+
+
+def named(way: Failure) -> str:
+    return type(way).__name__
+
+
+SILENT = Unreachable("h1 fell silent")
+WHOLE = messages.Arrived(1000, 1000, True)
+NOT_DONE = StepFailed("restore", "CRIU could not")

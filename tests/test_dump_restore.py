@@ -1,0 +1,436 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real trees, dumped by a real CRIU, held, thawed, and restored into another room."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from captured import ENV, PYTHON, ROOT_PID, Sink, as_root, numbers, sink, until
+from image_edits import change_first
+
+from liveshift.criu_glue import image_check, network, output, room, tool, trees, unpacking
+from liveshift.criu_glue.dump import FrozenTree
+from liveshift.criu_glue.restore import RestoringTree
+from liveshift.criu_glue.rights import User
+from liveshift.criu_glue.room import PID_FLOOR, STDERR_FD, STDOUT_FD, Room, RoomPlan
+from liveshift.criu_glue.survey import tasks
+from liveshift.criu_glue.tool import Criu
+from liveshift.errors import StepFailed
+
+__all__ = ["sink"]
+
+
+# ---- real CRIU ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def criu() -> Criu:
+    return tool.find()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that every room hides, with all that is CRIU's in it; its parent is seen."""
+    path = Path(f"/var/tmp/ls-test-criu-{os.getpid()}-{next(numbers)}")
+    (path / "hidden").mkdir(parents=True)
+    yield path / "hidden"
+    shutil.rmtree(path)
+
+
+class Rooms:
+    """Rooms of one capsule on several hosts, each with a network namespace of its own."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._made: list[Room] = []
+        self._netns: list[str] = []
+
+    def plan(self, uid: int = 0) -> RoomPlan:
+        name = f"ls-test-{os.getpid()}-{next(numbers)}"
+        subprocess.run(["ip", "netns", "add", name], check=True)
+        subprocess.run(["ip", "-netns", name, "link", "set", "lo", "up"], check=True)
+        self._netns.append(name)
+        directory = self._place / name
+        directory.mkdir()
+        # CRIU's private prefix may lie below /tmp, where a room has its own.
+        return RoomPlan(
+            directory, Path("/run/netns") / name, "gpt-1", "", uid, uid, (),
+            (sys.prefix,), (str(self._place),),
+        )  # fmt: skip
+
+    def start(self, program: str, uid: int = 0) -> Room:
+        argv = [PYTHON, "-Sc", f"import os, sys, time, threading\n{program}"]
+        self._made.append(room.start(self.plan(uid), argv, ENV, "/"))
+        return self._made[-1]
+
+    def empty(self, uid: int = 0) -> Room:
+        stands = room.build_empty(self.plan(uid), ROOT_PID, PID_FLOOR + 1000)
+        self._made.append(stands)
+        network.lock(stands.init)
+        return stands
+
+    def close(self) -> None:
+        for stands in self._made:
+            room.end(stands)
+        for name in self._netns:
+            subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+@pytest.fixture
+def rooms(place: Path) -> Iterator[Rooms]:
+    made = Rooms(place)
+    yield made
+    made.close()
+
+
+COUNTER = """
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+kept = open("/tmp/kept", "w+")
+deleted = open("/tmp/deleted", "w+"); deleted.write("still here"); deleted.flush()
+os.unlink("/tmp/deleted")
+shared = open("/dev/shm/shared", "w")
+last = time.monotonic()
+for n in range(10**9):
+    kept.seek(0); kept.write(str(n)); kept.flush()
+    now = time.monotonic(); assert now >= last, "time ran backwards"; last = now
+    deleted.seek(0); assert deleted.read() == "still here"
+    os.write(1, b"%d\\n" % n)
+    time.sleep(0.002)
+"""
+
+
+def said(stands: Room, stream: int = output.STDOUT) -> str:
+    records = output.split(stands.plan.log.read_bytes())
+    return b"".join(r.data for r in records if r.stream == stream).decode()
+
+
+def count(stands: Room) -> int:
+    return said(stands).count("\n")
+
+
+def goes_on(stands: Room) -> bool:
+    before = count(stands)
+    until(lambda: count(stands) > before + 3 or not stands.alive())
+    return stands.alive()
+
+
+def rights_of(stands: Room) -> list[str]:
+    """The capabilities of its only task, in five sets."""
+    (task,) = tasks(stands)
+    lines = Path(f"/proc/{task.pid}/status").read_text().splitlines()
+    return [line for line in lines if line.startswith("Cap")]
+
+
+def pipes_of(stands: Room) -> dict[int, int]:
+    return {stands.pipe_inode(fd): fd for fd in (STDOUT_FD, STDERR_FD)}
+
+
+@as_root
+def test_a_dumped_tree_stands_still_until_it_is_thawed_and_goes_on_as_before(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    here = rooms.start(COUNTER)
+    until(lambda: count(here) > 3)
+    for attempt in range(2):  # a migration that failed may be tried again
+        sink.images.clear()
+        sink.ended.clear()
+        frozen = FrozenTree(here, ROOT_PID, place / f"images-{attempt}")
+        frozen.dump(criu, sink, 60)
+        output.settle(here)
+        still = count(here)
+        time.sleep(0.1)
+        assert count(here) == still
+        assert {"inventory.img", f"core-{ROOT_PID}.img", "pages-1.img"} <= sink.ended
+        assert set(sink.images) - sink.ended == set()
+        assert frozen.image_bytes == sum(map(len, sink.images.values())) > 1 << 20
+        frozen.thaw()
+        assert goes_on(here)
+        frozen.thaw()  # may be said again
+    lines = [int(n) for n in said(here).split()]
+    assert lines == list(range(len(lines)))
+    assert said(here, output.STDERR) == ""
+
+
+@as_root
+def test_a_restored_tree_goes_on_where_it_was_dumped(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    here, there = rooms.start(COUNTER), rooms.empty()
+    until(lambda: count(here) > 3)
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    frozen.dump(criu, sink, 60)
+    output.settle(here)
+    sink.write_to(place / "arrived")
+    for name, top in (("tmp", Path("tmp")), ("shm", Path("dev/shm"))):
+        tree = trees.Tree(name, here.root / top, there.root / top)
+        unpacker = unpacking.Unpacker(tree.destination)
+        trees.pack(tree, trees.listing(tree), unpacker.write)
+        unpacker.finish()
+    shutil.copy(here.plan.log, there.plan.log)
+    pipes = pipes_of(here)
+    before = rights_of(here)
+    room.end(here)
+    frozen.release()
+    tree = RestoringTree(there, place / "arrived")
+    tree.bring_up(criu, pipes, 60)
+    waiting = count(there)
+    time.sleep(0.1)
+    assert count(there) == waiting, "it must not run before it may"
+    assert not (place / "arrived" / "unlocked").exists()
+    assert not tree.resumed()
+    tree.let_run(60)
+    assert tree.resumed()
+    assert (place / "arrived" / "unlocked").exists()
+    assert goes_on(there)
+    rules = ["nsenter", "--target", str(there.init), "--net", "nft", "list", "ruleset"]
+    assert subprocess.run(rules, capture_output=True, check=True).stdout == b""
+    (task,) = tasks(there)
+    assert rights_of(there) == before
+    held = {os.readlink(fd.path) for fd in os.scandir(f"/proc/{task.pid}/fd")}
+    assert not [path for path in held if path.startswith(str(place))], "CRIU's directory leaked"
+    assert (there.root / "tmp" / "kept").read_text()
+    os.kill(task.pid, signal.SIGTERM)
+    until(lambda: not there.alive())
+    assert there.plan.status.read_text() == "signal 15\n"
+    lines = [int(n) for n in said(there).split()]
+    assert lines == list(range(len(lines)))  # none lost, none doubled
+    assert len(lines) > count(here) + 3
+    assert said(there, output.STDERR) == ""
+
+
+USERFAULTFD = "import ctypes; u = ctypes.CDLL(None).syscall(323, 1)"
+CONNECTED = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('{socket}')"
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [(USERFAULTFD, "userfaultfd"), (CONNECTED, "UNIX socket outside its capsule")],
+    ids=["userfaultfd", "external socket"],
+)
+@as_root
+def test_what_criu_cannot_dump_is_said_in_words_and_the_tree_goes_on(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink, program: str, words: str
+) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(place.parent / "server.sock"))
+        server.listen()
+        here = rooms.start(program.format(socket=place.parent / "server.sock") + COUNTER)
+        until(lambda: count(here) > 3 or not here.alive())
+        frozen = FrozenTree(here, ROOT_PID, place / "images")
+        with pytest.raises(StepFailed, match=rf"dump: CRIU could not dump gpt-1: .*{words}"):
+            frozen.dump(criu, sink, 60)
+        assert goes_on(here)
+
+
+@as_root
+def test_a_destination_that_refuses_is_what_is_told_and_the_tree_goes_on(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    here = rooms.start(COUNTER)
+    until(lambda: count(here) > 3)
+    sink.fails = StepFailed("ship", "h2 refused the image: No space left on device")
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    with pytest.raises(StepFailed, match="ship: h2 refused the image: No space left"):
+        frozen.dump(criu, sink, 60)
+    assert goes_on(here)
+
+
+@as_root
+def test_a_dump_that_takes_too_long_is_given_up_and_the_tree_goes_on(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    here = rooms.start(COUNTER)
+    until(lambda: count(here) > 3)
+    sink.pause_s = 0.6
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    with pytest.raises(StepFailed, match="did not finish within its deadline"):
+        frozen.dump(criu, sink, 0.5)
+    assert goes_on(here)
+
+
+@as_root
+def test_a_restore_that_fails_says_why_and_the_source_can_still_go_on(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    data = place.parent / "data.bin"
+    data.write_bytes(b"0123456789")
+    here = rooms.start(f"data = open('{data}')\n{COUNTER}")
+    until(lambda: count(here) > 3)
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    frozen.dump(criu, sink, 60)
+    name = re.escape(str(data).lstrip("/"))
+    for content, words in ((None, "is not there"), (b"shorter", "differs")):
+        data.unlink()
+        if content:
+            data.write_bytes(content)
+        there, arrived = rooms.empty(), place / words.replace(" ", "-")
+        sink.write_to(arrived)
+        refusal = rf"restore: CRIU could not restore gpt-1: file {name} {words} on the destination"
+        with pytest.raises(StepFailed, match=refusal):
+            RestoringTree(there, arrived).bring_up(criu, pipes_of(here), 60)
+        assert tasks(there) == []
+        assert there.alive()
+        assert not (arrived / "unlocked").exists()
+        data.touch()
+    frozen.thaw()
+    assert goes_on(here)
+
+
+@as_root
+def test_a_restored_tree_that_may_not_run_leaves_a_room_for_the_next_attempt(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    """The room stays as it was, what lies in its /dev/shm too, and the same image runs at last."""
+    here, there = rooms.start(COUNTER), rooms.empty()
+    until(lambda: count(here) > 3)
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    frozen.dump(criu, sink, 60)
+    output.settle(here)
+    arrived = place / "arrived"
+    sink.write_to(arrived)
+    for name, top in (("tmp", Path("tmp")), ("shm", Path("dev/shm"))):
+        tree = trees.Tree(name, here.root / top, there.root / top)
+        unpacker = unpacking.Unpacker(tree.destination)
+        trees.pack(tree, trees.listing(tree), unpacker.write)
+        unpacker.finish()
+    shutil.copy(here.plan.log, there.plan.log)
+    before = count(there)
+    for _ in range(2):
+        attempt = RestoringTree(there, arrived)
+        attempt.bring_up(criu, pipes_of(here), 60)
+        attempt.drop()
+        assert there.alive()
+        assert tasks(there) == []
+        assert count(there) == before
+    left_over = RestoringTree(there, arrived)
+    left_over.bring_up(criu, pipes_of(here), 60)
+    later = RestoringTree(there, arrived)  # as an agent that was started anew finds it
+    later.take_up()
+    later.let_run(60)
+    assert goes_on(there)
+    left_over.drop()
+    assert tasks(there) == []
+    frozen.thaw()
+    assert goes_on(here)
+
+
+@as_root
+def test_a_criu_that_is_killed_leaves_the_pinned_tree_stopped_and_its_connections_whole(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    talk = """
+import os, socket, threading
+a = socket.create_server(("127.0.0.1", 0)); b = socket.create_connection(a.getsockname())
+c, _ = a.accept()
+"""
+    echo = COUNTER.replace(
+        "    os.write(1,", "    b.sendall(b'x'); assert c.recv(1) == b'x'\n    os.write(1,"
+    )
+    here = rooms.start(talk + echo)
+    until(lambda: count(here) > 3)
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    frozen.dump(criu, sink, 60)
+    frozen.pin()
+    output.settle(here)
+    still = count(here)
+    for pid in criu_in(here):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: states(here) == {"T"})
+    time.sleep(0.1)
+    assert count(here) == still
+    frozen.thaw()
+    assert goes_on(here)
+    assert said(here, output.STDERR) == ""
+
+
+def criu_in(stands: Room) -> list[int]:
+    """CRIU's own processes in a room: in its pid namespace, and no task of it."""
+    space = os.stat(f"/proc/{stands.init}/ns/pid").st_ino
+    own = {task.pid for task in tasks(stands)} | {stands.init}
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{name}/ns/pid").st_ino == space and int(name) not in own:
+                found.append(int(name))
+    assert found
+    return found
+
+
+def states(stands: Room) -> set[str]:
+    found = set()
+    for task in tasks(stands):
+        text = Path(f"/proc/{task.pid}/status").read_text()
+        found.add(next(line for line in text.splitlines() if line.startswith("State:")).split()[1])
+    return found
+
+
+@as_root
+def test_no_descriptor_is_left_open_by_a_dump_and_its_end(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    here = rooms.start(COUNTER)
+    until(lambda: count(here) > 3)
+
+    def open_now() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before, threads = open_now(), threading.active_count()
+    for attempt in range(2):
+        frozen = FrozenTree(here, ROOT_PID, place / f"images-{attempt}")
+        sink.ended.clear()
+        frozen.dump(criu, sink, 60)
+        if attempt:
+            room.end(here)
+            frozen.release()
+        else:
+            frozen.thaw()
+        assert open_now() == before
+        assert threading.active_count() == threads
+
+
+ALICE = User(64001, 64001)
+
+
+@as_root
+def test_an_image_that_makes_root_of_a_users_task_is_refused_and_would_do_so(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    here, there = rooms.start(COUNTER, ALICE.uid), rooms.empty(ALICE.uid)
+    until(lambda: count(here) > 3)
+    assert {task.uids().real for task in tasks(here)} == {ALICE.uid}
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    frozen.dump(criu, sink, 60)
+    output.settle(here)
+    arrived = place / "arrived"
+    sink.write_to(arrived)
+    for name in ("tmp", "dev/shm"):
+        tree = trees.Tree(name, here.root / name, there.root / name)
+        unpacker = unpacking.Unpacker(tree.destination, user=ALICE)
+        trees.pack(tree, trees.listing(tree), unpacker.write)
+        unpacker.finish()
+    shutil.copy(here.plan.log, there.plan.log)
+    image_check.check(arrived, ALICE, there.root)
+    for core in arrived.glob("core-*.img"):
+        for number in range(1, 9):  # uid, gid, euid …
+            change_first(core, (5, 10, number), 0)
+    with pytest.raises(StepFailed, match=r"of a task with uid 0, euid 0, .* is user 64001's"):
+        image_check.check(arrived, ALICE, there.root)
+    pipes = pipes_of(here)
+    room.end(here)
+    frozen.release()
+    restoring = RestoringTree(there, arrived)
+    restoring.bring_up(criu, pipes, 60)
+    restoring.let_run(60)
+    assert {task.uids().real for task in tasks(there)} == {0}, "what the check is there for"
