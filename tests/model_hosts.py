@@ -133,7 +133,7 @@ class Hosts:
 
     def take_freeze(self, s: State, name: str, h: Host, number: int, m: int, to: str, there: int,
                     life: int) -> Iterator[State]:  # fmt: skip
-        if h.begun >= m:  # it was told before
+        if h.begun >= m:  # it was told before, or that it is over
             yield s
             return
         if h.copy != "runs" or h.life != life:
@@ -199,6 +199,8 @@ class Hosts:
             if not a.tree:
                 yield self.claim(s, name, m, "coming", a.epoch, h.life, 0, False, number)
             return
+        if h.copy == "runs":  # what was prepared here for that migration is dropped
+            s = put(s, name, h._replace(begun=max(h.begun, m)))
         state = "runs" if h.copy else "nothing"
         yield send(s, "O", "Answer", number, "Settled", state) if number else s
 
