@@ -18,13 +18,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from ..errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
 from . import messages
-from .config import Cluster
 from .deadlines import Standstill
 from .faultpoints import reached
+from .ground import Gone, Ground, as_ours, limit_bytes
 from .jobs import Capsule, Job
 from .messages import Message, MigrationRow
 from .steps import ALLOWED, Step
@@ -36,41 +36,6 @@ M = TypeVar("M", bound=Message)
 RESUME_WAIT_S = 5.0
 ATTEMPTS = 2
 """How often a destination may try a restore that fails there."""
-
-ROOM = 1 << 30
-"""Bytes beyond twice what was seen."""
-
-
-class Ground(Protocol):
-    """What a move stands on: the orchestrator, as far as a move may know it."""
-
-    cluster: Cluster
-
-    async def ask(self, host: str, message: Message, timeout: float) -> Message | None: ...
-
-    def commit(self, capsule: Capsule, host: str, *, still: bool) -> None:
-        """Durably pass the ownership on; raises LiveshiftError if it may not be passed.
-
-        ``still``: the owner is known to hold the capsule without running it.
-        """
-
-    async def publish(self, job: Job) -> None:
-        """Send the job's address book to every host."""
-
-    def another_spare(self, move: Move) -> str:
-        """A host that could take the capsule instead; raises Refused when there is none."""
-
-    def tell(self, move: Move, text: str) -> None:
-        """Add a line to the history."""
-
-
-class Gone(LiveshiftError):
-    """The only copy that could run has gone."""
-
-
-def limit_bytes(look: messages.Inspected) -> int:
-    """How much may come for a capsule that looked like this: it may grow until it is frozen."""
-    return 2 * (look.survey.resident + look.survey.shared_memory + look.carried_bytes) + ROOM
 
 
 class Move:
@@ -122,7 +87,7 @@ class Move:
             await reached("orchestrator.frozen")
             self._commit()
         except Exception as error:
-            await self._roll_back(_as_ours(error), self.step is Step.FREEZING)
+            await self._roll_back(as_ours(error), self.step is Step.FREEZING)
             return
         await self._from_commit()
 
@@ -234,7 +199,7 @@ class Move:
             await self._restore()
             return True
         except Exception as error:
-            self.error = _as_ours(error)
+            self.error = as_ours(error)
         if isinstance(self.error, Gone) and self.capsule.granted:
             self._end(Step.LOST)
         elif not await self._passed_on():
@@ -468,10 +433,3 @@ class Move:
     def _end(self, how: Step) -> None:
         self.times.end()
         self._advance(how)
-
-
-def _as_ours(error: Exception) -> LiveshiftError:
-    if isinstance(error, LiveshiftError):
-        return error
-    log.exception("a migration met an error that nobody foresaw", exc_info=error)
-    return StepFailed("migration", f"{type(error).__name__}: {error}")

@@ -14,10 +14,11 @@ from ..errors import Refused, Unreachable
 from . import messages
 from .config import Cluster
 from .fleet import Fleet
+from .ground import limit_bytes
 from .jobs import Capsule, Job
 from .link import Switchboard
 from .messages import Message
-from .migration import Move, limit_bytes
+from .migration import Move
 from .ownership import BEFORE_COMMIT, Ruling, Side, may_pass, rule
 from .spares import choose_destination
 from .steps import ENDS, Step

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a migration stands on: the orchestrator, as far as a migration may know it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from ..errors import LiveshiftError, StepFailed
+from .config import Cluster
+from .jobs import Capsule, Job
+from .messages import Inspected, Message
+
+if TYPE_CHECKING:
+    from .migration import Move
+
+log = logging.getLogger("liveshift.migration")
+
+ROOM = 1 << 30
+"""Bytes beyond twice what was seen."""
+
+
+class Ground(Protocol):
+    """Moves implements it."""
+
+    cluster: Cluster
+
+    async def ask(self, host: str, message: Message, timeout: float) -> Message | None: ...
+
+    def commit(self, capsule: Capsule, host: str, *, still: bool) -> None:
+        """Durably pass the ownership on; raises LiveshiftError if it may not be passed.
+
+        ``still``: the owner is known to hold the capsule without running it.
+        """
+
+    async def publish(self, job: Job) -> None:
+        """Send the job's address book to every host."""
+
+    def another_spare(self, move: Move) -> str:
+        """A host that could take the capsule instead; raises Refused when there is none."""
+
+    def tell(self, move: Move, text: str) -> None:
+        """Add a line to the history."""
+
+
+class Gone(LiveshiftError):
+    """The only copy that could run has gone."""
+
+
+def limit_bytes(look: Inspected) -> int:
+    """How much may come for a capsule that looked like this: it may grow until it is frozen."""
+    return 2 * (look.survey.resident + look.survey.shared_memory + look.carried_bytes) + ROOM
+
+
+def as_ours(error: Exception) -> LiveshiftError:
+    """An error as a person may see it; one that nobody foresaw is logged."""
+    if isinstance(error, LiveshiftError):
+        return error
+    log.exception("a migration met an error that nobody foresaw", exc_info=error)
+    return StepFailed("migration", f"{type(error).__name__}: {error}")
