@@ -52,12 +52,12 @@ def test_errors_cross_with_their_kind_and_hint(key_directory: Path) -> None:
             uplink = await ends.agent("h0", agent)
             await uplink.line.ask(beat(), 10)
             with pytest.raises(NotFound, match="gpt/7 is not on h0") as caught:
-                await ends.switchboard.ask("h0", messages.End("gpt/7"), 10)
+                await ends.switchboard.ask("h0", messages.End("gpt/7", 1), 10)
             assert caught.value.hint == "look elsewhere"
             with pytest.raises(LiveshiftError, match="ZeroDivisionError: a slip"):
-                await ends.switchboard.ask("h0", messages.End("gpt/8"), 10)
+                await ends.switchboard.ask("h0", messages.End("gpt/8", 1), 10)
             with pytest.raises(Unreachable, match="h1 has not reported"):
-                await ends.switchboard.ask("h1", messages.End("gpt/8"), 10)
+                await ends.switchboard.ask("h1", messages.End("gpt/8", 1), 10)
 
     asyncio.run(scene())
 
@@ -91,9 +91,9 @@ def test_a_silent_peer_is_unreachable_after_the_deadline_and_a_late_answer_harms
             uplink = await ends.agent("h0", agent)
             await uplink.line.ask(beat(), 10)
             with pytest.raises(Unreachable, match=r"h0 did not answer End within 0.1 s"):
-                await ends.switchboard.ask("h0", messages.End("gpt/1"), 0.1)
+                await ends.switchboard.ask("h0", messages.End("gpt/1", 1), 0.1)
             await asyncio.sleep(0.5)
-            answer = await ends.switchboard.ask("h0", messages.End("gpt/1"), 10)
+            answer = await ends.switchboard.ask("h0", messages.End("gpt/1", 1), 10)
             assert answer == messages.Named("late")
 
     asyncio.run(scene())
@@ -113,7 +113,7 @@ def test_an_agent_started_anew_takes_its_place_over(key_directory: Path) -> None
             await ends.stop(first)
             second = await ends.agent("h0", named("second"))
             await second.line.ask(beat(), 10)
-            answer = await ends.switchboard.ask("h0", messages.End("gpt/1"), 10)
+            answer = await ends.switchboard.ask("h0", messages.End("gpt/1", 1), 10)
             assert answer == messages.Named("second")
 
     asyncio.run(scene())
@@ -167,7 +167,7 @@ def test_a_host_that_speaks_under_another_name_is_not_heard_and_hears_nothing(
             with raw_peer(ends, keys.secret_path(key_directory, "h1"), identity=b"h0") as fake:
                 await fake.send(messages.encode_ask(1, beat("h0")))
                 assert messages.decode(await fake.recv()).id == 1  # its own ask is served, as h1's
-                answer = await ends.switchboard.ask("h0", messages.End("gpt/1"), 5)
+                answer = await ends.switchboard.ask("h0", messages.End("gpt/1", 1), 5)
                 assert answer == messages.Named("the real h0")
                 assert heard == ["h0", "h1"]
                 assert not await fake.poll(0), "it hears nothing of h0's"
@@ -195,7 +195,7 @@ def test_a_frame_that_is_not_understood_is_dropped(
 def test_what_a_lost_peer_was_asked_fails_at_once() -> None:
     async def scene() -> None:
         line = Line("h0", lambda _raw: None, nothing, life=1, largest=1000)
-        asked = asyncio.create_task(line.ask(messages.End("gpt/1"), 60))
+        asked = asyncio.create_task(line.ask(messages.End("gpt/1", 1), 60))
         await asyncio.sleep(0)
         line.drop()
         with pytest.raises(Unreachable, match="lost contact to h0"):
@@ -209,7 +209,7 @@ def test_an_unknown_kind_of_error_is_still_an_error() -> None:
     async def scene() -> None:
         sent: list[bytes] = []
         line = Line("h0", sent.append, nothing, life=1, largest=1000)
-        asked = asyncio.create_task(line.ask(messages.End("gpt/1"), 60))
+        asked = asyncio.create_task(line.ask(messages.End("gpt/1", 1), 60))
         await until(lambda: sent)
         number = messages.decode(sent[0]).id
         line.take(messages.encode_error(number, ("FromTheFuture", "no way", "wait")))

@@ -88,11 +88,11 @@ def test_answers_that_nobody_waits_for_and_old_ones_change_nothing(key_directory
             with raw_peer(ends, host_key(key_directory)) as peer:
                 await peer.send(messages.encode_ask(1, beat()))
                 await peer.recv()
-                asked = asyncio.create_task(ends.switchboard.ask("h0", messages.End("a/0"), 10))
+                asked = asyncio.create_task(ends.switchboard.ask("h0", messages.End("a/0", 1), 10))
                 number = messages.decode(await peer.recv()).id
                 await peer.send(messages.encode_answer(number, messages.Named("first")))
                 assert await asked == messages.Named("first")
-                asked = asyncio.create_task(ends.switchboard.ask("h0", messages.End("a/0"), 10))
+                asked = asyncio.create_task(ends.switchboard.ask("h0", messages.End("a/0", 1), 10))
                 second = messages.decode(await peer.recv()).id
                 for late in (number, number - 1, second + 1):
                     await peer.send(messages.encode_answer(late, messages.Named("replayed")))
@@ -137,7 +137,7 @@ def test_asks_under_way_either_way_survive_a_rebind(
             uplink = await ends.agent("h0", agent)
             await uplink.line.ask(beat(), 10)
             up = asyncio.create_task(uplink.line.ask(messages.Ended("gpt/0", 1, 0), 20))
-            down = asyncio.create_task(ends.switchboard.ask("h0", messages.End("gpt/0"), 20))
+            down = asyncio.create_task(ends.switchboard.ask("h0", messages.End("gpt/0", 1), 20))
             await until(lambda: len(served) == 2)
             await rebound(ends, key_directory)
             go.set()
@@ -168,7 +168,7 @@ def test_an_answer_that_was_lost_with_its_connection_is_sent_again(
             uplink = await ends.agent("h0", answer)
             await uplink.line.ask(beat(), 10)
             up = asyncio.create_task(uplink.line.ask(messages.Ended("gpt/0", 1, 0), 20))
-            down = asyncio.create_task(ends.switchboard.ask("h0", messages.End("gpt/0"), 20))
+            down = asyncio.create_task(ends.switchboard.ask("h0", messages.End("gpt/0", 1), 20))
             await until(lambda: len(served) == 2)
             uplink.line.disconnected()
             ends.switchboard.lines["h0"].disconnected()
@@ -240,7 +240,7 @@ def test_what_an_earlier_agent_was_asked_fails_when_the_next_one_comes(key_direc
         async with joined(key_directory) as ends:
             first = await ends.agent("h0", named("first"))
             await first.line.ask(beat(), 10)
-            asked = asyncio.create_task(ends.switchboard.ask("h0", messages.End("gpt/0"), 60))
+            asked = asyncio.create_task(ends.switchboard.ask("h0", messages.End("gpt/0", 1), 60))
             await until(lambda: heard)
             await ends.stop(first)
             second = await ends.agent("h0", named("second"))
@@ -265,7 +265,7 @@ def test_a_peer_that_stays_away_is_not_waited_for_to_the_deadline(
 
             async def gone() -> bool:
                 try:
-                    await ends.switchboard.ask("h0", messages.End("gpt/0"), 0.5)
+                    await ends.switchboard.ask("h0", messages.End("gpt/0", 1), 0.5)
                 except Unreachable as error:
                     return "is not connected" in str(error)
                 return False
@@ -293,7 +293,7 @@ def test_a_late_frame_of_a_broken_connection_costs_no_ask(key_directory: Path) -
             stale = routes["h0"]
 
             async def gone() -> bool:
-                asked = asyncio.create_task(ends.switchboard.ask("h0", messages.End("a/0"), 10))
+                asked = asyncio.create_task(ends.switchboard.ask("h0", messages.End("a/0", 1), 10))
                 await asyncio.sleep(0)
                 (entry,) = ends.switchboard.lines["h0"]._asked.values()
                 if entry.sent:
@@ -338,7 +338,7 @@ def test_a_revoked_host_loses_its_connection_and_the_others_do_not_notice(
                 await bad.line.ask(beat("h1"), 0.5)
             assert set(heard) == {"h0"}
             with pytest.raises(Unreachable):
-                await ends.switchboard.ask("h1", messages.End("gpt/0"), 0.5)
+                await ends.switchboard.ask("h1", messages.End("gpt/0", 1), 0.5)
 
     asyncio.run(scene())
     assert "the keys of h1 are gone: all connect again" in caplog.text
