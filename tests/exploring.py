@@ -95,7 +95,8 @@ def _unrest(model: Model, state: State, calm: set[State]) -> list[str]:
 
 def wander(model: Model, start: State, choose: Random, most: int = 250) -> Found:
     """One walk, at random, and back to rest from where it ends or from a state on its way."""
-    state, labels, calm = start, [], set[State]()
+    labels: list[str] = []
+    state, calm = start, set[State]()
     look = choose.randrange(most)
     for step in range(most):
         try:

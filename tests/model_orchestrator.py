@@ -236,7 +236,7 @@ class Orchestrator:
     # ---- a restart -----------------------------------------------------------------------------
 
     def restart(self, s: State) -> State:
-        """A new orchestrator, with the journal of the one that died; hosts get a while to report."""
+        """A new orchestrator, with the journal of the one that died. Hosts may report first."""
         host, epoch, granted = s.owner
         step, destination = s.step, s.destination
         if host not in (s.source, destination):

@@ -142,7 +142,7 @@ def initial(names: str, budget: Budget) -> State:
 
 def reachable(s: State) -> bool:
     """Whether the capsule's newest state is somewhere: it runs, or is held, or is an image."""
-    return any(h.copy and h.fresh or any(a.complete and a.fresh for a in h.arrivals)
+    return any((h.copy and h.fresh) or any(a.complete and a.fresh for a in h.arrivals)
                for _, h in s.hosts)  # fmt: skip
 
 
@@ -208,7 +208,7 @@ def unheard(s: State, name: str) -> State:
 
 
 def stale_manifests(net: frozenset[Message]) -> frozenset[Message]:
-    return frozenset(x[:4] + (False,) + x[5:] if x[1] == "Manifest" else x for x in net)
+    return frozenset((*x[:4], False, *x[5:]) if x[1] == "Manifest" else x for x in net)
 
 
 def spend(s: State, fault: str) -> State:

@@ -124,7 +124,7 @@ def test_strays(host: str, epoch: int, moving: bool, stray: bool) -> None:
 
 
 def test_every_step_leads_to_an_end() -> None:
-    assert ENDS == {Step.DONE, Step.FAILED, Step.LOST}
+    assert {Step.DONE, Step.FAILED, Step.LOST} == ENDS
     reached = set(ENDS)
     for _ in Step:
         reached |= {step for step, after in ALLOWED.items() if after & reached}
