@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from random import Random
 
 from model_state import Budget, State, Violation
 from ownership_model import Model
@@ -40,7 +41,7 @@ def explore(model: Model, start: State, most: int = 10**9, rest: bool = True) ->
             except StopIteration:
                 break
             except Violation as violation:
-                last = getattr(model, "trying", "")
+                last = model.trying
                 return Found(len(came), str(violation), (*trace(came, state), last))
             if after not in came:
                 came[after] = (state, label)
@@ -90,3 +91,26 @@ def _unrest(model: Model, state: State, calm: set[State]) -> list[str]:
             asked = state
         state = after
     return [*labels[:30], "it never comes to rest"]
+
+
+def wander(model: Model, start: State, choose: Random, most: int = 250) -> Found:
+    """One walk, at random, and back to rest from where it ends or from a state on its way."""
+    labels: list[str] = []
+    state, calm = start, set[State]()
+    look = choose.randrange(most)
+    for step in range(most):
+        try:
+            changes = list(model.changes(state))
+        except Violation as violation:
+            return Found(len(labels), str(violation), (*labels, model.trying))
+        if not changes:
+            break
+        # Heartbeats are always possible: what moves on is chosen more often.
+        label, after = choose.choice([c for c in changes if c[1] != state] or changes)
+        if step == look and (why := unrest(model, state, calm)):
+            return Found(len(labels), why[-1], (*labels, "-- faults stop", *why[:-1]))
+        labels.append(label)
+        state = after
+    if why := unrest(model, state, calm):
+        return Found(len(labels), why[-1], (*labels, "-- faults stop", *why[:-1]))
+    return Found(len(labels))

@@ -94,8 +94,8 @@ class Hosts:
 
     def let_run(self, s: State, name: str, h: Host, a: Arrival) -> State:
         rest = tuple(x for x in h.arrivals if x is not a)
-        s, host = self.runs(s, name, h._replace(copy="runs", m=a.m, epoch=a.at, fresh=a.fresh,
-                                                arrivals=rest, noted=self.p.note_first))  # fmt: skip
+        h = h._replace(copy="runs", m=a.m, epoch=a.at, fresh=a.fresh, arrivals=rest)
+        s, host = self.runs(s, name, h._replace(noted=self.p.note_first))
         return send(put(s, name, host), "O", "Answer", a.ask, "Restored", "")
 
     # ---- what it asks --------------------------------------------------------------------------

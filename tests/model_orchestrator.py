@@ -110,9 +110,11 @@ class Orchestrator:
             yield from self.known(s, value, gone)
 
     def committing(self, s: State, host: str, still: bool) -> tuple[State, list[Change]]:
-        """Pass it on, and what may come of that if the orchestrator dies at once. It may be that
-        nothing changes: the write is refused."""
+        """Pass it on, and what may come of that if the orchestrator dies at once. Where ``still``
+        is not said it may be that nothing changes: the write is refused."""
         if not self.p.may_pass(Owner(*s.owner), still):
+            if still:
+                raise Violation("a capsule that stands still cannot move")
             return s, []
         after = s._replace(owner=(host, s.owner[1] + 1, False))
         if not s.budget.orchestrator:
@@ -176,11 +178,8 @@ class Orchestrator:
             else:
                 yield "return", self.return_(to(s, Step.RETURNING), True)
         else:
-            if self.p.fresh_attempts:
-                s, dies = self.committing(s, s.destination, True)
-                yield from dies
-            else:
-                s = s._replace(owner=(*s.owner[:2], False))
+            s, dies = self.committing(s, s.destination, True)
+            yield from dies
             if failed + 1 < ATTEMPTS:
                 yield "again", self.restore(s, failed + 1)
                 return
@@ -225,7 +224,7 @@ class Orchestrator:
         if state in ("runs", "ended"):
             yield "returned", over(s, Step.FAILED)
         elif state == "held" or (state == "unknown" and (
-                s.owner[2] or not self.p.pass_on_silence or (gone and self.p.lost_for_sure))):  # fmt: skip
+                s.owner[2] or (gone and self.p.lost_for_sure))):  # fmt: skip
             yield "again", self.return_(s, gone)
         elif gone or s.owner[2]:
             yield "lost", over(s, Step.LOST)
@@ -237,7 +236,7 @@ class Orchestrator:
     # ---- a restart -----------------------------------------------------------------------------
 
     def restart(self, s: State) -> State:
-        """A new orchestrator, with the journal of the one that died; hosts get a while to report."""
+        """A new orchestrator, with the journal of the one that died. Hosts may report first."""
         host, epoch, granted = s.owner
         step, destination = s.step, s.destination
         if host not in (s.source, destination):
@@ -266,7 +265,7 @@ class Orchestrator:
     def ruled(self, s: State, claim: Message) -> State:
         _, _, m, side, host, epoch, life, attempt, ready, settle = claim
         has_ended = m < s.m or s.step is None
-        step = s.step if not has_ended else s.ends[m - 1] if self.p.remember_ends else None
+        step = s.step if not has_ended else s.ends[m - 1]
         key = (side, host, epoch, s.owner, step)
         ruling = self._rules.get(key)
         if ruling is None:
@@ -274,7 +273,7 @@ class Orchestrator:
             self._rules[key] = ruling
         if s.ended:
             ruling = Ruling.END
-        if ruling is Ruling.RUN and not ready and self.p.ready_only:
+        if ruling is Ruling.RUN and not ready:
             ruling = Ruling.WAIT
         if ruling is Ruling.RUN:
             if s.owner[0] != host:
@@ -285,7 +284,7 @@ class Orchestrator:
             s = s._replace(owner=(*s.owner[:2], True), forgiven=s.forgiven or died)
             if side == "leaving" and m == s.m and s.step is not None:
                 s = s._replace(released=True)
-        late = attempt and s.owner[1] > epoch and self.p.old_attempts_end
+        late = attempt and s.owner[1] > epoch
         if ruling is Ruling.WAIT and not settle and not late:
             return s  # it asks again
         return send(s, host, "Ruled", m, side, life, attempt, ruling.value, s.owner[1], settle)

@@ -32,7 +32,6 @@ class Protocol:
     # of agents
     promise_first: bool = True  # the promise before the manifest
     note_first: bool = True  # durable that it is to run, before it runs
-    old_attempts_end: bool = True  # a tree whose attempt is over is taken down, the image stays
     failed_epochs_end: bool = True  # nothing is restored anew under an epoch that failed here
     nothing_is_gone: bool = True  # a destination without the image says so, not StepFailed
     one_arrival: bool = True  # no Reserve while another copy of the capsule is here
@@ -41,7 +40,6 @@ class Protocol:
     matched: bool = True  # an answer counts for the very ask that it answers
     asked_of_a_life: bool = True  # what an earlier life was asked a later one does not hear
     # of the orchestrator
-    ready_only: bool = True  # RUN is said (and granted) only to a tree that is ready
     granted_is_kept: bool = True  # a restart does not forget that the owner was told to run
     # a commit whose step was not written when the orchestrator died is seen after these
     committed_from: frozenset[Step] = ownership.BEFORE_COMMIT | {Step.ROLLING_BACK}
@@ -51,10 +49,7 @@ class Protocol:
     insist: bool = True  # with both sides silent nothing is decided
     lost_for_sure: bool = True  # a host that does not answer has not said that it has nothing
     granted_is_waited_for: bool = True  # nothing at the source: where it may run, it is not lost
-    fresh_attempts: bool = True  # a restore that failed is tried again under a further epoch
     return_goes_on: bool = True  # RETURNING survives a restart of the orchestrator
-    remember_ends: bool = True  # the rules know how a migration ended, not only that it did
-    pass_on_silence: bool = True  # a source that does not take it back is not waited for
 
 
 class Arrival(NamedTuple):
@@ -147,7 +142,7 @@ def initial(names: str, budget: Budget) -> State:
 
 def reachable(s: State) -> bool:
     """Whether the capsule's newest state is somewhere: it runs, or is held, or is an image."""
-    return any(h.copy and h.fresh or any(a.complete and a.fresh for a in h.arrivals)
+    return any((h.copy and h.fresh) or any(a.complete and a.fresh for a in h.arrivals)
                for _, h in s.hosts)  # fmt: skip
 
 
@@ -213,7 +208,7 @@ def unheard(s: State, name: str) -> State:
 
 
 def stale_manifests(net: frozenset[Message]) -> frozenset[Message]:
-    return frozenset(x[:4] + (False,) + x[5:] if x[1] == "Manifest" else x for x in net)
+    return frozenset((*x[:4], False, *x[5:]) if x[1] == "Manifest" else x for x in net)
 
 
 def spend(s: State, fault: str) -> State:

@@ -34,6 +34,8 @@ from liveshift.runtime.steps import Step
 
 
 class Model(Orchestrator, Hosts):
+    trying = ""
+
     def changes(self, s: State) -> Iterator[Change]:
         """All that may happen next. Raises Violation, with what was tried in ``trying``."""
         for label, after in self._changes(s):
@@ -109,7 +111,7 @@ class Model(Orchestrator, Hosts):
             elif kind == "Ruled":
                 useless = x[4] != hosts[x[0]].life
             elif kind == "Claim":
-                useless = not x[8] and x[6] != hosts[x[4]].life and self.p.ready_only
+                useless = not x[8] and x[6] != hosts[x[4]].life
             else:
                 continue
             if useless:
