@@ -23,8 +23,6 @@ from liveshift.launcher.lab.tasks import Task
 from . import full, memory, wire
 from .scene import LONGEST_S, SUSPICION_S, Scene
 
-UNTIL_THE_WIRE_GIVES_UP_S = LONGEST_S
-
 Fault = Callable[[Scene], AbstractContextManager[None]]
 Who = Callable[[Scene], str]
 
@@ -103,20 +101,20 @@ def power_lost(who: Who) -> Fault:
 # ---- cut ----
 
 
-def cut_between(one: Who, other: Who, longest: float = LONGEST_S) -> Fault:
+def cut_between(one: Who, other: Who) -> Fault:
     @contextmanager
     def fault(scene: Scene) -> Iterator[None]:
         labs.separate(scene.lab, one(scene), other(scene))
         try:
             yield
-            outlast(scene, longest)
+            outlast(scene)
         finally:
             labs.rejoin(scene.lab, one(scene), other(scene))
 
     return fault
 
 
-def cut_off(who: Who, longest: float = LONGEST_S) -> Fault:
+def cut_off(who: Who) -> Fault:
     """The host's cable is out."""
 
     @contextmanager
@@ -124,7 +122,7 @@ def cut_off(who: Who, longest: float = LONGEST_S) -> Fault:
         labs.link(scene.lab, who(scene), cut=True)
         try:
             yield
-            outlast(scene, longest)
+            outlast(scene)
         finally:
             labs.link(scene.lab, who(scene), cut=False)
 
@@ -210,16 +208,16 @@ def bits_flipped() -> Fault:
 # ---- what they share ----
 
 
-def outlast(scene: Scene, longest: float = LONGEST_S) -> None:
+def outlast(scene: Scene) -> None:
     """Let the harm last until the migration is over, but longer than any host is waited for
     before it is suspected, and not for ever: some migrations can only end once it is healed."""
     began = time.monotonic()
 
     def enough() -> bool:
         lasted = time.monotonic() - began
-        return lasted > longest or (lasted > 1.3 * SUSPICION_S and scene.is_over())
+        return lasted > LONGEST_S or (lasted > 1.3 * SUSPICION_S and scene.is_over())
 
-    eventually(enough, "the harm to have lasted", 2 * longest)
+    eventually(enough, "the harm to have lasted", 2 * LONGEST_S)
 
 
 def in_room(scene: Scene, host: str) -> list[Task]:

@@ -31,13 +31,11 @@ FAULTS: dict[str, Fault] = {
     "restore-killed": faults.criu_killed(destination, "restore"),
     "capsule-killed-at-source": faults.capsule_killed(source),
     "capsule-killed-at-destination": faults.capsule_killed(destination),
-    "cut-source-destination": faults.cut_between(
-        source, destination, faults.UNTIL_THE_WIRE_GIVES_UP_S
-    ),
+    "cut-source-destination": faults.cut_between(source, destination),
     "cut-source-orchestrator": faults.cut_between(source, orchestrator),
     "cut-destination-orchestrator": faults.cut_between(destination, orchestrator),
     "source-cut-off": faults.cut_off(source),
-    "destination-cut-off": faults.cut_off(destination, faults.UNTIL_THE_WIRE_GIVES_UP_S),
+    "destination-cut-off": faults.cut_off(destination),
     "source-power-lost": faults.power_lost(source),
     "destination-power-lost": faults.power_lost(destination),
     "images-full": faults.images_full(),
@@ -67,7 +65,7 @@ source-cut-off                    s s s s S m m m m m m m m
 destination-cut-off               s s s s s s s s S m m m m
 source-power-lost                 e e e E e M m m m m m m m
 destination-power-lost            s s S s s s s s s e e e e
-images-full                       s S s s s m m m m m . . .
+images-full                       s S s s s s s s m m . . .
 state-full                        s s s s *1 1 1 1 1 m . . .
 out-of-memory                     s s S s s s s s . . . . .
 bits-flipped                      M m m M . . . . . . . . .
