@@ -51,9 +51,9 @@ FAULTS: dict[str, Fault] = {
 #                                 prepared precopied locked dumped promised frozen committed
 #                                          restoring claiming granted running resumed finishing
 _GRID = """
-orchestrator-killed               S s s s s M M m m m m m m
-source-agent-killed               s s s S s m m m m m m m M
-destination-agent-killed          s S s s s s M s s m M m m
+orchestrator-killed               S s 2 2 2 M M m m m m m m
+source-agent-killed               3 s s S s m m m m m m m M
+destination-agent-killed          s S s s s m M s s m M m m
 dump-killed                       . . . S m m M m m m m . m
 restore-killed                    . . . . . . . . m M . . .
 capsule-killed-at-source          e e E e e M m m m m m m M
@@ -77,6 +77,8 @@ destination-agent-stalled         s s s s s s s s s M m m m
 
 REASONS: dict[str, str] = {
     "1": "the second attempt to restore may come after there is room again",
+    "2": "the image may be complete when the restarted orchestrator asks for it",
+    "3": "an agent that is back in time takes the ask that the one before did not get",
 }
 """Why a cell may come to either end, by its number in the grid."""
 
