@@ -114,3 +114,10 @@ def wander(model: Model, start: State, choose: Random, most: int = 250) -> Found
     if why := unrest(model, state, calm):
         return Found(len(labels), why[-1], (*labels, "-- faults stop", *why[:-1]))
     return Found(len(labels))
+
+
+def follow(model: Model, state: State, labels: list[str]) -> State:
+    """Where certain changes lead, each the first whose label begins so."""
+    for label in labels:
+        state = next(after for found, after in model.changes(state) if found.startswith(label))
+    return state

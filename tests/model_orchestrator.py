@@ -244,6 +244,8 @@ class Orchestrator:
         if host == destination and step in self.p.committed_from:
             step = Step.COMMITTED
         released = step is Step.ROLLING_BACK and self.p.perhaps_released
+        if released and not dict(s.hosts)[s.source].copy:  # it may have run, and died since
+            s = s._replace(forgiven=True)
         return s._replace(owner=(host, epoch, granted and self.p.granted_is_kept), step=step,
                           destination=destination, released=released, tried=frozenset(),
                           surveyed=False, wait=Wait("take up"))  # fmt: skip

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from exploring import explore, wander
+from exploring import explore, follow, wander
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from model_state import Budget, Protocol, initial
@@ -130,6 +130,21 @@ def test_without_it_the_protocol_fails(part: str, value: Any, budget: dict[str, 
     )
     assert found.violation is not None, found
     assert found.trace
+
+
+def test_a_commit_while_it_rolls_back_is_seen_after_a_restart() -> None:
+    """Else the source's copy ends, though nothing is restored yet."""
+    complete_and_silent = [
+        "move to B", "B takes Reserve", "Reserved", "A takes Freeze", "A promises", "A ships",
+        "B takes Manifest", "no answer to Freeze", "no answer to Progress",
+        "no answer to Settle: is it complete?", "B takes Progress [5",
+    ]  # fmt: skip
+    start = initial("AB", Budget(silences=3, orchestrator=1, hosts=1))
+    for seen, sound in ((BEFORE_COMMIT, False), (Protocol.committed_from, True)):
+        model = Model(Protocol(committed_from=seen))
+        found = explore(model, follow(model, start, complete_and_silent))
+        assert (found.violation is None) is sound, found
+        assert found.states > (1_000 if sound else 0)
 
 
 When = Callable[[Side, bool, int, Owner, Step | None], bool]
