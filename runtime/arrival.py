@@ -59,6 +59,7 @@ class Arrival:
         self.inbox = Inbox(self.images, resident, housing.placement.carried)
         self._tree = RestoringTree(resident.room, self.images)
         self._settled_files = False
+        self.failed_epoch = 0  # of the last attempt that failed: a late ask for it is over, too
 
     def note(self) -> None:
         """Write down what :meth:`take_up` needs."""

@@ -23,7 +23,7 @@ from ..criu_glue.room import STDERR_FD, STDOUT_FD
 from ..criu_glue.survey import Survey, survey
 from ..criu_glue.tool import Criu
 from ..criu_glue.trees import Stamp, Tree
-from ..errors import LiveshiftError
+from ..errors import LiveshiftError, Refused
 from . import carried_out
 from .faultpoints import reach
 from .messages import Frozen, Moved
@@ -106,6 +106,8 @@ class Departure:
         Raises with the tasks running and the network open before the promise; after it with the
         tree held.
         """
+        if self.promised:
+            raise Refused(f"{self.resident.spec.name} is held frozen already")
         before = self._wire.bytes
         watch = Stopwatch()
         self._wire.until = time.monotonic() + deadline_s

@@ -57,7 +57,7 @@ class Move:
         self.error: LiveshiftError | None = None
         self.tried: set[str] = set()
         self.released = False  # its source was told to run (again): the promise is spent
-        self._closed = False  # its image never became complete
+        self._seen = self._closed = False  # its image was asked for; it never became complete
         self.times = Timeline()
         self._ground = ground
         self._limits = job.timeouts(ground.cluster)
@@ -327,7 +327,8 @@ class Move:
                 if await self._goes_on():
                     await self._from_commit()
                     return
-                if state == "unknown" and not self._closed:
+                decided = self._closed if state == "unknown" else self._seen
+                if not decided and self.capsule.code is None:
                     await asyncio.sleep(self._limits.heartbeat)
                     continue
             break
@@ -343,7 +344,7 @@ class Move:
         """Whether the image is complete, and now the destination's; if not, it never will be."""
         try:
             seen = await self._progress(close=True)
-            self._closed = not seen.complete
+            self._seen, self._closed = True, not seen.complete
             if self._closed or self.released or self.capsule.code is not None:
                 return False
             self._ground.commit(self.capsule, self.destination, still=True)
@@ -369,7 +370,8 @@ class Move:
                     self.times.thaw()
                     self._end(Step.FAILED)
                     return True
-            if isinstance(self.error, Gone) or self.capsule.granted:
+            at_source = self.capsule.host == self.source
+            if isinstance(self.error, Gone) or (at_source and self.capsule.granted):
                 self.error = Gone(f"{self.error}; and {self.source} has no copy either")
                 self._end(Step.LOST)
                 return True
@@ -391,8 +393,8 @@ class Move:
                     return state in ("runs", "ended")
             except LiveshiftError as error:
                 log.warning("%s: waiting for %s: %s", self.name, self.source, error)
-                if not self.capsule.granted:
-                    return False
+                if not self.capsule.granted and not isinstance(self.error, Gone):
+                    return False  # the destination has an image still
             await asyncio.sleep(self._limits.heartbeat)
 
     async def _settle(self, host: str) -> str:
@@ -427,7 +429,7 @@ class Move:
         self.step = to
         try:
             self._changed(self)
-        except Exception:  # a record for people: who owns the capsule is the commit's alone
+        except Exception:  # who owns the capsule is the commit's alone; what follows is rule()'s
             log.exception("%s: cannot record that it is %s", self.name, to.value)
 
     def _end(self, how: Step) -> None:

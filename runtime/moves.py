@@ -33,7 +33,7 @@ job does not wait for it."""
 KEEP_MOVES = 200
 """Ended migrations that are kept at hand; the journal has them all."""
 
-UNCOMMITTED = frozenset(step.value for step in BEFORE_COMMIT)
+UNCOMMITTED = frozenset(step.value for step in {*BEFORE_COMMIT, Step.ROLLING_BACK})
 
 
 class Moves:

@@ -169,8 +169,6 @@ class Porter:
         self._running(ask.capsule)
         if departure is None:
             raise NotFound(f"{self._house.host} knows no migration {ask.migration}")
-        if departure.promised:
-            raise Refused(f"{ask.capsule} is held frozen already")
         with self._working(ask.migration):
             return await self._house.blocking(
                 ask.capsule, lambda: departure.freeze(criu, ask.deadline)
@@ -225,14 +223,14 @@ class Porter:
         if arrival is None or not arrival.room_stands:
             raise NotFound(f"{self._house.host} has no image of {name} (any more)")
         assert criu is not None  # the preflight has seen it
+        if ask.epoch <= arrival.failed_epoch:
+            raise StepFailed("restore", f"the attempt under epoch {ask.epoch} has failed")
         with self._working(migration):
-            watch = Stopwatch()
-            await self._house.blocking(name, lambda: arrival.bring_up(criu, watch, ask.deadline))
-            await reached("destination.claiming")
-            await self._may_run(arrival, ask.epoch)
-            moved = await self._house.blocking(
-                name, lambda: arrival.let_run(watch, ask.epoch, ask.deadline)
-            )
+            try:
+                moved = await self._restore(arrival, criu, ask)
+            except BaseException:
+                arrival.failed_epoch = max(arrival.failed_epoch, ask.epoch)
+                raise
             self._house.admit(arrival.resident)
             del self.arrivals[migration]
         await reached("destination.running")
@@ -240,8 +238,19 @@ class Porter:
         self._tasks.spawn(asyncio.to_thread(arrival.free_images))
         return moved
 
+    async def _restore(self, arrival: Arrival, criu: Criu, ask: messages.Restore) -> messages.Moved:
+        name, watch = ask.capsule, Stopwatch()
+        await self._house.blocking(name, lambda: arrival.bring_up(criu, watch, ask.deadline))
+        await reached("destination.claiming")
+        await self._may_run(arrival, ask.epoch)
+        return await self._house.blocking(
+            name, lambda: arrival.let_run(watch, ask.epoch, ask.deadline)
+        )
+
     async def forward(self, ask: messages.Forward) -> messages.Frozen:
         """Send an image that could not be restored here on to another spare."""
+        while ask.migration in self._busy:
+            await asyncio.sleep(POLL_S)
         arrival = self.arrivals.get(ask.migration)
         if arrival is None or not arrival.complete:
             raise NotFound(f"{self._house.host} has no image of {ask.capsule}")
