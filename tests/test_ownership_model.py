@@ -36,7 +36,7 @@ FAULTS = ("orchestrator", "agents", "hosts", "doubles", "silences", "failures")
 FOUND_AT_MOST = 60_000
 """States within which a mutation has to show."""
 
-DEEP = os.environ.get("LIVESHIFT_MODEL_STATES", "1000000")
+DEEP = os.environ.get("LIVESHIFT_MODEL_STATES", "50000")
 """How many states the deep run may visit."""
 
 
