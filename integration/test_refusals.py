@@ -136,10 +136,10 @@ def test_words_that_mean_nothing(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("migrate long/1", "nobody may not migrate it"),
-        ("stop long", "nobody may not signal it"),
-        ("logs long/1", "nobody may not read its output"),
-        ("taint h1", "nobody may not taint a host"),
+        ("migrate long/1", "nobody may not move long/1: it is another user's"),
+        ("stop long", "nobody may not end long: it is another user's"),
+        ("logs long/1", "nobody may not read the output of long: it is another user's"),
+        ("taint h1", "nobody may not taint h1: that needs the role"),
         ("lab down", "needs root"),
     ],
 )
@@ -240,7 +240,7 @@ def test_something_that_cannot_be_dumped(
     if (held := job.steps()[0]["held"]) < 0:
         pytest.skip(f"this kernel lets nobody have a {what}: {os.strerror(-held)}")
     for more in ((), ("--dry-run",)):
-        assert said in lab.refused("migrate", job.name, *more)
+        assert said in lab.refused("migrate", job.name, "--to", "h2", *more)
 
 
 def test_io_uring_is_not_there(lab: LabSession, long: Job, chain: Callable[..., Job]) -> None:
