@@ -371,6 +371,7 @@ class TestPower:
         output(lab, "h1", "sh", "-c", "echo kept >/var/tmp/x; echo lost >/dev/shm/x")
         output(lab, "h1", "sh", "-c", "setsid sleep 600 >/dev/null 2>&1 &")
         labs.separate(lab, "h1", "h2")
+        mac = output(lab, "h1", "cat", "/sys/class/net/eth0/address")
         labs.kill_host(lab, "h1")
         assert not lab.hosts["h1"].running
         assert lab.cuts == []
@@ -381,6 +382,7 @@ class TestPower:
         labs.boot_host(lab, "h1")
         assert reaches(lab, "h0", "h1")
         assert reaches(lab, "h1", "h2")
+        assert output(lab, "h1", "cat", "/sys/class/net/eth0/address") == mac
         assert output(lab, "h1", "cat", "/var/tmp/x") == "kept\n"
         assert output(lab, "h1", "ls", "/dev/shm") == ""
         assert "sleep" not in output(lab, "h1", "ps", "-A", "-o", "comm")

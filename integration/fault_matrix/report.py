@@ -26,7 +26,7 @@ _STYLES = {MOVED: "green", STAYED: "cyan", ENDED: "yellow"}
 class Report:
     """Collects verdicts in ``directory``; the file there is true after every cell."""
 
-    WIDTH = 116
+    WIDTH = 132
     """Of the whole table, in characters."""
 
     def __init__(self, directory: Path, console: Console) -> None:

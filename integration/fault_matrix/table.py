@@ -51,9 +51,9 @@ FAULTS: dict[str, Fault] = {
 #                                 prepared precopied locked dumped promised frozen committed
 #                                          restoring claiming granted running resumed finishing
 _GRID = """
-orchestrator-killed               S s 2 2 2 M M m m m m m m
-source-agent-killed               3 s s S s m m m m m m m M
-destination-agent-killed          s S s s s m M s s m M m m
+orchestrator-killed               S s 1 1 1 M M m m m m m m
+source-agent-killed               2 s s S s m m m m m m m M
+destination-agent-killed          s S s s s *2 2 s s m M m m
 dump-killed                       . . . S m m M m m m m . m
 restore-killed                    . . . . . . . . m M . . .
 capsule-killed-at-source          e e E e e M m m m m m m M
@@ -66,7 +66,7 @@ destination-cut-off               s s s s s s s s S m m m m
 source-power-lost                 e e e E e M m m m m m m m
 destination-power-lost            s s S s s s s s s e e e e
 images-full                       s S s s s s s s m m . . .
-state-full                        s s s s *1 1 1 1 1 m . . .
+state-full                        s s s s S s s s s m . . .
 out-of-memory                     s s S s s s s s . . . . .
 bits-flipped                      M m m M . . . . . . . . .
 orchestrator-stalled              m m m m m m m m m m m M m
@@ -76,9 +76,8 @@ destination-agent-stalled         s s s s s s s s s M m m m
 # fmt: on
 
 REASONS: dict[str, str] = {
-    "1": "the second attempt to restore may come after there is room again",
-    "2": "the image may be complete when the restarted orchestrator asks for it",
-    "3": "an agent that is back in time takes the ask that the one before did not get",
+    "1": "the image may be complete when the restarted orchestrator asks for it",
+    "2": "an agent that is back in time takes the ask that the one before did not get",
 }
 """Why a cell may come to either end, by its number in the grid."""
 
@@ -103,12 +102,11 @@ class Cell:
 
 
 def cells(wanted: str = "", short: bool = False) -> list[Cell]:
-    """All cells, those of the short form, or those whose name fits one of several patterns.
+    """All cells, those of the short form, or those whose name has one of several patterns in it.
 
-    ``wanted`` is a list such as "source.*/dump-killed,power-lost"; a word without ``*`` fits
-    every name that it is a part of.
+    ``wanted`` is a list such as "source.*/dump-killed,power-lost".
     """
-    patterns = [p if "*" in p else f"*{p}*" for p in wanted.split(",") if p]
+    patterns = [f"*{word}*" for word in wanted.split(",") if word]
     return [
         cell
         for cell in _all()

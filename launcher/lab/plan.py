@@ -64,6 +64,11 @@ def address(index: int) -> str:
     return f"10.88.0.{10 + index}"
 
 
+def mac(address: str) -> str:
+    """The MAC of a host's eth0: locally administered, ``l`` and the four bytes of its address."""
+    return "02:6c:" + ":".join(f"{int(byte):02x}" for byte in address.split("."))
+
+
 def netns(lab: str, host: str) -> str:
     return f"ls-{lab}-{host}"
 

@@ -36,11 +36,15 @@ def make_switch(lab: Lab) -> None:
 
 
 def plug_in(lab: Lab, machine: LabHost) -> None:
-    """Make a host's network namespace, with eth0 on a cable to the switch's port of its name."""
+    """Make a host's network namespace, with eth0 on a cable to the switch's port of its name.
+
+    A host that is booted anew has the MAC that it had, as a machine would: its peers remember it.
+    """
     run(["ip", "netns", "add", machine.netns])
     ip(
         lab.switch,
-        f"link add {machine.name} type veth peer name eth0 netns {machine.netns}",
+        f"link add {machine.name} type veth peer name eth0 address {plan.mac(machine.address)}"
+        f" netns {machine.netns}",
         f"link set {machine.name} master {BRIDGE} up",
     )
     ip(
