@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from lab_session import eventually
+
 from liveshift.runtime.faultpoints import POINTS
 
 VARIABLE = "LIVESHIFT_FAULTPOINTS"
@@ -30,6 +32,10 @@ class Held:
     def reached(self, point: str) -> bool:
         """Whether a daemon has come there, and waits."""
         return (self.directory / f"{point}.reached").exists()
+
+    def wait(self, point: str, timeout: float = 30.0) -> None:
+        """Until a daemon has come there."""
+        eventually(lambda: self.reached(point), f"{point} to be reached", timeout)
 
     def release(self, point: str) -> None:
         """Let go on whoever is held there; nothing happens when that has been killed."""
