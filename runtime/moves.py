@@ -242,7 +242,16 @@ class Moves:
 
     async def _follow(self, move: Move, work: Awaitable[None]) -> None:
         await work
-        move.capsule.migration = None
+        self._fleet.forget_moves(KEEP_MOVES)
+        await self._over(move)
+
+    def _changed(self, move: Move) -> None:
+        self._fleet.journal.save_migration(move.number, move.row())
+        if move.step in ENDS:
+            move.capsule.migration = None
+            self._tell_end(move)
+
+    def _tell_end(self, move: Move) -> None:
         row = move.row()
         if move.step is Step.DONE:
             kind = "moved"
@@ -254,8 +263,3 @@ class Moves:
             kind = "not moved"
             text = f"{move.source} → {move.destination} {move.step.value}: {row.error}"
         self._fleet.journal.tell(move.capsule.name, kind, text, move.by, move.number)
-        self._fleet.forget_moves(KEEP_MOVES)
-        await self._over(move)
-
-    def _changed(self, move: Move) -> None:
-        self._fleet.journal.save_migration(move.number, move.row())

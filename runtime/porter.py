@@ -347,6 +347,10 @@ class Porter:
             except OSError as error:  # it runs, and that is the answer
                 log.error("%s: cannot note its epoch: %s", name, error)
             return "runs"
+        if ruling is Ruling.END and not departure.promised:  # it has ended by itself meanwhile
+            await self._house.blocking(name, departure.thaw)
+            self.departures.pop(departure.migration, None)
+            return "ended"
         if ruling is Ruling.END:
             if self._house.capsules.get(name) is resident:
                 self._house.capsules.pop(name)
