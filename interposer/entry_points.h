@@ -31,11 +31,4 @@
     X(reduce, _ZN4gloo6reduceERNS_13ReduceOptionsE, required)                                      \
     X(scatter, _ZN4gloo7scatterERNS_14ScatterOptionsE, required)
 
-enum collective_kind {
-#define X(kind, symbol, need) GLOO_##kind,
-    LIVESHIFT_GLOO_ENTRY_POINTS(X)
-#undef X
-        COLLECTIVE_KINDS
-};
-
 #endif

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Everything that liveshift_interposer.so exports; counting.c counts, forward.c finds the functions
- * behind the hooks.
+ * Everything that liveshift_interposer.so exports; process.c makes the page, gate.c decides
+ * who passes, forward.c finds the functions behind the hooks.
  *
  * The law inside a hook:
  * - Hooks run on torch's own threads, several at once. No lock is held around the real function.
- * - Nothing is allocated, and beyond a process's first collective there is no system call: the
- *   clock is read through the vDSO.
+ * - Nothing is allocated, and beyond a process's first collective there is no system call
+ *   while the gate is open.
  * - gloo reports errors by C++ exceptions, which unwind through these frames. Hence -fexceptions:
  *   no cleanup would run without it. A hook swallows nothing and adds nothing.
  * - No constructor: a process that never calls a collective (a shell, a DataLoader worker) pays for
  *   being loaded into and nothing else. LD_PRELOAD is left in the environment, because it is the
  *   children of a launcher such as torchrun that train.
- * - Fork and exec: page.h says what becomes of the page, counting.c does it.
+ * - Fork and exec: page.h says what becomes of the page, process.c does it.
  */
 
-#include "counting.h"
+#include "clocks.h"
 #include "forward.h"
 
 #include <stdatomic.h>
@@ -24,7 +24,7 @@
 #define EXPORTED __attribute__((visibility("default")))
 
 /* Increase when one of the three names below changes its meaning or goes away. Read by tests. */
-#define LIVESHIFT_INTERPOSER_ABI 1
+#define LIVESHIFT_INTERPOSER_ABI 2
 
 EXPORTED extern const int liveshift_interposer_abi;
 const int liveshift_interposer_abi = LIVESHIFT_INTERPOSER_ABI;
@@ -39,8 +39,11 @@ EXPORTED extern const char liveshift_interposer_symbols[];
 const char liveshift_interposer_symbols[] = LIVESHIFT_GLOO_ENTRY_POINTS(X);
 #undef X
 
-static inline void pass(enum collective_kind kind, collective *real, void *options) {
-    __attribute__((cleanup(call_finished))) struct call call = call_started(kind);
+static void back(struct gate **gate) { unidentified_end(*gate); }
+
+static inline void pass(enum kind kind, collective *real, void *options) {
+    __attribute__((cleanup(back))) struct gate *gate = gate_here();
+    atomic_fetch_add_explicit(&gate->page->counters[kind].started, 1, memory_order_relaxed);
     real(options);
 }
 

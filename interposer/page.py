@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python mirror of ``page.h``: what each process of a job tells about its collectives.
+"""Reading the interposer's pages: what each process of a job tells about itself.
 
-``page.h`` is the truth about the layout, who writes a field and when; ``FIELDS`` repeats its order
-and sizes, and tests/test_page_layout.py holds the two equal. The pages lie in a directory that the
-job's own user may write to, so nothing found there is trusted: no link is followed, no pipe waited
-for, no size believed.
+The pages lie in a directory that the job's own user may write to, so nothing found there is
+trusted: no link is followed, no pipe waited for, no size believed. They are read by pread: a file
+that somebody truncates would be a SIGBUS in a mapping.
 """
 
 from __future__ import annotations
@@ -12,43 +11,18 @@ from __future__ import annotations
 import logging
 import os
 import stat
-import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from ..errors import LiveshiftError
-from .elf import ElfError, shared_library
+from . import layout
+from .layout import Record, text_of
 
 log = logging.getLogger("liveshift.page")
 _complained: set[Path] = set()
-
-MAGIC = b"LIVESHFT"
-LAYOUT = 1
-SIZE = 4096
-LIBRARY = "liveshift_interposer.so"
-
-# Fields of struct liveshift_page in order, with struct's format codes.
-FIELDS: tuple[tuple[str, str], ...] = (
-    ("magic", "8s"),
-    ("layout", "I"),
-    ("kinds", "I"),
-    ("pid", "i"),
-    ("rank", "i"),
-    ("world_size", "i"),
-    ("local_rank", "i"),
-    ("created_ns", "Q"),
-    ("version", "24s"),
-    ("command", "64s"),
-    ("last_started_ns", "Q"),
-    ("last_finished_ns", "Q"),
-)
-HEADER = struct.Struct("<" + "".join(code for _, code in FIELDS))
-
-# Fields of struct liveshift_counter; `counters` follows the header, `reserved` fills the page.
-COUNTER_FIELDS: tuple[tuple[str, str], ...] = (("kind", "24s"), ("started", "Q"), ("finished", "Q"))
-COUNTER = struct.Struct("<" + "".join(code for _, code in COUNTER_FIELDS))
-COUNTERS = 64
 
 PAGES = 4096
 """Pages that are read of one capsule at most: each is the time of a system call or three."""
@@ -58,22 +32,64 @@ class PageError(LiveshiftError):
     """A file is not a page, or is one whose layout this version of liveshift doesn't know."""
 
 
-@dataclass(frozen=True)
-class Counter:
-    """Calls of one kind of collective since the program's start."""
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """One clock's row, see struct liveshift_clock."""
 
-    started: int
-    finished: int
+    row: int
+    id: int
+    announced: int
+    returned: int
+    raised: int
+    target: int
+    communicator: int
+    sender: int
+    receiver: int
+    owner: int
+    kind: int
+    blocking: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """One communicator's row, see struct liveshift_communicator."""
+
+    row: int
+    state: layout.CommunicatorState
+    library: layout.Library
+    id: int
+    parent: int
+    size: int
+    rank: int
+    device: int | None
+    made_by: str
+    ordinal: int
+    generation: int
+    name: str
+    unsafe: str
+    fresh_id: bytes
+    fresh_attempt: int
+    operations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A thread at the gate: gettid() in the capsule; ``state``: armed, parked, owed or closed."""
+
+    tid: int
+    state: str
+    clock: int
+    wants: int
+    kind: int
 
 
 @dataclass(frozen=True)
 class Page:
-    """One process's page as it was at the moment of reading.
+    """One process's page as it was at the moment of reading: who it is, and how far it has come.
 
-    Times are nanoseconds of CLOCK_MONOTONIC in the process's own time namespace: compare them with
-    each other, not with the reader's clock. ``rank``, ``world_size`` and ``local_rank`` are None
-    where the job's environment didn't say. A changed ``created_ns`` under the same ``pid`` is a
-    new program, whose counters began at 0.
+    ``created_ns`` is CLOCK_MONOTONIC of the process's own time namespace; changed under the same
+    ``pid``, it tells of a new program, whose counters began at 0. ``rank``, ``world_size`` and
+    ``local_rank`` are None where the job's environment didn't say. ``begun``: operations by name.
     """
 
     pid: int
@@ -83,24 +99,199 @@ class Page:
     created_ns: int
     version: str
     command: str
-    last_started_ns: int
-    last_finished_ns: int
-    counters: dict[str, Counter]
+    begun: dict[str, int]
+    finished: int
 
     @property
     def started(self) -> int:
-        """Collectives begun, of all kinds."""
-        return sum(c.started for c in self.counters.values())
-
-    @property
-    def finished(self) -> int:
-        """Collectives that came back, of all kinds, by return or by exception."""
-        return sum(c.finished for c in self.counters.values())
+        """Operations begun, of all kinds."""
+        return sum(self.begun.values())
 
     @property
     def in_flight(self) -> int:
-        """Collectives begun and not back; the process counts on while we read, hence the floor."""
+        """Operations begun and not back; the process counts on while we read, hence the floor."""
         return max(0, self.started - self.finished)
+
+
+class PageFile:
+    """An open page. Methods read what is there now; raise PageError where it is damaged."""
+
+    def __init__(self, fd: int, path: Path) -> None:
+        self.fd = fd
+        self.path = path
+        raw = self.raw(0, layout.HEADER_SIZE)
+        self.identity: dict[str, Any] = layout.IDENTITY.unpack(raw)
+        self._check_identity()
+        self.kinds = [
+            text_of(raw[at : at + 24])
+            for at in range(
+                layout.COUNTERS_AT,
+                layout.COUNTERS_AT + self.identity["kinds"] * layout.COUNTER.size,
+                layout.COUNTER.size,
+            )
+        ]
+
+    @property
+    def pid(self) -> int:
+        return int(self.identity["pid"])
+
+    @property
+    def rank(self) -> int | None:
+        return _or_none(self.identity["rank"])
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+    def raw(self, at: int, length: int) -> bytes:
+        """Exactly these; raises PageError where the file is shorter or can't be read."""
+        try:
+            raw = os.pread(self.fd, length, at)
+        except OSError as error:
+            raise PageError(f"cannot read the page {self.path}: {error.strerror}") from error
+        if len(raw) < length:
+            raise PageError(
+                f"{self.path} is not a page of the interposer: "
+                f"{at + len(raw)} of {at + length} bytes"
+            )
+        return raw
+
+    def _check_identity(self) -> None:
+        magic, number = self.identity["magic"], self.identity["layout"]
+        if magic != layout.MAGIC:
+            raise PageError(
+                f"{self.path} is not a page of the interposer: it begins with {magic!r}"
+            )
+        if number != layout.LAYOUT:
+            raise PageError(
+                f"{self.path} has page layout {number}; "
+                f"this version of liveshift reads {layout.LAYOUT}",
+                hint="The job runs with the interposer of another version of liveshift, and keeps "
+                "it until it ends.",
+            )
+        kinds = self.identity["kinds"]
+        if kinds > layout.COUNTERS:
+            raise PageError(
+                f"{self.path} is damaged: {kinds} kinds of operations, "
+                f"at most {layout.COUNTERS} fit"
+            )
+
+    def page(self) -> Page:
+        """Who it is and how far it has come."""
+        who = self.identity
+        raw = self.raw(layout.COUNTERS_AT, layout.COUNTERS * layout.COUNTER.size)
+        counted = [int(row[1]) for row in layout.COUNTER.rows(raw)]
+        tables = layout.TABLES.unpack(self.raw(layout.TABLES_AT, layout.TABLES.size))
+        finished = int(tables["retired"]) + int(self.answer()["unidentified"])
+        return Page(
+            pid=who["pid"],
+            rank=_or_none(who["rank"]),
+            world_size=_or_none(who["world_size"]),
+            local_rank=_or_none(who["local_rank"]),
+            created_ns=who["created_ns"],
+            version=text_of(who["version"]),
+            command=text_of(who["command"]),
+            begun=dict(zip(self.kinds, counted, strict=False)),
+            finished=finished + sum(clock.returned for clock in self.clocks()),
+        )
+
+    def answer(self) -> dict[str, Any]:
+        """struct liveshift_answer."""
+        return layout.ANSWER.unpack(self.raw(layout.ANSWER_AT, layout.ANSWER.size))
+
+    def order(self) -> dict[str, Any]:
+        """struct liveshift_order, as the agent wrote it last."""
+        return layout.ORDER.unpack(self.raw(layout.ORDER_AT, layout.ORDER.size))
+
+    def ledger(self) -> dict[str, Any]:
+        """struct liveshift_ledger."""
+        return layout.LEDGER.unpack(self.raw(layout.LEDGER_AT, layout.LEDGER.size))
+
+    def used(self, table: str, most: int) -> int:
+        """Rows of a table that have been used."""
+        tables = layout.TABLES.unpack(self.raw(layout.TABLES_AT, layout.TABLES.size))
+        count = int(tables[table])
+        if count > most:
+            raise PageError(f"{self.path} is damaged: {count} {table}, at most {most} fit")
+        return count
+
+    def clocks(self) -> list[Clock]:
+        """The clocks in use."""
+        raw = self._table("clocks", layout.CLOCKS_AT, layout.CLOCK, layout.CLOCKS)
+        return [
+            Clock(row, *fields[:-1], bool(fields[-1]))
+            for row, fields in enumerate(layout.CLOCK.rows(raw))
+            if fields[0]
+        ]
+
+    def communicators(self) -> list[Communicator]:
+        """Those that were made, ended ones included until their row is used again."""
+        raw = self._table(
+            "communicators",
+            layout.COMMUNICATORS_AT,
+            layout.COMMUNICATOR,
+            layout.COMMUNICATORS,
+        )
+        found = []
+        for row in range(len(raw) // layout.COMMUNICATOR.size):
+            seen: dict[str, Any] = layout.COMMUNICATOR.unpack(raw, row * layout.COMMUNICATOR.size)
+            if seen["state"] == layout.CommunicatorState.FREE:
+                continue
+            try:
+                found.append(_communicator(row, seen))
+            except ValueError as error:
+                raise PageError(f"{self.path} is damaged: communicator {row}: {error}") from error
+        return found
+
+    def waiting(self) -> list[Waiting]:
+        """The threads at the gate."""
+        raw = self.raw(layout.THREADS_AT, layout.THREADS * layout.THREAD.size)
+        states = {ord("A"): "armed", ord("P"): "parked", ord("O"): "owed", ord("C"): "closed"}
+        return [
+            Waiting(int(tid), states.get(int(state), "coming"), int(clock), int(wants), int(kind))
+            for tid, state, clock, wants, kind, _ in layout.THREAD.rows(raw)
+            if tid
+        ]
+
+    def _table(self, name: str, at: int, record: Record, most: int) -> bytes:
+        return self.raw(at, self.used(name, most) * record.size)
+
+
+def _communicator(row: int, seen: dict[str, Any]) -> Communicator:
+    return Communicator(
+        row=row,
+        state=layout.CommunicatorState(seen["state"]),
+        library=layout.Library(seen["library"]),
+        id=seen["id"],
+        parent=seen["parent"],
+        size=seen["size"],
+        rank=seen["rank"],
+        device=_or_none(seen["device"]),
+        made_by=chr(seen["made_by"]) if 32 < seen["made_by"] < 127 else "?",
+        ordinal=seen["ordinal"],
+        generation=seen["generation"],
+        name=text_of(seen["name"]),
+        unsafe=text_of(seen["unsafe"]),
+        fresh_id=seen["fresh_id"],
+        fresh_attempt=seen["fresh_attempt"],
+        operations=seen["operations"],
+    )
+
+
+@contextmanager
+def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[PageFile]:
+    """A page while the context lasts; raises FileNotFoundError, PageError."""
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise PageError(f"cannot open the page {path}: {error.strerror}") from error
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise PageError(f"{path} is not a page of the interposer: not a regular file")
+        yield PageFile(fd, path)
+    finally:
+        os.close(fd)
 
 
 def read(path: Path) -> Page:
@@ -109,35 +300,8 @@ def read(path: Path) -> Page:
     Raises FileNotFoundError when there is none, PageError when the file is something else, can't be
     read, or has a layout other than ours.
     """
-    raw = _raw(path)
-    magic, layout, kinds, pid, *rest = HEADER.unpack_from(raw)
-    if magic != MAGIC:
-        raise PageError(f"{path} is not a page of the interposer: it begins with {magic!r}")
-    if layout != LAYOUT:
-        raise PageError(
-            f"{path} has page layout {layout}; this version of liveshift reads {LAYOUT}",
-            hint="The job runs with the interposer of another version of liveshift, and keeps it "
-            "until it ends.",
-        )
-    if kinds > COUNTERS:
-        raise PageError(f"{path} is damaged: {kinds} kinds of collectives, at most {COUNTERS} fit")
-    rank, world_size, local_rank, created, version, command, started, finished = rest
-    counters = {}
-    for i in range(kinds):
-        kind, begun, back = COUNTER.unpack_from(raw, HEADER.size + i * COUNTER.size)
-        counters[_text(kind)] = Counter(begun, back)
-    return Page(
-        pid=pid,
-        rank=_or_none(rank),
-        world_size=_or_none(world_size),
-        local_rank=_or_none(local_rank),
-        created_ns=created,
-        version=_text(version),
-        command=_text(command),
-        last_started_ns=started,
-        last_finished_ns=finished,
-        counters=counters,
-    )
+    with opened(path) as file:
+        return file.page()
 
 
 def pages(directory: Path) -> list[Page]:
@@ -146,6 +310,24 @@ def pages(directory: Path) -> list[Page]:
     Includes those of processes that have ended. What can't be read is logged and left out: what a
     job writes there must not keep its host from reporting on the others.
     """
+    found = []
+    for path in paths(directory):
+        try:
+            page = read(path)
+        except FileNotFoundError:
+            continue  # gone since the listing, with its capsule
+        except PageError as error:
+            _complain(path, error.message)
+            continue
+        if str(page.pid) == path.name:
+            found.append(page)
+        else:
+            _complain(path, f"{path} is the page of process {page.pid}")
+    return found
+
+
+def paths(directory: Path) -> list[Path]:
+    """The files that look like pages, by pid."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -157,21 +339,7 @@ def pages(directory: Path) -> list[Page]:
     numbers = [name for name in names if name.isascii() and name.isdecimal() and name[0] != "0"]
     if len(numbers) > PAGES:
         _complain(directory, f"{len(numbers)} pages in {directory}, at most {PAGES} are read")
-    found = []
-    for name in sorted(numbers, key=int)[:PAGES]:
-        path = directory / name
-        try:
-            page = read(path)
-        except FileNotFoundError:
-            continue  # gone since the listing, with its capsule
-        except PageError as error:
-            _complain(path, error.message)
-            continue
-        if str(page.pid) == name:
-            found.append(page)
-        else:
-            _complain(path, f"{path} is the page of process {page.pid}")
-    return found
+    return [directory / name for name in sorted(numbers, key=int)[:PAGES]]
 
 
 def _complain(path: Path, text: str) -> None:
@@ -179,64 +347,6 @@ def _complain(path: Path, text: str) -> None:
     if path not in _complained and len(_complained) < 1000:
         _complained.add(path)
         log.warning("%s", text)
-
-
-def library_path() -> Path:
-    """The installed interposer, for LD_PRELOAD. Raises LiveshiftError when it isn't installed."""
-    path = Path(str(files("liveshift.interposer") / LIBRARY))
-    if not path.is_file():
-        raise LiveshiftError(
-            f"the interposer {path} is not there",
-            hint="Install liveshift by pip or meson: a bare source tree has no compiled part.",
-        )
-    return path
-
-
-def missing_symbols(libtorch_path: Path) -> list[str]:
-    """The required hooked names that this libtorch_cpu.so does not export; empty is good.
-
-    Neither library is loaded. Raises ElfError when one of the files can't be read.
-    """
-    names = [name for need, name in hooked_symbols() if need == "required"]
-    with shared_library(libtorch_path) as torch:
-        return [name for name in names if torch.address_of(name) is None]
-
-
-def hooked_symbols() -> list[tuple[str, str]]:
-    """("required" or "optional", mangled name) of each hook, from the library's own table."""
-    path = library_path()
-    with shared_library(path) as library:
-        address = library.address_of("liveshift_interposer_symbols")
-        if address is None:
-            raise ElfError(f"{path} has no table of hooked names: it is not our interposer")
-        table = library.bytes_until(address, b"\0\0").decode()
-    return [(need, name) for need, _, name in (entry.partition(" ") for entry in table.split("\0"))]
-
-
-def _raw(path: Path) -> bytes:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise PageError(f"cannot open the page {path}: {error.strerror}") from error
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise PageError(f"{path} is not a page of the interposer: not a regular file")
-        raw = os.pread(fd, SIZE, 0)
-    except OSError as error:
-        raise PageError(f"cannot read the page {path}: {error.strerror}") from error
-    finally:
-        os.close(fd)
-    if len(raw) < SIZE:
-        raise PageError(f"{path} is not a page of the interposer: {len(raw)} of {SIZE} bytes")
-    return raw
-
-
-def _text(padded: bytes) -> str:
-    """Decode; what a terminal might obey is replaced, since the job's user chose the bytes."""
-    text = padded.split(b"\0", 1)[0].decode("utf-8", "replace")
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _or_none(number: int) -> int | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ..criu_glue.network import Overlay
 from ..criu_glue.room import PAGES
 from ..errors import LiveshiftError, Refused
-from ..interposer.page import library_path
+from ..interposer.library import library_path
 from .config import Cluster
 from .deadlines import for_job
 from .messages import Book, CapsuleSpec, CapsuleState, Run

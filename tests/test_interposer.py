@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 import liveshift
-from liveshift.interposer import page
+from liveshift.interposer import library, page
 from liveshift.interposer.elf import ElfError, shared_library
 
 HEADER_FOLDER = Path(__file__).resolve().parent.parent / "interposer"
@@ -32,7 +32,7 @@ def preloaded(pages: Path | None, **extra: str) -> dict[str, str]:
     """An environment in which programs run under the interposer."""
     unwanted = ("LIVESHIFT_PAGES", "RANK", "WORLD_SIZE", "LOCAL_RANK")
     environment = {k: v for k, v in os.environ.items() if k not in unwanted}
-    environment["LD_PRELOAD"] = str(page.library_path())
+    environment["LD_PRELOAD"] = str(library.library_path())
     if pages is not None:
         environment["LIVESHIFT_PAGES"] = str(pages)
     return environment | extra
@@ -40,9 +40,8 @@ def preloaded(pages: Path | None, **extra: str) -> dict[str, str]:
 
 def used(seen: page.Page) -> dict[str, int]:
     """Kinds that were called at all, with their counts; begun and back must agree."""
-    assert seen.in_flight == 0
-    assert all(c.started == c.finished for c in seen.counters.values())
-    return {kind: c.started for kind, c in seen.counters.items() if c.started}
+    assert seen.started == seen.finished
+    return {kind: count for kind, count in seen.begun.items() if count}
 
 
 # --- real torch ---------------------------------------------------------------------------------
@@ -190,7 +189,7 @@ def test_a_page_tells_whose_it_is(run: Run, rank: int) -> None:
     assert seen.command == Path(sys.executable).name
     assert seen.version == liveshift.__version__
     now = time.monotonic_ns()
-    assert now - 300e9 < seen.created_ns <= seen.last_started_ns < seen.last_finished_ns < now
+    assert now - 300e9 < seen.created_ns < now
 
 
 def test_a_raising_collective_is_a_python_exception(run: Run) -> None:
@@ -219,19 +218,19 @@ def torch_library() -> Path:
 
 
 def test_the_installed_torch_has_every_required_symbol_and_is_asked_quickly() -> None:
-    page.missing_symbols(torch_library())  # brings the file's pages into memory
+    library.missing_symbols(torch_library())  # brings the file's pages into memory
     began = time.process_time()
-    assert page.missing_symbols(torch_library()) == []
+    assert library.missing_symbols(torch_library()) == []
     assert time.process_time() - began < 0.3
 
 
 def test_every_listed_name_is_hooked() -> None:
-    hooked = page.hooked_symbols()
+    hooked = library.hooked_symbols()
     assert len(hooked) >= 11
     assert {need for need, _ in hooked} == {"required", "optional"}
-    with shared_library(page.library_path()) as library:
-        assert all(library.address_of(name) for _, name in hooked)
-        assert library.address_of("_ZN4gloo7barrierE") is None
+    with shared_library(library.library_path()) as hooks:
+        assert all(hooks.address_of(name) for _, name in hooked)
+        assert hooks.address_of("_ZN4gloo7barrierE") is None
 
 
 # --- the C double -------------------------------------------------------------------------------
@@ -346,9 +345,8 @@ def test_a_collective_in_flight_is_visible(driver: Path, pages: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "inside\n"
         (seen,) = page.pages(pages)
-        assert seen.counters["gloo.barrier"] == page.Counter(started=2, finished=1)
+        assert seen.begun["gloo.barrier"] == 2
         assert seen.in_flight == 1
-        assert seen.last_started_ns > seen.last_finished_ns > 0
         open_files = [os.readlink(f) for f in Path(f"/proc/{process.pid}/fd").iterdir()]
         assert not [f for f in open_files if f.startswith(str(pages))]
         assert str(pages) in Path(f"/proc/{process.pid}/maps").read_text()
@@ -400,7 +398,7 @@ def test_a_full_filesystem_is_an_error_and_no_signal(driver: Path, pages: Path) 
 
 def test_a_missing_real_function_stops_the_process_by_name() -> None:
     call = f"import ctypes, sys; ctypes.CDLL(sys.argv[1])['{BARRIER}'](None)"
-    command = [sys.executable, "-c", call, str(page.library_path())]
+    command = [sys.executable, "-c", call, str(library.library_path())]
     process = subprocess.run(command, capture_output=True, text=True)
     assert process.returncode == -signal.SIGABRT
     assert process.stderr.count("\n") == 1
@@ -409,17 +407,17 @@ def test_a_missing_real_function_stops_the_process_by_name() -> None:
 
 
 def test_version_and_abi_are_exported() -> None:
-    library = ctypes.CDLL(str(page.library_path()))
-    library.liveshift_interposer_version.restype = ctypes.c_char_p
-    assert library.liveshift_interposer_version().decode() == liveshift.__version__
-    assert ctypes.c_int.in_dll(library, "liveshift_interposer_abi").value == 1
+    loaded = ctypes.CDLL(str(library.library_path()))
+    loaded.liveshift_interposer_version.restype = ctypes.c_char_p
+    assert loaded.liveshift_interposer_version().decode() == liveshift.__version__
+    assert ctypes.c_int.in_dll(loaded, "liveshift_interposer_abi").value == 2
 
 
 def test_a_library_without_gloo_lacks_the_required_names(driver: Path) -> None:
-    required = [name for need, name in page.hooked_symbols() if need == "required"]
-    assert page.missing_symbols(driver.parent / "libtorch_cpu.so") == []
+    required = [name for need, name in library.hooked_symbols() if need == "required"]
+    assert library.missing_symbols(driver.parent / "libtorch_cpu.so") == []
     assert required
-    assert page.missing_symbols(library_with_nothing(driver.parent)) == required
+    assert library.missing_symbols(library_with_nothing(driver.parent)) == required
 
 
 def library_with_nothing(folder: Path) -> Path:
@@ -440,6 +438,6 @@ def test_a_file_that_is_no_library_is_refused_by_name(tmp_path: Path, content: b
     path = tmp_path / "odd.so"
     path.write_bytes(content)
     with pytest.raises(ElfError, match=r"odd\.so"):
-        page.missing_symbols(path)
+        library.missing_symbols(path)
     with pytest.raises(ElfError, match=r"absent\.so"):
-        page.missing_symbols(tmp_path / "absent.so")
+        library.missing_symbols(tmp_path / "absent.so")

@@ -7,7 +7,7 @@ import pytest
 
 from liveshift.criu_glue.network import Overlay
 from liveshift.errors import LiveshiftError, Refused
-from liveshift.interposer.page import library_path
+from liveshift.interposer.library import library_path
 from liveshift.runtime import config
 from liveshift.runtime.jobs import MOST_CAPSULES, Capsule, Job, check_request, overlay_for
 from liveshift.runtime.messages import Run

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...criu_glue import tool
 from ...errors import LiveshiftError
-from ...interposer import page
+from ...interposer import library
 from .finding import Finding, Verdict
 
 MINIMUM_PYTHON = (3, 11)
@@ -70,7 +70,7 @@ def _gloo(version: str) -> Finding:
     if spec is None or spec.origin is None:
         return Finding("interposer", f"torch {version} has no files", needed, Verdict.WARN)
     try:
-        missing = page.missing_symbols(Path(spec.origin).parent / "lib" / "libtorch_cpu.so")
+        missing = library.missing_symbols(Path(spec.origin).parent / "lib" / "libtorch_cpu.so")
     except LiveshiftError as error:
         return Finding("interposer", error.message, needed, Verdict.WARN, error.hint or "")
     return Finding(

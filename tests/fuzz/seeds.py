@@ -26,7 +26,7 @@ from zmq.utils import z85
 
 from liveshift.criu_glue import trees
 from liveshift.criu_glue.image_kinds import KINDS
-from liveshift.interposer import page
+from liveshift.interposer import layout
 from liveshift.runtime import manifest as manifests
 from liveshift.runtime import messages, wire
 from liveshift.runtime.messages import frames as _frames
@@ -175,11 +175,20 @@ def tars() -> list[bytes]:
 
 
 def pages() -> list[bytes]:
-    head = page.HEADER.pack(
-        page.MAGIC, page.LAYOUT, 2, 7, 0, 2, 0, 10**9, b"0.1.0", b"python", 10**10, 10**10
+    """A page with a counter, a clock and a communicator, and pieces of it."""
+    raw = bytearray(layout.COMMUNICATORS_AT + layout.COMMUNICATOR.size)
+    layout.IDENTITY.struct.pack_into(
+        raw, 0, layout.MAGIC, layout.LAYOUT, 1, 7, 0, 2, 0, 10**9, b"0.1.0", b"python"
     )
-    counters = [page.COUNTER.pack(b"gloo.allreduce", 10, 9), page.COUNTER.pack(b"gloo.x", 1, 1)]
-    return [(head + b"".join(counters)).ljust(page.SIZE, b"\0"), head, bytes(page.SIZE)]
+    layout.TABLES.struct.pack_into(raw, layout.TABLES_AT, 1, 1, 0, 0, 4)
+    layout.COUNTER.struct.pack_into(raw, layout.COUNTERS_AT, b"gloo.allreduce", 10)
+    layout.THREAD.struct.pack_into(raw, layout.THREADS_AT, 1234, ord("P"), 0, 1, 0, 0)
+    layout.CLOCK.struct.pack_into(raw, layout.CLOCKS_AT, 77, 6, 5, 0, 6, 0, -1, -1, 1234, 0, 1)
+    layout.COMMUNICATOR.struct.pack_into(
+        raw, layout.COMMUNICATORS_AT, 1, 2, 77, 0, 8, 3, 0, ord("I"), 1, 0, b"tp", b"", b"", b"",
+        0, 0, 5,
+    )  # fmt: skip
+    return [bytes(raw), bytes(raw[: layout.HEADER_SIZE]), bytes(64)]
 
 
 def configs() -> list[bytes]:

@@ -32,7 +32,7 @@ from liveshift.criu_glue.rights import User
 from liveshift.criu_glue.survey import build_id
 from liveshift.criu_glue.unpacking import Unpacker
 from liveshift.errors import ConfigError, LiveshiftError, StepFailed
-from liveshift.interposer import page
+from liveshift.interposer import layout, page
 from liveshift.runtime import config, keys, local_socket, manifest, messages, wire
 from liveshift.runtime.inbox import Inbox
 from liveshift.runtime.toml_lines import key_lines
@@ -325,10 +325,17 @@ def _page() -> Target:
                 continue
             for one in found if isinstance(found, list) else [found]:
                 assert (one.command + one.version).isprintable()
-                assert all(kind.isprintable() for kind in one.counters)
+                assert all(kind.isprintable() for kind in one.begun)
                 assert one.in_flight >= 0
+        with suppress(page.PageError), page.opened(path) as file:
+            for row in file.communicators():
+                assert (row.name + row.unsafe + row.made_by).isprintable()
+            file.waiting()
+            file.order()
+            file.ledger()
 
-    return Target("page", run, seeds.pages, page.SIZE + 100, places=[place])
+    largest = layout.COMMUNICATORS_AT + 2 * layout.COMMUNICATOR.size
+    return Target("page", run, seeds.pages, largest, places=[place])
 
 
 def _config() -> Target:

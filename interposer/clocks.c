@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "clocks.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Rows are given out and taken back under it; never held across a call of the library. */
+static pthread_mutex_t rows = PTHREAD_MUTEX_INITIALIZER;
+
+uint64_t hash64(uint64_t seed, const void *bytes, size_t length) {
+    uint64_t hash = seed != 0 ? seed : 0xcbf29ce484222325u;
+    for (const unsigned char *at = bytes; length-- > 0; at++)
+        hash = (hash ^ *at) * 0x100000001b3u;
+    return hash != 0 ? hash : 1;
+}
+
+uint64_t clock_id(uint64_t communicator, int32_t from, int32_t to) {
+    int32_t pair[2] = {from, to};
+    return from < 0 ? communicator : hash64(communicator, pair, sizeof pair);
+}
+
+static void no_room(const char *what, const char *why) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&said))
+        dprintf(STDERR_FILENO,
+                "liveshift: no room for another %s in this process's page: %s; "
+                "it can't be brought to a collective boundary\n",
+                what, why);
+}
+
+/* The next row for a table, of which `used` are in use; UINT32_MAX: none. Storage is reserved for
+   as many rows as fit into 32 KiB at a time. */
+static uint32_t next_row(struct gate *gate, uint32_t used, uint32_t most, size_t at, size_t size,
+                         const char *what) {
+    uint32_t step = (uint32_t)(32768 / size);
+    if (used >= most)
+        no_room(what, "the table is full");
+    else if (used % step != 0 || process_reserve(gate, at + used * size, step * size))
+        return used;
+    else
+        no_room(what, strerror(errno));
+    return UINT32_MAX;
+}
+
+struct liveshift_communicator *communicator_add(struct gate *gate,
+                                                const struct communicator_made *made) {
+    struct liveshift_page *page = gate->page;
+    struct liveshift_communicator *table = liveshift_communicators(page), *row = NULL;
+    static uint32_t ordinal; /* under `rows` */
+    pthread_mutex_lock(&rows);
+    uint32_t used = atomic_load(&page->communicators);
+    uint32_t at = 0;
+    /* The row of an ended one is used again only when all are taken: people look at it still. */
+    if (used >= LIVESHIFT_PAGE_COMMUNICATORS)
+        while (at < used && atomic_load(&table[at].state) != LIVESHIFT_COMM_ENDED)
+            at++;
+    else
+        at = used;
+    if (at == used)
+        at = next_row(gate, used, LIVESHIFT_PAGE_COMMUNICATORS, LIVESHIFT_COMMUNICATORS_AT,
+                      sizeof *table, "communicator");
+    if (at != UINT32_MAX) {
+        row = &table[at];
+        memset(row, 0, sizeof *row);
+        row->library = made->library;
+        row->id = made->id;
+        row->parent = made->parent;
+        row->size = made->size;
+        row->rank = made->rank;
+        row->device = made->device;
+        row->made_by = (uint32_t)made->made_by;
+        row->ordinal = ++ordinal;
+        if (made->name != NULL)
+            snprintf(row->name, sizeof row->name, "%s", made->name);
+        atomic_store(&row->state, LIVESHIFT_COMM_LIVE);
+        if (at == used)
+            atomic_store(&page->communicators, used + 1);
+    }
+    pthread_mutex_unlock(&rows);
+    return row;
+}
+
+struct liveshift_clock *clock_add(struct gate *gate, struct liveshift_communicator *of,
+                                  int32_t from, int32_t to) {
+    struct liveshift_page *page = gate->page;
+    struct liveshift_clock *table = liveshift_clocks(page), *row = NULL;
+    pthread_mutex_lock(&rows);
+    uint32_t used = atomic_load(&page->clocks), at = 0;
+    while (at < used && atomic_load(&table[at].id) != 0)
+        at++;
+    if (at == used)
+        at = next_row(gate, used, LIVESHIFT_PAGE_CLOCKS, LIVESHIFT_CLOCKS_AT, sizeof *table,
+                      "clock");
+    if (at != UINT32_MAX) {
+        row = &table[at];
+        memset(row, 0, sizeof *row);
+        row->communicator = (uint32_t)(of - liveshift_communicators(page));
+        row->from = from;
+        row->to = to;
+        row->blocking = of->library == LIVESHIFT_GLOO;
+        atomic_store(&row->id, clock_id(of->id, from, to));
+        if (at == used)
+            atomic_store(&page->clocks, used + 1);
+        if (atomic_load(&page->order.want) != LIVESHIFT_OPEN)
+            atomic_fetch_add(&page->answer.changes, 1);
+    }
+    pthread_mutex_unlock(&rows);
+    return row;
+}
+
+void communicator_end(struct gate *gate, struct liveshift_communicator *row) {
+    struct liveshift_page *page = gate->page;
+    uint32_t which = (uint32_t)(row - liveshift_communicators(page));
+    struct liveshift_clock *table = liveshift_clocks(page);
+    pthread_mutex_lock(&rows);
+    atomic_store(&row->state, LIVESHIFT_COMM_ENDED);
+    for (uint32_t at = 0; at < atomic_load(&page->clocks); at++)
+        if (atomic_load(&table[at].id) != 0 && table[at].communicator == which) {
+            atomic_fetch_add(&page->retired, atomic_load(&table[at].returned));
+            atomic_store(&table[at].id, 0);
+        }
+    pthread_mutex_unlock(&rows);
+}

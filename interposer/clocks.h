@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The page's rows of communicators and clocks. */
+#ifndef LIVESHIFT_INTERPOSER_CLOCKS_H
+#define LIVESHIFT_INTERPOSER_CLOCKS_H
+
+#include "process.h"
+
+/* What is told of a communicator when it is made; see struct liveshift_communicator. */
+struct communicator_made {
+    enum liveshift_library library;
+    uint64_t id, parent;
+    int32_t size, rank, device;
+    char made_by;
+    const char *name; /* may be NULL */
+};
+
+/* A row for it and one for the clock of its collectives; NULL where the tables are full or have no
+   storage (said once on stderr): its operations pass, and count as unidentified. */
+struct liveshift_communicator *communicator_add(struct gate *gate,
+                                                const struct communicator_made *made);
+struct liveshift_clock *clock_add(struct gate *gate, struct liveshift_communicator *of,
+                                  int32_t from, int32_t to);
+
+/* The application has ended it: its clocks' rows are free again. */
+void communicator_end(struct gate *gate, struct liveshift_communicator *row);
+
+/* A clock's id: the same on all members. `from` and `to` are -1 for collectives. */
+uint64_t clock_id(uint64_t communicator, int32_t from, int32_t to);
+
+/* FNV-1a, 64 bits, continued from `seed` (0 to begin); never 0. */
+uint64_t hash64(uint64_t seed, const void *bytes, size_t length);
+
+/* Counts an operation that belongs to no clock which other ranks could know. */
+static inline void unidentified_end(struct gate *gate) {
+    atomic_fetch_add_explicit(&gate->page->answer.unidentified, 1, memory_order_relaxed);
+}
+
+#endif

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python mirror of ``page.h``: the places and sizes of its fields, and nothing else.
+
+``page.h`` is the truth about the layout, who writes a field and when; each table here repeats the
+order and sizes of one of its structures, and tests/test_page_layout.py holds the two equal.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+MAGIC = b"LIVESHFT"
+LAYOUT = 2
+
+Fields = tuple[tuple[str, str], ...]
+"""Names and struct's format codes, in order."""
+
+
+class Record:
+    """One structure of page.h: little-endian, without padding of its own."""
+
+    def __init__(self, fields: Fields) -> None:
+        self.fields = fields
+        self.struct = struct.Struct("<" + "".join(code for _, code in fields))
+        self.size = self.struct.size
+        self.offsets: dict[str, int] = {}
+        at = 0
+        for name, code in fields:
+            self.offsets[name] = at
+            at += struct.calcsize("<" + code)
+
+    def unpack(self, raw: bytes, at: int = 0) -> dict[str, Any]:
+        return dict(zip((n for n, _ in self.fields), self.struct.unpack_from(raw, at), strict=True))
+
+    def rows(self, raw: bytes) -> Iterable[tuple[Any, ...]]:
+        """Every whole record in ``raw``, in the order of the fields."""
+        return self.struct.iter_unpack(raw[: len(raw) // self.size * self.size])
+
+
+ORDER = Record((
+    ("want", "I"), ("attempt", "I"), ("version", "I"), ("beat", "I"), ("lease_ms", "I"),
+    ("limit_ms", "I"), ("check", "I"), ("unused", "I"),
+))  # fmt: skip
+
+ANSWER = Record((
+    ("reopened", "I"), ("changes", "I"), ("groups", "I"), ("untracked", "I"),
+    ("unidentified", "Q"), ("done_attempt", "I"), ("done_result", "I"), ("done_want", "I"),
+    ("down", "I"), ("drained_ns", "Q"), ("torn_down_ns", "Q"), ("rebuilt_ns", "Q"),
+    ("trouble", "160s"),
+))  # fmt: skip
+
+LEDGER = Record((
+    ("made", "Q"), ("freed", "Q"), ("missed", "Q"), ("events", "Q"), ("graphs", "Q"),
+    ("graph_execs", "Q"), ("graphs_with_nccl", "Q"), ("driver", "I"), ("rows", "I"),
+))  # fmt: skip
+
+IDENTITY = Record((
+    ("magic", "8s"), ("layout", "I"), ("kinds", "I"), ("pid", "i"), ("rank", "i"),
+    ("world_size", "i"), ("local_rank", "i"), ("created_ns", "Q"), ("version", "24s"),
+    ("command", "64s"),
+))  # fmt: skip
+
+TABLES = Record((
+    ("clocks", "I"), ("communicators", "I"), ("streams", "I"), ("unused", "I"), ("retired", "Q"),
+))  # fmt: skip
+"""The header's last fields before its rows: how many rows of the tables have been used."""
+
+COUNTER = Record((("kind", "24s"), ("started", "Q")))
+
+THREAD = Record((
+    ("tid", "i"), ("state", "I"), ("clock", "I"), ("wants", "I"), ("kind", "I"), ("unused", "I"),
+))  # fmt: skip
+
+CLOCK = Record((
+    ("id", "Q"), ("announced", "Q"), ("returned", "Q"), ("raised", "Q"), ("target", "Q"),
+    ("communicator", "I"), ("from", "i"), ("to", "i"), ("owner", "i"), ("kind", "I"),
+    ("blocking", "I"),
+))  # fmt: skip
+
+COMMUNICATOR = Record((
+    ("state", "I"), ("library", "I"), ("id", "Q"), ("parent", "Q"), ("size", "i"), ("rank", "i"),
+    ("device", "i"), ("made_by", "I"), ("ordinal", "I"), ("generation", "I"), ("name", "64s"),
+    ("unsafe", "128s"), ("fresh_id", "128s"), ("rebuild_id", "128s"), ("fresh_attempt", "I"),
+    ("rebuild_order", "I"), ("operations", "Q"),
+))  # fmt: skip
+
+STREAM = Record((
+    ("handle", "Q"), ("device", "i"), ("flags", "I"), ("priority", "i"), ("use", "I"),
+))  # fmt: skip
+
+ALLOCATION = Record((
+    ("address", "Q"), ("size", "Q"), ("handle", "Q"), ("stream", "Q"), ("kind", "I"),
+    ("device", "i"), ("flags", "Q"), ("serial", "Q"), ("unused", "Q"),
+))  # fmt: skip
+
+COUNTERS, THREADS = 64, 64
+CLOCKS, COMMUNICATORS, STREAMS, ALLOCATIONS = 4096, 512, 1024, 65536
+
+# Where things lie in the file, in bytes.
+ORDER_AT = IDENTITY.size
+ANSWER_AT = ORDER_AT + ORDER.size
+LEDGER_AT = ANSWER_AT + ANSWER.size
+TABLES_AT = LEDGER_AT + LEDGER.size
+THREADS_AT = TABLES_AT + TABLES.size
+COUNTERS_AT = THREADS_AT + THREADS * THREAD.size
+HEADER_SIZE = 8192
+CLOCKS_AT = HEADER_SIZE
+COMMUNICATORS_AT = CLOCKS_AT + CLOCKS * CLOCK.size
+STREAMS_AT = COMMUNICATORS_AT + COMMUNICATORS * COMMUNICATOR.size
+ALLOCATIONS_AT = STREAMS_AT + STREAMS * STREAM.size
+SIZE = ALLOCATIONS_AT + ALLOCATIONS * ALLOCATION.size
+"""What the file may grow to; a fresh one has ALLOCATIONS_AT bytes."""
+
+
+class Want(enum.IntEnum):
+    """enum liveshift_want."""
+
+    OPEN = 0
+    ARMED = 1
+    TARGET = 2
+    CLOSED = 3
+    TEARDOWN = 4
+    REBUILD = 5
+
+
+class Library(enum.IntEnum):
+    """enum liveshift_library."""
+
+    GLOO = 1
+    NCCL = 2
+
+
+class CommunicatorState(enum.IntEnum):
+    """enum liveshift_communicator_state."""
+
+    FREE = 0
+    LIVE = 1
+    DOWN = 2
+    ENDED = 3
+
+
+class Memory(enum.IntEnum):
+    """enum liveshift_memory."""
+
+    FREE = 0
+    DEVICE = 2
+    POOL = 3
+    MANAGED = 4
+    PINNED = 5
+    REGISTERED = 6
+    RESERVED = 7
+    PHYSICAL = 8
+    MAPPED = 9
+    IMPORTED = 10
+    EXPORTED = 11
+    NCCL = 12
+
+
+def check_of(want: int, attempt: int, version: int) -> int:
+    """What ``order.check`` must be for these three to belong together."""
+    return ~(want * 0x01000193 ^ attempt * 0x9E3779B1 ^ version) & 0xFFFFFFFF
+
+
+def text_of(padded: bytes) -> str:
+    """Decode; what a terminal might obey is replaced, since the job's user chose the bytes."""
+    text = padded.split(b"\0", 1)[0].decode("utf-8", "replace")
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interposer as a file: where it is installed, and which functions it stands in front of."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from ..errors import LiveshiftError
+from .elf import ElfError, shared_library
+
+LIBRARY = "liveshift_interposer.so"
+
+
+def library_path() -> Path:
+    """The installed interposer, for LD_PRELOAD. Raises LiveshiftError when it isn't installed."""
+    path = Path(str(files("liveshift.interposer") / LIBRARY))
+    if not path.is_file():
+        raise LiveshiftError(
+            f"the interposer {path} is not there",
+            hint="Install liveshift by pip or meson: a bare source tree has no compiled part.",
+        )
+    return path
+
+
+def missing_symbols(libtorch_path: Path) -> list[str]:
+    """The required hooked names that this libtorch_cpu.so does not export; empty is good.
+
+    Neither library is loaded. Raises ElfError when one of the files can't be read.
+    """
+    names = [name for need, name in hooked_symbols() if need == "required"]
+    with shared_library(libtorch_path) as torch:
+        return [name for name in names if torch.address_of(name) is None]
+
+
+def hooked_symbols() -> list[tuple[str, str]]:
+    """("required" or "optional", mangled name) of each hook, from the library's own table."""
+    path = library_path()
+    with shared_library(path) as library:
+        address = library.address_of("liveshift_interposer_symbols")
+        if address is None:
+            raise ElfError(f"{path} has no table of hooked names: it is not our interposer")
+        table = library.bytes_until(address, b"\0\0").decode()
+    return [(need, name) for need, _, name in (entry.partition(" ") for entry in table.split("\0"))]

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* NCCL's operations that need their peers, by NCCL's names without the prefix; this list is the only
+   one. The ...Config variants (NCCL 2.32) count as what they are variants of. */
+#ifndef LIVESHIFT_INTERPOSER_NCCL_OPERATIONS_H
+#define LIVESHIFT_INTERPOSER_NCCL_OPERATIONS_H
+
+#define LIVESHIFT_NCCL_OPERATIONS(X)                                                               \
+    X(AllReduce)                                                                                   \
+    X(Broadcast)                                                                                   \
+    X(Bcast)                                                                                       \
+    X(Reduce)                                                                                      \
+    X(AllGather)                                                                                   \
+    X(ReduceScatter)                                                                               \
+    X(AlltoAll)                                                                                    \
+    X(Gather)                                                                                      \
+    X(Scatter)                                                                                     \
+    X(Send)                                                                                        \
+    X(Recv)                                                                                        \
+    X(PutSignal)                                                                                   \
+    X(Signal)                                                                                      \
+    X(WaitSignal)                                                                                  \
+    X(CommInit)                                                                                    \
+    X(CommSplit)                                                                                   \
+    X(CommShrink)                                                                                  \
+    X(CommGrow)                                                                                    \
+    X(CommFinalize)                                                                                \
+    X(CommDestroy)                                                                                 \
+    X(CommAbort)                                                                                   \
+    X(CommWindowRegister)                                                                          \
+    X(CommWindowDeregister)
+
+#endif

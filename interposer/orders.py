@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing the agent's part of a page: the gate's orders and targets, and waking who waits.
+
+Written by pwrite: the job's user owns the file and may truncate it, and a hole in a mapping would
+kill the agent. Only for FUTEX_WAKE is the page mapped; the kernel looks the address up without
+touching it, and says EFAULT where there is nothing behind it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from . import layout
+from .layout import Want, check_of
+from .page import PageError, PageFile
+
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
+_FUTEX_WAKE = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class OrderedPage(PageFile):
+    """A page that this process gives orders to. One writer at a time."""
+
+    def __init__(self, fd: int, path: Path) -> None:
+        super().__init__(fd, path)
+        seen = self.order()
+        self._attempt, self._version, self._beat = (
+            seen["attempt"], seen["version"], seen["beat"],
+        )  # fmt: skip
+        self._header = mmap.mmap(fd, mmap.PAGESIZE)
+        self._view = ctypes.c_uint32.from_buffer(
+            self._header, layout.ORDER_AT + layout.ORDER.offsets["check"]
+        )
+
+    def close(self) -> None:
+        del self._view
+        self._header.close()
+        super().close()
+
+    def arm(self, attempt: int, lease_ms: int, limit_ms: int) -> None:
+        """Close the gate: from now on new operations wait for targets."""
+        self._write_order("lease_ms", lease_ms)
+        self._write_order("limit_ms", limit_ms)
+        self.beat()
+        self.give(Want.ARMED, attempt, 0)
+
+    def give(self, want: Want, attempt: int, version: int) -> None:
+        """Give an order; its targets or rebuild ids have been written before."""
+        self._attempt, self._version = attempt, version
+        # Closing or not shows in `want` at once; the three are believed together with `check`.
+        for name, value in (("attempt", attempt), ("version", version), ("want", want)):
+            self._write_order(name, value)
+        self._write_order("check", check_of(want, attempt, version))
+        self._wake()
+
+    def open(self) -> None:
+        """Let operations pass again."""
+        self.give(Want.OPEN, self._attempt, self._version)
+
+    def beat(self) -> None:
+        """A sign of life, without which threads at the gate open it after the lease."""
+        self._beat = (self._beat + 1) & 0xFFFFFFFF
+        self._write_order("beat", self._beat)
+
+    def set_targets(self, targets: Mapping[int, int]) -> None:
+        """Targets by clock row; all before the order that names their version."""
+        offset = layout.CLOCK.offsets["target"]
+        for row, target in targets.items():
+            self._write(layout.CLOCKS_AT + row * layout.CLOCK.size + offset, "<Q", target)
+
+    def set_rebuild(self, row: int, order: int, unique_id: bytes) -> None:
+        """What a communicator is to be rebuilt with, and when."""
+        at = layout.COMMUNICATORS_AT + row * layout.COMMUNICATOR.size
+        self._write(at + layout.COMMUNICATOR.offsets["rebuild_id"], "128s", unique_id)
+        self._write(at + layout.COMMUNICATOR.offsets["rebuild_order"], "<I", order)
+
+    def _write_order(self, name: str, value: int) -> None:
+        self._write(layout.ORDER_AT + layout.ORDER.offsets[name], "<I", value)
+
+    def _write(self, at: int, code: str, value: int | bytes) -> None:
+        try:
+            os.pwrite(self.fd, struct.pack(code, value), at)
+        except OSError as error:
+            raise PageError(f"cannot write to the page {self.path}: {error.strerror}") from error
+
+    def _wake(self) -> None:
+        if _FUTEX is None:  # threads at the gate look every 20 ms anyhow
+            return
+        _libc.syscall(_FUTEX, ctypes.byref(self._view), _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
+
+
+@contextmanager
+def ordered(path: Path, directory_fd: int) -> Iterator[OrderedPage]:
+    """A page to give orders to, by its name in an open directory, while the context lasts."""
+    page = open_ordered(path, directory_fd)
+    try:
+        yield page
+    finally:
+        with suppress(OSError):
+            page.close()
+
+
+def open_ordered(path: Path, directory_fd: int) -> OrderedPage:
+    """Open ``path.name`` in the directory; raises FileNotFoundError, PageError.
+
+    Refused is what a job's user might have put there to have root write elsewhere: a link (of
+    either kind) and a file of another file system.
+    """
+    try:
+        fd = os.open(
+            path.name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory_fd
+        )
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise PageError(f"cannot open the page {path}: {error.strerror}") from error
+    try:
+        seen = os.fstat(fd)
+        if not stat.S_ISREG(seen.st_mode) or seen.st_nlink != 1:
+            raise PageError(f"{path} is not a page of the interposer: not a file of its own")
+        if seen.st_dev != os.fstat(directory_fd).st_dev or seen.st_size < layout.HEADER_SIZE:
+            raise PageError(f"{path} is not a page of the interposer")
+        return OrderedPage(fd, path)
+    except BaseException:
+        os.close(fd)
+        raise

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Making this process's page, at its first collective, communicator or allocation; page.h tells
+   what it is, and what becomes of it over fork and exec. */
+
+#include "process.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+_Static_assert(KINDS <= LIVESHIFT_PAGE_COUNTERS, "more kinds than the page has room for");
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2,
+               "a lock inside the page would not be seen by its reader");
+
+_Atomic(struct gate *) process_gate;
+__thread int32_t process_own_tid __attribute__((tls_model("initial-exec")));
+
+static struct gate the_gate;
+static _Atomic unsigned generation;
+
+/* Held while the page is made or grown, and across fork(), so that no child inherits a half. */
+static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
+
+static void before_fork(void) { pthread_mutex_lock(&making); }
+
+static void after_fork_in_parent(void) { pthread_mutex_unlock(&making); }
+
+static void after_fork_in_child(void) {
+    struct gate *inherited = atomic_exchange(&process_gate, NULL);
+    /* Whoever still holds a pointer into the parent's page counts into memory that nobody sees. */
+    if (inherited != NULL)
+        mmap(inherited->page, LIVESHIFT_PAGE_SIZE, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    process_own_tid = 0;
+    atomic_fetch_add(&generation, 1);
+    pthread_mutex_unlock(&making);
+}
+
+unsigned process_generation(void) { return atomic_load(&generation); }
+
+int32_t process_tid(void) {
+    process_own_tid = (int32_t)syscall(SYS_gettid);
+    return process_own_tid;
+}
+
+static int32_t number_from_environment(const char *name) {
+    const char *text = getenv(name);
+    if (text == NULL || *text == '\0')
+        return -1;
+    char *end;
+    errno = 0;
+    long value = strtol(text, &end, 10);
+    return errno == 0 && *end == '\0' && value >= 0 && value <= INT32_MAX ? (int32_t)value : -1;
+}
+
+static void fill(struct liveshift_page *page, pid_t pid) {
+    static const char *const kinds[] = {
+#define X(kind, symbol, need) "gloo." #kind,
+        LIVESHIFT_GLOO_ENTRY_POINTS(X)
+#undef X
+#define X(name) "nccl." #name,
+            LIVESHIFT_NCCL_OPERATIONS(X)
+#undef X
+    };
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    memset(page, 0, sizeof *page);
+    memcpy(page->magic, LIVESHIFT_PAGE_MAGIC, sizeof page->magic);
+    page->layout = LIVESHIFT_PAGE_LAYOUT;
+    page->kinds = KINDS;
+    page->pid = pid;
+    page->rank = number_from_environment("RANK");
+    page->world_size = number_from_environment("WORLD_SIZE");
+    page->local_rank = number_from_environment("LOCAL_RANK");
+    page->created_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    page->order.check = ~0u; /* open, attempt 0, version 0 */
+    snprintf(page->version, sizeof page->version, "%s", LIVESHIFT_VERSION);
+    /* Not the kernel's comm: torch renames every main thread to pt_main_thread. */
+    snprintf(page->command, sizeof page->command, "%s", program_invocation_short_name);
+    for (unsigned i = 0; i < KINDS; i++)
+        snprintf(page->counters[i].kind, sizeof page->counters[i].kind, "%s", kinds[i]);
+}
+
+/* $LIVESHIFT_PAGES/<prefix><pid>, or false with errno set. */
+static bool path_of(char path[PATH_MAX], const char *prefix, pid_t pid) {
+    const char *directory = getenv("LIVESHIFT_PAGES");
+    if (directory == NULL ||
+        snprintf(path, PATH_MAX, "%s/%s%d", directory, prefix, pid) >= PATH_MAX) {
+        errno = ENAMETOOLONG;
+        return false;
+    }
+    return true;
+}
+
+/*
+ * Puts a fresh page at path and returns it mapped, or NULL with errno set and nothing left behind.
+ * Filled by write(), not through the mapping: on a full filesystem that is an error to report,
+ * where touching the mapping would be a SIGBUS that kills the rank. Renamed into place, because a
+ * page of the same name can only be of a dead process or of the program before an exec.
+ */
+static struct liveshift_page *put_page(const char *draft, const char *path, pid_t pid) {
+    static union {
+        struct liveshift_page page;
+        char bytes[LIVESHIFT_HEADER_SIZE];
+    } first; /* under `making` */
+    fill(&first.page, pid);
+    unlink(draft);
+    int fd = open(draft, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (fd < 0)
+        return NULL;
+    void *page = MAP_FAILED;
+    ssize_t written = write(fd, &first, sizeof first);
+    if (written == (ssize_t)sizeof first && ftruncate(fd, LIVESHIFT_ALLOCATIONS_AT) == 0)
+        page = mmap(NULL, LIVESHIFT_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    else if (written >= 0 && written < (ssize_t)sizeof first)
+        errno = ENOSPC;
+    int failure = errno;
+    close(fd); /* an open descriptor would have to be dumped and restored; the mapping suffices */
+    if (page == MAP_FAILED) {
+        unlink(draft);
+        errno = failure;
+        return NULL;
+    }
+    if (rename(draft, path) == 0)
+        return page;
+    failure = errno;
+    munmap(page, LIVESHIFT_PAGE_SIZE);
+    unlink(draft);
+    errno = failure;
+    return NULL;
+}
+
+static struct liveshift_page *unseen_page(void) {
+    struct liveshift_page *page = mmap(NULL, LIVESHIFT_PAGE_SIZE, PROT_READ | PROT_WRITE,
+                                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (page == MAP_FAILED)
+        abort(); /* not 5 MB of address space: malloc would fail next */
+    fill(page, getpid());
+    return page;
+}
+
+static struct liveshift_page *make_page(void) {
+    const char *directory = getenv("LIVESHIFT_PAGES");
+    if (directory == NULL || *directory == '\0')
+        return unseen_page();
+    char draft[PATH_MAX], path[PATH_MAX];
+    struct liveshift_page *page = NULL;
+    if (path_of(draft, ".", getpid()) && path_of(path, "", getpid()))
+        page = put_page(draft, path, getpid());
+    if (page != NULL)
+        return page;
+    /* Counting is no reason to stop a training job; but nobody should wonder where its rate is. */
+    dprintf(STDERR_FILENO,
+            "liveshift: cannot make the page %d in LIVESHIFT_PAGES=%s: %s; "
+            "collectives of this process are not counted\n",
+            getpid(), directory, strerror(errno));
+    return unseen_page();
+}
+
+struct gate *process_begin(void) {
+    static bool fork_handled; /* under `making`; handlers are inherited, so once per exec */
+    int before = errno;
+    pthread_mutex_lock(&making);
+    struct gate *gate = atomic_load_explicit(&process_gate, memory_order_relaxed);
+    if (gate == NULL) {
+        if (!fork_handled)
+            fork_handled =
+                pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
+        gate = &the_gate;
+        gate_init(gate, make_page());
+        atomic_store_explicit(&process_gate, gate, memory_order_release);
+    }
+    pthread_mutex_unlock(&making);
+    errno = before;
+    return gate;
+}
+
+bool process_reserve(struct gate *gate, size_t at, size_t length) {
+    char path[PATH_MAX];
+    int failure = 0;
+    pthread_mutex_lock(&making);
+    bool seen = gate == atomic_load(&process_gate) && path_of(path, "", gate->page->pid);
+    int fd = seen ? open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW) : -1;
+    if (fd >= 0) { /* a page that nobody sees has all its storage */
+        failure = posix_fallocate(fd, (off_t)at, (off_t)length);
+        close(fd);
+    } else if (seen && errno != ENOENT)
+        failure = errno;
+    pthread_mutex_unlock(&making);
+    errno = failure;
+    return failure == 0;
+}
