@@ -47,7 +47,7 @@ class Clock:
     receiver: int
     owner: int
     kind: int
-    blocking: bool
+    blocking: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +218,7 @@ class PageFile:
         """The clocks in use."""
         raw = self._table("clocks", layout.CLOCKS_AT, layout.CLOCK, layout.CLOCKS)
         return [
-            Clock(row, *fields[:-1], bool(fields[-1]))
-            for row, fields in enumerate(layout.CLOCK.rows(raw))
-            if fields[0]
+            Clock(row, *fields) for row, fields in enumerate(layout.CLOCK.rows(raw)) if fields[0]
         ]
 
     def communicators(self) -> list[Communicator]:
