@@ -50,14 +50,15 @@ int32_t process_tid(void) {
     return process_own_tid;
 }
 
+/* Digits by hand: newer glibcs' headers make of strtol a name that older ones do not have. */
 static int32_t number_from_environment(const char *name) {
     const char *text = getenv(name);
+    int64_t value = 0;
     if (text == NULL || *text == '\0')
         return -1;
-    char *end;
-    errno = 0;
-    long value = strtol(text, &end, 10);
-    return errno == 0 && *end == '\0' && value >= 0 && value <= INT32_MAX ? (int32_t)value : -1;
+    for (; *text >= '0' && *text <= '9' && value <= INT32_MAX; text++)
+        value = value * 10 + (*text - '0');
+    return *text == '\0' && value <= INT32_MAX ? (int32_t)value : -1;
 }
 
 static void fill(struct liveshift_page *page, pid_t pid) {
