@@ -123,7 +123,8 @@ class Want(enum.IntEnum):
     TARGET = 2
     CLOSED = 3
     TEARDOWN = 4
-    REBUILD = 5
+    FRESH_IDS = 5
+    REBUILD = 6
 
 
 class Library(enum.IntEnum):

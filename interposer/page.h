@@ -53,7 +53,8 @@ enum liveshift_want {
     LIVESHIFT_TARGET = 2,   /* operations up to the clocks' targets pass, see gate.h */
     LIVESHIFT_CLOSED = 3,   /* nothing passes; the streams that carried communication are drained */
     LIVESHIFT_TEARDOWN = 4, /* communicators are finalized and destroyed; their handles stay */
-    LIVESHIFT_REBUILD = 5,  /* communicators are made again from `rebuild_id`, in `rebuild_order` */
+    LIVESHIFT_FRESH_IDS = 5, /* where a communicator that is down has rank 0: a new `fresh_id` */
+    LIVESHIFT_REBUILD = 6, /* communicators are made again from `rebuild_id`, in `rebuild_order` */
 };
 
 /* Written by the agent as a whole, `check` last; read by the interposer. */
