@@ -116,9 +116,7 @@ class HostGate:
         for process in self._living():
             if process.begun is None and not self._read_begun(process):
                 return None
-            for clock, number in (process.begun or {}).items():
-                if number > numbers.get(clock, -1):
-                    numbers[clock] = number
+            self._note_begun(numbers, process)
         self._told |= numbers.keys()
         return numbers
 
@@ -143,10 +141,11 @@ class HostGate:
         for process in self._living():
             if process.begun is None:
                 reached = self._read_begun(process) and self._want != Want.ARMED and reached
-                for clock, number in (process.begun or {}).items():
-                    self._note(numbers, clock, number)
+                self._note_begun(numbers, process)
             if process.begun is not None and process.aimed < 0 and self._want >= Want.TARGET:
-                self._give_targets(process)  # came after the others had been given theirs
+                # It came after the others had been given theirs.
+                reached, self._want = False, Want.TARGET
+                self._give_targets(process)
             with self._guarded(process):
                 reached = self._look(process, numbers) and reached
             reached = reached and not process.trouble
@@ -279,6 +278,11 @@ class HostGate:
             self._want = Want.TARGET
             self._give_targets(process)
         return reached and not behind
+
+    def _note_begun(self, numbers: dict[int, int], process: _Process) -> None:
+        if process.begun is not None:
+            for clock, number in process.begun.items():
+                self._note(numbers, clock, number)
 
     def _note(self, numbers: dict[int, int], clock: int, number: int) -> None:
         numbers[clock] = max(number, numbers.get(clock, 0))
