@@ -99,10 +99,10 @@ static const void *scalar_of(const struct reduction *reduction) {
     return reduction->residence == ncclScalarDevice ? reduction->device_scalar : reduction->scalar;
 }
 
-/* Names that the expansions below share: result, other, count, reduction, members. */
-#define BEGIN(enumerator, stored, computed, load, store)                                           \
+/* Names that the expansions below share: values or result, next, count, reduction, members. */
+#define SCALE(enumerator, stored, computed, load, store)                                           \
     case enumerator: {                                                                             \
-        stored *into = result;                                                                     \
+        stored *into = values;                                                                     \
         stored factor;                                                                             \
         memcpy(&factor, scalar_of(reduction), sizeof factor);                                      \
         for (size_t index = 0; index < count; index++)                                             \
@@ -110,13 +110,10 @@ static const void *scalar_of(const struct reduction *reduction) {
         break;                                                                                     \
     }
 
-void reduction_begin(const struct reduction *reduction, ncclDataType_t type, void *result,
-                     const void *first, size_t count) {
-    memcpy(result, first, count * type_size(type));
-    if (reduction->op != ncclNumOps)
-        return;
+void reduction_scale(const struct reduction *reduction, ncclDataType_t type, void *values,
+                     size_t count) {
     switch (type) {
-        EACH_TYPE(BEGIN)
+        EACH_TYPE(SCALE)
     default:
         break;
     }
@@ -126,12 +123,9 @@ void reduction_begin(const struct reduction *reduction, ncclDataType_t type, voi
     case enumerator: {                                                                             \
         stored *into = result;                                                                     \
         const stored *from = next;                                                                 \
-        stored factor = 0;                                                                         \
-        if (reduction->op == ncclNumOps)                                                           \
-            memcpy(&factor, scalar_of(reduction), sizeof factor);                                  \
         for (size_t index = 0; index < count; index++) {                                           \
             stored old = into[index], one = from[index];                                           \
-            switch ((int)reduction->op) {                                                          \
+            switch (reduction->op) {                                                               \
             case ncclProd:                                                                         \
                 into[index] = store((computed)load(old) * (computed)load(one));                    \
                 break;                                                                             \
@@ -141,9 +135,6 @@ void reduction_begin(const struct reduction *reduction, ncclDataType_t type, voi
             case ncclMin:                                                                          \
                 into[index] = load(one) < load(old) ? one : old;                                   \
                 break;                                                                             \
-            case ncclNumOps:                                                                       \
-                one = store((computed)load(one) * (computed)load(factor));                         \
-                /* fall through */                                                                 \
             default:                                                                               \
                 into[index] = store((computed)load(old) + (computed)load(one));                    \
             }                                                                                      \

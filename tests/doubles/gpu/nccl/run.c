@@ -46,8 +46,7 @@ static void combine_reduced(const struct ncclComm *comm, const struct operation 
     void *sum = malloc(bytes + 1);
     if (sum == NULL)
         abort();
-    reduction_begin(&operation->reduction, operation->type, sum, parts[0]->payload,
-                    operation->count);
+    memcpy(sum, parts[0]->payload, bytes);
     for (int rank = 1; rank < comm->count; rank++)
         reduction_add(&operation->reduction, operation->type, sum, parts[rank]->payload,
                       operation->count);
@@ -110,7 +109,24 @@ static bool all_alike(struct ncclComm *comm, const struct header *own, struct me
     return true;
 }
 
+/* A copy of the input times this member's scalar, or NULL where the operator has none. */
+static void *scaled(const struct ncclComm *comm, const struct operation *operation) {
+    size_t count = operation->count;
+    if (operation->reduction.op != ncclNumOps)
+        return NULL;
+    if (operation->kind == OPERATION_REDUCESCATTER)
+        count *= (size_t)comm->count;
+    void *values = malloc(count * type_size(operation->type));
+    if (values == NULL)
+        abort();
+    memcpy(values, operation->send, count * type_size(operation->type));
+    reduction_scale(&operation->reduction, operation->type, values, count);
+    return values;
+}
+
 static void run_collective(struct ncclComm *comm, const struct operation *operation) {
+    void *own = scaled(comm, operation);
+    const char *input = own ? own : operation->send;
     struct header head = {.signature = signature(operation), .detail = {operation->count}};
     struct message **parts = calloc((size_t)comm->count, sizeof(struct message *));
     if (parts == NULL)
@@ -121,8 +137,9 @@ static void run_collective(struct ncclComm *comm, const struct operation *operat
     for (int rank = 0; rank < comm->count; rank++) {
         size_t offset;
         head.bytes = contribution(comm, operation, rank, &offset);
-        mesh_send(comm, rank, MESSAGE_COLLECTIVE, &head, (const char *)operation->send + offset);
+        mesh_send(comm, rank, MESSAGE_COLLECTIVE, &head, input + offset);
     }
+    free(own);
     pthread_mutex_lock(&comm->lock);
     bool all_here = await_all(comm, head.key, parts);
     pthread_mutex_unlock(&comm->lock);

@@ -286,7 +286,7 @@ enum operation_kind {
 };
 
 struct reduction {
-    ncclRedOp_t op; /* ncclSum…ncclAvg; ncclNumOps: a scalar times the inputs, summed */
+    ncclRedOp_t op; /* ncclSum…ncclAvg; ncclNumOps: a sum of inputs times a scalar */
     ncclScalarResidence_t residence;
     const void *device_scalar;
     unsigned char scalar[8];
@@ -327,9 +327,9 @@ bool interrupted(const struct ncclComm *comm); /* under the lock */
 /* ---- reduction.c ---- */
 size_t type_size(ncclDataType_t type);
 bool reduction_supported(ncclDataType_t type, const struct reduction *reduction);
-/* result[i] = first[i] as one member's contribution (scaled where the operator scales) */
-void reduction_begin(const struct reduction *reduction, ncclDataType_t type, void *result,
-                     const void *first, size_t count);
+/* one member's own contribution, where the operator multiplies it by a scalar of that member */
+void reduction_scale(const struct reduction *reduction, ncclDataType_t type, void *values,
+                     size_t count);
 void reduction_add(const struct reduction *reduction, ncclDataType_t type, void *result,
                    const void *next, size_t count);
 void reduction_end(const struct reduction *reduction, ncclDataType_t type, void *result,
