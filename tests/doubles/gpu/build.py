@@ -76,7 +76,7 @@ def _library(
     subprocess.run(
         [
             *compiler(), *CFLAGS, *flags, "-fPIC", "-shared", f"-I{INCLUDE}", f"-I{sources}",
-            f"-Wl,-soname,{soname}", f"-Wl,--version-script={sources / symbols}",
+            f"-Wl,-soname,{soname}", f"-Wl,--version-script={sources / symbols}", "-Wl,-Bsymbolic",
             "-o", str(folder / soname), *map(str, sorted(sources.glob("*.c"))), "-ldl",
         ],
         check=True,
