@@ -101,3 +101,19 @@ def test_show_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "line": 10,
     }
     assert by_key["timeouts.grace"] == {"key": "timeouts.grace", "value": 10.0, "line": None}
+
+
+def test_show_tells_the_environment_of_jobs_with_reasons(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(SMALL + "[env]\ndefaults = { NCCL_NVLS_ENABLE = false }\n")
+    config_cmd.show(path)
+    out, _ = capsys.readouterr()
+    assert parse(out).cluster == load(path)
+    assert re.search(r"^# NCCL_RAS_ENABLE=0 +# NCCL's RAS thread keeps", out, re.MULTILINE)
+    assert re.search(r"^# NCCL_NVLS_ENABLE left alone +# multicast", out, re.MULTILINE)
+    config_cmd.show(path, "json")
+    told = json.loads(capsys.readouterr()[0])["environment"]
+    assert {row["name"]: row["value"] for row in told}["NCCL_NVLS_ENABLE"] is None
+    assert all(row["reason"] for row in told)
