@@ -93,7 +93,7 @@ class Gates:
     async def _open(self, job: Job, limits: Timeouts) -> str:
         hosts = hosts_of(job)
         answers = await _each(hosts, lambda h: self._asked(h, messages.OpenGate(job.name), limits))
-        down = {key for _, answer in answers if answer for key in answer.communicators}
+        down = {id_ for _, answer in answers if answer for id_, _ in answer.communicators}
         if not down:
             return ""
         began = time.monotonic()
