@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The orchestrator's side of quiescing: two hosts that answer as told, and what is asked of them."""
+"""The orchestrator's side of quiescing: hosts that answer as told, and what they are asked."""
 
 from __future__ import annotations
 
