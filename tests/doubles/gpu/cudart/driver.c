@@ -12,13 +12,6 @@
 
 struct driver driver;
 _Thread_local int current_device;
-static _Thread_local cudaError_t last_error;
-
-cudaError_t noted(cudaError_t error) {
-    if (error != cudaSuccess)
-        last_error = error;
-    return error;
-}
 
 static cudaError_t load(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
@@ -77,30 +70,6 @@ cudaError_t driver_ready(void) {
 }
 
 /* ---- entry points ----------------------------------------------------------------------------- */
-
-cudaError_t cudaGetLastError(void) {
-    cudaError_t error = last_error;
-    last_error = cudaSuccess;
-    return error;
-}
-
-cudaError_t cudaPeekAtLastError(void) { return last_error; }
-
-const char *cudaGetErrorName(cudaError_t error) {
-    const char *text = NULL;
-    if (driver_load() != cudaErrorInsufficientDriver)
-        driver.cuGetErrorName((CUresult)error, &text);
-    return text ? text : "unrecognized error code";
-}
-
-const char *cudaGetErrorString(cudaError_t error) {
-    const char *text = NULL;
-    if (error == cudaErrorInsufficientDriver)
-        return "CUDA driver version is insufficient for CUDA runtime version";
-    if (driver_load() != cudaErrorInsufficientDriver)
-        driver.cuGetErrorString((CUresult)error, &text);
-    return text ? text : "unrecognized error code";
-}
 
 cudaError_t cudaDriverGetVersion(int *version) {
     if (driver_load() == cudaErrorInsufficientDriver) {

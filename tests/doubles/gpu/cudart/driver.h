@@ -12,7 +12,6 @@
 #define DRIVER_FUNCTIONS(X)                                                                        \
     X(cuInit, , 2000)                                                                              \
     X(cuDriverGetVersion, , 2020)                                                                  \
-    X(cuGetErrorName, , 6000)                                                                      \
     X(cuGetErrorString, , 6000)                                                                    \
     X(cuDeviceGetCount, , 2000)                                                                    \
     X(cuDeviceGetAttribute, , 2000)                                                                \
