@@ -23,12 +23,11 @@ pytestmark = COMPILER
 
 OLD, DEFAULT, NEW = VERSIONS[0], run_nccl.DEFAULT, VERSIONS[-1]
 
-ADDED = {
-    22703: {"CommShrink", "CommWindowRegister", "CommWindowDeregister"},
-    22807: {"CommRevoke"},
-    22907: {"CommSuspend", "CommResume", "CommMemStats"},
-}
-"""Some of what each version has and the one before has not."""
+LATER = {
+    "AlltoAll", "CommGrow", "CommMemStats", "CommResume", "CommRevoke", "CommShrink",
+    "CommSuspend", "CommWindowRegister", "DevCommCreate", "PutSignal", "WinGetUserPtr",
+}  # fmt: skip
+"""Some of what came between 2.26 and 2.29.7."""
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +53,18 @@ def test_other_versions_keep_it_too(built: Path, version: int) -> None:
     assert ("ok a collective with a config of its own" in lines) == (version == NEW)
 
 
+@pytest.mark.parametrize("with_ras", [False, True])
+def test_traps_and_strictness(built: Path, with_ras: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if with_ras:
+        monkeypatch.setenv("WITH_RAS", "1")
+    libraries = run_nccl.doubles(built)
+    lines = run_nccl.run_program("nccl_strict", libraries, built, SOURCES.parent / "programs")
+    assert all(line.startswith("ok ") for line in lines[1:])
+    survives = "ok with RAS on its thread outlives the communicators"
+    assert (survives in lines) == with_ras
+    assert len(lines) == (4 if with_ras else 8)
+
+
 def exported(library: Path) -> dict[str, str]:
     """Symbol name to binding, as nm says: W weak, T strong."""
     listed = subprocess.run(
@@ -64,22 +75,18 @@ def exported(library: Path) -> dict[str, str]:
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="no nm")
-def test_each_version_exports_what_the_real_one_does(built: Path) -> None:
-    before: dict[str, str] = {}
-    for version in VERSIONS:
+def test_it_exports_what_the_real_one_does(built: Path) -> None:
+    public: dict[int, set[str]] = {}
+    for version in (OLD, DEFAULT, NEW):
         symbols = exported(build_nccl(built, version))
-        names = {name[1:] for name in symbols if name.startswith("p")}
-        assert set(symbols) == names | {"p" + name for name in names} | {
-            "ncclResetDebugInitInternal"
-        }
-        assert {symbols[name] for name in names} == {"W"}
-        assert {symbols["p" + name] for name in names} == {"T"}
-        for added in ADDED.get(version, set()):
-            assert f"nccl{added}" in symbols
-            assert f"nccl{added}" not in before
-        assert set(before) <= set(symbols)
-        before = symbols
-    assert len(before) == 193  # of 2.32.3: 97 nccl…, 96 pnccl…
+        strong = {name for name, binding in symbols.items() if binding == "T"}
+        weak = {name for name, binding in symbols.items() if binding == "W"}
+        assert strong == {"p" + name for name in weak} | {"ncclResetDebugInitInternal"}
+        public[version] = {name.removeprefix("nccl") for name in weak}
+    assert LATER.isdisjoint(public[OLD])
+    assert public[OLD] | LATER <= public[DEFAULT] < public[NEW]
+    # as counted in the real libraries
+    assert (len(public[DEFAULT]), len(public[NEW])) == (68, 96)
 
 
 INTERPOSER = r"""

@@ -48,13 +48,14 @@ def doubles(folder: Path, version: int = DEFAULT, flags: Sequence[str] = ()) -> 
     return Libraries(libcuda, build_nccl(folder, version, flags), tuple(flags))
 
 
-def run_program(name: str, libraries: Libraries, folder: Path) -> list[str]:
-    """The lines that a program printed, which says on stderr what went wrong.
+def run_program(name: str, libraries: Libraries, folder: Path, sources: Path = HERE) -> list[str]:
+    """The lines that a program printed, which says on stderr what went wrong. `folder` is for what
+    is built; its source is in `sources`.
 
     Raises subprocess.CalledProcessError and TimeoutExpired.
     """
     target = program(
-        HERE / f"{name}.c",
+        sources / f"{name}.c",
         folder / name,
         [libraries.libnccl, libraries.libcuda],
         [f"-I{HERE}", *libraries.flags],
