@@ -53,6 +53,7 @@ static void mismatch(const struct rank *self) {
     finish(stream);
     REQUIRE(async_error(comm) == ncclInvalidUsage, "%d", (int)async_error(comm));
     REQUIRE(strstr(ncclGetLastError(comm), "collective 0 of communicator") != NULL, "%s", ncclGetLastError(comm));
+    barrier(self); /* an abort is an error of its own to the others */
     NCCL(ncclCommAbort(comm));
     ok(self, "members that call different things are told so");
 }
