@@ -226,8 +226,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
             result = CUDA_ERROR_OPERATING_SYSTEM;
     }
     pthread_mutex_lock(&blocks_lock);
-    struct handle *made =
-        result == CUDA_SUCCESS ? make_handle(properties, size, memory) : NULL;
+    struct handle *made = result == CUDA_SUCCESS ? make_handle(properties, size, memory) : NULL;
     pthread_mutex_unlock(&blocks_lock);
     if (made == NULL) {
         if (memory >= 0)
