@@ -68,7 +68,8 @@ def test_the_runtime_of_cuda_12_keeps_it_too(
 ) -> None:
     twelve = doubles.folder / "libcudart.so.12"
     result = contract.run(name, tmp_path, [doubles.libcuda, twelve])
-    assert result.code == 0 and result.passed, result.output
+    assert result.code == 0, result.output
+    assert result.passed
 
 
 def test_what_we_declare_is_what_nvidia_declares(tmp_path: Path) -> None:
@@ -180,7 +181,8 @@ def test_too_little_memory_leaves_it_checkpointed_for_good(start: Start) -> None
 
 def test_what_others_hold_counts(start: Start) -> None:
     target, other, helper = start(gpus(A)), start(gpus(B)), start(gpus(A, B))
-    assert other.do(f"alloc({1000 * MIB})") > 0 and target.do(f"alloc({100 * MIB})") > 0
+    assert other.do(f"alloc({1000 * MIB})") > 0
+    assert target.do(f"alloc({100 * MIB})") > 0
     checkpointed(helper, target)
     assert helper.do(f"restore({target.pid}, {{{A!r}: {B!r}}})") == 2
 
@@ -261,7 +263,8 @@ def test_it_is_reached_through_a_pid_namespace(start: Start) -> None:
     address = target.do(f"alloc({MIB})")
     target.do(f"put({address}, b'content')")
     code, thread = helper.do(f"number('cuCheckpointProcessGetRestoreThreadId', {inside})")
-    assert code == 0 and Path(f"/proc/{inside}/task/{thread}").exists()
+    assert code == 0
+    assert Path(f"/proc/{inside}/task/{thread}").exists()
     for operation in ("lock", "checkpoint", "restore", "unlock"):
         assert helper.do(f"{operation}({inside})") == 0
     assert target.do(f"get({address}, 7)") == b"content"

@@ -15,17 +15,10 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 INCLUDE = HERE / "include"
-CFLAGS = [
-    "-std=gnu11",
-    "-D_GNU_SOURCE",
-    "-Wall",
-    "-Wextra",
-    "-Werror",
-    "-g",
-    "-O1",
-    "-fno-omit-frame-pointer",
-    "-pthread",
-]
+CFLAGS = (
+    "-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1",
+    "-fno-omit-frame-pointer", "-pthread",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

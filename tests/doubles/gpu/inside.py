@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that calls the simulated driver at a test's word: an expression a line, a result a line.
+"""A process that calls the simulated driver at a test's word: expressions in, values out.
 
 Standard library only: it is started without site-packages, by cuda_process.py.
 """
@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 import time
-from pathlib import Path
 
 
 class Inside:
@@ -143,11 +142,6 @@ class Inside:
 
     def ipc_handle(self, address: int) -> int:
         return int(self.cu.cuIpcGetMemHandle(ctypes.create_string_buffer(64), _u64(address)))
-
-    def thread_names(self) -> list[str]:
-        return [
-            Path(f"/proc/self/task/{t}/comm").read_text() for t in os.listdir("/proc/self/task")
-        ]
 
     def serve(self) -> None:
         names = {n: getattr(self, n) for n in dir(self) if not n.startswith("_")}
