@@ -52,7 +52,8 @@ static void mismatch(const struct rank *self) {
     NCCL(ncclAllReduce(numbers, numbers, 1 + (size_t)self->rank, ncclInt32, ncclSum, comm, stream));
     finish(stream);
     REQUIRE(async_error(comm) == ncclInvalidUsage, "%d", (int)async_error(comm));
-    REQUIRE(strstr(ncclGetLastError(comm), "collective 0 of communicator") != NULL, "%s", ncclGetLastError(comm));
+    REQUIRE(strstr(ncclGetLastError(comm), "collective 0 of communicator") != NULL, "%s",
+            ncclGetLastError(comm));
     barrier(self); /* an abort is an error of its own to the others */
     NCCL(ncclCommAbort(comm));
     ok(self, "members that call different things are told so");
