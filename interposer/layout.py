@@ -47,8 +47,8 @@ ORDER = Record((
 
 ANSWER = Record((
     ("reopened", "I"), ("changes", "I"), ("groups", "I"), ("untracked", "I"),
-    ("unidentified", "Q"), ("done_attempt", "I"), ("done_result", "I"), ("done_want", "I"),
-    ("down", "I"), ("drained_ns", "Q"), ("torn_down_ns", "Q"), ("rebuilt_ns", "Q"),
+    ("unidentified", "Q"), ("done_attempt", "I"), ("done_version", "I"),
+    ("done_result", "I"), ("done_want", "I"), ("down", "I"), ("unused", "I"), ("drained_ns", "Q"), ("torn_down_ns", "Q"), ("rebuilt_ns", "Q"),
     ("trouble", "160s"),
 ))  # fmt: skip
 
@@ -123,7 +123,8 @@ class Want(enum.IntEnum):
     TARGET = 2
     CLOSED = 3
     TEARDOWN = 4
-    REBUILD = 5
+    FRESH_IDS = 5
+    REBUILD = 6
 
 
 class Library(enum.IntEnum):

@@ -46,14 +46,18 @@
 #define LIVESHIFT_PAGE_ALLOCATIONS 65536
 
 /* What the agent wants; every one but OPEN closes the gate. Only ever written after the one above
-   it, or OPEN after any of them; back from CLOSED to TARGET when a rank was further than known. */
+   it, or OPEN after any of them; back from CLOSED to TARGET when a rank was further than known, and
+   from REBUILD to TEARDOWN when it failed. The three last are for processes that have NCCL
+   communicators, and done by their service thread. */
 enum liveshift_want {
     LIVESHIFT_OPEN = 0,     /* operations pass */
     LIVESHIFT_ARMED = 1,    /* new operations wait for targets */
     LIVESHIFT_TARGET = 2,   /* operations up to the clocks' targets pass, see gate.h */
     LIVESHIFT_CLOSED = 3,   /* nothing passes; the streams that carried communication are drained */
     LIVESHIFT_TEARDOWN = 4, /* communicators are finalized and destroyed; their handles stay */
-    LIVESHIFT_REBUILD = 5,  /* communicators are made again from `rebuild_id`, in `rebuild_order` */
+    LIVESHIFT_FRESH_IDS = 5, /* `fresh_id` is made where `rank` is 0; to be asked for where the
+                                process lives from now on, since the id holds its address */
+    LIVESHIFT_REBUILD = 6,  /* communicators are made again from `rebuild_id`, in `rebuild_order` */
 };
 
 /* Written by the agent as a whole, `check` last; read by the interposer. */
@@ -93,16 +97,19 @@ struct liveshift_answer {
     /* Communications that came back on communicators without an agreed identity: while this
        grows there is no boundary that holds for all ranks. */
     _Atomic uint64_t unidentified;
-    /* What the service thread has done last: attempt, want, 0 or an errno value. The agent waits
-       for its own attempt and want here. `done_want` is written last. */
+    /* What the service thread has done last: attempt, version, want, 0 or an errno value. The
+       agent waits for its own attempt, version and want here; `done_want` is written last, and 0
+       while something is being done. EOPNOTSUPP after CLOSED: something here can't be torn down. */
     _Atomic uint32_t done_attempt;
+    _Atomic uint32_t done_version;
     _Atomic uint32_t done_result;
     _Atomic uint32_t done_want;
     /* 1 from the moment a teardown begins until the rebuild is complete. */
     _Atomic uint32_t down;
+    uint32_t unused;
     /* How long draining, teardown and rebuild took last; nanoseconds. */
     _Atomic uint64_t drained_ns, torn_down_ns, rebuilt_ns;
-    /* Why done_result is not 0, in words, NUL-padded; written before it. */
+    /* Why done_result is not 0, in words, NUL-padded; written before it. With 0, a remark. */
     char trouble[160];
 };
 
@@ -194,8 +201,9 @@ struct liveshift_communicator {
     char unsafe[128];
     /* A fresh ncclUniqueId, by the interposer where `rank` is 0, for attempt `fresh_attempt`. */
     uint8_t fresh_id[128];
-    /* The one to rebuild with, and when in the global order (from 1). By the agent, before the
-       order LIVESHIFT_REBUILD. */
+    /* The one to rebuild with, and when in the global order (from 1; 0: not at all, because a member
+       is gone: then operations on it fail, and it can still be destroyed). By the agent, before
+       the order LIVESHIFT_REBUILD. */
     uint8_t rebuild_id[128];
     _Atomic uint32_t fresh_attempt;
     _Atomic uint32_t rebuild_order;
