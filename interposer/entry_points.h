@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The hooked gloo entry points. This list exists only here: the hooks, the counters of the page and
- * the table that liveshift.interposer.page checks against a torch library all expand from it.
+ * The hooked gloo entry points. These lists exist only here: the hooks, the counters of the page and
+ * the table that liveshift.interposer.library checks against a torch library expand from them.
  *
  * gloo is linked into libtorch_cpu.so, which exports these C++ functions with default visibility
  * and calls them through its own PLT, so a preloaded library that defines the same mangled name is
@@ -9,10 +9,10 @@
  *
  * required: every torch that can run a gloo job has it; its absence means the job isn't seen.
  * optional: only some versions of torch link it in. torch 2.13.0 lacks only gatherv.
+ * identity: without it collectives pass as ever, but are not known to be the same ones elsewhere,
+ *           or point-to-point operations are not seen: the job has no boundary.
  *
- * Point-to-point operations (send, recv, monitored_barrier) are virtual methods of gloo's unbound
- * buffers, don't pass here and aren't counted. torch 2.13.0 makes its reduce_scatter over gloo of
- * allreduces and calls gatherv nowhere.
+ * torch 2.13.0 makes its reduce_scatter over gloo of allreduces and calls gatherv nowhere.
  */
 #ifndef LIVESHIFT_INTERPOSER_ENTRY_POINTS_H
 #define LIVESHIFT_INTERPOSER_ENTRY_POINTS_H
@@ -30,5 +30,37 @@
     X(gatherv, _ZN4gloo7gathervERNS_14GathervOptionsE, optional)                                   \
     X(reduce, _ZN4gloo6reduceERNS_13ReduceOptionsE, required)                                      \
     X(scatter, _ZN4gloo7scatterERNS_14ScatterOptionsE, required)
+
+/* Point-to-point: virtual methods of gloo's unbound buffers. A vtable's entries are symbolic
+   relocations, so here too a preloaded definition is the one called. send, recv and
+   monitored_barrier come this way; so does every part of a collective, which is not counted.
+   X(name, mangled name, need) */
+#define LIVESHIFT_GLOO_PAIR_POINTS(X)                                                              \
+    X(send, _ZN4gloo9transport3tcp13UnboundBuffer4sendEimmm, identity)                             \
+    X(recv, _ZN4gloo9transport3tcp13UnboundBuffer4recvEimmm, identity)                             \
+    X(recv_any, _ZN4gloo9transport3tcp13UnboundBuffer4recvESt6vectorIiSaIiEEmmm, identity)         \
+    X(sent, _ZN4gloo9transport3tcp13UnboundBuffer20handleSendCompletionEi, identity)               \
+    X(received, _ZN4gloo9transport3tcp13UnboundBuffer20handleRecvCompletionEi, identity)           \
+    X(buffer_end, _ZN4gloo9transport3tcp13UnboundBufferD1Ev, identity)
+
+/* How a context, gloo's communicator, comes into being, meets its peers and ends; the last two name
+   it for people. X(name, mangled name, need) */
+#define LIVESHIFT_GLOO_CONTEXT_POINTS(X)                                                           \
+    X(context_make, _ZN4gloo7ContextC2Eiii, identity)                                              \
+    X(context_end, _ZN4gloo7ContextD2Ev, identity)                                                 \
+    X(connect_full_mesh,                                                                           \
+      _ZN4gloo10rendezvous7Context15connectFullMeshESt10shared_ptrINS0_5StoreEERS2_INS_9transport6DeviceEE, \
+      identity)                                                                                    \
+    X(connect_all_pairs,                                                                           \
+      _ZN4gloo9transport3tcp7Context24createAndConnectAllPairsESt10shared_ptrINS_6IStoreEE,        \
+      identity)                                                                                    \
+    X(own_address, _ZNK4gloo9transport3tcp4Rank5bytesEv, identity)                                 \
+    X(peer_address, _ZN4gloo9transport3tcp4RankC1ERKSt6vectorIcSaIcEE, identity)                   \
+    X(group_name,                                                                                  \
+      _ZN4c10d12ProcessGroup12setGroupNameERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE, \
+      optional)                                                                                    \
+    X(group_description,                                                                           \
+      _ZN4c10d12ProcessGroup12setGroupDescERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE, \
+      optional)
 
 #endif

@@ -8,13 +8,13 @@
 
 #define TORCH_LIBRARY "libtorch_cpu.so"
 
-collective *real_collective(const char *symbol) {
+void *real_function(const char *symbol) {
     const char *reason;
     void *found = elf_lookup(TORCH_LIBRARY, symbol, &reason);
     if (found != NULL)
         return found;
     dprintf(STDERR_FILENO,
-            "liveshift: a hooked collective was called, but its real function %s can't be found in "
+            "liveshift: a hooked function was called, but its real function %s can't be found in "
             "%s: %s; stopping\n",
             symbol, TORCH_LIBRARY, reason);
     abort();

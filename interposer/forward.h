@@ -3,11 +3,23 @@
 #ifndef LIVESHIFT_INTERPOSER_FORWARD_H
 #define LIVESHIFT_INTERPOSER_FORWARD_H
 
-/* A gloo collective: its C++ reference to an options object, as C sees it. */
-typedef void collective(void *options);
+#include <stdatomic.h>
+#include <stddef.h>
 
 /* The real function of that mangled name. Ends the process with one line on stderr if torch doesn't
    have it: going on would mean a collective that silently does nothing. */
-collective *real_collective(const char *symbol);
+void *real_function(const char *symbol);
+
+/* The same for a hook: found once, at its first call. */
+#define REAL(type, symbol)                                                                         \
+    ({                                                                                             \
+        static _Atomic(type *) known;                                                              \
+        type *real = atomic_load_explicit(&known, memory_order_relaxed);                           \
+        if (__builtin_expect(real == NULL, 0)) {                                                   \
+            real = real_function(symbol);                                                          \
+            atomic_store_explicit(&known, real, memory_order_relaxed);                             \
+        }                                                                                          \
+        real;                                                                                      \
+    })
 
 #endif

@@ -10,10 +10,12 @@ enum kind {
 #define X(name, symbol, need) GLOO_##name,
     LIVESHIFT_GLOO_ENTRY_POINTS(X)
 #undef X
+        GLOO_send,
+    GLOO_recv,
 #define X(name) NCCL_##name,
-        LIVESHIFT_NCCL_OPERATIONS(X)
+    LIVESHIFT_NCCL_OPERATIONS(X)
 #undef X
-            KINDS
+        KINDS
 };
 
 #endif

@@ -23,18 +23,19 @@ def library_path() -> Path:
     return path
 
 
-def missing_symbols(libtorch_path: Path) -> list[str]:
-    """The required hooked names that this libtorch_cpu.so does not export; empty is good.
+def missing_symbols(libtorch_path: Path, need: str = "required") -> list[str]:
+    """The hooked names of this need that this libtorch_cpu.so does not export; empty is good.
 
+    ``required``: to see a gloo job's collectives; ``identity``: to bring all ranks to the same one.
     Neither library is loaded. Raises ElfError when one of the files can't be read.
     """
-    names = [name for need, name in hooked_symbols() if need == "required"]
+    names = [name for its, name in hooked_symbols() if its == need]
     with shared_library(libtorch_path) as torch:
         return [name for name in names if torch.address_of(name) is None]
 
 
 def hooked_symbols() -> list[tuple[str, str]]:
-    """("required" or "optional", mangled name) of each hook, from the library's own table."""
+    """(need, mangled name) of each hook, from the library's own table; see entry_points.h."""
     path = library_path()
     with shared_library(path) as library:
         address = library.address_of("liveshift_interposer_symbols")

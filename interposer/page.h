@@ -55,9 +55,9 @@ enum liveshift_want {
     LIVESHIFT_TARGET = 2,   /* operations up to the clocks' targets pass, see gate.h */
     LIVESHIFT_CLOSED = 3,   /* nothing passes; the streams that carried communication are drained */
     LIVESHIFT_TEARDOWN = 4, /* communicators are finalized and destroyed; their handles stay */
-    LIVESHIFT_FRESH_IDS = 5, /* `fresh_id` is made where `rank` is 0; to be asked for where the
-                                process lives from now on, since the id holds its address */
-    LIVESHIFT_REBUILD = 6,  /* communicators are made again from `rebuild_id`, in `rebuild_order` */
+    LIVESHIFT_FRESH_IDS = 5, /* where a communicator that is down has rank 0: a new `fresh_id`, which
+                                holds the address of where the process lives now */
+    LIVESHIFT_REBUILD = 6, /* communicators are made again from `rebuild_id`, in `rebuild_order` */
 };
 
 /* Written by the agent as a whole, `check` last; read by the interposer. */

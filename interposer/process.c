@@ -66,8 +66,10 @@ static void fill(struct liveshift_page *page, pid_t pid) {
 #define X(kind, symbol, need) "gloo." #kind,
         LIVESHIFT_GLOO_ENTRY_POINTS(X)
 #undef X
+            "gloo.send",
+        "gloo.recv",
 #define X(name) "nccl." #name,
-            LIVESHIFT_NCCL_OPERATIONS(X)
+        LIVESHIFT_NCCL_OPERATIONS(X)
 #undef X
     };
     struct timespec now;

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import Refused
 from ..runtime.config import Reading, read, settings_of, toml_value
+from ..runtime.environment import in_effect
 from ..runtime.timeouts import RUNGS
 from . import ladder, render
 
@@ -68,7 +69,19 @@ def _as_toml(reading: Reading) -> str:
             source = f"line {line}" if line else _derived(key) or "default"
             block += f"{text:<{width}}  # {source}\n"
         blocks.append(block)
+    blocks.append(_environment_lines(reading))
     return "\n".join(blocks)
+
+
+def _environment_lines(reading: Reading) -> str:
+    """Comments: the variables of environment.MOVABLE as jobs get them."""
+    rows = [
+        (f"{name}={value}" if value is not None else f"{name} left alone", reason)
+        for name, value, reason in in_effect(reading.cluster.env.defaults)
+    ]
+    width = max(len(text) for text, _ in rows)
+    head = "# Every job gets, where the caller's own environment says nothing else:\n"
+    return head + "".join(f"# {text:<{width}}  # {reason}\n" for text, reason in rows)
 
 
 def _row(reading: Reading, key: tuple[str, ...], value: object) -> str:
@@ -89,5 +102,10 @@ def _as_json(reading: Reading) -> str:
         for at, table in _settings(reading)
         for key, value in table.items()
     ]
+    variables = [
+        {"name": name, "value": value, "reason": reason}
+        for name, value, reason in in_effect(reading.cluster.env.defaults)
+    ]
     whole = {"file": reading.file, "digest": reading.cluster.digest, "settings": settings}
+    whole["environment"] = variables
     return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"

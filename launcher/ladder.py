@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 REACHED = {
     "heartbeat": "an agent says again that it lives",
     "suspicion": "a silent host counts as lost, and what waits for it fails",
+    "quiesce": "no collective boundary: the gates open, and it is tried once more",
     "freeze": "no image yet: the job runs on at the source",
     "restore": "not restored: tried again while there is time, else back to the source",
     "standstill": "the move is not over: it is undone",

@@ -91,6 +91,10 @@ def run(
     torchrun gets its nodes from PET_* variables, plain python from RANK, WORLD_SIZE, MASTER_ADDR,
     MASTER_PORT and LOCAL_RANK. The job's output comes here, SIGINT and SIGTERM go there (a second
     SIGINT kills it), and the exit code is the job's. Closing the terminal does not end the job.
+
+    Your environment goes along, as the cluster file lets it. Variables that keep a job movable
+    (NCCL_HOSTID, NCCL_RAS_ENABLE and others; `liveshift config show` lists them with their reasons)
+    are set where you have not set them yourself.
     """
     from ..runtime.messages import Named
     from .client import Client
@@ -113,6 +117,7 @@ def _patience(text: str) -> float:
 
 
 def _ask(command: list[str], nnodes: int, name: str, collective: float) -> Run:
+    from ..runtime.environment import remarks
     from ..runtime.messages import Run
 
     try:
@@ -127,6 +132,8 @@ def _ask(command: list[str], nnodes: int, name: str, collective: float) -> Run:
     environment = {k: v for k, v in os.environ.items() if _is_text(k) and _is_text(v)}
     for key in os.environ.keys() - environment.keys():
         render.note(f"{key!r} is left out of the job's environment: it is not UTF-8")
+    for remark in remarks(environment):
+        render.note(remark)
     return Run(
         name=name,
         nnodes=nnodes,

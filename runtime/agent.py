@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import subprocess
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from ..criu_glue.tool import Criu, find
 from ..errors import LiveshiftError, Refused, Unreachable
 from . import local_socket, messages, notify
 from .config import Cluster
+from .gatekeeper import Gatekeeper
 from .house import House
 from .link import Uplink
 from .messages import Message
@@ -43,9 +45,11 @@ class Agent:
         self.host = host
         self.house = House(cluster, host, self._ended)
         self.porter = Porter(self.house, _find_criu(cluster), self._claim)
+        self.gatekeeper = Gatekeeper(self.house, lambda: time.monotonic() - self._heard)
+        self._heard = time.monotonic()
         self._life = uuid.uuid4().hex
         self._tasks = Tasks()
-        house, porter = self.house, self.porter
+        house, porter, gates = self.house, self.porter, self.gatekeeper
         self._serve: dict[type[Message], Callable[..., Awaitable[Message | None]]] = {
             messages.Start: house.start,
             messages.Signal: house.signal,
@@ -62,6 +66,14 @@ class Agent:
             messages.Resume: porter.resume,
             messages.Settle: porter.settle,
             messages.Progress: porter.progress,
+            messages.Arm: gates.arm,
+            messages.Aim: gates.aim,
+            messages.Shut: gates.shut,
+            messages.WhoOwes: gates.who_owes,
+            messages.TearDown: gates.tear_down,
+            messages.FreshIds: gates.fresh_ids,
+            messages.Rebuild: gates.rebuild,
+            messages.OpenGate: gates.open,
         }
 
     async def run(self) -> None:
@@ -75,7 +87,9 @@ class Agent:
         self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
         await local_socket.serve(self.cluster.paths.run / "agent.sock", self._relay)
         notify.ready()
-        await asyncio.gather(self.uplink.serve(), self._report(), self.porter.keep_asking())
+        await asyncio.gather(
+            self.uplink.serve(), self._report(), self.porter.keep_asking(), self.gatekeeper.keep()
+        )
 
     # ---- to the orchestrator ----
 
@@ -88,6 +102,7 @@ class Agent:
                     greeted = self.uplink.line.peer_life
                     log.info("reported to the orchestrator")
                 await self.uplink.line.ask(await self._beat(), self.cluster.timeouts.suspicion)
+                self._heard = time.monotonic()
             except Unreachable as silent:
                 log.warning("%s", silent)
                 greeted = None

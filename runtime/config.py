@@ -27,10 +27,12 @@ from .config_errors import Mistake, WrongCluster, syntax_mistake
 from .config_rules import HOSTS, Setting, Values, examine
 from .config_values import (
     CLUSTER_NAME,
+    MOVABLE_NAME,
     PATTERN,
     PORT,
     USER_OR_GROUP,
     VALUE,
+    VALUE_OR_NONE,
     VARIABLE,
     AbsolutePath,
     Address,
@@ -122,13 +124,16 @@ class Files:
 
 @dataclass(frozen=True, kw_only=True)
 class Env:
-    """Which of the caller's variables reach a job."""
+    """Which of the caller's variables reach a job, and what is set besides (environment.py)."""
 
     pass_: Annotated[tuple[str, ...], ListOf(PATTERN)] = ("*",)
     drop: Annotated[tuple[str, ...], ListOf(PATTERN)] = ()
     set_: Annotated[Mapping[str, str], TableOf(VARIABLE, VALUE)] = field(
         default_factory=dict, hash=False
     )
+    defaults: Annotated[Mapping[str, str | None], TableOf(MOVABLE_NAME, VALUE_OR_NONE)] = field(
+        default_factory=dict, hash=False
+    )  # in the place of liveshift's own; None: set nothing
 
     def select(self, caller: Mapping[str, str]) -> dict[str, str]:
         """The job's variables: those of the caller that pass and are not dropped, then ``set``."""
@@ -201,7 +206,10 @@ class Cluster:
         Order of tables, comments and whether a default, or what would be derived, is written out
         make no difference.
         """
-        text = json.dumps(settings_of(self), sort_keys=True)
+        settings = settings_of(self)
+        if not self.env.defaults:
+            del settings["env"]["defaults"]  # older builds do not know it
+        text = json.dumps(settings, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -359,4 +367,6 @@ def toml_value(value: object) -> str:
     if isinstance(value, dict):
         pairs = ", ".join(f"{key} = {toml_value(part)}" for key, part in value.items())
         return f"{{ {pairs} }}" if pairs else "{}"
+    if isinstance(value, bool):
+        return "true" if value else "false"
     return repr(value)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from .config_errors import shown
+from .environment import NAMES
 from .toml_lines import Key
 
 ORCHESTRATOR = "orchestrator"
@@ -266,6 +267,28 @@ class AbsolutePath:
 
 
 @dataclass(frozen=True)
+class OrFalse:
+    """A value of a kind, or false, which is read as None."""
+
+    kind: Kind
+
+    @property
+    def expected(self) -> str:
+        return f"{self.kind.expected}, or false"
+
+    def read(self, raw: object) -> Any:
+        if raw is False:
+            return None
+        try:
+            return self.kind.read(raw)
+        except Unfit:
+            raise _unfit(raw, self.expected) from None
+
+    def write(self, value: Any) -> Any:
+        return False if value is None else self.kind.write(value)
+
+
+@dataclass(frozen=True)
 class ListOf:
     """A list of values of one kind, each listed once."""
 
@@ -340,3 +363,7 @@ USER_OR_GROUP = Text(
 PATTERN = Text(r"[^=\0]+", 'a pattern of variable names such as "NCCL_*"')
 VARIABLE = Text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable (A-Z, a-z, 0-9 and _)")
 VALUE = Text(r"(?s:[^\0\ud800-\udfff]*)", 'a string such as "1"')
+MOVABLE_NAME = Text(
+    "|".join(NAMES), f"a variable that liveshift gives a default, one of {', '.join(NAMES)}"
+)
+VALUE_OR_NONE = OrFalse(VALUE)

@@ -249,7 +249,7 @@ class Desk:
             return messages.Migration(row)
         if not self._sees(who, move.job):
             raise refusal(who, f"see {ask.name}", Role.VIEW, _whose(who, move.job))
-        if move.step in (Step.PRECOPYING, Step.FREEZING):
+        if move.step in (Step.PRECOPYING, Step.QUIESCING, Step.FREEZING):
             with contextlib.suppress(LiveshiftError):
                 seen = await self._moves.ask(move.destination, messages.Progress(move.name), 2)
                 if isinstance(seen, messages.Arrived):

@@ -33,6 +33,15 @@ class Ground(Protocol):
         ``still``: the owner is known to hold the capsule without running it.
         """
 
+    async def quiesce(self, move: Move) -> str:
+        """Bring the job's ranks to a collective boundary; returns where it lies, in words.
+
+        Raises NoBoundary with the job going on, or frozen wherever it is (``only_tcp``).
+        """
+
+    async def reopen(self, move: Move) -> None:
+        """Let the job's ranks go on, unless another move holds them; never raises."""
+
     async def publish(self, job: Job) -> None:
         """Send the job's address book to every host."""
 
@@ -45,6 +54,17 @@ class Ground(Protocol):
 
 class Gone(LiveshiftError):
     """The only copy that could run has gone."""
+
+
+class NoBoundary(LiveshiftError):
+    """The job's ranks could not be brought to a collective boundary.
+
+    ``only_tcp``: they talk over TCP only, so that a rank may be frozen wherever it is.
+    """
+
+    def __init__(self, message: str, *, only_tcp: bool, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.only_tcp = only_tcp
 
 
 def limit_bytes(look: Inspected) -> int:

@@ -13,24 +13,13 @@ from ..errors import LiveshiftError, Refused
 from ..interposer.library import library_path
 from .config import Cluster
 from .deadlines import for_job
+from .environment import Place, environment
 from .messages import Book, CapsuleSpec, CapsuleState, Run
 from .ownership import Owner
 from .timeouts import Timeouts
 
-MASTER_PORT = 29500
 MOST_CAPSULES = 250
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
-
-NOT_PASSED = (
-    "LD_PRELOAD",
-    "LIVESHIFT_SOCKET",
-    "LIVESHIFT_LAB",
-    "LIVESHIFT_CONNECT",
-    "LIVESHIFT_KEY",
-    "LIVESHIFT_CONFIG",
-    "NOTIFY_SOCKET",
-)
-"""Variables of the caller that mean something else, or nothing, inside a capsule."""
 
 
 @dataclass
@@ -91,13 +80,17 @@ class Job:
             job=self.name,
             index=capsule.index,
             argv=list(run.argv),
-            env=environment(self, capsule, cluster),
+            env=environment(self._place(capsule), cluster.env, run.env, library_path(), PAGES),
             cwd=run.cwd,
             uid=self.uid,
             gid=run.gid,
             groups=list(run.groups),
             hosts_file=self._hosts_file(),
         )
+
+    def _place(self, capsule: Capsule) -> Place:
+        address, master = self.overlay.address(capsule.index), self.overlay.address(0)
+        return Place(self.name, capsule.index, len(self.capsules), address, master)
 
     def _hosts_file(self) -> str:
         lines = ["127.0.0.1 localhost", "::1 localhost"]
@@ -106,44 +99,6 @@ class Job:
             # The mapped form is what a dual-stack listener (torch's TCPStore) looks up.
             lines += [f"{address} {name}", f"::ffff:{address} {name}"]
         return "\n".join(lines) + "\n"
-
-
-def environment(job: Job, capsule: Capsule, cluster: Cluster) -> dict[str, str]:
-    """The caller's variables as the cluster file lets them pass, and what makes a rank a rank.
-
-    torchrun takes its arguments from PET_* (torch.distributed.argparse_util), so its command
-    line stays untouched; plain python finds RANK and company. All of it stays true after a move,
-    since every name in it is the capsule's own.
-    """
-    address, master = job.overlay.address(capsule.index), job.overlay.address(0)
-    count = str(len(job.capsules))
-    env = cluster.env.select(job.request.env)
-    for name in NOT_PASSED:
-        env.pop(name, None)
-    preload = job.request.env.get("LD_PRELOAD", "")
-    env |= {
-        "PET_NNODES": count,
-        "PET_NODE_RANK": str(capsule.index),
-        "PET_MASTER_ADDR": master,
-        "PET_MASTER_PORT": str(MASTER_PORT),
-        "RANK": str(capsule.index),
-        "WORLD_SIZE": count,
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": master,
-        "MASTER_PORT": str(MASTER_PORT),
-        "HOSTNAME": f"{job.name}-{capsule.index}",
-        "GLOO_SOCKET_IFNAME": "eth0",
-        "TP_SOCKET_IFNAME": "eth0",
-        "NCCL_SOCKET_IFNAME": "eth0",
-        "NCCL_HOSTID": f"{job.name}-{capsule.index}",
-        "UV_USE_IO_URING": "0",  # an io_uring cannot be dumped
-        "LD_PRELOAD": ":".join(filter(None, (str(library_path()), preload))),
-        "LIVESHIFT_PAGES": PAGES,
-        "LIVESHIFT_CAPSULE": capsule.name,
-        "LIVESHIFT_ADDRESS": address,
-    }
-    return env
 
 
 def check_request(run: Run, taken: set[str], cluster: Cluster) -> str:

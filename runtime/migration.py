@@ -24,7 +24,7 @@ from ..errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
 from . import messages
 from .deadlines import Standstill
 from .faultpoints import reached
-from .ground import Gone, Ground, as_ours, limit_bytes
+from .ground import Gone, Ground, NoBoundary, as_ours, limit_bytes
 from .jobs import Capsule, Job
 from .messages import Message, MigrationRow
 from .steps import ALLOWED, Step
@@ -56,6 +56,7 @@ class Move:
         self.step = Step.PREPARING
         self.error: LiveshiftError | None = None
         self.tried: set[str] = set()
+        self.holds_gates = False  # of all ranks of the job
         self.released = False  # its source was told to run (again): the promise is spent
         self._seen = self._closed = False  # its image was asked for; it never became complete
         self.times = Timeline()
@@ -74,6 +75,7 @@ class Move:
                    changed)  # fmt: skip
         move.source, move.step, move.times = row.source, Step(row.state), Timeline.of(row)
         move.released = move.step is Step.ROLLING_BACK  # perhaps
+        move.holds_gates = move.step not in (Step.PREPARING, Step.PRECOPYING)  # perhaps
         return move
 
     async def run(self) -> None:
@@ -83,6 +85,7 @@ class Move:
             await reached("orchestrator.prepared")
             await self._precopy(reserved)
             await reached("orchestrator.precopied")
+            await self._quiesce()
             await self._freeze()
             await reached("orchestrator.frozen")
             self._commit()
@@ -151,6 +154,30 @@ class Move:
         moved = await self._ask(self.source, precopy, self._limits.precopy, messages.Moved)
         self.times.take(moved.phases, began)
 
+    async def _quiesce(self) -> None:
+        """No collective is half-entered anywhere from here on, until the gates open again.
+
+        A job that talks over TCP only may be frozen wherever it is: TCP itself migrates.
+        """
+        self._advance(Step.QUIESCING)
+        self.holds_gates = True
+        with self.times.phase("quiesce") as detail:
+            try:
+                detail.append(await self._ground.quiesce(self))
+            except NoBoundary as error:
+                if not error.only_tcp:
+                    raise
+                self._ground.tell(self, f"frozen in place: {error}")
+                detail.append("frozen in place")
+
+    async def _reopen(self) -> None:
+        """The job's ranks may communicate again. Where hosts are out of reach they do by
+        themselves after a while."""
+        if self.holds_gates:
+            self.holds_gates = False
+            with self.times.phase("reopen"):
+                await self._ground.reopen(self)
+
     async def _freeze(self) -> None:
         """The job stands still from here: dump into the wire, held frozen at the source.
 
@@ -201,7 +228,7 @@ class Move:
         except Exception as error:
             self.error = as_ours(error)
         if isinstance(self.error, Gone) and self.capsule.granted:
-            self._end(Step.LOST)
+            await self._end(Step.LOST)
         elif not await self._passed_on():
             self._advance(Step.RETURNING)
         return False
@@ -286,6 +313,7 @@ class Move:
     async def _resume(self) -> None:
         """The tree runs at the destination; wait a while for its first collective."""
         self._advance(Step.RESUMING)
+        await self._reopen()
         began = time.monotonic()
         with contextlib.suppress(Exception):  # it runs; that nobody saw it changes nothing
             ask = messages.Resume(self.capsule.name, RESUME_WAIT_S)
@@ -302,7 +330,7 @@ class Move:
             except LiveshiftError as error:
                 detail.append("when the source is back")
                 self._ground.tell(self, f"the frozen copy ends once {self.source} is back: {error}")
-        self._end(Step.DONE)
+        await self._end(Step.DONE)
 
     # ---- when something fails ------------------------------------------------------------------
 
@@ -336,7 +364,7 @@ class Move:
             self._ground.tell(self, f"{self.source} goes on once it is back")
         self.times.thaw()
         gone = state == "nothing" and self.capsule.code is None  # its host was switched off, say
-        self._end(Step.LOST if gone else Step.FAILED)
+        await self._end(Step.LOST if gone else Step.FAILED)
         with contextlib.suppress(Exception):  # it asks by itself, too
             await self._settle(self.destination)
 
@@ -368,12 +396,12 @@ class Move:
                 await self._ground.publish(self.job)
                 if await self._returned():
                     self.times.thaw()
-                    self._end(Step.FAILED)
+                    await self._end(Step.FAILED)
                     return True
             at_source = self.capsule.host == self.source
             if isinstance(self.error, Gone) or (at_source and self.capsule.granted):
                 self.error = Gone(f"{self.error}; and {self.source} has no copy either")
-                self._end(Step.LOST)
+                await self._end(Step.LOST)
                 return True
             if self.capsule.host == self.source:
                 self._ground.commit(self.capsule, self.destination, still=False)
@@ -432,6 +460,7 @@ class Move:
         except Exception:  # who owns the capsule is the commit's alone; what follows is rule()'s
             log.exception("%s: cannot record that it is %s", self.name, to.value)
 
-    def _end(self, how: Step) -> None:
+    async def _end(self, how: Step) -> None:
+        await self._reopen()
         self.times.end()
         self._advance(how)

@@ -14,6 +14,7 @@ from ..errors import Refused, Unreachable
 from . import messages
 from .config import Cluster
 from .fleet import Fleet
+from .gates import Gates
 from .ground import limit_bytes
 from .jobs import Capsule, Job
 from .link import Switchboard
@@ -49,6 +50,7 @@ class Moves:
         self._over = over
         self._tasks = Tasks()
         self._publishing = asyncio.Semaphore(PUBLISHED_AT_ONCE)
+        self._gates = Gates(self.ask)
 
     def start(self, job: Job, capsule: Capsule, to: str, reason: str, by: str) -> Move:
         """Begin to move a capsule; raises Refused, NotFound or Unreachable with nothing begun."""
@@ -136,6 +138,30 @@ class Moves:
     def tell(self, move: Move, text: str) -> None:
         log.warning("%s: %s", move.name, text)
         self._fleet.journal.tell(move.capsule.name, "moving", text, move.by, move.number)
+
+    async def quiesce(self, move: Move) -> str:
+        boundary = await self._gates.close(
+            move.job, move.job.timeouts(self.cluster), shared=bool(self._others_at_gates(move))
+        )
+        self._fleet.journal.tell(
+            move.capsule.name, "boundary", boundary.words, move.by, move.number
+        )
+        return boundary.words
+
+    async def reopen(self, move: Move) -> None:
+        if self._others_at_gates(move):
+            return
+        try:
+            said = await self._gates.open(move.job, move.job.timeouts(self.cluster))
+            if said:
+                self.tell(move, said)
+        except Exception as error:
+            self.tell(move, f"its gates are not open yet: {error}")
+
+    def _others_at_gates(self, move: Move) -> list[Move]:
+        """Further moves of its job that hold the job's ranks at a boundary."""
+        under_way = self._fleet.under_way()
+        return [m for m in under_way if m is not move and m.job is move.job and m.holds_gates]
 
     async def publish(self, job: Job) -> None:
         """Every host hears where the job's addresses are; one that is away hears it on Hello.

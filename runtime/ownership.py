@@ -48,7 +48,7 @@ class Ruling(enum.Enum):
     END = "end"  # it runs elsewhere, or will never run here: take it away
 
 
-BEFORE_COMMIT = frozenset({Step.PREPARING, Step.PRECOPYING, Step.FREEZING})
+BEFORE_COMMIT = frozenset({Step.PREPARING, Step.PRECOPYING, Step.QUIESCING, Step.FREEZING})
 """While a migration is here, its source's copy waits for the decision."""
 
 BEFORE_RUNNING = frozenset({Step.COMMITTED, Step.RESTORING, Step.RETURNING})

@@ -29,7 +29,7 @@ from .departure import Departure
 from .faultpoints import reached
 from .house import House
 from .ownership import Ruling, Side
-from .resident import ROOT_PID, Resident, interposer_pages
+from .resident import ROOT_PID, Resident, finished_by_pid
 from .stopwatch import Stopwatch
 from .tasks import Tasks
 from .wire import Receiver, Sender
@@ -243,6 +243,7 @@ class Porter:
         await self._house.blocking(name, lambda: arrival.bring_up(criu, watch, ask.deadline))
         await reached("destination.claiming")
         await self._may_run(arrival, ask.epoch)
+        arrival.resident.finished = finished_by_pid(arrival.resident.room)
         return await self._house.blocking(
             name, lambda: arrival.let_run(watch, ask.epoch, ask.deadline)
         )
@@ -286,11 +287,11 @@ class Porter:
         resident = self._house.resident(ask.capsule)
         watch_ = Stopwatch()
         with watch_.phase("resume") as lap:
-            before = {p.pid: p.finished for p in interposer_pages(resident.room)}
+            before = resident.finished or finished_by_pid(resident.room)
             until = time.monotonic() + ask.deadline
             lap.detail = "no collectives in this job"
             while before:
-                seen = {p.pid: p.finished for p in interposer_pages(resident.room)}
+                seen = finished_by_pid(resident.room)
                 if any(seen.get(pid, 0) > count for pid, count in before.items()):
                     lap.detail = "until the first collective"
                     break

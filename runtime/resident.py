@@ -11,7 +11,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -56,6 +56,7 @@ class Resident:
     room: Room
     leaving: bool = False  # its end here is a move's doing, not the job's
     code: int | None = None
+    finished: dict[int, int] = field(default_factory=dict)  # by pid, when it was last restored
     _last: tuple[float, int] = (0.0, 0)
     _rate: float = 0.0
 
@@ -254,6 +255,11 @@ def netns_name(capsule: str) -> str:
 def interposer_pages(stands: Room) -> list[Page]:
     directory = stands.root / room.PAGES.lstrip("/")
     return list(pages(directory)) if directory.is_dir() else []
+
+
+def finished_by_pid(stands: Room) -> dict[int, int]:
+    """Operations that have come back, by the process's pid inside."""
+    return {page.pid: page.finished for page in interposer_pages(stands)}
 
 
 def watch(resident: Resident, ended: Callable[[], None]) -> None:

@@ -16,6 +16,7 @@ import enum
 class Step(enum.Enum):
     PREPARING = "preparing"  # survey, preflight, an empty room; the job trains
     PRECOPYING = "pre-copying"  # what is not being written goes over; the job trains
+    QUIESCING = "quiescing"  # all ranks come to a collective boundary, and wait there
     FREEZING = "freezing"  # network locked, dump into the wire; the job stands
     COMMITTED = "committed"  # the journal names the destination
     RESTORING = "restoring"  # CRIU brings the tree up at the destination
@@ -30,7 +31,8 @@ class Step(enum.Enum):
 
 ALLOWED: dict[Step, frozenset[Step]] = {
     Step.PREPARING: frozenset({Step.PRECOPYING, Step.ROLLING_BACK}),
-    Step.PRECOPYING: frozenset({Step.FREEZING, Step.ROLLING_BACK}),
+    Step.PRECOPYING: frozenset({Step.QUIESCING, Step.ROLLING_BACK}),
+    Step.QUIESCING: frozenset({Step.FREEZING, Step.ROLLING_BACK}),
     Step.FREEZING: frozenset({Step.COMMITTED, Step.ROLLING_BACK}),
     Step.COMMITTED: frozenset({Step.RESTORING}),
     Step.RESTORING: frozenset({Step.RESUMING, Step.RETURNING, Step.LOST}),

@@ -51,6 +51,11 @@ RUNGS: Mapping[str, Rung] = {
     ),
     "freeze": Rung("standstill", "2/5 of standstill", lambda standstill: 0.4 * standstill),
     "restore": Rung("standstill", "2/5 of standstill", lambda standstill: 0.4 * standstill),
+    "quiesce": Rung(
+        "standstill",
+        "standstill / 20, from 1 to 30",
+        lambda standstill: min(30.0, max(1.0, standstill / 20)),
+    ),
     "prepare": Rung(
         "collective",
         "collective / 10, from 60 to 600",
@@ -130,6 +135,7 @@ class Timeouts:
     standstill: Annotated[float, STANDSTILL] = DERIVED  # … frozen by a move
     freeze: Annotated[float, SECONDS] = DERIVED  # lock, dump, ship: the job stands
     restore: Annotated[float, SECONDS] = DERIVED  # the job stands
+    quiesce: Annotated[float, SECONDS] = DERIVED  # one attempt to find a collective boundary
     prepare: Annotated[float, SECONDS] = DERIVED  # survey, preflight, room: the job trains
     precopy: Annotated[float, SECONDS] = DERIVED  # what goes over while the job trains
     suspicion: Annotated[float, SECONDS] = DERIVED  # of silence, until a host counts as lost

@@ -76,7 +76,7 @@ class Orchestrator:
         what, _, failed, gone = s.wait
         if what == "Reserve":
             if kind == "Reserved":
-                s = to(to(s, Step.PRECOPYING), Step.FREEZING)
+                s = to(to(to(s, Step.PRECOPYING), Step.QUIESCING), Step.FREEZING)
                 yield "freeze", ask(s, s.source, "Freeze", s.m, s.destination, value,
                                     dict(s.hosts)[s.source].life)  # fmt: skip
             else:

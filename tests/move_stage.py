@@ -67,6 +67,7 @@ class Stage:
         self.fails: dict[str, list[Failure]] = {}
         self.steps: list[Step] = []
         self.told: list[str] = []
+        self.gates: list[str] = []  # when they were closed and opened, by the count of ``said``
         self.grants = False
         self.releases = False
         self.spare = ""
@@ -114,6 +115,14 @@ class Stage:
     def tell(self, move: Move, text: str) -> None:
         self.told.append(text)
 
+    async def quiesce(self, move: Move) -> str:
+        self.gates.append(f"closed before {len(self.said)}")
+        self._maybe_fail("quiesce", None)
+        return "after collective 7 of gloo over ranks 0-1"
+
+    async def reopen(self, move: Move) -> None:
+        self.gates.append(f"open before {len(self.said)}")
+
     async def publish(self, job: Job) -> None:
         self.said.append("publish " + " ".join(f"{h}:{e}" for h, e in job.book().where.values()))
         self._maybe_fail("publish", None)
@@ -146,6 +155,8 @@ def a_move(stage: Stage) -> Move:
 def play(stage: Stage) -> Move:
     move = a_move(stage)
     asyncio.run(move.run())
+    opened = [word for word in stage.gates if word.startswith("open")]
+    assert len(opened) == len(stage.gates) - len(opened) <= 1, "the gates were left closed"
     return move
 
 

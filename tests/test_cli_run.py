@@ -260,3 +260,14 @@ def test_a_refused_start_shows_message_hint_and_code(double: Any, call: Call) ->
         "",
         "error: only 1 slots are free\nhint: uncordon one\n",
     )
+
+
+def test_run_says_which_of_the_callers_variables_are_in_the_way_of_moving(
+    double: Any, call: Call, environment: dict[str, str]
+) -> None:
+    odd = {**environment, "NCCL_RAS_ENABLE": "1", "NCCL_IB_DISABLE": "1"}
+    code, out, err = call("run", "-d", "--name", "gpt", "--", "train", env=odd)
+    assert (code, out) == (0, "gpt\n")
+    (line,) = err.splitlines()
+    assert line.startswith("NCCL_RAS_ENABLE=1 of your environment is kept, and in the way")
+    assert double.wait_for(Run).env["NCCL_RAS_ENABLE"] == "1"

@@ -31,8 +31,8 @@ def test_validate_says_good_and_explains_the_deadlines(capsys: pytest.CaptureFix
     ladder, rules = rest.split("\n\n")
     rows = {line.split()[0]: line for line in ladder.splitlines()[1:]}
     assert list(rows) == [
-        "heartbeat", "suspicion", "freeze", "restore", "standstill", "collective", "prepare",
-        "precopy", "grace",
+        "heartbeat", "suspicion", "quiesce", "freeze", "restore", "standstill", "collective",
+        "prepare", "precopy", "grace",
     ]  # fmt: skip
     assert rows["standstill"].split()[1:5] == ["300", "collective", "/", "2,"]
     assert re.search(r" 600  line \d+ +\S", rows["collective"])
@@ -81,7 +81,7 @@ def test_show_is_a_cluster_file_with_the_origin_of_each_value(
     assert parse(out).cluster == load(path)
     rows = [line for line in out.splitlines() if " = " in line]
     derived = [row for row in rows if row.startswith("# ")]
-    assert len(derived) == 7
+    assert len(derived) == 8
     assert all(row.endswith("# default") or "# line " in row for row in rows if row not in derived)
     assert [row.split("  # ")[1] for row in derived if "heartbeat =" in row] == ["suspicion / 5"]
     (row,) = (row for row in rows if row.startswith("overlay"))
@@ -101,3 +101,19 @@ def test_show_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "line": 10,
     }
     assert by_key["timeouts.grace"] == {"key": "timeouts.grace", "value": 10.0, "line": None}
+
+
+def test_show_tells_the_environment_of_jobs_with_reasons(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(SMALL + "[env]\ndefaults = { NCCL_NVLS_ENABLE = false }\n")
+    config_cmd.show(path)
+    out, _ = capsys.readouterr()
+    assert parse(out).cluster == load(path)
+    assert re.search(r"^# NCCL_RAS_ENABLE=0 +# NCCL's RAS thread keeps", out, re.MULTILINE)
+    assert re.search(r"^# NCCL_NVLS_ENABLE left alone +# multicast", out, re.MULTILINE)
+    config_cmd.show(path, "json")
+    told = json.loads(capsys.readouterr()[0])["environment"]
+    assert {row["name"]: row["value"] for row in told}["NCCL_NVLS_ENABLE"] is None
+    assert all(row["reason"] for row in told)

@@ -221,13 +221,14 @@ def test_the_installed_torch_has_every_required_symbol_and_is_asked_quickly() ->
     library.missing_symbols(torch_library())  # brings the file's pages into memory
     began = time.process_time()
     assert library.missing_symbols(torch_library()) == []
+    assert library.missing_symbols(torch_library(), "identity") == []
     assert time.process_time() - began < 0.3
 
 
 def test_every_listed_name_is_hooked() -> None:
     hooked = library.hooked_symbols()
     assert len(hooked) >= 11
-    assert {need for need, _ in hooked} == {"required", "optional"}
+    assert {need for need, _ in hooked} == {"required", "optional", "identity"}
     with shared_library(library.library_path()) as hooks:
         assert all(hooks.address_of(name) for _, name in hooked)
         assert hooks.address_of("_ZN4gloo7barrierE") is None

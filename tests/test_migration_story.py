@@ -29,6 +29,7 @@ from move_stage import (
 
 from liveshift.errors import LiveshiftError, Refused, Unreachable
 from liveshift.runtime import messages
+from liveshift.runtime.ground import NoBoundary
 from liveshift.runtime.steps import ALLOWED, ENDS, Step
 
 __all__ = ["no_waiting"]
@@ -41,10 +42,49 @@ def test_the_order_of_things() -> None:
     assert move.step is Step.DONE
     assert move.error is None
     assert stage.steps == [
-        Step.PRECOPYING, Step.FREEZING, Step.COMMITTED, Step.RESTORING, Step.RESUMING,
-        Step.FINISHING, Step.DONE,
+        Step.PRECOPYING, Step.QUIESCING, Step.FREEZING, Step.COMMITTED, Step.RESTORING,
+        Step.RESUMING, Step.FINISHING, Step.DONE,
     ]  # fmt: skip
     assert (move.capsule.host, move.capsule.epoch) == ("h2", 2)
+
+
+def test_the_gates_are_closed_before_the_freeze_and_opened_when_it_runs() -> None:
+    stage = Stage()
+    move = play(stage)
+    at = {name: stage.said.index(name) for name in ("Freeze h1", "Resume h2")}
+    assert stage.gates == [
+        f"closed before {at['Freeze h1']}", f"open before {at['Resume h2']}",
+    ]  # fmt: skip
+    (quiesce,) = [phase for phase in move.row().phases if phase.name == "quiesce"]
+    assert quiesce.detail == "after collective 7 of gloo over ranks 0-1"
+
+
+def test_a_job_that_talks_over_tcp_is_frozen_in_place_without_a_boundary() -> None:
+    stage = Stage()
+    stage.fail("quiesce", NoBoundary("rank 1 owes an all-reduce", only_tcp=True))
+    move = play(stage)
+    assert stage.said == HAPPY
+    assert move.step is Step.DONE
+    assert any("frozen in place" in text and "rank 1 owes" in text for text in stage.told)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        NoBoundary("rank 1 owes an all-reduce", only_tcp=False),
+        Unreachable("h0 did not answer"),
+        ZeroDivisionError("a slip"),
+    ],
+    ids=lambda way: type(way).__name__,
+)
+def test_without_a_boundary_nothing_is_frozen(way: Exception) -> None:
+    stage = Stage()
+    stage.fail("quiesce", way)
+    move = play(stage)
+    assert move.step is Step.FAILED
+    assert stage.said == [*BEFORE[:-1], *UNDO]
+    assert stage.gates[1:] == [f"open before {len(BEFORE)}"]
+    assert str(way) in str(move.error)
 
 
 def test_what_each_side_is_told() -> None:
@@ -69,7 +109,8 @@ def test_the_record() -> None:
     assert (row.state, row.epoch, row.reason, row.by) == ("done", 2, "h1 is tainted", "root")
     assert (row.image_bytes, row.expected_bytes) == (1000, 320)
     assert [phase.name for phase in row.phases] == [
-        "prepare", "pre-copy", "dump", "commit", "restore", "resume", "finish",
+        "prepare", "pre-copy", "quiesce", "dump", "commit", "restore", "reopen", "resume",
+        "finish",
     ]  # fmt: skip
     assert 0 < row.frozen_s <= row.seconds
     assert row.error is None

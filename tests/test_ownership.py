@@ -11,12 +11,13 @@ from liveshift.runtime.ownership import Owner, Ruling, Side, is_stray, may_pass,
 from liveshift.runtime.steps import ALLOWED, ENDS, Step
 
 WAIT, RUN, END = Ruling.WAIT, Ruling.RUN, Ruling.END
-BEFORE = (Step.PREPARING, Step.PRECOPYING, Step.FREEZING)
+BEFORE = (Step.PREPARING, Step.PRECOPYING, Step.QUIESCING, Step.FREEZING)
 STEPS = (*Step, None)
 
 LEAVING = {  # step: (mine, not mine)
     Step.PREPARING: (WAIT, END),
     Step.PRECOPYING: (WAIT, END),
+    Step.QUIESCING: (WAIT, END),
     Step.FREEZING: (WAIT, END),
     Step.COMMITTED: (RUN, WAIT),
     Step.RESTORING: (RUN, WAIT),
@@ -33,6 +34,7 @@ LEAVING = {  # step: (mine, not mine)
 COMING = {  # step: (mine by that epoch, mine by another, the next epoch's, none of these)
     Step.PREPARING: (RUN, WAIT, WAIT, END),
     Step.PRECOPYING: (RUN, WAIT, WAIT, END),
+    Step.QUIESCING: (RUN, WAIT, WAIT, END),
     Step.FREEZING: (RUN, WAIT, WAIT, END),
     Step.COMMITTED: (RUN, WAIT, END, END),
     Step.RESTORING: (RUN, WAIT, WAIT, END),

@@ -268,11 +268,11 @@ def test_a_command_of_another_version_is_told(
     monkeypatch.setattr(
         curve_line,
         "encode_ask",
-        lambda *ask: messages.encode_ask(*ask).replace(b"\x02", b"\x63", 1),
+        lambda *ask: messages.encode_ask(*ask).replace(bytes([messages.VERSION]), b"\x63", 1),
     )
     with (
         Client(remote) as client,
-        pytest.raises(LiveshiftError, match="speaks protocol version 99, this is version 2"),
+        pytest.raises(LiveshiftError, match=f"version 99, this is version {messages.VERSION}"),
     ):
         client.ask(messages.GetStatus())
 

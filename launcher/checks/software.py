@@ -64,19 +64,26 @@ def torch() -> Iterator[Finding]:
 
 
 def _gloo(version: str) -> Finding:
-    """Does torch export the gloo functions that the interposer counts? Nothing is loaded."""
+    """Does torch export the gloo functions that the interposer hooks? Nothing is loaded."""
     spec = importlib.util.find_spec("torch")  # finds, doesn't import: that takes seconds
-    needed = "optional: gloo's exported functions, for step rates"
+    needed = "optional: gloo's exported functions, for step rates and collective boundaries"
     if spec is None or spec.origin is None:
         return Finding("interposer", f"torch {version} has no files", needed, Verdict.WARN)
+    path = Path(spec.origin).parent / "lib" / "libtorch_cpu.so"
     try:
-        missing = library.missing_symbols(Path(spec.origin).parent / "lib" / "libtorch_cpu.so")
+        missing = library.missing_symbols(path)
+        without_identity = library.missing_symbols(path, "identity")
     except LiveshiftError as error:
         return Finding("interposer", error.message, needed, Verdict.WARN, error.hint or "")
+    lacks = missing or without_identity
+    if not lacks:
+        return Finding("interposer", "all there", needed, Verdict.OK)
     return Finding(
         "interposer",
-        f"torch {version} lacks {len(missing)}: {missing[0]} …" if missing else "all counted",
+        f"torch {version} lacks {len(lacks)}: {lacks[0]} …",
         needed,
-        Verdict.WARN if missing else Verdict.OK,
-        "jobs move, but status shows no collective rate for them" if missing else "",
+        Verdict.WARN,
+        "jobs move, but status shows no collective rate for them"
+        if missing
+        else "jobs move, but are frozen wherever they are, not at a collective boundary",
     )

@@ -6,14 +6,16 @@ How a planned migration flows (data goes source agent → destination agent, not
 A. orchestrator → source       ``Inspect``   what the capsule consists of, what stands in the way
 B. orchestrator → destination  ``Reserve``   preflight; an empty, locked room; an inbox
 C. orchestrator → source       ``Precopy``   directories and output so far, while training runs
-D. orchestrator → source       ``Freeze``    network locked, dumped into the wire, held frozen
-E. orchestrator: the journal   commit        the destination owns epoch + 1 from here on
-F. orchestrator → everyone     ``Locate``    the address book with the new epoch
-G. orchestrator → destination  ``Restore``   CRIU restores; before the tree runs:
-H. destination → orchestrator  ``Claim``     may it run? The journal grants, the network opens
-I. orchestrator → source       ``Settle``    ask what becomes of the frozen copy; ``Claim``: it ends
+D. orchestrator → all ranks    ``Arm`` …     quiesce: gates closed at a collective boundary
+E. orchestrator → source       ``Freeze``    network locked, dumped into the wire, held frozen
+F. orchestrator: the journal   commit        the destination owns epoch + 1 from here on
+G. orchestrator → everyone     ``Locate``    the address book with the new epoch
+H. orchestrator → destination  ``Restore``   CRIU restores; before the tree runs:
+I. destination → orchestrator  ``Claim``     may it run? The journal grants, the network opens
+J. orchestrator → all ranks    ``OpenGate``  communicators rebuilt where they were down; go on
+K. orchestrator → source       ``Settle``    ask what becomes of the frozen copy; ``Claim``: it ends
    When something fails, both sides are told to ``Settle``: they ask, and run, wait or end as
-   ownership.rule says. After a commit E is done again for the source, under a further epoch.
+   ownership.rule says. After a commit F is done again for the source, under a further epoch.
 
 A frame is MessagePack: ``{"v": VERSION, "id": n, "body": {"t": tag, …}}`` asks, the same with
 ``"ok"`` answers, with ``"error": [kind, message, hint]`` refuses. Tags are the class names.
@@ -52,6 +54,22 @@ from .agents import (
 )
 from .base import Message
 from .frames import VERSION, Frame, decode, encode_answer, encode_ask, encode_error
+from .gates import (
+    Aim,
+    Aimed,
+    Arm,
+    Armed,
+    Fresh,
+    FreshIds,
+    Member,
+    OpenGate,
+    Owing,
+    Rebuild,
+    Shut,
+    TearDown,
+    TornDown,
+    WhoOwes,
+)
 from .people import (
     Events,
     GetEvents,
@@ -88,6 +106,10 @@ from .records import (
 
 __all__ = [
     "VERSION",
+    "Aim",
+    "Aimed",
+    "Arm",
+    "Armed",
     "Arrived",
     "Beat",
     "Book",
@@ -104,6 +126,8 @@ __all__ = [
     "Forward",
     "Frame",
     "Freeze",
+    "Fresh",
+    "FreshIds",
     "Frozen",
     "GetEvents",
     "GetMigration",
@@ -117,18 +141,22 @@ __all__ = [
     "JobRow",
     "Locate",
     "Me",
+    "Member",
     "Message",
     "Migrate",
     "Migration",
     "MigrationRow",
     "Moved",
     "Named",
+    "OpenGate",
     "Output",
+    "Owing",
     "Phase",
     "Planned",
     "Precopy",
     "Progress",
     "ReadOutput",
+    "Rebuild",
     "Relay",
     "Reserve",
     "Reserved",
@@ -139,13 +167,17 @@ __all__ = [
     "SetTaint",
     "Settle",
     "Settled",
+    "Shut",
     "Signal",
     "SignalJob",
     "Start",
     "Status",
+    "TearDown",
     "There",
+    "TornDown",
     "Untaint",
     "WhoAmI",
+    "WhoOwes",
     "decode",
     "encode_answer",
     "encode_ask",

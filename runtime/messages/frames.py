@@ -9,10 +9,10 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from ...errors import LiveshiftError
-from . import agents, people
+from . import agents, gates, people
 from .base import Answer, Message
 
-VERSION = 2
+VERSION = 3
 
 LIMIT = 64 << 20
 """Bytes of one frame: all of a large cluster's status, or an environment with long variables."""
@@ -20,7 +20,12 @@ LIMIT = 64 << 20
 
 def _below(base: type[Message], *but: type[Message]) -> Any:
     """The union of all messages below a base; the tag says which one a frame holds."""
-    every = [c for module in (agents, people) for c in vars(module).values() if isinstance(c, type)]
+    every = [
+        c
+        for module in (agents, gates, people)
+        for c in vars(module).values()
+        if isinstance(c, type)
+    ]
     kinds = [c for c in every if issubclass(c, base) and c is not base and not issubclass(c, but)]
     return Union[tuple(kinds)]  # noqa: UP007 (made of values)
 

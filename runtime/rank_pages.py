@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interposer's pages of a capsule's living processes, opened to be given orders."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+
+from ..criu_glue import below, room
+from ..criu_glue.survey import inner_pid, tasks
+from ..interposer.layout import CommunicatorState
+from ..interposer.orders import OrderedPage, open_ordered
+from ..interposer.page import PageError, paths
+from .messages import Member
+from .resident import Resident
+
+log = logging.getLogger("liveshift.gatekeeper")
+
+
+def ordered_pages(resident: Resident) -> Iterator[tuple[OrderedPage, int]]:
+    """(page, the process's pid as the host sees it), of those that can be opened.
+
+    The directory is the job's to write to: it is reached through no link of the job's making.
+    """
+    living = {}
+    for task in tasks(resident.room):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            living[inner_pid(task.pid)] = task.pid
+    name = room.PAGES.lstrip("/")
+    try:
+        with below.opened(resident.room.root) as top:
+            directory = below.open_below(top, name, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return  # no rank has a page yet, or its room is ending
+    try:
+        for path in paths(resident.room.root / name):
+            if int(path.name) not in living:
+                continue
+            try:
+                page = open_ordered(path, directory)
+            except FileNotFoundError:
+                continue
+            except PageError as error:
+                log.warning("%s: %s", resident.spec.name, error)
+                continue
+            if page.pid == int(path.name):
+                yield page, living[page.pid]
+            else:
+                page.close()
+    finally:
+        os.close(directory)
+
+
+def members(page: OrderedPage) -> list[Member]:
+    """The rank's parts in the communicators that live, or are down; none of a damaged page."""
+    try:
+        rows = page.communicators()
+    except PageError as error:
+        log.warning("%s", error)
+        return []
+    live = (CommunicatorState.LIVE, CommunicatorState.DOWN)
+    return [
+        Member(
+            row.id, row.library.name.lower(), row.name, row.size, row.rank,
+            -1 if page.rank is None else page.rank, row.ordinal,
+        )
+        for row in rows
+        if row.state in live and row.id
+    ]  # fmt: skip

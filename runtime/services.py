@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the service threads of a host's ranks are asked to do: drain, tear down, build again.
+
+Only processes with NCCL communicators have such a thread. An order is written into their pages and
+``done_*`` is waited for; the interposer keeps the limit that the order names, so nothing here waits
+for longer than that and a little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Collection, Mapping
+
+from ..errors import StepFailed
+from ..interposer.layout import CommunicatorState, Library, Want
+from ..interposer.orders import OrderedPage
+from ..interposer.page import Communicator, PageError
+from . import messages
+
+log = logging.getLogger("liveshift.gatekeeper")
+
+POLL_S = 0.001
+LATE_S = 2.0
+"""A service thread may answer this much after its own limit: it may have to wait for a core."""
+
+
+async def drained(pages: Collection[OrderedPage], attempt: int) -> list[str]:
+    """Wait until streams that carried communication are idle; returns what stands in the way of
+    taking communicators down, in words. The gates are closed already."""
+    served = [page for page in pages if _nccl(page)]
+    results = await asyncio.gather(*(_done(page, attempt, Want.CLOSED) for page in served))
+    return [trouble for trouble in results if trouble]
+
+
+async def torn_down(pages: Collection[OrderedPage], attempt: int) -> messages.TornDown:
+    """Raises StepFailed, in words, when a rank could not; others may be down then."""
+    served = [page for page in pages if _nccl(page)]
+    await _all(served, attempt, Want.TEARDOWN)
+    slowest = max((int(page.answer()["torn_down_ns"]) for page in served), default=0)
+    return messages.TornDown([key for page in served for key in _down(page)], slowest / 1e9)
+
+
+async def fresh_ids(pages: Mapping[OrderedPage, int], attempt: int) -> messages.Fresh:
+    """New unique ids of the communicators whose rank 0 is here."""
+    served = [page for page in pages if page.answer()["down"]]
+    await _all(served, attempt, Want.FRESH_IDS)
+    ids = {
+        row.id: row.fresh_id
+        for page in served
+        for row in _of_nccl(page)
+        if row.rank == 0 and row.fresh_attempt == attempt
+    }
+    return messages.Fresh(ids, [key for page in served for key in _down(page)])
+
+
+async def rebuilt(
+    pages: Mapping[OrderedPage, int], attempt: int, ids: Mapping[int, tuple[int, bytes]]
+) -> messages.TornDown:
+    """Make communicators again, in the one order of the job; raises StepFailed, in words."""
+    served = [page for page in pages if page.answer()["down"]]
+    for page in served:
+        for row in _of_nccl(page):
+            if row.state == CommunicatorState.DOWN and row.id in ids:
+                page.set_rebuild(row.row, *ids[row.id])
+    await _all(served, attempt, Want.REBUILD)
+    slowest = max((int(page.answer()["rebuilt_ns"]) for page in served), default=0)
+    return messages.TornDown([key for page in served for key in _down(page)], slowest / 1e9)
+
+
+def opened(page: OrderedPage) -> list[tuple[int, int]]:
+    """Open a gate; where communicators are down it stays closed, and these are returned."""
+    try:
+        if page.answer()["down"]:
+            return _down(page)
+        if page.order()["want"] != Want.OPEN:
+            page.open()
+    except PageError as error:
+        log.warning("%s", error)
+    return []
+
+
+async def _all(served: list[OrderedPage], attempt: int, want: Want) -> None:
+    for page in served:
+        page.give(want, attempt, 0)
+    results = await asyncio.gather(*(_done(page, attempt, want) for page in served))
+    trouble = [words for words in results if words]
+    if trouble:
+        raise StepFailed(want.name.lower().replace("_", " "), "; ".join(trouble))
+
+
+async def _done(page: OrderedPage, attempt: int, want: Want) -> str:
+    """Wait for the service thread; returns its trouble in words, or ""."""
+    who = f"rank {page.rank}" if page.rank is not None else f"process {page.pid}"
+    until = time.monotonic() + page.order()["limit_ms"] / 1000 + LATE_S
+    while True:
+        answer = page.answer()
+        if answer["done_attempt"] == attempt and answer["done_want"] == want:
+            code = answer["done_result"]
+            words = answer["trouble"].split(b"\0", 1)[0].decode("utf-8", "replace")
+            return f"{who}: {words or os.strerror(code)}" if code else ""
+        if time.monotonic() > until:
+            return f"{who}: its service thread does not answer"
+        await asyncio.sleep(POLL_S)
+
+
+def _of_nccl(page: OrderedPage) -> list[Communicator]:
+    live = (CommunicatorState.LIVE, CommunicatorState.DOWN)
+    return [r for r in page.communicators() if r.library is Library.NCCL and r.state in live]
+
+
+def _nccl(page: OrderedPage) -> bool:
+    return bool(_of_nccl(page))
+
+
+def _down(page: OrderedPage) -> list[tuple[int, int]]:
+    return [(r.id, r.ordinal) for r in _of_nccl(page) if r.state == CommunicatorState.DOWN]

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The simulated GPUs: which there are, which of them this process sees, how full they are. */
+#ifndef SIMCUDA_DEVICE_H
+#define SIMCUDA_DEVICE_H
+
+#include "cuda_abi.h"
+
+#include <stdbool.h>
+
+#define MAX_DEVICES 16
+
+/* One GPU of a host, as $SIMCUDA_DEVICES describes it. Part of the control page: plain data. */
+struct gpu {
+    unsigned char uuid[16];
+    /* Chip, "H200"; the name that programs see is "liveshift simulated GPU H200". */
+    char chip[32];
+    uint64_t total;
+    /* Bytes that this process holds. */
+    uint64_t used;
+};
+
+struct inventory {
+    uint32_t count;
+    /* Driver branch, such as 580. */
+    uint32_t driver;
+    struct gpu gpus[MAX_DEVICES];
+};
+
+/* Reads $SIMCUDA_DEVICES ("UUID:CHIP:SIZE,…", or the path of a file that holds this; by default one
+   H200 of 16 GiB) and $SIMCUDA_DRIVER (default 580). false: one of them can't be understood, said on
+   stderr. */
+bool inventory_read(struct inventory *inventory);
+
+/* Reads the inventory into the control page and applies CUDA_VISIBLE_DEVICES. */
+CUresult devices_initialise(void);
+int device_count(void);
+bool device_valid(CUdevice device);
+/* Index in the inventory, which includes what CUDA_VISIBLE_DEVICES hides. */
+int device_gpu(CUdevice device);
+
+/* Takes bytes of a device's memory, or CUDA_ERROR_OUT_OF_MEMORY. */
+CUresult device_charge(CUdevice device, size_t bytes);
+void device_release(CUdevice device, size_t bytes);
+/* Lets go of all memory of all devices, or takes it back, as a checkpoint and a restore do. */
+void devices_vacate(void);
+void devices_occupy(void);
+/* Bytes that GPU number gpu of the inventory takes back. */
+uint64_t gpu_vacated(int gpu);
+
+/* CUDA version of a driver branch, such as 13000. */
+int cuda_version(uint32_t driver);
+
+#endif

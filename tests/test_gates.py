@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The orchestrator's side of quiescing: hosts that answer as told, and what they are asked."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from liveshift.criu_glue.network import Overlay
+from liveshift.errors import LiveshiftError, Unreachable
+from liveshift.runtime import gates, messages
+from liveshift.runtime.gates import Gates, communicator_words
+from liveshift.runtime.ground import NoBoundary
+from liveshift.runtime.jobs import Capsule, Job
+from liveshift.runtime.messages import Member, Message
+from liveshift.runtime.timeouts import Timeouts
+
+WORLD, PAIR = 70, 71
+LIMITS = Timeouts(quiesce=5.0)
+
+
+def member(rank: int, library: str = "gloo", communicator: int = WORLD) -> Member:
+    return Member(communicator, library, "", 2, rank, rank, 1 + communicator - WORLD)
+
+
+class Host:
+    """One host with one rank. It has ``begun`` operations of each clock; ``reaches`` lists, by
+    version, the numbers beyond its targets that it then raises."""
+
+    def __init__(self, rank: int, begun: dict[int, int], library: str = "gloo") -> None:
+        self.begun = begun
+        self.raises: list[dict[int, int]] = []
+        self.not_still: list[dict[int, int]] = []
+        self.obstacles: list[str] = []
+        self.stuck = False
+        self.members = [member(rank, library), member(rank, library, PAIR)]
+        self.targets: dict[int, int] = {}
+        self.version = 0
+        self.gate = "open"
+        self.down = False
+        self.heard: list[Message] = []
+
+    def __call__(self, ask: Message) -> Message | None:
+        self.heard.append(ask)
+        match ask:
+            case messages.Arm():
+                self.gate = "armed"
+                return messages.Armed(self.begun, self.members, 1, self.obstacles)
+            case messages.Aim():
+                self.gate = "target"
+                self.targets |= ask.targets
+                self.version = ask.version
+                raised = self.raises.pop(0) if self.raises else {}
+                reached = not raised and not self.stuck
+                return messages.Aimed(ask.version, reached, raised, [])
+            case messages.Shut():
+                self.gate = "shut"
+                raised = self.not_still.pop(0) if self.not_still else {}
+                return messages.Aimed(self.version, not raised, raised, [])
+            case messages.TearDown():
+                self.down = True
+                return messages.TornDown([(WORLD, 1), (PAIR, 2)], 0.1)
+            case messages.FreshIds():
+                first = self.members[0].rank == 0
+                ids = {WORLD: b"w" * 128, PAIR: b"p" * 128} if first else {}
+                return messages.Fresh(ids, [(WORLD, 1), (PAIR, 2)])
+            case messages.Rebuild():
+                self.down = False
+                return messages.TornDown([], 0.1)
+            case messages.OpenGate():
+                if self.down:
+                    return messages.TornDown([(WORLD, 1), (PAIR, 2)], 0.0)
+                self.gate = "open"
+                return messages.TornDown([], 0.0)
+            case messages.WhoOwes():
+                return messages.Owing(["rank 1 owes gloo.barrier 7"] if self.stuck else [])
+        raise AssertionError(f"nobody asks {ask}")
+
+    def said(self, kind: type[Message]) -> list[Any]:
+        return [message for message in self.heard if isinstance(message, kind)]
+
+
+def two(library: str = "gloo") -> dict[str, Host]:
+    return {
+        "h0": Host(0, {WORLD: 10, PAIR: 3}, library),
+        "h1": Host(1, {WORLD: 11, PAIR: 2}, library),
+    }
+
+
+def a_job(count: int = 2) -> Job:
+    run = messages.Run("gpt", count, ["train"], {}, "/", 0, [])
+    capsules = {f"gpt/{i}": Capsule(f"gpt/{i}", i, f"h{i}", 1) for i in range(count)}
+    return Job("gpt", Overlay(1, "10.99.0.0/24"), run, 0, 0.0, capsules)
+
+
+def played(hosts: dict[str, Host], *, limits: Timeouts = LIMITS) -> tuple[Gates, Any]:
+    """Closes the gates of the job; returns what came of it, an error included."""
+
+    async def ask(host: str, message: Message, timeout: float) -> Message | None:
+        assert timeout > 0
+        await asyncio.sleep(0)
+        return hosts[host](message)
+
+    closed = Gates(ask)
+    try:
+        return closed, asyncio.run(closed.close(a_job(), limits, shared=False))
+    except LiveshiftError as error:
+        return closed, error
+
+
+@pytest.fixture(autouse=True)
+def no_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gates, "BACK_OFF_S", 0.0)
+
+
+def test_all_ranks_are_told_the_highest_number_that_began_anywhere() -> None:
+    hosts = two()
+    _, boundary = played(hosts)
+    assert boundary.numbers == {WORLD: 11, PAIR: 3}
+    assert boundary.words == "after collective 11 of gloo over ranks 0-1 (and 1 more communicator)"
+    assert not boundary.down
+    for host in hosts.values():
+        assert host.targets == {WORLD: 11, PAIR: 3}
+        assert host.gate == "shut"
+        (arm,) = host.said(messages.Arm)
+        assert (arm.job, arm.hold, arm.limit) == ("gpt", 600, 5)
+
+
+def test_a_target_that_had_to_be_raised_is_raised_for_all() -> None:
+    hosts = two()
+    hosts["h1"].raises = [{PAIR: 5}]
+    _, boundary = played(hosts)
+    assert boundary.numbers == {WORLD: 11, PAIR: 5}
+    assert hosts["h0"].targets[PAIR] == hosts["h1"].targets[PAIR] == 5
+
+
+def test_one_that_was_about_to_go_further_is_let_through_after_all() -> None:
+    hosts = two()
+    hosts["h0"].not_still = [{WORLD: 12}]
+    _, boundary = played(hosts)
+    assert boundary.numbers[WORLD] == 12
+    assert hosts["h1"].targets[WORLD] == 12
+    assert [len(host.said(messages.Shut)) for host in hosts.values()] == [2, 2]
+
+
+def test_what_can_never_be_a_boundary_is_not_tried_again() -> None:
+    hosts = two()
+    hosts["h1"].obstacles = ["rank 1: 4 operations on communicators nobody knows"]
+    _, error = played(hosts)
+    assert isinstance(error, NoBoundary)
+    assert error.only_tcp
+    assert "rank 1: 4 operations" in str(error)
+    for host in hosts.values():
+        assert len(host.said(messages.Arm)) == 1
+        assert host.gate == "open"
+
+
+def test_no_boundary_in_time_says_who_owes_what_and_the_gates_are_open() -> None:
+    hosts = two()
+    hosts["h1"].stuck = True
+    _, error = played(hosts, limits=Timeouts(quiesce=0.05))
+    assert isinstance(error, NoBoundary)
+    assert "within 0.05 s: rank 1 owes gloo.barrier 7" in str(error)
+    for host in hosts.values():
+        assert len({arm.attempt for arm in host.said(messages.Arm)}) == gates.ATTEMPTS
+        assert host.gate == "open"
+
+
+def test_a_job_with_nccl_is_never_frozen_without_a_boundary() -> None:
+    hosts = two("nccl")
+    hosts["h1"].stuck = True
+    _, error = played(hosts, limits=Timeouts(quiesce=0.05))
+    assert isinstance(error, NoBoundary)
+    assert not error.only_tcp
+
+
+def test_a_job_whose_ranks_have_not_begun_stands_where_it_is() -> None:
+    async def ask(_host: str, message: Message, _timeout: float) -> Message | None:
+        return messages.Armed({}, [], 0, []) if isinstance(message, messages.Arm) else None
+
+    boundary = asyncio.run(Gates(ask).close(a_job(), LIMITS, shared=False))
+    assert boundary is gates.NOTHING_COUNTED
+
+
+@pytest.mark.parametrize("at", [messages.Arm, messages.Aim, messages.Shut])
+def test_a_host_that_falls_silent_leaves_no_gate_closed(at: type[Message]) -> None:
+    hosts = two()
+    answers = hosts["h1"].__call__
+
+    def silent(ask: Message) -> Message | None:
+        if isinstance(ask, at):
+            raise Unreachable("h1 fell silent")
+        return answers(ask)
+
+    _, error = played({"h0": hosts["h0"], "h1": silent})  # type: ignore[dict-item]
+    assert isinstance(error, Unreachable)
+    assert hosts["h0"].gate == "open"
+    assert hosts["h1"].gate == "open"
+
+
+def test_communicators_are_torn_down_and_made_again_in_one_order() -> None:
+    hosts = two("nccl")
+    closed, boundary = played(hosts)
+    assert boundary.down
+    assert all(host.down for host in hosts.values())
+    said = asyncio.run(closed.open(a_job(), LIMITS))
+    assert said.startswith("2 communicators rebuilt in ")
+    (first,), (second,) = (host.said(messages.Rebuild) for host in hosts.values())
+    assert first.ids == second.ids == {WORLD: (1, b"w" * 128), PAIR: (2, b"p" * 128)}
+    assert [host.gate for host in hosts.values()] == ["open", "open"]
+
+
+def test_a_second_move_of_the_job_joins_the_boundary() -> None:
+    hosts = two()
+
+    async def both() -> None:
+        async def ask(host: str, message: Message, _timeout: float) -> Message | None:
+            return hosts[host](message)
+
+        closed = Gates(ask)
+        first = await closed.close(a_job(), LIMITS, shared=False)
+        assert await closed.close(a_job(), LIMITS, shared=True) is first
+        await closed.open(a_job(), LIMITS)
+        assert await closed.close(a_job(), LIMITS, shared=True) is not first
+
+    asyncio.run(both())
+    assert [len(host.said(messages.Arm)) for host in hosts.values()] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ([member(1), member(0)], "gloo over ranks 0-1"),
+        ([Member(5, "nccl", "tp", 3, r, w, 1) for r, w in enumerate((0, 2, 3))],
+         "nccl tp over ranks 0,2-3"),
+        ([Member(5, "gloo", "", 1, 0, -1, 1)], "gloo over rank 0"),
+    ],
+)  # fmt: skip
+def test_communicators_in_words(members: list[Member], words: str) -> None:
+    assert communicator_words(members) == words
