@@ -228,6 +228,8 @@ enum liveshift_memory {
     LIVESHIFT_MEMORY_IMPORTED = 10,  /* IPC or shareable handle of another process, opened here */
     LIVESHIFT_MEMORY_EXPORTED = 11,  /* IPC or shareable handle of ours, given away */
     LIVESHIFT_MEMORY_NCCL = 12,      /* ncclMemAlloc */
+    LIVESHIFT_MEMORY_MULTICAST = 13, /* cuMulticastCreate: address is the handle */
+    LIVESHIFT_MEMORY_EVENT = 14,     /* IPC handle of an event, made or opened here: no memory */
 };
 
 /* One allocation. By the interposer, read by the agent; `kind` is written last and cleared first.
@@ -235,7 +237,8 @@ enum liveshift_memory {
 struct liveshift_allocation {
     _Atomic uint64_t address;
     _Atomic uint64_t size;
-    /* Physical handle of a mapped range; 0 otherwise. */
+    /* Physical handle: of a mapped range, and of a shareable handle that was imported or exported;
+       0 otherwise, also for IPC handles. */
     _Atomic uint64_t handle;
     /* Stream it was allocated on; 0 otherwise. */
     _Atomic uint64_t stream;
@@ -251,7 +254,8 @@ struct liveshift_allocation {
 
 /* Totals that the ledger keeps besides the rows. By the interposer, read by the agent. */
 struct liveshift_ledger {
-    /* Allocations and frees so far; allocations that found no free row (then rows are not all). */
+    /* Allocations and frees so far; allocations and streams that found no free row (then rows are
+       not all). */
     _Atomic uint64_t made, freed, missed;
     /* Live events, graphs and graph executables; graphs with NCCL operations captured in them. */
     _Atomic uint64_t events, graphs, graph_execs, graphs_with_nccl;
