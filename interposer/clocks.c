@@ -30,9 +30,10 @@ static void no_room(const char *what, const char *why) {
                 what, why);
 }
 
-/* Storage is reserved for as many rows as fit into 32 KiB at a time. */
-uint32_t page_next_row(struct gate *gate, uint32_t used, uint32_t most, size_t at, size_t size,
-                       const char *what) {
+/* The next row for a table, of which `used` are in use; UINT32_MAX: none. Storage is reserved for
+   as many rows as fit into 32 KiB at a time. */
+static uint32_t next_row(struct gate *gate, uint32_t used, uint32_t most, size_t at, size_t size,
+                         const char *what) {
     uint32_t step = (uint32_t)(32768 / size);
     if (used >= most)
         no_room(what, "the table is full");
@@ -58,7 +59,7 @@ struct liveshift_communicator *communicator_add(struct gate *gate,
     else
         at = used;
     if (at == used)
-        at = page_next_row(gate, used, LIVESHIFT_PAGE_COMMUNICATORS, LIVESHIFT_COMMUNICATORS_AT,
+        at = next_row(gate, used, LIVESHIFT_PAGE_COMMUNICATORS, LIVESHIFT_COMMUNICATORS_AT,
                       sizeof *table, "communicator");
     if (at != UINT32_MAX) {
         row = &table[at];
@@ -90,7 +91,7 @@ struct liveshift_clock *clock_add(struct gate *gate, struct liveshift_communicat
     while (at < used && atomic_load(&table[at].id) != 0)
         at++;
     if (at == used)
-        at = page_next_row(gate, used, LIVESHIFT_PAGE_CLOCKS, LIVESHIFT_CLOCKS_AT, sizeof *table,
+        at = next_row(gate, used, LIVESHIFT_PAGE_CLOCKS, LIVESHIFT_CLOCKS_AT, sizeof *table,
                       "clock");
     if (at != UINT32_MAX) {
         row = &table[at];

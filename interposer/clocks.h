@@ -25,11 +25,6 @@ struct liveshift_clock *clock_add(struct gate *gate, struct liveshift_communicat
 /* The application has ended it: its clocks' rows are free again. */
 void communicator_end(struct gate *gate, struct liveshift_communicator *row);
 
-/* The next row for a table of the page of which `used` are in use, with storage behind it;
-   UINT32_MAX, said once on stderr: none. The caller holds whatever orders the table's rows. */
-uint32_t page_next_row(struct gate *gate, uint32_t used, uint32_t most, size_t at, size_t size,
-                       const char *what);
-
 /* A clock's id: the same on all members. `from` and `to` are -1 for collectives. */
 uint64_t clock_id(uint64_t communicator, int32_t from, int32_t to);
 

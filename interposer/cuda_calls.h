@@ -11,9 +11,9 @@
 #include <stdbool.h>
 
 enum cuda_result { /* those of CUresult that are told apart */
-    CUDA_OK = 0,
-    CUDA_BUSY = 600,   /* CUDA_ERROR_NOT_READY */
-    CUDA_ABSENT = 100, /* CUDA_ERROR_NO_DEVICE: here, no driver is loaded */
+                   CUDA_OK = 0,
+                   CUDA_BUSY = 600,   /* CUDA_ERROR_NOT_READY */
+                   CUDA_ABSENT = 100, /* CUDA_ERROR_NO_DEVICE: here, no driver is loaded */
 };
 
 /* Whether a stream is being captured into a graph. Allowed at any time, changes nothing. */

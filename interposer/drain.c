@@ -8,6 +8,19 @@
 #include <errno.h>
 #include <stdlib.h>
 
+/* Whether a graph with NCCL operations in it may exist, or be about to: NCCL's destroy and abort
+   hang until the last is gone (facts: quiesce.md, finding 3). */
+static bool graphs_left(struct liveshift_page *page) {
+    if (atomic_load(&page->ledger.graphs_with_nccl) > 0)
+        return true;
+    struct liveshift_stream *streams = liveshift_streams(page);
+    for (uint32_t at = 0; at < atomic_load(&page->streams); at++)
+        if (atomic_load(&streams[at].handle) != 0 &&
+            (atomic_load(&streams[at].use) & STREAM_CAPTURING) != 0)
+            return true;
+    return false;
+}
+
 /* Refused while everything still stands. */
 static void refuse_what_is_unsafe(struct task *task) {
     const char *process = atomic_load(&vcomms_unsafe);
@@ -18,6 +31,8 @@ static void refuse_what_is_unsafe(struct task *task) {
     for (unsigned i = 0; i < many; i++) {
         char name[80];
         uint32_t state = atomic_load(&all[i]->state);
+        if (!graphs_left(task->gate->page))
+            vcomm_not_captured(all[i]);
         if (all[i]->row != NULL && all[i]->row->unsafe[0] != '\0')
             task_fails(task, EOPNOTSUPP, "%s: %s", task_name(all[i], name), all[i]->row->unsafe);
         else if (all[i]->row == NULL && state != VCOMM_BROKEN && state != VCOMM_STARTING)
@@ -31,7 +46,7 @@ static void refuse_what_is_unsafe(struct task *task) {
 static bool idle(struct task *task, struct liveshift_stream *row) {
     uint64_t number = atomic_load(&row->handle);
     void *stream = (void *)(uintptr_t)number;
-    if (number == 0 || atomic_load(&row->use) != STREAM_CARRIES)
+    if (number == 0 || number == UINT64_MAX || (atomic_load(&row->use) & STREAM_CARRIED) == 0)
         return true;
     if (number == STREAM_PER_THREAD) {
         task_fails(task, EOPNOTSUPP,
@@ -46,7 +61,7 @@ static bool idle(struct task *task, struct liveshift_stream *row) {
     if (state == CUDA_BUSY)
         return false;
     if (state == CUDA_OK)
-        atomic_store(&row->use, STREAM_UNUSED);
+        atomic_fetch_and(&row->use, ~STREAM_CARRIED);
     else
         task_fails(task, EIO, "cuStreamQuery of a stream that carried NCCL operations: error %d",
                    state);

@@ -158,6 +158,8 @@ class Memory(enum.IntEnum):
     IMPORTED = 10
     EXPORTED = 11
     NCCL = 12
+    MULTICAST = 13
+    EVENT = 14
 
 
 def check_of(want: int, attempt: int, version: int) -> int:

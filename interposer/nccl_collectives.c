@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* NCCL's exported operations: collectives, point-to-point, one-sided. */
 
+#include "exported.h"
 #include "nccl_calls.h"
-
-#define EXPORTED __attribute__((visibility("default")))
 
 /* Defines ncclX and declares it before, as -Wmissing-prototypes wants of what no header declares. */
 #define API(name, ...)                                                                             \

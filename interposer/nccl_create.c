@@ -5,14 +5,13 @@
  * had, which is the same on all members since making one is collective.
  */
 
+#include "exported.h"
 #include "nccl_calls.h"
 #include "service.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-
-#define EXPORTED __attribute__((visibility("default")))
 
 static void *copy_of(const void *bytes, size_t size) {
     void *copy = bytes != NULL && size > 0 ? malloc(size) : NULL;
@@ -57,7 +56,8 @@ static ncclResult_t init(struct vcomm *v, int size, int rank, const ncclUniqueId
     v->how.ids = copy_of(ids, (size_t)count * sizeof *ids);
     v->how.id_count = count;
     v->id = hash64(0, ids, (size_t)count * sizeof *ids);
-    vcomm_list(v, true); /* members are awaited by the clock that this one's creation is counted on */
+    vcomm_list(v,
+               true); /* members are awaited by the clock that this one's creation is counted on */
     return make(v, NCCL_CommInit, NULL);
 }
 
@@ -198,10 +198,10 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices) {
         v->rank = begun;
         vcomm_list(v, true);
         if (v->clock != NULL)
-            wants[n++] = (struct gate_want){
-                .clock = (uint32_t)(v->clock - liveshift_clocks(gate->page)),
-                .kind = NCCL_CommInit,
-                .count = 1};
+            wants[n++] =
+                (struct gate_want){.clock = (uint32_t)(v->clock - liveshift_clocks(gate->page)),
+                                   .kind = NCCL_CommInit,
+                                   .count = 1};
     }
     if (n > 0)
         gate_pass(gate, wants, n, tid_here());

@@ -4,9 +4,8 @@
  * pass the gate; an abort is an emergency and passes at any time.
  */
 
+#include "exported.h"
 #include "nccl_calls.h"
-
-#define EXPORTED __attribute__((visibility("default")))
 
 static ncclResult_t pass(enum nccl_function function, enum kind kind, ncclComm_t comm,
                          unsigned flags) {

@@ -9,12 +9,11 @@
  * before it makes them all: never inside a real group, where it would hold up what it owes.
  */
 
+#include "exported.h"
 #include "nccl_calls.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-#define EXPORTED __attribute__((visibility("default")))
 
 /* This thread's group. Freed at each outermost end: threads come and go. */
 struct group {
@@ -52,9 +51,8 @@ static void drop_arguments(struct nccl_call *call) {
         return;
     free(call->waits);
     struct nccl_call_config *config = call->config;
-    if (config != NULL &&
-        config->size >= offsetof(struct nccl_call_config, algSelection) +
-                            sizeof config->algSelection)
+    if (config != NULL && config->size >= offsetof(struct nccl_call_config, algSelection) +
+                                              sizeof config->algSelection)
         free((char *)config->algSelection);
     free(config);
 }

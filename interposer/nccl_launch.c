@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From a call as data to the real function. */
 
+#include "cuda_calls.h"
+#include "graphs.h"
 #include "nccl_calls.h"
 #include "streams.h"
 
@@ -23,6 +25,20 @@ struct liveshift_clock *nccl_clock(const struct nccl_call *call) {
     }
 }
 
+/* Communication is about to be enqueued: before the next teardown, the stream is to be drained. */
+static void carries(struct vcomm *v, nccl_stream stream) {
+    uint64_t handle = stream != NULL ? (uint64_t)(uintptr_t)stream : STREAM_LEGACY;
+    struct liveshift_stream *row = atomic_load_explicit(&v->stream, memory_order_relaxed);
+    if (row == NULL || atomic_load_explicit(&row->handle, memory_order_relaxed) != handle) {
+        row = stream_row(handle, v->device);
+        atomic_store_explicit(&v->stream, row, memory_order_relaxed);
+    }
+    if (row == NULL)
+        vcomm_unsafe(v, "there is no room in the page for the streams it was used on");
+    else if ((atomic_load_explicit(&row->use, memory_order_relaxed) & STREAM_CARRIED) == 0)
+        atomic_fetch_or(&row->use, STREAM_CARRIED);
+}
+
 /* What must be known of a call before it is made; false: there is nothing to call. */
 static bool before(const struct nccl_call *call, ncclResult_t *result) {
     struct vcomm *v = call->v;
@@ -33,8 +49,11 @@ static bool before(const struct nccl_call *call, ncclResult_t *result) {
     }
     if (v->row != NULL)
         atomic_fetch_add_explicit(&v->row->operations, 1, memory_order_relaxed);
-    if (stream_carries(v->device, call->stream, &v->stream) == STREAM_CAPTURED)
-        vcomm_unsafe(v, "NCCL operations of it were captured into a CUDA graph");
+    if (__builtin_expect(cuda_captures(call->stream), 0)) {
+        ledger_capture_has_nccl((uintptr_t)call->stream);
+        vcomm_captured(v);
+    } else
+        carries(v, call->stream);
     return true;
 }
 

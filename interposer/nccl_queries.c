@@ -5,9 +5,8 @@
  * teardown, and note down: device code that knows addresses inside of NCCL, and encryption.
  */
 
+#include "exported.h"
 #include "nccl_calls.h"
-
-#define EXPORTED __attribute__((visibility("default")))
 
 EXPORTED ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error);
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
@@ -133,9 +132,8 @@ GIVE_AWAY(GetMultimemDeviceLeInfo, (ncclWindow_t window, size_t at, uint32_t *id
 GIVE_AWAY(GetCftDeviceLeInfo,
           (ncclWindow_t window, size_t at, int peer, ncclTeam_t team, uint32_t *id, size_t *le),
           window, at, peer, team, id, le)
-GIVE_AWAY(GetPeerDeviceLeInfo,
-          (ncclWindow_t window, size_t at, int peer, uint32_t *id, size_t *le), window, at, peer,
-          id, le)
+GIVE_AWAY(GetPeerDeviceLeInfo, (ncclWindow_t window, size_t at, int peer, uint32_t *id, size_t *le),
+          window, at, peer, id, le)
 
 EXPORTED ncclResult_t ncclSetEncryption(const void *config);
 ncclResult_t ncclSetEncryption(const void *config) {
@@ -148,12 +146,12 @@ ncclResult_t ncclSetEncryption(const void *config) {
 #define REAL_OF(comm)                                                                              \
     struct vcomm *v = vcomm_of(comm);                                                              \
     if (v != NULL)                                                                                 \
-        comm = v->real
+    comm = v->real
 
 #define TEAM(name)                                                                                 \
     EXPORTED ncclTeam_t nccl##name(ncclComm_t comm);                                               \
     ncclTeam_t nccl##name(ncclComm_t comm) {                                                       \
-        ncclTeam_t (*real)(ncclComm_t) = (ncclTeam_t(*)(ncclComm_t))nccl_real(NCCL_DO_##name);     \
+        ncclTeam_t (*real)(ncclComm_t) = (ncclTeam_t (*)(ncclComm_t))nccl_real(NCCL_DO_##name);    \
         REAL_OF(comm);                                                                             \
         return real != NULL ? real(comm) : (ncclTeam_t){0, 0, 0};                                  \
     }
@@ -166,7 +164,7 @@ TEAM(TeamCftMultimem)
 EXPORTED ncclTeam_t ncclTeamCft(ncclComm_t comm, int mode);
 ncclTeam_t ncclTeamCft(ncclComm_t comm, int mode) {
     ncclTeam_t (*real)(ncclComm_t, int) =
-        (ncclTeam_t(*)(ncclComm_t, int))nccl_real(NCCL_DO_TeamCft);
+        (ncclTeam_t (*)(ncclComm_t, int))nccl_real(NCCL_DO_TeamCft);
     REAL_OF(comm);
     return real != NULL ? real(comm, mode) : (ncclTeam_t){0, 0, 0};
 }

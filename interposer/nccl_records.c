@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What an application hangs on a communicator: registered buffers, windows, reduction operators. */
 
+#include "exported.h"
 #include "nccl_calls.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-#define EXPORTED __attribute__((visibility("default")))
 
 static size_t size_of(ncclDataType_t type) {
     static const unsigned char sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
@@ -249,8 +248,7 @@ ncclResult_t records_replay(struct vcomm *v, const char **what) {
         return result;
     *what = "registering a window";
     for (struct window *at = v->windows; at != NULL && result == ncclSuccess; at = at->next)
-        result =
-            NCCL_CALL(CommWindowRegister, v->real, at->buffer, at->size, &at->real, at->flags);
+        result = NCCL_CALL(CommWindowRegister, v->real, at->buffer, at->size, &at->real, at->flags);
     if (result != ncclSuccess)
         return result;
     *what = "making a reduction operator";

@@ -55,7 +55,8 @@ enum liveshift_want {
     LIVESHIFT_TARGET = 2,   /* operations up to the clocks' targets pass, see gate.h */
     LIVESHIFT_CLOSED = 3,   /* nothing passes; the streams that carried communication are drained */
     LIVESHIFT_TEARDOWN = 4, /* communicators are finalized and destroyed; their handles stay */
-    LIVESHIFT_FRESH_IDS = 5, /* where a communicator that is down has rank 0: a new `fresh_id`, which
+    LIVESHIFT_FRESH_IDS =
+        5,                 /* where a communicator that is down has rank 0: a new `fresh_id`, which
                                 holds the address of where the process lives now */
     LIVESHIFT_REBUILD = 6, /* communicators are made again from `rebuild_id`, in `rebuild_order` */
 };
@@ -235,6 +236,8 @@ enum liveshift_memory {
     LIVESHIFT_MEMORY_IMPORTED = 10,  /* IPC or shareable handle of another process, opened here */
     LIVESHIFT_MEMORY_EXPORTED = 11,  /* IPC or shareable handle of ours, given away */
     LIVESHIFT_MEMORY_NCCL = 12,      /* ncclMemAlloc */
+    LIVESHIFT_MEMORY_MULTICAST = 13, /* cuMulticastCreate: address is the handle */
+    LIVESHIFT_MEMORY_EVENT = 14,     /* IPC handle of an event, made or opened here: no memory */
 };
 
 /* One allocation. By the interposer, read by the agent; `kind` is written last and cleared first.
@@ -242,7 +245,8 @@ enum liveshift_memory {
 struct liveshift_allocation {
     _Atomic uint64_t address;
     _Atomic uint64_t size;
-    /* Physical handle of a mapped range; 0 otherwise. */
+    /* Physical handle: of a mapped range, and of a shareable handle that was imported or exported;
+       0 otherwise, also for IPC handles. */
     _Atomic uint64_t handle;
     /* Stream it was allocated on; 0 otherwise. */
     _Atomic uint64_t stream;
@@ -258,7 +262,8 @@ struct liveshift_allocation {
 
 /* Totals that the ledger keeps besides the rows. By the interposer, read by the agent. */
 struct liveshift_ledger {
-    /* Allocations and frees so far; allocations that found no free row (then rows are not all). */
+    /* Allocations and frees so far; allocations and streams that found no free row (then rows are
+       not all). */
     _Atomic uint64_t made, freed, missed;
     /* Live events, graphs and graph executables; graphs with NCCL operations captured in them. */
     _Atomic uint64_t events, graphs, graph_execs, graphs_with_nccl;

@@ -122,7 +122,8 @@ static void raise_all(struct raising *r) {
         }
         r->result = atomic_load(&r->give_up) ? ETIMEDOUT : EIO;
         if (r->result == ETIMEDOUT)
-            snprintf(r->trouble, sizeof r->trouble, "%s was not rebuilt in time: a member is missing",
+            snprintf(r->trouble, sizeof r->trouble,
+                     "%s was not rebuilt in time: a member is missing",
                      task_name(r->all[at], name));
         else
             snprintf(r->trouble, sizeof r->trouble, "%s: %s failed: NCCL's error %d",
@@ -176,8 +177,8 @@ void fresh_ids(struct task *task) {
         cuda_use_device(v->device);
         ncclResult_t result = NCCL_CALL(GetUniqueId, &id);
         if (result != ncclSuccess) {
-            task_fails(task, EIO, "%s: ncclGetUniqueId failed: NCCL's error %d",
-                       task_name(v, name), result);
+            task_fails(task, EIO, "%s: ncclGetUniqueId failed: NCCL's error %d", task_name(v, name),
+                       result);
             break;
         }
         memcpy(v->row->fresh_id, &id, sizeof id);

@@ -33,10 +33,10 @@ int task_fails(struct task *task, int result, const char *format, ...)
 /* A communicator for people: its name, or its number, in `text`. */
 const char *task_name(const struct vcomm *v, char text[static 80]);
 
-void drain(struct task *task);    /* drain.c */
-void teardown(struct task *task); /* teardown.c */
+void drain(struct task *task);     /* drain.c */
+void teardown(struct task *task);  /* teardown.c */
 void fresh_ids(struct task *task); /* rebuild.c */
-void rebuild(struct task *task);  /* rebuild.c */
+void rebuild(struct task *task);   /* rebuild.c */
 
 /* The communicators in the order they were made, `many` of them; to be freed. */
 struct vcomm **vcomms_now(unsigned *many);

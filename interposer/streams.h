@@ -1,25 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The page's rows of streams: which ones exist, and which carry communication. */
+/*
+ * The page's table of streams: those that CUDA was seen to make, and others once communication is
+ * enqueued on them. The default stream has a row per device, with the handle CUDA gives it a name
+ * by: STREAM_LEGACY or STREAM_PER_THREAD.
+ */
 #ifndef LIVESHIFT_INTERPOSER_STREAMS_H
 #define LIVESHIFT_INTERPOSER_STREAMS_H
 
-#include "process.h"
+#include "page.h"
 
-/* The legacy default stream is NULL in calls and 1 in rows, where 0 is a free row; both are its
-   names in CUDA. 2 is a different stream on each thread. */
-#define STREAM_LEGACY 1
-#define STREAM_PER_THREAD 2
+#include <stdbool.h>
+#include <stdint.h>
 
-enum stream_use { STREAM_UNUSED = 0, STREAM_CARRIES = 1, STREAM_CAPTURED = 2 };
+#define STREAM_LEGACY 1u     /* cudaStreamLegacy; NULL means it, where code asks for no other */
+#define STREAM_PER_THREAD 2u /* cudaStreamPerThread */
 
-/* The row of a stream, made if it has none; NULL: the table is full. */
-struct liveshift_stream *stream_row(struct gate *gate, void *handle, int device);
+/* Bits of `use`. */
+#define STREAM_CARRIED 1u   /* communication was enqueued since the last drain */
+#define STREAM_CAPTURING 2u /* captured into a graph now */
 
-/* Communication is about to be enqueued: STREAM_CARRIES, or STREAM_CAPTURED where that goes into a
-   graph instead. `known` is the caller's guess at the row, kept up to date. */
-enum stream_use stream_carries(int device, void *handle, _Atomic(struct liveshift_stream *) *known);
+void stream_made(uint64_t handle, int32_t device, uint32_t flags, int32_t priority);
 
-/* The stream exists no longer. */
-void stream_gone(void *handle);
+/* The row of a stream, added if it is unknown; NULL: there is no room (said once on stderr, counted
+   in ledger.missed). `handle` 0 is taken for STREAM_LEGACY. `device`: of the default streams; a
+   row that is found keeps its own. */
+struct liveshift_stream *stream_row(uint64_t handle, int32_t device);
+
+/* The device of a stream that is known, otherwise `device`. */
+int32_t stream_device(uint64_t handle, int32_t device);
+
+/* Before the call that destroys it, and after it. */
+struct liveshift_stream *stream_leave(uint64_t handle);
+void stream_left(struct liveshift_stream *row, uint64_t handle, bool destroyed);
+
+void streams_reset(int32_t device);
+void streams_forked(void);
 
 #endif

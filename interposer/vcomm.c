@@ -161,3 +161,19 @@ void vcomm_unsafe(struct vcomm *v, const char *why) {
         snprintf(v->row->unsafe, sizeof v->row->unsafe, "%s", why);
     pthread_mutex_unlock(&v->records);
 }
+
+static const char captured[] = "NCCL operations of it were captured into a CUDA graph";
+
+void vcomm_captured(struct vcomm *v) {
+    if (!atomic_exchange(&v->captured, true))
+        vcomm_unsafe(v, captured);
+}
+
+void vcomm_not_captured(struct vcomm *v) {
+    if (!atomic_exchange(&v->captured, false) || v->row == NULL)
+        return;
+    pthread_mutex_lock(&v->records);
+    if (strcmp(v->row->unsafe, captured) == 0)
+        v->row->unsafe[0] = '\0';
+    pthread_mutex_unlock(&v->records);
+}

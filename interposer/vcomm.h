@@ -73,8 +73,8 @@ struct creation {
     struct nccl_config *given; /* passed on */
     void *raw;                 /* instead, where it could not be copied */
     struct vcomm *parent;      /* NULL: none */
-    ncclComm_t *out; /* where the caller wants the handle; NULL once it is settled */
-    bool untracked;  /* counted in the page */
+    ncclComm_t *out;           /* where the caller wants the handle; NULL once it is settled */
+    bool untracked;            /* counted in the page */
 };
 
 typedef _Atomic(struct liveshift_clock *) pair_clock;
@@ -82,22 +82,23 @@ typedef _Atomic(struct liveshift_clock *) pair_clock;
 struct vcomm {
     uint64_t magic;
     ncclComm_t real;
-    _Atomic uint32_t state; /* enum vcomm_state */
-    _Atomic uint32_t uses;  /* threads between vcomm_enter and vcomm_leave */
-    struct liveshift_communicator *row; /* NULL: no room in the page */
-    struct liveshift_clock *clock;      /* of the collectives; NULL likewise */
-    pair_clock *_Atomic pairs;          /* sends to each rank, then receives from each */
+    _Atomic uint32_t state;                    /* enum vcomm_state */
+    _Atomic uint32_t uses;                     /* threads between vcomm_enter and vcomm_leave */
+    struct liveshift_communicator *row;        /* NULL: no room in the page */
+    struct liveshift_clock *clock;             /* of the collectives; NULL likewise */
+    pair_clock *_Atomic pairs;                 /* sends to each rank, then receives from each */
     _Atomic(struct liveshift_stream *) stream; /* the last it was used on */
     uint64_t id, parent;
     int size, rank, device;
     char made_by;
     bool blocking;
-    _Atomic bool finalized; /* by the application */
+    _Atomic bool finalized;               /* by the application */
+    _Atomic bool captured;                /* operations of it, into a graph */
     _Atomic bool real_claimed, real_gone; /* who ends the real one, and that it was ended */
-    struct nccl_config *config; /* its own, or that of the one it was split from */
+    struct nccl_config *config;           /* its own, or that of the one it was split from */
     struct creation how;
     _Atomic uint32_t children, shrinks, grows; /* made from this one: the same on all members */
-    pthread_mutex_t records;          /* the three lists; not held across a call */
+    pthread_mutex_t records;                   /* the three lists; not held across a call */
     struct registration *registrations, **registrations_end;
     struct window *windows, **windows_end;
     struct reduction *reductions, **reductions_end;
@@ -135,6 +136,10 @@ static inline void vcomm_leave(struct vcomm *v) { atomic_fetch_sub(&v->uses, 1);
 
 /* Why it can't be torn down, for the page; the first reason stays. */
 void vcomm_unsafe(struct vcomm *v, const char *why);
+
+/* Operations of it went into a graph; and such graphs are known to be gone. */
+void vcomm_captured(struct vcomm *v);
+void vcomm_not_captured(struct vcomm *v);
 
 /* What holds for the whole process (encryption, foreign communicators); NULL: nothing. */
 extern _Atomic(const char *) vcomms_unsafe;
