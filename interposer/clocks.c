@@ -74,7 +74,7 @@ struct liveshift_communicator *communicator_add(struct gate *gate,
         row->ordinal = ++ordinal;
         if (made->name != NULL)
             snprintf(row->name, sizeof row->name, "%s", made->name);
-        atomic_store(&row->state, LIVESHIFT_COMM_LIVE);
+        atomic_store(&row->state, made->pending ? LIVESHIFT_COMM_FREE : LIVESHIFT_COMM_LIVE);
         if (at == used)
             atomic_store(&page->communicators, used + 1);
     }

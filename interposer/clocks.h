@@ -12,6 +12,7 @@ struct communicator_made {
     int32_t size, rank, device;
     char made_by;
     const char *name; /* may be NULL */
+    bool pending;     /* not complete yet: the agent is not shown the row, only its clocks */
 };
 
 /* A row for it and one for the clock of its collectives; NULL where the tables are full or have no

@@ -45,22 +45,22 @@
 
 /* How a context, gloo's communicator, comes into being, meets its peers and ends; the last two name
    it for people. X(name, mangled name, need) */
-#define LIVESHIFT_GLOO_CONTEXT_POINTS(X)                                                           \
-    X(context_make, _ZN4gloo7ContextC2Eiii, identity)                                              \
-    X(context_end, _ZN4gloo7ContextD2Ev, identity)                                                 \
-    X(connect_full_mesh,                                                                           \
+#define LIVESHIFT_GLOO_CONTEXT_POINTS(X)                                                                    \
+    X(context_make, _ZN4gloo7ContextC2Eiii, identity)                                                       \
+    X(context_end, _ZN4gloo7ContextD2Ev, identity)                                                          \
+    X(connect_full_mesh,                                                                                    \
       _ZN4gloo10rendezvous7Context15connectFullMeshESt10shared_ptrINS0_5StoreEERS2_INS_9transport6DeviceEE, \
-      identity)                                                                                    \
-    X(connect_all_pairs,                                                                           \
-      _ZN4gloo9transport3tcp7Context24createAndConnectAllPairsESt10shared_ptrINS_6IStoreEE,        \
-      identity)                                                                                    \
-    X(own_address, _ZNK4gloo9transport3tcp4Rank5bytesEv, identity)                                 \
-    X(peer_address, _ZN4gloo9transport3tcp4RankC1ERKSt6vectorIcSaIcEE, identity)                   \
-    X(group_name,                                                                                  \
-      _ZN4c10d12ProcessGroup12setGroupNameERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE, \
-      optional)                                                                                    \
-    X(group_description,                                                                           \
-      _ZN4c10d12ProcessGroup12setGroupDescERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE, \
+      identity)                                                                                             \
+    X(connect_all_pairs,                                                                                    \
+      _ZN4gloo9transport3tcp7Context24createAndConnectAllPairsESt10shared_ptrINS_6IStoreEE,                 \
+      identity)                                                                                             \
+    X(own_address, _ZNK4gloo9transport3tcp4Rank5bytesEv, identity)                                          \
+    X(peer_address, _ZN4gloo9transport3tcp4RankC1ERKSt6vectorIcSaIcEE, identity)                            \
+    X(group_name,                                                                                           \
+      _ZN4c10d12ProcessGroup12setGroupNameERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE,          \
+      optional)                                                                                             \
+    X(group_description,                                                                                    \
+      _ZN4c10d12ProcessGroup12setGroupDescERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE,          \
       optional)
 
 #endif

@@ -38,6 +38,13 @@ static struct order order_of(struct liveshift_page *page) {
     return o;
 }
 
+uint32_t gate_order(struct liveshift_page *page, uint32_t *attempt, uint32_t *version) {
+    struct order o = order_of(page);
+    *attempt = o.attempt;
+    *version = o.version;
+    return o.want;
+}
+
 static bool same(const struct order *a, const struct order *b) {
     return a->want == b->want && a->attempt == b->attempt && a->version == b->version;
 }
@@ -195,6 +202,15 @@ enum gate_verdict gate_try(struct gate *gate, struct gate_want *wants, unsigned 
     return verdict;
 }
 
+bool gate_hold_shut(struct gate *gate, uint32_t attempt) {
+    pthread_mutex_lock(&gate->deciding);
+    bool shut = atomic_load(&gate->page->answer.reopened) != attempt;
+    if (shut)
+        atomic_store(&gate->page->answer.down, 1);
+    pthread_mutex_unlock(&gate->deciding);
+    return shut;
+}
+
 void gate_init(struct gate *gate, struct liveshift_page *page) {
     memset(gate, 0, sizeof *gate);
     gate->page = page;
@@ -249,6 +265,9 @@ void gate_pass(struct gate *gate, struct gate_want *wants, unsigned n, int32_t t
         }
         if (row != NULL)
             atomic_store(&row->state, (uint32_t)state_of[verdict]);
+        void (*errand)(uint32_t) = atomic_load(&gate->errand);
+        if (errand != NULL && verdict == GATE_SHUT)
+            errand(wants[0].kind);
         uint32_t slept = doze(page, check);
         visit.stalled_ms += slept;
         visit.silent_ms += slept;

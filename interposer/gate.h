@@ -36,6 +36,9 @@ struct gate {
     struct liveshift_page *page;
     pthread_mutex_t deciding; /* taken by threads that found the gate closed; never across a call */
     uint64_t progress;        /* numbers given out while closed */
+    /* What a thread that waits at the closed gate may do meanwhile, told the kind it wants; NULL:
+       nothing. It must not pass the gate. */
+    void (*_Atomic errand)(uint32_t kind);
     uint32_t waiting[LIVESHIFT_PAGE_CLOCKS]; /* announced numbers whose threads wait here */
 };
 
@@ -64,6 +67,13 @@ struct gate_visit {
     uint32_t beat;
     uint32_t silent_ms;
 };
+
+/* The agent's order as a whole: gives `want`, and the others where they are asked for. */
+uint32_t gate_order(struct liveshift_page *page, uint32_t *attempt, uint32_t *version);
+
+/* Communicators are about to be torn down: marks them `down`, unless a thread has opened the gate
+   because the agent fell silent (false). From here on none does. */
+bool gate_hold_shut(struct gate *gate, uint32_t attempt);
 
 void gate_init(struct gate *gate, struct liveshift_page *page);
 

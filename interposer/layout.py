@@ -47,8 +47,8 @@ ORDER = Record((
 
 ANSWER = Record((
     ("reopened", "I"), ("changes", "I"), ("groups", "I"), ("untracked", "I"),
-    ("unidentified", "Q"), ("done_attempt", "I"), ("done_result", "I"), ("done_want", "I"),
-    ("down", "I"), ("drained_ns", "Q"), ("torn_down_ns", "Q"), ("rebuilt_ns", "Q"),
+    ("unidentified", "Q"), ("done_attempt", "I"), ("done_version", "I"),
+    ("done_result", "I"), ("done_want", "I"), ("down", "I"), ("unused", "I"), ("drained_ns", "Q"), ("torn_down_ns", "Q"), ("rebuilt_ns", "Q"),
     ("trouble", "160s"),
 ))  # fmt: skip
 
@@ -158,6 +158,8 @@ class Memory(enum.IntEnum):
     IMPORTED = 10
     EXPORTED = 11
     NCCL = 12
+    MULTICAST = 13
+    EVENT = 14
 
 
 def check_of(want: int, attempt: int, version: int) -> int:

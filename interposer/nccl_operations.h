@@ -26,6 +26,8 @@
     X(CommFinalize)                                                                                \
     X(CommDestroy)                                                                                 \
     X(CommAbort)                                                                                   \
+    X(CommSuspend)                                                                                 \
+    X(CommResume)                                                                                  \
     X(CommWindowRegister)                                                                          \
     X(CommWindowDeregister)
 

@@ -46,14 +46,18 @@
 #define LIVESHIFT_PAGE_ALLOCATIONS 65536
 
 /* What the agent wants; every one but OPEN closes the gate. Only ever written after the one above
-   it, or OPEN after any of them; back from CLOSED to TARGET when a rank was further than known. */
+   it, or OPEN after any of them; back from CLOSED to TARGET when a rank was further than known, and
+   from REBUILD to TEARDOWN when it failed. The three last are for processes that have NCCL
+   communicators, and done by their service thread. */
 enum liveshift_want {
     LIVESHIFT_OPEN = 0,     /* operations pass */
     LIVESHIFT_ARMED = 1,    /* new operations wait for targets */
     LIVESHIFT_TARGET = 2,   /* operations up to the clocks' targets pass, see gate.h */
     LIVESHIFT_CLOSED = 3,   /* nothing passes; the streams that carried communication are drained */
     LIVESHIFT_TEARDOWN = 4, /* communicators are finalized and destroyed; their handles stay */
-    LIVESHIFT_FRESH_IDS = 5, /* where a communicator that is down has rank 0: a new `fresh_id` */
+    LIVESHIFT_FRESH_IDS =
+        5,                 /* where a communicator that is down has rank 0: a new `fresh_id`, which
+                                holds the address of where the process lives now */
     LIVESHIFT_REBUILD = 6, /* communicators are made again from `rebuild_id`, in `rebuild_order` */
 };
 
@@ -94,16 +98,19 @@ struct liveshift_answer {
     /* Communications that came back on communicators without an agreed identity: while this
        grows there is no boundary that holds for all ranks. */
     _Atomic uint64_t unidentified;
-    /* What the service thread has done last: attempt, want, 0 or an errno value. The agent waits
-       for its own attempt and want here. `done_want` is written last. */
+    /* What the service thread has done last: attempt, version, want, 0 or an errno value. The
+       agent waits for its own attempt, version and want here; `done_want` is written last, and 0
+       while something is being done. EOPNOTSUPP after CLOSED: something here can't be torn down. */
     _Atomic uint32_t done_attempt;
+    _Atomic uint32_t done_version;
     _Atomic uint32_t done_result;
     _Atomic uint32_t done_want;
     /* 1 from the moment a teardown begins until the rebuild is complete. */
     _Atomic uint32_t down;
+    uint32_t unused;
     /* How long draining, teardown and rebuild took last; nanoseconds. */
     _Atomic uint64_t drained_ns, torn_down_ns, rebuilt_ns;
-    /* Why done_result is not 0, in words, NUL-padded; written before it. */
+    /* Why done_result is not 0, in words, NUL-padded; written before it. With 0, a remark. */
     char trouble[160];
 };
 
@@ -195,8 +202,9 @@ struct liveshift_communicator {
     char unsafe[128];
     /* A fresh ncclUniqueId, by the interposer where `rank` is 0, for attempt `fresh_attempt`. */
     uint8_t fresh_id[128];
-    /* The one to rebuild with, and when in the global order (from 1). By the agent, before the
-       order LIVESHIFT_REBUILD. */
+    /* The one to rebuild with, and when in the global order (from 1; 0: not at all, because a member
+       is gone: then operations on it fail, and it can still be destroyed). By the agent, before
+       the order LIVESHIFT_REBUILD. */
     uint8_t rebuild_id[128];
     _Atomic uint32_t fresh_attempt;
     _Atomic uint32_t rebuild_order;
@@ -228,6 +236,8 @@ enum liveshift_memory {
     LIVESHIFT_MEMORY_IMPORTED = 10,  /* IPC or shareable handle of another process, opened here */
     LIVESHIFT_MEMORY_EXPORTED = 11,  /* IPC or shareable handle of ours, given away */
     LIVESHIFT_MEMORY_NCCL = 12,      /* ncclMemAlloc */
+    LIVESHIFT_MEMORY_MULTICAST = 13, /* cuMulticastCreate: address is the handle */
+    LIVESHIFT_MEMORY_EVENT = 14,     /* IPC handle of an event, made or opened here: no memory */
 };
 
 /* One allocation. By the interposer, read by the agent; `kind` is written last and cleared first.
@@ -235,7 +245,8 @@ enum liveshift_memory {
 struct liveshift_allocation {
     _Atomic uint64_t address;
     _Atomic uint64_t size;
-    /* Physical handle of a mapped range; 0 otherwise. */
+    /* Physical handle: of a mapped range, and of a shareable handle that was imported or exported;
+       0 otherwise, also for IPC handles. */
     _Atomic uint64_t handle;
     /* Stream it was allocated on; 0 otherwise. */
     _Atomic uint64_t stream;
@@ -251,7 +262,8 @@ struct liveshift_allocation {
 
 /* Totals that the ledger keeps besides the rows. By the interposer, read by the agent. */
 struct liveshift_ledger {
-    /* Allocations and frees so far; allocations that found no free row (then rows are not all). */
+    /* Allocations and frees so far; allocations and streams that found no free row (then rows are
+       not all). */
     _Atomic uint64_t made, freed, missed;
     /* Live events, graphs and graph executables; graphs with NCCL operations captured in them. */
     _Atomic uint64_t events, graphs, graph_execs, graphs_with_nccl;

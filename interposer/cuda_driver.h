@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The hooks of CUDA's driver: what cuda_driver*.c define, cuda_entry_points.c hands out. */
+#ifndef LIVESHIFT_INTERPOSER_CUDA_DRIVER_H
+#define LIVESHIFT_INTERPOSER_CUDA_DRIVER_H
+
+#include "cuda_hooks.h"
+
+typedef unsigned long long address_t; /* CUdeviceptr */
+typedef unsigned long long handle_t;  /* CUmemGenericAllocationHandle */
+
+/* The front of CUmemAllocationProp. */
+struct allocation_properties {
+    int type, handle_types;
+    struct {
+        int type, id;
+    } location;
+};
+
+#define LOCATION_DEVICE 1 /* CU_MEM_LOCATION_TYPE_DEVICE */
+
+/* `real`: the function behind the hook that this stands in; found in the loaded libcuda.so.1, or
+   what a resolver gave for it. */
+#define DRIVER(name)                                                                               \
+    __typeof__(&name) real = (__typeof__(&name))driver_function(&known_##name, #name);             \
+    if (real == NULL)                                                                              \
+    return cuda_missing(#name)
+
+/* Begins each hook's definition. */
+#define HOOK(name)                                                                                 \
+    _Atomic(void *) known_##name;                                                                  \
+    EXPORTED int name
+
+#endif

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* At the boundary: is there anything that can't be torn down, and are the streams idle? */
+
+#include "cuda_calls.h"
+#include "service.h"
+#include "streams.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* Whether a graph with NCCL operations in it may exist, or be about to: NCCL's destroy and abort
+   hang until the last is gone (facts: quiesce.md, finding 3). */
+static bool graphs_left(struct liveshift_page *page) {
+    if (atomic_load(&page->ledger.graphs_with_nccl) > 0)
+        return true;
+    struct liveshift_stream *streams = liveshift_streams(page);
+    for (uint32_t at = 0; at < atomic_load(&page->streams); at++)
+        if (atomic_load(&streams[at].handle) != 0 &&
+            (atomic_load(&streams[at].use) & STREAM_CAPTURING) != 0)
+            return true;
+    return false;
+}
+
+/* Refused while everything still stands. */
+static void refuse_what_is_unsafe(struct task *task) {
+    const char *process = atomic_load(&vcomms_unsafe);
+    if (process != NULL)
+        task_fails(task, EOPNOTSUPP, "%s", process);
+    unsigned many;
+    struct vcomm **all = vcomms_now(&many);
+    for (unsigned i = 0; i < many; i++) {
+        char name[80];
+        uint32_t state = atomic_load(&all[i]->state);
+        if (!graphs_left(task->gate->page))
+            vcomm_not_captured(all[i]);
+        if (all[i]->row != NULL && all[i]->row->unsafe[0] != '\0')
+            task_fails(task, EOPNOTSUPP, "%s: %s", task_name(all[i], name), all[i]->row->unsafe);
+        else if (all[i]->row == NULL && state != VCOMM_BROKEN && state != VCOMM_STARTING)
+            task_fails(task, EOPNOTSUPP, "%s has no identity that its members agree on",
+                       task_name(all[i], name));
+    }
+    free(all);
+}
+
+/* Whether a stream has done what it carried. */
+static bool idle(struct task *task, struct liveshift_stream *row) {
+    uint64_t number = atomic_load(&row->handle);
+    void *stream = (void *)(uintptr_t)number;
+    if (number == 0 || number == UINT64_MAX || (atomic_load(&row->use) & STREAM_CARRIED) == 0)
+        return true;
+    if (number == STREAM_PER_THREAD) {
+        task_fails(task, EOPNOTSUPP,
+                   "NCCL was used on the per-thread default stream, which no other thread can see");
+        return true;
+    }
+    if (number == STREAM_LEGACY)
+        cuda_use_device(row->device);
+    if (cuda_captures(stream)) /* which enqueues nothing; what was there before is not known */
+        return false;
+    int state = cuda_stream_state(stream);
+    if (state == CUDA_BUSY)
+        return false;
+    if (state == CUDA_OK)
+        atomic_fetch_and(&row->use, ~STREAM_CARRIED);
+    else
+        task_fails(task, EIO, "cuStreamQuery of a stream that carried NCCL operations: error %d",
+                   state);
+    return true;
+}
+
+void drain(struct task *task) {
+    struct liveshift_page *page = task->gate->page;
+    struct liveshift_stream *streams = liveshift_streams(page);
+    refuse_what_is_unsafe(task);
+    int mode = cuda_relax_captures(CUDA_CAPTURES_RELAXED);
+    uint32_t at = 0;
+    while (task->result == 0 && at < atomic_load(&page->streams)) {
+        if (idle(task, &streams[at]))
+            at++;
+        else if (task_obsolete(task))
+            task_fails(task, ECANCELED, "another order came while the streams were drained");
+        else if (task_late(task))
+            task_fails(task, ETIMEDOUT, "a stream with NCCL operations on device %d is not idle",
+                       streams[at].device);
+        else
+            task_pause();
+    }
+    cuda_relax_captures(mode);
+}

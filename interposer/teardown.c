@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Taking real communicators down beneath their handles: finalized in one group, then destroyed,
+ * children before parents. NCCL has no deadlines, so that is done on a thread of its own, and when
+ * time is up what still stands is aborted from here (the last resort that NCCL offers; PyTorch does
+ * the same). Then nothing of NCCL may be left that a dump would take along.
+ */
+
+#include "cuda_calls.h"
+#include "service.h"
+#include "thread.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define LAST_RESORT_MS 5000
+
+/* Outlives its task if NCCL never comes back; then it is leaked. */
+struct felling {
+    struct vcomm **all;
+    unsigned many;
+    _Atomic bool give_up;
+    _Atomic uint32_t running; /* threads */
+};
+
+/* One of the two threads ends a real communicator, once. */
+static bool mine(struct vcomm *v) { return !atomic_exchange(&v->real_claimed, true); }
+
+static void await_finalized(struct felling *f, struct vcomm *v) {
+    ncclResult_t state = ncclInProgress;
+    while (!atomic_load(&f->give_up) &&
+           NCCL_CALL(CommGetAsyncError, v->real, &state) == ncclSuccess && state == ncclInProgress)
+        task_pause();
+}
+
+static void fell(void *of) {
+    struct felling *f = of;
+    NCCL_CALL(GroupStart);
+    for (unsigned i = 0; i < f->many; i++)
+        if (!atomic_load(&f->all[i]->finalized)) {
+            cuda_use_device(f->all[i]->device);
+            NCCL_CALL(CommFinalize, f->all[i]->real);
+        }
+    NCCL_CALL(GroupEnd);
+    for (unsigned i = 0; i < f->many; i++)
+        await_finalized(f, f->all[i]);
+    for (unsigned i = f->many; i-- > 0 && !atomic_load(&f->give_up);)
+        if (mine(f->all[i])) {
+            cuda_use_device(f->all[i]->device);
+            if (NCCL_CALL(CommDestroy, f->all[i]->real) == ncclSuccess)
+                atomic_store(&f->all[i]->real_gone, true);
+        }
+    atomic_fetch_sub(&f->running, 1);
+}
+
+static void abort_rest(void *of) {
+    struct felling *f = of;
+    for (unsigned i = f->many; i-- > 0;)
+        if (mine(f->all[i]) && NCCL_CALL(CommAbort, f->all[i]->real) == ncclSuccess)
+            atomic_store(&f->all[i]->real_gone, true);
+    atomic_fetch_sub(&f->running, 1);
+}
+
+/* Waits for the thread, or until `deadline_ns`. */
+static bool over(struct felling *f, int64_t deadline_ns) {
+    while (atomic_load(&f->running) > 0) {
+        if (task_now_ns() > deadline_ns)
+            return false;
+        task_pause();
+    }
+    return true;
+}
+
+static int start(struct felling *f, void (*body)(void *)) {
+    atomic_fetch_add(&f->running, 1);
+    int failure = thread_start("liveshift fell", body, f);
+    if (failure != 0)
+        atomic_fetch_sub(&f->running, 1);
+    return failure;
+}
+
+/* The agent has been told at CLOSED; this is for one that goes on regardless. */
+static bool all_can(struct task *task) {
+    unsigned many;
+    struct vcomm **all = vcomms_now(&many);
+    for (unsigned i = 0; i < many; i++) {
+        char name[80];
+        uint32_t state = atomic_load(&all[i]->state);
+        if (state == VCOMM_MAKING)
+            task_fails(task, EBUSY, "%s is being made", task_name(all[i], name));
+        else if (state == VCOMM_LIVE && all[i]->row == NULL)
+            task_fails(task, EOPNOTSUPP, "%s has no identity that its members agree on",
+                       task_name(all[i], name));
+    }
+    free(all);
+    return task->result == 0;
+}
+
+/* From LIVE to DOWN, all of them, and nobody inside; those that are to be ended, to f->all. */
+static void take_down(struct task *task, struct felling *f) {
+    unsigned many;
+    struct vcomm **all = vcomms_now(&many);
+    f->all = all;
+    for (unsigned i = 0; i < many; i++) {
+        struct vcomm *v = all[i];
+        uint32_t live = VCOMM_LIVE;
+        if (!atomic_compare_exchange_strong(&v->state, &live, VCOMM_DOWN))
+            continue;
+        if (!atomic_load(&v->finalized))
+            atomic_store(&v->row->state, LIVESHIFT_COMM_DOWN);
+        atomic_store(&v->real_claimed, false);
+        atomic_store(&v->real_gone, false);
+        f->all[f->many++] = v;
+    }
+    for (unsigned i = 0; i < f->many; i++)
+        while (atomic_load(&f->all[i]->uses) > 0 && !task_late(task))
+            task_pause();
+}
+
+/* A thread of NCCL that is still there, by its name; false: none. `stays`: is one that never ends. */
+static bool thread_left(char name[static 32], bool *stays) {
+    DIR *tasks = opendir("/proc/self/task");
+    if (tasks == NULL)
+        return false;
+    *stays = true;
+    bool found = false;
+    for (struct dirent *entry; (entry = readdir(tasks)) != NULL;) {
+        char path[300], comm[32] = "";
+        snprintf(path, sizeof path, "/proc/self/task/%s/comm", entry->d_name);
+        int fd = entry->d_name[0] != '.' ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+        ssize_t length = fd >= 0 ? read(fd, comm, sizeof comm - 1) : 0;
+        if (fd >= 0)
+            close(fd);
+        if (length <= 0 || strncmp(comm, "NCCL", 4) != 0)
+            continue;
+        comm[strcspn(comm, "\n")] = '\0';
+        found = true;
+        memcpy(name, comm, sizeof comm);
+        /* Those two end with the process: the monitor that NCCL_RAS_ENABLE=0 switches off, and the
+           one of its own InfiniBand plugin. They keep sockets and devices open, but no peer waits. */
+        if (strncmp(comm, "NCCL RAS", 8) != 0 && strstr(comm, "IbAsync") == NULL) {
+            *stays = false;
+            break;
+        }
+    }
+    closedir(tasks);
+    return found;
+}
+
+static void nothing_left(struct task *task) {
+    char name[32];
+    bool stays, left;
+    while ((left = thread_left(name, &stays)) && !stays && !task_late(task))
+        task_pause();
+    if (left && !stays)
+        task_fails(task, ETIMEDOUT, "NCCL's thread \"%s\" is left after all communicators ended",
+                   name);
+    else if (left && task->result == 0 && task->trouble[0] == '\0')
+        snprintf(task->trouble, sizeof task->trouble,
+                 "NCCL's thread \"%s\" outlives the communicators; a process with it may not be "
+                 "dumpable (NCCL_RAS_ENABLE=0)",
+                 name);
+}
+
+void teardown(struct task *task) {
+    if (!all_can(task))
+        return;
+    if (!gate_hold_shut(task->gate, task->attempt)) {
+        task_fails(task, ECANCELED, "the gate was opened, because the agent had fallen silent");
+        return;
+    }
+    struct felling *f = calloc(1, sizeof *f);
+    if (f == NULL) {
+        task_fails(task, ENOMEM, "no memory");
+        return;
+    }
+    take_down(task, f);
+    int failure = f->many > 0 ? start(f, fell) : 0;
+    if (failure != 0)
+        task_fails(task, failure, "cannot start a thread to tear communicators down: %s",
+                   strerror(failure));
+    bool clean = over(f, task->deadline_ns);
+    unsigned aborted = 0;
+    for (unsigned i = 0; i < f->many; i++)
+        aborted += !atomic_load(&f->all[i]->real_gone);
+    if (aborted > 0) {
+        atomic_store(&f->give_up, true);
+        int64_t last = task_now_ns() + (int64_t)LAST_RESORT_MS * 1000000;
+        failure = start(f, abort_rest);
+        clean = failure == 0 && over(f, last);
+        task->deadline_ns = last;
+        snprintf(task->trouble, sizeof task->trouble,
+                 "%u of %u communicators did not end by themselves and were aborted", aborted,
+                 f->many);
+    }
+    for (unsigned i = 0; i < f->many; i++) {
+        char name[80];
+        if (!atomic_load(&f->all[i]->real_gone))
+            task_fails(task, ETIMEDOUT, "%s could be neither destroyed nor aborted",
+                       task_name(f->all[i], name));
+        else
+            f->all[i]->real = NULL;
+    }
+    if (task->result == 0)
+        nothing_left(task);
+    if (clean) { /* else a thread still reads them */
+        free(f->all);
+        free(f);
+    }
+}
