@@ -34,6 +34,16 @@ static void handle_fork(void) {
         handled = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
 }
 
+/* Where the slot that a key comes to is another's. */
+struct gloo_context *gloo_context_beyond(const void *key, size_t at) {
+    for (size_t n = 0; n < GLOO_SLOTS; n++, at = (at + 1) % GLOO_SLOTS) {
+        const void *seen = atomic_load_explicit(&gloo_slots[at].key, memory_order_acquire);
+        if (seen == key || seen == NULL)
+            return seen != NULL ? gloo_slots[at].context : NULL;
+    }
+    return NULL;
+}
+
 static struct gloo_slot *slot_for(const void *key) {
     struct gloo_slot *free = NULL;
     size_t at = gloo_slot_of(key);

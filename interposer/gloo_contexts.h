@@ -34,15 +34,16 @@ static inline size_t gloo_slot_of(const void *key) {
     return (((uintptr_t)key >> 4) * 0x9e3779b97f4a7c15u >> 40) % GLOO_SLOTS;
 }
 
-/* The context known by this object; NULL: none that all its members could identify. */
+struct gloo_context *gloo_context_beyond(const void *key, size_t at);
+
+/* The context known by this object; NULL: none that all its members could identify. A slot that has
+   no key yet has no context either, so that NULL needs no question of its own. */
 static inline struct gloo_context *gloo_context_of(const void *key) {
     size_t at = gloo_slot_of(key);
-    for (size_t n = 0; n < GLOO_SLOTS; n++, at = (at + 1) % GLOO_SLOTS) {
-        const void *seen = atomic_load_explicit(&gloo_slots[at].key, memory_order_acquire);
-        if (__builtin_expect(seen == key || seen == NULL, 1))
-            return seen != NULL ? gloo_slots[at].context : NULL;
-    }
-    return NULL;
+    const struct gloo_slot *slot = &gloo_slots[at];
+    if (__builtin_expect(atomic_load_explicit(&slot->key, memory_order_acquire) == key, 1))
+        return slot->context;
+    return gloo_context_beyond(key, at);
 }
 
 /* A context has connected as `made` says and is known by these objects from now on; NULL where the
