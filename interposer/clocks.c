@@ -82,13 +82,24 @@ struct liveshift_communicator *communicator_add(struct gate *gate,
     return row;
 }
 
+/* What the agent asks for on a clock that is being made; 0: nothing. */
+static uint64_t asked_for(struct liveshift_page *page, uint64_t id) {
+    uint32_t asked = atomic_load(&page->order.asked);
+    for (uint32_t i = 0; i < asked && i < LIVESHIFT_PAGE_ASKS; i++)
+        if (atomic_load(&page->asks[i].id) == id)
+            return atomic_load(&page->asks[i].target);
+    return 0;
+}
+
 struct liveshift_clock *clock_add(struct gate *gate, struct liveshift_communicator *of,
                                   int32_t from, int32_t to) {
     struct liveshift_page *page = gate->page;
     struct liveshift_clock *table = liveshift_clocks(page), *row = NULL;
     pthread_mutex_lock(&rows);
     uint32_t used = atomic_load(&page->clocks), at = 0;
-    while (at < used && atomic_load(&table[at].id) != 0)
+    bool closed = atomic_load(&page->order.want) != LIVESHIFT_OPEN;
+    /* While the agent may be writing targets by row, no row changes its clock. */
+    while (at < used && (closed || atomic_load(&table[at].id) != 0))
         at++;
     if (at == used)
         at = next_row(gate, used, LIVESHIFT_PAGE_CLOCKS, LIVESHIFT_CLOCKS_AT, sizeof *table,
@@ -100,7 +111,10 @@ struct liveshift_clock *clock_add(struct gate *gate, struct liveshift_communicat
         row->from = from;
         row->to = to;
         row->blocking = of->library == LIVESHIFT_GLOO;
-        atomic_store(&row->id, clock_id(of->id, from, to));
+        uint64_t id = clock_id(of->id, from, to);
+        if (closed)
+            atomic_store(&row->target, asked_for(page, id));
+        atomic_store(&row->id, id);
         if (at == used)
             atomic_store(&page->clocks, used + 1);
         if (atomic_load(&page->order.want) != LIVESHIFT_OPEN)

@@ -63,17 +63,56 @@ static uint64_t admitted(struct gate *gate, uint32_t row) {
 
 enum debt { NONE, OWN, ANOTHERS };
 
+static uint32_t row_of(struct gate *gate, uint64_t id) {
+    struct liveshift_clock *clocks = liveshift_clocks(gate->page);
+    uint32_t row = 0, used = clocks_used(gate->page);
+    while (row < used && atomic_load(&clocks[row].id) != id)
+        row++;
+    return row < used ? row : UINT32_MAX;
+}
+
+/* Whose debt it is on a clock of which nobody has taken a number: of a thread that has used the
+   communicator otherwise; where there is none, of the only thread that ever came here. */
+static enum debt unowned(struct gate *gate, uint32_t communicator, int32_t tid) {
+    struct liveshift_clock *clocks = liveshift_clocks(gate->page);
+    bool alone = true, used = false;
+    for (uint32_t row = 0; row < clocks_used(gate->page); row++) {
+        int32_t owner = atomic_load(&clocks[row].owner);
+        if (atomic_load(&clocks[row].id) == 0 || owner == 0)
+            continue;
+        alone = alone && owner == tid;
+        if (clocks[row].communicator != communicator)
+            continue;
+        if (owner == tid)
+            return OWN;
+        used = true;
+    }
+    return alone && !used ? OWN : ANOTHERS;
+}
+
 /* Is something owed here, and by whom? */
 static enum debt debt_of(struct gate *gate, int32_t tid) {
-    struct liveshift_clock *clocks = liveshift_clocks(gate->page);
+    struct liveshift_page *page = gate->page;
+    struct liveshift_clock *clocks = liveshift_clocks(page);
     enum debt found = NONE;
-    for (uint32_t row = 0; row < clocks_used(gate->page); row++) {
+    for (uint32_t row = 0; row < clocks_used(page); row++) {
         if (atomic_load(&clocks[row].id) == 0 ||
             admitted(gate, row) >= atomic_load(&clocks[row].target))
             continue;
-        if (atomic_load(&clocks[row].owner) == tid)
+        int32_t owner = atomic_load(&clocks[row].owner);
+        found = owner == tid ? OWN
+                : owner != 0 ? ANOTHERS
+                             : unowned(gate, clocks[row].communicator, tid);
+        if (found == OWN)
             return OWN;
-        found = ANOTHERS;
+    }
+    uint32_t asked = atomic_load(&page->order.asked);
+    for (uint32_t i = 0; i < asked && i < LIVESHIFT_PAGE_ASKS; i++) {
+        if (row_of(gate, atomic_load(&page->asks[i].id)) != UINT32_MAX)
+            continue;
+        found = unowned(gate, atomic_load(&page->asks[i].communicator), tid);
+        if (found == OWN)
+            return OWN;
     }
     return found;
 }

@@ -17,7 +17,8 @@
  * - gives the thread that owes GATE_PATIENCE_MS to do it, and passes then: perhaps that thread is
  *   waiting for this one.
  * Which thread owes: whoever took the clock's last number (the owner rule: without it, threads
- * raise targets for each other's debts without end).
+ * raise targets for each other's debts without end). Where nobody has taken one yet, or the clock
+ * has still to be made (struct liveshift_ask): a thread that has used its communicator.
  */
 #ifndef LIVESHIFT_INTERPOSER_GATE_H
 #define LIVESHIFT_INTERPOSER_GATE_H
