@@ -142,6 +142,15 @@ static bool in_flight(struct gate *gate, const struct gate_want *wants, unsigned
     return false;
 }
 
+/* Whether the thread is one of gloo's workers, or one that deals with them, by what it wants. */
+static bool of_workers(struct gate *gate, const struct gate_want *wants, unsigned n) {
+    struct liveshift_clock *clocks = liveshift_clocks(gate->page);
+    for (unsigned i = 0; i < n; i++)
+        if (!clocks[wants[i].clock].blocking)
+            return false;
+    return true;
+}
+
 static void enter(struct gate *gate, struct gate_want *wants, unsigned n) {
     for (unsigned i = 0; i < n; i++)
         if (wants[i].announced && !wants[i].entered) {
@@ -223,13 +232,14 @@ enum gate_verdict gate_try(struct gate *gate, struct gate_want *wants, unsigned 
             visit->stalled_ms = 0;
         }
         bool patient = visit->stalled_ms < GATE_PATIENCE_MS;
+        uint32_t enough = of_workers(gate, wants, n) ? GATE_PATIENCE_WORKERS_MS : GATE_PATIENCE_MS;
         if (o.want == LIVESHIFT_ARMED)
             verdict = GATE_ARMED;
         else if (o.want != LIVESHIFT_TARGET)
             verdict = GATE_SHUT;
         else if (!within_targets(gate, wants, n)) {
             enum debt debt = debt_of(gate, tid);
-            if (debt == ANOTHERS && patient)
+            if (debt == ANOTHERS && visit->stalled_ms < enough)
                 verdict = GATE_OWED;
             else if (debt == NONE && (patient || !in_flight(gate, wants, n)))
                 verdict = GATE_PARK;
@@ -266,23 +276,23 @@ static struct liveshift_thread *seat(struct liveshift_page *page, int32_t tid) {
     return NULL;
 }
 
-static uint32_t elapsed_ms(const struct timespec *since) {
+static uint32_t elapsed_ms(const struct timespec *since, uint32_t most) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     int64_t ms =
         (now.tv_sec - since->tv_sec) * 1000LL + (now.tv_nsec - since->tv_nsec + 999999) / 1000000;
     /* At most what this thread asked for: a longer time was spent frozen, or without a core. */
-    return ms > LOOK_MS ? LOOK_MS : ms < 0 ? 0 : (uint32_t)ms;
+    return ms > most ? most : ms < 0 ? 0 : (uint32_t)ms;
 }
 
-/* Until the agent's order changes, or LOOK_MS; returns how long it took. */
-static uint32_t doze(struct liveshift_page *page, uint32_t check) {
-    static const struct timespec look = {0, LOOK_MS * 1000000L};
+/* Until the agent's order changes, or for so long; returns how long it took. */
+static uint32_t doze(struct liveshift_page *page, uint32_t check, uint32_t ms) {
+    const struct timespec look = {0, ms * 1000000L};
     struct timespec began;
     clock_gettime(CLOCK_MONOTONIC, &began);
     /* Not private: the agent wakes through its own mapping of the file. */
     syscall(SYS_futex, &page->order.check, FUTEX_WAIT, check, &look, NULL, 0);
-    return elapsed_ms(&began);
+    return elapsed_ms(&began, ms);
 }
 
 void gate_pass(struct gate *gate, struct gate_want *wants, unsigned n, int32_t tid) {
@@ -307,7 +317,8 @@ void gate_pass(struct gate *gate, struct gate_want *wants, unsigned n, int32_t t
         void (*errand)(uint32_t) = atomic_load(&gate->errand);
         if (errand != NULL && verdict == GATE_SHUT)
             errand(wants[0].kind);
-        uint32_t slept = doze(page, check);
+        uint32_t slept =
+            doze(page, check, verdict == GATE_OWED ? GATE_PATIENCE_WORKERS_MS : LOOK_MS);
         visit.stalled_ms += slept;
         visit.silent_ms += slept;
     }
