@@ -35,6 +35,7 @@ digest = hashlib.sha256()
 for parameter in model.parameters():
     digest.update(bytes(parameter.detach().contiguous().view(torch.uint8).flatten().tolist()))
 dist.destroy_process_group()
+print()
 json.dump(
     {"torch": str(torch.__version__), "pid": os.getpid(), "steps": STEPS,
      "python": ".".join(map(str, sys.version_info[:3])), "libc": os.confstr("CS_GNU_LIBC_VERSION"),

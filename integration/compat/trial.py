@@ -143,7 +143,7 @@ def _training(world: World, outside: Path, inside: str, result: Result) -> None:
                 rank.wait()
         for rank, (_, err) in zip(ranks, ends, strict=True):
             assert rank.returncode == 0, f"torch {name} the interposer: {_last(err)}"
-        told[name] = [json.loads(out) for out, _ in ends]
+        told[name] = [json.loads(out.splitlines()[-1]) for out, _ in ends]  # gloo prints as well
         if told[name][0]["torch"] is None:
             result.torch = f"none: {told[name][0]['why']}"
             return

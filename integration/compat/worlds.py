@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -129,6 +130,8 @@ def _fetch(name: str, root: Path) -> None:
         staged = work / "root"
         for folder in ("usr/bin", "usr/lib", "usr/lib64", "usr/sbin", "dev", "tmp"):
             (staged / folder).mkdir(parents=True)
+        for minor, device in ((3, "null"), (9, "urandom")):
+            os.mknod(staged / "dev" / device, stat.S_IFCHR | 0o666, os.makedev(1, minor))
         for link in ("bin", "lib", "lib64", "sbin"):
             (staged / link).symlink_to(f"usr/{link}")
         for package in packages:
