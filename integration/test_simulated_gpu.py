@@ -18,7 +18,7 @@ from lab_session import JOBS, LabSession, NewLab
 from moving_job import Job
 from reference_runs import References
 
-DOUBLES = Path(__file__).resolve().parents[1] / "tests" / "doubles" / "gpu"
+TESTS = Path(__file__).resolve().parents[1] / "tests"
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +29,12 @@ def lab(new_lab: NewLab) -> LabSession:
 @pytest.fixture(scope="module")
 def libraries(place: Path) -> str:
     """Where the doubles are, for LD_LIBRARY_PATH."""
-    sys.path.insert(0, str(DOUBLES))
+    sys.path.insert(0, str(TESTS))
     try:
-        from build import build
-        from build_nccl import build_nccl
+        from doubles.gpu.build import build
+        from doubles.gpu.build_nccl import build_nccl
     finally:
-        sys.path.remove(str(DOUBLES))
+        sys.path.remove(str(TESTS))
     folder = place / "doubles"
     return f"{build(folder).folder}:{build_nccl(folder).parent}"
 

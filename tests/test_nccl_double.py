@@ -15,9 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "integration" / "gpu" / "contract"))
 
 import run_nccl  # noqa: E402
-from build_nccl import SOURCES, VERSIONS, build_nccl  # noqa: E402
-
-from build import program  # noqa: E402
+from doubles.gpu.build import program  # noqa: E402
+from doubles.gpu.build_nccl import SOURCES, VERSIONS, build_nccl  # noqa: E402
 
 COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 pytestmark = COMPILER

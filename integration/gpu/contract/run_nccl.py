@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[2] / "tests" / "doubles" / "gpu"))
+sys.path.insert(0, str(HERE.parents[2] / "tests"))
 
-from build_nccl import DEFAULT, build_nccl  # noqa: E402
-
-from build import build, program  # noqa: E402
+from doubles.gpu.build import build, program  # noqa: E402
+from doubles.gpu.build_nccl import DEFAULT, build_nccl  # noqa: E402
 
 PROGRAMS = tuple(sorted(source.stem for source in HERE.glob("nccl_*.c")))
 TIMEOUT_S = 120.0

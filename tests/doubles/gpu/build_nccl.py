@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from build import CFLAGS, HERE, INCLUDE, compiler
+from .build import CFLAGS, HERE, INCLUDE, compiler
 
 SOURCES = HERE / "nccl"
 VERSIONS = (22604, 22703, 22803, 22807, 22907, 23004, 23203)
