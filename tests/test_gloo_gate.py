@@ -23,7 +23,7 @@ import pytest
 from liveshift.interposer import library, page
 from liveshift.interposer.layout import CommunicatorState
 from liveshift.interposer.orders import OrderedPage, open_ordered
-from liveshift.runtime.collective_clock import CollectiveClock, Report
+from liveshift.runtime.collective_clock import CollectiveClock
 from liveshift.runtime.host_gate import HostGate
 
 PROGRAMS = Path(__file__).resolve().parent / "gloo_programs.py"
@@ -106,13 +106,13 @@ def close_at_boundary(gates: list[HostGate], attempt: int, running: Callable[[],
     deadline = time.monotonic() + PATIENCE_S
     while running():
         for name in clock.silent:
-            numbers = named[name].announced()
-            if numbers is not None:
-                clock.hear(name, Report(0, numbers, False))
+            report = named[name].announced()
+            if report is not None:
+                clock.hear(name, report)
         if clock.version:
             for name in clock.due():
                 aim = clock.aim(name)
-                named[name].aim(aim.version, aim.targets)
+                named[name].aim(aim.version, aim.targets, aim.pairs)
             for name, gate in named.items():
                 clock.hear(name, gate.look())
         if clock.converged and not clock.due():
