@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
