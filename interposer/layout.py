@@ -47,9 +47,9 @@ ORDER = Record((
 
 ANSWER = Record((
     ("reopened", "I"), ("changes", "I"), ("groups", "I"), ("untracked", "I"),
-    ("unidentified", "Q"), ("done_attempt", "I"), ("done_version", "I"),
-    ("done_result", "I"), ("done_want", "I"), ("down", "I"), ("unused", "I"), ("drained_ns", "Q"), ("torn_down_ns", "Q"), ("rebuilt_ns", "Q"),
-    ("trouble", "160s"),
+    ("unidentified", "Q"), ("done_attempt", "I"), ("done_version", "I"), ("done_result", "I"),
+    ("done_want", "I"), ("down", "I"), ("unused", "I"), ("drained_ns", "Q"),
+    ("torn_down_ns", "Q"), ("rebuilt_ns", "Q"), ("trouble", "160s"),
 ))  # fmt: skip
 
 LEDGER = Record((

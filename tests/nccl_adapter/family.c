@@ -39,8 +39,8 @@ static void shrink_and_grow(ncclComm_t parent) {
         CHECK(ncclCommGetUniqueId(smaller, &id));
     share("grow", 0, &id, sizeof id);
     ncclConfig_t config = nccl_config(22907);
-    CHECK(ncclCommGrow(smaller, count, own == last || own == 0 ? &id : NULL, own == last ? last : -1, &grown,
-                       own == last ? &config : NULL));
+    CHECK(ncclCommGrow(smaller, count, own == last || own == 0 ? &id : NULL,
+                       own == last ? last : -1, &grown, own == last ? &config : NULL));
     add(grown);
 }
 
@@ -112,8 +112,7 @@ int main(int argc, char **argv) {
     for (int step = 0; step < steps; step++) {
         CHECK(ncclAllReduce(data, data, N, ncclFloat32, halves, comms[0], stream));
         for (int i = 1; i < used; i++)
-            settle(comms[i],
-                   ncclAllReduce(data, data, N, ncclFloat32, ncclAvg, comms[i], stream));
+            settle(comms[i], ncclAllReduce(data, data, N, ncclFloat32, ncclAvg, comms[i], stream));
         CHECK(ncclGroupStart());
         for (int i = 0; i < 2; i++)
             CHECK(ncclAllReduce(values[i], values[i], N, ncclFloat32, i ? ncclAvg : ncclAvg,
