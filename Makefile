@@ -12,8 +12,8 @@ C_FILES = $(shell find $(FOLDERS) tests integration -name '*.[ch]')
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-lab fault-matrix load soak fuzz lint format sources clean
-.PHONY: help setup demo test test-fast test-lab fault-matrix load soak fuzz lint format sources clean
+.PHONY: help setup demo test test-fast test-lab fault-matrix load soak fuzz compat bench-gate lint format sources clean
+.PHONY: help setup demo test test-fast test-lab fault-matrix load soak fuzz compat bench-gate lint format sources clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -47,6 +47,15 @@ soak: setup ## Move a job round three hosts for SECONDS=60 (root); build/soak.js
 
 fuzz: $(STAMPS)/package ## Fuzz every parser, RUNS=100000 or SECONDS=600 in all; findings in build/fuzz/
 	@$(BIN)/python tests/fuzz $(if $(RUNS),--runs $(RUNS)) $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
+
+# PYTHONS names more interpreters, such as those of environments with torch.
+compat: $(STAMPS)/package ## The interposer on other glibcs and Pythons (root; FETCH=1 fetches); build/compat.json
+	@PYTHONPATH=integration $(BIN)/python -m compat $(if $(FETCH),--fetch) \
+		$(foreach python,$(PYTHONS),--python $(python)) $(ARGS)
+
+# PARTS picks some of cost, step-time and quiesce. To be run on a machine that does nothing else.
+bench-gate: $(STAMPS)/package ## What the interposer costs, its gate open, and a boundary takes; build/bench-gate.json
+	@PYTHONPATH=integration $(BIN)/python -m gate_bench $(PARTS) $(ARGS)
 
 lint: $(STAMPS)/package ## Check style, formatting and types
 	@$(BIN)/ruff check .

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -166,6 +167,7 @@ class Job:
         command, unless that must differ) computes without liveshift."""
         result = self.result(ranks)
         self.assert_trained_across(ranks)
+        self.assert_quiesced(communicates=ranks > 1)
         result.assert_equals(references.of(argv or self.argv, self.nnodes, ranks))
 
     def assert_trained_across(self, ranks: int = 1) -> None:
@@ -179,6 +181,15 @@ class Job:
                 assert len(before) >= BEFORE, f"rank {rank}: {row.name} began too early"
                 assert len(after) >= AFTER, f"rank {rank}: {row.name} ended too late: {len(after)}"
                 assert before[-1] < after[0]
+
+    def assert_quiesced(self, communicates: bool) -> None:
+        """Every move found all ranks of the job at a collective boundary, and told where."""
+        boundary = r"after collective \d+ of gloo" if communicates else "no rank has called"
+        for row in self.moves:
+            (quiesce,) = (phase for phase in row.phases if phase.name == "quiesce")
+            assert re.match(boundary, quiesce.detail), quiesce.detail
+            told = self.session.cli("events", row.name).out
+            assert quiesce.detail in " ".join(told.split()), told
 
     def assert_begins_like_never_moved(self, references: References) -> None:
         """Stop a job that goes on until then: each of its steps is that of the reference run,

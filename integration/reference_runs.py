@@ -67,6 +67,7 @@ class References:
                 "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port,
                 "RANK": str(rank), "WORLD_SIZE": str(nnodes), "LOCAL_RANK": "0",
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo",
+                "NCCL_HOSTID": f"reference-{rank}",  # two ranks may then share one device
             }  # fmt: skip
             with (out / f"output{rank}").open("wb") as log:
                 processes.append(

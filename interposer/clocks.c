@@ -9,6 +9,24 @@
 /* Rows are given out and taken back under it; never held across a call of the library. */
 static pthread_mutex_t rows = PTHREAD_MUTEX_INITIALIZER;
 
+static uint32_t ordinal; /* of the last communicator of this process; under `rows` */
+
+static void before_fork(void) { pthread_mutex_lock(&rows); }
+
+static void after_fork_in_parent(void) { pthread_mutex_unlock(&rows); }
+
+static void after_fork_in_child(void) {
+    ordinal = 0;
+    pthread_mutex_unlock(&rows);
+}
+
+static void lock_rows(void) {
+    static bool fork_handled; /* under `rows`; handlers are inherited, so once per exec */
+    pthread_mutex_lock(&rows);
+    if (!fork_handled)
+        fork_handled = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
+}
+
 uint64_t hash64(uint64_t seed, const void *bytes, size_t length) {
     uint64_t hash = seed != 0 ? seed : 0xcbf29ce484222325u;
     for (const unsigned char *at = bytes; length-- > 0; at++)
@@ -48,8 +66,7 @@ struct liveshift_communicator *communicator_add(struct gate *gate,
                                                 const struct communicator_made *made) {
     struct liveshift_page *page = gate->page;
     struct liveshift_communicator *table = liveshift_communicators(page), *row = NULL;
-    static uint32_t ordinal; /* under `rows` */
-    pthread_mutex_lock(&rows);
+    lock_rows();
     uint32_t used = atomic_load(&page->communicators);
     uint32_t at = 0;
     /* The row of an ended one is used again only when all are taken: people look at it still. */
@@ -82,13 +99,24 @@ struct liveshift_communicator *communicator_add(struct gate *gate,
     return row;
 }
 
+/* What the agent asks for on a clock that is being made; 0: nothing. */
+static uint64_t asked_for(struct liveshift_page *page, uint64_t id) {
+    uint32_t asked = atomic_load(&page->order.asked);
+    for (uint32_t i = 0; i < asked && i < LIVESHIFT_PAGE_ASKS; i++)
+        if (atomic_load(&page->asks[i].id) == id)
+            return atomic_load(&page->asks[i].target);
+    return 0;
+}
+
 struct liveshift_clock *clock_add(struct gate *gate, struct liveshift_communicator *of,
                                   int32_t from, int32_t to) {
     struct liveshift_page *page = gate->page;
     struct liveshift_clock *table = liveshift_clocks(page), *row = NULL;
-    pthread_mutex_lock(&rows);
+    lock_rows();
     uint32_t used = atomic_load(&page->clocks), at = 0;
-    while (at < used && atomic_load(&table[at].id) != 0)
+    bool closed = atomic_load(&page->order.want) != LIVESHIFT_OPEN;
+    /* While the agent may be writing targets by row, no row changes its clock. */
+    while (at < used && (closed || atomic_load(&table[at].id) != 0))
         at++;
     if (at == used)
         at = next_row(gate, used, LIVESHIFT_PAGE_CLOCKS, LIVESHIFT_CLOCKS_AT, sizeof *table,
@@ -100,7 +128,10 @@ struct liveshift_clock *clock_add(struct gate *gate, struct liveshift_communicat
         row->from = from;
         row->to = to;
         row->blocking = of->library == LIVESHIFT_GLOO;
-        atomic_store(&row->id, clock_id(of->id, from, to));
+        uint64_t id = clock_id(of->id, from, to);
+        if (closed)
+            atomic_store(&row->target, asked_for(page, id));
+        atomic_store(&row->id, id);
         if (at == used)
             atomic_store(&page->clocks, used + 1);
         if (atomic_load(&page->order.want) != LIVESHIFT_OPEN)
@@ -114,7 +145,7 @@ void communicator_end(struct gate *gate, struct liveshift_communicator *row) {
     struct liveshift_page *page = gate->page;
     uint32_t which = (uint32_t)(row - liveshift_communicators(page));
     struct liveshift_clock *table = liveshift_clocks(page);
-    pthread_mutex_lock(&rows);
+    lock_rows();
     atomic_store(&row->state, LIVESHIFT_COMM_ENDED);
     for (uint32_t at = 0; at < atomic_load(&page->clocks); at++)
         if (atomic_load(&table[at].id) != 0 && table[at].communicator == which) {

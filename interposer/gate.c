@@ -63,17 +63,56 @@ static uint64_t admitted(struct gate *gate, uint32_t row) {
 
 enum debt { NONE, OWN, ANOTHERS };
 
+static uint32_t row_of(struct gate *gate, uint64_t id) {
+    struct liveshift_clock *clocks = liveshift_clocks(gate->page);
+    uint32_t row = 0, used = clocks_used(gate->page);
+    while (row < used && atomic_load(&clocks[row].id) != id)
+        row++;
+    return row < used ? row : UINT32_MAX;
+}
+
+/* Whose debt it is on a clock of which nobody has taken a number: of a thread that has used the
+   communicator otherwise; where there is none, of the only thread that ever came here. */
+static enum debt unowned(struct gate *gate, uint32_t communicator, int32_t tid) {
+    struct liveshift_clock *clocks = liveshift_clocks(gate->page);
+    bool alone = true, used = false;
+    for (uint32_t row = 0; row < clocks_used(gate->page); row++) {
+        int32_t owner = atomic_load(&clocks[row].owner);
+        if (atomic_load(&clocks[row].id) == 0 || owner == 0)
+            continue;
+        alone = alone && owner == tid;
+        if (clocks[row].communicator != communicator)
+            continue;
+        if (owner == tid)
+            return OWN;
+        used = true;
+    }
+    return alone && !used ? OWN : ANOTHERS;
+}
+
 /* Is something owed here, and by whom? */
 static enum debt debt_of(struct gate *gate, int32_t tid) {
-    struct liveshift_clock *clocks = liveshift_clocks(gate->page);
+    struct liveshift_page *page = gate->page;
+    struct liveshift_clock *clocks = liveshift_clocks(page);
     enum debt found = NONE;
-    for (uint32_t row = 0; row < clocks_used(gate->page); row++) {
+    for (uint32_t row = 0; row < clocks_used(page); row++) {
         if (atomic_load(&clocks[row].id) == 0 ||
             admitted(gate, row) >= atomic_load(&clocks[row].target))
             continue;
-        if (atomic_load(&clocks[row].owner) == tid)
+        int32_t owner = atomic_load(&clocks[row].owner);
+        found = owner == tid ? OWN
+                : owner != 0 ? ANOTHERS
+                             : unowned(gate, clocks[row].communicator, tid);
+        if (found == OWN)
             return OWN;
-        found = ANOTHERS;
+    }
+    uint32_t asked = atomic_load(&page->order.asked);
+    for (uint32_t i = 0; i < asked && i < LIVESHIFT_PAGE_ASKS; i++) {
+        if (row_of(gate, atomic_load(&page->asks[i].id)) != UINT32_MAX)
+            continue;
+        found = unowned(gate, atomic_load(&page->asks[i].communicator), tid);
+        if (found == OWN)
+            return OWN;
     }
     return found;
 }
@@ -101,6 +140,15 @@ static bool in_flight(struct gate *gate, const struct gate_want *wants, unsigned
             admitted(gate, wants[i].clock) > atomic_load(&clocks[wants[i].clock].returned))
             return true;
     return false;
+}
+
+/* Whether the thread is one of gloo's workers, or one that deals with them, by what it wants. */
+static bool of_workers(struct gate *gate, const struct gate_want *wants, unsigned n) {
+    struct liveshift_clock *clocks = liveshift_clocks(gate->page);
+    for (unsigned i = 0; i < n; i++)
+        if (!clocks[wants[i].clock].blocking)
+            return false;
+    return true;
 }
 
 static void enter(struct gate *gate, struct gate_want *wants, unsigned n) {
@@ -184,13 +232,14 @@ enum gate_verdict gate_try(struct gate *gate, struct gate_want *wants, unsigned 
             visit->stalled_ms = 0;
         }
         bool patient = visit->stalled_ms < GATE_PATIENCE_MS;
+        uint32_t enough = of_workers(gate, wants, n) ? GATE_PATIENCE_WORKERS_MS : GATE_PATIENCE_MS;
         if (o.want == LIVESHIFT_ARMED)
             verdict = GATE_ARMED;
         else if (o.want != LIVESHIFT_TARGET)
             verdict = GATE_SHUT;
         else if (!within_targets(gate, wants, n)) {
             enum debt debt = debt_of(gate, tid);
-            if (debt == ANOTHERS && patient)
+            if (debt == ANOTHERS && visit->stalled_ms < enough)
                 verdict = GATE_OWED;
             else if (debt == NONE && (patient || !in_flight(gate, wants, n)))
                 verdict = GATE_PARK;
@@ -227,23 +276,23 @@ static struct liveshift_thread *seat(struct liveshift_page *page, int32_t tid) {
     return NULL;
 }
 
-static uint32_t elapsed_ms(const struct timespec *since) {
+static uint32_t elapsed_ms(const struct timespec *since, uint32_t most) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     int64_t ms =
         (now.tv_sec - since->tv_sec) * 1000LL + (now.tv_nsec - since->tv_nsec + 999999) / 1000000;
     /* At most what this thread asked for: a longer time was spent frozen, or without a core. */
-    return ms > LOOK_MS ? LOOK_MS : ms < 0 ? 0 : (uint32_t)ms;
+    return ms > most ? most : ms < 0 ? 0 : (uint32_t)ms;
 }
 
-/* Until the agent's order changes, or LOOK_MS; returns how long it took. */
-static uint32_t doze(struct liveshift_page *page, uint32_t check) {
-    static const struct timespec look = {0, LOOK_MS * 1000000L};
+/* Until the agent's order changes, or for so long; returns how long it took. */
+static uint32_t doze(struct liveshift_page *page, uint32_t check, uint32_t ms) {
+    const struct timespec look = {0, ms * 1000000L};
     struct timespec began;
     clock_gettime(CLOCK_MONOTONIC, &began);
     /* Not private: the agent wakes through its own mapping of the file. */
     syscall(SYS_futex, &page->order.check, FUTEX_WAIT, check, &look, NULL, 0);
-    return elapsed_ms(&began);
+    return elapsed_ms(&began, ms);
 }
 
 void gate_pass(struct gate *gate, struct gate_want *wants, unsigned n, int32_t tid) {
@@ -268,7 +317,8 @@ void gate_pass(struct gate *gate, struct gate_want *wants, unsigned n, int32_t t
         void (*errand)(uint32_t) = atomic_load(&gate->errand);
         if (errand != NULL && verdict == GATE_SHUT)
             errand(wants[0].kind);
-        uint32_t slept = doze(page, check);
+        uint32_t slept =
+            doze(page, check, verdict == GATE_OWED ? GATE_PATIENCE_WORKERS_MS : LOOK_MS);
         visit.stalled_ms += slept;
         visit.silent_ms += slept;
     }

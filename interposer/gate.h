@@ -17,7 +17,8 @@
  * - gives the thread that owes GATE_PATIENCE_MS to do it, and passes then: perhaps that thread is
  *   waiting for this one.
  * Which thread owes: whoever took the clock's last number (the owner rule: without it, threads
- * raise targets for each other's debts without end).
+ * raise targets for each other's debts without end). Where nobody has taken one yet, or the clock
+ * has still to be made (struct liveshift_ask): a thread that has used its communicator.
  */
 #ifndef LIVESHIFT_INTERPOSER_GATE_H
 #define LIVESHIFT_INTERPOSER_GATE_H
@@ -30,6 +31,11 @@
 #include <stdint.h>
 
 #define GATE_PATIENCE_MS 50
+
+/* gloo's collectives are done by its worker threads, those of each communicator by its own, while
+   the program's thread waits for one after the other. So the thread that owes is hardly ever the
+   one that is at the gate, though the program's often is the same: not worth waiting long. */
+#define GATE_PATIENCE_WORKERS_MS 5
 
 /* One process's gate: what it knows besides its page. */
 struct gate {

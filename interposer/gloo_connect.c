@@ -137,10 +137,11 @@ void _ZN4gloo9transport3tcp7Context24createAndConnectAllPairsESt10shared_ptrINS_
 
 static void connected(struct connecting *c) {
     add_own_if_next(c);
-    if (c->odd || c->own == 0 || c->size < 1 || c->rank < 0 || c->heard != c->size)
+    if (c->object == NULL || c->size < 1 || c->rank < 0 || c->rank >= c->size)
         return;
+    bool agreed = !c->odd && c->own != 0 && c->heard == c->size;
     struct communicator_made made = {.library = LIVESHIFT_GLOO,
-                                     .id = c->hash,
+                                     .id = agreed ? c->hash : 0,
                                      .size = c->size,
                                      .rank = c->rank,
                                      .device = -1,
@@ -172,8 +173,7 @@ void _ZN4gloo10rendezvous7Context15connectFullMeshESt10shared_ptrINS0_5StoreEERS
         c.object = object;
         c.rank = made_last.rank;
         c.size = made_last.size;
-    } else
-        c.odd = true;
+    }
     connecting = &c;
     REAL(connect_full_mesh, "_ZN4gloo10rendezvous7Context15connectFullMeshESt10shared_ptr"
                             "INS0_5StoreEERS2_INS_9transport6DeviceEE")(self, store, device);

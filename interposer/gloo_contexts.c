@@ -28,21 +28,41 @@ static void after_fork_in_child(void) {
     pthread_mutex_unlock(&writing);
 }
 
+/* Before a fork the last handler to be made known comes first: the locks are to be taken in the order
+   in which they are taken below, this one, then those of the flights, the rows and the page. */
 static void handle_fork(void) {
     static bool handled; /* under `writing`; handlers are inherited, so once per exec */
-    if (!handled)
-        handled = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
+    if (handled)
+        return;
+    gloo_flights_handle_fork();
+    handled = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
 }
 
-static struct gloo_slot *slot_for(const void *key) {
-    struct gloo_slot *free = NULL;
-    size_t at = gloo_slot_of(key);
-    for (size_t n = 0; n < GLOO_SLOTS; n++, at = (at + 1) % GLOO_SLOTS) {
-        const void *seen = atomic_load(&gloo_slots[at].key);
+static struct gloo_slot *next(const struct gloo_slot *slot) {
+    return &gloo_slots[(slot - gloo_slots + 1) % GLOO_SLOTS];
+}
+
+struct gloo_context *gloo_context_of(const void *key) {
+    const struct gloo_slot *slot = gloo_slot_at(key);
+    for (size_t n = 0; n < GLOO_SLOTS; n++, slot = next(slot)) {
+        const void *seen = atomic_load_explicit(&slot->key, memory_order_acquire);
+        if (seen == NULL)
+            return NULL;
         if (seen == key)
-            return &gloo_slots[at];
+            return slot->context;
+    }
+    return NULL;
+}
+
+/* The key's slot, or the first that it can have. */
+static struct gloo_slot *slot_for(const void *key) {
+    struct gloo_slot *free = NULL, *slot = &gloo_slots[gloo_slot_at(key) - gloo_slots];
+    for (size_t n = 0; n < GLOO_SLOTS; n++, slot = next(slot)) {
+        const void *seen = atomic_load(&slot->key);
+        if (seen == key)
+            return slot;
         if (free == NULL && (seen == NULL || seen == &was_used))
-            free = &gloo_slots[at];
+            free = slot;
         if (seen == NULL)
             break;
     }
@@ -67,14 +87,15 @@ struct gloo_context *gloo_context_add(struct gate *gate, const struct communicat
     struct gloo_context *context = calloc(1, sizeof *context + pairs * sizeof context->pairs[0]);
     if (context == NULL)
         return NULL;
+    context->gate = gate;
     context->rank = made->rank;
     context->size = made->size;
     pthread_mutex_lock(&writing);
-    handle_fork();
     context->row = communicator_add(gate, made);
-    if (context->row != NULL && (context->clock = clock_add(gate, context->row, -1, -1)) == NULL)
-        communicator_end(gate, context->row);
-    for (unsigned i = 0; i < 2 && context->clock != NULL; i++) {
+    handle_fork();
+    if (context->row != NULL && made->id != 0)
+        context->clock = clock_add(gate, context->row, -1, -1);
+    for (unsigned i = 0; i < 2 && context->row != NULL; i++) {
         struct gloo_slot *slot = keys[i] != NULL ? slot_for(keys[i]) : NULL;
         if (slot == NULL)
             continue;
@@ -85,7 +106,7 @@ struct gloo_context *gloo_context_add(struct gate *gate, const struct communicat
         atomic_store_explicit(&slot->key, keys[i], memory_order_release);
     }
     pthread_mutex_unlock(&writing);
-    if (context->clock != NULL)
+    if (context->row != NULL)
         return context;
     free(context);
     return NULL;
@@ -102,7 +123,7 @@ void gloo_context_end(struct gate *gate, const void *key) {
 struct liveshift_clock *gloo_pair_clock(struct gate *gate, struct gloo_context *context,
                                         int32_t from, int32_t to) {
     int32_t peer = from == context->rank ? to : from;
-    if (peer < 0 || peer >= context->size)
+    if (context->clock == NULL || peer < 0 || peer >= context->size)
         return NULL;
     _Atomic(struct liveshift_clock *) *kept = &context->pairs[2 * peer + (from == context->rank)];
     struct liveshift_clock *clock = atomic_load_explicit(kept, memory_order_acquire);

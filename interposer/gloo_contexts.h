@@ -13,15 +13,18 @@
 extern __thread unsigned gloo_depth __attribute__((tls_model("initial-exec")));
 
 struct gloo_context {
+    struct gate *gate;
     struct liveshift_communicator *row;
-    struct liveshift_clock *clock; /* of its collectives */
+    struct liveshift_clock *clock; /* of its collectives; NULL: its identity isn't agreed on */
     int32_t rank, size;
     const void *keys[2];                       /* the objects it is known by; NULL: none */
     _Atomic(struct liveshift_clock *) pairs[]; /* by gloo_pair_clock */
 };
 
-/* A power of two, twice as many as there can be rows, since a context has two keys. */
-#define GLOO_SLOTS (4 * LIVESHIFT_PAGE_COMMUNICATORS)
+/* Twice as many as there can be rows, since a context has two keys, and as many again. */
+#define GLOO_SLOT_BITS 11
+#define GLOO_SLOTS (1u << GLOO_SLOT_BITS)
+_Static_assert(GLOO_SLOTS >= 4 * LIVESHIFT_PAGE_COMMUNICATORS, "searches are short");
 
 struct gloo_slot {
     _Atomic(const void *) key; /* NULL: never used, so no search goes beyond */
@@ -30,23 +33,16 @@ struct gloo_slot {
 
 extern struct gloo_slot gloo_slots[GLOO_SLOTS];
 
-static inline size_t gloo_slot_of(const void *key) {
-    return (((uintptr_t)key >> 4) * 0x9e3779b97f4a7c15u >> 40) % GLOO_SLOTS;
+/* Where the search for a key begins, and nearly always ends. */
+static inline const struct gloo_slot *gloo_slot_at(const void *key) {
+    return &gloo_slots[((uintptr_t)key >> 4) * 0x9e3779b97f4a7c15u >> (64 - GLOO_SLOT_BITS)];
 }
 
-/* The context known by this object; NULL: none that all its members could identify. */
-static inline struct gloo_context *gloo_context_of(const void *key) {
-    size_t at = gloo_slot_of(key);
-    for (size_t n = 0; n < GLOO_SLOTS; n++, at = (at + 1) % GLOO_SLOTS) {
-        const void *seen = atomic_load_explicit(&gloo_slots[at].key, memory_order_acquire);
-        if (__builtin_expect(seen == key || seen == NULL, 1))
-            return seen != NULL ? gloo_slots[at].context : NULL;
-    }
-    return NULL;
-}
+/* The context known by this object; NULL: none. */
+struct gloo_context *gloo_context_of(const void *key);
 
-/* A context has connected as `made` says and is known by these objects from now on; NULL where the
-   page has no room or memory ran out. */
+/* A context has connected as `made` says, id 0 where its members could not agree on one, and is
+   known by these objects from now on; NULL where the page has no room or memory ran out. */
 struct gloo_context *gloo_context_add(struct gate *gate, const struct communicator_made *made,
                                       const void *const keys[2]);
 
@@ -54,7 +50,7 @@ struct gloo_context *gloo_context_add(struct gate *gate, const struct communicat
 void gloo_context_end(struct gate *gate, const void *key);
 
 /* The clock of what goes from one member to another, one of which is this process; NULL where the
-   page has no room. */
+   page has no room or the context no identity. */
 struct liveshift_clock *gloo_pair_clock(struct gate *gate, struct gloo_context *context,
                                         int32_t from, int32_t to);
 

@@ -18,11 +18,12 @@ static void after_fork_in_child(void) {
     pthread_mutex_unlock(&changing);
 }
 
+void gloo_flights_handle_fork(void) {
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
 bool gloo_flights_add(const struct gloo_flight *flight) {
-    static bool fork_handled; /* under `changing` */
     pthread_mutex_lock(&changing);
-    if (!fork_handled)
-        fork_handled = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
     unsigned n = atomic_load(&in_flight);
     if (n < MOST) {
         flights[n] = *flight;
@@ -44,8 +45,10 @@ static void end(const struct gloo_flight *f, int32_t peer) {
     struct liveshift_clock *clock = f->clock;
     if (clock == NULL && peer >= 0 && peer < f->context->size) {
         clock = atomic_load(&f->context->pairs[2 * peer]);
-        if (clock != NULL)
+        if (clock != NULL) {
+            atomic_fetch_add_explicit(&f->context->row->operations, 1, memory_order_relaxed);
             gate_announce(gate_here(), clock, GLOO_recv, f->tid);
+        }
     }
     if (clock != NULL)
         gate_end(clock);

@@ -42,7 +42,7 @@ class Record:
 
 ORDER = Record((
     ("want", "I"), ("attempt", "I"), ("version", "I"), ("beat", "I"), ("lease_ms", "I"),
-    ("limit_ms", "I"), ("check", "I"), ("unused", "I"),
+    ("limit_ms", "I"), ("check", "I"), ("asked", "I"),
 ))  # fmt: skip
 
 ANSWER = Record((
@@ -74,6 +74,8 @@ THREAD = Record((
     ("tid", "i"), ("state", "I"), ("clock", "I"), ("wants", "I"), ("kind", "I"), ("unused", "I"),
 ))  # fmt: skip
 
+ASK = Record((("id", "Q"), ("target", "Q"), ("communicator", "I"), ("unused", "I")))
+
 CLOCK = Record((
     ("id", "Q"), ("announced", "Q"), ("returned", "Q"), ("raised", "Q"), ("target", "Q"),
     ("communicator", "I"), ("from", "i"), ("to", "i"), ("owner", "i"), ("kind", "I"),
@@ -96,7 +98,7 @@ ALLOCATION = Record((
     ("device", "i"), ("flags", "Q"), ("serial", "Q"), ("unused", "Q"),
 ))  # fmt: skip
 
-COUNTERS, THREADS = 64, 64
+COUNTERS, THREADS, ASKS = 64, 64, 128
 CLOCKS, COMMUNICATORS, STREAMS, ALLOCATIONS = 4096, 512, 1024, 65536
 
 # Where things lie in the file, in bytes.
@@ -106,6 +108,7 @@ LEDGER_AT = ANSWER_AT + ANSWER.size
 TABLES_AT = LEDGER_AT + LEDGER.size
 THREADS_AT = TABLES_AT + TABLES.size
 COUNTERS_AT = THREADS_AT + THREADS * THREAD.size
+ASKS_AT = COUNTERS_AT + COUNTERS * COUNTER.size
 HEADER_SIZE = 8192
 CLOCKS_AT = HEADER_SIZE
 COMMUNICATORS_AT = CLOCKS_AT + CLOCKS * CLOCK.size

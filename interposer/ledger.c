@@ -36,7 +36,8 @@ static struct {
 } locks[LOCKS];
 _Static_assert(sizeof locks[0] == 64, "a lock is a cache line");
 
-static pthread_once_t begun = PTHREAD_ONCE_INIT;
+/* Not pthread_once: glibc 2.34 gave it a new version. */
+static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER;
 
 static void unlocked(void) {
     for (unsigned i = 0; i < LOCKS; i++)
@@ -47,6 +48,7 @@ void ledger_forked(void) {
     struct index *index = atomic_load(&the_index);
     if (index != NULL) /* zeroed without touching what the parent has touched */
         madvise(index, sizeof *index, MADV_DONTNEED);
+    beginning = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     unlocked();
     rows_forked();
     streams_forked();
@@ -54,6 +56,10 @@ void ledger_forked(void) {
 }
 
 static void begin(void) {
+    static bool begun; /* under `beginning` */
+    if (begun)
+        return;
+    begun = true;
     /* Something succeeded, so the driver is loaded by now. */
     atomic_store(&gate_here()->page->ledger.driver, driver_version());
     struct index *index = mmap(NULL, sizeof *index, PROT_READ | PROT_WRITE,
@@ -68,7 +74,9 @@ static void begin(void) {
 static struct index *index_here(void) {
     struct index *index = atomic_load_explicit(&the_index, memory_order_acquire);
     if (__builtin_expect(index == NULL, 0)) {
-        pthread_once(&begun, begin);
+        pthread_mutex_lock(&beginning);
+        begin();
+        pthread_mutex_unlock(&beginning);
         index = atomic_load(&the_index);
     }
     return index;

@@ -14,7 +14,7 @@ import os
 import platform
 import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -50,6 +50,7 @@ class OrderedPage(PageFile):
         """Close the gate: from now on new operations wait for targets."""
         self._write_order("lease_ms", lease_ms)
         self._write_order("limit_ms", limit_ms)
+        self.set_asks(())
         self.beat()
         self.give(Want.ARMED, attempt, 0)
 
@@ -77,6 +78,14 @@ class OrderedPage(PageFile):
         for row, target in targets.items():
             self._write(layout.CLOCKS_AT + row * layout.CLOCK.size + offset, "<Q", target)
 
+    def set_asks(self, asks: Iterable[tuple[int, int, int]]) -> None:
+        """Id, target and communicator's row of clocks that the process has to make first; all
+        before the order. Those after layout.ASKS have to wait until the others are made."""
+        meant = list(asks)[: layout.ASKS]
+        for n, ask in enumerate(meant):
+            self._write(layout.ASKS_AT + n * layout.ASK.size, "<QQI", *ask)
+        self._write_order("asked", len(meant))
+
     def set_rebuild(self, row: int, order: int, unique_id: bytes) -> None:
         """What a communicator is to be rebuilt with, and when."""
         at = layout.COMMUNICATORS_AT + row * layout.COMMUNICATOR.size
@@ -86,9 +95,9 @@ class OrderedPage(PageFile):
     def _write_order(self, name: str, value: int) -> None:
         self._write(layout.ORDER_AT + layout.ORDER.offsets[name], "<I", value)
 
-    def _write(self, at: int, code: str, value: int | bytes) -> None:
+    def _write(self, at: int, code: str, *values: int | bytes) -> None:
         try:
-            os.pwrite(self.fd, struct.pack(code, value), at)
+            os.pwrite(self.fd, struct.pack(code, *values), at)
         except OSError as error:
             raise PageError(f"cannot write to the page {self.path}: {error.strerror}") from error
 

@@ -40,6 +40,7 @@
 
 #define LIVESHIFT_PAGE_COUNTERS 64
 #define LIVESHIFT_PAGE_THREADS 64
+#define LIVESHIFT_PAGE_ASKS 128
 #define LIVESHIFT_PAGE_CLOCKS 4096
 #define LIVESHIFT_PAGE_COMMUNICATORS 512
 #define LIVESHIFT_PAGE_STREAMS 1024
@@ -79,6 +80,20 @@ struct liveshift_order {
     /* ~(want * 0x01000193 ^ attempt * 0x9e3779b1 ^ version): the three belong together. Written
        last; also the futex on which threads wait for another order, woken by the agent. */
     _Atomic uint32_t check;
+    /* How many of `asks` are meant. By the agent, before the order. */
+    _Atomic uint32_t asked;
+};
+
+/*
+ * An operation that was begun at its other end and is owed here, on a clock that this process does
+ * not have yet (a pair's is made with its first operation). By the agent, before the order.
+ */
+struct liveshift_ask {
+    /* The clock's. */
+    _Atomic uint64_t id;
+    _Atomic uint64_t target;
+    /* Row of its communicator. */
+    _Atomic uint32_t communicator;
     uint32_t unused;
 };
 
@@ -153,7 +168,8 @@ struct liveshift_clock {
     /* The number beyond `target` up to which a thread that owed something else has passed. By the
        interposer, only while the gate is closed. */
     _Atomic uint64_t raised;
-    /* Operations up to this number pass in LIVESHIFT_TARGET. By the agent, before the order. */
+    /* Operations up to this number pass in LIVESHIFT_TARGET. By the agent, before the order; a
+       clock that is made while the gate is closed begins with what `asks` say. */
     _Atomic uint64_t target;
     /* Row of the communicator. By the interposer, once. */
     uint32_t communicator;
@@ -313,6 +329,7 @@ struct liveshift_page {
 
     struct liveshift_thread threads[LIVESHIFT_PAGE_THREADS];
     struct liveshift_counter counters[LIVESHIFT_PAGE_COUNTERS];
+    struct liveshift_ask asks[LIVESHIFT_PAGE_ASKS];
 };
 
 /* Where the tables lie in the file, in bytes. */

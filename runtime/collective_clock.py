@@ -9,12 +9,19 @@ begun anywhere; a rank that has to pass beyond a target to reach another one rai
 A host's reports have to arrive in the order in which it made them; reports of different hosts may
 come in any order. Versions of targets are counted over all hosts, but a host is given a new one
 only when one of its own clocks' targets grew: a raise between two ranks is the affair of two hosts.
+
+The clock of a pair of ranks is made with its first operation, so that one end may have begun what
+the other doesn't know of. A pair of which one end was heard is told to all hosts that have ranks of
+its communicator: one of them has the other end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+Pair = tuple[int, int, int]
+"""Id of a communicator, sender and receiver as ranks within it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +32,31 @@ class Report:
     ``numbers`` are all clocks of the host with the highest number begun. Later, ``numbers`` are
     only clocks that are new on the host and those on which its ranks passed beyond the target.
     ``reached``: every rank has returned from all that the targets ask for, and from nothing more.
+    ``pairs``: what clocks that are new in ``numbers`` belong to, if the host has one end of them.
     """
 
     version: int
     numbers: Mapping[int, int]
     reached: bool
+    pairs: Mapping[int, Pair] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """Targets of all clocks that the host has; ``version`` is the number to report them by."""
+    """Targets of all clocks that the host has; ``version`` is the number to report them by.
+
+    ``pairs``: clocks among them that the host may have to make first.
+    """
 
     version: int
     targets: dict[int, int]
+    pairs: dict[int, Pair] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Host:
     clocks: set[int] = field(default_factory=set)
+    asked: dict[int, Pair] = field(default_factory=dict)
     wanted: int = 0  # version that it has to reach
     heard: int = -1  # version of its last report
     reached: bool = False
@@ -58,6 +72,8 @@ class CollectiveClock:
     def __init__(self, hosts: Iterable[str]) -> None:
         self._hosts = {name: _Host() for name in hosts}
         self._members: dict[int, list[str]] = {}
+        self._lone: dict[int, Pair] = {}  # pairs of which one end was heard
+        self._lone_of: dict[int, list[int]] = {}  # the same, by communicator
         self._silent = set(self._hosts)  # have not told what had begun
         self._away = set(self._hosts)  # have not reached their targets
         self._due: set[str] = set()
@@ -94,11 +110,13 @@ class CollectiveClock:
             self._silent.discard(host)
         elif report.version < state.heard:
             return
-        grown = self._take(host, state, report.numbers)
+        grown = self._take(host, state, report)
         if self.version == 0:
             if not self._silent:
+                self._seek(self._lone)
                 self._give(self._hosts)
         elif grown:
+            self._seek(grown)
             self._give({name for clock in grown for name in self._members[clock]})
         state.heard, state.reached = report.version, report.reached
         self._settle(host, state)
@@ -114,24 +132,46 @@ class CollectiveClock:
     def aim(self, host: str) -> Aim:
         """What a host is to reach; raises KeyError for a host that takes no part."""
         state, targets = self._hosts[host], self.targets
-        return Aim(state.wanted, {clock: targets[clock] for clock in state.clocks})
+        return Aim(state.wanted, {c: targets[c] for c in state.clocks}, dict(state.asked))
 
-    def _take(self, host: str, state: _Host, numbers: Mapping[int, int]) -> list[int]:
+    def _take(self, host: str, state: _Host, report: Report) -> list[int]:
         """Notes the numbers; returns clocks whose target some host doesn't know of yet."""
         grown = []
         clocks, targets, members = state.clocks, self.targets, self._members
-        for clock, number in numbers.items():
+        for clock, number in report.numbers.items():
             target = targets.get(clock, -1)
             if clock not in clocks:
                 clocks.add(clock)
                 members.setdefault(clock, []).append(host)
                 if max(target, number) > 0:
                     grown.append(clock)
+                # It may have the other ends of these.
+                grown += [lone for lone in self._lone_of.get(clock, ()) if targets[lone] > 0]
             elif number > target:
                 grown.append(clock)
             if number > target:
                 targets[clock] = number
+        for clock, pair in report.pairs.items():
+            state.asked.pop(clock, None)
+            if self._lone.pop(clock, None) is None:
+                self._lone[clock] = pair
+                self._lone_of.setdefault(pair[0], []).append(clock)
+            else:
+                self._lone_of[pair[0]].remove(clock)
         return grown
+
+    def _seek(self, clocks: Iterable[int]) -> None:
+        """Where something has begun at one end of a pair, the other end is to be told."""
+        for clock in clocks:
+            pair = self._lone.get(clock)
+            if pair is None or self.targets[clock] == 0:
+                continue
+            for host in self._members.get(pair[0], ()):
+                state = self._hosts[host]
+                state.asked[clock] = pair
+                if clock not in state.clocks:
+                    state.clocks.add(clock)
+                    self._members[clock].append(host)
 
     def _give(self, hosts: Iterable[str]) -> None:
         """A new version of the targets, for these hosts."""

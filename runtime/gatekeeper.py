@@ -20,6 +20,7 @@ from pathlib import Path
 from ..errors import NotFound
 from ..interposer.orders import OrderedPage
 from . import messages, services
+from .collective_clock import Report
 from .host_gate import Debt, HostGate
 from .house import House
 from .rank_pages import members, ordered_pages
@@ -60,15 +61,16 @@ class Gatekeeper:
         closed = await asyncio.to_thread(self._close_gates, ask)
         self._closed[ask.job] = closed
         until = time.monotonic() + self._house.cluster.timeouts.suspicion / 2
-        numbers = closed.gate.announced()
-        while numbers is None and time.monotonic() < until:  # a group is being begun
+        begun = closed.gate.announced()
+        while begun is None and time.monotonic() < until:  # a group is being begun
             await asyncio.sleep(POLL_S)
-            numbers = closed.gate.announced()
+            begun = closed.gate.announced()
         obstacles = closed.fatal()
-        if numbers is None:
+        if begun is None:
             obstacles.append(f"{self._house.host}: a group of operations was begun and not ended")
         who = [member for page in closed.pids for member in members(page)]
-        return messages.Armed(numbers or {}, who, len(closed.pids), obstacles)
+        numbers, pairs = (dict(begun.numbers), dict(begun.pairs)) if begun else ({}, {})
+        return messages.Armed(numbers, who, len(closed.pids), obstacles, pairs)
 
     def _close_gates(self, ask: messages.Arm) -> Closed:
         pids = dict(self._pages(ask.job))
@@ -81,15 +83,14 @@ class Gatekeeper:
         closed = self._of(ask.job, ask.attempt)
         if ask.version > closed.version:
             closed.version = ask.version
-            closed.gate.aim(ask.version, ask.targets)
+            closed.gate.aim(ask.version, ask.targets, ask.pairs)
         until = time.monotonic() + ask.wait
         while True:
             seen = closed.gate.look()
             superseded = closed.version > ask.version or self._closed.get(ask.job) is not closed
             if seen.reached or seen.numbers or superseded or time.monotonic() > until:
                 obstacles = [] if seen.reached else closed.fatal()
-                numbers = dict(seen.numbers)
-                return messages.Aimed(seen.version, seen.reached, numbers, obstacles)
+                return _aimed(seen, obstacles)
             await asyncio.sleep(POLL_S)
 
     async def shut(self, ask: messages.Shut) -> messages.Aimed:
@@ -99,7 +100,7 @@ class Gatekeeper:
         obstacles = closed.fatal()
         if seen.reached and not obstacles:
             obstacles = await services.drained(closed.pids, ask.attempt)
-        return messages.Aimed(seen.version, seen.reached, dict(seen.numbers), obstacles)
+        return _aimed(seen, obstacles)
 
     async def who_owes(self, ask: messages.WhoOwes) -> messages.Owing:
         closed = self._of(ask.job, ask.attempt)
@@ -174,6 +175,12 @@ class Gatekeeper:
         closed = self._closed.pop(job, None)
         if closed is not None:
             closed.gate.release()
+
+
+def _aimed(seen: Report, obstacles: list[str]) -> messages.Aimed:
+    return messages.Aimed(
+        seen.version, seen.reached, dict(seen.numbers), obstacles, dict(seen.pairs)
+    )
 
 
 def _who(rank: int | None, pid: int) -> str:

@@ -156,7 +156,7 @@ class Attempt:
         self._stop_at([o for _, answer in armed for o in answer.obstacles])
         clock = CollectiveClock(self._hosts)
         for host, answer in armed:
-            clock.hear(host, Report(0, answer.numbers, False))
+            clock.hear(host, Report(0, answer.numbers, False, answer.pairs))
         try:
             async with asyncio.timeout(self._limits.quiesce):
                 while True:
@@ -188,13 +188,15 @@ class Attempt:
                 for task in done:
                     host, answer = asked.pop(task), task.result()
                     self._stop_at(answer.obstacles)
-                    clock.hear(host, Report(answer.version, answer.raised, answer.reached))
+                    clock.hear(host, _report(answer))
         finally:
             for task in asked:
                 task.cancel()
 
     def _aim(self, host: str, aim: Aim) -> asyncio.Task[messages.Aimed]:
-        message = messages.Aim(self._job.name, self._number, aim.version, aim.targets, LOOK_S)
+        message = messages.Aim(
+            self._job.name, self._number, aim.version, aim.targets, LOOK_S, aim.pairs
+        )
         limit = LOOK_S + self._limits.suspicion
         return asyncio.ensure_future(_answer(self._ask, host, message, limit, messages.Aimed))
 
@@ -206,9 +208,8 @@ class Attempt:
             shut, self._limits.answer(self._limits.quiesce), messages.Aimed
         ):
             self._stop_at(answer.obstacles)
-            if not answer.reached:
-                still = False
-                clock.hear(host, Report(answer.version, answer.raised, False))
+            still = still and answer.reached
+            clock.hear(host, _report(answer))
         return still
 
     async def _tear_down(self) -> bool:
@@ -259,6 +260,10 @@ class Attempt:
             *(_answer(self._ask, host, message, limit, expect) for host in self._hosts)
         )
         return list(zip(self._hosts, answers, strict=True))
+
+
+def _report(answer: messages.Aimed) -> Report:
+    return Report(answer.version, answer.raised, answer.reached, answer.pairs)
 
 
 def hosts_of(job: Job) -> list[str]:

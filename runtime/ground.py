@@ -39,8 +39,11 @@ class Ground(Protocol):
         Raises NoBoundary with the job going on, or frozen wherever it is (``only_tcp``).
         """
 
-    async def reopen(self, move: Move) -> None:
-        """Let the job's ranks go on, unless another move holds them; never raises."""
+    async def reopen(self, move: Move) -> str:
+        """Let the job's ranks go on, unless another move holds them; never raises.
+
+        Returns what there is to tell of it, or "".
+        """
 
     async def publish(self, job: Job) -> None:
         """Send the job's address book to every host."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..interposer.layout import CommunicatorState, Want
+from ..interposer.layout import ASKS, CommunicatorState, Want
 from ..interposer.orders import OrderedPage
 from ..interposer.page import Clock, Communicator, PageError, Waiting
-from .collective_clock import Report
+from .collective_clock import Pair, Report
 from .thread_places import Place, places
 
 _READINGS = 3  # of a page whose process is passing targets meanwhile; then the caller looks again
@@ -56,6 +56,8 @@ class Debt:
 class _Process:
     page: OrderedPage
     begun: dict[int, int] | None = None  # numbers by clock id; None: not armed, or a group open
+    asks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Target and communicator's row of clocks that it has to make."""
     unidentified: int | None = None  # so many when it was armed
     aimed: int = -1  # version of the order it has
     trouble: str = ""  # its page can't be used; nothing more is asked of it
@@ -77,6 +79,7 @@ class HostGate:
         self._want = Want.OPEN
         self._version = 0
         self._targets: dict[int, int] = {}
+        self._pairs: dict[int, Pair] = {}  # of clocks that somebody may have to make
         self._told: set[int] = set()  # clocks that were reported
 
     @property
@@ -96,7 +99,7 @@ class HostGate:
         """
         self._attempt, self._lease_ms, self._limit_ms = attempt, lease_ms, limit_ms
         self._want, self._version = Want.ARMED, 0
-        self._targets, self._told = {}, set()
+        self._targets, self._pairs, self._told = {}, {}, set()
         for process in self._processes:
             self._arm(process)
 
@@ -107,25 +110,36 @@ class HostGate:
         if self._want != Want.OPEN:
             self._arm(process)
 
-    def announced(self) -> dict[int, int] | None:
-        """By clock id the highest number that has begun here; None while a group is being begun.
+    def announced(self) -> Report | None:
+        """The report with version 0: what has begun here; None while a group is being begun.
 
-        The numbers of the report with version 0. Exact: what is announced later waits for targets.
+        Exact: what is announced later waits for targets.
         """
         numbers: dict[int, int] = {}
+        pairs: dict[int, Pair] = {}
         for process in self._living():
             if process.begun is None and not self._read_begun(process):
                 return None
             self._note_begun(numbers, process)
+        for process in self._living():
+            with self._guarded(process):
+                clocks = [clock for clock in process.page.clocks() if clock.id in numbers]
+                self._note_pairs(pairs, clocks, process)
         self._told |= numbers.keys()
-        return numbers
+        return Report(0, numbers, False, pairs)
 
-    def aim(self, version: int, targets: Mapping[int, int]) -> None:
-        """Let operations up to the targets pass; older versions than the last are ignored."""
+    def aim(
+        self, version: int, targets: Mapping[int, int], pairs: Mapping[int, Pair] | None = None
+    ) -> None:
+        """Let operations up to the targets pass; older versions than the last are ignored.
+
+        ``pairs``: clocks among the targets that a process here may have to make first.
+        """
         if version <= self._version:
             return
         self._version, self._want = version, Want.TARGET
         self._targets.update(targets)
+        self._pairs.update(pairs or {})
         for process in self._living():
             if process.begun is not None or self._read_begun(process):
                 self._give_targets(process)
@@ -138,6 +152,7 @@ class HostGate:
         """
         reached = True
         numbers: dict[int, int] = {}
+        pairs: dict[int, Pair] = {}
         for process in self._living():
             if process.begun is None:
                 reached = self._read_begun(process) and self._want != Want.ARMED and reached
@@ -147,10 +162,10 @@ class HostGate:
                 reached, self._want = False, Want.TARGET
                 self._give_targets(process)
             with self._guarded(process):
-                reached = self._look(process, numbers) and reached
+                reached = self._look(process, numbers, pairs) and reached
             reached = reached and not process.trouble
         self._told |= numbers.keys()
-        return Report(self._version, numbers, reached and self._version > 0)
+        return Report(self._version, numbers, reached and self._version > 0, pairs)
 
     def close(self) -> None:
         """Let nothing pass any more; where targets were reached, the boundary is where they are."""
@@ -193,7 +208,12 @@ class HostGate:
         found: list[Debt] = []
         for process in self._living():
             with self._guarded(process):
-                found += _debts(process.page, self._targets, host_pid(process.page))
+                made = process.page.clocks()
+                asks = self._asks(process.page, {clock.id for clock in made})
+                lacking = {
+                    clock: (self._pairs[clock], target) for clock, (target, _) in asks.items()
+                }
+                found += _debts(process.page, self._targets, lacking, host_pid(process.page))
         return found
 
     def obstacles(self) -> list[Obstacle]:
@@ -227,7 +247,7 @@ class HostGate:
             process.trouble = process.trouble or error.message
 
     def _arm(self, process: _Process) -> None:
-        process.begun, process.aimed, process.trouble = None, -1, ""
+        process.begun, process.asks, process.aimed, process.trouble = None, {}, -1, ""
         with self._guarded(process):
             process.unidentified = int(process.page.answer()["unidentified"])
             process.page.arm(self._attempt, self._lease_ms, self._limit_ms)
@@ -241,12 +261,29 @@ class HostGate:
 
     def _give_targets(self, process: _Process) -> None:
         with self._guarded(process):
-            wanted = [(clock, self._targets.get(clock.id, 0)) for clock in process.page.clocks()]
+            clocks = process.page.clocks()
+            wanted = [(clock, self._targets.get(clock.id, 0)) for clock in clocks]
             process.page.set_targets({c.row: t for c, t in wanted if c.target != t})
+            process.asks = self._asks(process.page, {clock.id for clock in clocks})
+            process.page.set_asks((clock, *ask) for clock, ask in process.asks.items())
             process.page.give(Want.TARGET, self._attempt, self._version)
             process.aimed = self._version
 
-    def _look(self, process: _Process, numbers: dict[int, int]) -> bool:
+    def _asks(self, page: OrderedPage, made: set[int]) -> dict[int, tuple[int, int]]:
+        """What a process has to make clocks for: its ends of pairs that were begun elsewhere."""
+        if self._pairs.keys() <= made:
+            return {}
+        living = {c.id: c for c in page.communicators() if c.state != CommunicatorState.ENDED}
+        return {
+            clock: (self._targets[clock], living[communicator].row)
+            for clock, (communicator, *ends) in self._pairs.items()
+            if clock not in made
+            and communicator in living
+            and living[communicator].rank in ends
+            and self._targets.get(clock)
+        }
+
+    def _look(self, process: _Process, numbers: dict[int, int], pairs: dict[int, Pair]) -> bool:
         """Adds what the coordinator doesn't know; whether the process has reached its targets."""
         page = process.page
         before = page.answer()
@@ -265,6 +302,7 @@ class HostGate:
             and process.aimed == self._version
         )
         behind = False
+        self._note_pairs(pairs, clocks, process)
         for clock in clocks:
             target = self._targets.get(clock.id, 0)
             behind = behind or (process.aimed >= 0 and clock.target != target)
@@ -274,6 +312,11 @@ class HostGate:
             if number > target:
                 self._note(numbers, clock.id, number)
             reached = reached and clock.returned == target >= clock.raised
+        if process.asks:
+            missing = process.asks.keys() - {clock.id for clock in clocks}
+            reached = reached and not missing
+            # Those that found no room may have it now.
+            behind = behind or ASKS < len(process.asks) > len(missing)
         if behind:
             self._want = Want.TARGET
             self._give_targets(process)
@@ -283,6 +326,17 @@ class HostGate:
         if process.begun is not None:
             for clock, number in process.begun.items():
                 self._note(numbers, clock, number)
+
+    def _note_pairs(
+        self, pairs: dict[int, Pair], clocks: Iterable[Clock], process: _Process
+    ) -> None:
+        """Of clocks that are not told yet, those that are one end of a pair."""
+        new = [c for c in clocks if c.sender >= 0 and c.id not in self._told]
+        ids = {made.row: made.id for made in process.page.communicators()} if new else {}
+        for clock in new:
+            if pairs.pop(clock.id, None) is None and clock.communicator in ids:
+                pairs[clock.id] = (ids[clock.communicator], clock.sender, clock.receiver)
+            # Otherwise both ends are here.
 
     def _note(self, numbers: dict[int, int], clock: int, number: int) -> None:
         numbers[clock] = max(number, numbers.get(clock, 0))
@@ -311,12 +365,19 @@ def _notes(process: _Process, attempt: int) -> list[tuple[str, bool]]:
     return notes
 
 
-def _debts(page: OrderedPage, targets: Mapping[int, int], host_pid: int | None) -> list[Debt]:
+def _debts(
+    page: OrderedPage,
+    targets: Mapping[int, int],
+    lacking: Mapping[int, tuple[Pair, int]],
+    host_pid: int | None,
+) -> list[Debt]:
     clocks = page.clocks()
     owing = [clock for clock in clocks if clock.returned < targets.get(clock.id, 0)]
-    if not owing:
+    if not owing and not lacking:
         return []
-    names = {made.row: _name(made) for made in page.communicators()}
+    communicators = page.communicators()
+    names = {made.row: _name(made) for made in communicators}
+    by_id = {made.id: _name(made) for made in communicators}
     rows = {clock.row: clock for clock in clocks}
     at_gate = {w.tid: _at_gate(w, rows, names, page.kinds) for w in page.waiting()}
     threads = tuple(places(host_pid, at_gate, {clock.owner for clock in owing}))
@@ -334,7 +395,11 @@ def _debts(page: OrderedPage, targets: Mapping[int, int], host_pid: int | None) 
             threads=threads,
         )
         for clock in owing
-    ]
+    ] + [
+        Debt(page.pid, page.rank, by_id.get(communicator, f"communicator {communicator:016x}"),
+             sender, receiver, "none", 0, target, False, threads)
+        for (communicator, sender, receiver), target in lacking.values()
+    ]  # fmt: skip
 
 
 def _passed(clock: Clock, waiting: Sequence[Waiting]) -> int:

@@ -175,8 +175,8 @@ class Move:
         themselves after a while."""
         if self.holds_gates:
             self.holds_gates = False
-            with self.times.phase("reopen"):
-                await self._ground.reopen(self)
+            with self.times.phase("reopen") as detail:
+                detail += filter(None, [await self._ground.reopen(self)])
 
     async def _freeze(self) -> None:
         """The job stands still from here: dump into the wire, held frozen at the source.

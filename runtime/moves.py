@@ -148,15 +148,14 @@ class Moves:
         )
         return boundary.words
 
-    async def reopen(self, move: Move) -> None:
+    async def reopen(self, move: Move) -> str:
         if self._others_at_gates(move):
-            return
+            return "another move of the job holds them still"
         try:
-            said = await self._gates.open(move.job, move.job.timeouts(self.cluster))
-            if said:
-                self.tell(move, said)
+            return await self._gates.open(move.job, move.job.timeouts(self.cluster))
         except Exception as error:
-            self.tell(move, f"its gates are not open yet: {error}")
+            self.tell(move, f"the gates of {move.job.name} are not open: {error}")
+            return "not open"
 
     def _others_at_gates(self, move: Move) -> list[Move]:
         """Further moves of its job that hold the job's ranks at a boundary."""

@@ -120,8 +120,9 @@ class Stage:
         self._maybe_fail("quiesce", None)
         return "after collective 7 of gloo over ranks 0-1"
 
-    async def reopen(self, move: Move) -> None:
+    async def reopen(self, move: Move) -> str:
         self.gates.append(f"open before {len(self.said)}")
+        return "2 communicators rebuilt"
 
     async def publish(self, job: Job) -> None:
         self.said.append("publish " + " ".join(f"{h}:{e}" for h, e in job.book().where.values()))

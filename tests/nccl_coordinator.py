@@ -22,11 +22,10 @@ from liveshift.interposer import library, page
 from liveshift.interposer.layout import CommunicatorState, Library, Want
 from liveshift.interposer.orders import OrderedPage, open_ordered
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from tests.doubles.gpu.build import build, program  # noqa: E402
-from tests.doubles.gpu.build_nccl import DEFAULT, build_nccl  # noqa: E402
+from doubles.gpu.build import build, program
+from doubles.gpu.build_nccl import DEFAULT, build_nccl
 
 SOURCES = Path(__file__).resolve().parent / "nccl_adapter"
 

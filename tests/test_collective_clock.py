@@ -113,3 +113,36 @@ def test_2048_hosts_are_no_burden() -> None:
         clock.hear(host, Report(clock.aim(host).version, {}, True))
     assert clock.converged
     assert time.process_time() - began < 1
+
+
+def test_the_other_end_of_a_pair_is_sought_among_its_communicators_hosts() -> None:
+    """The pair's clock is made with its first operation: only one end knows of it at first."""
+    world, pair, of = 7, 8, (7, 0, 1)
+    clock = CollectiveClock(["a", "b", "c"])
+    clock.hear("a", Report(0, {world: 5, pair: 1}, False, {pair: of}))
+    clock.hear("b", Report(0, {world: 5}, False))
+    clock.hear("c", Report(0, {}, False))
+    clock.due()
+    assert (clock.aim("b").targets, clock.aim("b").pairs) == ({world: 5, pair: 1}, {pair: of})
+    assert clock.aim("c").targets == {}
+    reached(clock, "a", "c")
+    # It is made there; and what is raised from then on concerns both.
+    clock.hear("b", Report(1, {pair: 0}, False, {pair: of}))
+    assert clock.due() == []
+    reached(clock, "b")
+    assert clock.converged
+    clock.hear("a", Report(1, {pair: 2}, False))
+    assert clock.due() == ["a", "b"]
+    assert clock.aim("b").pairs == {}
+
+
+def test_a_host_that_makes_the_communicator_later_may_have_the_other_end() -> None:
+    world, pair, of = 7, 8, (7, 0, 1)
+    clock = CollectiveClock(["a", "b"])
+    clock.hear("a", Report(0, {world: 0, pair: 1}, False, {pair: of}))
+    clock.hear("b", Report(0, {}, False))
+    clock.due()
+    clock.hear("b", Report(1, {world: 0}, True))
+    assert clock.due() == ["a", "b"]
+    assert clock.aim("b").pairs == {pair: of}
+    assert "b" in clock.debtors

@@ -11,11 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from nccl_coordinator import ROOT, Abandoned, Ranks, World
+from doubles.gpu.build import INCLUDE, program
+from nccl_coordinator import Abandoned, Ranks, World
 
-from integration.gpu.contract import run_nccl
 from liveshift.interposer import library, page
-from tests.doubles.gpu.build import INCLUDE, program
+
+ROOT = Path(__file__).resolve().parent.parent
+CONTRACT = ROOT / "integration" / "gpu" / "contract"
 
 TWO_DEVICES = ",".join(
     f"GPU-{n * 8}-{n * 4}-{n * 4}-{n * 4}-{n * 12}:H200:1GiB" for n in ("1", "2")
@@ -96,17 +98,15 @@ def test_communicators_made_in_every_way_are_rebuilt(world: World, tmp_path: Pat
             assert "waits for nobody" in {row.name for row in rows}
 
 
-@pytest.mark.parametrize("name", run_nccl.PROGRAMS)
+@pytest.mark.parametrize("name", sorted(source.stem for source in CONTRACT.glob("nccl_*.c")))
 def test_the_contract_holds_under_the_interposer(
     world_2_32: World, tmp_path: Path, name: str
 ) -> None:
     """The programs that tell what NCCL does notice no difference (a shorter config among it,
     nccl#2347)."""
     world = world_2_32
-    source = run_nccl.HERE / f"{name}.c"
-    target = program(
-        source, tmp_path / name, [world.libnccl, world.libcuda], [f"-I{run_nccl.HERE}"]
-    )
+    source = CONTRACT / f"{name}.c"
+    target = program(source, tmp_path / name, [world.libnccl, world.libcuda], [f"-I{CONTRACT}"])
     (tmp_path / "pages").mkdir()
     environment = os.environ | {
         "LD_LIBRARY_PATH": f"{world.libcuda.parent}:{world.libnccl.parent}",

@@ -44,20 +44,23 @@ class Armed(Answer, frozen=True):
     """What had begun on this host when the gate was closed.
 
     ``numbers``: the last number taken of each clock. ``ranks``: processes that have a gate.
-    ``obstacles``: why no boundary can be found, in words.
+    ``obstacles``: why no boundary can be found, in words. ``pairs``: (communicator, sender,
+    receiver) of clocks that belong to a pair of ranks of which one is here.
     """
 
     numbers: dict[int, int]
     members: list[Member]
     ranks: int
     obstacles: list[str]
+    pairs: dict[int, tuple[int, int, int]] = msgspec.field(default_factory=dict)
 
 
 class Aim(Message, frozen=True):
     """Let operations up to these numbers pass; answers Aimed once all of the host's ranks are
     there, one had to go further, a newer Aim has come, or after ``wait`` seconds.
 
-    ``targets`` may leave out clocks whose target is as it was.
+    ``targets`` may leave out clocks whose target is as it was. ``pairs``, as in Armed, are of
+    clocks that a rank here may not have made yet, though its peer has.
     """
 
     job: str
@@ -65,16 +68,19 @@ class Aim(Message, frozen=True):
     version: int
     targets: dict[int, int]
     wait: float
+    pairs: dict[int, tuple[int, int, int]] = msgspec.field(default_factory=dict)
 
 
 class Aimed(Answer, frozen=True):
     """``reached``: every rank here has come to its targets of ``version``, and no further.
-    ``raised``: numbers beyond the targets that had to be taken."""
+    ``raised``: numbers beyond the targets that had to be taken, and clocks that are new here;
+    ``pairs`` of these, as in Armed."""
 
     version: int
     reached: bool
     raised: dict[int, int]
     obstacles: list[str]
+    pairs: dict[int, tuple[int, int, int]] = msgspec.field(default_factory=dict)
 
 
 class Shut(Message, frozen=True):

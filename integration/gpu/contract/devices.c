@@ -45,7 +45,8 @@ int main(void) {
 
     pid_t child = fork();
     if (child == 0)
-        _exit(cuInit(0) == CUDA_ERROR_NOT_INITIALIZED && cudaMemGetInfo(&free, &total) != cudaSuccess
+        _exit(cuInit(0) == CUDA_ERROR_NOT_INITIALIZED &&
+                      cudaMemGetInfo(&free, &total) != cudaSuccess
                   ? 0
                   : 1);
     int status;

@@ -3,6 +3,7 @@
 #include "contract.h"
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 
 static void hand(int descriptor, void *bytes, size_t count) {
@@ -35,7 +36,7 @@ int main(void) {
     int there[2], back[2], status;
     MUST(pipe(there) == 0 && pipe(back) == 0);
     pid_t child = fork();
-    if (child == 0)
+    if (child == 0 && prctl(PR_SET_PDEATHSIG, SIGKILL) == 0)
         _exit(owner(there[0], back[1]));
     say_where();
     cudaIpcMemHandle_t handle;

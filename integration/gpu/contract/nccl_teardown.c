@@ -104,10 +104,11 @@ static int duplicate(int rank, const char *hexadecimal) {
 static void death(const struct rank *self) {
     ncclComm_t comm = world(self);
     REQUIRE(sum(comm, 1) == self->count, "all alive");
+    if (self->rank != self->count - 1)
+        NCCL(ncclAllReduce(number, number, 1, ncclInt32, ncclSum, comm, stream));
     barrier(self);
     if (self->rank == self->count - 1)
         kill(getpid(), SIGKILL);
-    NCCL(ncclAllReduce(number, number, 1, ncclInt32, ncclSum, comm, stream));
     ncclResult_t state;
     while ((state = async_error(comm)) == ncclSuccess)
         watch(1);

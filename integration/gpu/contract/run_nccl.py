@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the NCCL contract programs, on the doubles or on the real libraries.
 
-    python -m integration.gpu.contract.run_nccl                   the doubles, NCCL 2.29.7
-    python -m integration.gpu.contract.run_nccl --version 23203   another version of the double
-    python -m integration.gpu.contract.run_nccl --libcuda /usr/lib/…/libcuda.so.1 --libnccl …
+python integration/gpu/contract/run_nccl.py                   the doubles, NCCL 2.29.7
+python integration/gpu/contract/run_nccl.py --version 23203   another version of the double
+python integration/gpu/contract/run_nccl.py --libcuda FILE --libnccl FILE     the real ones
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.doubles.gpu.build import build, program
-from tests.doubles.gpu.build_nccl import DEFAULT, build_nccl
-
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[2] / "tests"))
+
+from doubles.gpu.build import build, program  # noqa: E402
+from doubles.gpu.build_nccl import DEFAULT, build_nccl  # noqa: E402
+
 PROGRAMS = tuple(sorted(source.stem for source in HERE.glob("nccl_*.c")))
 TIMEOUT_S = 120.0
 """A program that takes longer hangs; the real NCCL takes seconds for a communicator."""
@@ -28,11 +30,16 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class Libraries:
-    """libcuda.so.1 and libnccl.so.2, doubles or real, and what programs on them are compiled with."""
+    """libcuda.so.1 and libnccl.so.2, doubles or real, and the flags for programs on them."""
 
     libcuda: Path
     libnccl: Path
     flags: tuple[str, ...] = ()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What lets a program find them, and libnccl find libcuda."""
+        return {"LD_LIBRARY_PATH": f"{self.libcuda.parent}:{self.libnccl.parent}"}
 
 
 def doubles(folder: Path, version: int = DEFAULT, flags: Sequence[str] = ()) -> Libraries:
@@ -41,19 +48,19 @@ def doubles(folder: Path, version: int = DEFAULT, flags: Sequence[str] = ()) -> 
     return Libraries(libcuda, build_nccl(folder, version, flags), tuple(flags))
 
 
-def run_program(name: str, libraries: Libraries, folder: Path) -> list[str]:
-    """The lines that a program printed, which says on stderr what went wrong.
+def run_program(name: str, libraries: Libraries, folder: Path, sources: Path = HERE) -> list[str]:
+    """The lines that a program printed, which says on stderr what went wrong. `folder` is for what
+    is built; its source is in `sources`.
 
     Raises subprocess.CalledProcessError and TimeoutExpired.
     """
     target = program(
-        HERE / f"{name}.c",
+        sources / f"{name}.c",
         folder / name,
         [libraries.libnccl, libraries.libcuda],
         [f"-I{HERE}", *libraries.flags],
     )
-    path = [str(libraries.libcuda.parent), str(libraries.libnccl.parent)]
-    environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(path)}
+    environment = {**os.environ, **libraries.environment}
     done = subprocess.run(
         [str(target)], env=environment, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S
     )

@@ -70,8 +70,8 @@ static void shared(size_t grain) {
     int descriptor;
     p.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     WORKS(cuMemCreate(&made, grain, &p, 0));
-    WORKS(cuMemExportToShareableHandle(&descriptor, made,
-                                       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+    WORKS(cuMemExportToShareableHandle(&descriptor, made, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                       0));
     WORKS(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)descriptor,
                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
     close(descriptor);

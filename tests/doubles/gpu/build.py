@@ -16,8 +16,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 INCLUDE = HERE / "include"
 CFLAGS = (
-    "-std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -g -O1 -fno-omit-frame-pointer -pthread".split()
-)
+    "-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1",
+    "-fno-omit-frame-pointer", "-pthread",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,7 @@ def build(folder: Path, flags: Sequence[str] = ()) -> Doubles:
     return Doubles(made, tuple(flags))
 
 
-def _library(
-    folder: Path, soname: str, sources: Path, symbols: str, flags: Sequence[str]
-) -> None:
+def _library(folder: Path, soname: str, sources: Path, symbols: str, flags: Sequence[str]) -> None:
     subprocess.run(
         [
             *compiler(), *CFLAGS, *flags, "-fPIC", "-shared", f"-I{INCLUDE}", f"-I{sources}",
@@ -83,7 +82,9 @@ def _library(
     )  # fmt: skip
 
 
-def program(source: Path, target: Path, libraries: Sequence[Path], flags: Sequence[str] = ()) -> Path:
+def program(
+    source: Path, target: Path, libraries: Sequence[Path], flags: Sequence[str] = ()
+) -> Path:
     """Compiles one C program against our declarations and links it with `libraries`, the doubles'
     or the real ones."""
     subprocess.run(

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.doubles.gpu.build import CFLAGS, HERE, INCLUDE, compiler
+from .build import CFLAGS, HERE, INCLUDE, compiler
 
 SOURCES = HERE / "nccl"
 VERSIONS = (22604, 22703, 22803, 22807, 22907, 23004, 23203)
@@ -26,7 +26,7 @@ def build_nccl(folder: Path, version: int = DEFAULT, flags: Sequence[str] = ()) 
 
     Raises subprocess.CalledProcessError; the compiler has said why on stderr.
     """
-    sources = sorted(SOURCES.glob("*.[ch]")) + [SOURCES / "exports.map", INCLUDE / "nccl_abi.h"]
+    sources = [*sorted(SOURCES.glob("*.[ch]")), SOURCES / "exports.map", INCLUDE / "nccl_abi.h"]
     digest = hashlib.sha256(repr((compiler(), CFLAGS, version, tuple(flags))).encode())
     for source in sources:
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")

@@ -133,8 +133,8 @@ CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode) {
         result = CUDA_ERROR_ILLEGAL_STATE;
     if (result == CUDA_SUCCESS) {
         stream->capture = calloc(1, sizeof *stream->capture);
-        *stream->capture = (struct capture){++last_id,      mode,  stream, pthread_self(),
-                                            false, graph_make(), 1};
+        *stream->capture =
+            (struct capture){++last_id, mode, stream, pthread_self(), false, graph_make(), 1};
     }
     pthread_mutex_unlock(&streams_lock);
     return result;

@@ -2,7 +2,9 @@
 /* cuCheckpointProcess*, the side of the caller; served.c is that of the process that it names. */
 #include "control.h"
 #include "gate.h"
+#include "simcuda.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>
@@ -12,7 +14,6 @@
 #include <sys/file.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
-#include <dirent.h>
 #include <unistd.h>
 
 static bool transfer(int pid, void *mine, size_t offset, size_t bytes, bool write) {
@@ -169,6 +170,19 @@ CUresult cuCheckpointProcessGetState(int pid, CUprocessState *result) {
     return CUDA_SUCCESS;
 }
 
+int simcuda_held_bytes(int pid, unsigned long long *bytes) {
+    struct inventory theirs;
+    CUresult found = check(pid);
+    if (found != CUDA_SUCCESS)
+        return (int)found;
+    if (bytes == NULL || !READ(pid, inventory, &theirs))
+        return CUDA_ERROR_INVALID_VALUE;
+    *bytes = 0;
+    for (uint32_t i = 0; i < theirs.count && i < MAX_DEVICES; i++)
+        *bytes += theirs.gpus[i].used;
+    return CUDA_SUCCESS;
+}
+
 CUresult cuCheckpointProcessLock(int pid, CUcheckpointLockArgs *args) {
     struct control_request request = {.operation = CONTROL_LOCK};
     if (args != NULL) {
@@ -192,9 +206,9 @@ CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args) {
         return CUDA_ERROR_NO_DEVICE;
     if (args != NULL) {
         /* Driver 580 brought the map; to 570 its place is reserved. */
-        if (request.host.driver < 580 ? !all_zero(args, sizeof *args)
-                                      : !all_zero(args->reserved, sizeof args->reserved) ||
-                                            args->reserved1 != 0)
+        if (request.host.driver < 580
+                ? !all_zero(args, sizeof *args)
+                : !all_zero(args->reserved, sizeof args->reserved) || args->reserved1 != 0)
             return CUDA_ERROR_INVALID_VALUE;
         if (args->gpuPairsCount > MAX_DEVICES || (args->gpuPairsCount > 0 && !args->gpuPairs))
             return CUDA_ERROR_INVALID_VALUE;

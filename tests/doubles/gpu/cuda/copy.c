@@ -61,7 +61,8 @@ static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream st
     struct transfer *transfer = malloc(sizeof *transfer + (stage ? bytes : 0));
     if (transfer == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *transfer = (struct transfer){(void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes, 0, 0};
+    *transfer =
+        (struct transfer){(void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes, 0, 0};
     if (stage) {
         memcpy(transfer->staged, transfer->from, bytes);
         transfer->from = transfer->staged;

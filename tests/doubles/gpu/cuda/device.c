@@ -74,8 +74,7 @@ static struct gpu *gpu_of(CUdevice device) { return &control()->inventory.gpus[v
 CUresult device_charge(CUdevice device, size_t bytes) {
     pthread_mutex_lock(&lock);
     struct gpu *gpu = gpu_of(device);
-    CUresult result =
-        bytes > gpu->total - gpu->used ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+    CUresult result = bytes > gpu->total - gpu->used ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
     if (result == CUDA_SUCCESS)
         gpu->used += bytes;
     pthread_mutex_unlock(&lock);
@@ -97,14 +96,26 @@ void devices_vacate(void) {
     pthread_mutex_unlock(&lock);
 }
 
-void devices_occupy(void) {
+uint64_t gpu_vacated(uint32_t gpu) { return vacated[gpu]; }
+
+void devices_move(const struct gpu *const *others, uint32_t driver) {
+    struct inventory *mine = &control()->inventory;
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < MAX_DEVICES; i++)
-        control()->inventory.gpus[i].used = vacated[i];
+    for (uint32_t i = 0; i < mine->count; i++) {
+        memcpy(mine->gpus[i].uuid, others[i]->uuid, sizeof mine->gpus[i].uuid);
+        mine->gpus[i].total = others[i]->total;
+        mine->gpus[i].used = vacated[i];
+    }
+    mine->driver = driver;
     pthread_mutex_unlock(&lock);
 }
 
-uint64_t gpu_vacated(int gpu) { return vacated[gpu]; }
+static struct gpu look_at(CUdevice device) {
+    pthread_mutex_lock(&lock);
+    struct gpu gpu = *gpu_of(device);
+    pthread_mutex_unlock(&lock);
+    return gpu;
+}
 
 /* ---- entry points ----------------------------------------------------------------------------- */
 
@@ -113,12 +124,15 @@ CUresult cuDriverGetVersion(int *version) {
         return CUDA_ERROR_INVALID_VALUE;
     struct inventory host;
     /* Answers before cuInit, as the real one. */
-    if (gate_initialised())
+    if (gate_initialised()) {
+        pthread_mutex_lock(&lock);
         *version = cuda_version(control()->inventory.driver);
-    else if (inventory_read(&host))
-        *version = cuda_version(host.driver);
-    else
+        pthread_mutex_unlock(&lock);
+        return CUDA_SUCCESS;
+    }
+    if (!inventory_read(&host))
         return CUDA_ERROR_NO_DEVICE;
+    *version = cuda_version(host.driver);
     return CUDA_SUCCESS;
 }
 
@@ -145,13 +159,14 @@ CUresult cuDeviceGet(CUdevice *device, int ordinal) {
 
 CUresult cuDeviceGetName(char *name, int length, CUdevice device) {
     CHECK_DEVICE(name, device);
-    snprintf(name, (size_t)length, "%s %s", SIMCUDA_NAME, gpu_of(device)->chip);
+    snprintf(name, (size_t)length, "%s %s", SIMCUDA_NAME, look_at(device).chip);
     return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
     CHECK_DEVICE(uuid, device);
-    memcpy(uuid->bytes, gpu_of(device)->uuid, sizeof uuid->bytes);
+    struct gpu gpu = look_at(device);
+    memcpy(uuid->bytes, gpu.uuid, sizeof uuid->bytes);
     return CUDA_SUCCESS;
 }
 
@@ -159,7 +174,7 @@ CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) { return cuDeviceGetU
 
 CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
     CHECK_DEVICE(bytes, device);
-    *bytes = gpu_of(device)->total;
+    *bytes = look_at(device).total;
     return CUDA_SUCCESS;
 }
 

@@ -41,11 +41,12 @@ int device_gpu(CUdevice device);
 /* Takes bytes of a device's memory, or CUDA_ERROR_OUT_OF_MEMORY. */
 CUresult device_charge(CUdevice device, size_t bytes);
 void device_release(CUdevice device, size_t bytes);
-/* Lets go of all memory of all devices, or takes it back, as a checkpoint and a restore do. */
+/* A checkpoint: lets go of all memory of all devices. */
 void devices_vacate(void);
-void devices_occupy(void);
-/* Bytes that GPU number gpu of the inventory takes back. */
-uint64_t gpu_vacated(int gpu);
+/* Bytes that GPU number `gpu` of the inventory held before. */
+uint64_t gpu_vacated(uint32_t gpu);
+/* A restore: each GPU of the inventory becomes another and holds again what it held. */
+void devices_move(const struct gpu *const *others, uint32_t driver);
 
 /* CUDA version of a driver branch, such as 13000. */
 int cuda_version(uint32_t driver);

@@ -6,6 +6,27 @@
 #include "cuda_abi.h"
 
 #include <stdbool.h>
+#include <stddef.h>
+
+#define GRANULARITY ((size_t)2 << 20)
+
+struct handle {
+    CUmemAllocationProp properties;
+    size_t size;
+    void *home;
+    /* -1 unless it may be exported or was imported. */
+    int memory;
+    bool exported, imported;
+    /* cuMemCreate and cuMemRetainAllocationHandle, and the maps. */
+    unsigned int refs;
+    void *saved;
+    struct handle *next;
+};
+
+/* The handle of that number, or NULL. */
+struct handle *handle_find(CUmemGenericAllocationHandle number);
+/* One reference less; the last takes the memory with it. */
+void handle_drop(struct handle *handle);
 
 /* Whether one was exported or imported. */
 bool handles_shared(void);

@@ -15,8 +15,8 @@ CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned int flags) {
         return result;
     if (pointer == NULL || bytes == 0 || flags > 7)
         return CUDA_ERROR_INVALID_VALUE;
-    void *base = mmap(NULL, whole_pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                      -1, 0);
+    void *base =
+        mmap(NULL, whole_pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED)
         return CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&blocks_lock);
@@ -70,8 +70,7 @@ CUresult cuMemHostUnregister(void *pointer) {
     API_CALL();
     pthread_mutex_lock(&blocks_lock);
     struct block *block = block_at((uintptr_t)pointer);
-    bool found =
-        block && block->base == (uintptr_t)pointer && block->kind == BLOCK_REGISTERED;
+    bool found = block && block->base == (uintptr_t)pointer && block->kind == BLOCK_REGISTERED;
     if (found)
         block_remove(block);
     pthread_mutex_unlock(&blocks_lock);

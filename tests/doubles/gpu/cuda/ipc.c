@@ -82,8 +82,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsi
     int memory = open(path, O_RDWR | O_CLOEXEC);
     if (memory < 0)
         return CUDA_ERROR_MAP_FAILED;
-    void *base =
-        mmap(NULL, whole_pages(ipc.size), PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+    void *base = mmap(NULL, whole_pages(ipc.size), PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
     close(memory);
     if (base == MAP_FAILED)
         return CUDA_ERROR_MAP_FAILED;

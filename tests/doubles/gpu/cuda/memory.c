@@ -138,8 +138,7 @@ CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdevi
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&blocks_lock);
     struct block *block = block_at((uintptr_t)pointer);
-    CUresult result =
-        block ? describe(block, attribute, pointer, data) : CUDA_ERROR_INVALID_VALUE;
+    CUresult result = block ? describe(block, attribute, pointer, data) : CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_unlock(&blocks_lock);
     return result;
 }

@@ -96,17 +96,11 @@ static CUresult restore(const struct control_request *request) {
     }
     /* Too little memory: CHECKPOINTED for good; only killing it helps (cuda-checkpoint#44). */
     for (uint32_t i = 0; i < mine->count; i++)
-        if (there[i]->used > there[i]->total ||
-            gpu_vacated((int)i) > there[i]->total - there[i]->used) {
+        if (there[i]->used > there[i]->total || gpu_vacated(i) > there[i]->total - there[i]->used) {
             stuck = true;
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
-    for (uint32_t i = 0; i < mine->count; i++) {
-        memcpy(mine->gpus[i].uuid, there[i]->uuid, sizeof mine->gpus[i].uuid);
-        mine->gpus[i].total = there[i]->total;
-    }
-    mine->driver = request->host.driver;
-    devices_occupy();
+    devices_move(there, request->host.driver);
     content_bring_back();
     become(CU_PROCESS_STATE_LOCKED);
     return CUDA_SUCCESS;

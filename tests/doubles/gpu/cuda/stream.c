@@ -247,8 +247,8 @@ bool streams_drain(CUcontext context, const struct timespec *deadline) {
     while (!idle && !late) {
         idle = true;
         for (CUstream s = all_streams; s != NULL && idle; s = s->next)
-            idle = (context != NULL && s->context != context) || s->newest == NULL ||
-                   s->newest->done;
+            idle =
+                (context != NULL && s->context != context) || s->newest == NULL || s->newest->done;
         if (!idle && deadline == NULL)
             pthread_cond_wait(&progress, &streams_lock);
         else if (!idle)

@@ -46,7 +46,8 @@ cudaError_t cudaHostGetFlags(unsigned int *flags, void *host) {
     FORWARD(cuMemHostGetFlags(flags, host));
 }
 
-cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer) {
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes,
+                                     const void *pointer) {
     unsigned int type = 0, managed = 0;
     int ordinal = 0;
     CUdeviceptr on_device = 0, on_host = 0;
@@ -66,7 +67,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
     memset(attributes, 0,
            CUDART_MAJOR == 13 ? sizeof *attributes
                               : offsetof(struct cudaPointerAttributes, reserved));
-    attributes->type = managed                          ? cudaMemoryTypeManaged
+    attributes->type = managed                        ? cudaMemoryTypeManaged
                        : type == CU_MEMORYTYPE_DEVICE ? cudaMemoryTypeDevice
                        : type == CU_MEMORYTYPE_HOST   ? cudaMemoryTypeHost
                                                       : cudaMemoryTypeUnregistered;

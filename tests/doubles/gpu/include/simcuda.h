@@ -28,4 +28,10 @@ int simcuda_enqueue(void *stream, void (*work)(void *), void *argument);
 int simcuda_enqueue_owned(void *stream, void (*work)(void *), void *argument,
                           void (*release)(void *));
 
+/*
+ * Bytes of device memory that the process holds on all its GPUs together: what NVML would say of it.
+ * Returns a CUresult, as cuCheckpointProcessGetState does.
+ */
+int simcuda_held_bytes(int pid, unsigned long long *bytes);
+
 #endif

@@ -85,7 +85,7 @@ API(const char *, ncclGetErrorString, (ncclResult_t result)) {
         return "NCCL operation in progress";
 #if SIMNCCL_VERSION >= 23004
     case ncclTimeout:
-        return "NCCL operation timed out";
+        return "timeout";
 #endif
     default:
         return "unknown result code";

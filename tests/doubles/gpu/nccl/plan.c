@@ -158,9 +158,26 @@ static void record_launch_events(const struct plan *plan) {
             cuda_record_event(one->launched, plan->streams[0]);
 }
 
+/* A send to oneself needs its receive in the same group, as in the real one. */
+static ncclResult_t check_selfsends(const struct plan *plan) {
+    int unmatched = 0;
+    for (const struct operation *one = plan->operations; one != NULL; one = one->next)
+        if (one->root == plan->comm->rank && one->kind == OPERATION_SEND)
+            unmatched++;
+        else if (one->root == plan->comm->rank && one->kind == OPERATION_RECV)
+            unmatched--;
+    return unmatched == 0 ? ncclSuccess
+                          : fail(ncclInvalidUsage,
+                                 "Trying to send to self without a matching recv, or the reverse");
+}
+
 ncclResult_t plan_launch(struct plan *plan) {
     struct ncclComm *comm = plan->comm;
-    ncclResult_t result = ncclSuccess;
+    ncclResult_t result = check_selfsends(plan);
+    if (result != ncclSuccess) {
+        plan_free(plan);
+        return result;
+    }
     plan->captured = cuda_capturing(plan->streams[0]);
     if (plan->stream_count > 1)
         result = enqueue_joints(plan);

@@ -3,11 +3,21 @@
 #include "sim.h"
 
 #if SIMNCCL_VERSION >= 22907
-static uint64_t next_exchange(struct ncclComm *comm) {
+/* Waits for all members; counted as running, so that an abort on another thread waits for its end. */
+static ncclResult_t all_together(struct ncclComm *comm) {
     pthread_mutex_lock(&comm->lock);
     uint64_t key = EXCHANGE_KEY(EXCHANGE_OTHER, comm->exchanges++);
+    bool possible = comm->connected && !comm->aborted && !comm->stopping;
+    comm->running += possible;
     pthread_mutex_unlock(&comm->lock);
-    return key;
+    if (!possible)
+        return ncclInternalError;
+    ncclResult_t result = mesh_exchange(comm, key, NULL, 0, NULL, NULL);
+    pthread_mutex_lock(&comm->lock);
+    comm->running--;
+    pthread_cond_broadcast(&comm->changed);
+    pthread_mutex_unlock(&comm->lock);
+    return result;
 }
 
 /* Needs the other members: a barrier over the old connections (so no means of moving away). */
@@ -22,7 +32,7 @@ API(ncclResult_t, ncclCommSuspend, (ncclComm_t handle, int flags)) {
         result = fail(ncclInvalidUsage, comm->suspended ? "already suspended"
                                                         : "the communicator shares its resources");
     if (result == ncclSuccess)
-        result = mesh_exchange(comm, next_exchange(comm), NULL, 0, NULL, NULL);
+        result = all_together(comm);
     if (result == ncclSuccess && cuda_free(comm->device, comm->device_memory) != 0)
         result = ncclUnhandledCudaError;
     if (result == ncclSuccess) {
@@ -50,7 +60,7 @@ API(ncclResult_t, ncclCommResume, (ncclComm_t handle)) {
         comm->device_memory = memory;
         comm->suspended = false;
         pthread_mutex_unlock(&comm->lock);
-        result = mesh_exchange(comm, next_exchange(comm), NULL, 0, NULL, NULL);
+        result = all_together(comm);
     }
     comm_release(comm);
     return result;

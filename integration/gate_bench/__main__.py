@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``make bench-gate``: what the interposer costs; build/bench-gate.json."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import liveshift
+
+from . import cost, quiesce, step_time
+
+WIDTH = 100
+
+console = Console(stderr=True, highlight=False)
+if not console.is_terminal:
+    console = Console(stderr=True, highlight=False, width=WIDTH)
+
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "cost": cost.measure,
+    "step-time": step_time.measure,
+    "quiesce": quiesce.measure,
+}
+
+
+def main() -> int:
+    """Run the parts; 1 when a goal is missed."""
+    parser = argparse.ArgumentParser(prog="make bench-gate", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--out", type=Path, default=Path("build/bench-gate.json"))
+    args = parser.parse_args()
+    if unknown := set(args.parts) - set(PARTS):
+        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    report: dict[str, Any] = {
+        "liveshift": liveshift.__version__,
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "load_before": os.getloadavg()[0],
+    }
+    for name in args.parts or PARTS:
+        with console.status(name):
+            report |= PARTS[name]()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(report, indent=2) + "\n")
+    rows = list(_rows(report))
+    table = Table("what", "measured", "goal", "")
+    for what, measured, goal, met in rows:
+        verdict = "" if met is None else "[green]met" if met else "[red]missed"
+        table.add_row(what, measured, goal, verdict)
+    console.print(table)
+    return 1 if any(met is False for *_, met in rows) else 0
+
+
+Row = tuple[str, str, str, bool | None]
+
+
+def _rows(report: dict[str, Any]) -> list[Row]:
+    rows: list[Row] = []
+    if "instructions_per_collective" in report:
+        count, goal = report["instructions_per_collective"], report["goal_instructions"]
+        rows += [
+            ("instructions per collective, gate open", f"{count:.0f}", f"≤ {goal}", count <= goal),
+            ("… on a context without an identity",
+             f"{report['instructions_per_collective_unidentified']:.0f}", "", None),
+            ("nanoseconds per collective more than the bare call",
+             f"{report['ns_per_collective']:.1f}", "", None),
+        ]  # fmt: skip
+    if "step_time_ratio" in report:
+        ratio, goal = report["step_time_ratio"], report["goal_step_time_ratio"]
+        chance = f"chance: {report['step_time_ratio_null']:.4f}"
+        rows += [
+            ("step time of a DDP job, with / without", f"{ratio:.4f} ({chance})", f"≤ {goal}",
+             ratio <= goal),
+            ("CPU of a step, with / without",
+             f"{report['step_cpu_ratio']:.4f} (chance: {report['step_cpu_ratio_null']:.4f})", "",
+             None),
+        ]  # fmt: skip
+    for row in report.get("quiesce", []):
+        rows.append(
+            (f"boundary of {row['ranks']} ranks: seconds after the last operation in flight",
+             f"{row['beyond_s']:.4f}, worst {row['beyond_worst_s']:.4f} (in flight "
+             f"{row['in_flight_s']:.3f}, a step {row['step_s']:.3f})", "", None)
+        )  # fmt: skip
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

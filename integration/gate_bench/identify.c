@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Built together with the interposer's own sources: gives loop.c's context an identity, as
+   gloo_connect.c does when the members of a context have met. */
+
+#include "exported.h"
+#include "gloo_contexts.h"
+
+#include <stdlib.h>
+
+EXPORTED void identify(const void *context);
+void identify(const void *context) {
+    const struct communicator_made made = {
+        .library = LIVESHIFT_GLOO, .id = 7, .size = 2, .rank = 0, .device = -1};
+    const void *const keys[2] = {context, NULL};
+    if (gloo_context_add(gate_here(), &made, keys) == NULL)
+        abort();
+}

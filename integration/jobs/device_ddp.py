@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data-parallel training whose gradients lie in device memory and are summed by NCCL, by ctypes.
+
+Computed on the CPU, so that it runs alike on the simulated CUDA and NCCL of tests/doubles and on
+real ones; which they are is printed. A watchdog thread asks for asynchronous errors all the while,
+as PyTorch's does, and ends the process on any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from steplog import StepLog, leave, place
+from torch import nn
+
+FLOAT32, SUM = 7, 0  # ncclDataType_t, ncclRedOp_t
+TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyKind
+PORT = 29555
+
+
+class Library:
+    """Functions as a program that is linked against the library gets them: a preloaded one first.
+
+    ctypes asks the library itself, by dlsym, which would pass by whatever was preloaded.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._program, self._own = ctypes.CDLL(None), ctypes.CDLL(name)
+
+    def code(self, name: str, *arguments: Any) -> int:
+        """Call it and return its result."""
+        function = getattr(self._program, name, None) or getattr(self._own, name)
+        return int(function(*arguments))
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> None:
+            code = self.code(name, *arguments)
+            if code != 0:
+                raise RuntimeError(f"{name} returned {code}")
+
+        return call
+
+
+cuda = Library("libcudart.so.13")
+nccl = Library("libnccl.so.2")
+
+
+class UniqueId(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_char * 128),)
+
+
+def agreed_id(rank: int, world: int) -> UniqueId:
+    """Rank 0's unique id, over one connection to each of the others."""
+    made = UniqueId()
+    if rank == 0:
+        nccl.ncclGetUniqueId(ctypes.byref(made))
+        with socket.create_server(("", PORT)) as server:
+            for _ in range(world - 1):
+                with server.accept()[0] as line:
+                    line.sendall(bytes(made))
+        return made
+    until = time.monotonic() + 60
+    while True:
+        try:
+            with socket.create_connection((os.environ["MASTER_ADDR"], PORT)) as line:
+                raw = b""
+                while len(raw) < 128:
+                    raw += line.recv(128 - len(raw))
+            return UniqueId.from_buffer_copy(raw)
+        except OSError:
+            assert time.monotonic() < until, "rank 0 does not answer"
+            time.sleep(0.1)
+
+
+def watch(comms: list[ctypes.c_void_p]) -> None:
+    """What PyTorch's watchdog does, ten times as often."""
+    error = ctypes.c_int()
+    while True:
+        for comm in comms:
+            code = nccl.code("ncclCommGetAsyncError", comm, ctypes.byref(error))
+            if code or error.value:
+                print(f"watchdog: {code}, asynchronous error {error.value}", file=sys.stderr)
+                os._exit(9)
+        time.sleep(0.01)
+
+
+class Buffer:
+    """Device memory of ``count`` floats with a host tensor beside it."""
+
+    def __init__(self, count: int) -> None:
+        self.host = torch.zeros(count)
+        self.device = ctypes.c_void_p()
+        self.size = ctypes.c_size_t(4 * count)
+        self.count = ctypes.c_size_t(count)
+        cuda.cudaMalloc(ctypes.byref(self.device), self.size)
+
+    def up(self, stream: ctypes.c_void_p) -> None:
+        cuda.cudaMemcpyAsync(
+            self.device, ctypes.c_void_p(self.host.data_ptr()), self.size, TO_DEVICE, stream
+        )
+
+    def down(self, stream: ctypes.c_void_p) -> None:
+        cuda.cudaMemcpyAsync(
+            ctypes.c_void_p(self.host.data_ptr()), self.device, self.size, TO_HOST, stream
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--pace", type=float, default=0.0)
+    args = parser.parse_args()
+
+    rank, world = place()
+    torch.manual_seed(1)
+    torch.set_num_threads(1)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    cuda.cudaSetDevice(0)
+    name = ctypes.create_string_buffer(256)
+    nccl.code("ncclGetVersion", ctypes.byref(version := ctypes.c_int()))
+    ctypes.CDLL("libcuda.so.1").cuDeviceGetName(name, 256, 0)
+    print(f"on {name.value.decode()}, NCCL {version.value}", flush=True)
+    stream = ctypes.c_void_p()
+    cuda.cudaStreamCreate(ctypes.byref(stream))
+    comm, shared = ctypes.c_void_p(), ctypes.c_void_p()
+    nccl.ncclCommInitRank(ctypes.byref(comm), world, agreed_id(rank, world), rank)
+    nccl.ncclCommSplit(comm, 0, rank, ctypes.byref(shared), None)
+    threading.Thread(target=watch, args=([comm, shared],), daemon=True).start()
+
+    weights = list(model.parameters())
+    gradients = [Buffer(p.numel()) for p in weights]
+    passed, received, sums = Buffer(16), Buffer(16), Buffer(1)
+    log = StepLog(args.out, rank)
+    for step in range(1, args.steps + 1):
+        chance = torch.Generator().manual_seed((rank << 20) + step)
+        x = torch.randn(16, 64, generator=chance)
+        loss = (model(x) - x.roll(1, 1)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        for buffer, p in zip(gradients, weights, strict=True):
+            assert p.grad is not None
+            buffer.host.copy_(p.grad.flatten())
+            buffer.up(stream)
+            nccl.ncclAllReduce(
+                buffer.device, buffer.device, buffer.count, FLOAT32, SUM, comm, stream
+            )
+            buffer.down(stream)
+        passed.host.fill_(loss.item())
+        passed.up(stream)
+        nccl.ncclGroupStart()
+        nccl.ncclSend(passed.device, passed.count, FLOAT32, (rank + 1) % world, comm, stream)
+        nccl.ncclRecv(received.device, received.count, FLOAT32, (rank - 1) % world, comm, stream)
+        nccl.ncclGroupEnd()
+        received.down(stream)
+        sums.host.fill_(loss.item())
+        sums.up(stream)
+        nccl.ncclAllReduce(sums.device, sums.device, sums.count, FLOAT32, SUM, shared, stream)
+        sums.down(stream)
+        cuda.cudaStreamSynchronize(stream)
+        for buffer, p in zip(gradients, weights, strict=True):
+            assert p.grad is not None
+            p.grad.copy_((buffer.host / world).view_as(p.grad))
+        optimizer.step()
+        log.step(step, sums.host[0] + received.host.sum() / 1024, args.pace)
+    log.end(weights, steps=args.steps)
+    leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The short form of ``make bench-gate``: what a collective costs, and boundaries of real ranks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from gate_bench import cost, quiesce, step_time
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="there is no valgrind to count by")
+def test_a_collective_on_the_open_gate_costs_few_instructions(tmp_path: Path) -> None:
+    programs = cost.build(tmp_path)
+    bare = cost.instructions(programs.loop, None, tmp_path)
+    hooked = cost.instructions(programs.loop, programs.identified, tmp_path)
+    assert bare + 20 < hooked, "the hook was not there"
+    assert hooked - bare <= cost.GOAL
+
+
+def test_a_step_with_the_library_is_no_slower_than_chance() -> None:
+    """CPU, not wall time, and a wide margin: other tests run meanwhile."""
+    seen = step_time.measure(launches=1, turns=25, steps=3)
+    assert seen["allreduces_per_step"] >= 4
+    assert seen["step_cpu_ratio"] < 1.05 * max(1.0, seen["step_cpu_ratio_null"])
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_real_ranks_come_to_a_boundary(ranks: int) -> None:
+    seen = quiesce.run(ranks, boundaries=6)
+    assert seen["boundaries"] == 6
+    assert seen["beyond_s"] < 0.2

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gloo's objects, as far as the double and its driver need them, and its functions by short names. */
+#ifndef LIVESHIFT_DOUBLES_GLOO_H
+#define LIVESHIFT_DOUBLES_GLOO_H
+
+#include <stddef.h>
+
+#define own_address _ZNK4gloo9transport3tcp4Rank5bytesEv
+#define peer_address _ZN4gloo9transport3tcp4RankC1ERKSt6vectorIcSaIcEE
+#define connect_all_pairs                                                                          \
+    _ZN4gloo9transport3tcp7Context24createAndConnectAllPairsESt10shared_ptrINS_6IStoreEE
+#define connect_full_mesh                                                                          \
+    _ZN4gloo10rendezvous7Context15connectFullMeshESt10shared_ptrINS0_5StoreEERS2_INS_9transport6DeviceEE
+#define context_make _ZN4gloo7ContextC2Eiii
+#define context_end _ZN4gloo7ContextD2Ev
+#define allreduce _ZN4gloo9allreduceERKNS_16AllreduceOptionsE
+#define barrier _ZN4gloo7barrierERNS_14BarrierOptionsE
+
+/* std::vector<char> */
+struct blob {
+    const char *begin, *end, *limit;
+};
+
+/* What the members wrote, by rank. */
+struct store {
+    int size;
+    struct blob blobs[8];
+};
+
+struct base {
+    int rank, size, base;
+};
+
+struct transport {
+    int rank;
+};
+
+/* gloo::rendezvous::Context, whose base comes after the vtable. */
+struct context {
+    void *vtable;
+    struct base base;
+    struct transport transport;
+};
+
+/* Every options object begins with a shared pointer to gloo::Context. */
+struct options {
+    struct base *context;
+    void *count;
+    void (*inside)(void);
+};
+
+struct blob own_address(const void *self);
+void *peer_address(void *self, const struct blob *blob);
+void connect_all_pairs(void *self, void *store);
+void connect_full_mesh(void *self, void *store, void *device);
+void *context_make(void *self, int rank, int size, int base);
+void *context_end(void *self);
+void allreduce(struct options *options);
+void barrier(struct options *options);
+
+#endif

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A program on the double of gloo. Its arguments are steps, done in order:
+ *   connect RANK SEED  make the context of that rank of three, with listeners numbered from SEED
+ *   odd                what members write from now on has no numbers for peers
+ *   call N             N times allreduce on the context made last
+ *   many               the same by four threads, 1000 times each
+ *   nested             a barrier from within an allreduce
+ *   end                the context made last ends
+ *   fork               the parent waits, prints the child's pid and ends; the child goes on
+ *   wait               print "waiting" and read a line
+ */
+#include "gloo.h"
+
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MEMBERS 3
+#define MOST 600
+
+static struct context contexts[MOST];
+static int made;
+static int odd;
+
+/* Hostname and address after their lengths, then a number for each member, as gloo packs them. */
+static struct blob written(long seed, int rank) {
+    char *bytes = malloc(256), *at = bytes;
+    char host[] = "hostA", address[16] = "";
+    snprintf(address, sizeof address, "%ld.%d", seed, rank);
+    uint64_t length = strlen(host);
+    memcpy(at, &length, sizeof length);
+    memcpy(at + sizeof length, host, length);
+    at += sizeof length + length;
+    length = sizeof address;
+    memcpy(at, &length, sizeof length);
+    memcpy(at + sizeof length, address, length);
+    at += sizeof length + length;
+    for (int64_t peer = 0; peer < MEMBERS && !odd; peer++, at += sizeof peer)
+        memcpy(at, &peer, sizeof peer);
+    return (struct blob){bytes, at, bytes + 256};
+}
+
+static void connect_as(int rank, long seed) {
+    struct store store = {.size = MEMBERS}, *pointer = &store;
+    for (int member = 0; member < MEMBERS; member++)
+        store.blobs[member] = written(seed, member);
+    struct context *context = &contexts[made++];
+    context_make(&context->base, rank, MEMBERS, 2);
+    connect_full_mesh(context, &pointer, NULL);
+    for (int member = 0; member < MEMBERS; member++)
+        free((char *)store.blobs[member].begin);
+}
+
+static void call(long times, void (*inside)(void)) {
+    struct options options = {.context = &contexts[made - 1].base, .inside = inside};
+    while (times-- > 0)
+        allreduce(&options);
+}
+
+static void barrier_inside(void) {
+    struct options options = {.context = &contexts[made - 1].base};
+    barrier(&options);
+}
+
+static pthread_barrier_t together;
+
+static void *thousand(void *unused) {
+    pthread_barrier_wait(&together);
+    call(1000, NULL);
+    return unused;
+}
+
+int main(int argc, char **argv) {
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "connect"))
+            connect_as(atoi(argv[i + 1]), atol(argv[i + 2]));
+        if (!strcmp(argv[i], "odd"))
+            odd = 1;
+        if (!strcmp(argv[i], "call"))
+            call(atol(argv[i + 1]), NULL);
+        if (!strcmp(argv[i], "nested"))
+            call(1, barrier_inside);
+        if (!strcmp(argv[i], "end"))
+            context_end(&contexts[--made].base);
+        if (!strcmp(argv[i], "wait")) {
+            puts("waiting");
+            fflush(stdout);
+            getchar();
+        }
+        if (!strcmp(argv[i], "fork")) {
+            pid_t child = fork();
+            if (child > 0) {
+                waitpid(child, NULL, 0);
+                printf("%d\n", child);
+                return 0;
+            }
+        }
+        if (!strcmp(argv[i], "many")) {
+            pthread_t threads[4];
+            pthread_barrier_init(&together, NULL, 4);
+            for (int t = 0; t < 4; t++)
+                pthread_create(&threads[t], NULL, thousand, NULL);
+            for (int t = 0; t < 4; t++)
+                pthread_join(threads[t], NULL);
+        }
+    }
+    return 0;
+}

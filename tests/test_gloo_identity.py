@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contexts and their clocks, on a C double of gloo: tests/doubles/gloo."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from liveshift.interposer import library, page
+from liveshift.interposer.layout import CommunicatorState
+
+HERE = Path(__file__).resolve().parent
+DOUBLE = HERE / "doubles" / "gloo"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gloo-double")
+    cc = [*os.environ.get("CC", "cc").split(), "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"]
+    include = ["-I", str(HERE.parent / "interposer"), "-I", str(DOUBLE)]
+    torch = folder / "libtorch_cpu.so"
+    soname = "-Wl,-soname,libtorch_cpu.so"
+    subprocess.run(
+        [*cc, *include, "-shared", "-fPIC", soname, "-o", torch, DOUBLE / "torch.c"], check=True
+    )
+    built, rpath = folder / "program", f"-Wl,-rpath,{folder}"
+    subprocess.run(
+        [*cc, *include, "-pthread", "-o", built, DOUBLE / "program.c", torch, rpath],
+        check=True,
+    )
+    return built
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Path:
+    folder = tmp_path / "pages"
+    folder.mkdir()
+    return folder
+
+
+def environment(pages: Path) -> dict[str, str]:
+    return os.environ | {"LD_PRELOAD": str(library.library_path()), "LIVESHIFT_PAGES": str(pages)}
+
+
+class Seen:
+    """A page after its process has ended."""
+
+    def __init__(self, pages: Path, pid: int) -> None:
+        with page.opened(pages / str(pid)) as file:
+            self.communicators = file.communicators()
+            self.clocks = file.clocks()
+            self.answer = file.answer()
+            self.page = file.page()
+        self.begun = {kind: n for kind, n in self.page.begun.items() if n}
+        assert self.page.started == self.page.finished
+
+
+def run(program: Path, pages: Path, steps: str) -> tuple[Seen, str]:
+    with subprocess.Popen(
+        [program, *steps.split()], env=environment(pages), stdout=subprocess.PIPE, text=True
+    ) as process:
+        said = process.communicate(timeout=60)[0]
+    assert process.returncode == 0
+    return Seen(pages, process.pid), said
+
+
+def test_all_members_give_a_context_the_same_id_and_each_its_rank(
+    program: Path, pages: Path
+) -> None:
+    made = [run(program, pages, f"connect {rank} 7 call 2")[0] for rank in range(3)]
+    assert len({seen.communicators[0].id for seen in made}) == 1
+    assert [(c.size, c.rank, c.made_by) for s in made for c in s.communicators] == [
+        (3, 0, "G"),
+        (3, 1, "G"),
+        (3, 2, "G"),
+    ]
+    for seen in made:
+        (clock,) = seen.clocks
+        assert clock.id == seen.communicators[0].id != 0
+        assert (clock.announced, clock.returned, clock.blocking) == (2, 2, 1)
+        assert seen.communicators[0].operations == 2
+        assert seen.answer["unidentified"] == seen.answer["untracked"] == 0
+
+
+def test_other_contexts_have_other_ids(program: Path, pages: Path) -> None:
+    seen, _ = run(program, pages, "connect 0 7 connect 0 8 connect 0 9 call 1")
+    assert len({made.id for made in seen.communicators}) == 3
+    assert [made.ordinal for made in seen.communicators] == [1, 2, 3]
+    assert [clock.announced for clock in seen.clocks] == [0, 0, 1]
+
+
+def test_what_members_write_without_numbers_is_no_identity(program: Path, pages: Path) -> None:
+    """Two contexts of the same listeners would have the same: it passes, and is said to be so."""
+    seen, _ = run(program, pages, "odd connect 0 7 call 3")
+    (made,) = seen.communicators
+    assert (made.id, made.state, made.size) == (0, CommunicatorState.LIVE, 3)
+    assert seen.clocks == []
+    assert seen.answer["unidentified"] == 3
+    assert seen.begun == {"gloo.allreduce": 3}
+
+
+def test_an_ended_context_gives_its_rows_back_and_its_address_can_be_used_again(
+    program: Path, pages: Path
+) -> None:
+    seen, _ = run(program, pages, "connect 0 7 call 3 end connect 0 8 call 2")
+    assert [made.state.name for made in seen.communicators] == ["ENDED", "LIVE"]
+    (clock,) = seen.clocks
+    assert (clock.row, clock.communicator, clock.returned) == (0, 1, 2)
+    assert seen.page.finished == 5
+
+
+def test_an_address_used_again_without_an_end_is_another_context(
+    program: Path, pages: Path
+) -> None:
+    """Every context of the program that ends is at the place of the next one."""
+    steps = " ".join(f"connect 0 {seed} call 1 end" for seed in range(700))
+    seen, _ = run(program, pages, steps + " connect 0 700 call 1")
+    assert len(seen.communicators) == 512  # rows of ended ones were used again
+    assert [clock.returned for clock in seen.clocks] == [1]
+    assert seen.begun == {"gloo.allreduce": 701}
+    assert seen.answer["unidentified"] == 0
+
+
+def test_more_contexts_than_the_page_has_rows_pass_unidentified(program: Path, pages: Path) -> None:
+    steps = " ".join(f"connect 0 {seed} call 1" for seed in range(514))
+    seen, _ = run(program, pages, steps)
+    assert len(seen.clocks) == 512
+    assert seen.answer["unidentified"] == 2
+
+
+def test_threads_share_a_clock_and_lose_no_count(program: Path, pages: Path) -> None:
+    seen, _ = run(program, pages, "connect 0 7 many")
+    assert [clock.returned for clock in seen.clocks] == [4000]
+
+
+def test_what_a_collective_calls_from_within_is_part_of_it(program: Path, pages: Path) -> None:
+    seen, _ = run(program, pages, "connect 0 7 nested call 1")
+    assert seen.begun == {"gloo.allreduce": 2}
+    assert [clock.returned for clock in seen.clocks] == [2]
+
+
+def test_a_forked_child_knows_nothing_of_its_parents_contexts(program: Path, pages: Path) -> None:
+    seen, said = run(program, pages, "connect 0 7 call 1 fork call 2 connect 1 9 call 1")
+    assert [clock.returned for clock in seen.clocks] == [1]
+    child = Seen(pages, int(said))
+    assert child.answer["unidentified"] == 2
+    assert [(made.rank, made.ordinal) for made in child.communicators] == [(1, 1)]
+    assert [clock.returned for clock in child.clocks] == [1]
+
+
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind counts the instructions")
+def test_the_open_gate_costs_few_instructions(program: Path, pages: Path) -> None:
+    def counted(calls: int, env: dict[str, str]) -> int:
+        callgrind = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
+        said = subprocess.run(
+            [*callgrind, program, "connect", "0", "7", "call", str(calls)],
+            env=env, capture_output=True, text=True, check=True, timeout=120,
+        ).stderr  # fmt: skip
+        found = re.search(r"Collected : (\d+)", said)
+        assert found is not None, said
+        return int(found[1])
+
+    hooked, bare = environment(pages), dict(os.environ)
+    per_call = [(counted(11_000, env) - counted(1_000, env)) / 10_000 for env in (hooked, bare)]
+    print(f"{per_call[0] - per_call[1]:.1f} instructions in hook and gate")
+    assert per_call[1] < 20
+    assert 0 < per_call[0] - per_call[1] <= 60
