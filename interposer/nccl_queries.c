@@ -137,8 +137,10 @@ GIVE_AWAY(GetPeerDeviceLeInfo, (ncclWindow_t window, size_t at, int peer, uint32
 
 EXPORTED ncclResult_t ncclSetEncryption(const void *config);
 ncclResult_t ncclSetEncryption(const void *config) {
-    atomic_store(&vcomms_unsafe, "encryption was asked for (ncclSetEncryption)");
-    return NCCL_CALL(SetEncryption, config);
+    ncclResult_t result = NCCL_CALL(SetEncryption, config);
+    if (result == ncclSuccess)
+        atomic_store(&vcomms_unsafe, "NCCL's traffic is encrypted (ncclSetEncryption)");
+    return result;
 }
 
 /* Teams describe places of ranks, which a rebuild doesn't change. */

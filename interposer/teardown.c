@@ -122,14 +122,24 @@ static void take_down(struct task *task, struct felling *f) {
             task_pause();
 }
 
-/* A thread of NCCL that is still there, by its name; false: none. `stays`: is one that never ends. */
-static bool thread_left(char name[static 32], bool *stays) {
+/* Threads that outlive communicators by NCCL's design, and what a remark says of them; NULL: none.
+   Only the first two keep peers or devices. The third is a unique id's root, which listens until
+   all members have come: for ever, when a rebuild was given up. */
+static const struct {
+    const char *name, *remark;
+} lasting[] = {
+    {"NCCL RAS", "NCCL's monitor outlives the communicators and keeps connections to other hosts; "
+                 "start the job with NCCL_RAS_ENABLE=0"},
+    {"NCCL IbAsync",
+     "NCCL's InfiniBand plugin keeps its devices open as long as the process lives"},
+    {"NCCL BootstrapR", NULL},
+};
+
+/* A thread of NCCL's that should be gone, by its name; false: none. Notes what stays. */
+static bool thread_left(char name[static 32], const char **remark) {
     DIR *tasks = opendir("/proc/self/task");
-    if (tasks == NULL)
-        return false;
-    *stays = true;
     bool found = false;
-    for (struct dirent *entry; (entry = readdir(tasks)) != NULL;) {
+    for (struct dirent *entry; tasks != NULL && !found && (entry = readdir(tasks)) != NULL;) {
         char path[300], comm[32] = "";
         snprintf(path, sizeof path, "/proc/self/task/%s/comm", entry->d_name);
         int fd = entry->d_name[0] != '.' ? open(path, O_RDONLY | O_CLOEXEC) : -1;
@@ -139,32 +149,31 @@ static bool thread_left(char name[static 32], bool *stays) {
         if (length <= 0 || strncmp(comm, "NCCL", 4) != 0)
             continue;
         comm[strcspn(comm, "\n")] = '\0';
-        found = true;
-        memcpy(name, comm, sizeof comm);
-        /* Those two end with the process: the monitor that NCCL_RAS_ENABLE=0 switches off, and the
-           one of its own InfiniBand plugin. They keep sockets and devices open, but no peer waits. */
-        if (strncmp(comm, "NCCL RAS", 8) != 0 && strstr(comm, "IbAsync") == NULL) {
-            *stays = false;
-            break;
-        }
+        size_t i = 0, known = sizeof lasting / sizeof *lasting;
+        while (i < known && strcmp(comm, lasting[i].name) != 0)
+            i++;
+        found = i == known;
+        if (found)
+            memcpy(name, comm, sizeof comm);
+        else if (lasting[i].remark != NULL)
+            *remark = lasting[i].remark;
     }
-    closedir(tasks);
+    if (tasks != NULL)
+        closedir(tasks);
     return found;
 }
 
 static void nothing_left(struct task *task) {
     char name[32];
-    bool stays, left;
-    while ((left = thread_left(name, &stays)) && !stays && !task_late(task))
+    const char *remark = NULL;
+    bool left;
+    while ((left = thread_left(name, &remark)) && !task_late(task))
         task_pause();
-    if (left && !stays)
+    if (left)
         task_fails(task, ETIMEDOUT, "NCCL's thread \"%s\" is left after all communicators ended",
                    name);
-    else if (left && task->result == 0 && task->trouble[0] == '\0')
-        snprintf(task->trouble, sizeof task->trouble,
-                 "NCCL's thread \"%s\" outlives the communicators; a process with it may not be "
-                 "dumpable (NCCL_RAS_ENABLE=0)",
-                 name);
+    else if (remark != NULL && task->trouble[0] == '\0')
+        snprintf(task->trouble, sizeof task->trouble, "%s", remark);
 }
 
 void teardown(struct task *task) {

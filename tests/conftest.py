@@ -12,11 +12,12 @@ sys.path.insert(0, str(Path(__file__).parent))  # the harness's own modules
 from cli_harness import call, double, environment, gpt, start, terminal
 from frames import ear
 from link_harness import key_directory
+from nccl_coordinator import world, world_2_32
 from three_hosts import net, serve
 
 __all__ = [
     "call", "double", "ear", "environment", "gpt", "key_directory", "net", "serve", "start",
-    "terminal",
+    "terminal", "world", "world_2_32",
 ]  # fmt: skip
 
 # Started from a background shell we would ignore SIGINT, and hand that on to what we interrupt.

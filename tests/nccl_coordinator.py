@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
+
 from liveshift.interposer import library, page
 from liveshift.interposer.layout import CommunicatorState, Library, Want
 from liveshift.interposer.orders import OrderedPage, open_ordered
@@ -34,6 +36,17 @@ class Abandoned(Exception):
 
 class Refused(Exception):
     """A process says that something can't be torn down; nothing was."""
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """The simulated CUDA, and NCCL 2.29.7."""
+    return World(tmp_path_factory.mktemp("doubles"))
+
+
+@pytest.fixture(scope="session")
+def world_2_32(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("doubles"), 23203)
 
 
 class World:
@@ -80,7 +93,8 @@ class World:
                 out = stack.enter_context(open(folder / f"out{rank}", "wb"))
                 process = subprocess.Popen(
                     [self.program(name), folder, str(rank), str(count), *arguments],
-                    env=environment | own | extra, stdout=out, stderr=subprocess.STDOUT,
+                    env=environment | own | extra, stdin=subprocess.PIPE, stdout=out,
+                    stderr=subprocess.STDOUT,
                 )  # fmt: skip
                 processes.append(process)
                 stack.callback(_end, process)
@@ -88,6 +102,8 @@ class World:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
     process.kill()
     process.wait()
 
@@ -97,6 +113,41 @@ class Ranks:
         self.processes = processes
         self.folder = folder
         self.attempt = 0
+        self.told = [0] * len(processes)
+
+    def tell(self, command: str, ranks: Iterable[int] | None = None) -> None:
+        """Give a puppet a command; the answer comes when it comes."""
+        for rank in ranks if ranks is not None else range(len(self.processes)):
+            stdin = self.processes[rank].stdin
+            assert stdin is not None
+            stdin.write(command.encode() + b"\n")
+            stdin.flush()
+            self.told[rank] += 1
+
+    def answers(self, ranks: Iterable[int] | None = None, timeout_s: float = 20.0) -> list[str]:
+        """To the last command."""
+        found = []
+        for rank in ranks if ranks is not None else range(len(self.processes)):
+
+            def answered(rank: int = rank) -> bool:
+                return self.answered(rank) >= self.told[rank]
+
+            await_true(answered, timeout_s, self.everything)
+            found.append(self._answers(rank)[-1])
+        return found
+
+    def answered(self, rank: int) -> int:
+        """How many commands it has answered."""
+        return len(self._answers(rank))
+
+    def _answers(self, rank: int) -> list[str]:
+        values = (line.partition(": ")[2] for line in self.said(rank))
+        return [value for value in values if value.lstrip("-").isdigit()]
+
+    def ask(self, command: str, ranks: Iterable[int] | None = None) -> list[str]:
+        ranks = list(ranks) if ranks is not None else None
+        self.tell(command, ranks)
+        return self.answers(ranks)
 
     def said(self, rank: int) -> list[str]:
         return (self.folder / f"out{rank}").read_text().splitlines()

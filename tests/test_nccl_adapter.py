@@ -4,17 +4,24 @@ and rebuilt beneath programs that know nothing of it."""
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from nccl_coordinator import Abandoned, World
+from doubles.gpu.build import INCLUDE, program
+from nccl_coordinator import Abandoned, Ranks, World
 
+from liveshift.interposer import library, page
 
-@pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return World(tmp_path_factory.mktemp("doubles"))
+ROOT = Path(__file__).resolve().parent.parent
+CONTRACT = ROOT / "integration" / "gpu" / "contract"
+
+TWO_DEVICES = ",".join(
+    f"GPU-{n * 8}-{n * 4}-{n * 4}-{n * 4}-{n * 12}:H200:1GiB" for n in ("1", "2")
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,34 +35,123 @@ def undisturbed(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[
 def test_calls_are_counted(world: World, tmp_path: Path, undisturbed: list[str]) -> None:
     with world.ranks("train", 3, tmp_path / "run", "80") as ranks:
         assert ranks.finish() == undisturbed
-        for rank in range(3):
-            seen = ranks.page(rank)
-    # the pages outlive their processes
-    from liveshift.interposer import page
-
-    for rank in range(3):
-        seen = page.read(tmp_path / "run" / "pages" / str(ranks.processes[rank].pid))
+    for rank, process in enumerate(ranks.processes):
+        seen = page.read(tmp_path / "run" / "pages" / str(process.pid))
         assert seen.started == seen.finished
         assert seen.begun["nccl.AllReduce"] == 80 + 240 + (4 if rank else 2)
+        assert seen.begun["nccl.Broadcast"] == 240
         assert seen.begun["nccl.Send"] == 80 + (80 if rank < 2 else 0)
+        assert seen.begun["nccl.Recv"] == 80 + (80 if rank > 0 else 0)
+        assert seen.begun["nccl.ReduceScatter"] == 16
         assert seen.begun["nccl.CommInit"] == 2
         assert seen.begun["nccl.CommSplit"] == 5
+        assert seen.begun["nccl.CommDestroy"] == 3 + (4 if rank else 2)
+
+
+def moved_at_random(ranks: Ranks, seed: int) -> int:
+    """Move until the program ends; how often it went the whole way."""
+    chance = random.Random(seed)
+    moved = 0
+    while ranks.running:
+        time.sleep(chance.random() * 0.06)
+        try:
+            ranks.move(limit_s=3)
+            moved += 1
+        except Abandoned:  # the end of the program, or a communicator that was being made
+            pass
+    return moved
 
 
 def test_moved_again_and_again_with_the_same_result(
     world: World, tmp_path: Path, undisturbed: list[str]
 ) -> None:
-    chance = random.Random(7)
-    moved = abandoned = 0
+    """Collectives, groups, pipelines, a second thread; a watchdog that asks all the while."""
     with world.ranks("train", 3, tmp_path / "run", "80") as ranks:
         ranks.await_line("step 1")
-        while ranks.running:
-            time.sleep(chance.random() * 0.1)
-            try:
-                ranks.move(limit_s=3)
-                moved += 1
-            except Abandoned:
-                abandoned += 1
+        assert moved_at_random(ranks, 7) >= 3
         assert ranks.finish() == undisturbed
-    print(moved, abandoned)
-    assert moved >= 3
+
+
+def test_communicators_made_in_every_way_are_rebuilt(world: World, tmp_path: Path) -> None:
+    """Init, initAll, scalable, split of two, shrink, grow, non-blocking, in a group; with windows
+    and operators on them."""
+
+    def family(folder: str, preload: bool) -> tuple[list[str], int]:
+        with world.ranks(
+            "family", 3, tmp_path / folder, "60", preload=preload, SIMCUDA_DEVICES=TWO_DEVICES
+        ) as ranks:
+            ranks.await_line("made")
+            moved = moved_at_random(ranks, 3) if preload else 0
+            return ranks.finish(), moved
+
+    undisturbed, _ = family("undisturbed", False)
+    result, moved = family("moved", True)
+    assert result == undisturbed
+    assert moved >= 2
+    pages = page.paths(tmp_path / "moved" / "pages")
+    assert len(pages) == 3
+    for path in pages:
+        with page.opened(path) as file:
+            rows = file.communicators()
+            assert {row.made_by for row in rows} >= set("SgIA")
+            assert {row.generation for row in rows} == {moved}
+            assert "waits for nobody" in {row.name for row in rows}
+
+
+@pytest.mark.parametrize("name", sorted(source.stem for source in CONTRACT.glob("nccl_*.c")))
+def test_the_contract_holds_under_the_interposer(
+    world_2_32: World, tmp_path: Path, name: str
+) -> None:
+    """The programs that tell what NCCL does notice no difference (a shorter config among it,
+    nccl#2347)."""
+    world = world_2_32
+    source = CONTRACT / f"{name}.c"
+    target = program(source, tmp_path / name, [world.libnccl, world.libcuda], [f"-I{CONTRACT}"])
+    (tmp_path / "pages").mkdir()
+    environment = os.environ | {
+        "LD_LIBRARY_PATH": f"{world.libcuda.parent}:{world.libnccl.parent}",
+        "LD_PRELOAD": str(library.library_path()),
+        "LIVESHIFT_PAGES": str(tmp_path / "pages"),
+    }
+    done = subprocess.run([target], env=environment, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert "ok " in done.stdout
+    seen = [page.read(path) for path in page.paths(tmp_path / "pages")]
+    assert sum(each.started for each in seen) > 0
+
+
+def test_a_function_that_this_nccl_lacks_is_named(world: World, tmp_path: Path) -> None:
+    with world.ranks("puppet", 1, tmp_path / "run") as ranks:
+        ranks.await_line("begun")
+        assert ranks.ask("encrypt") == ["5"]  # ncclInvalidUsage
+        assert (
+            "liveshift: ncclSetEncryption was called, but there is no pncclSetEncryption in "
+            "libnccl.so.2: it does not export that name"
+        ) in ranks.said(0)
+
+
+def test_our_declarations_are_those_of_the_double(tmp_path: Path) -> None:
+    """Two files written apart, for one ABI."""
+    values = (
+        "sizeof(ncclUniqueId)", "ncclInProgress", "ncclRemoteError", "ncclInvalidUsage",
+        "NCCL_SPLIT_NOCOLOR", "sizeof(ncclWaitSignalDesc_t)", "sizeof(ncclTeam_t)",
+        "offsetof(CONFIG, blocking)", "offsetof(CONFIG, netName)", "offsetof(CONFIG, trafficClass)",
+        "offsetof(CONFIG, commName)", "offsetof(CALL_CONFIG, algSelection)", "MAGIC", "OPS",
+    )  # fmt: skip
+    ours = "CONFIG=struct nccl_config", "CALL_CONFIG=struct nccl_call_config", (
+        "MAGIC=NCCL_CONFIG_MAGIC"), "OPS=NCCL_NUM_OPS"  # fmt: skip
+    theirs = "CONFIG=ncclConfig_t", "CALL_CONFIG=ncclCollConfig_t", (
+        "MAGIC=NCCL_API_MAGIC"), "OPS=ncclNumOps"  # fmt: skip
+    printed = [f'printf("%lld\\n", (long long)({value}));' for value in values]
+    source = tmp_path / "abi.c"
+    source.write_text(
+        '#include <stdio.h>\n#include "nccl_abi.h"\nint main(void) {' + "\n".join(printed) + "}"
+    )
+
+    def run(folder: Path, defines: tuple[str, ...]) -> str:
+        flags = [f"-D{d}" for d in defines]
+        command = ["cc", "-std=gnu11", f"-I{folder}", *flags, "-o", tmp_path / "abi", source]
+        subprocess.run(command, check=True)
+        return subprocess.run([tmp_path / "abi"], check=True, capture_output=True, text=True).stdout
+
+    assert run(ROOT / "interposer", ours) == run(INCLUDE, theirs)

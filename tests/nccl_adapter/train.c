@@ -120,8 +120,8 @@ int main(int argc, char **argv) {
             host[i] = host[i] * 0.5f + (float)((own * 31 + step * 7 + i) % 17) / 16;
         CHECK(cudaMemcpyAsync(gradients, host, sizeof host, cudaMemcpyHostToDevice, compute));
         CHECK(ncclAllReduce(gradients, gradients, N, ncclFloat32, mean, world, compute));
-        CHECK(cudaMemcpyAsync(received, gradients, sizeof received, cudaMemcpyDeviceToHost,
-                              compute));
+        CHECK(
+            cudaMemcpyAsync(received, gradients, sizeof received, cudaMemcpyDeviceToHost, compute));
         CHECK(cudaStreamSynchronize(compute));
         CHECK(cudaMemcpy(host, parameters, sizeof host, cudaMemcpyDeviceToHost));
         for (int i = 0; i < N; i++)
@@ -153,8 +153,8 @@ int main(int argc, char **argv) {
             CHECK(ncclGroupEnd());
         }
         if (step % 20 == 10) { /* comes and goes */
-            CHECK(ncclCommSplit(world, step % 40 == 10 && own == 0 ? -1 : 0, own, &temporary,
-                                NULL));
+            CHECK(
+                ncclCommSplit(world, step % 40 == 10 && own == 0 ? -1 : 0, own, &temporary, NULL));
             REQUIRE((temporary == NULL) == (step % 40 == 10 && own == 0), "%p", (void *)temporary);
             if (temporary != NULL) {
                 watch(3, temporary);

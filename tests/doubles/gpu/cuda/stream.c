@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 
 struct item {
     struct work work;
@@ -66,6 +67,7 @@ static void run_item(struct item *item) {
 
 static void *worker(void *argument) {
     CUstream stream = argument;
+    prctl(PR_SET_NAME, "cuda stream"); /* not that of whoever made it, one of NCCL's threads perhaps */
     pthread_mutex_lock(&streams_lock);
     for (;;) {
         while (stream->first == NULL && !stream->destroyed)
