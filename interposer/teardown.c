@@ -217,6 +217,8 @@ void teardown(struct task *task) {
     }
     if (task->result == 0)
         nothing_left(task);
+    if (f->many == 0) /* nothing to rebuild either */
+        atomic_store(&task->gate->page->answer.down, 0);
     if (clean) { /* else a thread still reads them */
         free(f->all);
         free(f);
