@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -133,8 +134,10 @@ def main() -> None:
         timeout=timedelta(seconds=60),
     )
     result = PROGRAMS[name](steps)
-    dist.destroy_process_group()
+    dist.barrier()
     (folder / f"{RANK}.json").write_text(json.dumps({"pid": os.getpid(), "result": result}))
+    time.sleep(0.2)  # what the barrier has to send is sent
+    os._exit(0)  # torch 2.13's own teardown aborts now and then, see integration/jobs/steplog.py
 
 
 if __name__ == "__main__":
