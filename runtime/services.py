@@ -94,10 +94,12 @@ async def _all(served: list[OrderedPage], attempt: int, want: Want) -> None:
 async def _done(page: OrderedPage, attempt: int, want: Want) -> str:
     """Wait for the service thread; returns its trouble in words, or ""."""
     who = f"rank {page.rank}" if page.rank is not None else f"process {page.pid}"
-    until = time.monotonic() + page.order()["limit_ms"] / 1000 + LATE_S
+    order = page.order()
+    until = time.monotonic() + order["limit_ms"] / 1000 + LATE_S
     while True:
         answer = page.answer()
-        if answer["done_attempt"] == attempt and answer["done_want"] == want:
+        mine = (attempt, order["version"], want)
+        if (answer["done_attempt"], answer["done_version"], answer["done_want"]) == mine:
             code = answer["done_result"]
             words = answer["trouble"].split(b"\0", 1)[0].decode("utf-8", "replace")
             return f"{who}: {words or os.strerror(code)}" if code else ""
