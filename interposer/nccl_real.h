@@ -59,6 +59,8 @@
     X(CommCount, (ncclComm_t, int *))                                                              \
     X(CommCuDevice, (ncclComm_t, int *))                                                           \
     X(CommUserRank, (ncclComm_t, int *))                                                           \
+    X(MemAlloc, (void **, size_t))                                                                 \
+    X(MemFree, (void *))                                                                           \
     X(CommRegister, (ncclComm_t, void *, size_t, void **))                                         \
     X(CommDeregister, (ncclComm_t, void *))                                                        \
     X(CommWindowRegister, (ncclComm_t, void *, size_t, ncclWindow_t *, int))                       \

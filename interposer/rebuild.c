@@ -21,7 +21,6 @@
 #include <string.h>
 
 #define GRACE_MS 200
-#define LAST_RESORT_MS 5000
 
 /* Outlives its task if NCCL never comes back; then it is leaked. */
 struct raising {
@@ -188,8 +187,7 @@ void fresh_ids(struct task *task) {
 }
 
 /* When time is up: NCCL has one way to end an init that waits. */
-static void give_up(struct raising *r) {
-    int64_t last = task_now_ns() + (int64_t)LAST_RESORT_MS * 1000000;
+static void give_up(struct raising *r, int64_t last) {
     atomic_store(&r->give_up, true);
     if (thread_start("liveshift fell", abort_current, r) != 0)
         atomic_store(&r->aborted, true);
@@ -229,7 +227,7 @@ void rebuild(struct task *task) {
         }
     }
     if (!await_flag(&r->over, task->deadline_ns))
-        give_up(r);
+        give_up(r, task->last_ns);
     if (!atomic_load(&r->over)) {
         task_fails(task, ETIMEDOUT, "NCCL's init neither came to an end nor could be aborted");
         return; /* r is leaked: a thread still reads it */

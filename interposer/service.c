@@ -13,6 +13,9 @@
 #include <time.h>
 #include <unistd.h>
 
+/* Added to the agent's limit, where only an abort is left: it waits for a little longer. */
+#define LAST_RESORT_NS 1000000000
+
 int64_t task_now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -75,8 +78,9 @@ static void carry_out(struct task *task) {
     struct liveshift_page *page = task->gate->page;
     struct liveshift_answer *a = &page->answer;
     uint32_t limit_ms = atomic_load(&page->order.limit_ms);
-    int64_t began = task_now_ns();
-    task->deadline_ns = began + (int64_t)(limit_ms != 0 ? limit_ms : 60000) * 1000000;
+    int64_t began = task_now_ns(), limit = (int64_t)(limit_ms != 0 ? limit_ms : 60000) * 1000000;
+    task->deadline_ns = began + limit * 4 / 5;
+    task->last_ns = began + limit + LAST_RESORT_NS;
     atomic_store(&a->done_want, 0);
     if (task->want == LIVESHIFT_CLOSED) {
         drain(task);
@@ -125,8 +129,10 @@ static void serve(void *unused) {
             done = task;
             continue;
         }
-        if (task.want < LIVESHIFT_CLOSED)
+        if (task.want < LIVESHIFT_CLOSED && done.want != LIVESHIFT_OPEN) {
+            atomic_store(&page->answer.done_want, 0);
             done.want = LIVESHIFT_OPEN;
+        }
         bool busy = poll_creations() || task.want != LIVESHIFT_OPEN;
         syscall(SYS_futex, &page->order.check, FUTEX_WAIT, check, busy ? &often : &rarely, NULL, 0);
     }

@@ -16,8 +16,9 @@ void service_begin(void);
 struct task {
     struct gate *gate;
     uint32_t want, attempt, version;
-    int64_t deadline_ns;
-    int result; /* 0 or an errno value */
+    int64_t deadline_ns; /* NCCL is given until then to come back, */
+    int64_t last_ns;     /* and until then to abort what has not */
+    int result;          /* 0 or an errno value */
     char trouble[160];
 };
 

@@ -18,8 +18,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define LAST_RESORT_MS 5000
-
 /* Outlives its task if NCCL never comes back; then it is leaked. */
 struct felling {
     struct vcomm **all;
@@ -30,6 +28,8 @@ struct felling {
 
 /* One of the two threads ends a real communicator, once. */
 static bool mine(struct vcomm *v) { return !atomic_exchange(&v->real_claimed, true); }
+
+static bool ended(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
 
 static void await_finalized(struct felling *f, struct vcomm *v) {
     ncclResult_t state = ncclInProgress;
@@ -52,8 +52,7 @@ static void fell(void *of) {
     for (unsigned i = f->many; i-- > 0 && !atomic_load(&f->give_up);)
         if (mine(f->all[i])) {
             cuda_use_device(f->all[i]->device);
-            if (NCCL_CALL(CommDestroy, f->all[i]->real) == ncclSuccess)
-                atomic_store(&f->all[i]->real_gone, true);
+            atomic_store(&f->all[i]->real_gone, ended(NCCL_CALL(CommDestroy, f->all[i]->real)));
         }
     atomic_fetch_sub(&f->running, 1);
 }
@@ -61,8 +60,8 @@ static void fell(void *of) {
 static void abort_rest(void *of) {
     struct felling *f = of;
     for (unsigned i = f->many; i-- > 0;)
-        if (mine(f->all[i]) && NCCL_CALL(CommAbort, f->all[i]->real) == ncclSuccess)
-            atomic_store(&f->all[i]->real_gone, true);
+        if (mine(f->all[i]))
+            atomic_store(&f->all[i]->real_gone, ended(NCCL_CALL(CommAbort, f->all[i]->real)));
     atomic_fetch_sub(&f->running, 1);
 }
 
@@ -199,10 +198,9 @@ void teardown(struct task *task) {
         aborted += !atomic_load(&f->all[i]->real_gone);
     if (aborted > 0) {
         atomic_store(&f->give_up, true);
-        int64_t last = task_now_ns() + (int64_t)LAST_RESORT_MS * 1000000;
         failure = start(f, abort_rest);
-        clean = failure == 0 && over(f, last);
-        task->deadline_ns = last;
+        clean = failure == 0 && over(f, task->last_ns);
+        task->deadline_ns = task->last_ns;
         snprintf(task->trouble, sizeof task->trouble,
                  "%u of %u communicators did not end by themselves and were aborted", aborted,
                  f->many);
@@ -217,6 +215,8 @@ void teardown(struct task *task) {
     }
     if (task->result == 0)
         nothing_left(task);
+    if (f->many == 0) /* nothing to rebuild either */
+        atomic_store(&task->gate->page->answer.down, 0);
     if (clean) { /* else a thread still reads them */
         free(f->all);
         free(f);

@@ -240,6 +240,7 @@ class Attempt:
         self.limit_s = limit_s
         self.version = 0
         self.targets: dict[int, int] = {}
+        self.served: list[OrderedPage] = []
 
     def reach(self) -> None:
         """Bring all to the least boundary."""
@@ -314,18 +315,17 @@ class Attempt:
                 break
             self._raise_targets()
             self._wait(self._reached, "the boundary")
+        self.served = [page for page in self.pages if nccl(page)]
         self.done(Want.CLOSED)
 
     def order(self, want: Want, pages: Iterable[OrderedPage] | None = None) -> None:
-        for each in pages if pages is not None else self.pages:
+        for each in pages if pages is not None else self.served:
             each.give(want, self.number, self.version)
         self.done(want)
 
     def done(self, want: Want) -> None:
-        """Every service thread has done it; those of processes that have communicators."""
-        for each in self.pages:
-            if not nccl(each):
-                continue
+        """The service threads of all processes that have communicators have done it."""
+        for each in self.served or self.pages:
 
             def answered(each: OrderedPage = each) -> bool:
                 a = each.answer()
@@ -344,7 +344,12 @@ class Attempt:
             raise Refused("; ".join(troubles))
 
     def _wait_long(self, condition: Callable[[], bool], what: str) -> None:
-        await_true(condition, self.limit_s + 15, lambda: f"{what}: {self.ranks.everything()}")
+        def met() -> bool:
+            if not self.ranks.running:
+                raise Abandoned("a rank has ended")
+            return condition()
+
+        await_true(met, self.limit_s + 15, lambda: f"{what}: {self.ranks.everything()}")
 
     def rebuild(self) -> None:
         """Fresh ids, the ids to the others, up again, open."""
@@ -352,6 +357,8 @@ class Attempt:
         self.spread()
         self.order(Want.REBUILD)
         for each in self.pages:
+            if not self.ranks.running:
+                raise Abandoned("a rank has ended")
             assert not each.answer()["down"]
             each.open()
 

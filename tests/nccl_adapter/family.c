@@ -48,7 +48,7 @@ static void make_all(void) {
     ncclComm_t comm, other;
     ncclUniqueId ids[2];
     for (int i = 0; i < 2; i++) {
-        char name[16];
+        char name[32];
         snprintf(name, sizeof name, "scalable%d", i);
         if (own == i)
             CHECK(ncclGetUniqueId(&ids[i]));

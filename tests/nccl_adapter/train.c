@@ -11,7 +11,7 @@
 
 static ncclComm_t watched[COMMS];
 static pthread_mutex_t watching = PTHREAD_MUTEX_INITIALIZER;
-static volatile int over;
+static _Atomic int over;
 static unsigned asked;
 
 static void *watchdog(void *unused) {

@@ -26,7 +26,8 @@ static bool is_context(CUcontext context) {
 
 /* With lock held: a context and its default stream exist from the first use on. */
 static CUresult make(CUdevice device) {
-    contexts[device].device = device;
+    if (contexts[device].device != device) /* read without the lock */
+        contexts[device].device = device;
     if (contexts[device].legacy == NULL)
         contexts[device].legacy = stream_make(&contexts[device], 0, 0);
     return contexts[device].legacy ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
