@@ -19,7 +19,7 @@ from liveshift.interposer.layout import Memory
 from liveshift.interposer.page import Allocation, opened
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "doubles" / "gpu"))
-import build  # noqa: E402
+import build
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parent / "interposer"
