@@ -227,8 +227,8 @@ def _memory(allocations: Iterable[Allocation]) -> list[Held]:
         device = -1 if row.kind in ON_HOST else row.device
         count, size = sums.get((device, row.kind), (0, 0))
         sums[device, row.kind] = (count + 1, size + row.size)
-    order = {kind: place for place, kind in enumerate(KINDS)}
-    keys = sorted(sums, key=lambda key: (key[0] < 0, key[0], order.get(Memory(key[1]), 99)))
+    order: dict[int, int] = {kind: place for place, kind in enumerate(KINDS)}
+    keys = sorted(sums, key=lambda key: (key[0] < 0, key[0], order.get(key[1], 99)))
     return [
         Held(None if device < 0 else device, _kind(kind), *sums[device, kind])
         for device, kind in keys

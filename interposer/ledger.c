@@ -33,10 +33,8 @@ static _Atomic(struct index *) the_index;
 static struct {
     pthread_mutex_t mutex;
     char own_line[64 - sizeof(pthread_mutex_t)];
-} locks[LOCKS];
+} locks[LOCKS] = {[0 ... LOCKS - 1] = {.mutex = PTHREAD_MUTEX_INITIALIZER}};
 _Static_assert(sizeof locks[0] == 64, "a lock is a cache line");
-
-static pthread_once_t begun = PTHREAD_ONCE_INIT;
 
 static void unlocked(void) {
     for (unsigned i = 0; i < LOCKS; i++)
@@ -53,25 +51,25 @@ void ledger_forked(void) {
     graphs_forked();
 }
 
-static void begin(void) {
+/* May run in several threads at once: a second handler does no harm, and an index without one would
+   be a forked child's too. */
+static struct index *begin(void) {
+    struct index *nobody = NULL, *index = mmap(NULL, sizeof *index, PROT_READ | PROT_WRITE,
+                                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (index == MAP_FAILED)
+        return NULL; /* what is made now counts as missed */
     /* Something succeeded, so the driver is loaded by now. */
     atomic_store(&gate_here()->page->ledger.driver, driver_version());
-    struct index *index = mmap(NULL, sizeof *index, PROT_READ | PROT_WRITE,
-                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (index == MAP_FAILED)
-        return; /* everything counts as missed */
-    unlocked();
     pthread_atfork(NULL, NULL, ledger_forked);
-    atomic_store(&the_index, index);
+    if (atomic_compare_exchange_strong(&the_index, &nobody, index))
+        return index;
+    munmap(index, sizeof *index);
+    return nobody;
 }
 
 static struct index *index_here(void) {
     struct index *index = atomic_load_explicit(&the_index, memory_order_acquire);
-    if (__builtin_expect(index == NULL, 0)) {
-        pthread_once(&begun, begin);
-        index = atomic_load(&the_index);
-    }
-    return index;
+    return __builtin_expect(index != NULL, 1) ? index : begin();
 }
 
 /* CUDA's addresses are aligned to 256 bytes at least, handles are anything. */

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from nccl_coordinator import Abandoned, World
 
-from liveshift.interposer.layout import CommunicatorState
-
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
