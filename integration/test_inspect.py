@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from lab_session import JOBS, LabSession, NewLab
 from moving_job import Job
-from open_python import NOBODY
+from open_python import NOBODY, OpenPython
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 
@@ -46,7 +46,7 @@ def process(lab: LabSession, capsule: str) -> tuple[str, dict[str, Any]]:
 
 
 def test_a_rank_is_inspected_where_it_runs_before_and_after_its_move(
-    lab: LabSession, libraries: str
+    lab: LabSession, libraries: str, open_python: OpenPython
 ) -> None:
     argv = (
         *("env", f"LD_LIBRARY_PATH={libraries}", sys.executable, str(JOBS / "device_ddp.py")),
@@ -77,6 +77,6 @@ def test_a_rank_is_inspected_where_it_runs_before_and_after_its_move(
     text = lab.cli("inspect", "held").out
     assert "held/0 on h0: rank 0" in text
     assert "held/1 on h2: rank 1" in text
-    said = lab.refused("inspect", "held/1", code=7, user=NOBODY)
+    said = lab.refused("inspect", "held/1", code=7, user=NOBODY, python=open_python.python)
     assert 'may not see held: it is another user\'s, that needs the role "view"' in said
     job.stop()

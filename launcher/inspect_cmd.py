@@ -28,7 +28,7 @@ EXAMPLES = """\
 
 liveshift inspect gpt/1
 
-liveshift inspect gpt -o json | jq '.capsules[].processes[] | {rank, obstacles}'
+liveshift inspect gpt -o json | jq '.capsules[].processes[].obstacles'
 """
 
 
