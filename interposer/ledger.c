@@ -33,12 +33,15 @@ static _Atomic(struct index *) the_index;
 static struct {
     pthread_mutex_t mutex;
     char own_line[64 - sizeof(pthread_mutex_t)];
-} locks[LOCKS];
+} locks[LOCKS] = {[0 ... LOCKS - 1] = {.mutex = PTHREAD_MUTEX_INITIALIZER}};
 _Static_assert(sizeof locks[0] == 64, "a lock is a cache line");
 
+<<<<<<< HEAD
 /* Not pthread_once: glibc 2.34 gave it a new version. */
 static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER;
 
+=======
+>>>>>>> ledger
 static void unlocked(void) {
     for (unsigned i = 0; i < LOCKS; i++)
         locks[i].mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
@@ -55,24 +58,33 @@ void ledger_forked(void) {
     graphs_forked();
 }
 
+<<<<<<< HEAD
 static void begin(void) {
     static bool begun; /* under `beginning` */
     if (begun)
         return;
     begun = true;
+=======
+/* May run in several threads at once: a second handler does no harm, and an index without one would
+   be a forked child's too. */
+static struct index *begin(void) {
+    struct index *nobody = NULL, *index = mmap(NULL, sizeof *index, PROT_READ | PROT_WRITE,
+                                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (index == MAP_FAILED)
+        return NULL; /* what is made now counts as missed */
+>>>>>>> ledger
     /* Something succeeded, so the driver is loaded by now. */
     atomic_store(&gate_here()->page->ledger.driver, driver_version());
-    struct index *index = mmap(NULL, sizeof *index, PROT_READ | PROT_WRITE,
-                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (index == MAP_FAILED)
-        return; /* everything counts as missed */
-    unlocked();
     pthread_atfork(NULL, NULL, ledger_forked);
-    atomic_store(&the_index, index);
+    if (atomic_compare_exchange_strong(&the_index, &nobody, index))
+        return index;
+    munmap(index, sizeof *index);
+    return nobody;
 }
 
 static struct index *index_here(void) {
     struct index *index = atomic_load_explicit(&the_index, memory_order_acquire);
+<<<<<<< HEAD
     if (__builtin_expect(index == NULL, 0)) {
         pthread_mutex_lock(&beginning);
         begin();
@@ -80,6 +92,9 @@ static struct index *index_here(void) {
         index = atomic_load(&the_index);
     }
     return index;
+=======
+    return __builtin_expect(index != NULL, 1) ? index : begin();
+>>>>>>> ledger
 }
 
 /* CUDA's addresses are aligned to 256 bytes at least, handles are anything. */
