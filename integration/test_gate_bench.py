@@ -21,11 +21,13 @@ def test_a_collective_on_the_open_gate_costs_few_instructions(tmp_path: Path) ->
     assert hooked - bare <= cost.GOAL
 
 
-def test_a_step_with_the_library_is_no_slower_than_chance() -> None:
-    """CPU, not wall time, and a wide margin: other tests run meanwhile."""
+def test_a_step_with_the_library_takes_no_more_instructions() -> None:
+    """Not time: other tests run meanwhile. Processes differ by a percent from launch to launch.
+    Where the machine does not count instructions, only that the job was seen."""
     seen = step_time.measure(launches=1, turns=25, steps=3)
     assert seen["allreduces_per_step"] >= 4
-    assert seen["step_cpu_ratio"] < 1.05 * max(1.0, seen["step_cpu_ratio_null"])
+    ratio = seen["step_instructions_ratio"]
+    assert ratio is None or ratio < 1.05
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
