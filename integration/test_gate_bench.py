@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from gate_bench import cost, quiesce, step_time
+from gate_bench import cost, device_cost, quiesce, step_time
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -19,6 +19,13 @@ def test_a_collective_on_the_open_gate_costs_few_instructions(tmp_path: Path) ->
     hooked = cost.instructions(programs.loop, programs.identified, tmp_path)
     assert bare + 20 < hooked, "the hook was not there"
     assert hooked - bare <= cost.GOAL
+
+
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="there is no valgrind to count by")
+def test_allocations_and_nccl_collectives_are_measured_on_the_doubles() -> None:
+    seen = device_cost.measure(pairs=1, calls=2_000)
+    assert 50 < seen["instructions_per_allocation"] < 1_000
+    assert 20 < seen["instructions_per_nccl_collective"] < 1_000
 
 
 def test_a_step_with_the_library_takes_no_more_instructions() -> None:

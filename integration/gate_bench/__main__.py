@@ -17,7 +17,7 @@ from rich.table import Table
 
 import liveshift
 
-from . import cost, quiesce, step_time
+from . import cost, device_cost, quiesce, step_time
 
 WIDTH = 100
 
@@ -27,6 +27,7 @@ if not console.is_terminal:
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "cost": cost.measure,
+    "device-cost": device_cost.measure,
     "step-time": step_time.measure,
     "quiesce": quiesce.measure,
 }
@@ -76,6 +77,16 @@ def _rows(report: dict[str, Any]) -> list[Row]:
             ("nanoseconds per collective more than the bare call",
              f"{report['ns_per_collective']:.1f}", "", None),
         ]  # fmt: skip
+    for what, words in (
+        ("nccl_collective", "NCCL collective"),
+        ("allocation", "cudaMalloc and free"),
+    ):
+        if f"instructions_per_{what}" in report:
+            rows.append(
+                (f"{words}, on the doubles: instructions in the library, nanoseconds more",
+                 f"{report[f'instructions_per_{what}']:.0f}, {report[f'ns_per_{what}']:.0f}", "",
+                 None)
+            )  # fmt: skip
     if "step_time_ratio" in report:
         ratio, goal = report["step_time_ratio"], report["goal_step_time_ratio"]
         null = report["step_time_ratio_null"]
