@@ -57,7 +57,7 @@ compat: $(STAMPS)/package ## The interposer on other glibcs and Pythons (root; F
 	@PYTHONPATH=integration $(BIN)/python -m compat $(if $(FETCH),--fetch) \
 		$(foreach python,$(PYTHONS),--python $(python)) $(ARGS)
 
-# PARTS picks some of cost, step-time and quiesce. To be run on a machine that does nothing else.
+# PARTS picks some of cost, device-cost, step-time and quiesce. To be run on a machine that does nothing else.
 bench-gate: $(STAMPS)/package ## What the interposer costs, its gate open, and a boundary takes; build/bench-gate.json
 	@PYTHONPATH=integration $(BIN)/python -m gate_bench $(PARTS) $(ARGS)
 
