@@ -36,12 +36,6 @@ static struct {
 } locks[LOCKS] = {[0 ... LOCKS - 1] = {.mutex = PTHREAD_MUTEX_INITIALIZER}};
 _Static_assert(sizeof locks[0] == 64, "a lock is a cache line");
 
-<<<<<<< HEAD
-/* Not pthread_once: glibc 2.34 gave it a new version. */
-static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER;
-
-=======
->>>>>>> ledger
 static void unlocked(void) {
     for (unsigned i = 0; i < LOCKS; i++)
         locks[i].mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
@@ -51,20 +45,12 @@ void ledger_forked(void) {
     struct index *index = atomic_load(&the_index);
     if (index != NULL) /* zeroed without touching what the parent has touched */
         madvise(index, sizeof *index, MADV_DONTNEED);
-    beginning = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     unlocked();
     rows_forked();
     streams_forked();
     graphs_forked();
 }
 
-<<<<<<< HEAD
-static void begin(void) {
-    static bool begun; /* under `beginning` */
-    if (begun)
-        return;
-    begun = true;
-=======
 /* May run in several threads at once: a second handler does no harm, and an index without one would
    be a forked child's too. */
 static struct index *begin(void) {
@@ -72,7 +58,6 @@ static struct index *begin(void) {
                                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (index == MAP_FAILED)
         return NULL; /* what is made now counts as missed */
->>>>>>> ledger
     /* Something succeeded, so the driver is loaded by now. */
     atomic_store(&gate_here()->page->ledger.driver, driver_version());
     pthread_atfork(NULL, NULL, ledger_forked);
@@ -84,17 +69,7 @@ static struct index *begin(void) {
 
 static struct index *index_here(void) {
     struct index *index = atomic_load_explicit(&the_index, memory_order_acquire);
-<<<<<<< HEAD
-    if (__builtin_expect(index == NULL, 0)) {
-        pthread_mutex_lock(&beginning);
-        begin();
-        pthread_mutex_unlock(&beginning);
-        index = atomic_load(&the_index);
-    }
-    return index;
-=======
     return __builtin_expect(index != NULL, 1) ? index : begin();
->>>>>>> ledger
 }
 
 /* CUDA's addresses are aligned to 256 bytes at least, handles are anything. */
