@@ -12,7 +12,7 @@ C_FILES = $(shell find $(FOLDERS) tests integration -name '*.[ch]')
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-lab fault-matrix load soak fuzz compat bench-gate lint format sources clean
+.PHONY: help setup demo test test-fast test-lab gate-simulation fault-matrix load soak fuzz compat bench-gate lint format sources clean
 .PHONY: help setup demo test test-fast test-lab fault-matrix load soak fuzz compat bench-gate lint format sources clean
 
 help: ## List the targets
@@ -32,6 +32,10 @@ test-fast: $(STAMPS)/package ## Run tests/ only, without those that need the lab
 
 test-lab: setup ## Run integration/ only: whole-system scenarios in the lab (root)
 	@$(BIN)/python -m pytest integration $(ARGS)
+
+gate-simulation: $(STAMPS)/package ## Stop PROGRAMS=3000 random programs by the gate, from SEED=0 on
+	@$(BIN)/python tests/gate_simulation.py $(if $(PROGRAMS),--programs $(PROGRAMS)) \
+		$(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # CELLS picks some, such as CELLS=power-lost or CELLS='source.*/dump-killed,stalled'; STALL is how
 # many seconds a stalled daemon stands still.
@@ -53,7 +57,7 @@ compat: $(STAMPS)/package ## The interposer on other glibcs and Pythons (root; F
 	@PYTHONPATH=integration $(BIN)/python -m compat $(if $(FETCH),--fetch) \
 		$(foreach python,$(PYTHONS),--python $(python)) $(ARGS)
 
-# PARTS picks some of cost, step-time and quiesce. To be run on a machine that does nothing else.
+# PARTS picks some of cost, device-cost, step-time and quiesce. To be run on a machine that does nothing else.
 bench-gate: $(STAMPS)/package ## What the interposer costs, its gate open, and a boundary takes; build/bench-gate.json
 	@PYTHONPATH=integration $(BIN)/python -m gate_bench $(PARTS) $(ARGS)
 

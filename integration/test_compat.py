@@ -27,3 +27,4 @@ def test_the_interposer_works_in_every_world_that_is_here(built: Path) -> None:
     assert [(r.world, r.problems) for r in results if r.problems] == []
     assert all(r.hooks >= 11 for r in results)
     assert any(r.torch_trained for r in results), "not even this environment's torch"
+    assert all(r.identified for r in results if r.torch_trained)

@@ -41,8 +41,7 @@
     X(recv_any, _ZN4gloo9transport3tcp13UnboundBuffer4recvESt6vectorIiSaIiEEmmm, identity)         \
     X(sent, _ZN4gloo9transport3tcp13UnboundBuffer20handleSendCompletionEi, identity)               \
     X(received, _ZN4gloo9transport3tcp13UnboundBuffer20handleRecvCompletionEi, identity)           \
-    X(buffer_end, _ZN4gloo9transport3tcp13UnboundBufferD1Ev, identity)                             \
-    X(pending, _ZN4gloo9transport7Context7MutatorC1ERS1_mi, identity)
+    X(buffer_end, _ZN4gloo9transport3tcp13UnboundBufferD1Ev, identity)
 
 /* How a context, gloo's communicator, comes into being, meets its peers and ends; the last two name
    it for people. X(name, mangled name, need) */

@@ -142,13 +142,15 @@ static bool in_flight(struct gate *gate, const struct gate_want *wants, unsigned
     return false;
 }
 
-/* Whether the thread is one of gloo's workers, or one that deals with them, by what it wants. */
-static bool of_workers(struct gate *gate, const struct gate_want *wants, unsigned n) {
+/* How long a thread waits before it passes for all that; see gate.h. */
+static uint32_t patience_ms(struct gate *gate, const struct gate_want *wants, unsigned n,
+                            enum debt debt) {
     struct liveshift_clock *clocks = liveshift_clocks(gate->page);
     for (unsigned i = 0; i < n; i++)
-        if (!clocks[wants[i].clock].blocking)
-            return false;
-    return true;
+        if (!clocks[wants[i].clock].blocking ||
+            (debt == NONE && clocks[wants[i].clock].from >= 0)) /* a program may send and send */
+            return GATE_PATIENCE_MS;
+    return GATE_PATIENCE_WORKERS_MS;
 }
 
 static void enter(struct gate *gate, struct gate_want *wants, unsigned n) {
@@ -231,15 +233,14 @@ enum gate_verdict gate_try(struct gate *gate, struct gate_want *wants, unsigned 
             visit->progress = gate->progress;
             visit->stalled_ms = 0;
         }
-        bool patient = visit->stalled_ms < GATE_PATIENCE_MS;
-        uint32_t enough = of_workers(gate, wants, n) ? GATE_PATIENCE_WORKERS_MS : GATE_PATIENCE_MS;
         if (o.want == LIVESHIFT_ARMED)
             verdict = GATE_ARMED;
         else if (o.want != LIVESHIFT_TARGET)
             verdict = GATE_SHUT;
         else if (!within_targets(gate, wants, n)) {
             enum debt debt = debt_of(gate, tid);
-            if (debt == ANOTHERS && visit->stalled_ms < enough)
+            bool patient = visit->stalled_ms < patience_ms(gate, wants, n, debt);
+            if (debt == ANOTHERS && patient)
                 verdict = GATE_OWED;
             else if (debt == NONE && (patient || !in_flight(gate, wants, n)))
                 verdict = GATE_PARK;
@@ -317,9 +318,11 @@ void gate_pass(struct gate *gate, struct gate_want *wants, unsigned n, int32_t t
         void (*errand)(uint32_t) = atomic_load(&gate->errand);
         if (errand != NULL && verdict == GATE_SHUT)
             errand(wants[0].kind);
-        uint32_t slept =
-            doze(page, check, verdict == GATE_OWED ? GATE_PATIENCE_WORKERS_MS : LOOK_MS);
-        visit.stalled_ms += slept;
+        bool looking = verdict == GATE_PARK || verdict == GATE_OWED;
+        bool soon = looking && visit.stalled_ms < GATE_PATIENCE_MS;
+        uint32_t slept = doze(page, check, soon ? GATE_PATIENCE_WORKERS_MS : LOOK_MS);
+        /* Waiting for targets, or behind a closed gate, is nobody's stalling. */
+        visit.stalled_ms = looking ? visit.stalled_ms + slept : 0;
         visit.silent_ms += slept;
     }
     if (row != NULL)

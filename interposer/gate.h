@@ -34,7 +34,8 @@
 
 /* gloo's collectives are done by its worker threads, those of each communicator by its own, while
    the program's thread waits for one after the other. So the thread that owes is hardly ever the
-   one that is at the gate, though the program's often is the same: not worth waiting long. */
+   one that is at the gate, though the program's often is the same; and two that follow each other
+   may be taken up by two workers in another order than elsewhere. Not worth waiting long. */
 #define GATE_PATIENCE_WORKERS_MS 5
 
 /* One process's gate: what it knows besides its page. */

@@ -20,7 +20,6 @@
 #define RECV_ANY "_ZN4gloo9transport3tcp13UnboundBuffer4recvESt6vectorIiSaIiEEmmm"
 #define SENT "_ZN4gloo9transport3tcp13UnboundBuffer20handleSendCompletionEi"
 #define RECEIVED "_ZN4gloo9transport3tcp13UnboundBuffer20handleRecvCompletionEi"
-#define PENDING "_ZN4gloo9transport7Context7MutatorC1ERS1_mi"
 #define BUFFER_END "_ZN4gloo9transport3tcp13UnboundBufferD1Ev"
 
 typedef void post(void *buffer, int peer, uint64_t slot, size_t offset, size_t length);
@@ -31,7 +30,6 @@ struct ranks {
 typedef void post_any(void *buffer, struct ranks *peers, uint64_t slot, size_t offset,
                       size_t length);
 typedef void complete(void *buffer, int peer);
-typedef void *pending(void *self, void *transport, uint64_t slot, int peer);
 typedef void *buffer_end(void *buffer);
 
 /* gloo::transport::UnboundBuffer is {vtable, address, size}; its child for TCP begins with a
@@ -131,26 +129,6 @@ void _ZN4gloo9transport3tcp13UnboundBuffer4recvESt6vectorIiSaIiEEmmm(void *buffe
     gloo_flights_add(&flight);
     real(buffer, peers, slot, offset, length);
     posting.posted = true;
-}
-
-/*
- * gloo looks at what is pending between this rank and a peer, also when the peer's word has come
- * that it waits to send or to receive. With that this side has the clocks as well, so that it can be
- * told what it owes: it may never have done an operation with that peer before. The parts of
- * collectives have slots with a prefix in the highest byte, torch's point-to-point operations have
- * tags of 32 bits (gloo/types.h).
- */
-EXPORTED pending _ZN4gloo9transport7Context7MutatorC1ERS1_mi;
-void *_ZN4gloo9transport7Context7MutatorC1ERS1_mi(void *self, void *transport, uint64_t slot,
-                                                  int peer) {
-    if (slot >> 56 == 0 && gloo_depth == 0) {
-        struct gloo_context *context = gloo_context_of(transport);
-        if (context != NULL && peer != context->rank) {
-            gloo_pair_clock(gate_here(), context, context->rank, peer);
-            gloo_pair_clock(gate_here(), context, peer, context->rank);
-        }
-    }
-    return REAL(pending, PENDING)(self, transport, slot, peer);
 }
 
 /* Before the real one: when that returns, the buffer may be another one. */

@@ -33,11 +33,8 @@ static _Atomic(struct index *) the_index;
 static struct {
     pthread_mutex_t mutex;
     char own_line[64 - sizeof(pthread_mutex_t)];
-} locks[LOCKS];
+} locks[LOCKS] = {[0 ... LOCKS - 1] = {.mutex = PTHREAD_MUTEX_INITIALIZER}};
 _Static_assert(sizeof locks[0] == 64, "a lock is a cache line");
-
-/* Not pthread_once: glibc 2.34 gave it a new version. */
-static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER;
 
 static void unlocked(void) {
     for (unsigned i = 0; i < LOCKS; i++)
@@ -48,38 +45,31 @@ void ledger_forked(void) {
     struct index *index = atomic_load(&the_index);
     if (index != NULL) /* zeroed without touching what the parent has touched */
         madvise(index, sizeof *index, MADV_DONTNEED);
-    beginning = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     unlocked();
     rows_forked();
     streams_forked();
     graphs_forked();
 }
 
-static void begin(void) {
-    static bool begun; /* under `beginning` */
-    if (begun)
-        return;
-    begun = true;
+/* May run in several threads at once: a second handler does no harm, and an index without one would
+   be a forked child's too. */
+static struct index *begin(void) {
+    struct index *nobody = NULL, *index = mmap(NULL, sizeof *index, PROT_READ | PROT_WRITE,
+                                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (index == MAP_FAILED)
+        return NULL; /* what is made now counts as missed */
     /* Something succeeded, so the driver is loaded by now. */
     atomic_store(&gate_here()->page->ledger.driver, driver_version());
-    struct index *index = mmap(NULL, sizeof *index, PROT_READ | PROT_WRITE,
-                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (index == MAP_FAILED)
-        return; /* everything counts as missed */
-    unlocked();
     pthread_atfork(NULL, NULL, ledger_forked);
-    atomic_store(&the_index, index);
+    if (atomic_compare_exchange_strong(&the_index, &nobody, index))
+        return index;
+    munmap(index, sizeof *index);
+    return nobody;
 }
 
 static struct index *index_here(void) {
     struct index *index = atomic_load_explicit(&the_index, memory_order_acquire);
-    if (__builtin_expect(index == NULL, 0)) {
-        pthread_mutex_lock(&beginning);
-        begin();
-        pthread_mutex_unlock(&beginning);
-        index = atomic_load(&the_index);
-    }
-    return index;
+    return __builtin_expect(index != NULL, 1) ? index : begin();
 }
 
 /* CUDA's addresses are aligned to 256 bytes at least, handles are anything. */

@@ -73,6 +73,32 @@ class Communicator:
 
 
 @dataclass(frozen=True, slots=True)
+class Stream:
+    """One stream's row, see struct liveshift_stream. Handles 1 and 2 are default streams."""
+
+    handle: int
+    device: int
+    flags: int
+    priority: int
+    use: int
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One allocation's row, see struct liveshift_allocation. ``kind``: a layout.Memory, or a number
+    that only a later version of liveshift knows."""
+
+    address: int
+    size: int
+    handle: int
+    stream: int
+    kind: int
+    device: int
+    flags: int
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """A thread at the gate: gettid() in the capsule; ``state``: armed, parked, owed or closed."""
 
@@ -239,6 +265,22 @@ class PageFile:
             except ValueError as error:
                 raise PageError(f"{self.path} is damaged: communicator {row}: {error}") from error
         return found
+
+    def streams(self) -> list[Stream]:
+        """The streams that there are."""
+        raw = self._table("streams", layout.STREAMS_AT, layout.STREAM, layout.STREAMS)
+        return [Stream(*fields) for fields in layout.STREAM.rows(raw) if fields[0]]
+
+    def allocations(self) -> list[Allocation]:
+        """What is held of CUDA's memory; those made or freed meanwhile may be here or not."""
+        rows = int(self.ledger()["rows"])
+        if rows > layout.ALLOCATIONS:
+            raise PageError(
+                f"{self.path} is damaged: {rows} allocations, at most {layout.ALLOCATIONS} fit"
+            )
+        raw = self.raw(layout.ALLOCATIONS_AT, rows * layout.ALLOCATION.size)
+        kind = layout.ALLOCATION.fields.index(("kind", "I"))
+        return [Allocation(*fields[:-1]) for fields in layout.ALLOCATION.rows(raw) if fields[kind]]
 
     def waiting(self) -> list[Waiting]:
         """The threads at the gate."""

@@ -24,6 +24,7 @@ from . import (
     drain,
     events,
     help_pages,
+    inspect_cmd,
     lab_cmd,
     logs,
     migrate,
@@ -40,7 +41,7 @@ DEBUG_VARIABLE = "LIVESHIFT_DEBUG"
 
 JOBS, HOSTS, LABS, CLUSTER, OTHER = "Jobs", "Hosts", "This machine", "A real cluster", "Other"
 ORDER = (
-    *("run", "status", "logs", "migrate", "events", "stop"),
+    *("run", "status", "logs", "inspect", "migrate", "events", "stop"),
     *("taint", "drain", "untaint", "uncordon"),
     *("lab", "doctor"),
     *("agent", "orchestrator", "config", "keys"),
@@ -72,6 +73,11 @@ app.command(
 )(run.run)
 app.command(rich_help_panel=JOBS, epilog=status.EXAMPLES)(status.status)
 app.command(rich_help_panel=JOBS, epilog=logs.EXAMPLES)(logs.logs)
+app.command(
+    rich_help_panel=JOBS,
+    epilog=inspect_cmd.EXAMPLES,
+    short_help="Show device memory, streams and communicators of a job.",
+)(inspect_cmd.inspect)
 app.command(
     rich_help_panel=JOBS,
     epilog=migrate.EXAMPLES,

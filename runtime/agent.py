@@ -57,6 +57,7 @@ class Agent:
             messages.Forget: house.forget,
             messages.Locate: house.locate,
             messages.ReadOutput: house.read_output,
+            messages.GetInspection: house.get_inspection,
             messages.Inspect: porter.inspect,
             messages.Reserve: porter.reserve,
             messages.Precopy: porter.precopy,

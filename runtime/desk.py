@@ -37,6 +37,7 @@ log = logging.getLogger("liveshift.desk")
 
 START_S = 60.0
 OUTPUT_RETRY_S = 0.05
+INSPECT_S = 20.0
 MOST_EVENTS = 10_000
 """In one answer, the newest."""
 
@@ -76,6 +77,7 @@ class Desk:
             messages.Migrate: self._migrate,
             messages.GetMigration: self._get_migration,
             messages.ReadOutput: self._read_output,
+            messages.GetInspection: self._get_inspection,
             messages.SignalJob: self._signal_job,
             messages.GetEvents: self._get_events,
             messages.WhoAmI: self._who_am_i,
@@ -194,6 +196,16 @@ class Desk:
                 if time.monotonic() > until and capsule.host == host and not capsule.migration:
                     raise
             await asyncio.sleep(OUTPUT_RETRY_S)
+
+    async def _get_inspection(
+        self, who: Principal, ask: messages.GetInspection
+    ) -> messages.Inspection:
+        """From the agent of the host that has the capsule."""
+        self._need_to_see(who, self._job(who, ask.capsule))
+        capsule = self._fleet.capsule(ask.capsule)[1]
+        answer = await self._moves.ask(capsule.host, ask, INSPECT_S)
+        assert isinstance(answer, messages.Inspection)
+        return answer
 
     # ---- hosts ---------------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,17 +110,16 @@ class Gatekeeper:
         return messages.Owing([_owes(debt) for debt in debts] + notes)
 
     async def tear_down(self, ask: messages.TearDown) -> messages.TornDown:
-        closed = self._of(ask.job, ask.attempt)
-        return await services.torn_down(closed.pids, ask.attempt)
+        async with self._all_pages(ask.job) as pages:
+            return await services.torn_down(pages, ask.attempt)
 
     async def fresh_ids(self, ask: messages.FreshIds) -> messages.Fresh:
-        self._release(ask.job)
-        pages = dict(await asyncio.to_thread(lambda: list(self._pages(ask.job))))
-        return await services.fresh_ids(pages, ask.attempt)
+        async with self._all_pages(ask.job) as pages:
+            return await services.fresh_ids(pages, ask.attempt)
 
     async def rebuild(self, ask: messages.Rebuild) -> messages.TornDown:
-        pages = dict(await asyncio.to_thread(lambda: list(self._pages(ask.job))))
-        return await services.rebuilt(pages, ask.attempt, ask.ids)
+        async with self._all_pages(ask.job) as pages:
+            return await services.rebuilt(pages, ask.attempt, ask.ids)
 
     async def open(self, ask: messages.OpenGate) -> messages.TornDown:
         """Whatever attempt has closed it, this agent's or another's; stays closed where down."""
@@ -158,6 +158,16 @@ class Gatekeeper:
             else:  # a process's first collective
                 closed.pids[page] = pid
                 closed.gate.admit(page)
+
+    @asynccontextmanager
+    async def _all_pages(self, job: str) -> AsyncIterator[list[OrderedPage]]:
+        """Whoever has closed their gates: communicators that are down came here like that."""
+        pages = await asyncio.to_thread(lambda: [page for page, _ in self._pages(job)])
+        try:
+            yield pages
+        finally:
+            for page in pages:
+                page.close()
 
     def _pages(self, job: str) -> Iterator[tuple[OrderedPage, int]]:
         """Of the living processes of the job's capsules that are here."""

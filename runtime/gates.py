@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ..errors import LiveshiftError
+from ..errors import LiveshiftError, Unreachable
 from . import messages
 from .collective_clock import Aim, CollectiveClock, Report
 from .ground import NoBoundary
@@ -84,21 +84,33 @@ class Gates:
     async def open(self, job: Job, limits: Timeouts) -> str:
         """Rebuild what is down and let the job go on; returns what there is to tell, or "".
 
-        Hosts that are out of reach open their gates by themselves.
+        Hosts that are out of reach open their gates by themselves, unless communicators are down
+        there: raises LiveshiftError where some are down and not all could be rebuilt.
         """
         async with self._locks[job.name]:
+            said = await self._open(job, limits)
             self._closed.pop(job.name, None)
-            return await self._open(job, limits)
+            return said
 
     async def _open(self, job: Job, limits: Timeouts) -> str:
         hosts = hosts_of(job)
         answers = await _each(hosts, lambda h: self._asked(h, messages.OpenGate(job.name), limits))
         down = {id_ for _, answer in answers if answer for id_, _ in answer.communicators}
+        silent = [host for host, answer in answers if answer is None]
+        known = self._closed.get(job.name)
+        if silent and (down or (known and known.down)):
+            raise Unreachable(f"communicators are down, and {', '.join(silent)} does not answer")
         if not down:
             return ""
         began = time.monotonic()
         self._attempt += 1
-        await self._rebuild(job, limits, hosts, self._attempt)
+        try:
+            await self._rebuild(job, limits, hosts, self._attempt)
+        except LiveshiftError:
+            # One that stands again has members that don't: all are made again together.
+            again = messages.TearDown(job.name, self._attempt)
+            await _each(hosts, lambda h: self._asked(h, again, limits, limits.restore))
+            raise
         await _each(hosts, lambda h: self._asked(h, messages.OpenGate(job.name), limits))
         return f"{len(down)} communicators rebuilt in {time.monotonic() - began:.2f} s"
 
@@ -109,7 +121,7 @@ class Gates:
         order: dict[int, int] = {}
         for host in hosts:  # none may be missing: it would be waited for
             answer = await _answer(
-                self._ask, host, fresh, limits.answer(limits.quiesce), messages.Fresh
+                self._ask, host, fresh, limits.answer(limits.restore), messages.Fresh
             )
             ids |= answer.ids
             for communicator, ordinal in answer.communicators:
@@ -123,10 +135,11 @@ class Gates:
         )
 
     async def _asked(
-        self, host: str, message: Message, limits: Timeouts
+        self, host: str, message: Message, limits: Timeouts, deadline: float = 0.0
     ) -> messages.TornDown | None:
         try:
-            return await _answer(self._ask, host, message, limits.suspicion, messages.TornDown)
+            limit = limits.answer(deadline)
+            return await _answer(self._ask, host, message, limit, messages.TornDown)
         except LiveshiftError as error:
             log.warning("%s at %s: %s", type(message).__name__, host, error)
             return None
@@ -170,7 +183,7 @@ class Attempt:
 
     async def _arm(self) -> list[tuple[str, messages.Armed]]:
         limits = self._limits
-        arm = messages.Arm(self._job.name, self._number, limits.collective, limits.quiesce)
+        arm = messages.Arm(self._job.name, self._number, limits.collective, limits.restore)
         armed = await self._all(arm, limits.suspicion, messages.Armed)
         for _, answer in armed:
             self._members += answer.members
@@ -205,7 +218,7 @@ class Attempt:
         shut = messages.Shut(self._job.name, self._number)
         still = True
         for host, answer in await self._all(
-            shut, self._limits.answer(self._limits.quiesce), messages.Aimed
+            shut, self._limits.answer(self._limits.restore), messages.Aimed
         ):
             self._stop_at(answer.obstacles)
             still = still and answer.reached
@@ -214,7 +227,7 @@ class Attempt:
 
     async def _tear_down(self) -> bool:
         down = messages.TearDown(self._job.name, self._number)
-        limit = self._limits.answer(self._limits.quiesce)
+        limit = self._limits.answer(self._limits.restore)
         answers = await self._all(down, limit, messages.TornDown)
         return any(answer.communicators for _, answer in answers)
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 from ..criu_glue import network, room
 from ..criu_glue.network import Overlay
 from ..errors import NotFound, Refused
-from . import carried_out, messages
+from . import carried_out, messages, rank_pages
 from .config import Cluster
 from .messages import Book
 from .resident import Housing, Resident, watch
@@ -159,6 +159,12 @@ class House:
 
         async with self.network:
             await asyncio.to_thread(enter)
+
+    async def get_inspection(self, ask: messages.GetInspection) -> messages.Inspection:
+        """Beside whatever else is done with the capsule: it only looks."""
+        resident = self.resident(ask.capsule)
+        states = await asyncio.to_thread(rank_pages.states, resident)
+        return messages.Inspection(ask.capsule, self.host, states)
 
     async def read_output(self, ask: messages.ReadOutput) -> messages.Output:
         until = time.monotonic() + ask.wait

@@ -151,11 +151,16 @@ class Moves:
     async def reopen(self, move: Move) -> str:
         if self._others_at_gates(move):
             return "another move of the job holds them still"
-        try:
-            return await self._gates.open(move.job, move.job.timeouts(self.cluster))
-        except Exception as error:
-            self.tell(move, f"the gates of {move.job.name} are not open: {error}")
-            return "not open"
+        job, said = move.job, ""
+        while all(capsule.code is None for capsule in job.capsules.values()):
+            try:
+                return await self._gates.open(job, job.timeouts(self.cluster))
+            except Exception as error:  # without its communicators the job cannot go on
+                if said != str(error):
+                    said = str(error)
+                    self.tell(move, f"the gates of {job.name} are not open yet: {error}")
+                await asyncio.sleep(self.cluster.timeouts.heartbeat)
+        return "the job has ended"
 
     def _others_at_gates(self, move: Move) -> list[Move]:
         """Further moves of its job that hold the job's ranks at a boundary."""

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from ..criu_glue import below, room
 from ..criu_glue.survey import inner_pid, tasks
+from ..interposer.inspection import ProcessState, inspect
 from ..interposer.layout import CommunicatorState
 from ..interposer.orders import OrderedPage, open_ordered
 from ..interposer.page import PageError, paths
@@ -51,6 +52,32 @@ def ordered_pages(resident: Resident) -> Iterator[tuple[OrderedPage, int]]:
                 page.close()
     finally:
         os.close(directory)
+
+
+def states(resident: Resident) -> list[ProcessState]:
+    """What the capsule's processes hold; a damaged page is left out, and logged."""
+    found = []
+    for page, pid in ordered_pages(resident):
+        try:
+            if _maps(pid, page):
+                found.append(inspect(page))
+        except PageError as error:
+            log.warning("%s", error)
+        finally:
+            page.close()
+    return found
+
+
+def _maps(pid: int, page: OrderedPage) -> bool:
+    """Whether the process has the page mapped: a program that was exec'ed in its place, and has
+    nothing to record, has not, and holds nothing of what it says."""
+    seen = os.fstat(page.fd)
+    wanted = f" {os.major(seen.st_dev):02x}:{os.minor(seen.st_dev):02x} {seen.st_ino} "
+    try:
+        with open(f"/proc/{pid}/maps") as maps:
+            return any(wanted in line for line in maps)
+    except OSError:
+        return False  # it has just ended
 
 
 def members(page: OrderedPage) -> list[Member]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Mapping
 
 from ..errors import StepFailed
-from ..interposer.layout import CommunicatorState, Library, Want
+from ..interposer.layout import CommunicatorState, Library, Want, text_of
 from ..interposer.orders import OrderedPage
 from ..interposer.page import Communicator, PageError
 from . import messages
@@ -43,7 +43,7 @@ async def torn_down(pages: Collection[OrderedPage], attempt: int) -> messages.To
     return messages.TornDown([key for page in served for key in _down(page)], slowest / 1e9)
 
 
-async def fresh_ids(pages: Mapping[OrderedPage, int], attempt: int) -> messages.Fresh:
+async def fresh_ids(pages: Collection[OrderedPage], attempt: int) -> messages.Fresh:
     """New unique ids of the communicators whose rank 0 is here."""
     served = [page for page in pages if page.answer()["down"]]
     await _all(served, attempt, Want.FRESH_IDS)
@@ -57,7 +57,7 @@ async def fresh_ids(pages: Mapping[OrderedPage, int], attempt: int) -> messages.
 
 
 async def rebuilt(
-    pages: Mapping[OrderedPage, int], attempt: int, ids: Mapping[int, tuple[int, bytes]]
+    pages: Collection[OrderedPage], attempt: int, ids: Mapping[int, tuple[int, bytes]]
 ) -> messages.TornDown:
     """Make communicators again, in the one order of the job; raises StepFailed, in words."""
     served = [page for page in pages if page.answer()["down"]]
@@ -95,13 +95,12 @@ async def _done(page: OrderedPage, attempt: int, want: Want) -> str:
     """Wait for the service thread; returns its trouble in words, or ""."""
     who = f"rank {page.rank}" if page.rank is not None else f"process {page.pid}"
     order = page.order()
+    asked = (attempt, order["version"], want)
     until = time.monotonic() + order["limit_ms"] / 1000 + LATE_S
     while True:
         answer = page.answer()
-        mine = (attempt, order["version"], want)
-        if (answer["done_attempt"], answer["done_version"], answer["done_want"]) == mine:
-            code = answer["done_result"]
-            words = answer["trouble"].split(b"\0", 1)[0].decode("utf-8", "replace")
+        if (answer["done_attempt"], answer["done_version"], answer["done_want"]) == asked:
+            code, words = answer["done_result"], text_of(answer["trouble"])
             return f"{who}: {words or os.strerror(code)}" if code else ""
         if time.monotonic() > until:
             return f"{who}: its service thread does not answer"

@@ -186,6 +186,8 @@ class Stubs:
 
     async def ask(self, host: str, message: Message, timeout: float) -> Message | None:
         self.told.append(f"{type(message).__name__} {host}")
+        if isinstance(message, messages.GetInspection):
+            return messages.Inspection(message.capsule, host, [])
         return messages.Output(b"secret", 6, None)
 
     async def signal(self, job: Job, signum: int) -> None:
@@ -251,6 +253,7 @@ MOVE = messages.Migrate("a/0", "h1", "", False)
 STOP, HUP = messages.SignalJob("a", signal.SIGTERM), messages.SignalJob("a", signal.SIGHUP)
 READ = messages.ReadOutput("a/0", 0, 0)
 EVENTS = messages.GetEvents("a", 0)
+INSPECT = messages.GetInspection("a/0")
 RUN = Run("", 1, ["train"], {}, "/", 100, [])
 
 OWNER, VIEW, OPERATE, ADMIN = "owner", Role.VIEW, Role.OPERATE, Role.ADMIN
@@ -259,7 +262,8 @@ OWNER, VIEW, OPERATE, ADMIN = "owner", Role.VIEW, Role.OPERATE, Role.ADMIN
 @pytest.mark.parametrize(
     ("ask", "needs"),
     [
-        (EVENTS, VIEW), (messages.GetEvents("a/0", 0), VIEW), (MOVE, OPERATE), (STOP, OPERATE),
+        (EVENTS, VIEW), (INSPECT, VIEW), (messages.GetEvents("a/0", 0), VIEW), (MOVE, OPERATE),
+        (STOP, OPERATE),
         (messages.SignalJob("a", signal.SIGKILL), OPERATE), (HUP, ADMIN), (READ, ADMIN),
     ],
 )  # fmt: skip

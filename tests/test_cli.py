@@ -89,7 +89,19 @@ def main(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 
 
 VERBS = [
-    *("", "run", "status", "logs", "migrate", "events", "stop", "taint", "drain", "untaint"),
+    *(
+        "",
+        "run",
+        "status",
+        "logs",
+        "inspect",
+        "migrate",
+        "events",
+        "stop",
+        "taint",
+        "drain",
+        "untaint",
+    ),
     *("uncordon", "lab", "lab up", "lab down", "lab list", "lab link", "lab exec", "doctor"),
     *("agent", "orchestrator", "config", "config validate", "config show", "keys", "keys init"),
     *("keys add-host", "keys add-operator", "keys revoke", "keys list", "whoami", "version"),

@@ -125,7 +125,7 @@ def test_all_ranks_are_told_the_highest_number_that_began_anywhere() -> None:
         assert host.targets == {WORLD: 11, PAIR: 3}
         assert host.gate == "shut"
         (arm,) = host.said(messages.Arm)
-        assert (arm.job, arm.hold, arm.limit) == ("gpt", 600, 5)
+        assert (arm.job, arm.hold, arm.limit) == ("gpt", 600, 120)
 
 
 def test_a_target_that_had_to_be_raised_is_raised_for_all() -> None:

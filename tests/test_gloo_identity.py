@@ -57,7 +57,9 @@ class Seen:
             self.answer = file.answer()
             self.page = file.page()
         self.begun = {kind: n for kind, n in self.page.begun.items() if n}
-        assert self.page.started == self.page.finished
+        self.pairs = {
+            (c.sender, c.receiver): (c.announced, c.returned) for c in self.clocks if c.sender >= 0
+        }
 
 
 def run(program: Path, pages: Path, steps: str) -> tuple[Seen, str]:
@@ -66,7 +68,9 @@ def run(program: Path, pages: Path, steps: str) -> tuple[Seen, str]:
     ) as process:
         said = process.communicate(timeout=60)[0]
     assert process.returncode == 0
-    return Seen(pages, process.pid), said
+    seen = Seen(pages, process.pid)
+    assert seen.page.started == seen.page.finished or "send" in steps or "recv" in steps
+    return seen, said
 
 
 def test_all_members_give_a_context_the_same_id_and_each_its_rank(
@@ -151,6 +155,35 @@ def test_a_forked_child_knows_nothing_of_its_parents_contexts(program: Path, pag
     assert child.answer["unidentified"] == 2
     assert [(made.rank, made.ordinal) for made in child.communicators] == [(1, 1)]
     assert [clock.returned for clock in child.clocks] == [1]
+
+
+def test_a_send_and_its_receive_have_one_clock(program: Path, pages: Path) -> None:
+    seen, _ = run(program, pages, "connect 0 7 send 1 sent 1 send 1 recv 2")
+    assert seen.pairs == {(0, 1): (2, 1), (2, 0): (1, 0)}
+    assert seen.begun == {"gloo.send": 2, "gloo.recv": 1}
+    other, _ = run(program, pages, "connect 1 7 recv 0 received 0")
+    assert other.pairs == {(0, 1): (1, 1)}
+    assert {c.id for c in other.clocks} <= {c.id for c in seen.clocks}
+
+
+def test_what_completes_is_of_its_peer_and_direction(program: Path, pages: Path) -> None:
+    seen, _ = run(program, pages, "connect 0 7 send 1 send 2 recv 1 sent 2 received 2 sent 2")
+    assert seen.pairs == {(0, 1): (1, 0), (0, 2): (1, 1), (1, 0): (1, 0)}
+
+
+def test_a_receive_from_any_counts_when_it_is_known_from_whom(program: Path, pages: Path) -> None:
+    seen, _ = run(program, pages, "connect 0 7 any any received 2")
+    assert seen.pairs == {(1, 0): (0, 0), (2, 0): (1, 1)}
+    assert seen.begun == {"gloo.recv": 1}
+
+
+@pytest.mark.parametrize("how", ["drop", "end"])
+def test_what_is_in_flight_ends_with_its_buffer_or_context(
+    program: Path, pages: Path, how: str
+) -> None:
+    seen, _ = run(program, pages, f"connect 0 7 send 1 recv 1 any {how}")
+    assert seen.page.started == seen.page.finished == 2
+    assert seen.pairs == ({(0, 1): (1, 1), (1, 0): (1, 1), (2, 0): (0, 0)} if how == "drop" else {})
 
 
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind counts the instructions")

@@ -38,6 +38,8 @@ class Result:
     torch: str = ""
     """Version of the torch that trained, or why none did."""
     torch_trained: bool = False
+    identified: bool = False
+    """Whether the ranks agreed on who their communicators are, so that they can be quiesced."""
     problems: list[str] = field(default_factory=list)
 
     def as_data(self) -> dict[str, Any]:
@@ -152,11 +154,14 @@ def _training(world: World, outside: Path, inside: str, result: Result) -> None:
     assert len(everyones) == 1, "parameters differ with and without the interposer"
     assert not list((outside / "pages-without").iterdir())
     pages = {each.pid: each for each in page.pages(outside / "pages-with")}
+    unidentified = []
     for rank in told["with"]:
         seen = pages[rank["pid"]]
         assert seen.begun["gloo.allreduce"] >= rank["steps"], seen.begun
         assert seen.started == seen.finished
-    result.torch_trained = True
+        with page.opened(outside / "pages-with" / str(rank["pid"])) as file:
+            unidentified.append(file.answer()["unidentified"])
+    result.torch_trained, result.identified = True, not any(unidentified)
 
 
 def _preloading(world: World, preload: str, *arguments: str) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from liveshift.interposer.library import library_path
 from liveshift.interposer.orders import OrderedPage, open_ordered
-from liveshift.runtime.collective_clock import CollectiveClock, Report
+from liveshift.runtime.collective_clock import CollectiveClock
 from liveshift.runtime.host_gate import HostGate
 
 JOB = Path(__file__).resolve().parent / "quiesce_job.py"
@@ -48,14 +48,14 @@ def to_boundary(gate: HostGate, attempt: int) -> Boundary:
     began = time.monotonic()
     gate.arm(attempt, LEASE_MS, LEASE_MS)
     try:
-        while (numbers := gate.announced()) is None:
+        while (begun := gate.announced()) is None:
             _wait(gate, began)
-        clock.hear("here", Report(0, numbers, False))
+        clock.hear("here", begun)
         returned, last_return = -1, began
         while True:
             for host in clock.due():
                 aim = clock.aim(host)
-                gate.aim(aim.version, aim.targets)
+                gate.aim(aim.version, aim.targets, aim.pairs)
             back = sum(c.returned for page in gate.pages for c in page.clocks())
             if back != returned:
                 returned, last_return = back, time.monotonic()

@@ -81,16 +81,15 @@ def agreed_id(rank: int, world: int) -> UniqueId:
             time.sleep(0.1)
 
 
-def watch(comms: list[ctypes.c_void_p]) -> None:
-    """What PyTorch's watchdog does, ten times as often."""
+def watch(comms: list[ctypes.c_void_p], over: threading.Event) -> None:
+    """What PyTorch's watchdog does, ten times as often; until a rank may rightly be gone."""
     error = ctypes.c_int()
-    while True:
+    while not over.wait(0.01):
         for comm in comms:
             code = nccl.code("ncclCommGetAsyncError", comm, ctypes.byref(error))
             if code or error.value:
                 print(f"watchdog: {code}, asynchronous error {error.value}", file=sys.stderr)
                 os._exit(9)
-        time.sleep(0.01)
 
 
 class Buffer:
@@ -137,7 +136,8 @@ def main() -> None:
     comm, shared = ctypes.c_void_p(), ctypes.c_void_p()
     nccl.ncclCommInitRank(ctypes.byref(comm), world, agreed_id(rank, world), rank)
     nccl.ncclCommSplit(comm, 0, rank, ctypes.byref(shared), None)
-    threading.Thread(target=watch, args=([comm, shared],), daemon=True).start()
+    over = threading.Event()
+    threading.Thread(target=watch, args=([comm, shared], over), daemon=True).start()
 
     weights = list(model.parameters())
     gradients = [Buffer(p.numel()) for p in weights]
@@ -174,6 +174,7 @@ def main() -> None:
             p.grad.copy_((buffer.host / world).view_as(p.grad))
         optimizer.step()
         log.step(step, sums.host[0] + received.host.sum() / 1024, args.pace)
+    over.set()
     log.end(weights, steps=args.steps)
     leave()
 

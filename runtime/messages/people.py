@@ -4,6 +4,7 @@ to the orchestrator itself."""
 
 from __future__ import annotations
 
+from ...interposer.inspection import ProcessState
 from .base import Answer, Message
 from .records import Event, HostRow, JobRow, MigrationRow
 
@@ -98,6 +99,20 @@ class Output(Answer, frozen=True):
     data: bytes
     next: int
     code: int | None
+
+
+class GetInspection(Message, frozen=True):
+    """What a capsule's processes hold of GPUs and of their peers, now; answers Inspection."""
+
+    capsule: str
+
+
+class Inspection(Answer, frozen=True):
+    """Processes with a page of the interposer that live, by pid."""
+
+    capsule: str
+    host: str
+    processes: list[ProcessState]
 
 
 class SignalJob(Message, frozen=True):

@@ -22,6 +22,7 @@ import msgspec
 
 from liveshift.criu_glue.output import HEADER, STDOUT
 from liveshift.errors import LiveshiftError, NotFound, Refused, Unreachable, to_wire
+from liveshift.interposer.inspection import ProcessState
 from liveshift.runtime import messages
 from liveshift.runtime.messages import (
     CapsuleRow,
@@ -77,6 +78,7 @@ class Orchestrator:
         self.jobs: dict[str, Job] = {}
         self.moves: dict[str, MigrationRow] = {}
         self.events: list[Event] = []
+        self.processes: dict[str, list[ProcessState]] = {}  # of a capsule
         self.asks: list[Message] = []
         self.refuse: dict[type[Message], LiveshiftError] = {}  # what to answer, from now on
         self.hold_moves = False  # moves begun by an ask stay under way until finish_move()
@@ -235,6 +237,10 @@ class Orchestrator:
                     return self._status()
                 case messages.ReadOutput():
                     return self._output(ask, line)
+                case messages.GetInspection():
+                    capsule = self._capsule(ask.capsule)
+                    seen = self.processes.get(capsule.name, [])
+                    return messages.Inspection(capsule.name, capsule.host, seen)
                 case messages.SignalJob():
                     return self._signal(ask)
                 case messages.SetTaint():

@@ -15,6 +15,12 @@
 #define context_end _ZN4gloo7ContextD2Ev
 #define allreduce _ZN4gloo9allreduceERKNS_16AllreduceOptionsE
 #define barrier _ZN4gloo7barrierERNS_14BarrierOptionsE
+#define buffer_send _ZN4gloo9transport3tcp13UnboundBuffer4sendEimmm
+#define buffer_recv _ZN4gloo9transport3tcp13UnboundBuffer4recvEimmm
+#define buffer_recv_any _ZN4gloo9transport3tcp13UnboundBuffer4recvESt6vectorIiSaIiEEmmm
+#define buffer_sent _ZN4gloo9transport3tcp13UnboundBuffer20handleSendCompletionEi
+#define buffer_received _ZN4gloo9transport3tcp13UnboundBuffer20handleRecvCompletionEi
+#define buffer_end _ZN4gloo9transport3tcp13UnboundBufferD1Ev
 
 /* std::vector<char> */
 struct blob {
@@ -42,6 +48,19 @@ struct context {
     struct transport transport;
 };
 
+/* gloo::transport::tcp::UnboundBuffer, which ends in a shared pointer to its context. */
+struct buffer {
+    void *vtable;
+    void *address;
+    size_t size;
+    struct transport *context;
+};
+
+/* std::vector<int> */
+struct ranks {
+    const int *begin, *end, *limit;
+};
+
 /* Every options object begins with a shared pointer to gloo::Context. */
 struct options {
     struct base *context;
@@ -57,5 +76,12 @@ void *context_make(void *self, int rank, int size, int base);
 void *context_end(void *self);
 void allreduce(struct options *options);
 void barrier(struct options *options);
+void buffer_send(struct buffer *buffer, int peer, size_t slot, size_t offset, size_t length);
+void buffer_recv(struct buffer *buffer, int peer, size_t slot, size_t offset, size_t length);
+void buffer_recv_any(struct buffer *buffer, struct ranks *peers, size_t slot, size_t offset,
+                     size_t length);
+void buffer_sent(struct buffer *buffer, int peer);
+void buffer_received(struct buffer *buffer, int peer);
+void *buffer_end(struct buffer *buffer);
 
 #endif

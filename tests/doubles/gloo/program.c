@@ -8,6 +8,9 @@
  *   nested             a barrier from within an allreduce
  *   end                the context made last ends
  *   fork               the parent waits, prints the child's pid and ends; the child goes on
+ *   send PEER, recv PEER, any    post it on the buffer of the context made last
+ *   sent PEER, received PEER     one of the buffer's is complete
+ *   drop                         the buffer ends
  *   wait               print "waiting" and read a line
  */
 #include "gloo.h"
@@ -67,6 +70,26 @@ static void barrier_inside(void) {
     barrier(&options);
 }
 
+static void point_to_point(char **step) {
+    static struct buffer buffer;
+    static const int peers[] = {0, 1, 2};
+    struct ranks any = {peers, peers + 3, peers + 3};
+    int peer = step[1] != NULL ? atoi(step[1]) : 0;
+    buffer.context = &contexts[made - 1].transport;
+    if (!strcmp(*step, "send"))
+        buffer_send(&buffer, peer, 0, 0, 0);
+    if (!strcmp(*step, "recv"))
+        buffer_recv(&buffer, peer, 0, 0, 0);
+    if (!strcmp(*step, "any"))
+        buffer_recv_any(&buffer, &any, 0, 0, 0);
+    if (!strcmp(*step, "sent"))
+        buffer_sent(&buffer, peer);
+    if (!strcmp(*step, "received"))
+        buffer_received(&buffer, peer);
+    if (!strcmp(*step, "drop"))
+        buffer_end(&buffer);
+}
+
 static pthread_barrier_t together;
 
 static void *thousand(void *unused) {
@@ -77,6 +100,8 @@ static void *thousand(void *unused) {
 
 int main(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
+        if (made > 0)
+            point_to_point(argv + i);
         if (!strcmp(argv[i], "connect"))
             connect_as(atoi(argv[i + 1]), atol(argv[i + 2]));
         if (!strcmp(argv[i], "odd"))

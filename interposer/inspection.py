@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process holds of its GPUs and of its peers, as its page tells it while it runs.
+
+The driver's checkpoint refuses some of it, or fails on it with the process lost (see NVIDIA's
+cuda-checkpoint, README; its issues 44 and 56), so that this has to be known, in words, before
+anything is frozen. Numbers are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from .layout import CommunicatorState, Memory
+from .page import Allocation, Communicator, PageFile
+
+CHECKPOINTS = 12080
+"""CUDA's number of the first driver (570) whose API can take a checkpoint."""
+
+KINDS = {
+    Memory.DEVICE: "device",
+    Memory.POOL: "device, pool",
+    Memory.NCCL: "device, NCCL",
+    Memory.MANAGED: "managed",
+    Memory.PHYSICAL: "physical",
+    Memory.MAPPED: "mapped",
+    Memory.RESERVED: "reserved addresses",
+    Memory.IMPORTED: "imported",
+    Memory.EXPORTED: "exported",
+    Memory.MULTICAST: "multicast",
+    Memory.PINNED: "host, pinned",
+    Memory.REGISTERED: "host, registered",
+    Memory.EVENT: "IPC events",
+}
+"""In the order of a table; the words of people for them."""
+
+TAKES_ROOM = frozenset({Memory.DEVICE, Memory.POOL, Memory.MANAGED, Memory.PHYSICAL, Memory.NCCL})
+"""What lies in a GPU's memory, and is this process's: physical memory counts once, not again where
+it is mapped."""
+
+ON_HOST = frozenset({Memory.PINNED, Memory.REGISTERED})
+COMM_STATES = {
+    CommunicatorState.LIVE: "live",
+    CommunicatorState.DOWN: "down",
+    CommunicatorState.ENDED: "ended",
+}
+
+
+@dataclass(frozen=True)
+class Held:
+    """Allocations of one kind on one device; ``device`` None: on none, or host memory."""
+
+    device: int | None
+    kind: str
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """``bytes``: what this process has allocated in the device's memory, as far as it is seen."""
+
+    device: int
+    bytes: int
+    streams: int
+    carried: int
+    """Streams that communication was enqueued on since they were drained last."""
+    capturing: int
+
+
+@dataclass(frozen=True)
+class Peers:
+    """A communicator. ``id`` is the same number, in hex, on all members; empty: none is agreed."""
+
+    library: str
+    name: str
+    id: str
+    parent: str
+    state: str
+    size: int
+    rank: int
+    device: int | None
+    made_by: str
+    ordinal: int
+    generation: int
+    operations: int
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why the process's device state can't be taken away and given back, and what to do."""
+
+    what: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """One process. ``driver``: CUDA's number (13000), 0: it has allocated nothing there.
+
+    ``missed``: allocations and streams that are not in the other fields, for want of room.
+    """
+
+    pid: int
+    rank: int | None
+    local_rank: int | None
+    command: str
+    version: str
+    driver: int
+    begun: dict[str, int]
+    finished: int
+    memory: list[Held]
+    devices: list[DeviceUse]
+    communicators: list[Peers]
+    events: int
+    graphs: int
+    graph_execs: int
+    graphs_with_nccl: int
+    made: int
+    freed: int
+    missed: int
+    obstacles: list[Obstacle]
+
+
+def inspect(page: PageFile) -> ProcessState:
+    """Everything that a page tells of its process; raises PageError where it is damaged."""
+    seen, ledger = page.page(), page.ledger()
+    allocations, communicators = page.allocations(), page.communicators()
+    return ProcessState(
+        pid=seen.pid,
+        rank=seen.rank,
+        local_rank=seen.local_rank,
+        command=seen.command,
+        version=seen.version,
+        driver=ledger["driver"],
+        begun={kind: count for kind, count in seen.begun.items() if count},
+        finished=seen.finished,
+        memory=_memory(allocations),
+        devices=_devices(page, allocations),
+        communicators=[_peers(row) for row in communicators],
+        events=ledger["events"],
+        graphs=ledger["graphs"],
+        graph_execs=ledger["graph_execs"],
+        graphs_with_nccl=ledger["graphs_with_nccl"],
+        made=ledger["made"],
+        freed=ledger["freed"],
+        missed=ledger["missed"],
+        obstacles=list(obstacles(ledger, allocations, communicators)),
+    )
+
+
+def obstacles(
+    ledger: dict[str, int], allocations: list[Allocation], communicators: list[Communicator]
+) -> Iterator[Obstacle]:
+    """What stands in the way of a checkpoint of the process's device state."""
+    if allocations and 0 < ledger["driver"] < CHECKPOINTS:
+        yield Obstacle(
+            f"its driver is of CUDA {_dotted(ledger['driver'])}, which cannot take a checkpoint",
+            "install a driver of CUDA 12.8 (570) or later; moving to another GPU needs 13.0 (580)",
+        )
+    for kind, what, hint in _REFUSED:
+        rows = [row for row in allocations if row.kind == kind and _is(what, row)]
+        if rows:
+            yield Obstacle(f"{_several(rows)} of {what}", hint)
+    if count := ledger["graphs_with_nccl"]:
+        yield Obstacle(
+            f"{count} CUDA graphs (with those instantiated from them) hold NCCL operations",
+            "a communicator cannot be taken down while they exist: capture computation only, or"
+            " destroy them before a move (torch.cuda.CUDAGraph.reset)",
+        )
+    if count := ledger["missed"]:
+        yield Obstacle(
+            f"{count} allocations or streams found no room in the process's page",
+            "what they are is not known: let the job allocate in larger pieces (PyTorch does), and"
+            " give its /dev/shm room",
+        )
+    for row in communicators:
+        if row.state is not CommunicatorState.ENDED and row.unsafe:
+            label = row.name or f"number {row.ordinal}"
+            yield Obstacle(
+                f"the communicator {label} cannot be taken down: {row.unsafe}",
+                "what it says was done to it has to be undone, or not be done, in the program",
+            )
+
+
+IPC, SHAREABLE = "memory shared by CUDA IPC", "memory with shareable handles"
+_PROCESSES = (
+    "no driver before 610 can restore what processes share: turn off what does it"
+    " (torch.multiprocessing with CUDA tensors, custom all-reduce kernels, symmetric memory)"
+)
+_REFUSED = (
+    (
+        Memory.MANAGED,
+        "managed memory",
+        "the driver cannot take a checkpoint of it: allocate with cudaMalloc, not cudaMallocManaged"
+        " (turn off unified-memory options of the libraries in use)",
+    ),
+    (Memory.IMPORTED, f"{IPC}, opened here", _PROCESSES),
+    (Memory.EXPORTED, f"{IPC}, given away", _PROCESSES),
+    (Memory.IMPORTED, f"{SHAREABLE}, imported", _PROCESSES),
+    (Memory.EXPORTED, f"{SHAREABLE}, exported", _PROCESSES),
+    (Memory.EVENT, "events with IPC handles", _PROCESSES),
+    (
+        Memory.MULTICAST,
+        "multicast memory",
+        "it cannot be restored: turn off symmetric memory and NVLS (NCCL_NVLS_ENABLE=0)",
+    ),
+)
+
+
+def _is(what: str, row: Allocation) -> bool:
+    """Imports and exports are of two sorts; page.h says which has a handle."""
+    if row.kind not in (Memory.IMPORTED, Memory.EXPORTED):
+        return True
+    return what.startswith(SHAREABLE if row.handle else IPC)
+
+
+def _several(rows: list[Allocation]) -> str:
+    size = sum(row.size for row in rows)
+    number = "1 piece" if len(rows) == 1 else f"{len(rows)} pieces"
+    return f"{number} ({size} bytes)" if size else number
+
+
+def _memory(allocations: Iterable[Allocation]) -> list[Held]:
+    sums: dict[tuple[int, int], tuple[int, int]] = {}
+    for row in allocations:
+        device = -1 if row.kind in ON_HOST else row.device
+        count, size = sums.get((device, row.kind), (0, 0))
+        sums[device, row.kind] = (count + 1, size + row.size)
+    order: dict[int, int] = {kind: place for place, kind in enumerate(KINDS)}
+    keys = sorted(sums, key=lambda key: (key[0] < 0, key[0], order.get(key[1], 99)))
+    return [
+        Held(None if device < 0 else device, _kind(kind), *sums[device, kind])
+        for device, kind in keys
+    ]
+
+
+def _kind(kind: int) -> str:
+    try:
+        return KINDS[Memory(kind)]
+    except (ValueError, KeyError):
+        return f"kind {kind}"
+
+
+def _devices(page: PageFile, allocations: Iterable[Allocation]) -> list[DeviceUse]:
+    sizes: dict[int, int] = {}
+    for row in allocations:
+        if row.device >= 0:
+            own = row.size if row.kind in TAKES_ROOM else 0
+            sizes[row.device] = sizes.get(row.device, 0) + own
+    streams = page.streams()
+    numbers = sorted({*sizes, *(s.device for s in streams if s.device >= 0)})
+    return [
+        DeviceUse(
+            device=number,
+            bytes=sizes.get(number, 0),
+            streams=sum(s.device == number for s in streams),
+            carried=sum(s.device == number and bool(s.use & 1) for s in streams),
+            capturing=sum(s.device == number and bool(s.use & 2) for s in streams),
+        )
+        for number in numbers
+    ]
+
+
+MADE_BY = {
+    "I": "init", "A": "initAll", "S": "scalable", "s": "split", "k": "shrink", "g": "grow",
+    "G": "full mesh",
+}  # fmt: skip
+
+
+def _peers(row: Communicator) -> Peers:
+    return Peers(
+        library=row.library.name.lower(),
+        name=row.name,
+        id=f"{row.id:016x}" if row.id else "",
+        parent=f"{row.parent:016x}" if row.parent else "",
+        state=COMM_STATES.get(row.state, str(row.state)),
+        size=row.size,
+        rank=row.rank,
+        device=row.device,
+        made_by=MADE_BY.get(row.made_by, row.made_by),
+        ordinal=row.ordinal,
+        generation=row.generation,
+        operations=row.operations,
+    )
+
+
+def _dotted(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
