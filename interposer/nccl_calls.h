@@ -6,6 +6,8 @@
 #ifndef LIVESHIFT_INTERPOSER_NCCL_CALLS_H
 #define LIVESHIFT_INTERPOSER_NCCL_CALLS_H
 
+#include "cuda_calls.h"
+#include "streams.h"
 #include "vcomm.h"
 
 struct nccl_call {
@@ -35,6 +37,33 @@ struct nccl_call {
 
 /* Through the gate, or into the open group. */
 ncclResult_t nccl_pass(struct nccl_call *call);
+
+/* The rest of the way of a collective that nccl_begin has let through. */
+ncclResult_t nccl_admitted(struct nccl_call *call);
+
+/* How many groups this thread is inside of. */
+extern __thread unsigned nccl_group_depth __attribute__((tls_model("initial-exec")));
+
+/* A collective by itself takes its number; false: nothing is done, it has to go the long way. */
+static inline bool nccl_begin(struct vcomm *v, enum kind kind) {
+    if (v == NULL || nccl_group_depth != 0 || v->clock == NULL)
+        return false;
+    gate_begin(gate_here(), v->clock, kind, tid_here());
+    return true;
+}
+
+/* Whether nothing is to be done before the real call, but for counting it. To be asked after the
+   gate, beneath which all of this may have changed. */
+static inline bool nccl_prepared(struct vcomm *v, nccl_stream stream) {
+    struct liveshift_stream *row = atomic_load_explicit(&v->stream, memory_order_relaxed);
+    if (atomic_load_explicit(&v->state, memory_order_relaxed) != VCOMM_LIVE || row == NULL ||
+        atomic_load_explicit(&row->handle, memory_order_relaxed) != (uintptr_t)stream ||
+        atomic_load_explicit(&row->use, memory_order_relaxed) != STREAM_CARRIED ||
+        cuda_captures(stream))
+        return false;
+    vcomm_counts(v);
+    return true;
+}
 
 /* The real call, on the real communicator as it is now. nccl_launch.c */
 ncclResult_t nccl_launch(const struct nccl_call *call);

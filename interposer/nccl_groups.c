@@ -17,13 +17,13 @@
 
 /* This thread's group. Freed at each outermost end: threads come and go. */
 struct group {
-    unsigned depth;
     bool collecting;
     struct nccl_call *calls;
     size_t count, capacity;
 };
 
 static __thread struct group group __attribute__((tls_model("initial-exec")));
+__thread unsigned nccl_group_depth __attribute__((tls_model("initial-exec")));
 
 static void *copy_of(const void *bytes, size_t size) {
     void *copy = bytes != NULL ? malloc(size) : NULL;
@@ -106,6 +106,14 @@ static ncclResult_t alone(struct nccl_call *call) {
     return result;
 }
 
+ncclResult_t nccl_admitted(struct nccl_call *call) {
+    call->v = vcomm_of(call->comm);
+    call->clock = call->v->clock;
+    ncclResult_t result = nccl_launch(call);
+    nccl_settle(call, result);
+    return result;
+}
+
 ncclResult_t nccl_pass(struct nccl_call *call) {
     call->v = vcomm_of(call->comm);
     if (call->v == NULL && call->made == NULL) {
@@ -118,14 +126,14 @@ ncclResult_t nccl_pass(struct nccl_call *call) {
     if (call->v != NULL && atomic_load(&call->v->state) == VCOMM_ENDED)
         return ncclInvalidArgument;
     call->clock = nccl_clock(call);
-    return group.depth > 0 ? member(call) : alone(call);
+    return nccl_group_depth > 0 ? member(call) : alone(call);
 }
 
 EXPORTED ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupStart(void) {
     if (nccl_inside > 0)
         return NCCL_CALL(GroupStart);
-    if (group.depth++ > 0)
+    if (nccl_group_depth++ > 0)
         return ncclSuccess;
     group.collecting = !gate_group_begin(gate_here());
     return group.collecting ? ncclSuccess : NCCL_CALL(GroupStart);
@@ -156,9 +164,9 @@ static void pass_collected(struct gate *gate) {
 }
 
 static ncclResult_t end(ncclResult_t (*real_end)(void *), void *argument) {
-    if (nccl_inside > 0 || group.depth == 0)
+    if (nccl_inside > 0 || nccl_group_depth == 0)
         return real_end(argument);
-    if (--group.depth > 0)
+    if (--nccl_group_depth > 0)
         return ncclSuccess;
     struct group whole = group;
     ncclResult_t first = ncclSuccess;

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From a call as data to the real function. */
 
-#include "cuda_calls.h"
 #include "graphs.h"
 #include "nccl_calls.h"
-#include "streams.h"
 
 struct liveshift_clock *nccl_clock(const struct nccl_call *call) {
     struct vcomm *v = call->v;
@@ -48,7 +46,7 @@ static bool before(const struct nccl_call *call, ncclResult_t *result) {
         return false;
     }
     if (v->row != NULL)
-        atomic_fetch_add_explicit(&v->row->operations, 1, memory_order_relaxed);
+        vcomm_counts(v);
     if (__builtin_expect(cuda_captures(call->stream), 0)) {
         ledger_capture_has_nccl((uintptr_t)call->stream);
         vcomm_captured(v);

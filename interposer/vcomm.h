@@ -141,6 +141,14 @@ void vcomm_unsafe(struct vcomm *v, const char *why);
 void vcomm_captured(struct vcomm *v);
 void vcomm_not_captured(struct vcomm *v);
 
+/* One more operation, for people: two threads may count one, which an atomic addition on each call
+   would not be worth. */
+static inline void vcomm_counts(struct vcomm *v) {
+    _Atomic uint64_t *count = &v->row->operations;
+    atomic_store_explicit(count, atomic_load_explicit(count, memory_order_relaxed) + 1,
+                          memory_order_relaxed);
+}
+
 /* What holds for the whole process (encryption, foreign communicators); NULL: nothing. */
 extern _Atomic(const char *) vcomms_unsafe;
 

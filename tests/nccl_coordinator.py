@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,15 @@ from liveshift.interposer.orders import OrderedPage, open_ordered
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from doubles.gpu.build import build, program
+from doubles.gpu.build import build, compiler, program
 from doubles.gpu.build_nccl import DEFAULT, build_nccl
 
 SOURCES = Path(__file__).resolve().parent / "nccl_adapter"
+INTERPOSER = Path(__file__).resolve().parent.parent / "interposer"
+
+TWO_DEVICES = ",".join(
+    f"GPU-{n * 8}-{n * 4}-{n * 4}-{n * 4}-{n * 12}:H200:1GiB" for n in ("1", "2")
+)
 
 
 class Abandoned(Exception):
@@ -52,17 +58,25 @@ def world_2_32(tmp_path_factory: pytest.TempPathFactory) -> World:
 class World:
     """The libraries, and programs compiled for them, in a folder."""
 
-    def __init__(self, folder: Path, version: int = DEFAULT) -> None:
+    def __init__(self, folder: Path, version: int = DEFAULT, flags: Sequence[str] = ()) -> None:
+        """With flags, such as a sanitizer's, the interposer is built with them as well, and linked
+        instead of preloaded: the sanitizer's own library has to come first."""
         self.folder = folder
-        self.libcuda = build(folder).libcuda
+        self.flags = list(flags)
+        self.libcuda = build(folder, flags).libcuda
         self.libcudart = self.libcuda.parent / "libcudart.so.13"
-        self.libnccl = build_nccl(folder, version)
+        self.libnccl = build_nccl(folder, version, flags)
+        self.linked = _interposer(folder, self.flags) if flags else None
 
     def program(self, name: str) -> Path:
         target = self.folder / name
         if not target.exists():
             libraries = [self.libnccl, self.libcudart, self.libcuda]
-            program(SOURCES / f"{name}.c", target, libraries)
+            flags = self.flags
+            if self.linked is not None:
+                libraries.insert(0, self.linked)
+                flags = [*flags, "-Wl,--no-as-needed", f"-Wl,-rpath,{self.linked.parent}"]
+            program(SOURCES / f"{name}.c", target, libraries, flags)
         return target
 
     @contextmanager
@@ -84,7 +98,7 @@ class World:
             "NCCL_RAS_ENABLE": "0",
             "WORLD_SIZE": str(count),
         }
-        if preload:
+        if preload and self.linked is None:
             environment["LD_PRELOAD"] = str(library.library_path())
         with ExitStack() as stack:
             processes = []
@@ -99,6 +113,20 @@ class World:
                 processes.append(process)
                 stack.callback(_end, process)
             yield Ranks(processes, folder)
+
+
+def _interposer(folder: Path, flags: Sequence[str]) -> Path:
+    library = folder / "liveshift_interposer.so"
+    subprocess.run(
+        [
+            *compiler(), "-std=gnu11", "-D_GNU_SOURCE", '-DLIVESHIFT_VERSION="test"', "-fPIC",
+            "-fexceptions", "-fvisibility=hidden", "-g", "-O1", "-fno-omit-frame-pointer", *flags,
+            "-shared", "-Wl,--hash-style=gnu", "-o", str(library),
+            *map(str, sorted(INTERPOSER.glob("*.c"))), "-pthread",
+        ],
+        check=True,
+    )  # fmt: skip
+    return library
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -218,6 +246,18 @@ class Ranks:
             attempt.close()
             attempt.order(Want.TEARDOWN)
             attempt.rebuild()
+
+    def move_until_the_end(self, seed: int, limit_s: float = 3.0) -> int:
+        """Move at random moments until the program ends; how often it went the whole way."""
+        chance = random.Random(seed)
+        moved = 0
+        while self.running:
+            time.sleep(chance.random() * 0.06)
+            # the end of the program, or a communicator that was being made
+            with suppress(Abandoned):
+                self.move(limit_s)
+                moved += 1
+        return moved
 
 
 def await_true(

@@ -5,23 +5,17 @@ and rebuilt beneath programs that know nothing of it."""
 from __future__ import annotations
 
 import os
-import random
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from doubles.gpu.build import INCLUDE, program
-from nccl_coordinator import Abandoned, Ranks, World
+from nccl_coordinator import TWO_DEVICES, World
 
 from liveshift.interposer import library, page
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTRACT = ROOT / "integration" / "gpu" / "contract"
-
-TWO_DEVICES = ",".join(
-    f"GPU-{n * 8}-{n * 4}-{n * 4}-{n * 4}-{n * 12}:H200:1GiB" for n in ("1", "2")
-)
 
 
 @pytest.fixture(scope="module")
@@ -48,27 +42,13 @@ def test_calls_are_counted(world: World, tmp_path: Path, undisturbed: list[str])
         assert seen.begun["nccl.CommDestroy"] == 3 + (4 if rank else 2)
 
 
-def moved_at_random(ranks: Ranks, seed: int) -> int:
-    """Move until the program ends; how often it went the whole way."""
-    chance = random.Random(seed)
-    moved = 0
-    while ranks.running:
-        time.sleep(chance.random() * 0.06)
-        try:
-            ranks.move(limit_s=3)
-            moved += 1
-        except Abandoned:  # the end of the program, or a communicator that was being made
-            pass
-    return moved
-
-
 def test_moved_again_and_again_with_the_same_result(
     world: World, tmp_path: Path, undisturbed: list[str]
 ) -> None:
     """Collectives, groups, pipelines, a second thread; a watchdog that asks all the while."""
     with world.ranks("train", 3, tmp_path / "run", "80") as ranks:
         ranks.await_line("step 1")
-        assert moved_at_random(ranks, 7) >= 3
+        assert ranks.move_until_the_end(7) >= 3
         assert ranks.finish() == undisturbed
 
 
@@ -81,7 +61,7 @@ def test_communicators_made_in_every_way_are_rebuilt(world: World, tmp_path: Pat
             "family", 3, tmp_path / folder, "60", preload=preload, SIMCUDA_DEVICES=TWO_DEVICES
         ) as ranks:
             ranks.await_line("made")
-            moved = moved_at_random(ranks, 3) if preload else 0
+            moved = ranks.move_until_the_end(3) if preload else 0
             return ranks.finish(), moved
 
     undisturbed, _ = family("undisturbed", False)

@@ -62,6 +62,38 @@ def test_while_down_nothing_of_nccl_is_left_and_questions_are_answered(
         assert all(page.answer()["rebuilt_ns"] < 1e9 for page in attempt.pages)
 
 
+@pytest.mark.parametrize(
+    ("command", "answers"),
+    [
+        ("ring", ["2", "1"]),  # a group: collected, and made when its numbers are taken
+        ("scaled", ["6", "6"]),  # an operator: its communicator is waited for
+        ("init other", ["0", "0"]),
+        ("split other", ["0", "0"]),
+        ("finalize", ["0", "0"]),
+        ("destroy", ["0", "0"]),
+    ],
+)
+def test_what_is_called_while_down_is_done_afterwards(
+    world: World, tmp_path: Path, command: str, answers: list[str]
+) -> None:
+    with puppets(world, tmp_path) as ranks:
+        with ranks.attempts() as attempt:
+            attempt.reach()
+            attempt.close()
+            attempt.order(Want.TEARDOWN)
+            ranks.tell(command)
+            if command != "scaled":  # which waits elsewhere than at the gate
+                await_true(lambda: all(p.waiting() for p in attempt.pages), 10, ranks.everything)
+            attempt.rebuild()
+        assert ranks.answers() == answers
+        name = command.partition(" ")[2]
+        if name:
+            assert ranks.ask(f"sum {name}") == ["3", "3"]
+        if command not in ("finalize", "destroy"):
+            ranks.move()
+            assert ranks.ask("sum") == ["3", "3"]
+
+
 REFUSED = {
     "capture": "captured into a CUDA graph",
     "window": "address of a window was given away",

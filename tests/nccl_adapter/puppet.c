@@ -87,6 +87,34 @@ static int device_communicator(ncclComm_t comm) {
     return ncclDevCommCreate(comm, wants, out);
 }
 
+/* To the next and from the one before, in a group within a group; what came, from 1. */
+static int ring(ncclComm_t comm) {
+    float host[N];
+    fill((float)own + 1);
+    CHECK(ncclGroupStart());
+    CHECK(ncclSend(data, N / 2, ncclFloat32, (own + 1) % count, comm, stream));
+    CHECK(ncclGroupStart());
+    CHECK(ncclRecv(data + N / 2, N / 2, ncclFloat32, (own + count - 1) % count, comm, stream));
+    CHECK(ncclGroupEnd());
+    CHECK(ncclGroupEnd());
+    CHECK(cudaStreamSynchronize(stream));
+    CHECK(cudaMemcpy(host, data, sizeof host, cudaMemcpyDeviceToHost));
+    return (int)host[N - 1];
+}
+
+/* A factor for one sum, made and gone with it. */
+static int scaled(ncclComm_t comm) {
+    float host[N], two = 2;
+    ncclRedOp_t twice;
+    fill((float)own + 1);
+    CHECK(ncclRedOpCreatePreMulSum(&twice, &two, ncclFloat32, ncclScalarHostImmediate, comm));
+    CHECK(ncclAllReduce(data, data, N, ncclFloat32, twice, comm, stream));
+    CHECK(ncclRedOpDestroy(twice, comm));
+    CHECK(cudaStreamSynchronize(stream));
+    CHECK(cudaMemcpy(host, data, sizeof host, cudaMemcpyDeviceToHost));
+    return (int)host[N - 1];
+}
+
 static int async_error(ncclComm_t comm) {
     ncclResult_t error = ncclInternalError;
     CHECK(ncclCommGetAsyncError(comm, &error));
@@ -107,6 +135,10 @@ static int obey(const char *command, const char *name) {
         return ncclCommSplit(*named("world"), 0, own, comm, NULL);
     if (strcmp(command, "sum") == 0)
         return summed(*comm);
+    if (strcmp(command, "ring") == 0)
+        return ring(*comm);
+    if (strcmp(command, "scaled") == 0)
+        return scaled(*comm);
     if (strcmp(command, "enqueue") == 0)
         return sum(*comm, stream);
     if (strcmp(command, "per-thread") == 0)
