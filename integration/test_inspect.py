@@ -79,4 +79,4 @@ def test_a_rank_is_inspected_where_it_runs_before_and_after_its_move(
     assert "held/1 on h2: rank 1" in text
     said = lab.refused("inspect", "held/1", code=7, user=NOBODY, python=open_python.python)
     assert 'may not see held: it is another user\'s, that needs the role "view"' in said
-    job.stop()
+    lab.cli("stop", "held")
