@@ -189,6 +189,45 @@ def test_expandable_segments_are_seen_through_the_resolver(start: Start) -> None
     holder.end()
 
 
+def test_the_driver_is_recorded_however_its_functions_were_found(start: Start) -> None:
+    holder = start("driver")
+    holder.step("held")
+    assert sizes(holder.rows()) == {
+        Memory.DEVICE: [MIB, 2 * MIB, 3 * MIB],
+        Memory.PINNED: [4 * MIB],
+    }
+    holder.go_on()
+    holder.step("freed")
+    assert holder.rows() == {}
+    assert (holder.totals()["made"], holder.totals()["freed"]) == (4, 4)
+    holder.end()
+
+
+def test_a_library_that_python_loads_for_itself_is_recorded(
+    built: build.Doubles, tmp_path: Path
+) -> None:
+    """As torch is: RTLD_LOCAL, and linked with libcudart."""
+    source = tmp_path / "user.c"
+    source.write_text(
+        "int cudaMalloc(void **, unsigned long);\nint get(void **p) { return cudaMalloc(p, 4096); }"
+    )
+    user = _compile(
+        [source], tmp_path / "user.so", "-shared", "-fPIC", f"-L{built.folder}",
+        "-l:libcudart.so.13",
+    )  # fmt: skip
+    code = f"import ctypes; assert ctypes.CDLL('{user}').get(ctypes.byref(ctypes.c_void_p())) == 0"
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    environment = {
+        "LD_LIBRARY_PATH": str(built.folder), "LD_PRELOAD": str(library.library_path()),
+        "LIVESHIFT_PAGES": str(pages),
+    }  # fmt: skip
+    subprocess.run([sys.executable, "-S", "-c", code], check=True, env=environment, timeout=60)
+    (page,) = pages.iterdir()
+    with opened(page) as file:
+        assert [(row.kind, row.size) for row in file.allocations()] == [(Memory.DEVICE, 4096)]
+
+
 def test_memory_shared_by_ipc_is_known_on_both_sides(start: Start) -> None:
     holder = start("shared")
     child = int(holder.step("opened")[0])
