@@ -274,6 +274,20 @@ def test_streams_events_and_graphs_with_nccl(start: Start, open_library: Path) -
     holder.end()
 
 
+def test_a_device_that_is_reset_holds_nothing(start: Start) -> None:
+    holder = start("reset")
+    holder.step("held")
+    assert sizes(holder.rows()) == {Memory.DEVICE: [MIB], Memory.PINNED: [MIB]}
+    with opened(holder.path()) as page:
+        assert len(page.streams()) == 1
+    holder.go_on()
+    holder.step("reset")
+    assert holder.rows() == {}
+    with opened(holder.path()) as page:
+        assert page.streams() == []
+    holder.end()
+
+
 def test_a_million_pairs_in_four_threads_lose_nothing(start: Start) -> None:
     holder = start("threads", "4", "250000")
     holder.step("ns_per_pair")

@@ -227,6 +227,17 @@ static void work(void) {
     step("destroyed");
 }
 
+static void reset(void) {
+    void *device, *pinned;
+    cudaStream_t stream;
+    OK(cudaMalloc(&device, MIB));
+    OK(cudaMallocHost(&pinned, MIB));
+    OK(cudaStreamCreate(&stream));
+    step("held");
+    OK(cudaDeviceReset());
+    step("reset");
+}
+
 static unsigned pairs;
 
 static void *pair_after_pair(void *argument) {
@@ -294,6 +305,8 @@ int main(int argc, char **argv) {
         driver();
     else if (strcmp(story, "shared") == 0)
         shared();
+    else if (strcmp(story, "reset") == 0)
+        reset();
     else if (strcmp(story, "work") == 0)
         work();
     else if (strcmp(story, "threads") == 0)
