@@ -13,13 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from doubles.gpu import build
 
 from liveshift.interposer import layout, library
 from liveshift.interposer.layout import Memory
 from liveshift.interposer.page import Allocation, opened
-
-sys.path.insert(0, str(Path(__file__).resolve().parent / "doubles" / "gpu"))
-import build
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parent / "interposer"
