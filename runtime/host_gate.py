@@ -355,8 +355,9 @@ def _notes(process: _Process, attempt: int) -> list[tuple[str, bool]]:
         )
     for made in communicators:
         if made.state == CommunicatorState.LIVE and made.id == 0 and grown <= 0:
+            # One that was used may be in use now, without anybody seeing it.
             text = f"the members of {_name(made)} can't agree on its identity; nothing counts it"
-            notes.append((text, False))
+            notes.append((text, answer["unidentified"] > 0))
     if answer["groups"]:
         notes.append(("a group of operations is being begun", False))
     if answer["untracked"]:

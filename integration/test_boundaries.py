@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that find no boundary, and jobs whose gates nobody opens: they go on, and it is told why."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+from lab_session import GPT, JOBS, TORCHRUN, LabSession, NewLab, eventually
+from moving_job import Job
+from reference_runs import References
+
+from liveshift.launcher import lab as labs
+
+TRAIN_GPT = (*TORCHRUN, str(GPT), "--steps", "160", "--batch", "8", "--out", "{out}")
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def lab(new_lab: NewLab) -> LabSession:
+    """With little patience: a boundary is looked for for 1.5 s, a silent agent waited for 2 s."""
+    return new_lab("--hosts", "4", "--timeouts", "collective=60")
+
+
+def quiesced(job: Job) -> str:
+    """What the last move's quiesce phase says."""
+    (detail,) = (p.detail for p in job.migrations()[-1].phases if p.name == "quiesce")
+    return detail
+
+
+def test_an_order_that_no_collective_shows(lab: LabSession, references: References) -> None:
+    """Tried twice; the rank that owes is named with its threads; then it is frozen in place."""
+    argv = (
+        *(sys.executable, str(JOBS / "hidden_order.py")),
+        *("--steps", "60", "--pace", "0.3", "--out", "{out}"),
+    )
+    job = lab.start("hidden", argv, nnodes=3)
+    job.wait_step(5)
+    job.migrate(2)
+    assert quiesced(job) == "frozen in place"
+    told = " ".join(lab.cli("events", job.name).out.split())
+    owes = r"frozen in place: no collective boundary within 1\.5 s: .*rank 1 owes operation \d+ of"
+    assert re.search(owes + r" \d+ on pair, last gloo\.allreduce \(threads: ", told), told
+    result = job.result(3)
+    result.assert_equals(references.of(job.argv, 3, 3))
+
+
+def test_communicators_without_an_identity(lab: LabSession, references: References) -> None:
+    job = lab.start("lazy", ("env", "TORCH_GLOO_LAZY_INIT=1", *TRAIN_GPT), nnodes=2)
+    job.wait_step(10)
+    job.migrate(1)
+    assert quiesced(job) == "frozen in place"
+    told = " ".join(lab.cli("events", job.name).out.split())
+    assert re.search(r"frozen in place: .*can't agree on", told), told
+    result = job.result(2)
+    result.assert_equals(references.of(job.argv, 2, 2))
+
+
+def test_a_gate_that_nobody_opens(lab: LabSession, references: References) -> None:
+    """The agent of the rank that stays dies while the gates are closed, for good: its rank opens
+    its gate by itself after the lease."""
+    job = lab.start("nobody", TRAIN_GPT, nnodes=2)
+    job.wait_step(10)
+    stays = job.capsule(0).host
+    used = {job.capsule(index).host for index in (0, 1)}
+    to = next(host for host in ("h3", "h2", "h1") if host not in used)
+    lab.cli("lab", "link", to, "--rate", "1gbit")
+    try:
+        with lab.popen("migrate", f"{job.name}/1", "--to", to) as moving:
+            eventually(lambda: [r for r in lab.status().moving if r.state == "freezing"], "it", 20)
+            labs.stop_daemon(lab.lab, stays)
+            _, err = moving.communicate(timeout=90)
+        assert moving.returncode == 0, err.decode()
+    finally:
+        lab.cli("lab", "link", to, "--rate", "none", "--mend")
+    assert quiesced(job).startswith("after collective")
+    job.go_on(5)
+    lab.start_agent(stays)
+    result = job.result(2)
+    result.assert_equals(references.of(job.argv, 2, 2))
