@@ -13,7 +13,6 @@ export VENV PYTHON
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast test-lab gate-simulation fault-matrix load soak fuzz compat bench-gate lint format sources clean
-.PHONY: help setup demo test test-fast test-lab fault-matrix load soak fuzz compat bench-gate lint format sources clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14

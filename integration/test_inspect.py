@@ -14,7 +14,7 @@ from open_python import NOBODY, OpenPython
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 
-DOUBLES = Path(__file__).resolve().parents[1] / "tests" / "doubles" / "gpu"
+TESTS = Path(__file__).resolve().parents[1] / "tests"
 BUFFERS = 4 * (64 * 64 + 64 + 64 * 64 + 64 + 16 + 16 + 1)
 """Bytes that a rank of device_ddp.py allocates: gradients, what is passed on, the loss."""
 
@@ -27,13 +27,12 @@ def lab(new_lab: NewLab) -> LabSession:
 @pytest.fixture(scope="module")
 def libraries(place: Path) -> str:
     """Where the doubles are, for LD_LIBRARY_PATH."""
-    sys.path.insert(0, str(DOUBLES))
+    sys.path.insert(0, str(TESTS))
     try:
-        from build_nccl import build_nccl
-
-        from build import build
+        from doubles.gpu.build import build
+        from doubles.gpu.build_nccl import build_nccl
     finally:
-        sys.path.remove(str(DOUBLES))
+        sys.path.remove(str(TESTS))
     folder = place / "doubles"
     return f"{build(folder).folder}:{build_nccl(folder).parent}"
 
@@ -79,4 +78,4 @@ def test_a_rank_is_inspected_where_it_runs_before_and_after_its_move(
     assert "held/1 on h2: rank 1" in text
     said = lab.refused("inspect", "held/1", code=7, user=NOBODY, python=open_python.python)
     assert 'may not see held: it is another user\'s, that needs the role "view"' in said
-    job.stop()
+    lab.cli("stop", "held")

@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that talk by NCCL move: quiesced, communicators torn down, dumped by real CRIU, rebuilt.
 
-On the simulated CUDA and NCCL (tests/doubles/gpu): device memory is host memory, streams are
-threads, and a collective hangs until all of its members have come. The rest is real. Losses and
-parameters must be those of a run without liveshift, and the watchdog thread of each rank, which
-asks NCCL for errors all the while, must see none.
+On the doubles (device_jobs.py). Losses and parameters must be those of a run without liveshift,
+and the watchdog thread of each rank, which asks NCCL for errors all the while, must see none.
 """
 
 from __future__ import annotations
 
 import re
-import sys
+import subprocess
 from pathlib import Path
 
 import pytest
-from lab_session import JOBS, LabSession, NewLab
+from device_jobs import Device
+from lab_session import LabSession, NewLab, eventually
 from moving_job import Job
 from reference_runs import References
 
-TESTS = Path(__file__).resolve().parents[1] / "tests"
+from liveshift.launcher import lab as labs
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
@@ -27,34 +28,19 @@ def lab(new_lab: NewLab) -> LabSession:
 
 
 @pytest.fixture(scope="module")
-def libraries(place: Path) -> str:
-    """Where the doubles are, for LD_LIBRARY_PATH."""
-    sys.path.insert(0, str(TESTS))
-    try:
-        from doubles.gpu.build import build
-        from doubles.gpu.build_nccl import build_nccl
-    finally:
-        sys.path.remove(str(TESTS))
-    folder = place / "doubles"
-    return f"{build(folder).folder}:{build_nccl(folder).parent}"
+def gpu(place: Path) -> Device:
+    return Device.built(place / "doubles")
 
 
-@pytest.fixture
-def device(lab: LabSession, libraries: str, request: pytest.FixtureRequest) -> Job:
+def started(lab: LabSession, gpu: Device, name: str, steps: int = 200) -> Job:
     """Data-parallel training on two hosts' simulated GPUs, under way."""
-    name = request.node.name.removeprefix("test_").replace("_", "-")[:24].strip("-")
-    argv = (
-        *("env", f"LD_LIBRARY_PATH={libraries}", sys.executable, str(JOBS / "device_ddp.py")),
-        *("--steps", "300", "--pace", "0.05", "--out", "{out}"),
-    )
-    job = lab.start(name, argv, nnodes=2)
+    job = lab.start(name, gpu.ddp(steps), nnodes=2)
     job.wait_step(10)
     return job
 
 
 def assert_rebuilt(job: Job) -> None:
-    """Each move found a boundary of NCCL's clocks, and made both communicators of both ranks
-    again."""
+    """Each move found a boundary of NCCL's clocks, and made both communicators again."""
     assert job.output().count("simulated GPU") == 2
     for row in job.moves:
         detail = {phase.name: phase.detail for phase in row.phases}
@@ -62,23 +48,109 @@ def assert_rebuilt(job: Job) -> None:
         assert re.match(r"2 communicators rebuilt in \d", detail["reopen"]), detail
 
 
-def test_the_rank_that_follows_moves(device: Job, references: References) -> None:
-    device.migrate(1)
-    assert_rebuilt(device)
-    assert_same(device, references)
-
-
-def test_the_first_rank_moves_twice_and_the_other_once(device: Job, references: References) -> None:
-    """Rank 0 has the communicators' roots: their listeners end with them and are made anew."""
-    for index in (0, 1, 0):
-        device.migrate(index)
-        device.go_on(5)
-    assert len(device.moves) == 3
-    assert_rebuilt(device)
-    assert_same(device, references)
-
-
 def assert_same(job: Job, references: References) -> None:
     result = job.result(2)
     job.assert_trained_across(2)
     result.assert_equals(references.of(job.argv, job.nnodes, 2))
+
+
+def test_each_rank_moves(lab: LabSession, gpu: Device, references: References) -> None:
+    """Rank 0 has the communicators' roots: their listeners end with them and are made anew."""
+    job = started(lab, gpu, "each")
+    for index in (1, 0, 0):
+        job.migrate(index)
+        job.go_on(5)
+    assert len(job.moves) == 3
+    assert_rebuilt(job)
+    assert_same(job, references)
+
+
+def test_both_ranks_move_at_once(lab: LabSession, gpu: Device, references: References) -> None:
+    """The second move finds the job at the first one's boundary, or waits for its end."""
+    job = started(lab, gpu, "both")
+    moving = [lab.popen("migrate", f"both/{index}") for index in (0, 1)]
+    try:
+        for one in moving:
+            _, err = one.communicate(timeout=90)
+            assert one.returncode == 0, err.decode()
+    finally:
+        for one in moving:
+            one.kill()
+    rows = job.migrations()
+    assert [row.state for row in rows] == ["done", "done"]
+    assert sum("communicators rebuilt" in phase.detail for row in rows for phase in row.phases)
+    job.go_on(5)
+    result = job.result(2)
+    result.assert_equals(references.of(job.argv, job.nnodes, 2))
+
+
+def test_a_move_that_fails_leaves_communicators_rebuilt(
+    lab: LabSession, gpu: Device, references: References
+) -> None:
+    job = started(lab, gpu, "fails")
+    inside = labs.entry(lab.lab.machine("h2"))
+    resize = [*inside, "mount", "-o", "remount,size={}", "/run/liveshift/images"]
+    subprocess.run([word.format("8m") for word in resize], check=True)
+    try:
+        said = lab.refused("migrate", "fails/1", "--to", "h2", code=1)
+    finally:
+        subprocess.run([word.format("90%") for word in resize], check=True)
+    assert "No space left on device" in said
+    (row,) = job.migrations()
+    assert row.state == "failed"
+    assert any("communicators rebuilt" in phase.detail for phase in row.phases)
+    job.go_on(5)
+    job.migrate(1, "h2")
+    assert_same(job, references)
+
+
+@pytest.mark.parametrize("who", ["ctl", "h0"])
+def test_a_daemon_that_dies_while_communicators_are_down(
+    lab: LabSession, gpu: Device, references: References, who: str
+) -> None:
+    """The orchestrator, or the agent of the rank that stays: the job waits for its next life."""
+    job = started(lab, gpu, f"dies-{who}")
+    stays = job.capsule(0).host
+    victim = who if who == "ctl" else stays
+    lab.cli("lab", "link", "h3", "--rate", "300mbit")  # some seconds in which to do harm
+    try:
+        with lab.popen("migrate", f"{job.name}/1", "--to", "h3") as moving:
+            eventually(lambda: [r for r in lab.status().moving if r.state == "freezing"], "it", 20)
+            labs.stop_daemon(lab.lab, victim)
+            labs.start_daemon(lab.lab, victim)
+            moving.communicate(timeout=90)
+    finally:
+        lab.cli("lab", "link", "h3", "--rate", "none", "--mend")
+    eventually(lambda: job.migrations()[-1].state in ("done", "failed"), "the move to end", 60)
+    (row,) = job.migrations()
+    assert any("communicators rebuilt" in phase.detail for phase in row.phases), row
+    job.go_on(5)
+    result = job.result(2)
+    result.assert_equals(references.of(job.argv, job.nnodes, 2))
+
+
+def test_a_c_program_with_three_ranks(lab: LabSession, gpu: Device, place: Path) -> None:
+    """Two threads with communicators of their own, groups, pipelines, splits that come and go."""
+    argv = gpu.train(3, 5000)
+    job = lab.start("train", argv, nnodes=3)
+    for index, step in ((1, "step 50\n"), (0, "step 300\n"), (2, "step 600\n")):
+        eventually(lambda step=step: step in job.output(), f"{step!r}", 60)
+        job.migrate(index)
+    job.wait_end(120)
+    found = re.findall(r"train/(\d): result (\w+)", job.output())
+    out = place / "train-alone"
+    out.mkdir()
+    alone = [
+        subprocess.Popen(
+            [word.replace("{out}", str(out)).replace("$RANK", str(rank)) for word in argv],
+            env={"NCCL_HOSTID": f"alone{rank}", "PATH": "/usr/bin:/bin"},
+            stdout=subprocess.PIPE, text=True,
+        )
+        for rank in range(3)
+    ]  # fmt: skip
+    wanted = [re.findall(r"result (\w+)", one.communicate(timeout=120)[0])[0] for one in alone]
+    assert [one.returncode for one in alone] == [0, 0, 0]
+    assert sorted(found) == [(str(rank), result) for rank, result in enumerate(wanted)]
+    assert len(job.moves) == 3
+    for row in job.moves:
+        assert any("communicators rebuilt" in phase.detail for phase in row.phases), row

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cuda_entry_points.h"
 
+#include "cuda_real.h"
+
 #include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
@@ -25,22 +27,29 @@ static const struct way {
 #undef X
 };
 
-/* The last row that fits is the latest version, and a thread's own default stream's variant. */
-static const struct way *way_to(const char *symbol, unsigned version, bool per_thread) {
+/* The row that leads to what a resolver has found. Its address tells where libcuda exports it under
+   a name we know; otherwise the last row that fits is the latest version, and the variant with a
+   default stream per thread. */
+static const struct way *way_to(const char *symbol, unsigned version, bool per_thread,
+                                void *function) {
     const struct way *found = NULL;
-    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
-        if (strcmp(ways[i].exported, symbol) == 0)
-            return &ways[i];
-        else if (strcmp(ways[i].symbol, symbol) == 0 && ways[i].since <= version &&
-                 ways[i].per_thread <= per_thread)
-            found = &ways[i];
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        const struct way *way = &ways[i];
+        bool exactly = strcmp(way->exported, symbol) == 0;
+        if (!exactly && strcmp(way->symbol, symbol) != 0)
+            continue;
+        if (function == (void *)way->hook || function == driver_function(way->known, way->exported))
+            return way;
+        if (exactly || (way->since <= version && way->per_thread <= per_thread))
+            found = way;
+    }
     return found;
 }
 
 void driver_substitute(const char *symbol, unsigned version, bool per_thread, void **function) {
     if (symbol == NULL || function == NULL || *function == NULL)
         return;
-    const struct way *way = way_to(symbol, version, per_thread);
+    const struct way *way = way_to(symbol, version, per_thread, *function);
     void *hook = way != NULL ? (void *)way->hook : NULL;
     if (hook == NULL || *function == hook)
         return;

@@ -185,7 +185,6 @@ static bool take(struct gate *gate, struct gate_want *wants, unsigned n, int32_t
     }
     if (raised)
         atomic_fetch_add(&page->answer.changes, 1);
-    atomic_thread_fence(memory_order_seq_cst);
     struct order now = order_of(page);
     bool taken = same(seen, &now) || (seen->want != LIVESHIFT_OPEN && now.want == LIVESHIFT_OPEN);
     for (unsigned i = 0; i < n; i++) {

@@ -82,6 +82,8 @@ void ledger_capture_has_nccl(uint64_t stream) {
 uint64_t capture_ending(uint64_t stream) { return capture_number(stream); }
 
 void capture_ended(uint64_t stream, int32_t device, uint64_t capture, uint64_t graph) {
+    if (graph == 0 && capture != 0 && capture_number(stream) == capture)
+        return; /* refused, as in a thread that may not end it: it goes on */
     struct liveshift_stream *row = stream_row(stream, device);
     if (row != NULL)
         atomic_fetch_and(&row->use, ~STREAM_CAPTURING);

@@ -230,7 +230,7 @@ struct liveshift_communicator {
 
 /* A stream of this process. By the interposer, read by the agent. Rows [0, page.streams). */
 struct liveshift_stream {
-    /* Handle; 0: free. */
+    /* Handle; 0: free; UINT64_MAX: it is being destroyed. */
     _Atomic uint64_t handle;
     int32_t device;
     uint32_t flags;

@@ -269,7 +269,8 @@ class PageFile:
     def streams(self) -> list[Stream]:
         """The streams that there are."""
         raw = self._table("streams", layout.STREAMS_AT, layout.STREAM, layout.STREAMS)
-        return [Stream(*fields) for fields in layout.STREAM.rows(raw) if fields[0]]
+        none = (0, 0xFFFF_FFFF_FFFF_FFFF)
+        return [Stream(*fields) for fields in layout.STREAM.rows(raw) if fields[0] not in none]
 
     def allocations(self) -> list[Allocation]:
         """What is held of CUDA's memory; those made or freed meanwhile may be here or not."""

@@ -58,7 +58,7 @@ BROKEN = {
         "gate.c", "atomic_store(&clock->raised, number);", "", "pool", 20,
     ),
     "nobody loses patience": (
-        "gate.c", "visit->stalled_ms < GATE_PATIENCE_MS", "true", "crossed", 20,
+        "gate.c", "visit->stalled_ms < patience_ms(gate, wants, n, debt)", "true", "crossed", 20,
     ),
     "a pool's later operation waits for the earlier": (
         "gate.c", "(patient || !in_flight(gate, wants, n))", "true", "pool", 60,

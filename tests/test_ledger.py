@@ -13,13 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from doubles.gpu import build
 
 from liveshift.interposer import layout, library
 from liveshift.interposer.layout import Memory
 from liveshift.interposer.page import Allocation, opened
-
-sys.path.insert(0, str(Path(__file__).resolve().parent / "doubles" / "gpu"))
-import build
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parent / "interposer"
@@ -189,6 +187,45 @@ def test_expandable_segments_are_seen_through_the_resolver(start: Start) -> None
     holder.end()
 
 
+def test_the_driver_is_recorded_however_its_functions_were_found(start: Start) -> None:
+    holder = start("driver")
+    holder.step("held")
+    assert sizes(holder.rows()) == {
+        Memory.DEVICE: [MIB, 2 * MIB, 3 * MIB],
+        Memory.PINNED: [4 * MIB],
+    }
+    holder.go_on()
+    holder.step("freed")
+    assert holder.rows() == {}
+    assert (holder.totals()["made"], holder.totals()["freed"]) == (4, 4)
+    holder.end()
+
+
+def test_a_library_that_python_loads_for_itself_is_recorded(
+    built: build.Doubles, tmp_path: Path
+) -> None:
+    """As torch is: RTLD_LOCAL, and linked with libcudart."""
+    source = tmp_path / "user.c"
+    source.write_text(
+        "int cudaMalloc(void **, unsigned long);\nint get(void **p) { return cudaMalloc(p, 4096); }"
+    )
+    user = _compile(
+        [source], tmp_path / "user.so", "-shared", "-fPIC", f"-L{built.folder}",
+        "-l:libcudart.so.13",
+    )  # fmt: skip
+    code = f"import ctypes; assert ctypes.CDLL('{user}').get(ctypes.byref(ctypes.c_void_p())) == 0"
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    environment = {
+        "LD_LIBRARY_PATH": str(built.folder), "LD_PRELOAD": str(library.library_path()),
+        "LIVESHIFT_PAGES": str(pages),
+    }  # fmt: skip
+    subprocess.run([sys.executable, "-S", "-c", code], check=True, env=environment, timeout=60)
+    (page,) = pages.iterdir()
+    with opened(page) as file:
+        assert [(row.kind, row.size) for row in file.allocations()] == [(Memory.DEVICE, 4096)]
+
+
 def test_memory_shared_by_ipc_is_known_on_both_sides(start: Start) -> None:
     holder = start("shared")
     child = int(holder.step("opened")[0])
@@ -232,6 +269,20 @@ def test_streams_events_and_graphs_with_nccl(start: Start, open_library: Path) -
     holder.step("destroyed")
     totals = holder.totals()
     assert [totals[n] for n in ("events", "graphs", "graph_execs", "graphs_with_nccl")] == [0] * 4
+    holder.end()
+
+
+def test_a_device_that_is_reset_holds_nothing(start: Start) -> None:
+    holder = start("reset")
+    holder.step("held")
+    assert sizes(holder.rows()) == {Memory.DEVICE: [MIB], Memory.PINNED: [MIB]}
+    with opened(holder.path()) as page:
+        assert len(page.streams()) == 1
+    holder.go_on()
+    holder.step("reset")
+    assert holder.rows() == {}
+    with opened(holder.path()) as page:
+        assert page.streams() == []
     holder.end()
 
 

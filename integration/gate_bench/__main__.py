@@ -91,8 +91,8 @@ def _rows(report: dict[str, Any]) -> list[Row]:
         ratio, goal = report["step_time_ratio"], report["goal_step_time_ratio"]
         null = report["step_time_ratio_null"]
         chance = f"chance: {null:.4f}"
-        # Two jobs without the library that differ by as much: nothing can be said here and now.
-        told = ratio <= goal or abs(null - 1) < (ratio - 1) / 2
+        # Where two jobs without the library differ by more than the goal allows, nothing is told.
+        told = abs(null - 1) < goal - 1
         rows += [
             ("step time of a DDP job, with / without", f"{ratio:.4f} ({chance})", f"≤ {goal}",
              ratio <= goal if told else None),

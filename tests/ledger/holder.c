@@ -129,6 +129,29 @@ static void segments(void) {
     step("freed");
 }
 
+/* The driver's own API: linked, and by its resolver, and by the resolver that the resolver finds. */
+static void driver(void) {
+    __typeof__(&cuMemAlloc_v2) alloc = NULL, again = NULL, old = NULL;
+    __typeof__(&cuGetProcAddress_v2) resolve = NULL;
+    CUdeviceptr linked, resolved, twice, pinned;
+    OK(cudaFree(NULL));
+    OK(cuMemAlloc_v2(&linked, MIB));
+    OK(cuGetProcAddress_v2("cuMemAlloc", (void **)&alloc, 12000, 0, NULL));
+    OK(alloc(&resolved, 2 * MIB));
+    OK(cuGetProcAddress("cuGetProcAddress", (void **)&resolve, 12000, 0));
+    OK(resolve("cuMemAlloc", (void **)&again, 13000, 0, NULL));
+    OK(again(&twice, 3 * MIB));
+    OK(cuMemAllocHost_v2((void **)&pinned, 4 * MIB));
+    FAILS(cuGetProcAddress_v2("cuNothing", (void **)&old, 12000, 0, NULL) == 0 && old != NULL ? 0
+                                                                                              : 1);
+    step("held");
+    OK(cuMemFree_v2(linked));
+    OK(cuMemFree_v2(resolved));
+    OK(cudaFree((void *)twice)); /* the two APIs free each other's memory */
+    OK(cuMemFreeHost((void *)pinned));
+    step("freed");
+}
+
 static void shared(void) {
     void *pointer;
     cudaIpcMemHandle_t handle;
@@ -204,6 +227,17 @@ static void work(void) {
     step("destroyed");
 }
 
+static void reset(void) {
+    void *device, *pinned;
+    cudaStream_t stream;
+    OK(cudaMalloc(&device, MIB));
+    OK(cudaMallocHost(&pinned, MIB));
+    OK(cudaStreamCreate(&stream));
+    step("held");
+    OK(cudaDeviceReset());
+    step("reset");
+}
+
 static unsigned pairs;
 
 static void *pair_after_pair(void *argument) {
@@ -267,8 +301,12 @@ int main(int argc, char **argv) {
         memory();
     else if (strcmp(story, "segments") == 0)
         segments();
+    else if (strcmp(story, "driver") == 0)
+        driver();
     else if (strcmp(story, "shared") == 0)
         shared();
+    else if (strcmp(story, "reset") == 0)
+        reset();
     else if (strcmp(story, "work") == 0)
         work();
     else if (strcmp(story, "threads") == 0)

@@ -67,7 +67,8 @@ static void run_item(struct item *item) {
 
 static void *worker(void *argument) {
     CUstream stream = argument;
-    prctl(PR_SET_NAME, "cuda stream"); /* not that of whoever made it, one of NCCL's threads perhaps */
+    prctl(PR_SET_NAME,
+          "cuda stream"); /* not that of whoever made it, one of NCCL's threads perhaps */
     pthread_mutex_lock(&streams_lock);
     for (;;) {
         while (stream->first == NULL && !stream->destroyed)

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A process with busy threads forks, again and again: each child has a page of its own that begins
+ * at nothing and an open gate, also where its parent's was closed, and the parent's page is as if
+ * nothing had been.
+ * needs: gate.c clocks.c process.c
+ */
+#include "agent.h"
+#include "clocks.h"
+
+#include <sched.h>
+#include <sys/wait.h>
+
+#define BUSY 3
+
+static struct liveshift_clock *clocks[BUSY];
+static uint64_t done[BUSY];
+static atomic_bool stop;
+
+static void *work(void *argument) {
+    unsigned long which = (unsigned long)argument;
+    while (!atomic_load(&stop)) {
+        gate_begin(gate_here(), clocks[which], 0, tid_here());
+        gate_end(clocks[which]);
+        done[which]++;
+        sched_yield();
+    }
+    return NULL;
+}
+
+static struct liveshift_clock *clock_of(uint64_t id) {
+    struct communicator_made made = {.library = LIVESHIFT_NCCL, .id = id, .size = 2, .rank = 0};
+    struct liveshift_communicator *row = communicator_add(gate_here(), &made);
+    CHECK(row != NULL);
+    return clock_add(gate_here(), row, -1, -1);
+}
+
+static int in_child(int parent, unsigned generation) {
+    CHECK_SAME(process_generation(), generation + 1);
+    CHECK_SAME(tid_here(), getpid());
+    /* What is still written into the parent's rows is seen by nobody. */
+    gate_end(clocks[0]);
+    struct gate *gate = gate_here();
+    CHECK(gate->page->pid == getpid() && getpid() != parent);
+    CHECK_SAME(atomic_load(&gate->page->order.want), LIVESHIFT_OPEN);
+    CHECK_SAME(atomic_load(&gate->page->clocks), 0);
+    struct liveshift_clock *clock = clock_of(5);
+    for (int i = 0; i < 3; i++) {
+        gate_begin(gate, clock, 0, tid_here());
+        gate_end(clock);
+    }
+    CHECK_SAME(atomic_load(&clock->returned), 3);
+    CHECK_SAME(atomic_load(&gate->page->counters[0].started), 3);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 3);
+    setenv("LIVESHIFT_PAGES", argv[2], 1);
+    static struct agent agent;
+    struct gate *gate = gate_here();
+    agent_open(&agent, argv[2], getpid());
+    pthread_t busy[BUSY];
+    for (unsigned long i = 0; i < BUSY; i++) {
+        clocks[i] = clock_of(100 + i);
+        CHECK(pthread_create(&busy[i], NULL, work, (void *)i) == 0);
+    }
+    for (int round = 0, rounds = atoi(argv[1]) / 2; round < rounds; round++) {
+        if (round % 2 == 1)
+            agent_arm(&agent, 0);
+        int parent = getpid();
+        unsigned generation = process_generation();
+        pid_t child = fork();
+        if (child == 0)
+            _exit(in_child(parent, generation));
+        CHECK(child > 0);
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+        CHECK(gate_here() == gate && process_generation() == generation);
+        static struct agent theirs; /* its page outlives it */
+        agent_open(&theirs, argv[2], child);
+        agent_clocks(&theirs);
+        CHECK_SAME(theirs.rows, 1);
+        CHECK_SAME(theirs.clocks[0].returned, 3);
+        close(theirs.fd);
+        munmap((char *)theirs.futex - offsetof(struct liveshift_page, order.check), 4096);
+        agent_give(&agent, LIVESHIFT_OPEN);
+    }
+    atomic_store(&stop, true);
+    for (int i = 0; i < BUSY; i++) {
+        pthread_join(busy[i], NULL);
+        CHECK_SAME(atomic_load(&clocks[i]->returned), done[i]);
+    }
+    CHECK_SAME(gate->page->pid, getpid());
+    return 0;
+}
