@@ -56,7 +56,7 @@ static inline bool nccl_begin(struct vcomm *v, enum kind kind) {
    gate, beneath which all of this may have changed. */
 static inline bool nccl_prepared(struct vcomm *v, nccl_stream stream) {
     struct liveshift_stream *row = atomic_load_explicit(&v->stream, memory_order_relaxed);
-    if (atomic_load_explicit(&v->state, memory_order_relaxed) != VCOMM_LIVE || row == NULL ||
+    if (atomic_load_explicit(&v->state, memory_order_acquire) != VCOMM_LIVE || row == NULL ||
         atomic_load_explicit(&row->handle, memory_order_relaxed) != (uintptr_t)stream ||
         atomic_load_explicit(&row->use, memory_order_relaxed) != STREAM_CARRIED ||
         cuda_captures(stream))

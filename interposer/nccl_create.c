@@ -64,7 +64,7 @@ static ncclResult_t init(struct vcomm *v, int size, int rank, const ncclUniqueId
 ncclResult_t creation_launch(struct vcomm *v) {
     struct creation *how = &v->how;
     void *config = how->given != NULL ? how->given : how->raw;
-    ncclComm_t parent = how->parent != NULL ? how->parent->real : NULL;
+    ncclComm_t parent = how->parent != NULL ? vcomm_real(how->parent) : NULL;
     if (!how->untracked) {
         how->untracked = true;
         gate_untracked_begin(gate_here());

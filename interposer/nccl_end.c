@@ -72,8 +72,8 @@ static ncclResult_t abort_now(struct vcomm *v) {
 
 ncclResult_t ending_launch(const struct nccl_call *call) {
     struct vcomm *v = call->v;
-    ncclComm_t comm = v != NULL ? v->real : call->comm;
-    bool gone = v != NULL && atomic_load(&v->state) == VCOMM_DOWN;
+    ncclComm_t comm = v != NULL ? vcomm_real(v) : call->comm;
+    bool gone = v != NULL && comm == NULL;
     switch (call->function) {
     case NCCL_DO_CommFinalize:
         return gone ? ncclSuccess : NCCL_CALL(CommFinalize, comm);

@@ -40,7 +40,7 @@ static void carries(struct vcomm *v, nccl_stream stream) {
 /* What must be known of a call before it is made; false: there is nothing to call. */
 static bool before(const struct nccl_call *call, ncclResult_t *result) {
     struct vcomm *v = call->v;
-    uint32_t state = atomic_load_explicit(&v->state, memory_order_relaxed);
+    uint32_t state = atomic_load_explicit(&v->state, memory_order_acquire);
     if (state == VCOMM_DOWN || state == VCOMM_ENDED) {
         *result = ncclRemoteError; /* left without its peers, or ended while this call waited */
         return false;

@@ -131,11 +131,12 @@ void window_settle(const struct nccl_call *call, ncclResult_t result) {
 ncclResult_t window_launch(const struct nccl_call *call) {
     struct vcomm *v = call->v;
     struct window *made = call->window_made;
+    ncclComm_t real = v != NULL ? vcomm_real(v) : call->comm;
     if (made != NULL)
-        return NCCL_CALL(CommWindowRegister, v->real, made->buffer, made->size, &made->real,
+        return NCCL_CALL(CommWindowRegister, real, made->buffer, made->size, &made->real,
                          made->flags);
     if (v == NULL)
-        return NCCL_CALL(CommWindowDeregister, call->comm, call->window);
+        return NCCL_CALL(CommWindowDeregister, real, call->window);
     pthread_mutex_lock(&v->records);
     struct window **at = window_place(v, call->window), *found = *at;
     if (found != NULL) {
@@ -145,7 +146,7 @@ ncclResult_t window_launch(const struct nccl_call *call) {
     }
     pthread_mutex_unlock(&v->records);
     ncclResult_t result =
-        NCCL_CALL(CommWindowDeregister, v->real, found != NULL ? found->real : call->window);
+        NCCL_CALL(CommWindowDeregister, real, found != NULL ? found->real : call->window);
     free(found);
     return result;
 }

@@ -134,6 +134,12 @@ bool vcomm_enter(struct vcomm *v);
 bool vcomm_enter_waiting(struct vcomm *v);
 static inline void vcomm_leave(struct vcomm *v) { atomic_fetch_sub(&v->uses, 1); }
 
+/* After the gate: the real one, and what a rebuild has written besides; NULL: there is none. */
+static inline ncclComm_t vcomm_real(struct vcomm *v) {
+    uint32_t state = atomic_load_explicit(&v->state, memory_order_acquire);
+    return state == VCOMM_DOWN || state == VCOMM_ENDED ? NULL : v->real;
+}
+
 /* Why it can't be torn down, for the page; the first reason stays. */
 void vcomm_unsafe(struct vcomm *v, const char *why);
 

@@ -280,7 +280,7 @@ class Attempt:
         self.limit_s = limit_s
         self.version = 0
         self.targets: dict[int, int] = {}
-        self.served: list[OrderedPage] = []
+        self.served = list(pages)
 
     def reach(self) -> None:
         """Bring all to the least boundary."""
@@ -365,7 +365,7 @@ class Attempt:
 
     def done(self, want: Want) -> None:
         """The service threads of all processes that have communicators have done it."""
-        for each in self.served or self.pages:
+        for each in self.served:
 
             def answered(each: OrderedPage = each) -> bool:
                 a = each.answer()
