@@ -9,6 +9,15 @@
 /* Rows are given out and taken back under it; never held across a call of the library. */
 static pthread_mutex_t rows = PTHREAD_MUTEX_INITIALIZER;
 
+/* The attempt during which a clock's row was freed; 0: the gate was open. Under `rows`. */
+static uint32_t freed_in[LIVESHIFT_PAGE_CLOCKS];
+
+/* The attempt that the gate is closed for; 0: it is open. */
+static uint32_t attempt_now(struct liveshift_page *page) {
+    bool open = atomic_load(&page->order.want) == LIVESHIFT_OPEN;
+    return open ? 0 : atomic_load(&page->order.attempt);
+}
+
 static uint32_t ordinal; /* of the last communicator of this process; under `rows` */
 
 static void before_fork(void) { pthread_mutex_lock(&rows); }
@@ -114,9 +123,10 @@ struct liveshift_clock *clock_add(struct gate *gate, struct liveshift_communicat
     struct liveshift_clock *table = liveshift_clocks(page), *row = NULL;
     lock_rows();
     uint32_t used = atomic_load(&page->clocks), at = 0;
-    bool closed = atomic_load(&page->order.want) != LIVESHIFT_OPEN;
-    /* While the agent may be writing targets by row, no row changes its clock. */
-    while (at < used && (closed || atomic_load(&table[at].id) != 0))
+    uint32_t attempt = attempt_now(page);
+    /* The agent may be writing targets of what it has seen in this attempt, by row. */
+    while (at < used &&
+           (atomic_load(&table[at].id) != 0 || (attempt != 0 && freed_in[at] == attempt)))
         at++;
     if (at == used)
         at = next_row(gate, used, LIVESHIFT_PAGE_CLOCKS, LIVESHIFT_CLOCKS_AT, sizeof *table,
@@ -129,7 +139,7 @@ struct liveshift_clock *clock_add(struct gate *gate, struct liveshift_communicat
         row->to = to;
         row->blocking = of->library == LIVESHIFT_GLOO;
         uint64_t id = clock_id(of->id, from, to);
-        if (closed)
+        if (attempt != 0)
             atomic_store(&row->target, asked_for(page, id));
         atomic_store(&row->id, id);
         if (at == used)
@@ -151,6 +161,7 @@ void communicator_end(struct gate *gate, struct liveshift_communicator *row) {
         if (atomic_load(&table[at].id) != 0 && table[at].communicator == which) {
             atomic_fetch_add(&page->retired, atomic_load(&table[at].returned));
             atomic_store(&table[at].id, 0);
+            freed_in[at] = attempt_now(page);
         }
     pthread_mutex_unlock(&rows);
 }

@@ -77,8 +77,8 @@ static enum debt unowned(struct gate *gate, uint32_t communicator, int32_t tid) 
     struct liveshift_clock *clocks = liveshift_clocks(gate->page);
     bool alone = true, used = false;
     for (uint32_t row = 0; row < clocks_used(gate->page); row++) {
-        int32_t owner = atomic_load(&clocks[row].owner);
-        if (atomic_load(&clocks[row].id) == 0 || owner == 0)
+        int32_t owner = atomic_load(&clocks[row].id) != 0 ? atomic_load(&clocks[row].owner) : 0;
+        if (owner == 0)
             continue;
         alone = alone && owner == tid;
         if (clocks[row].communicator != communicator)

@@ -140,17 +140,19 @@ class CollectiveClock:
         clocks, targets, members = state.clocks, self.targets, self._members
         for clock, number in report.numbers.items():
             target = targets.get(clock, -1)
+            if number > target:
+                targets[clock] = number
             if clock not in clocks:
                 clocks.add(clock)
                 members.setdefault(clock, []).append(host)
+                if self.version == 0:
+                    continue  # everybody is given everything
                 if max(target, number) > 0:
                     grown.append(clock)
                 # It may have the other ends of these.
                 grown += [lone for lone in self._lone_of.get(clock, ()) if targets[lone] > 0]
             elif number > target:
                 grown.append(clock)
-            if number > target:
-                targets[clock] = number
         for clock, pair in report.pairs.items():
             state.asked.pop(clock, None)
             if self._lone.pop(clock, None) is None:

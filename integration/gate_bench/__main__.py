@@ -17,7 +17,7 @@ from rich.table import Table
 
 import liveshift
 
-from . import cost, device_cost, quiesce, step_time
+from . import cost, device_cost, quiesce, scale, step_time
 
 WIDTH = 100
 
@@ -30,6 +30,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "device-cost": device_cost.measure,
     "step-time": step_time.measure,
     "quiesce": quiesce.measure,
+    "quiesce-scale": scale.measure,
 }
 
 
@@ -105,6 +106,14 @@ def _rows(report: dict[str, Any]) -> list[Row]:
             (f"boundary of {row['ranks']} ranks: seconds after the last operation in flight",
              f"{row['beyond_s']:.4f}, worst {row['beyond_worst_s']:.4f} (in flight "
              f"{row['in_flight_s']:.3f}, a step {row['step_s']:.3f})", "", None)
+        )  # fmt: skip
+    for row in report.get("quiesce_scale", []):
+        largest, goal = row["ranks"] == scale.SIZES[-1], report["goal_quiesce_s"]
+        rows.append(
+            (f"boundary of {row['ranks']:,} simulated ranks, real messages: seconds",
+             f"{row['seconds']:.3f} (CPU: orchestrator {row['orchestrator_cpu_s']:.3f}, hosts "
+             f"{row['hosts_cpu_s']:.3f}; {row['messages_per_rank']:.1f} messages a rank)",
+             f"< {goal:g}" if largest else "", row["seconds"] < goal if largest else None)
         )  # fmt: skip
     return rows
 

@@ -63,8 +63,8 @@ static void rows_stay(struct agent *agent) {
         sched_yield();
     agent_clocks(agent);
     CHECK(agent->rows >= rows);
-    for (uint32_t row = 0; row < rows; row++)
-        if (agent->clocks[row].id != 0)
+    for (uint32_t row = 0; row < rows; row++) /* a free one may go to who came just before */
+        if (ids[row] != 0 && agent->clocks[row].id != 0)
             CHECK_SAME(agent->clocks[row].id, ids[row]);
     agent_give(agent, LIVESHIFT_OPEN);
     for (int i = 0; i < 5; i++)
