@@ -58,8 +58,9 @@ def test_communicators_without_an_identity(lab: LabSession, references: Referenc
 
 
 def test_a_gate_that_nobody_opens(lab: LabSession, references: References) -> None:
-    """The agent of the rank that stays dies while the gates are closed, for good: its rank opens
-    its gate by itself after the lease."""
+    """The agent of the rank that stays dies while the gates are closed, and its next life is not
+    told to open them: the rank does so by itself after the lease. (Without any agent the host would
+    not learn where the other rank's address is now.)"""
     job = lab.start("nobody", TRAIN_GPT, nnodes=2)
     job.wait_step(10)
     stays = job.capsule(0).host
@@ -75,7 +76,7 @@ def test_a_gate_that_nobody_opens(lab: LabSession, references: References) -> No
     finally:
         lab.cli("lab", "link", to, "--rate", "none", "--mend")
     assert quiesced(job).startswith("after collective")
-    job.go_on(5)
     lab.start_agent(stays)
+    job.go_on(5)
     result = job.result(2)
     result.assert_equals(references.of(job.argv, 2, 2))

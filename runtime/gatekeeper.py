@@ -146,6 +146,9 @@ class Gatekeeper:
                     log.exception("the gates of %s", job)
 
     async def _keep_one(self, job: str, closed: Closed) -> None:
+        if not any(Path(f"/proc/{pid}").exists() for pid in closed.pids.values()):
+            self._release(job)  # they went on elsewhere
+            return
         patience = 2 * self._house.cluster.timeouts.suspicion
         if time.monotonic() > closed.until or self._silence() > patience:
             log.warning("%s: nobody has opened its gates; opened here", job)
