@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ..errors import LiveshiftError, Unreachable
+from ..errors import LiveshiftError, Refused, Unreachable
 from . import messages
 from .collective_clock import Aim, CollectiveClock, Report
 from .ground import NoBoundary
@@ -55,17 +55,17 @@ class Gates:
         self._ask = ask
         self._attempt = int(time.time()) & 0x3FFFFFFF  # beyond those of an earlier orchestrator
         self._closed: dict[str, Boundary] = {}
+        self._in_place: set[str] = set()  # jobs whose boundary was not found
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def close(self, job: Job, limits: Timeouts, shared: bool) -> Boundary:
-        """Bring the job to a boundary; ``shared``: another move has it at one already.
+        """Bring the job to a boundary; ``shared``: another move holds its ranks already.
 
-        Raises NoBoundary with the job going on.
+        Raises NoBoundary with the job going on, or, if shared, as the other move has it.
         """
         async with self._locks[job.name]:
-            known = self._closed.get(job.name)
-            if shared and known is not None:
-                return known
+            if shared:
+                return self._shared(job)
             for left in reversed(range(ATTEMPTS)):
                 self._attempt += 1
                 attempt = Attempt(self._ask, job, self._attempt, limits)
@@ -75,11 +75,24 @@ class Gates:
                     return boundary
                 except LiveshiftError as error:
                     await self._open(job, limits)
+                    if isinstance(error, NoBoundary) and error.only_tcp:
+                        self._in_place.add(job.name)
                     if not left or (isinstance(error, NoBoundary) and error.hint is not None):
                         raise
                     log.warning("%s: attempt %d: %s", job.name, self._attempt, error)
                     await asyncio.sleep(BACK_OFF_S)
             raise AssertionError
+
+    def _shared(self, job: Job) -> Boundary:
+        """A rank that is frozen already can't be brought anywhere: only what is known counts."""
+        if (known := self._closed.get(job.name)) is not None:
+            return known
+        if job.name in self._in_place:
+            raise NoBoundary("another rank of the job is frozen in place", only_tcp=True)
+        raise Refused(
+            f"another move of {job.name} is under way since before the orchestrator was restarted",
+            hint="try again when it has ended",
+        )
 
     async def open(self, job: Job, limits: Timeouts) -> str:
         """Rebuild what is down and let the job go on; returns what there is to tell, or "".
@@ -90,6 +103,7 @@ class Gates:
         async with self._locks[job.name]:
             said = await self._open(job, limits)
             self._closed.pop(job.name, None)
+            self._in_place.discard(job.name)
             return said
 
     async def _open(self, job: Job, limits: Timeouts) -> str:

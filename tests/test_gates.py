@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from liveshift.criu_glue.network import Overlay
-from liveshift.errors import LiveshiftError, Unreachable
+from liveshift.errors import LiveshiftError, Refused, Unreachable
 from liveshift.runtime import gates, messages
 from liveshift.runtime.gates import Gates, communicator_words
 from liveshift.runtime.ground import NoBoundary
@@ -223,10 +223,30 @@ def test_a_second_move_of_the_job_joins_the_boundary() -> None:
         first = await closed.close(a_job(), LIMITS, shared=False)
         assert await closed.close(a_job(), LIMITS, shared=True) is first
         await closed.open(a_job(), LIMITS)
-        assert await closed.close(a_job(), LIMITS, shared=True) is not first
+        with pytest.raises(Refused, match="another move of gpt is under way"):
+            await closed.close(a_job(), LIMITS, shared=True)
+        assert await closed.close(a_job(), LIMITS, shared=False) is not first
 
     asyncio.run(both())
     assert [len(host.said(messages.Arm)) for host in hosts.values()] == [2, 2]
+
+
+def test_a_second_move_of_a_job_that_is_frozen_in_place_does_not_look_for_a_boundary() -> None:
+    hosts = two()
+    hosts["h0"].obstacles = ["rank 0: communicators nobody knows"]
+
+    async def both() -> None:
+        async def ask(host: str, message: Message, _timeout: float) -> Message | None:
+            return hosts[host](message)
+
+        closed = Gates(ask)
+        for shared in (False, True):
+            with pytest.raises(NoBoundary) as caught:
+                await closed.close(a_job(), LIMITS, shared=shared)
+            assert caught.value.only_tcp
+
+    asyncio.run(both())
+    assert len(hosts["h0"].said(messages.Arm)) == 1
 
 
 @pytest.mark.parametrize(
