@@ -107,9 +107,16 @@ class RestoringTree:
         try:
             network.lock(self._room.init)
         except LiveshiftError:
-            if self._room.alive():
+            if not self._ends():
                 raise
         (self._images / "unlocked").unlink()
+
+    def _ends(self) -> bool:
+        """Whether its room is ending, as an adopted one does after its tree."""
+        until = time.monotonic() + STOP_S
+        while self._room.alive() and time.monotonic() < until:
+            time.sleep(0.01)
+        return not self._room.alive()
 
     def _failed(self, why: str) -> StepFailed:
         return StepFailed("restore", f"CRIU could not restore {self._room.plan.hostname}: {why}")

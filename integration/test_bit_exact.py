@@ -57,7 +57,7 @@ def test_a_rank_1_of_ddp_moves(lab: LabSession, gpt: Job, references: References
 
 
 def test_b_rank_0_moves_with_rendezvous_and_store(gpt: Job, references: References) -> None:
-    assert gpt.capsule(0).ranks == [0]
+    eventually(lambda: gpt.capsule(0).ranks == [0], "rank 0 to be told of in a beat", 10)
     gpt.migrate(0)
     gpt.assert_same_as_never_moved(references, ranks=2)
 

@@ -18,6 +18,8 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
+import xxhash
+
 from liveshift.criu_glue.survey import Survey
 from liveshift.errors import LiveshiftError, NotFound, StepFailed, Unreachable
 from liveshift.runtime import messages
@@ -98,6 +100,7 @@ class SimulatedAgent:
         self.pace = pace
         self._tally = tally
         self._life = uuid.uuid4().hex
+        self._aims: dict[str, int] = {}  # by job: the version of its targets
         self._busy: set[str] = set()  # migrations that are being worked on here
         self._counts = itertools.count(1000)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -115,6 +118,10 @@ class SimulatedAgent:
             messages.Resume: self._resume,
             messages.Settle: self._settle,
             messages.Progress: self._progress,
+            messages.Arm: self._arm,
+            messages.Aim: self._aimed,
+            messages.Shut: self._aimed,
+            messages.OpenGate: self._open_gate,
         }
 
     async def report(self, after: float) -> None:
@@ -202,6 +209,26 @@ class SimulatedAgent:
 
     async def _locate(self, _ask: messages.Locate) -> None:
         """Nothing is routed here."""
+
+    # ---- the gates of a job: one communicator over all ranks, always at its target -------------
+
+    async def _arm(self, ask: messages.Arm) -> messages.Armed:
+        ranks = [
+            int(name.partition("/")[2])
+            for name in (*self.capsules, *(copy.capsule for copy in self.leaving.values()))
+            if name.startswith(f"{ask.job}/")
+        ]
+        clock = xxhash.xxh3_64_intdigest(ask.job.encode())
+        who = [messages.Member(clock, "gloo", "", len(ranks), rank, rank, 1) for rank in ranks]
+        return messages.Armed({clock: 100}, who, len(ranks), [])
+
+    async def _aimed(self, ask: messages.Aim | messages.Shut) -> messages.Aimed:
+        if isinstance(ask, messages.Aim):
+            self._aims[ask.job] = ask.version
+        return messages.Aimed(self._aims[ask.job], True, {}, [])
+
+    async def _open_gate(self, _ask: messages.OpenGate) -> messages.TornDown:
+        return messages.TornDown([], 0.0)
 
     # ---- a migration's source ------------------------------------------------------------------
 
