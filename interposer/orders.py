@@ -28,23 +28,28 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class OrderedPage(PageFile):
-    """A page that this process gives orders to. One writer at a time."""
+    """A page that this process gives orders to. One writer at a time.
 
-    def __init__(self, fd: int, path: Path) -> None:
+    ``inode``: device and inode of the file. A program that was exec'ed has another file of the same
+    name.
+    """
+
+    def __init__(self, fd: int, path: Path, inode: tuple[int, int] = (0, 0)) -> None:
         super().__init__(fd, path)
+        self.inode = inode
         seen = self.order()
         self._attempt, self._version, self._beat = (
             seen["attempt"], seen["version"], seen["beat"],
         )  # fmt: skip
-        self._header = mmap.mmap(fd, mmap.PAGESIZE)
-        self._view = ctypes.c_uint32.from_buffer(
-            self._header, layout.ORDER_AT + layout.ORDER.offsets["check"]
-        )
 
-    def close(self) -> None:
-        del self._view
-        self._header.close()
-        super().close()
+    @property
+    def replaced(self) -> bool:
+        """Whether the file has no name any more: another page took its place, or somebody removed
+        it."""
+        try:
+            return os.fstat(self.fd).st_nlink == 0
+        except OSError:
+            return True
 
     def arm(self, attempt: int, lease_ms: int, limit_ms: int) -> None:
         """Close the gate: from now on new operations wait for targets."""
@@ -104,7 +109,16 @@ class OrderedPage(PageFile):
     def _wake(self) -> None:
         if _FUTEX is None:  # threads at the gate look every 20 ms anyhow
             return
-        _libc.syscall(_FUTEX, ctypes.byref(self._view), _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
+        # Mapped for this moment only: a mapping that is kept has a descriptor of its own.
+        try:
+            header = mmap.mmap(self.fd, mmap.PAGESIZE)
+        except (OSError, ValueError):  # its owner has cut it short
+            return
+        with header:
+            at = layout.ORDER_AT + layout.ORDER.offsets["check"]
+            check = ctypes.c_uint32.from_buffer(header, at)
+            _libc.syscall(_FUTEX, ctypes.byref(check), _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
+            del check
 
 
 @contextmanager
@@ -138,7 +152,7 @@ def open_ordered(path: Path, directory_fd: int) -> OrderedPage:
             raise PageError(f"{path} is not a page of the interposer: not a file of its own")
         if seen.st_dev != os.fstat(directory_fd).st_dev or seen.st_size < layout.HEADER_SIZE:
             raise PageError(f"{path} is not a page of the interposer")
-        return OrderedPage(fd, path)
+        return OrderedPage(fd, path, (seen.st_dev, seen.st_ino))
     except BaseException:
         os.close(fd)
         raise

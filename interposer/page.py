@@ -166,7 +166,11 @@ class PageFile:
         return _or_none(self.identity["rank"])
 
     def close(self) -> None:
-        os.close(self.fd)
+        """May be called again. What is asked of the page afterwards is an error of it: the number
+        of its descriptor is soon another file's."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def raw(self, at: int, length: int) -> bytes:
         """Exactly these; raises PageError where the file is shorter or can't be read."""

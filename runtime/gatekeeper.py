@@ -13,104 +13,153 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Container, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from ..errors import NotFound
+from ..errors import NotFound, Refused
+from ..interposer.layout import Want
 from ..interposer.orders import OrderedPage
+from ..interposer.page import PageError
 from . import messages, services
 from .collective_clock import Report
-from .host_gate import Debt, HostGate
+from .host_gate import Debt, HostGate, Obstacle, page_problem
 from .house import House
-from .rank_pages import members, ordered_pages
+from .rank_pages import lives, log_trouble, members, ordered_pages
 
 log = logging.getLogger("liveshift.gatekeeper")
+T = TypeVar("T")
 
 POLL_S = 0.001
 BEAT_S = 0.5
+MOST_PAGES = 512
+"""Processes with a page that a job may have on a host to be brought to a boundary. Each page is a
+descriptor here, and the job's user can make as many as he can have processes."""
 
 
 @dataclass
 class Closed:
-    """A job's gates, closed for one attempt; ``until`` on the monotonic clock."""
+    """A job's gates, closed for one attempt; ``until`` on the monotonic clock.
+
+    ``gate`` and ``pids`` are for :meth:`use` only: looking at a job's pages may take long, if its
+    user wants it to, and nobody may close them meanwhile.
+    """
 
     attempt: int
     gate: HostGate
     pids: dict[OrderedPage, int]  # of their processes, as the host sees them
     until: float
+    unreadable: dict[Path, Obstacle]
     version: int = 0
+    released: bool = False
+    using: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def use(self, work: Callable[[], T]) -> T:
+        """Work on the gate, in a thread; raises NotFound where the attempt is over."""
+        async with self.using:
+            if self.released:
+                raise NotFound(f"attempt {self.attempt} is over")
+            return await asyncio.to_thread(work)
+
+    async def release(self) -> None:
+        async with self.using:
+            self.released = True
+            self.gate.release()
 
     def fatal(self) -> list[str]:
         """Why this attempt cannot succeed."""
-        return [f"{_who(o.rank, o.pid)}: {o.text}" for o in self.gate.obstacles() if o.fatal]
+        found = [o for o in self.gate.obstacles() if o.fatal]
+        return [f"{_who(o.rank, o.pid)}: {o.text}" for o in [*self.unreadable.values(), *found]]
 
 
 class Gatekeeper:
-    """The gates of one host; ``silence`` says for how long the orchestrator has not been heard."""
+    """The gates of one host; ``silence`` says for how long the orchestrator has not been heard.
+
+    What closes, opens or takes down waits for its turn, in the order in which it was asked: behind
+    a link that stood still for a while an Arm and the OpenGate that gave it up come together.
+    """
 
     def __init__(self, house: House, silence: Callable[[], float]) -> None:
         self._house = house
         self._silence = silence
         self._closed: dict[str, Closed] = {}
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     # ---- what the orchestrator asks ------------------------------------------------------------
 
     async def arm(self, ask: messages.Arm) -> messages.Armed:
-        self._release(ask.job)
-        closed = await asyncio.to_thread(self._close_gates, ask)
-        self._closed[ask.job] = closed
+        async with self._turns[ask.job]:
+            await self._release(ask.job)
+            closed = await asyncio.to_thread(self._close_gates, ask)
+            self._closed[ask.job] = closed
         until = time.monotonic() + self._house.cluster.timeouts.suspicion / 2
-        begun = closed.gate.announced()
+        begun = await closed.use(closed.gate.announced)
         while begun is None and time.monotonic() < until:  # a group is being begun
             await asyncio.sleep(POLL_S)
-            begun = closed.gate.announced()
-        obstacles = closed.fatal()
+            begun = await closed.use(closed.gate.announced)
+        obstacles, who = await closed.use(lambda: (closed.fatal(), _members(closed)))
         if begun is None:
             obstacles.append(f"{self._house.host}: a group of operations was begun and not ended")
-        who = [member for page in closed.pids for member in members(page)]
         numbers, pairs = (dict(begun.numbers), dict(begun.pairs)) if begun else ({}, {})
         return messages.Armed(numbers, who, len(closed.pids), obstacles, pairs)
 
     def _close_gates(self, ask: messages.Arm) -> Closed:
-        pids = dict(self._pages(ask.job))
-        gate = HostGate(pids, lambda page: Path(f"/proc/{pids[page]}").exists())
-        lease = 2 * self._house.cluster.timeouts.suspicion
-        gate.arm(ask.attempt, int(1000 * lease), int(1000 * ask.limit))
-        return Closed(ask.attempt, gate, pids, time.monotonic() + ask.hold)
+        pids: dict[OrderedPage, int] = {}
+        gate = HostGate([], lambda page: lives(pids[page]) and not page.replaced)
+        closed = Closed(ask.attempt, gate, pids, time.monotonic() + ask.hold, {})
+        try:
+            lease = 2 * self._house.cluster.timeouts.suspicion
+            found = list(self._new_pages(ask.job, closed))
+            if any(_down(page) for page in found):
+                raise Refused(f"communicators of {ask.job} are down on {self._house.host}")
+            gate.arm(ask.attempt, int(1000 * lease), int(1000 * ask.limit))
+            for page in found:
+                gate.admit(page)
+        except BaseException:
+            for page in pids:
+                page.close()
+            raise
+        return closed
 
     async def aim(self, ask: messages.Aim) -> messages.Aimed:
         closed = self._of(ask.job, ask.attempt)
         if ask.version > closed.version:
             closed.version = ask.version
-            closed.gate.aim(ask.version, ask.targets, ask.pairs)
+            await closed.use(lambda: closed.gate.aim(ask.version, ask.targets, ask.pairs))
         until = time.monotonic() + ask.wait
         while True:
-            seen = closed.gate.look()
+            began = time.monotonic()
+            seen = await closed.use(closed.gate.look)
             superseded = closed.version > ask.version or self._closed.get(ask.job) is not closed
             if seen.reached or seen.numbers or superseded or time.monotonic() > until:
-                obstacles = [] if seen.reached else closed.fatal()
+                obstacles = [] if seen.reached else await closed.use(closed.fatal)
                 return _aimed(seen, obstacles)
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(max(POLL_S, time.monotonic() - began))
 
     async def shut(self, ask: messages.Shut) -> messages.Aimed:
-        closed = self._of(ask.job, ask.attempt)
-        closed.gate.close()
-        seen = closed.gate.look()
-        obstacles = closed.fatal()
+        async with self._turns[ask.job]:
+            closed = self._of(ask.job, ask.attempt)
+            await closed.use(lambda: self._admit_new(ask.job, closed))
+            seen, obstacles, pages = await closed.use(lambda: _shut(closed))
         if seen.reached and not obstacles:
-            obstacles = await services.drained(closed.pids, ask.attempt)
+            obstacles = await services.drained(pages, ask.attempt)
         return _aimed(seen, obstacles)
 
     async def who_owes(self, ask: messages.WhoOwes) -> messages.Owing:
         closed = self._of(ask.job, ask.attempt)
-        debts = await asyncio.to_thread(closed.gate.debts, closed.pids.get)
-        notes = [f"{_who(o.rank, o.pid)}: {o.text}" for o in closed.gate.obstacles()]
+        debts = await closed.use(lambda: closed.gate.debts(closed.pids.get))
+        found = await closed.use(closed.gate.obstacles)
+        notes = [f"{_who(o.rank, o.pid)}: {o.text}" for o in found]
+        if not debts and closed.gate.want is Want.CLOSED:
+            draining = await closed.use(lambda: services.draining(closed.gate.pages, ask.attempt))
+            notes += [f"{_who(page.rank, page.pid)} drains its streams" for page in draining]
         return messages.Owing([_owes(debt) for debt in debts] + notes)
 
     async def tear_down(self, ask: messages.TearDown) -> messages.TornDown:
-        async with self._all_pages(ask.job) as pages:
+        async with self._turns[ask.job], self._all_pages(ask.job) as pages:
             return await services.torn_down(pages, ask.attempt)
 
     async def fresh_ids(self, ask: messages.FreshIds) -> messages.Fresh:
@@ -123,8 +172,9 @@ class Gatekeeper:
 
     async def open(self, ask: messages.OpenGate) -> messages.TornDown:
         """Whatever attempt has closed it, this agent's or another's; stays closed where down."""
-        self._release(ask.job)
-        return await asyncio.to_thread(self._open_gates, ask.job)
+        async with self._turns[ask.job]:
+            await self._release(ask.job)
+            return await asyncio.to_thread(self._open_gates, ask.job)
 
     def _open_gates(self, job: str) -> messages.TornDown:
         down: list[tuple[int, int]] = []
@@ -139,44 +189,76 @@ class Gatekeeper:
         """Signs of life for closed gates, until they have been closed for too long."""
         while True:
             await asyncio.sleep(BEAT_S)
-            for job, closed in list(self._closed.items()):
-                try:
-                    await self._keep_one(job, closed)
-                except Exception:
-                    log.exception("the gates of %s", job)
+            # Side by side: one job's many pages don't make another's rest wait for its sign.
+            await asyncio.gather(*(self._keep(*kept) for kept in list(self._closed.items())))
+
+    async def _keep(self, job: str, closed: Closed) -> None:
+        try:
+            await self._keep_one(job, closed)
+        except NotFound:
+            pass  # opened meanwhile
+        except Exception:
+            log.exception("the gates of %s", job)
 
     async def _keep_one(self, job: str, closed: Closed) -> None:
-        if not any(Path(f"/proc/{pid}").exists() for pid in closed.pids.values()):
-            self._release(job)  # they went on elsewhere
-            return
         patience = 2 * self._house.cluster.timeouts.suspicion
         if time.monotonic() > closed.until or self._silence() > patience:
             log.warning("%s: nobody has opened its gates; opened here", job)
             await self.open(messages.OpenGate(job))
             return
-        await asyncio.to_thread(closed.gate.beat)
-        for page, pid in await asyncio.to_thread(lambda: list(self._pages(job))):
-            if pid in closed.pids.values():
+        await closed.use(closed.gate.beat)
+        await closed.use(lambda: self._admit_new(job, closed))
+        if closed.pids and not await closed.use(lambda: closed.gate.pages):
+            async with self._turns[job]:  # they went on elsewhere
+                if self._closed.get(job) is closed:
+                    await self._release(job)
+
+    def _admit_new(self, job: str, closed: Closed) -> None:
+        """Processes that have made their page since: it is born open."""
+        for page in self._new_pages(job, closed):
+            closed.gate.admit(page)
+
+    def _new_pages(self, job: str, closed: Closed) -> Iterator[OrderedPage]:
+        """Those that ``closed`` doesn't have yet; noted in its ``pids``. What can't be read is a
+        rank that no boundary holds for."""
+        closed.unreadable.clear()
+        pages = closed.gate.pages
+        known, many = {page.inode for page in pages}, len(pages)
+
+        def note(path: Path, error: PageError) -> None:
+            log_trouble(path, error)
+            closed.unreadable[path] = page_problem(path, error)
+
+        for page, pid in self._pages(job, known, note):
+            if many == MOST_PAGES:
                 page.close()
-            else:  # a process's first collective
-                closed.pids[page] = pid
-                closed.gate.admit(page)
+                note(page.path, PageError(f"{job} has more than {MOST_PAGES} processes with pages"))
+                return
+            many += 1
+            closed.pids[page] = pid
+            yield page
 
     @asynccontextmanager
     async def _all_pages(self, job: str) -> AsyncIterator[list[OrderedPage]]:
         """Whoever has closed their gates: communicators that are down came here like that."""
-        pages = await asyncio.to_thread(lambda: [page for page, _ in self._pages(job)])
+        pages: list[OrderedPage] = []
+        await asyncio.to_thread(lambda: pages.extend(page for page, _ in self._pages(job)))
         try:
             yield pages
         finally:
             for page in pages:
                 page.close()
 
-    def _pages(self, job: str) -> Iterator[tuple[OrderedPage, int]]:
-        """Of the living processes of the job's capsules that are here."""
+    def _pages(
+        self,
+        job: str,
+        known: Container[tuple[int, int]] = (),
+        trouble: Callable[[Path, PageError], None] = log_trouble,
+    ) -> Iterator[tuple[OrderedPage, int]]:
+        """Of the living processes of the job's capsules that are here; see ordered_pages."""
         for resident in list(self._house.capsules.values()):
             if resident.spec.job == job and resident.room.alive():
-                yield from ordered_pages(resident)
+                yield from ordered_pages(resident, known, trouble)
 
     def _of(self, job: str, attempt: int) -> Closed:
         closed = self._closed.get(job)
@@ -184,10 +266,26 @@ class Gatekeeper:
             raise NotFound(f"{self._house.host} has no attempt {attempt} to quiesce {job}")
         return closed
 
-    def _release(self, job: str) -> None:
+    async def _release(self, job: str) -> None:
         closed = self._closed.pop(job, None)
         if closed is not None:
-            closed.gate.release()
+            await closed.release()
+
+
+def _members(closed: Closed) -> list[messages.Member]:
+    return [member for page in closed.gate.pages for member in members(page)]
+
+
+def _shut(closed: Closed) -> tuple[Report, list[str], list[OrderedPage]]:
+    closed.gate.close()
+    return closed.gate.look(), closed.fatal(), closed.gate.pages
+
+
+def _down(page: OrderedPage) -> bool:
+    try:
+        return bool(page.answer()["down"])
+    except PageError:
+        return False  # the attempt will say so
 
 
 def _aimed(seen: Report, obstacles: list[str]) -> messages.Aimed:

@@ -57,6 +57,7 @@ class Gates:
         self._closed: dict[str, Boundary] = {}
         self._in_place: set[str] = set()  # jobs whose boundary was not found
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._late: dict[tuple[str, str], asyncio.Task[None]] = {}  # by job and host
 
     async def close(self, job: Job, limits: Timeouts, shared: bool) -> Boundary:
         """Bring the job to a boundary; ``shared``: another move holds its ranks already.
@@ -67,6 +68,7 @@ class Gates:
             if shared:
                 return self._shared(job)
             for left in reversed(range(ATTEMPTS)):
+                self._stop_late(job.name)
                 self._attempt += 1
                 attempt = Attempt(self._ask, job, self._attempt, limits)
                 try:
@@ -83,6 +85,12 @@ class Gates:
                     await asyncio.sleep(BACK_OFF_S)
             raise AssertionError
 
+    def forget(self, job: str) -> None:
+        """The job has ended."""
+        self._stop_late(job)
+        self._closed.pop(job, None)
+        self._in_place.discard(job)
+
     def _shared(self, job: Job) -> Boundary:
         """A rank that is frozen already can't be brought anywhere: only what is known counts."""
         if (known := self._closed.get(job.name)) is not None:
@@ -97,8 +105,9 @@ class Gates:
     async def open(self, job: Job, limits: Timeouts) -> str:
         """Rebuild what is down and let the job go on; returns what there is to tell, or "".
 
-        Hosts that are out of reach open their gates by themselves, unless communicators are down
-        there: raises LiveshiftError where some are down and not all could be rebuilt.
+        Hosts that do not answer are asked again until they do: unless they are cut off for long,
+        they have no reason to open their gates by themselves. Raises LiveshiftError where
+        communicators are down and not all could be rebuilt.
         """
         async with self._locks[job.name]:
             said = await self._open(job, limits)
@@ -114,6 +123,8 @@ class Gates:
         known = self._closed.get(job.name)
         if silent and (down or (known and known.down)):
             raise Unreachable(f"communicators are down, and {', '.join(silent)} does not answer")
+        for host in silent:
+            self._open_later(job, host, limits)
         if not down:
             return ""
         began = time.monotonic()
@@ -125,8 +136,42 @@ class Gates:
             again = messages.TearDown(job.name, self._attempt)
             await _each(hosts, lambda h: self._asked(h, again, limits, limits.restore))
             raise
-        await _each(hosts, lambda h: self._asked(h, messages.OpenGate(job.name), limits))
+        answers = await _each(hosts, lambda h: self._asked(h, messages.OpenGate(job.name), limits))
+        for host in [host for host, answer in answers if answer is None]:
+            self._open_later(job, host, limits)
         return f"{len(down)} communicators rebuilt in {time.monotonic() - began:.2f} s"
+
+    def _open_later(self, job: Job, host: str, limits: Timeouts) -> None:
+        key = job.name, host
+        before = self._late.pop(key, None)
+        if before is not None and before is not asyncio.current_task():
+            before.cancel()
+        task = self._late[key] = asyncio.create_task(self._until_open(job, host, limits))
+        task.add_done_callback(
+            lambda done: self._late.pop(key, None) if self._late.get(key) is done else None
+        )
+
+    async def _until_open(self, job: Job, host: str, limits: Timeouts) -> None:
+        """After ``collective`` its agent opens by itself."""
+        until = time.monotonic() + limits.collective
+        while time.monotonic() < until and host in hosts_of(job):
+            await asyncio.sleep(limits.heartbeat)
+            answer = await self._asked(host, messages.OpenGate(job.name), limits)
+            if answer is None:
+                continue
+            if not answer.communicators:
+                return
+            # What was ordered before it fell silent has been done there after all.
+            try:
+                async with self._locks[job.name]:
+                    await self._open(job, limits)
+                return
+            except LiveshiftError as error:
+                log.warning("%s: %s", job.name, error)
+
+    def _stop_late(self, job: str) -> None:
+        for key in [key for key in self._late if key[0] == job]:
+            self._late.pop(key).cancel()
 
     async def _rebuild(self, job: Job, limits: Timeouts, hosts: list[str], attempt: int) -> None:
         """Fresh ids from each communicator's first rank, then all of them in one order."""
@@ -178,9 +223,9 @@ class Attempt:
     async def run(self) -> Boundary:
         """Raises NoBoundary, or what an agent said; the gates are closed then."""
         armed = await self._arm()
+        self._stop_at([o for _, answer in armed for o in answer.obstacles])
         if not self._ranks:
             return NOTHING_COUNTED
-        self._stop_at([o for _, answer in armed for o in answer.obstacles])
         clock = CollectiveClock(self._hosts)
         for host, answer in armed:
             clock.hear(host, Report(0, answer.numbers, False, answer.pairs))
@@ -237,7 +282,7 @@ class Attempt:
             self._stop_at(answer.obstacles)
             still = still and answer.reached
             clock.hear(host, _report(answer))
-        return still
+        return still and clock.converged
 
     async def _tear_down(self) -> bool:
         down = messages.TearDown(self._job.name, self._number)

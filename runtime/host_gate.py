@@ -165,12 +165,18 @@ class HostGate:
                 reached = self._look(process, numbers, pairs) and reached
             reached = reached and not process.trouble
         self._told |= numbers.keys()
-        return Report(self._version, numbers, reached and self._version > 0, pairs)
+        beyond = any(number > self._targets.get(clock, 0) for clock, number in numbers.items())
+        return Report(self._version, numbers, reached and not beyond and self._version > 0, pairs)
 
     def close(self) -> None:
-        """Let nothing pass any more; where targets were reached, the boundary is where they are."""
+        """Let nothing pass any more; where targets were reached, the boundary is where they are.
+
+        One of which it isn't known what it had begun stays armed: :meth:`look` asks it first.
+        """
         self._want = Want.CLOSED
         for process in self._living():
+            if process.begun is None:
+                continue
             with self._guarded(process):
                 process.page.give(Want.CLOSED, self._attempt, self._version)
                 process.aimed = self._version

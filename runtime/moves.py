@@ -152,14 +152,17 @@ class Moves:
         if self._others_at_gates(move):
             return "another move of the job holds them still"
         job, said = move.job, ""
-        while all(capsule.code is None for capsule in job.capsules.values()):
+        while job.state != "ended":
             try:
                 return await self._gates.open(job, job.timeouts(self.cluster))
             except Exception as error:  # without its communicators the job cannot go on
                 if said != str(error):
                     said = str(error)
                     self.tell(move, f"the gates of {job.name} are not open yet: {error}")
+                if any(capsule.code is not None for capsule in job.capsules.values()):
+                    break  # it never will be complete again
                 await asyncio.sleep(self.cluster.timeouts.heartbeat)
+        self._gates.forget(job.name)
         return "the job has ended"
 
     def _others_at_gates(self, move: Move) -> list[Move]:

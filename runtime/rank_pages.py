@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 from ..criu_glue import below, room
 from ..criu_glue.survey import inner_pid, tasks
@@ -20,15 +21,25 @@ from .resident import Resident
 log = logging.getLogger("liveshift.gatekeeper")
 
 
-def ordered_pages(resident: Resident) -> Iterator[tuple[OrderedPage, int]]:
-    """(page, the process's pid as the host sees it), of those that can be opened.
+def log_trouble(path: Path, error: PageError) -> None:
+    log.warning("%s", error)
 
+
+def ordered_pages(
+    resident: Resident,
+    known: Container[tuple[int, int]] = (),
+    trouble: Callable[[Path, PageError], None] = log_trouble,
+) -> Iterator[tuple[OrderedPage, int]]:
+    """(page, the process's pid as the host sees it), of living processes; who takes one closes it.
+
+    Those in ``known``, by inode, are left out; ``trouble`` is told of those that can't be opened.
     The directory is the job's to write to: it is reached through no link of the job's making.
     """
     living = {}
     for task in tasks(resident.room):
         with suppress(FileNotFoundError, ProcessLookupError):
-            living[inner_pid(task.pid)] = task.pid
+            if lives(task.pid):
+                living[inner_pid(task.pid)] = task.pid
     name = room.PAGES.lstrip("/")
     try:
         with below.opened(resident.room.root) as top:
@@ -40,11 +51,14 @@ def ordered_pages(resident: Resident) -> Iterator[tuple[OrderedPage, int]]:
             if int(path.name) not in living:
                 continue
             try:
+                seen = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
+                if (seen.st_dev, seen.st_ino) in known:
+                    continue
                 page = open_ordered(path, directory)
             except FileNotFoundError:
                 continue
             except PageError as error:
-                log.warning("%s: %s", resident.spec.name, error)
+                trouble(path, error)
                 continue
             if page.pid == int(path.name):
                 yield page, living[page.pid]
@@ -52,6 +66,21 @@ def ordered_pages(resident: Resident) -> Iterator[tuple[OrderedPage, int]]:
                 page.close()
     finally:
         os.close(directory)
+
+
+def lives(pid: int) -> bool:
+    """Whether a process, by its pid here, still is one: not if it has ended and only its parent
+    has not asked for its end yet."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb", buffering=0) as memory:
+            if memory.read(2) != b"0 ":
+                return True
+        state = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+        # A main thread that has ended by itself looks the same; then there are others.
+        ended = state.rpartition(")")[2].split()[0] in ("Z", "X")
+        return not ended or len(os.listdir(f"/proc/{pid}/task")) > 1
+    except OSError:
+        return False
 
 
 def states(resident: Resident) -> list[ProcessState]:

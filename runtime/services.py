@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 
 from ..errors import StepFailed
 from ..interposer.layout import CommunicatorState, Library, Want, text_of
@@ -35,9 +36,27 @@ async def drained(pages: Collection[OrderedPage], attempt: int) -> list[str]:
     return [trouble for trouble in results if trouble]
 
 
+def draining(pages: Collection[OrderedPage], attempt: int) -> list[OrderedPage]:
+    """Those whose service thread has not said yet that its streams are idle."""
+    found = []
+    for page in pages:
+        with suppress(PageError):
+            answer = page.answer()
+            done = answer["done_attempt"], answer["done_want"]
+            if _nccl(page) and done != (attempt, Want.CLOSED):
+                found.append(page)
+    return found
+
+
 async def torn_down(pages: Collection[OrderedPage], attempt: int) -> messages.TornDown:
-    """Raises StepFailed, in words, when a rank could not; others may be down then."""
+    """Raises StepFailed, in words, when a rank could not; others may be down then.
+
+    Nothing is taken down where a gate is open: it is not at a boundary any more, what is under way
+    would be cut off, and nobody would hear of it.
+    """
     served = [page for page in pages if _nccl(page)]
+    if gone := [_who(page) for page in served if _is_passing(page)]:
+        raise StepFailed("teardown", f"not held at the boundary any more: {', '.join(gone)}")
     await _all(served, attempt, Want.TEARDOWN)
     slowest = max((int(page.answer()["torn_down_ns"]) for page in served), default=0)
     return messages.TornDown([key for page in served for key in _down(page)], slowest / 1e9)
@@ -93,7 +112,7 @@ async def _all(served: list[OrderedPage], attempt: int, want: Want) -> None:
 
 async def _done(page: OrderedPage, attempt: int, want: Want) -> str:
     """Wait for the service thread; returns its trouble in words, or ""."""
-    who = f"rank {page.rank}" if page.rank is not None else f"process {page.pid}"
+    who = _who(page)
     order = page.order()
     asked = (attempt, order["version"], want)
     until = time.monotonic() + order["limit_ms"] / 1000 + LATE_S
@@ -110,6 +129,17 @@ async def _done(page: OrderedPage, attempt: int, want: Want) -> str:
 def _of_nccl(page: OrderedPage) -> list[Communicator]:
     live = (CommunicatorState.LIVE, CommunicatorState.DOWN)
     return [r for r in page.communicators() if r.library is Library.NCCL and r.state in live]
+
+
+def _who(page: OrderedPage) -> str:
+    return f"rank {page.rank}" if page.rank is not None else f"process {page.pid}"
+
+
+def _is_passing(page: OrderedPage) -> bool:
+    order, answer = page.order(), page.answer()
+    return not answer["down"] and (
+        order["want"] < Want.CLOSED or answer["reopened"] == order["attempt"]
+    )
 
 
 def _nccl(page: OrderedPage) -> bool:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from liveshift.runtime.gates import Gates, communicator_words
 from liveshift.runtime.ground import NoBoundary
 from liveshift.runtime.jobs import Capsule, Job
 from liveshift.runtime.messages import Member, Message
+from liveshift.runtime.moves import Moves
 from liveshift.runtime.timeouts import Timeouts
 
 WORLD, PAIR = 70, 71
@@ -247,6 +249,118 @@ def test_a_second_move_of_a_job_that_is_frozen_in_place_does_not_look_for_a_boun
 
     asyncio.run(both())
     assert len(hosts["h0"].said(messages.Arm)) == 1
+
+
+def test_a_host_that_did_not_hear_it_is_told_again_to_open() -> None:
+    """Cut off for less than its own patience it would keep its gate closed, with signs of life."""
+    hosts = two()
+
+    async def play() -> None:
+        deaf = 0
+
+        async def ask(host: str, message: Message, _timeout: float) -> Message | None:
+            nonlocal deaf
+            if host == "h1" and isinstance(message, messages.OpenGate) and deaf < 3:
+                deaf += 1
+                raise Unreachable("h1 did not answer OpenGate")
+            return hosts[host](message)
+
+        closed = Gates(ask)
+        quick = Timeouts(heartbeat=0.001)
+        await closed.close(a_job(), quick, shared=False)
+        assert await closed.open(a_job(), quick) == ""
+        while hosts["h1"].gate != "open":
+            await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(play(), 20))
+
+
+def test_nobody_opens_what_another_attempt_has_closed() -> None:
+    hosts = two()
+
+    async def play() -> None:
+        deaf = True
+
+        async def ask(host: str, message: Message, _timeout: float) -> Message | None:
+            if host == "h1" and isinstance(message, messages.OpenGate) and deaf:
+                raise Unreachable("h1 did not answer OpenGate")
+            return hosts[host](message)
+
+        closed = Gates(ask)
+        quick = Timeouts(heartbeat=0.001)
+        await closed.close(a_job(), quick, shared=False)
+        await closed.open(a_job(), quick)
+        await closed.close(a_job(), quick, shared=False)
+        deaf = False
+        for _ in range(50):
+            await asyncio.sleep(0.001)
+        assert hosts["h1"].gate == "shut"
+
+    asyncio.run(asyncio.wait_for(play(), 20))
+
+
+def test_what_was_taken_down_behind_a_cut_link_is_built_again() -> None:
+    """Its TearDown came late, when the attempt had been given up."""
+    hosts = two("nccl")
+
+    async def play() -> None:
+        cut = True
+
+        async def ask(host: str, message: Message, _timeout: float) -> Message | None:
+            if cut and host == "h1" and isinstance(message, messages.TearDown | messages.OpenGate):
+                raise Unreachable("h1 fell silent")
+            if cut and host == "h0" and isinstance(message, messages.TearDown):
+                raise LiveshiftError("h0 can't")
+            return hosts[host](message)
+
+        closed = Gates(ask)
+        quick = Timeouts(heartbeat=0.001)
+        with pytest.raises(LiveshiftError):
+            await closed.close(a_job(), quick, shared=False)
+        hosts["h0"].down = hosts["h1"].down = True
+        cut = False
+        while any(host.gate != "open" for host in hosts.values()):
+            await asyncio.sleep(0.001)
+        assert not any(host.down for host in hosts.values())
+
+    asyncio.run(asyncio.wait_for(play(), 20))
+
+
+def test_what_stands_in_the_way_is_told_also_where_nothing_could_be_read() -> None:
+    async def ask(_host: str, message: Message, _timeout: float) -> Message | None:
+        if isinstance(message, messages.Arm):
+            return messages.Armed({}, [], 0, ["process 3: page layout 1"])
+        return messages.TornDown([], 0.0)
+
+    with pytest.raises(NoBoundary, match="page layout 1"):
+        asyncio.run(Gates(ask).close(a_job(), LIMITS, shared=False))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_ranks_that_go_on_when_one_has_ended_are_let_go(fails: bool) -> None:
+    opened: list[str] = []
+    job = a_job()
+    job.capsules["gpt/0"].code = 0
+
+    class Opening:
+        async def open(self, job: Job, _limits: Timeouts) -> str:
+            opened.append(job.name)
+            if fails:
+                raise Unreachable("communicators are down")
+            return "rebuilt"
+
+        def forget(self, job: str) -> None:
+            opened.append(f"forgot {job}")
+
+    cluster = SimpleNamespace(timeouts=LIMITS)
+    ground = SimpleNamespace(
+        _gates=Opening(), cluster=cluster, _others_at_gates=lambda _: [], tell=lambda *_: None
+    )
+    move = SimpleNamespace(job=job)
+    said = asyncio.run(Moves.reopen(ground, move))  # type: ignore[arg-type]
+    assert (said, opened) == (
+        ("the job has ended", ["gpt", "forgot gpt"]) if fails else ("rebuilt", ["gpt"])
+    )
 
 
 @pytest.mark.parametrize(
