@@ -117,6 +117,13 @@ static uint64_t asked_for(struct liveshift_page *page, uint64_t id) {
     return 0;
 }
 
+/* The agent may be writing targets of what it has seen in this attempt, by row. And whoever was in a
+   call of a communicator when another thread aborted it has still to come back. */
+static bool reusable(struct liveshift_clock *row, bool just_freed) {
+    return atomic_load(&row->id) == 0 && !just_freed &&
+           atomic_load(&row->announced) == atomic_load(&row->returned);
+}
+
 struct liveshift_clock *clock_add(struct gate *gate, struct liveshift_communicator *of,
                                   int32_t from, int32_t to) {
     struct liveshift_page *page = gate->page;
@@ -124,9 +131,7 @@ struct liveshift_clock *clock_add(struct gate *gate, struct liveshift_communicat
     lock_rows();
     uint32_t used = atomic_load(&page->clocks), at = 0;
     uint32_t attempt = attempt_now(page);
-    /* The agent may be writing targets of what it has seen in this attempt, by row. */
-    while (at < used &&
-           (atomic_load(&table[at].id) != 0 || (attempt != 0 && freed_in[at] == attempt)))
+    while (at < used && !reusable(&table[at], attempt != 0 && freed_in[at] == attempt))
         at++;
     if (at == used)
         at = next_row(gate, used, LIVESHIFT_PAGE_CLOCKS, LIVESHIFT_CLOCKS_AT, sizeof *table,

@@ -71,6 +71,7 @@ static bool idle(struct task *task, struct liveshift_stream *row) {
 void drain(struct task *task) {
     struct liveshift_page *page = task->gate->page;
     struct liveshift_stream *streams = liveshift_streams(page);
+    vcomms_not_quick(); /* what comes next has to note its stream again */
     refuse_what_is_unsafe(task);
     int mode = cuda_relax_captures(CUDA_CAPTURES_RELAXED);
     uint32_t at = 0;

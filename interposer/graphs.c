@@ -4,6 +4,7 @@
 #include "cuda_real.h"
 #include "process.h"
 #include "streams.h"
+#include "vcomm.h"
 
 #define MOST 1024
 
@@ -18,7 +19,10 @@ static struct list captures;     /* under way, with NCCL in them: numbers CUDA g
 static struct list into_graphs;  /* streams whose capture adds to a graph that is counted */
 static struct list with_nccl[2]; /* graphs; executable ones */
 
+_Atomic uint32_t captures_under_way;
+
 void graphs_forked(void) {
+    atomic_store(&captures_under_way, 0);
     lists = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     captures.count = into_graphs.count = with_nccl[0].count = with_nccl[1].count = 0;
 }
@@ -67,8 +71,9 @@ static void has_nccl(uint64_t graph, bool executable) {
 
 void capture_begun(uint64_t stream, int32_t device, bool into_graph) {
     struct liveshift_stream *row = stream_row(stream, device);
-    if (row != NULL)
-        atomic_fetch_or(&row->use, STREAM_CAPTURING);
+    if (row == NULL || (atomic_fetch_or(&row->use, STREAM_CAPTURING) & STREAM_CAPTURING) == 0)
+        atomic_fetch_add(&captures_under_way, 1);
+    vcomms_not_quick(); /* other streams may join the capture */
     if (into_graph)
         put(&into_graphs, stream);
 }
@@ -85,8 +90,8 @@ void capture_ended(uint64_t stream, int32_t device, uint64_t capture, uint64_t g
     if (graph == 0 && capture != 0 && capture_number(stream) == capture)
         return; /* refused, as in a thread that may not end it: it goes on */
     struct liveshift_stream *row = stream_row(stream, device);
-    if (row != NULL)
-        atomic_fetch_and(&row->use, ~STREAM_CAPTURING);
+    if (row != NULL && (atomic_fetch_and(&row->use, ~STREAM_CAPTURING) & STREAM_CAPTURING) != 0)
+        atomic_fetch_sub(&captures_under_way, 1);
     bool counted = take(&into_graphs, stream);
     bool nccl = capture != 0 && take(&captures, capture);
     if (graph == 0)

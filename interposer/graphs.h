@@ -7,8 +7,12 @@
 #ifndef LIVESHIFT_INTERPOSER_GRAPHS_H
 #define LIVESHIFT_INTERPOSER_GRAPHS_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+
+/* How many captures were seen to begin and not to end; too many where an end wasn't seen. */
+extern _Atomic uint32_t captures_under_way;
 
 /* A stream begins to be captured; into a graph that the application has made already, or not. */
 void capture_begun(uint64_t stream, int32_t device, bool into_graph);

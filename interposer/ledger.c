@@ -6,6 +6,7 @@
 #include "ledger_rows.h"
 #include "process.h"
 #include "streams.h"
+#include "vcomm.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -49,6 +50,7 @@ void ledger_forked(void) {
     rows_forked();
     streams_forked();
     graphs_forked();
+    vcomms_forked();
 }
 
 /* May run in several threads at once: a second handler does no harm, and an index without one would

@@ -31,38 +31,25 @@ struct nccl_call {
     void *config;                /* of ...Config; likewise */
     struct vcomm *made;          /* of a creation */
     bool collected;
-    struct vcomm *v; /* set by nccl_pass */
-    struct liveshift_clock *clock;
+    struct vcomm *v;               /* set by nccl_pass */
+    struct liveshift_clock *clock; /* likewise */
 };
 
 /* Through the gate, or into the open group. */
 ncclResult_t nccl_pass(struct nccl_call *call);
 
-/* The rest of the way of a collective that nccl_begin has let through. */
+/* The rest of the way of a collective that has taken its number, and may have to wait for it. */
 ncclResult_t nccl_admitted(struct nccl_call *call);
 
-/* How many groups this thread is inside of. */
-extern __thread unsigned nccl_group_depth __attribute__((tls_model("initial-exec")));
-
-/* A collective by itself takes its number; false: nothing is done, it has to go the long way. */
-static inline bool nccl_begin(struct vcomm *v, enum kind kind) {
-    if (v == NULL || nccl_group_depth != 0 || v->clock == NULL)
-        return false;
-    gate_begin(gate_here(), v->clock, kind, tid_here());
-    return true;
-}
-
-/* Whether nothing is to be done before the real call, but for counting it. To be asked after the
-   gate, beneath which all of this may have changed. */
-static inline bool nccl_prepared(struct vcomm *v, nccl_stream stream) {
-    struct liveshift_stream *row = atomic_load_explicit(&v->stream, memory_order_relaxed);
-    if (atomic_load_explicit(&v->state, memory_order_acquire) != VCOMM_LIVE || row == NULL ||
-        atomic_load_explicit(&row->handle, memory_order_relaxed) != (uintptr_t)stream ||
-        atomic_load_explicit(&row->use, memory_order_relaxed) != STREAM_CARRIED ||
-        cuda_captures(stream))
-        return false;
-    vcomm_counts(v);
-    return true;
+/* Whether a collective by itself may go the short way: it takes its number, and then the real call is
+   all there is to do. To be asked after the gate, beneath which all of this may have changed. */
+static inline bool nccl_short_way(struct vcomm *v, struct liveshift_clock *clock, enum kind kind,
+                                  int32_t tid, nccl_stream stream) {
+    struct gate *gate = v->gate;
+    struct liveshift_page *page = gate->page;
+    gate_announce(gate, clock, kind, tid);
+    return atomic_load(&page->order.want) == LIVESHIFT_OPEN &&
+           atomic_load_explicit(&v->quick, memory_order_acquire) == (uintptr_t)stream;
 }
 
 /* The real call, on the real communicator as it is now. nccl_launch.c */

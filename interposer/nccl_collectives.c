@@ -20,120 +20,121 @@
     struct nccl_call call = LONG_WAY(name, counted, __VA_ARGS__);                                  \
     return nccl_pass(&call)
 
-/* A collective: `arguments` are the real function's, with `real` for the communicator. The short way
-   is for what training does all the time; all else is in the long one. */
-#define COLLECTIVE(name, counted, simple, arguments, ...)                                          \
-    struct vcomm *v = vcomm_of(comm);                                                              \
-    bool admitted = nccl_begin(v, NCCL_##counted);                                                 \
-    if (__builtin_expect(admitted && (simple) && nccl_prepared(v, stream), 1)) {                   \
-        ncclComm_t real = v->real;                                                                 \
-        ncclResult_t result = NCCL_CALL(name, UNPACKED arguments);                                 \
-        gate_end(v->clock);                                                                        \
-        return result;                                                                             \
+/* A collective: what it does all the time in training is the short way, without a call but the real
+   one; everything else, in functions of their own with the same parameters, the compiler need not
+   keep registers for. `before` and `after` are the arguments before and after communicator and
+   stream. */
+#define COLLECTIVE(name, counted, simple, parameters, before, after, ...)                          \
+    static ASIDE ncclResult_t pass_##name parameters {                                             \
+        struct nccl_call call = LONG_WAY(name, counted, __VA_ARGS__);                              \
+        return nccl_pass(&call);                                                                   \
     }                                                                                              \
-    struct nccl_call call = LONG_WAY(name, counted, __VA_ARGS__);                                  \
-    return admitted ? nccl_admitted(&call) : nccl_pass(&call)
+    static ASIDE ncclResult_t admitted_##name parameters {                                         \
+        struct nccl_call call = LONG_WAY(name, counted, __VA_ARGS__);                              \
+        call.v = vcomm_of(comm);                                                                   \
+        call.clock = call.v->clock;                                                                \
+        return nccl_admitted(&call);                                                               \
+    }                                                                                              \
+    EXPORTED ncclResult_t nccl##name parameters;                                                   \
+    ncclResult_t nccl##name parameters {                                                           \
+        struct vcomm *v = vcomm_of(comm);                                                          \
+        struct nccl_thread *thread = &nccl_thread;                                                 \
+        nccl_real_##name *real = (nccl_real_##name *)nccl_known(NCCL_DO_##name);                   \
+        struct liveshift_clock *clock;                                                             \
+        int32_t tid = thread->tid;                                                                 \
+        if (UNLIKELY(v == NULL || real == NULL || tid == 0 || !(simple) ||                         \
+                     (clock = atomic_load_explicit(&v->clock, memory_order_relaxed)) == NULL))     \
+            return pass_##name(UNPACKED before, comm, stream UNPACKED after);                      \
+        if (UNLIKELY(!nccl_short_way(v, clock, NCCL_##counted, tid, stream)))                      \
+            return admitted_##name(UNPACKED before, comm, stream UNPACKED after);                  \
+        vcomm_counts(v);                                                                           \
+        thread->inside++;                                                                          \
+        ncclResult_t result = real(UNPACKED before, v->real, stream UNPACKED after);               \
+        thread->inside--;                                                                          \
+        gate_end(clock);                                                                           \
+        return result;                                                                             \
+    }
+#define ASIDE __attribute__((noinline, cold))
+#define UNLIKELY(condition) __builtin_expect(condition, 0)
 #define UNPACKED(...) __VA_ARGS__
-#define SIMPLE_OP op < NCCL_NUM_OPS
+#define SIMPLE_OP ((unsigned)op < NCCL_NUM_OPS)
 
 #define DATA .send = send, .recv = recv, .count = count, .type = type
 #define DATA_PARAMETERS const void *send, void *recv, size_t count, ncclDataType_t type
 
-API(AllReduce, DATA_PARAMETERS, ncclRedOp_t op, ncclComm_t comm, nccl_stream stream) {
-    COLLECTIVE(AllReduce, AllReduce, SIMPLE_OP, (send, recv, count, type, op, real, stream), DATA,
-               .op = op);
-}
+COLLECTIVE(AllReduce, AllReduce, SIMPLE_OP,
+           (DATA_PARAMETERS, ncclRedOp_t op, ncclComm_t comm, nccl_stream stream),
+           (send, recv, count, type, op), (), DATA, .op = op)
 
-API(Broadcast, DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream) {
-    COLLECTIVE(Broadcast, Broadcast, true, (send, recv, count, type, root, real, stream), DATA,
-               .peer = root);
-}
+COLLECTIVE(Broadcast, Broadcast, true,
+           (DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream),
+           (send, recv, count, type, root), (), DATA, .peer = root)
 
-API(Bcast, void *recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-    nccl_stream stream) {
-    COLLECTIVE(Bcast, Bcast, true, (recv, count, type, root, real, stream), .recv = recv,
-               .count = count, .type = type, .peer = root);
-}
+COLLECTIVE(Bcast, Bcast, true,
+           (void *recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+            nccl_stream stream),
+           (recv, count, type, root), (), .recv = recv, .count = count, .type = type, .peer = root)
 
-API(Reduce, DATA_PARAMETERS, ncclRedOp_t op, int root, ncclComm_t comm, nccl_stream stream) {
-    COLLECTIVE(Reduce, Reduce, SIMPLE_OP, (send, recv, count, type, op, root, real, stream), DATA,
-               .op = op, .peer = root);
-}
+COLLECTIVE(Reduce, Reduce, SIMPLE_OP,
+           (DATA_PARAMETERS, ncclRedOp_t op, int root, ncclComm_t comm, nccl_stream stream),
+           (send, recv, count, type, op, root), (), DATA, .op = op, .peer = root)
 
-API(AllGather, DATA_PARAMETERS, ncclComm_t comm, nccl_stream stream) {
-    COLLECTIVE(AllGather, AllGather, true, (send, recv, count, type, real, stream), DATA);
-}
+COLLECTIVE(AllGather, AllGather, true, (DATA_PARAMETERS, ncclComm_t comm, nccl_stream stream),
+           (send, recv, count, type), (), DATA)
 
-API(ReduceScatter, DATA_PARAMETERS, ncclRedOp_t op, ncclComm_t comm, nccl_stream stream) {
-    COLLECTIVE(ReduceScatter, ReduceScatter, SIMPLE_OP, (send, recv, count, type, op, real, stream),
-               DATA, .op = op);
-}
+COLLECTIVE(ReduceScatter, ReduceScatter, SIMPLE_OP,
+           (DATA_PARAMETERS, ncclRedOp_t op, ncclComm_t comm, nccl_stream stream),
+           (send, recv, count, type, op), (), DATA, .op = op)
 
-API(AlltoAll, DATA_PARAMETERS, ncclComm_t comm, nccl_stream stream) {
-    COLLECTIVE(AlltoAll, AlltoAll, true, (send, recv, count, type, real, stream), DATA);
-}
+COLLECTIVE(AlltoAll, AlltoAll, true, (DATA_PARAMETERS, ncclComm_t comm, nccl_stream stream),
+           (send, recv, count, type), (), DATA)
 
-API(Gather, DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream) {
-    COLLECTIVE(Gather, Gather, true, (send, recv, count, type, root, real, stream), DATA,
-               .peer = root);
-}
+COLLECTIVE(Gather, Gather, true, (DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream),
+           (send, recv, count, type, root), (), DATA, .peer = root)
 
-API(Scatter, DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream) {
-    COLLECTIVE(Scatter, Scatter, true, (send, recv, count, type, root, real, stream), DATA,
-               .peer = root);
-}
+COLLECTIVE(Scatter, Scatter, true, (DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream),
+           (send, recv, count, type, root), (), DATA, .peer = root)
 
 /* From 2.32, with options for one call. */
 
-API(AllReduceConfig, DATA_PARAMETERS, ncclRedOp_t op, ncclComm_t comm, nccl_stream stream,
-    const void *config) {
-    COLLECTIVE(AllReduceConfig, AllReduce, SIMPLE_OP,
-               (send, recv, count, type, op, real, stream, config), DATA, .op = op,
-               .config = (void *)config);
-}
+COLLECTIVE(AllReduceConfig, AllReduce, SIMPLE_OP,
+           (DATA_PARAMETERS, ncclRedOp_t op, ncclComm_t comm, nccl_stream stream,
+            const void *config),
+           (send, recv, count, type, op), (, config), DATA, .op = op, .config = (void *)config)
 
-API(BroadcastConfig, DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream,
-    const void *config) {
-    COLLECTIVE(BroadcastConfig, Broadcast, true,
-               (send, recv, count, type, root, real, stream, config), DATA, .peer = root,
-               .config = (void *)config);
-}
+COLLECTIVE(BroadcastConfig, Broadcast, true,
+           (DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream, const void *config),
+           (send, recv, count, type, root), (, config), DATA, .peer = root,
+           .config = (void *)config)
 
-API(ReduceConfig, DATA_PARAMETERS, ncclRedOp_t op, int root, ncclComm_t comm, nccl_stream stream,
-    const void *config) {
-    COLLECTIVE(ReduceConfig, Reduce, SIMPLE_OP,
-               (send, recv, count, type, op, root, real, stream, config), DATA, .op = op,
-               .peer = root, .config = (void *)config);
-}
+COLLECTIVE(ReduceConfig, Reduce, SIMPLE_OP,
+           (DATA_PARAMETERS, ncclRedOp_t op, int root, ncclComm_t comm, nccl_stream stream,
+            const void *config),
+           (send, recv, count, type, op, root), (, config), DATA, .op = op, .peer = root,
+           .config = (void *)config)
 
-API(AllGatherConfig, DATA_PARAMETERS, ncclComm_t comm, nccl_stream stream, const void *config) {
-    COLLECTIVE(AllGatherConfig, AllGather, true, (send, recv, count, type, real, stream, config),
-               DATA, .config = (void *)config);
-}
+COLLECTIVE(AllGatherConfig, AllGather, true,
+           (DATA_PARAMETERS, ncclComm_t comm, nccl_stream stream, const void *config),
+           (send, recv, count, type), (, config), DATA, .config = (void *)config)
 
-API(ReduceScatterConfig, DATA_PARAMETERS, ncclRedOp_t op, ncclComm_t comm, nccl_stream stream,
-    const void *config) {
-    COLLECTIVE(ReduceScatterConfig, ReduceScatter, SIMPLE_OP,
-               (send, recv, count, type, op, real, stream, config), DATA, .op = op,
-               .config = (void *)config);
-}
+COLLECTIVE(ReduceScatterConfig, ReduceScatter, SIMPLE_OP,
+           (DATA_PARAMETERS, ncclRedOp_t op, ncclComm_t comm, nccl_stream stream,
+            const void *config),
+           (send, recv, count, type, op), (, config), DATA, .op = op, .config = (void *)config)
 
-API(AlltoAllConfig, DATA_PARAMETERS, ncclComm_t comm, nccl_stream stream, const void *config) {
-    COLLECTIVE(AlltoAllConfig, AlltoAll, true, (send, recv, count, type, real, stream, config),
-               DATA, .config = (void *)config);
-}
+COLLECTIVE(AlltoAllConfig, AlltoAll, true,
+           (DATA_PARAMETERS, ncclComm_t comm, nccl_stream stream, const void *config),
+           (send, recv, count, type), (, config), DATA, .config = (void *)config)
 
-API(GatherConfig, DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream,
-    const void *config) {
-    COLLECTIVE(GatherConfig, Gather, true, (send, recv, count, type, root, real, stream, config),
-               DATA, .peer = root, .config = (void *)config);
-}
+COLLECTIVE(GatherConfig, Gather, true,
+           (DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream, const void *config),
+           (send, recv, count, type, root), (, config), DATA, .peer = root,
+           .config = (void *)config)
 
-API(ScatterConfig, DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream,
-    const void *config) {
-    COLLECTIVE(ScatterConfig, Scatter, true, (send, recv, count, type, root, real, stream, config),
-               DATA, .peer = root, .config = (void *)config);
-}
+COLLECTIVE(ScatterConfig, Scatter, true,
+           (DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream, const void *config),
+           (send, recv, count, type, root), (, config), DATA, .peer = root,
+           .config = (void *)config)
 
 /* Point-to-point: NCCL matches in posting order and knows no tags, so what goes from one rank to
    another is a collective of the two. */

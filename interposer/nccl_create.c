@@ -148,7 +148,7 @@ void creation_poll(struct vcomm *v) {
 
 EXPORTED ncclResult_t ncclCommInitRank(ncclComm_t *comm, int size, ncclUniqueId id, int rank);
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int size, ncclUniqueId id, int rank) {
-    if (nccl_inside > 0 || comm == NULL)
+    if (nccl_thread.inside > 0 || comm == NULL)
         return NCCL_CALL(CommInitRank, comm, size, id, rank);
     return init(begin(NCCL_DO_CommInitRank, 'I', comm, NULL, NULL), size, rank, &id, 1);
 }
@@ -157,7 +157,7 @@ EXPORTED ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUni
                                              void *config);
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id, int rank,
                                     void *config) {
-    if (nccl_inside > 0 || comm == NULL)
+    if (nccl_thread.inside > 0 || comm == NULL)
         return NCCL_CALL(CommInitRankConfig, comm, size, id, rank, config);
     return init(begin(NCCL_DO_CommInitRankConfig, 'I', comm, NULL, config), size, rank, &id, 1);
 }
@@ -166,7 +166,7 @@ EXPORTED ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int size, int r
                                                ncclUniqueId *ids, void *config);
 ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int size, int rank, int count,
                                       ncclUniqueId *ids, void *config) {
-    if (nccl_inside > 0 || comm == NULL || ids == NULL || count <= 0)
+    if (nccl_thread.inside > 0 || comm == NULL || ids == NULL || count <= 0)
         return NCCL_CALL(CommInitRankScalable, comm, size, rank, count, ids, config);
     return init(begin(NCCL_DO_CommInitRankScalable, 'S', comm, NULL, config), size, rank, ids,
                 count);
@@ -175,7 +175,7 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int size, int rank, int 
 /* All members are in this process, so their clocks agree on a number drawn here. */
 EXPORTED ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices);
 ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices) {
-    if (nccl_inside > 0 || comms == NULL || count <= 0)
+    if (nccl_thread.inside > 0 || comms == NULL || count <= 0)
         return NCCL_CALL(CommInitAll, comms, count, devices);
     struct gate *gate = gate_here();
     struct vcomm **made_here = calloc((size_t)count, sizeof *made_here);
@@ -236,7 +236,7 @@ EXPORTED ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclCom
                                     void *config);
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out, void *config) {
     struct vcomm *parent = vcomm_of(comm);
-    if (nccl_inside > 0 || out == NULL || parent == NULL)
+    if (nccl_thread.inside > 0 || out == NULL || parent == NULL)
         return NCCL_CALL(CommSplit, comm, color, key, out, config);
     struct vcomm *v = begin(NCCL_DO_CommSplit, 's', out, parent, config);
     if (v == NULL)
@@ -257,7 +257,7 @@ EXPORTED ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int count, 
 ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int count, ncclComm_t *out,
                             void *config, int flags) {
     struct vcomm *parent = vcomm_of(comm);
-    if (nccl_inside > 0 || out == NULL || parent == NULL || excluded == NULL || count <= 0)
+    if (nccl_thread.inside > 0 || out == NULL || parent == NULL || excluded == NULL || count <= 0)
         return NCCL_CALL(CommShrink, comm, excluded, count, out, config, flags);
     struct vcomm *v = begin(NCCL_DO_CommShrink, 'k', out, parent, config);
     if (v == NULL)
@@ -314,7 +314,7 @@ EXPORTED ncclResult_t ncclCommGrow(ncclComm_t comm, int size, const ncclUniqueId
 ncclResult_t ncclCommGrow(ncclComm_t comm, int size, const ncclUniqueId *id, int rank,
                           ncclComm_t *out, void *config) {
     struct vcomm *parent = vcomm_of(comm);
-    if (nccl_inside > 0 || out == NULL || (comm != NULL && parent == NULL))
+    if (nccl_thread.inside > 0 || out == NULL || (comm != NULL && parent == NULL))
         return NCCL_CALL(CommGrow, comm, size, id, rank, out, config);
     struct vcomm *v = begin(NCCL_DO_CommGrow, 'g', out, parent, config);
     if (v == NULL)

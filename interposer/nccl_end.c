@@ -60,6 +60,7 @@ static ncclResult_t abort_now(struct vcomm *v) {
     while (state != VCOMM_DOWN && state != VCOMM_ENDED &&
            !atomic_compare_exchange_weak(&v->state, &state, VCOMM_ENDED))
         ;
+    atomic_store(&v->quick, QUICK_NONE);
     ncclResult_t result = ncclSuccess;
     if (state != VCOMM_DOWN && state != VCOMM_ENDED) {
         gate_untracked_begin(gate);

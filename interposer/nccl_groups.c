@@ -23,7 +23,6 @@ struct group {
 };
 
 static __thread struct group group __attribute__((tls_model("initial-exec")));
-__thread unsigned nccl_group_depth __attribute__((tls_model("initial-exec")));
 
 static void *copy_of(const void *bytes, size_t size) {
     void *copy = bytes != NULL ? malloc(size) : NULL;
@@ -96,6 +95,7 @@ void nccl_settle(struct nccl_call *call, ncclResult_t result) {
 
 static ncclResult_t alone(struct nccl_call *call) {
     struct gate *gate = gate_here();
+    nccl_thread.tid = tid_here();
     if (__builtin_expect(call->clock != NULL, 1))
         gate_begin(gate, call->clock, call->kind, tid_here());
     else
@@ -107,8 +107,9 @@ static ncclResult_t alone(struct nccl_call *call) {
 }
 
 ncclResult_t nccl_admitted(struct nccl_call *call) {
-    call->v = vcomm_of(call->comm);
-    call->clock = call->v->clock;
+    struct gate *gate = gate_here();
+    if (atomic_load(&gate->page->order.want) != LIVESHIFT_OPEN)
+        gate_wait(gate, call->clock, call->kind, tid_here());
     ncclResult_t result = nccl_launch(call);
     nccl_settle(call, result);
     return result;
@@ -118,7 +119,7 @@ ncclResult_t nccl_pass(struct nccl_call *call) {
     call->v = vcomm_of(call->comm);
     if (call->v == NULL && call->made == NULL) {
         /* libnccl's call of itself; or, from outside of it, a communicator whose making we missed */
-        if (nccl_inside == 0 && call->comm != NULL)
+        if (nccl_thread.inside == 0 && call->comm != NULL)
             atomic_store(&vcomms_unsafe,
                          "a communicator is in use that was made past the library's functions");
         return nccl_launch(call);
@@ -126,15 +127,16 @@ ncclResult_t nccl_pass(struct nccl_call *call) {
     if (call->v != NULL && atomic_load(&call->v->state) == VCOMM_ENDED)
         return ncclInvalidArgument;
     call->clock = nccl_clock(call);
-    return nccl_group_depth > 0 ? member(call) : alone(call);
+    return nccl_thread.groups > 0 ? member(call) : alone(call);
 }
 
 EXPORTED ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupStart(void) {
-    if (nccl_inside > 0)
+    if (nccl_thread.inside > 0)
         return NCCL_CALL(GroupStart);
-    if (nccl_group_depth++ > 0)
+    if (nccl_thread.groups++ > 0)
         return ncclSuccess;
+    nccl_thread.tid = 0;
     group.collecting = !gate_group_begin(gate_here());
     return group.collecting ? ncclSuccess : NCCL_CALL(GroupStart);
 }
@@ -164,10 +166,11 @@ static void pass_collected(struct gate *gate) {
 }
 
 static ncclResult_t end(ncclResult_t (*real_end)(void *), void *argument) {
-    if (nccl_inside > 0 || nccl_group_depth == 0)
+    if (nccl_thread.inside > 0 || nccl_thread.groups == 0)
         return real_end(argument);
-    if (--nccl_group_depth > 0)
+    if (--nccl_thread.groups > 0)
         return ncclSuccess;
+    nccl_thread.tid = tid_here();
     struct group whole = group;
     ncclResult_t first = ncclSuccess;
     if (whole.collecting) {

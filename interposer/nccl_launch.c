@@ -33,8 +33,12 @@ static void carries(struct vcomm *v, nccl_stream stream) {
     }
     if (row == NULL)
         vcomm_unsafe(v, "there is no room in the page for the streams it was used on");
-    else if ((atomic_load_explicit(&row->use, memory_order_relaxed) & STREAM_CARRIED) == 0)
-        atomic_fetch_or(&row->use, STREAM_CARRIED);
+    else {
+        if ((atomic_load_explicit(&row->use, memory_order_relaxed) & STREAM_CARRIED) == 0)
+            atomic_fetch_or(&row->use, STREAM_CARRIED);
+        if (stream_seen(row))
+            vcomm_quick(v, stream);
+    }
 }
 
 /* What must be known of a call before it is made; false: there is nothing to call. */

@@ -10,7 +10,7 @@
 EXPORTED ncclResult_t ncclMemAlloc(void **pointer, size_t size);
 ncclResult_t ncclMemAlloc(void **pointer, size_t size) {
     ncclResult_t result = CUDA_CALL(NCCL_CALL(MemAlloc, pointer, size));
-    if (result == ncclSuccess && *pointer != NULL && nccl_inside == 0) {
+    if (result == ncclSuccess && *pointer != NULL && nccl_thread.inside == 0) {
         struct ledger_made made = {.kind = LIVESHIFT_MEMORY_NCCL,
                                    .device = driver_device(),
                                    .address = (uint64_t)(uintptr_t)*pointer,
@@ -23,7 +23,7 @@ ncclResult_t ncclMemAlloc(void **pointer, size_t size) {
 EXPORTED ncclResult_t ncclMemFree(void *pointer);
 ncclResult_t ncclMemFree(void *pointer) {
     struct ledger_leaving leaving = {0};
-    if (nccl_inside == 0)
+    if (nccl_thread.inside == 0)
         leaving = ledger_leave(LEDGER_NCCL, (uint64_t)(uintptr_t)pointer);
     ncclResult_t result = CUDA_CALL(NCCL_CALL(MemFree, pointer));
     ledger_left(leaving, result == ncclSuccess);

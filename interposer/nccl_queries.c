@@ -8,11 +8,12 @@
 #include "exported.h"
 #include "nccl_calls.h"
 
-EXPORTED ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error);
-ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
+static __attribute__((noinline)) ncclResult_t async_error(ncclComm_t comm, ncclResult_t *error) {
     struct vcomm *v = vcomm_of(comm);
-    if (v == NULL || error == NULL)
-        return NCCL_CALL(CommGetAsyncError, v != NULL ? v->real : comm, error);
+    if (v == NULL)
+        return NCCL_CALL(CommGetAsyncError, comm, error);
+    if (error == NULL)
+        return ncclInvalidArgument;
     if (!vcomm_enter(v)) {
         uint32_t state = atomic_load(&v->state);
         if (state == VCOMM_ENDED)
@@ -25,6 +26,15 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
         creation_poll(v);
     vcomm_leave(v);
     return result;
+}
+
+EXPORTED ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error);
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
+    struct vcomm *v = vcomm_of(comm);
+    nccl_real_CommGetAsyncError *real = nccl_known(NCCL_DO_CommGetAsyncError);
+    if (v == NULL && real != NULL)
+        return real(comm, error); /* NCCL itself asks in each of its calls */
+    return async_error(comm, error);
 }
 
 #define ASK(name, field)                                                                           \
@@ -52,9 +62,9 @@ const char *ncclGetLastError(ncclComm_t comm) {
     struct vcomm *v = vcomm_of(comm);
     if (real == NULL || (v != NULL && !vcomm_enter(v)))
         return "";
-    nccl_inside++;
+    nccl_thread.inside++;
     const char *said = real(v != NULL ? v->real : comm); /* static or per thread, not the comm's */
-    nccl_inside--;
+    nccl_thread.inside--;
     if (v != NULL)
         vcomm_leave(v);
     return said;

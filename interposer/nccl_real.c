@@ -8,7 +8,7 @@
 #define NCCL_LIBRARY "libnccl.so.2"
 
 _Atomic(void *) nccl_reals[NCCL_FUNCTIONS];
-__thread unsigned nccl_inside __attribute__((tls_model("initial-exec")));
+__thread struct nccl_thread nccl_thread __attribute__((tls_model("initial-exec")));
 
 static const char *const names[] = {
 #define X(name, parameters) "pnccl" #name,

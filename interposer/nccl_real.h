@@ -104,12 +104,25 @@ NCCL_REAL_FUNCTIONS(X)
 
 extern _Atomic(void *) nccl_reals[NCCL_FUNCTIONS];
 
-/* How many real functions this thread is inside of: libnccl calls some of its own exports, and so
-   arrives here with handles that it gave nobody. */
-extern __thread unsigned nccl_inside __attribute__((tls_model("initial-exec")));
+/* What a thread is doing; one variable, which the short way of a collective looks up once. */
+struct nccl_thread {
+    /* gettid(); 0: not asked for yet, or in a group, so that the short way isn't open. */
+    int32_t tid;
+    /* How many real functions it is inside of: libnccl calls some of its own exports, and so arrives
+       here with handles that it gave nobody. */
+    unsigned inside;
+    /* How many groups it is inside of. */
+    unsigned groups;
+};
+extern __thread struct nccl_thread nccl_thread __attribute__((tls_model("initial-exec")));
 
 /* Looks a function up in the loaded libnccl; NULL, said once on stderr, where it has none. */
 void *nccl_find(enum nccl_function which);
+
+/* NULL: not looked up yet, or not there. */
+static inline void *nccl_known(enum nccl_function which) {
+    return atomic_load_explicit(&nccl_reals[which], memory_order_relaxed);
+}
 
 static inline void *nccl_real(enum nccl_function which) {
     void *found = atomic_load_explicit(&nccl_reals[which], memory_order_relaxed);
@@ -120,9 +133,9 @@ static inline void *nccl_real(enum nccl_function which) {
 #define NCCL_CALL(name, ...)                                                                       \
     __extension__({                                                                                \
         nccl_real_##name *real_ = (nccl_real_##name *)nccl_real(NCCL_DO_##name);                   \
-        nccl_inside++;                                                                             \
+        nccl_thread.inside++;                                                                      \
         ncclResult_t result_ = real_ != NULL ? real_(__VA_ARGS__) : ncclInvalidUsage;              \
-        nccl_inside--;                                                                             \
+        nccl_thread.inside--;                                                                      \
         result_;                                                                                   \
     })
 

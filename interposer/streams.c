@@ -3,6 +3,7 @@
 
 #include "ledger_rows.h"
 #include "process.h"
+#include "vcomm.h"
 
 #include <errno.h>
 #include <string.h>
@@ -12,6 +13,8 @@
 
 /* Rows are given out and taken back under it. */
 static pthread_mutex_t rows = PTHREAD_MUTEX_INITIALIZER;
+
+static _Atomic bool seen[LIVESHIFT_PAGE_STREAMS];
 
 /* Where a stream was found last: row + 1. A hint, checked against the row. */
 static _Atomic uint32_t cache[CACHE];
@@ -58,6 +61,7 @@ static struct liveshift_stream *find(uint64_t handle, int32_t device, bool add) 
             why = strerror(errno);
         else {
             found = &all[at];
+            atomic_store(&seen[at], false);
             found->device = device;
             found->flags = 0;
             found->priority = 0;
@@ -89,7 +93,10 @@ void stream_made(uint64_t handle, int32_t device, uint32_t flags, int32_t priori
     row->flags = flags;
     row->priority = priority;
     atomic_store(&row->use, 0);
+    atomic_store(&seen[row - table()], true);
 }
+
+bool stream_seen(const struct liveshift_stream *row) { return atomic_load(&seen[row - table()]); }
 
 int32_t stream_device(uint64_t handle, int32_t device) {
     if (handle <= STREAM_PER_THREAD || atomic_load(&process_gate) == NULL)
@@ -103,8 +110,10 @@ struct liveshift_stream *stream_leave(uint64_t handle) {
         return NULL;
     struct liveshift_stream *row = find(handle, -1, false);
     /* Its handle may be another stream's before the call is back. */
-    if (row != NULL)
+    if (row != NULL) {
         atomic_store(&row->handle, UINT64_MAX);
+        vcomms_not_quick();
+    }
     return row;
 }
 
@@ -118,4 +127,5 @@ void streams_reset(int32_t device) {
     for (uint32_t at = 0; at < atomic_load(&gate_here()->page->streams); at++)
         if (all[at].device == device)
             atomic_store(&all[at].handle, 0);
+    vcomms_not_quick();
 }

@@ -26,6 +26,10 @@ void stream_made(uint64_t handle, int32_t device, uint32_t flags, int32_t priori
    row that is found keeps its own. */
 struct liveshift_stream *stream_row(uint64_t handle, int32_t device);
 
+/* Whether its making was seen: then its captures are, too, since they pass by the same libraries.
+   A stream of a statically linked runtime isn't. */
+bool stream_seen(const struct liveshift_stream *row);
+
 /* The device of a stream that is known, otherwise `device`. */
 int32_t stream_device(uint64_t handle, int32_t device);
 

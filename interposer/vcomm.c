@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "vcomm.h"
 
+#include "graphs.h"
+
 #include <linux/futex.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +23,8 @@ struct vcomm *vcomm_new(void) {
         return NULL;
     v->magic = VCOMM_MAGIC;
     v->device = v->rank = -1;
+    v->quick = QUICK_NONE;
+    v->gate = gate_here();
     pthread_mutex_init(&v->records, NULL);
     v->registrations_end = &v->registrations;
     v->windows_end = &v->windows;
@@ -92,11 +96,11 @@ void vcomm_end(struct vcomm *v) {
     ended = v;
     pthread_mutex_unlock(&vcomms_lock);
     atomic_store(&v->state, VCOMM_ENDED);
+    atomic_store(&v->quick, QUICK_NONE);
     v->real = NULL;
-    if (v->row != NULL)
-        communicator_end(gate_here(), v->row);
     v->clock = NULL;
-    v->row = NULL;
+    if (v->row != NULL) /* which stays, for who is in a call of it when it is aborted */
+        communicator_end(gate_here(), v->row);
     pthread_mutex_lock(&v->records);
     forget(v);
     pthread_mutex_unlock(&v->records);
@@ -129,6 +133,26 @@ struct liveshift_clock *vcomm_pair(struct vcomm *v, int peer, bool sends) {
     }
     pthread_mutex_unlock(&v->records);
     return clock;
+}
+
+void vcomm_quick(struct vcomm *v, nccl_stream stream) {
+    if (atomic_load(&v->state) != VCOMM_LIVE || atomic_load(&captures_under_way) != 0)
+        return;
+    atomic_store(&v->quick, (uintptr_t)stream);
+    if (atomic_load(&v->state) != VCOMM_LIVE || atomic_load(&captures_under_way) != 0)
+        atomic_store(&v->quick, QUICK_NONE);
+}
+
+void vcomms_not_quick(void) {
+    pthread_mutex_lock(&vcomms_lock);
+    for (struct vcomm *v = vcomms; v != NULL; v = v->next)
+        atomic_store(&v->quick, QUICK_NONE);
+    pthread_mutex_unlock(&vcomms_lock);
+}
+
+void vcomms_forked(void) {
+    vcomms_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    vcomms = NULL;
 }
 
 bool vcomm_enter(struct vcomm *v) {

@@ -82,12 +82,14 @@ typedef _Atomic(struct liveshift_clock *) pair_clock;
 struct vcomm {
     uint64_t magic;
     ncclComm_t real;
-    _Atomic uint32_t state;                    /* enum vcomm_state */
-    _Atomic uint32_t uses;                     /* threads between vcomm_enter and vcomm_leave */
-    struct liveshift_communicator *row;        /* NULL: no room in the page */
-    struct liveshift_clock *clock;             /* of the collectives; NULL likewise */
-    pair_clock *_Atomic pairs;                 /* sends to each rank, then receives from each */
-    _Atomic(struct liveshift_stream *) stream; /* the last it was used on */
+    _Atomic uint32_t state;                       /* enum vcomm_state */
+    _Atomic uint32_t uses;                        /* threads between vcomm_enter and vcomm_leave */
+    _Atomic uintptr_t quick;                      /* see below */
+    struct gate *gate;                            /* of `clock` */
+    _Atomic(struct liveshift_communicator *) row; /* NULL: no room in the page */
+    _Atomic(struct liveshift_clock *) clock;      /* of the collectives; NULL likewise, or ENDED */
+    pair_clock *_Atomic pairs;                    /* sends to each rank, then receives from each */
+    _Atomic(struct liveshift_stream *) stream;    /* the last it was used on */
     uint64_t id, parent;
     int size, rank, device;
     char made_by;
@@ -106,6 +108,19 @@ struct vcomm {
     struct vcomm *next;
 };
 
+/*
+ * `quick` is a stream on which nothing has to be done before the real call: the communicator is LIVE,
+ * the stream is known to have carried communication since the last drain, and no stream is being
+ * captured, as far as the hooks see captures begin (stream_seen in streams.h). QUICK_NONE: there is
+ * none. Whatever ends one of these conditions clears it afterwards; who sets it looks again after.
+ */
+#define QUICK_NONE UINTPTR_MAX
+void vcomm_quick(struct vcomm *v, nccl_stream stream);
+void vcomms_not_quick(void);
+
+/* A fork's child: none of the parent's is its own. */
+void vcomms_forked(void);
+
 /* All that are not ENDED, in the order they were made; under vcomms_lock. */
 extern struct vcomm *vcomms;
 extern pthread_mutex_t vcomms_lock;
@@ -113,7 +128,7 @@ extern pthread_mutex_t vcomms_lock;
 /* Ours behind a handle, or NULL: a real one, or none. */
 static inline struct vcomm *vcomm_of(ncclComm_t handle) {
     struct vcomm *v = (struct vcomm *)handle;
-    return v != NULL && ((uintptr_t)v & 7) == 0 && v->magic == VCOMM_MAGIC ? v : NULL;
+    return v != NULL && v->magic == VCOMM_MAGIC ? v : NULL;
 }
 
 static inline ncclComm_t vcomm_handle(struct vcomm *v) { return (ncclComm_t)v; }

@@ -13,6 +13,7 @@ import pytest
 from nccl_coordinator import Abandoned, Ranks, Refused, World, await_true, nccl
 
 from liveshift.interposer.layout import CommunicatorState, Want
+from liveshift.interposer.orders import OrderedPage
 
 
 @contextmanager
@@ -23,6 +24,11 @@ def puppets(world: World, folder: Path, count: int = 2, **extra: str) -> Iterato
         assert ranks.ask("init world") == ["0"] * count
         assert set(ranks.ask("sum")) == {str(count * (count + 1) // 2)}
         yield ranks
+
+
+def announced(page: OrderedPage) -> bool:
+    """Whether a collective has been called after the first."""
+    return max(clock.announced for clock in page.clocks()) > 2
 
 
 def threads(pid: int) -> list[str]:
@@ -293,6 +299,8 @@ def test_nobody_is_torn_down_where_a_rank_is_missing(world: World, tmp_path: Pat
     """A rank that has died: no boundary, the others go on as they are."""
     with puppets(world, tmp_path, 3) as ranks:
         ranks.tell("sum", [0, 1])
+        with ranks.pages() as pages:
+            await_true(lambda: all(announced(page) for page in pages[:2]), 10, ranks.everything)
         with pytest.raises(Abandoned), ranks.attempts(limit_s=0.5) as attempt:
             attempt.reach()
         with ranks.pages() as pages:

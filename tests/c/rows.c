@@ -85,6 +85,23 @@ static void an_ask_is_a_clocks_first_target(struct agent *agent) {
     communicator_end(gate, row);
 }
 
+/* The call's return must not be counted on another communicator's clock. */
+static void a_call_outlives_its_communicator(void) {
+    struct communicator_made made = {.library = LIVESHIFT_NCCL, .id = 78, .size = 2, .rank = 0};
+    struct liveshift_communicator *row = communicator_add(gate, &made);
+    struct liveshift_clock *clock = clock_add(gate, row, -1, -1);
+    gate_begin(gate, clock, 0, tid_here());
+    communicator_end(gate, row);
+    made.id = 79;
+    row = communicator_add(gate, &made);
+    struct liveshift_clock *next = clock_add(gate, row, -1, -1);
+    CHECK(next != clock);
+    gate_end(clock);
+    CHECK_SAME(atomic_load(&next->returned), 0);
+    CHECK(clock_add(gate, row, 0, 1) == clock);
+    communicator_end(gate, row);
+}
+
 int main(int argc, char **argv) {
     CHECK(argc == 3);
     setenv("LIVESHIFT_PAGES", argv[2], 1);
@@ -93,6 +110,7 @@ int main(int argc, char **argv) {
     static struct agent agent;
     agent_open(&agent, argv[2], getpid());
     an_ask_is_a_clocks_first_target(&agent);
+    a_call_outlives_its_communicator();
     pthread_t makers[MAKERS];
     for (unsigned long i = 0; i < MAKERS; i++)
         CHECK(pthread_create(&makers[i], NULL, make, (void *)(i + 1)) == 0);

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every function of NCCL that is given a communicator or a window is stood in front of: the real
+one could do nothing with a handle of ours but crash."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from liveshift.interposer.elf import shared_library
+from liveshift.interposer.library import library_path
+
+HERE = Path(__file__).resolve().parent
+REAL = HERE.parent / "interposer" / "nccl_real.h"
+
+
+class Export(NamedTuple):
+    name: str
+    since: str
+    takes: str
+    until: str = ""
+
+
+def exports() -> list[Export]:
+    lines = (HERE / "nccl_adapter" / "exports.txt").read_text().splitlines()
+    return [Export(*line.split()) for line in lines if not line.startswith("#")]
+
+
+def ours() -> set[str]:
+    done = subprocess.run(
+        ["nm", "-D", "--defined-only", library_path()], check=True, capture_output=True, text=True
+    )
+    return set(re.findall(r" T (nccl\w+)$", done.stdout, re.MULTILINE))
+
+
+def test_whatever_takes_a_handle_passes_here() -> None:
+    taking = {export.name for export in exports() if export.takes != "-"}
+    assert len(taking) == 73
+    assert taking == ours()
+
+
+def test_those_that_are_left_alone_take_neither() -> None:
+    """Named one by one: who adds one has looked at its parameters."""
+    left = {export.name for export in exports() if export.takes == "-"}
+    params = {name for name in left if name.startswith("ncclParam")}
+    assert left - params == {
+        "ncclGetErrorString", "ncclGetUniqueId", "ncclGetVersion",
+        "ncclGinInboxA2ACreateRequirement", "ncclGinOutboxCreateRequirement",
+        "ncclLLA2ACalcSlots", "ncclLLA2ACreateRequirement", "ncclLsaBarrierCreateRequirement",
+        "ncclResetDebugInit", "ncclResetDebugInitInternal",
+    }  # fmt: skip
+
+
+def test_the_real_ones_are_known_by_the_same_names() -> None:
+    text = REAL.read_text()
+    lists = text[text.index("#define NCCL_REAL_FUNCTIONS") : text.index("enum nccl_function")]
+    known = {f"nccl{name}" for name in re.findall(r"\bX\((\w+)[,)]", lists)}
+    assert ours() <= known
+    assert known - ours() == {"ncclGetUniqueId"}  # called, and not stood in front of
+
+
+def installed_nccl() -> Path | None:
+    """A real libnccl beside this Python; there is one where torch was built for CUDA."""
+    try:
+        import nvidia.nccl
+    except ImportError:
+        return None
+    return next((Path(p) / "lib" / "libnccl.so.2" for p in nvidia.nccl.__path__), None)
+
+
+def test_an_installed_nccl_exports_nothing_new() -> None:
+    path = installed_nccl()
+    if path is None or not path.is_file():
+        pytest.skip("no NCCL is installed here")
+    names = {export.name for export in exports()}
+    done = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert set(re.findall(r" (nccl\w+)$", done.stdout, re.MULTILINE)) <= names
+    with shared_library(path) as library:
+        for name in ours():
+            if library.address_of(name) is not None:
+                assert library.address_of(f"p{name}") is not None, name
