@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from captured import PYTHON
 from doubles.gpu import build
+from sanitizers import BUILT
 
 INSIDE = Path(build.__file__).with_name("inside.py")
-BUILT = Path(__file__).resolve().parents[1] / "build" / "doubles"
 RUNNING, LOCKED, CHECKPOINTED, FAILED = range(4)
 
 

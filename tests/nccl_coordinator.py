@@ -25,11 +25,12 @@ from liveshift.interposer.orders import OrderedPage, open_ordered
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from doubles.gpu.build import build, compiler, program
+import sanitizers
+from doubles.gpu.build import INCLUDE, build, kept, program
 from doubles.gpu.build_nccl import DEFAULT, build_nccl
+from sanitizers import BUILT
 
 SOURCES = Path(__file__).resolve().parent / "nccl_adapter"
-INTERPOSER = Path(__file__).resolve().parent.parent / "interposer"
 
 TWO_DEVICES = ",".join(
     f"GPU-{n * 8}-{n * 4}-{n * 4}-{n * 4}-{n * 12}:H200:1GiB" for n in ("1", "2")
@@ -45,39 +46,39 @@ class Refused(Exception):
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+def world() -> World:
     """The simulated CUDA, and NCCL 2.29.7."""
-    return World(tmp_path_factory.mktemp("doubles"))
+    return World()
 
 
 @pytest.fixture(scope="session")
-def world_2_32(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return World(tmp_path_factory.mktemp("doubles"), 23203)
+def world_2_32() -> World:
+    return World(23203)
 
 
 class World:
-    """The libraries, and programs compiled for them, in a folder."""
+    """The libraries, and programs compiled for them."""
 
-    def __init__(self, folder: Path, version: int = DEFAULT, flags: Sequence[str] = ()) -> None:
+    def __init__(self, version: int = DEFAULT, flags: Sequence[str] = ()) -> None:
         """With flags, such as a sanitizer's, the interposer is built with them as well, and linked
         instead of preloaded: the sanitizer's own library has to come first."""
-        self.folder = folder
         self.flags = list(flags)
-        self.libcuda = build(folder, flags).libcuda
+        self.libcuda = build(BUILT, flags).libcuda
         self.libcudart = self.libcuda.parent / "libcudart.so.13"
-        self.libnccl = build_nccl(folder, version, flags)
-        self.linked = _interposer(folder, self.flags) if flags else None
+        self.libnccl = build_nccl(BUILT, version, flags)
+        self.linked = sanitizers.interposer(flags) if flags else None
 
     def program(self, name: str) -> Path:
-        target = self.folder / name
-        if not target.exists():
-            libraries = [self.libnccl, self.libcudart, self.libcuda]
-            flags = self.flags
-            if self.linked is not None:
-                libraries.insert(0, self.linked)
-                flags = [*flags, "-Wl,--no-as-needed", f"-Wl,-rpath,{self.linked.parent}"]
-            program(SOURCES / f"{name}.c", target, libraries, flags)
-        return target
+        libraries = [self.libnccl, self.libcudart, self.libcuda]
+        flags = self.flags
+        if self.linked is not None:
+            flags = [*flags, *sanitizers.first(self.linked)]
+        sources = [*SOURCES.glob("*.[ch]"), *INCLUDE.glob("*.h")]
+
+        def make(part: Path) -> None:
+            program(SOURCES / f"{name}.c", part / name, libraries, flags)
+
+        return kept(BUILT, name, sources, (*libraries, *flags), make) / name
 
     @contextmanager
     def ranks(
@@ -97,7 +98,7 @@ class World:
             "NCCL_SOCKET_IFNAME": "lo",
             "NCCL_RAS_ENABLE": "0",
             "WORLD_SIZE": str(count),
-        }
+        } | sanitizers.OPTIONS
         if preload and self.linked is None:
             environment["LD_PRELOAD"] = str(library.library_path())
         with ExitStack() as stack:
@@ -113,20 +114,6 @@ class World:
                 processes.append(process)
                 stack.callback(_end, process)
             yield Ranks(processes, folder)
-
-
-def _interposer(folder: Path, flags: Sequence[str]) -> Path:
-    library = folder / "liveshift_interposer.so"
-    subprocess.run(
-        [
-            *compiler(), "-std=gnu11", "-D_GNU_SOURCE", '-DLIVESHIFT_VERSION="test"', "-fPIC",
-            "-fexceptions", "-fvisibility=hidden", "-g", "-O1", "-fno-omit-frame-pointer", *flags,
-            "-shared", "-Wl,--hash-style=gnu", "-o", str(library),
-            *map(str, sorted(INTERPOSER.glob("*.c"))), "-pthread",
-        ],
-        check=True,
-    )  # fmt: skip
-    return library
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT / "integration" / "gpu" / "contract"))
 import run_nccl  # noqa: E402
 from doubles.gpu.build import program  # noqa: E402
 from doubles.gpu.build_nccl import SOURCES, VERSIONS, build_nccl  # noqa: E402
+from sanitizers import BUILT  # noqa: E402
 
 COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 pytestmark = COMPILER
@@ -30,14 +31,9 @@ LATER = {
 """Some of what came between 2.26 and 2.29.7."""
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("doubles")
-
-
 @pytest.mark.parametrize("name", run_nccl.PROGRAMS)
-def test_contract(built: Path, name: str) -> None:
-    lines = run_nccl.run_program(name, run_nccl.doubles(built), built)
+def test_contract(tmp_path: Path, name: str) -> None:
+    lines = run_nccl.run_program(name, run_nccl.doubles(BUILT), tmp_path)
     assert lines[0].startswith("simulated: liveshift simulated GPU")
     assert lines[0].endswith("NCCL 2.29.7")
     assert any(line.startswith("ok ") for line in lines)
@@ -46,19 +42,21 @@ def test_contract(built: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
-def test_other_versions_keep_it_too(built: Path, version: int) -> None:
-    lines = run_nccl.run_program("nccl_collectives", run_nccl.doubles(built, version), built)
+def test_other_versions_keep_it_too(tmp_path: Path, version: int) -> None:
+    lines = run_nccl.run_program("nccl_collectives", run_nccl.doubles(BUILT, version), tmp_path)
     assert f"NCCL 2.{version // 100 % 100}.{version % 100}" in lines[0]
     assert ("skip windows: not in NCCL 22604" in lines) == (version == OLD)
     assert ("ok a collective with a config of its own" in lines) == (version == NEW)
 
 
 @pytest.mark.parametrize("with_ras", [False, True])
-def test_traps_and_strictness(built: Path, with_ras: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traps_and_strictness(
+    tmp_path: Path, with_ras: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if with_ras:
         monkeypatch.setenv("WITH_RAS", "1")
-    libraries = run_nccl.doubles(built)
-    lines = run_nccl.run_program("nccl_strict", libraries, built, SOURCES.parent / "programs")
+    libraries = run_nccl.doubles(BUILT)
+    lines = run_nccl.run_program("nccl_strict", libraries, tmp_path, SOURCES.parent / "programs")
     assert all(line.startswith("ok ") for line in lines[1:])
     survives = "ok with RAS on its thread outlives the communicators"
     assert (survives in lines) == with_ras
@@ -75,10 +73,10 @@ def exported(library: Path) -> dict[str, str]:
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="no nm")
-def test_it_exports_what_the_real_one_does(built: Path) -> None:
+def test_it_exports_what_the_real_one_does() -> None:
     public: dict[int, set[str]] = {}
     for version in (OLD, DEFAULT, NEW):
-        symbols = exported(build_nccl(built, version))
+        symbols = exported(build_nccl(BUILT, version))
         strong = {name for name, binding in symbols.items() if binding == "T"}
         weak = {name for name, binding in symbols.items() if binding == "W"}
         assert strong == {"p" + name for name in weak} | {"ncclResetDebugInitInternal"}
@@ -125,8 +123,8 @@ int main(void) { return run_ranks(1, body, 0); }
 """
 
 
-def test_it_reenters_an_interposer_with_real_handles(built: Path, tmp_path: Path) -> None:
-    libraries = run_nccl.doubles(built)
+def test_it_reenters_an_interposer_with_real_handles(tmp_path: Path) -> None:
+    libraries = run_nccl.doubles(BUILT)
     (tmp_path / "interposer.c").write_text(INTERPOSER)
     (tmp_path / "caller.c").write_text(CALLER)
     preload = program(
@@ -152,8 +150,8 @@ def test_it_reenters_an_interposer_with_real_handles(built: Path, tmp_path: Path
     assert seen == {"ncclBroadcast", "ncclCommGetAsyncError", "ncclCommRegister"}
 
 
-def test_it_says_what_it_is(built: Path, tmp_path: Path) -> None:
-    libraries = run_nccl.doubles(built)
+def test_it_says_what_it_is(tmp_path: Path) -> None:
+    libraries = run_nccl.doubles(BUILT)
     (tmp_path / "caller.c").write_text(CALLER)
     caller = program(
         tmp_path / "caller.c",

@@ -4,29 +4,16 @@ random moments."""
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
+import sanitizers
 from nccl_coordinator import TWO_DEVICES, World
 
-SANITIZERS = {
-    "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
-    "thread": ("-fsanitize=thread",),
-}
 
-
-@pytest.fixture(scope="module", params=sorted(SANITIZERS))
-def sanitized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
-    flags = SANITIZERS[request.param]
-    folder = tmp_path_factory.mktemp(request.param)
-    (folder / "empty.c").write_text("int main(void) { return 0; }\n")
-    found = subprocess.run(
-        ["cc", *flags, "-o", folder / "empty", folder / "empty.c"], capture_output=True, text=True
-    )
-    if found.returncode != 0:
-        pytest.skip(f"the compiler has no {request.param} sanitizer here: {found.stderr[:200]}")
-    return World(folder, flags=flags)
+@pytest.fixture(scope="module", params=["address", "thread"])
+def sanitized(request: pytest.FixtureRequest) -> World:
+    return World(flags=sanitizers.flags(request.param))
 
 
 @pytest.mark.parametrize(

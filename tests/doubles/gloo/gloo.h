@@ -21,10 +21,18 @@
 #define buffer_sent _ZN4gloo9transport3tcp13UnboundBuffer20handleSendCompletionEi
 #define buffer_received _ZN4gloo9transport3tcp13UnboundBuffer20handleRecvCompletionEi
 #define buffer_end _ZN4gloo9transport3tcp13UnboundBufferD1Ev
+#define group_name                                                                                 \
+    _ZN4c10d12ProcessGroup12setGroupNameERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE
 
 /* std::vector<char> */
 struct blob {
     const char *begin, *end, *limit;
+};
+
+/* std::string */
+struct text {
+    const char *data;
+    size_t length;
 };
 
 /* What the members wrote, by rank. */
@@ -83,5 +91,6 @@ void buffer_recv_any(struct buffer *buffer, struct ranks *peers, size_t slot, si
 void buffer_sent(struct buffer *buffer, int peer);
 void buffer_received(struct buffer *buffer, int peer);
 void *buffer_end(struct buffer *buffer);
+void group_name(void *group, const struct text *name);
 
 #endif

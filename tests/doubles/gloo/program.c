@@ -13,51 +13,17 @@
  *   drop                         the buffer ends
  *   wait               print "waiting" and read a line
  */
-#include "gloo.h"
+#include "members.h"
 
 #include <pthread.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MEMBERS 3
 #define MOST 600
 
 static struct context contexts[MOST];
 static int made;
-static int odd;
-
-/* Hostname and address after their lengths, then a number for each member, as gloo packs them. */
-static struct blob written(long seed, int rank) {
-    char *bytes = malloc(256), *at = bytes;
-    char host[] = "hostA", address[16] = "";
-    snprintf(address, sizeof address, "%ld.%d", seed, rank);
-    uint64_t length = strlen(host);
-    memcpy(at, &length, sizeof length);
-    memcpy(at + sizeof length, host, length);
-    at += sizeof length + length;
-    length = sizeof address;
-    memcpy(at, &length, sizeof length);
-    memcpy(at + sizeof length, address, length);
-    at += sizeof length + length;
-    for (int64_t peer = 0; peer < MEMBERS && !odd; peer++, at += sizeof peer)
-        memcpy(at, &peer, sizeof peer);
-    return (struct blob){bytes, at, bytes + 256};
-}
-
-static void connect_as(int rank, long seed) {
-    struct store store = {.size = MEMBERS}, *pointer = &store;
-    for (int member = 0; member < MEMBERS; member++)
-        store.blobs[member] = written(seed, member);
-    struct context *context = &contexts[made++];
-    context_make(&context->base, rank, MEMBERS, 2);
-    connect_full_mesh(context, &pointer, NULL);
-    for (int member = 0; member < MEMBERS; member++)
-        free((char *)store.blobs[member].begin);
-}
+static bool odd;
 
 static void call(long times, void (*inside)(void)) {
     struct options options = {.context = &contexts[made - 1].base, .inside = inside};
@@ -103,9 +69,9 @@ int main(int argc, char **argv) {
         if (made > 0)
             point_to_point(argv + i);
         if (!strcmp(argv[i], "connect"))
-            connect_as(atoi(argv[i + 1]), atol(argv[i + 2]));
+            connect_members(&contexts[made++], atoi(argv[i + 1]), atol(argv[i + 2]), odd);
         if (!strcmp(argv[i], "odd"))
-            odd = 1;
+            odd = true;
         if (!strcmp(argv[i], "call"))
             call(atol(argv[i + 1]), NULL);
         if (!strcmp(argv[i], "nested"))

@@ -9,7 +9,7 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,27 +48,37 @@ def build(folder: Path, flags: Sequence[str] = ()) -> Doubles:
 
     Raises subprocess.CalledProcessError; the compiler has said why on stderr.
     """
-    sources = sorted(HERE.glob("cuda/*")) + sorted(HERE.glob("cudart/*"))
-    sources += sorted(INCLUDE.glob("*.h"))
-    digest = hashlib.sha256(repr((compiler(), CFLAGS, tuple(flags))).encode())
-    for source in sources:
+    sources = [*HERE.glob("cuda/*"), *HERE.glob("cudart/*"), *INCLUDE.glob("*.h")]
+
+    def make(part: Path) -> None:
+        _library(part, "libcuda.so.1", HERE / "cuda", "libcuda.map", flags)
+        for version in (13, 12):
+            soname = f"libcudart.so.{version}"
+            defines = [f"-DCUDART_MAJOR={version}"]
+            _library(part, soname, HERE / "cudart", f"{soname}.map", [*flags, *defines])
+
+    return Doubles(kept(folder, "doubles", sources, tuple(flags), make), tuple(flags))
+
+
+def kept(
+    folder: Path, name: str, sources: Iterable[Path], key: object, make: Callable[[Path], None]
+) -> Path:
+    """A folder below `folder` that `make` has filled, now or earlier from the same sources, with
+    the same compiler and the same key. Whoever comes while it is being filled waits."""
+    digest = hashlib.sha256(repr((compiler(), CFLAGS, key)).encode())
+    for source in sorted(sources):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-    made = folder / f"doubles-{digest.hexdigest()[:16]}"
+    made = folder / f"{name}-{digest.hexdigest()[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as turn:
+    with open(folder / f".{made.name}.lock", "w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         if not made.exists():
             part = made.with_suffix(".part")
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir()
-            _library(part, "libcuda.so.1", HERE / "cuda", "libcuda.map", flags)
-            if (HERE / "cudart").exists():
-                for version in (13, 12):
-                    soname = f"libcudart.so.{version}"
-                    defines = [f"-DCUDART_MAJOR={version}"]
-                    _library(part, soname, HERE / "cudart", f"{soname}.map", [*flags, *defines])
+            make(part)
             part.rename(made)
-    return Doubles(made, tuple(flags))
+    return made
 
 
 def _library(folder: Path, soname: str, sources: Path, symbols: str, flags: Sequence[str]) -> None:

@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from .build import CFLAGS, HERE, INCLUDE, compiler
+from .build import CFLAGS, HERE, INCLUDE, compiler, kept
 
 SOURCES = HERE / "nccl"
 VERSIONS = (22604, 22703, 22803, 22807, 22907, 23004, 23203)
@@ -27,20 +24,12 @@ def build_nccl(folder: Path, version: int = DEFAULT, flags: Sequence[str] = ()) 
     Raises subprocess.CalledProcessError; the compiler has said why on stderr.
     """
     sources = [*sorted(SOURCES.glob("*.[ch]")), SOURCES / "exports.map", INCLUDE / "nccl_abi.h"]
-    digest = hashlib.sha256(repr((compiler(), CFLAGS, version, tuple(flags))).encode())
-    for source in sources:
-        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-    made = folder / f"nccl-{version}-{digest.hexdigest()[:16]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        if not made.exists():
-            part = made.with_suffix(".part")
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir()
-            _compile(part / "libnccl.so.2", version, flags)
-            part.rename(made)
-    return made / "libnccl.so.2"
+
+    def make(part: Path) -> None:
+        _compile(part / "libnccl.so.2", version, flags)
+
+    key = (version, tuple(flags))
+    return kept(folder, f"nccl-{version}", sources, key, make) / "libnccl.so.2"
 
 
 def _compile(target: Path, version: int, flags: Sequence[str]) -> None:
