@@ -175,7 +175,8 @@ class Move:
         themselves after a while."""
         if self.holds_gates:
             self.holds_gates = False
-            with self.times.phase("reopen") as detail:
+            stands = self.times.frozen_at is not None
+            with self.times.phase("reopen", frozen=stands) as detail:
                 detail += filter(None, [await self._ground.reopen(self)])
 
     async def _freeze(self) -> None:
@@ -298,7 +299,6 @@ class Move:
                 await asyncio.sleep(self._limits.heartbeat)
         self.error = None
         self.times.take(moved.phases, began)
-        self.times.thaw()
 
     def _restore_limit(self, attempts: int) -> float:
         """Seconds for one attempt of so many: near the end of the standstill it is the source's
@@ -314,6 +314,7 @@ class Move:
         """The tree runs at the destination; wait a while for its first collective."""
         self._advance(Step.RESUMING)
         await self._reopen()
+        self.times.thaw()
         began = time.monotonic()
         with contextlib.suppress(Exception):  # it runs; that nobody saw it changes nothing
             ask = messages.Resume(self.capsule.name, RESUME_WAIT_S)
