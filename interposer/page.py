@@ -224,6 +224,14 @@ class PageFile:
             finished=finished + sum(clock.returned for clock in self.clocks()),
         )
 
+    def nccl_unseen(self) -> bool:
+        """Whether NCCL was used, and on no communicator that is, or was, known here."""
+        raw = self.raw(layout.COUNTERS_AT, layout.COUNTERS * layout.COUNTER.size)
+        counted = zip(self.kinds, (int(row[1]) for row in layout.COUNTER.rows(raw)), strict=False)
+        return any(count and kind.startswith("nccl.") for kind, count in counted) and not any(
+            made.library is layout.Library.NCCL for made in self.communicators()
+        )
+
     def answer(self) -> dict[str, Any]:
         """struct liveshift_answer."""
         return layout.ANSWER.unpack(self.raw(layout.ANSWER_AT, layout.ANSWER.size))

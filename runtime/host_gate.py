@@ -364,6 +364,8 @@ def _notes(process: _Process, attempt: int) -> list[tuple[str, bool]]:
             # One that was used may be in use now, without anybody seeing it.
             text = f"the members of {_name(made)} can't agree on its identity; nothing counts it"
             notes.append((text, answer["unidentified"] > 0))
+    if page.nccl_unseen():
+        notes.append(("NCCL is used on communicators that its members can't agree on", True))
     if answer["groups"]:
         notes.append(("a group of operations is being begun", False))
     if answer["untracked"]:

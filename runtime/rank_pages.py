@@ -112,16 +112,18 @@ def _maps(pid: int, page: OrderedPage) -> bool:
 def members(page: OrderedPage) -> list[Member]:
     """The rank's parts in the communicators that live, or are down; none of a damaged page."""
     try:
-        rows = page.communicators()
+        rows, unseen = page.communicators(), page.nccl_unseen()
     except PageError as error:
         log.warning("%s", error)
         return []
     live = (CommunicatorState.LIVE, CommunicatorState.DOWN)
-    return [
+    world_rank = -1 if page.rank is None else page.rank
+    found = [
         Member(
-            row.id, row.library.name.lower(), row.name, row.size, row.rank,
-            -1 if page.rank is None else page.rank, row.ordinal,
+            row.id, row.library.name.lower(), row.name, row.size, row.rank, world_rank, row.ordinal
         )
         for row in rows
         if row.state in live and row.id
     ]  # fmt: skip
+    # So that nobody takes it for a rank that talks over TCP only.
+    return found + ([Member(0, "nccl", "", 0, -1, world_rank, 0)] if unseen else [])

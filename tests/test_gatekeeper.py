@@ -279,3 +279,17 @@ def test_streams_that_are_not_idle_are_named(host: Host, monkeypatch: pytest.Mon
     monkeypatch.setattr(services, "LATE_S", 60.0)
     *_, owing = host.play(lambda: keeper.arm(ARM), lambda: keeper.aim(aim(1)), draining)
     assert owing.lines == ["rank 0 drains its streams"]
+
+
+def test_nccl_without_a_communicator_that_is_known_is_not_taken_for_tcp(host: Host) -> None:
+    page = host.start().ordered()
+    library = layout.COMMUNICATORS_AT + layout.COMMUNICATOR.offsets["library"]
+    os.pwrite(page.fd, int(layout.Library.GLOO).to_bytes(4, "little"), library)
+    kind = next(n for n, name in enumerate(page.kinds) if name.startswith("nccl."))
+    counted = layout.COUNTERS_AT + kind * layout.COUNTER.size + layout.COUNTER.offsets["started"]
+    assert not page.nccl_unseen()
+    os.pwrite(page.fd, (3).to_bytes(8, "little"), counted)
+    page.close()
+    (armed,) = host.play(lambda: host.keeper.arm(ARM))
+    assert {member.library for member in armed.members} == {"gloo", "nccl"}
+    assert "NCCL is used on communicators" in armed.obstacles[0]
