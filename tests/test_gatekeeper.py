@@ -293,3 +293,22 @@ def test_nccl_without_a_communicator_that_is_known_is_not_taken_for_tcp(host: Ho
     (armed,) = host.play(lambda: host.keeper.arm(ARM))
     assert {member.library for member in armed.members} == {"gloo", "nccl"}
     assert "NCCL is used on communicators" in armed.obstacles[0]
+
+
+def test_a_page_does_not_make_its_agent_wait_for_long(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit stands in the page: whoever owns it may write another one there."""
+    page = host.start().ordered()
+
+    async def hostile() -> messages.Aimed:
+        limit = layout.ORDER_AT + layout.ORDER.offsets["limit_ms"]
+        os.pwrite(page.fd, b"\xff\xff\xff\xff", limit)
+        return await host.keeper.shut(messages.Shut("gpt", 1))
+
+    monkeypatch.setattr(services, "LONGEST_STANDSTILL_S", 0.1)
+    monkeypatch.setattr(services, "LATE_S", 0.0)
+    keeper = host.keeper
+    *_, shut = host.play(lambda: keeper.arm(ARM), lambda: keeper.aim(aim(1)), hostile)
+    assert shut.obstacles == ["rank 0: its service thread does not answer"]
+    page.close()
