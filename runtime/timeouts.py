@@ -104,9 +104,10 @@ RULES = (
         "both answers and the commit between them may each be late by one suspicion",
     ),
     Rule(
-        {"standstill": 1, "suspicion": 4},
+        {"quiesce": 1, "standstill": 1, "suspicion": 4},
         "collective",
-        "undoing a move takes up to four asks, each answered within one suspicion",
+        "ranks wait for the boundary too, and undoing a move takes up to four asks, each answered "
+        "within one suspicion",
     ),
 )
 
