@@ -225,12 +225,20 @@ class PageFile:
         )
 
     def nccl_unseen(self) -> bool:
-        """Whether NCCL was used, and on no communicator that is, or was, known here."""
+        """Whether NCCL was used, and on no communicator that is, was or is about to be known."""
+        table = self._table(
+            "communicators", layout.COMMUNICATORS_AT, layout.COMMUNICATOR, layout.COMMUNICATORS
+        )
+        library = layout.COMMUNICATOR.offsets["library"]
+        libraries = {
+            int.from_bytes(table[at + library : at + library + 4], "little")
+            for at in range(0, len(table), layout.COMMUNICATOR.size)
+        }
+        if layout.Library.NCCL in libraries:
+            return False
         raw = self.raw(layout.COUNTERS_AT, layout.COUNTERS * layout.COUNTER.size)
         counted = zip(self.kinds, (int(row[1]) for row in layout.COUNTER.rows(raw)), strict=False)
-        return any(count and kind.startswith("nccl.") for kind, count in counted) and not any(
-            made.library is layout.Library.NCCL for made in self.communicators()
-        )
+        return any(count and kind.startswith("nccl.") for kind, count in counted)
 
     def answer(self) -> dict[str, Any]:
         """struct liveshift_answer."""

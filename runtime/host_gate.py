@@ -365,7 +365,9 @@ def _notes(process: _Process, attempt: int) -> list[tuple[str, bool]]:
             text = f"the members of {_name(made)} can't agree on its identity; nothing counts it"
             notes.append((text, answer["unidentified"] > 0))
     if page.nccl_unseen():
-        notes.append(("NCCL is used on communicators that its members can't agree on", True))
+        # Unless one is being made just now.
+        text = "NCCL is used on communicators that its members can't agree on"
+        notes.append((text, not answer["untracked"]))
     if answer["groups"]:
         notes.append(("a group of operations is being begun", False))
     if answer["untracked"]:
