@@ -134,6 +134,22 @@ def test_what_nccl_does_with_its_own_is_not_taken_for_an_applications(
         assert ranks.ask("sum") == ["3", "3"]
 
 
+def test_what_is_only_estimated_is_owed_by_nobody(world: World, tmp_path: Path) -> None:
+    """One rank asks what a group would take: with the gate open, and while all is down."""
+    with puppets(world, tmp_path) as ranks:
+        assert ranks.ask("estimate", [0]) == ["0"]
+        with ranks.attempts() as attempt:
+            attempt.reach()
+            attempt.close()
+            attempt.order(Want.TEARDOWN)
+            ranks.tell("estimate", [1])
+            attempt.rebuild()
+        assert ranks.answers([1]) == ["0"]
+        assert ranks.ask("sum") == ["3", "3"]
+        ranks.move()
+        assert ranks.ask("sum") == ["3", "3"]
+
+
 def test_one_that_is_aborted_while_it_is_down_is_not_rebuilt_for_use(
     world: World, tmp_path: Path
 ) -> None:

@@ -98,6 +98,14 @@ static int inner(void) {
     return destroy(comm);
 }
 
+static int estimate(ncclComm_t comm) {
+    ncclSimInfo_t info = {sizeof info, NCCL_SIM_INFO_MAGIC, 22907, -1};
+    CHECK(ncclGroupStart());
+    CHECK(sum(comm, stream));
+    CHECK(sum(comm, stream));
+    return ncclGroupSimulateEnd(&info);
+}
+
 static int window_pointer(ncclComm_t comm) {
     void *pointer;
     CHECK(ncclCommWindowRegister(comm, data, N * sizeof(float), &window, 0));
@@ -175,6 +183,8 @@ static int obey(const char *command, const char *name) {
         return drop();
     if (strcmp(command, "foreign") == 0)
         return foreign();
+    if (strcmp(command, "estimate") == 0)
+        return estimate(*comm);
     if (strcmp(command, "inner") == 0)
         return inner();
     if (strcmp(command, "window") == 0)
