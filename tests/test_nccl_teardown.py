@@ -150,6 +150,25 @@ def test_what_is_only_estimated_is_owed_by_nobody(world: World, tmp_path: Path) 
         assert ranks.ask("sum") == ["3", "3"]
 
 
+def test_one_that_has_failed_does_not_keep_the_others(world: World, tmp_path: Path) -> None:
+    """NCCL neither finalizes nor destroys it, and in a group nothing else either."""
+    with puppets(world, tmp_path, 3) as ranks:
+        assert ranks.ask("init other") == ["0"] * 3
+        assert ranks.ask("sum other") == ["6"] * 3
+        assert ranks.ask("abort other", [2]) == ["0"]
+        await_true(lambda: ranks.ask("error other", [0]) == ["6"], 10, ranks.everything)
+        began = time.monotonic()
+        with ranks.attempts() as attempt:
+            attempt.reach()
+            attempt.close()
+            attempt.order(Want.TEARDOWN)
+            for page in attempt.pages:
+                assert b"did not end" not in page.answer()["trouble"]
+            attempt.rebuild()
+        assert time.monotonic() - began < 10
+        assert ranks.ask("sum") == ["6"] * 3
+
+
 def test_one_that_is_aborted_while_it_is_down_is_not_rebuilt_for_use(
     world: World, tmp_path: Path
 ) -> None:
