@@ -167,6 +167,10 @@ def test_one_that_has_failed_does_not_keep_the_others(world: World, tmp_path: Pa
             attempt.rebuild()
         assert time.monotonic() - began < 10
         assert ranks.ask("sum") == ["6"] * 3
+        assert ranks.ask("sum other") == ["-1"] * 3  # it stays down
+        assert ranks.ask("destroy other", [0, 1]) == ["0", "0"]
+        ranks.move()
+        assert ranks.ask("sum") == ["6"] * 3
 
 
 def test_one_that_is_aborted_while_it_is_down_is_not_rebuilt_for_use(
