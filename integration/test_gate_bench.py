@@ -25,7 +25,7 @@ def test_a_collective_on_the_open_gate_costs_few_instructions(tmp_path: Path) ->
 def test_allocations_and_nccl_collectives_are_measured_on_the_doubles() -> None:
     seen = device_cost.measure(pairs=1, calls=2_000)
     assert 50 < seen["instructions_per_allocation"] < 1_000
-    assert 20 < seen["instructions_per_nccl_collective"] < 1_000
+    assert 20 < seen["instructions_per_nccl_collective"] <= cost.GOAL + 10, "8 are NCCL's question"
 
 
 def test_a_step_with_the_library_takes_no_more_instructions() -> None:

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* At the boundary: is there anything that can't be torn down, and are the streams idle? */
 
-#include "cuda_calls.h"
+#include "nccl_calls.h"
 #include "service.h"
-#include "streams.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -53,9 +52,8 @@ static bool idle(struct task *task, struct liveshift_stream *row) {
                    "NCCL was used on the per-thread default stream, which no other thread can see");
         return true;
     }
-    if (number == STREAM_LEGACY)
-        cuda_use_device(row->device);
-    if (cuda_captures(stream)) /* which enqueues nothing; what was there before is not known */
+    cuda_use_device(row->device); /* this thread has no context of its own */
+    if (cuda_captures(stream))    /* which enqueues nothing; what was there before is not known */
         return false;
     int state = cuda_stream_state(stream);
     if (state == CUDA_BUSY)
@@ -68,6 +66,24 @@ static bool idle(struct task *task, struct liveshift_stream *row) {
     return true;
 }
 
+/* Whether NCCL has enqueued all that it was given: for a non-blocking communicator it does that on
+   threads of its own, after the call has come back. */
+static bool enqueued(void) {
+    unsigned many;
+    struct vcomm **all = vcomms_now(&many);
+    bool busy = false;
+    for (unsigned i = 0; i < many && !busy; i++)
+        if (vcomm_enter(all[i])) {
+            ncclResult_t state = ncclSuccess;
+            busy = atomic_load(&all[i]->state) == VCOMM_LIVE &&
+                   NCCL_CALL(CommGetAsyncError, all[i]->real, &state) == ncclSuccess &&
+                   state == ncclInProgress;
+            vcomm_leave(all[i]);
+        }
+    free(all);
+    return !busy;
+}
+
 void drain(struct task *task) {
     struct liveshift_page *page = task->gate->page;
     struct liveshift_stream *streams = liveshift_streams(page);
@@ -75,11 +91,16 @@ void drain(struct task *task) {
     refuse_what_is_unsafe(task);
     int mode = cuda_relax_captures(CUDA_CAPTURES_RELAXED);
     uint32_t at = 0;
-    while (task->result == 0 && at < atomic_load(&page->streams)) {
-        if (idle(task, &streams[at]))
+    bool all_enqueued = false;
+    while (task->result == 0 && (!all_enqueued || at < atomic_load(&page->streams))) {
+        if (!all_enqueued && enqueued())
+            all_enqueued = true;
+        else if (all_enqueued && idle(task, &streams[at]))
             at++;
         else if (task_obsolete(task))
             task_fails(task, ECANCELED, "another order came while the streams were drained");
+        else if (task_late(task) && !all_enqueued)
+            task_fails(task, ETIMEDOUT, "an operation of a non-blocking communicator goes on");
         else if (task_late(task))
             task_fails(task, ETIMEDOUT, "a stream with NCCL operations on device %d is not idle",
                        streams[at].device);

@@ -110,10 +110,42 @@ static void made(struct vcomm *v) {
     tracked_again(v);
 }
 
+/* NCCL's thread may write it. */
+static ncclComm_t real_so_far(struct vcomm *v) {
+    return __atomic_load_n(&v->real, __ATOMIC_ACQUIRE);
+}
+
+/* What NCCL says of a creation that goes on. Of the child of a non-blocking communicator that is not
+   complete there is no handle yet: it says so of the parent. */
+static ncclResult_t progress(struct vcomm *v) {
+    ncclResult_t state = ncclInternalError;
+    ncclComm_t real = real_so_far(v);
+    struct vcomm *parent = v->how.parent;
+    if (real != NULL)
+        return NCCL_CALL(CommGetAsyncError, real, &state) == ncclSuccess ? state : ncclSystemError;
+    if (parent == NULL || !vcomm_enter(parent))
+        return ncclInternalError;
+    if (NCCL_CALL(CommGetAsyncError, parent->real, &state) != ncclSuccess)
+        state = ncclSystemError;
+    vcomm_leave(parent);
+    return state;
+}
+
+/* Whether the call came back before the communicator was complete. Splitting a non-blocking one says
+   success nevertheless. */
+static bool goes_on(struct vcomm *v, ncclResult_t result) {
+    bool child = v->how.parent != NULL &&
+                 !(v->how.function == NCCL_DO_CommSplit && v->how.color == NCCL_SPLIT_NOCOLOR);
+    if (real_so_far(v) != NULL)
+        return result == ncclInProgress;
+    return child && (result == ncclSuccess || result == ncclInProgress) &&
+           progress(v) == ncclInProgress;
+}
+
 void creation_settle(struct vcomm *v, ncclResult_t result) {
     ncclComm_t *out = v->how.out;
     v->how.out = NULL;
-    if (result == ncclInProgress) {
+    if (goes_on(v, result)) {
         vcomm_list(v, false);
         atomic_store(&v->state, VCOMM_MAKING);
         service_begin(); /* notices the end, if the application doesn't ask */
@@ -135,13 +167,12 @@ void creation_settle(struct vcomm *v, ncclResult_t result) {
 }
 
 void creation_poll(struct vcomm *v) {
-    ncclResult_t state = ncclInProgress;
     static pthread_mutex_t polling = PTHREAD_MUTEX_INITIALIZER;
     if (atomic_load(&v->state) != VCOMM_MAKING)
         return;
     pthread_mutex_lock(&polling); /* the application and the service thread may both ask */
-    if (atomic_load(&v->state) == VCOMM_MAKING &&
-        NCCL_CALL(CommGetAsyncError, v->real, &state) == ncclSuccess && state != ncclInProgress)
+    ncclResult_t state;
+    if (atomic_load(&v->state) == VCOMM_MAKING && (state = progress(v)) != ncclInProgress)
         creation_settle(v, state);
     pthread_mutex_unlock(&polling);
 }

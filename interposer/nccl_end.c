@@ -7,6 +7,8 @@
 #include "exported.h"
 #include "nccl_calls.h"
 
+#include <time.h>
+
 static ncclResult_t pass(enum nccl_function function, enum kind kind, ncclComm_t comm,
                          unsigned flags) {
     struct nccl_call call = {.function = function, .kind = kind, .comm = comm, .flags = flags};
@@ -62,6 +64,11 @@ static ncclResult_t abort_now(struct vcomm *v) {
         ;
     atomic_store(&v->quick, QUICK_NONE);
     ncclResult_t result = ncclSuccess;
+    /* The service thread may be asking it something; what an application's thread is doing inside of
+       it may never come to an end, and is what an abort is for. */
+    static const struct timespec pause = {0, 1000000};
+    for (int ms = 0; ms < 100 && atomic_load(&v->uses) > 1; ms++)
+        nanosleep(&pause, NULL);
     if (state != VCOMM_DOWN && state != VCOMM_ENDED) {
         gate_untracked_begin(gate);
         result = NCCL_CALL(CommAbort, v->real);

@@ -165,9 +165,49 @@ static void pass_collected(struct gate *gate) {
     free(wants);
 }
 
-static ncclResult_t end(ncclResult_t (*real_end)(void *), void *argument) {
+/* What a group would take: NCCL enqueues nothing, and one rank may ask alone, so no numbers are taken,
+   or they are taken back before anybody can have seen them. */
+static ncclResult_t simulate(void *info) {
+    struct group whole = group;
+    ncclResult_t result = ncclSuccess;
+    size_t held = 0;
+    if (whole.collecting) {
+        for (; held < whole.count && result == ncclSuccess; held++)
+            if (whole.calls[held].v != NULL && !vcomm_enter_waiting(whole.calls[held].v))
+                result = ncclInvalidArgument;
+        held -= result != ncclSuccess;
+        if (result == ncclSuccess)
+            result = NCCL_CALL(GroupStart);
+        for (size_t i = 0; i < whole.count && result == ncclSuccess; i++)
+            result = nccl_launch(&whole.calls[i]);
+    }
+    group = (struct group){0};
+    if (!whole.collecting || held == whole.count) {
+        ncclResult_t said = NCCL_CALL(GroupSimulateEnd, info);
+        result = result == ncclSuccess ? said : result;
+    }
+    for (size_t i = 0; i < whole.count; i++) {
+        struct nccl_call *call = &whole.calls[i];
+        if (whole.collecting && i < held && call->v != NULL)
+            vcomm_leave(call->v);
+        else if (!whole.collecting && call->clock != NULL)
+            atomic_fetch_sub(&call->clock->announced, 1);
+        if (call->made != NULL)
+            creation_settle(call->made, ncclInvalidUsage);
+        else if (call->window_made != NULL)
+            window_settle(call, ncclInvalidUsage);
+        drop_arguments(call);
+    }
+    if (!whole.collecting)
+        gate_group_end(gate_here());
+    free(whole.calls);
+    return result;
+}
+
+EXPORTED ncclResult_t ncclGroupEnd(void);
+ncclResult_t ncclGroupEnd(void) {
     if (nccl_thread.inside > 0 || nccl_thread.groups == 0)
-        return real_end(argument);
+        return NCCL_CALL(GroupEnd);
     if (--nccl_thread.groups > 0)
         return ncclSuccess;
     nccl_thread.tid = tid_here();
@@ -185,7 +225,7 @@ static ncclResult_t end(ncclResult_t (*real_end)(void *), void *argument) {
     } else
         gate_group_end(gate_here());
     group = (struct group){0};
-    ncclResult_t result = real_end(argument);
+    ncclResult_t result = NCCL_CALL(GroupEnd);
     if (first == ncclSuccess)
         first = result;
     for (size_t i = 0; i < whole.count; i++) {
@@ -196,15 +236,12 @@ static ncclResult_t end(ncclResult_t (*real_end)(void *), void *argument) {
     return first;
 }
 
-static ncclResult_t group_end(void *unused) {
-    (void)unused;
-    return NCCL_CALL(GroupEnd);
-}
-
-static ncclResult_t group_simulate_end(void *info) { return NCCL_CALL(GroupSimulateEnd, info); }
-
-EXPORTED ncclResult_t ncclGroupEnd(void);
-ncclResult_t ncclGroupEnd(void) { return end(group_end, NULL); }
-
 EXPORTED ncclResult_t ncclGroupSimulateEnd(void *info);
-ncclResult_t ncclGroupSimulateEnd(void *info) { return end(group_simulate_end, info); }
+ncclResult_t ncclGroupSimulateEnd(void *info) {
+    if (nccl_thread.inside > 0 || nccl_thread.groups == 0)
+        return NCCL_CALL(GroupSimulateEnd, info);
+    if (--nccl_thread.groups > 0)
+        return ncclSuccess;
+    nccl_thread.tid = tid_here();
+    return simulate(info);
+}

@@ -21,9 +21,12 @@ static __attribute__((noinline)) ncclResult_t async_error(ncclComm_t comm, ncclR
         *error = state == VCOMM_STARTING ? ncclInProgress : ncclSuccess;
         return ncclSuccess;
     }
-    ncclResult_t result = NCCL_CALL(CommGetAsyncError, v->real, error);
-    if (result == ncclSuccess && *error != ncclInProgress)
-        creation_poll(v);
+    creation_poll(v);
+    ncclResult_t result = ncclSuccess;
+    if (atomic_load(&v->state) == VCOMM_MAKING)
+        *error = ncclInProgress;
+    else /* NULL: nothing came of it; NCCL has an error for that */
+        result = NCCL_CALL(CommGetAsyncError, v->real, error);
     vcomm_leave(v);
     return result;
 }

@@ -87,6 +87,8 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buffer, size_t size,
 
 EXPORTED ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window);
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
+    if (vcomm_of(comm) == NULL) /* NCCL's threads call it for windows of its own */
+        return NCCL_CALL(CommWindowDeregister, comm, window);
     struct nccl_call call = {.function = NCCL_DO_CommWindowDeregister,
                              .kind = NCCL_CommWindowDeregister,
                              .comm = comm,
@@ -131,12 +133,10 @@ void window_settle(const struct nccl_call *call, ncclResult_t result) {
 ncclResult_t window_launch(const struct nccl_call *call) {
     struct vcomm *v = call->v;
     struct window *made = call->window_made;
-    ncclComm_t real = v != NULL ? vcomm_real(v) : call->comm;
+    ncclComm_t real = vcomm_real(v);
     if (made != NULL)
         return NCCL_CALL(CommWindowRegister, real, made->buffer, made->size, &made->real,
                          made->flags);
-    if (v == NULL)
-        return NCCL_CALL(CommWindowDeregister, real, call->window);
     pthread_mutex_lock(&v->records);
     struct window **at = window_place(v, call->window), *found = *at;
     if (found != NULL) {

@@ -113,9 +113,13 @@ static void raise_all(struct raising *r) {
             atomic_load(&r->give_up) ? ncclInProgress : raise_some(r, at, until, &what);
         if (result == ncclSuccess && !atomic_load(&r->give_up)) {
             for (unsigned i = at; i < until; i++) {
-                atomic_fetch_add(&r->all[i]->row->generation, 1);
-                atomic_store(&r->all[i]->state, VCOMM_LIVE);
-                atomic_store(&r->all[i]->row->state, LIVESHIFT_COMM_LIVE);
+                struct vcomm *v = r->all[i];
+                uint32_t down = VCOMM_DOWN;
+                atomic_fetch_add(&v->row->generation, 1);
+                if (atomic_compare_exchange_strong(&v->state, &down, VCOMM_LIVE))
+                    atomic_store(&v->row->state, LIVESHIFT_COMM_LIVE);
+                else /* the application has aborted it meanwhile */
+                    abort_some(r, i, i + 1);
             }
             continue;
         }

@@ -21,6 +21,7 @@
 /* Outlives its task if NCCL never comes back; then it is leaked. */
 struct felling {
     struct vcomm **all;
+    bool *failed; /* which of them can only be aborted */
     unsigned many;
     _Atomic bool give_up;
     _Atomic uint32_t running; /* threads */
@@ -31,6 +32,14 @@ static bool mine(struct vcomm *v) { return !atomic_exchange(&v->real_claimed, tr
 
 static bool ended(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
 
+/* NCCL refuses to finalize or destroy one that had an error; in a group it then does nothing for the
+   others either, and after such a destruction it takes the thread for one that is in a group. */
+static bool has_failed(struct vcomm *v) {
+    ncclResult_t state;
+    return NCCL_CALL(CommGetAsyncError, v->real, &state) != ncclSuccess ||
+           (state != ncclSuccess && state != ncclInProgress);
+}
+
 static void await_finalized(struct felling *f, struct vcomm *v) {
     ncclResult_t state = ncclInProgress;
     while (!atomic_load(&f->give_up) &&
@@ -40,9 +49,11 @@ static void await_finalized(struct felling *f, struct vcomm *v) {
 
 static void fell(void *of) {
     struct felling *f = of;
+    for (unsigned i = 0; i < f->many; i++)
+        f->failed[i] = has_failed(f->all[i]);
     NCCL_CALL(GroupStart);
     for (unsigned i = 0; i < f->many; i++)
-        if (!atomic_load(&f->all[i]->finalized)) {
+        if (!f->failed[i] && !atomic_load(&f->all[i]->finalized)) {
             cuda_use_device(f->all[i]->device);
             NCCL_CALL(CommFinalize, f->all[i]->real);
         }
@@ -52,7 +63,10 @@ static void fell(void *of) {
     for (unsigned i = f->many; i-- > 0 && !atomic_load(&f->give_up);)
         if (mine(f->all[i])) {
             cuda_use_device(f->all[i]->device);
-            atomic_store(&f->all[i]->real_gone, ended(NCCL_CALL(CommDestroy, f->all[i]->real)));
+            bool failed = f->failed[i] || has_failed(f->all[i]);
+            ncclResult_t result = failed ? NCCL_CALL(CommAbort, f->all[i]->real)
+                                         : NCCL_CALL(CommDestroy, f->all[i]->real);
+            atomic_store(&f->all[i]->real_gone, ended(result));
         }
     atomic_fetch_sub(&f->running, 1);
 }
@@ -188,7 +202,8 @@ void teardown(struct task *task) {
         return;
     }
     take_down(task, f);
-    int failure = f->many > 0 ? start(f, fell) : 0;
+    f->failed = calloc(f->many + 1, sizeof *f->failed);
+    int failure = f->failed == NULL ? ENOMEM : f->many > 0 ? start(f, fell) : 0;
     if (failure != 0)
         task_fails(task, failure, "cannot start a thread to tear communicators down: %s",
                    strerror(failure));
@@ -219,6 +234,7 @@ void teardown(struct task *task) {
         atomic_store(&task->gate->page->answer.down, 0);
     if (clean) { /* else a thread still reads them */
         free(f->all);
+        free(f->failed);
         free(f);
     }
 }

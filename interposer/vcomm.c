@@ -95,12 +95,14 @@ void vcomm_end(struct vcomm *v) {
     v->next = ended;
     ended = v;
     pthread_mutex_unlock(&vcomms_lock);
-    atomic_store(&v->state, VCOMM_ENDED);
+    bool down = atomic_exchange(&v->state, VCOMM_ENDED) == VCOMM_DOWN;
     atomic_store(&v->quick, QUICK_NONE);
-    v->real = NULL;
     v->clock = NULL;
     if (v->row != NULL) /* which stays, for who is in a call of it when it is aborted */
         communicator_end(gate_here(), v->row);
+    if (down) /* aborted: what is known of it stays, for who is tearing it down or rebuilding it */
+        return;
+    v->real = NULL;
     pthread_mutex_lock(&v->records);
     forget(v);
     pthread_mutex_unlock(&v->records);

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -174,17 +174,28 @@ class Gates:
             self._late.pop(key).cancel()
 
     async def _rebuild(self, job: Job, limits: Timeouts, hosts: list[str], attempt: int) -> None:
-        """Fresh ids from each communicator's first rank, then all of them in one order."""
+        """Fresh ids from each communicator's first rank, then all of them in one order; but not
+        those that a member has aborted, for which the others would wait."""
         fresh = messages.FreshIds(job.name, attempt)
         ids: dict[int, bytes] = {}
+        sizes: dict[int, int] = {}
+        members: Counter[int] = Counter()
         order: dict[int, int] = {}
         for host in hosts:  # none may be missing: it would be waited for
             answer = await _answer(
                 self._ask, host, fresh, limits.answer(limits.restore), messages.Fresh
             )
             ids |= answer.ids
+            sizes |= answer.sizes
+            members.update(communicator for communicator, _ in answer.communicators)
             for communicator, ordinal in answer.communicators:
                 order[communicator] = min(ordinal, order.get(communicator, ordinal))
+        for communicator in [c for c in ids if members[c] < sizes.get(c, 0)]:
+            log.warning(
+                "job %s: communicator %x stays down: %d of its %d members have it still",
+                job.name, communicator, members[communicator], sizes[communicator],
+            )  # fmt: skip
+            del ids[communicator]
         ranked = sorted(ids, key=lambda c: (order.get(c, 0), c))
         orders = {c: (n, ids[c]) for n, c in enumerate(ranked, start=1)}
         rebuild = messages.Rebuild(job.name, attempt, orders)

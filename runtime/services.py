@@ -73,18 +73,20 @@ async def fresh_ids(pages: Collection[OrderedPage], attempt: int) -> messages.Fr
         for row in _of_nccl(page)
         if row.rank == 0 and row.fresh_attempt == attempt
     }
-    return messages.Fresh(ids, [key for page in served for key in _down(page)])
+    sizes = {row.id: row.size for page in served for row in _of_nccl(page)}
+    return messages.Fresh(ids, [key for page in served for key in _down(page)], sizes)
 
 
 async def rebuilt(
     pages: Collection[OrderedPage], attempt: int, ids: Mapping[int, tuple[int, bytes]]
 ) -> messages.TornDown:
-    """Make communicators again, in the one order of the job; raises StepFailed, in words."""
+    """Make communicators again, in the one order of the job; raises StepFailed, in words. One that
+    has no id stays down, where it may have an order from a time before."""
     served = [page for page in pages if page.answer()["down"]]
     for page in served:
         for row in _of_nccl(page):
-            if row.state == CommunicatorState.DOWN and row.id in ids:
-                page.set_rebuild(row.row, *ids[row.id])
+            if row.state == CommunicatorState.DOWN:
+                page.set_rebuild(row.row, *ids.get(row.id, (0, bytes(128))))
     await _all(served, attempt, Want.REBUILD)
     slowest = max((int(page.answer()["rebuilt_ns"]) for page in served), default=0)
     return messages.TornDown([key for page in served for key in _down(page)], slowest / 1e9)

@@ -395,11 +395,16 @@ class Attempt:
             for row in nccl(each):
                 if row.rank == 0 and row.fresh_attempt == self.number:
                     fresh[row.id] = row.fresh_id
-        order = {key: place for place, key in enumerate(sorted(fresh), 1)}
+        down = [row for each in self.pages for row in nccl(each) if row.state is DOWN]
+        whole = {row.id for row in down if sum(r.id == row.id for r in down) == row.size}
+        order = {key: place for place, key in enumerate(sorted(fresh.keys() & whole), 1)}
         for each in self.pages:
             for row in nccl(each):
-                if row.state is CommunicatorState.DOWN and row.id in fresh:
-                    each.set_rebuild(row.row, order[row.id], fresh[row.id])
+                if row.state is DOWN:
+                    each.set_rebuild(row.row, order.get(row.id, 0), fresh.get(row.id, b""))
+
+
+DOWN = CommunicatorState.DOWN
 
 
 def nccl(each: page.PageFile) -> list[page.Communicator]:

@@ -42,6 +42,7 @@ class Host:
         self.version = 0
         self.gate = "open"
         self.down = False
+        self.aborted = False  # its member of PAIR
         self.heard: list[Message] = []
 
     def __call__(self, ask: Message) -> Message | None:
@@ -67,7 +68,8 @@ class Host:
             case messages.FreshIds():
                 first = self.members[0].rank == 0
                 ids = {WORLD: b"w" * 128, PAIR: b"p" * 128} if first else {}
-                return messages.Fresh(ids, [(WORLD, 1), (PAIR, 2)])
+                down = [(WORLD, 1), *([] if self.aborted else [(PAIR, 2)])]
+                return messages.Fresh(ids, down, {WORLD: 2, PAIR: 2})
             case messages.Rebuild():
                 self.down = False
                 return messages.TornDown([], 0.1)
@@ -211,6 +213,18 @@ def test_communicators_are_torn_down_and_made_again_in_one_order() -> None:
     assert said.startswith("2 communicators rebuilt in ")
     (first,), (second,) = (host.said(messages.Rebuild) for host in hosts.values())
     assert first.ids == second.ids == {WORLD: (1, b"w" * 128), PAIR: (2, b"p" * 128)}
+    assert [host.gate for host in hosts.values()] == ["open", "open"]
+
+
+def test_a_communicator_that_a_member_has_aborted_stays_down() -> None:
+    """The others would wait for it, and the job with them."""
+    hosts = two("nccl")
+    closed, boundary = played(hosts)
+    assert boundary.down
+    hosts["h1"].aborted = True
+    asyncio.run(closed.open(a_job(), LIMITS))
+    (first,), (second,) = (host.said(messages.Rebuild) for host in hosts.values())
+    assert first.ids == second.ids == {WORLD: (1, b"w" * 128)}
     assert [host.gate for host in hosts.values()] == ["open", "open"]
 
 

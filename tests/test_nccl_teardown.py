@@ -125,6 +125,76 @@ def test_refused_in_words_while_everything_stands(
             assert ranks.ask("sum") == ["3", "3"]  # as if nothing had been
 
 
+def test_what_nccl_does_with_its_own_is_not_taken_for_an_applications(
+    world: World, tmp_path: Path
+) -> None:
+    with puppets(world, tmp_path) as ranks:
+        assert ranks.ask("inner") == ["0", "0"]
+        ranks.move()
+        assert ranks.ask("sum") == ["3", "3"]
+
+
+def test_what_is_only_estimated_is_owed_by_nobody(world: World, tmp_path: Path) -> None:
+    """One rank asks what a group would take: with the gate open, and while all is down."""
+    with puppets(world, tmp_path) as ranks:
+        assert ranks.ask("estimate", [0]) == ["0"]
+        with ranks.attempts() as attempt:
+            attempt.reach()
+            attempt.close()
+            attempt.order(Want.TEARDOWN)
+            ranks.tell("estimate", [1])
+            attempt.rebuild()
+        assert ranks.answers([1]) == ["0"]
+        assert ranks.ask("sum") == ["3", "3"]
+        ranks.move()
+        assert ranks.ask("sum") == ["3", "3"]
+
+
+def test_one_that_has_failed_does_not_keep_the_others(world: World, tmp_path: Path) -> None:
+    """NCCL neither finalizes nor destroys it, and in a group nothing else either."""
+    with puppets(world, tmp_path, 3) as ranks:
+        assert ranks.ask("init other") == ["0"] * 3
+        assert ranks.ask("sum other") == ["6"] * 3
+        assert ranks.ask("abort other", [2]) == ["0"]
+        await_true(lambda: ranks.ask("error other", [0]) == ["6"], 10, ranks.everything)
+        began = time.monotonic()
+        with ranks.attempts() as attempt:
+            attempt.reach()
+            attempt.close()
+            attempt.order(Want.TEARDOWN)
+            for page in attempt.pages:
+                assert b"did not end" not in page.answer()["trouble"]
+            attempt.rebuild()
+        assert time.monotonic() - began < 10
+        assert ranks.ask("sum") == ["6"] * 3
+        assert ranks.ask("sum other") == ["-1"] * 3  # it stays down
+        assert ranks.ask("destroy other", [0, 1]) == ["0", "0"]
+        ranks.move()
+        assert ranks.ask("sum") == ["6"] * 3
+
+
+def test_one_that_is_aborted_while_it_is_down_is_not_rebuilt_for_use(
+    world: World, tmp_path: Path
+) -> None:
+    with puppets(world, tmp_path) as ranks:
+        assert ranks.ask("init other") == ["0", "0"]
+        assert ranks.ask("sum other") == ["3", "3"]
+        with ranks.attempts() as attempt:
+            attempt.reach()
+            attempt.close()
+            attempt.order(Want.TEARDOWN)
+            assert ranks.ask("abort other") == ["0", "0"]
+            attempt.rebuild()
+        assert ranks.ask("sum") == ["3", "3"]
+        assert ranks.ask("sum other") == ["-1", "-1"]
+        ranks.move()
+        assert ranks.ask("sum") == ["3", "3"]
+        with ranks.pages() as pages:
+            for page in pages:
+                states = {row.generation: row.state for row in nccl(page)}
+                assert states[2] is CommunicatorState.LIVE
+
+
 def test_encryption_is_refused(world_2_32: World, tmp_path: Path) -> None:
     with world_2_32.ranks("puppet", 2, tmp_path / "run") as ranks:
         ranks.await_line("begun")

@@ -126,10 +126,12 @@ class FreshIds(Message, frozen=True):
 
 
 class Fresh(Answer, frozen=True):
-    """``ids``: by communicator, from hosts that have its rank 0."""
+    """``ids``: by communicator, from hosts that have its rank 0. ``communicators``: one entry for
+    each member that is down here. ``sizes``: how many members each has in all."""
 
     ids: dict[int, bytes]
     communicators: list[tuple[int, int]]
+    sizes: dict[int, int]
 
 
 class Rebuild(Message, frozen=True):

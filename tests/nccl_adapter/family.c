@@ -6,7 +6,7 @@
 #include "rank.h"
 
 #define N 256
-#define MAX_COMMS 8
+#define MAX_COMMS 9
 
 static ncclComm_t comms[MAX_COMMS];
 static int used;
@@ -66,6 +66,21 @@ static void make_all(void) {
     REQUIRE(comm != NULL, "non-blocking");
     settle(comm, ncclInProgress);
     add(comm);
+
+    /* its children: one that has us in it, and one that hasn't; done when the parent says so */
+    ncclComm_t part, none;
+    CHECK(ncclCommSplit(comm, 0, own, &part, NULL));
+    settle(comm, ncclInProgress);
+    settle(part, ncclInProgress);
+    add(part);
+    CHECK(ncclCommSplit(comm, own == 0 ? 0 : NCCL_SPLIT_NOCOLOR, own, &none, NULL));
+    settle(comm, ncclInProgress);
+    REQUIRE((none != NULL) == (own == 0), "%p", (void *)none);
+    if (own == 0) {
+        settle(none, ncclInProgress);
+        settle(none, ncclCommFinalize(none));
+        CHECK(ncclCommDestroy(none));
+    }
 
     ncclUniqueId one = shared_id("grouped1"), two = shared_id("grouped2");
     CHECK(ncclGroupStart());

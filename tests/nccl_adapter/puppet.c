@@ -76,6 +76,36 @@ static int foreign(void) {
     return sum(comm, stream);
 }
 
+/* What NCCL's own threads do when a communicator ends: their windows, by its exported functions. */
+static void *unregister(void *comm) {
+    CHECK(ncclCommWindowDeregister(comm, NULL));
+    return NULL;
+}
+
+static int inner(void) {
+    void *library = dlopen("libnccl.so.2", RTLD_NOLOAD | RTLD_LAZY);
+    ncclResult_t (*get)(ncclUniqueId *) = dlsym(library, "pncclGetUniqueId");
+    ncclResult_t (*make)(ncclComm_t *, int, ncclUniqueId, int) =
+        dlsym(library, "pncclCommInitRank");
+    ncclResult_t (*destroy)(ncclComm_t) = dlsym(library, "pncclCommDestroy");
+    ncclUniqueId id;
+    ncclComm_t comm;
+    pthread_t thread;
+    CHECK(get(&id));
+    CHECK(make(&comm, 1, id, 0));
+    CHECK(pthread_create(&thread, NULL, unregister, comm));
+    CHECK(pthread_join(thread, NULL));
+    return destroy(comm);
+}
+
+static int estimate(ncclComm_t comm) {
+    ncclSimInfo_t info = {sizeof info, NCCL_SIM_INFO_MAGIC, 22907, -1};
+    CHECK(ncclGroupStart());
+    CHECK(sum(comm, stream));
+    CHECK(sum(comm, stream));
+    return ncclGroupSimulateEnd(&info);
+}
+
 static int window_pointer(ncclComm_t comm) {
     void *pointer;
     CHECK(ncclCommWindowRegister(comm, data, N * sizeof(float), &window, 0));
@@ -153,6 +183,10 @@ static int obey(const char *command, const char *name) {
         return drop();
     if (strcmp(command, "foreign") == 0)
         return foreign();
+    if (strcmp(command, "estimate") == 0)
+        return estimate(*comm);
+    if (strcmp(command, "inner") == 0)
+        return inner();
     if (strcmp(command, "window") == 0)
         return window_pointer(*comm);
     if (strcmp(command, "device") == 0)

@@ -64,6 +64,8 @@ static void job_begin(struct job *job) {
 /* A blocking creation that failed leaves no communicator. */
 static void job_end(struct job *job) {
     if (!job->ending) {
+        if (job->late && job->result == ncclSuccess)
+            __atomic_store_n(job->handle, job->comm, __ATOMIC_RELEASE);
         count_job(job->other, -1, ncclSuccess);
         count_job(job->comm, -1, job->result);
         if (job->handle != NULL && job->blocking && job->result != ncclSuccess) {

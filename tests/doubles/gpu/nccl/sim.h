@@ -250,6 +250,7 @@ struct job {
     struct ncclComm *comm;  /* held until the job is over, and InProgress */
     struct ncclComm *other; /* the parent of a new one, or NULL; likewise */
     ncclComm_t *handle;     /* of a creation: NULL again where a blocking one fails */
+    bool late;              /* the handle is given when the communicator is complete */
     ncclResult_t (*run)(struct job *job);
     ncclResult_t result;
     bool blocking;

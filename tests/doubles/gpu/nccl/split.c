@@ -115,7 +115,12 @@ static ncclResult_t split(struct ncclComm *parent, int color, int key, ncclComm_
         job->handle = handle;
     }
     job->blocking = parent->config.blocking != 0;
-    return group_add_job(job);
+    /* As NCCL does it, and then says success: that it goes on is to be asked of the parent. */
+    job->late = child != NULL && !job->blocking;
+    if (job->late)
+        *handle = NULL;
+    ncclResult_t said = group_add_job(job);
+    return said == ncclInProgress ? ncclSuccess : said;
 }
 
 API(ncclResult_t, ncclCommSplit,
