@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -39,6 +40,11 @@ def flags(name: str) -> tuple[str, ...]:
     if why:
         pytest.skip(f"no {name} sanitizer here: {why}")
     return SANITIZERS[name]
+
+
+def chosen() -> tuple[str, ...]:
+    """Of the sanitizer that `make sanitize` runs all tests of the NCCL adapter with."""
+    return flags(os.environ.get("LIVESHIFT_SANITIZER", "plain"))
 
 
 @functools.cache
