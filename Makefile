@@ -12,7 +12,7 @@ C_FILES = $(shell find $(FOLDERS) tests integration -name '*.[ch]')
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-lab gate-simulation fault-matrix load soak fuzz compat bench-gate lint format sources clean
+.PHONY: help setup demo test test-fast test-lab gate-simulation fault-matrix load soak fuzz sanitize compat bench-gate lint format sources clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -50,6 +50,10 @@ soak: setup ## Move a job round three hosts for SECONDS=60 (root); build/soak.js
 
 fuzz: $(STAMPS)/package ## Fuzz every parser, RUNS=100000 or SECONDS=600 in all; findings in build/fuzz/
 	@$(BIN)/python tests/fuzz $(if $(RUNS),--runs $(RUNS)) $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
+
+sanitize: $(STAMPS)/package ## All tests of the NCCL adapter under the address and thread sanitizers
+	@for each in address thread; do LIVESHIFT_SANITIZER=$$each $(BIN)/python -m pytest \
+		tests/test_nccl_adapter.py tests/test_nccl_teardown.py $(ARGS) || exit 1; done
 
 # PYTHONS names more interpreters, such as those of environments with torch.
 compat: $(STAMPS)/package ## The interposer on other glibcs and Pythons (root; FETCH=1 fetches); build/compat.json

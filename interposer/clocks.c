@@ -29,12 +29,7 @@ static void after_fork_in_child(void) {
     pthread_mutex_unlock(&rows);
 }
 
-static void lock_rows(void) {
-    static bool fork_handled; /* under `rows`; handlers are inherited, so once per exec */
-    pthread_mutex_lock(&rows);
-    if (!fork_handled)
-        fork_handled = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
-}
+AT_FORK(FORK_ROWS, before_fork, after_fork_in_parent, after_fork_in_child)
 
 uint64_t hash64(uint64_t seed, const void *bytes, size_t length) {
     uint64_t hash = seed != 0 ? seed : 0xcbf29ce484222325u;
@@ -75,7 +70,7 @@ struct liveshift_communicator *communicator_add(struct gate *gate,
                                                 const struct communicator_made *made) {
     struct liveshift_page *page = gate->page;
     struct liveshift_communicator *table = liveshift_communicators(page), *row = NULL;
-    lock_rows();
+    pthread_mutex_lock(&rows);
     uint32_t used = atomic_load(&page->communicators);
     uint32_t at = 0;
     /* The row of an ended one is used again only when all are taken: people look at it still. */
@@ -128,7 +123,7 @@ struct liveshift_clock *clock_add(struct gate *gate, struct liveshift_communicat
                                   int32_t from, int32_t to) {
     struct liveshift_page *page = gate->page;
     struct liveshift_clock *table = liveshift_clocks(page), *row = NULL;
-    lock_rows();
+    pthread_mutex_lock(&rows);
     uint32_t used = atomic_load(&page->clocks), at = 0;
     uint32_t attempt = attempt_now(page);
     while (at < used && !reusable(&table[at], attempt != 0 && freed_in[at] == attempt))
@@ -160,7 +155,7 @@ void communicator_end(struct gate *gate, struct liveshift_communicator *row) {
     struct liveshift_page *page = gate->page;
     uint32_t which = (uint32_t)(row - liveshift_communicators(page));
     struct liveshift_clock *table = liveshift_clocks(page);
-    lock_rows();
+    pthread_mutex_lock(&rows);
     atomic_store(&row->state, LIVESHIFT_COMM_ENDED);
     for (uint32_t at = 0; at < atomic_load(&page->clocks); at++)
         if (atomic_load(&table[at].id) != 0 && table[at].communicator == which) {

@@ -28,12 +28,12 @@ static void refuse_what_is_unsafe(struct task *task) {
     unsigned many;
     struct vcomm **all = vcomms_now(&many);
     for (unsigned i = 0; i < many; i++) {
-        char name[80];
+        char name[80], why[VCOMM_WHY];
         uint32_t state = atomic_load(&all[i]->state);
         if (!graphs_left(task->gate->page))
             vcomm_not_captured(all[i]);
-        if (all[i]->row != NULL && all[i]->row->unsafe[0] != '\0')
-            task_fails(task, EOPNOTSUPP, "%s: %s", task_name(all[i], name), all[i]->row->unsafe);
+        if (vcomm_is_unsafe(all[i], why))
+            task_fails(task, EOPNOTSUPP, "%s: %s", task_name(all[i], name), why);
         else if (all[i]->row == NULL && state != VCOMM_BROKEN && state != VCOMM_STARTING)
             task_fails(task, EOPNOTSUPP, "%s has no identity that its members agree on",
                        task_name(all[i], name));

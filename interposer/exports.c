@@ -9,9 +9,10 @@
  *   while the gate is open. (Making a communicator may do both.)
  * - gloo reports errors by C++ exceptions, which unwind through these frames. Hence -fexceptions:
  *   no cleanup would run without it. A hook swallows nothing and adds nothing.
- * - No constructor: a process that never calls a collective (a shell, a DataLoader worker) pays for
- *   being loaded into and nothing else. LD_PRELOAD is left in the environment, because it is the
- *   children of a launcher such as torchrun that train.
+ * - No constructor but those that make fork handlers known (process.h): a process that never calls
+ *   a collective (a shell, a DataLoader worker) pays for being loaded into and nothing else.
+ *   LD_PRELOAD is left in the environment, because it is the children of a launcher such as torchrun
+ *   that train.
  * - Fork and exec: page.h says what becomes of the page, process.c does it.
  */
 

@@ -12,9 +12,12 @@ struct gloo_slot gloo_slots[GLOO_SLOTS];
 /* A slot's key after its context has ended: searches go on, and it can be used again. */
 static const char was_used;
 
-/* Taken to write to the slots, and before clocks.c's; held across fork(), so that no child inherits
-   it from a thread that it doesn't have. */
+/* Taken to write to the slots, before the flights', the rows' and the page's; held across fork(), so
+   that no child inherits it from a thread that it doesn't have. */
 static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
+
+/* There has been a context; under `writing`. */
+static bool known;
 
 static void before_fork(void) { pthread_mutex_lock(&writing); }
 
@@ -23,20 +26,14 @@ static void after_fork_in_parent(void) { pthread_mutex_unlock(&writing); }
 /* The parent's contexts are no use here: both would read from the same connections. What the child
    does with them all the same passes unidentified. */
 static void after_fork_in_child(void) {
-    memset(gloo_slots, 0, sizeof gloo_slots);
+    if (known)
+        memset(gloo_slots, 0, sizeof gloo_slots);
+    known = false;
     gloo_depth = 0;
     pthread_mutex_unlock(&writing);
 }
 
-/* Before a fork the last handler to be made known comes first: the locks are to be taken in the order
-   in which they are taken below, this one, then those of the flights, the rows and the page. */
-static void handle_fork(void) {
-    static bool handled; /* under `writing`; handlers are inherited, so once per exec */
-    if (handled)
-        return;
-    gloo_flights_handle_fork();
-    handled = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
-}
+AT_FORK(FORK_CONTEXTS, before_fork, after_fork_in_parent, after_fork_in_child)
 
 static struct gloo_slot *next(const struct gloo_slot *slot) {
     return &gloo_slots[(slot - gloo_slots + 1) % GLOO_SLOTS];
@@ -91,8 +88,8 @@ struct gloo_context *gloo_context_add(struct gate *gate, const struct communicat
     context->rank = made->rank;
     context->size = made->size;
     pthread_mutex_lock(&writing);
+    known = true;
     context->row = communicator_add(gate, made);
-    handle_fork();
     if (context->row != NULL && made->id != 0)
         context->clock = clock_add(gate, context->row, -1, -1);
     for (unsigned i = 0; i < 2 && context->row != NULL; i++) {

@@ -18,9 +18,7 @@ static void after_fork_in_child(void) {
     pthread_mutex_unlock(&changing);
 }
 
-void gloo_flights_handle_fork(void) {
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-}
+AT_FORK(FORK_FLIGHTS, before_fork, after_fork_in_parent, after_fork_in_child)
 
 bool gloo_flights_add(const struct gloo_flight *flight) {
     pthread_mutex_lock(&changing);

@@ -15,9 +15,6 @@ struct gloo_flight {
     bool sending;
 };
 
-/* To be called once. */
-void gloo_flights_handle_fork(void);
-
 /* False where there are too many. */
 bool gloo_flights_add(const struct gloo_flight *flight);
 

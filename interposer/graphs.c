@@ -114,6 +114,8 @@ void graph_copied(uint64_t graph, uint64_t copy, bool executable) {
 }
 
 bool graph_leave(uint64_t graph, bool executable) {
+    if (atomic_load(&process_gate) == NULL)
+        return false;
     bool nccl = take(&with_nccl[executable], graph);
     if (atomic_load(count_of(executable)) > 0)
         atomic_fetch_sub(count_of(executable), 1);

@@ -42,7 +42,9 @@ static void unlocked(void) {
         locks[i].mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }
 
-void ledger_forked(void) {
+static void after_fork_in_child(void) {
+    if (atomic_load(&process_gate) == NULL)
+        return; /* no page: nothing was recorded, and no lock was taken */
     struct index *index = atomic_load(&the_index);
     if (index != NULL) /* zeroed without touching what the parent has touched */
         madvise(index, sizeof *index, MADV_DONTNEED);
@@ -53,8 +55,10 @@ void ledger_forked(void) {
     vcomms_forked();
 }
 
-/* May run in several threads at once: a second handler does no harm, and an index without one would
-   be a forked child's too. */
+/* Before process.c's, which takes the page away. */
+AT_FORK(FORK_LEDGER, NULL, NULL, after_fork_in_child)
+
+/* May run in several threads at once. */
 static struct index *begin(void) {
     struct index *nobody = NULL, *index = mmap(NULL, sizeof *index, PROT_READ | PROT_WRITE,
                                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -62,7 +66,6 @@ static struct index *begin(void) {
         return NULL; /* what is made now counts as missed */
     /* Something succeeded, so the driver is loaded by now. */
     atomic_store(&gate_here()->page->ledger.driver, driver_version());
-    pthread_atfork(NULL, NULL, ledger_forked);
     if (atomic_compare_exchange_strong(&the_index, &nobody, index))
         return index;
     munmap(index, sizeof *index);

@@ -68,7 +68,4 @@ void ledger_unmapped(uint64_t address, uint64_t size);
 /* The device has been reset: what cudaDeviceReset frees is gone. */
 void ledger_reset(int32_t device);
 
-/* A fork's child: nothing is held. */
-void ledger_forked(void);
-
 #endif

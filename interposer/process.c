@@ -43,6 +43,8 @@ static void after_fork_in_child(void) {
     pthread_mutex_unlock(&making);
 }
 
+AT_FORK(FORK_PROCESS, before_fork, after_fork_in_parent, after_fork_in_child)
+
 unsigned process_generation(void) { return atomic_load(&generation); }
 
 int32_t process_tid(void) {
@@ -168,14 +170,10 @@ static struct liveshift_page *make_page(void) {
 }
 
 struct gate *process_begin(void) {
-    static bool fork_handled; /* under `making`; handlers are inherited, so once per exec */
     int before = errno;
     pthread_mutex_lock(&making);
     struct gate *gate = atomic_load_explicit(&process_gate, memory_order_relaxed);
     if (gate == NULL) {
-        if (!fork_handled)
-            fork_handled =
-                pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0;
         gate = &the_gate;
         gate_init(gate, make_page());
         atomic_store_explicit(&process_gate, gate, memory_order_release);

@@ -28,6 +28,18 @@ static inline int32_t tid_here(void) {
 /* How often this process's line has forked: what was found out under another number is a parent's. */
 unsigned process_generation(void);
 
+/*
+ * Fork handlers, made known as the library is loaded and not when first needed: the child of a fork
+ * that is under way in another thread at that moment has what was begun meanwhile, and no handler
+ * (glibc 2.36 and later). Higher orders are called earlier before a fork, so a lock that is taken
+ * within another has the lower one.
+ */
+enum { FORK_LEDGER = 201, FORK_PROCESS, FORK_ROWS, FORK_FLIGHTS, FORK_CONTEXTS };
+#define AT_FORK(order, prepare, parent, child)                                                     \
+    static __attribute__((constructor(order))) void handle_fork(void) {                            \
+        pthread_atfork(prepare, parent, child);                                                    \
+    }
+
 /* Makes sure that bytes [at, at + length) of the page have storage; false, with errno, if the
    filesystem is full. To be called before rows there are first touched; may be called again. */
 bool process_reserve(struct gate *gate, size_t at, size_t length);

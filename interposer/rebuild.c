@@ -95,9 +95,12 @@ static ncclResult_t raise_some(struct raising *r, unsigned at, unsigned until, c
 }
 
 static void abort_some(struct raising *r, unsigned at, unsigned until) {
-    for (unsigned i = at; i < until; i++)
-        if (r->all[i]->real != NULL && !atomic_exchange(&r->all[i]->real_claimed, true))
-            NCCL_CALL(CommAbort, r->all[i]->real);
+    for (unsigned i = at; i < until; i++) {
+        /* NCCL may be writing it on the thread that raises: it does, before it waits. */
+        ncclComm_t real = __atomic_load_n(&r->all[i]->real, __ATOMIC_ACQUIRE);
+        if (real != NULL && !atomic_exchange(&r->all[i]->real_claimed, true))
+            NCCL_CALL(CommAbort, real);
+    }
 }
 
 static void raise_all(struct raising *r) {

@@ -188,6 +188,17 @@ void vcomm_unsafe(struct vcomm *v, const char *why) {
     pthread_mutex_unlock(&v->records);
 }
 
+bool vcomm_is_unsafe(struct vcomm *v, char why[static VCOMM_WHY]) {
+    struct liveshift_communicator *row = v->row;
+    why[0] = '\0';
+    if (row != NULL) {
+        pthread_mutex_lock(&v->records);
+        snprintf(why, VCOMM_WHY, "%s", row->unsafe);
+        pthread_mutex_unlock(&v->records);
+    }
+    return why[0] != '\0';
+}
+
 static const char captured[] = "NCCL operations of it were captured into a CUDA graph";
 
 void vcomm_captured(struct vcomm *v) {

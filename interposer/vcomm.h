@@ -158,6 +158,10 @@ static inline ncclComm_t vcomm_real(struct vcomm *v) {
 /* Why it can't be torn down, for the page; the first reason stays. */
 void vcomm_unsafe(struct vcomm *v, const char *why);
 
+/* Whether it was, and why. */
+#define VCOMM_WHY sizeof(((struct liveshift_communicator *)0)->unsafe)
+bool vcomm_is_unsafe(struct vcomm *v, char why[static VCOMM_WHY]);
+
 /* Operations of it went into a graph; and such graphs are known to be gone. */
 void vcomm_captured(struct vcomm *v);
 void vcomm_not_captured(struct vcomm *v);

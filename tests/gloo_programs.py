@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that ranks of the tests run over gloo; each ends with what it has computed.
 
-Called as ``gloo_programs.py NAME FOLDER STEPS`` with RANK and WORLD_SIZE set. The result goes to
-FOLDER/<rank>.json; it depends on nothing but the program, its ranks and its steps.
+Called as ``gloo_programs.py NAME FOLDER STEPS`` with WORLD_SIZE set, for all ranks. The result of
+each goes to FOLDER/<rank>.json; it depends on nothing but the program, its ranks and its steps.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
-RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+RANK, SIZE = -1, int(os.environ["WORLD_SIZE"])
 
 
 def digest(*tensors: torch.Tensor) -> str:
@@ -123,22 +125,40 @@ PROGRAMS: dict[str, Callable[[int], str]] = {
 }
 
 
-def main() -> None:
+def main() -> int:
+    """Fork the ranks, once torch is imported, and wait for them; the worst of their statuses."""
+    global RANK
+    for rank in range(SIZE):
+        if os.fork() == 0:
+            RANK = rank
+            os.environ["RANK"] = str(rank)
+            run()
+    # Whichever ends first, so that none is seen that has ended.
+    return max(abs(os.waitstatus_to_exitcode(os.wait()[1])) for _ in range(SIZE))
+
+
+def run() -> NoReturn:
     name, folder, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=RANK,
-        world_size=SIZE,
-        timeout=timedelta(seconds=60),
-    )
-    result = PROGRAMS[name](steps)
-    dist.barrier()
-    (folder / f"{RANK}.json").write_text(json.dumps({"pid": os.getpid(), "result": result}))
-    time.sleep(0.2)  # what the barrier has to send is sent
-    os._exit(0)  # torch 2.13's own teardown aborts now and then, see integration/jobs/steplog.py
+    status = 1
+    try:
+        torch.set_num_threads(1)
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/store",
+            rank=RANK,
+            world_size=SIZE,
+            timeout=timedelta(seconds=60),
+        )
+        result = PROGRAMS[name](steps)
+        dist.barrier()
+        (folder / f"{RANK}.json").write_text(json.dumps(result))
+        time.sleep(0.2)  # what the barrier has to send is sent
+        status = 0
+    except Exception:
+        traceback.print_exc()
+    finally:  # torch 2.13's own teardown aborts now and then, see integration/jobs/steplog.py
+        os._exit(status)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

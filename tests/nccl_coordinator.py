@@ -48,12 +48,12 @@ class Refused(Exception):
 @pytest.fixture(scope="session")
 def world() -> World:
     """The simulated CUDA, and NCCL 2.29.7."""
-    return World()
+    return World(flags=sanitizers.chosen())
 
 
 @pytest.fixture(scope="session")
 def world_2_32() -> World:
-    return World(23203)
+    return World(23203, sanitizers.chosen())
 
 
 class World:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -26,8 +27,9 @@ FOUND = 66
 
 OPTIONS = {
     "ASAN_OPTIONS": f"detect_leaks=1:abort_on_error=0:exitcode={FOUND}",
-    # Some programs fork while they have threads; their children start none.
-    "TSAN_OPTIONS": f"halt_on_error=1:die_after_fork=0:exitcode={FOUND}",
+    # Some programs fork while they have threads; their children start none. At its end a process
+    # would wait a second for what its threads may still do wrong.
+    "TSAN_OPTIONS": f"halt_on_error=1:die_after_fork=0:atexit_sleep_ms=20:exitcode={FOUND}",
     "UBSAN_OPTIONS": "print_stacktrace=1",
 }
 
@@ -38,6 +40,11 @@ def flags(name: str) -> tuple[str, ...]:
     if why:
         pytest.skip(f"no {name} sanitizer here: {why}")
     return SANITIZERS[name]
+
+
+def chosen() -> tuple[str, ...]:
+    """Of the sanitizer that `make sanitize` runs all tests of the NCCL adapter with."""
+    return flags(os.environ.get("LIVESHIFT_SANITIZER", "plain"))
 
 
 @functools.cache
@@ -65,19 +72,15 @@ def compile_c(output: Path, *arguments: str | Path) -> None:
     assert made.returncode == 0, made.stderr
 
 
-def interposer(
-    flags: Sequence[str] = (), *, sources: Path = INTERPOSER, visible: bool = False
-) -> Path:
+def interposer(flags: Sequence[str] = ()) -> Path:
     """The interposer, to be linked with instead of preloaded: a sanitizer's own library has to come
-    first. `visible`: what its parts ask of each other is exported too."""
-    shared = ["-fPIC", "-fexceptions", "-shared", "-Wl,--hash-style=gnu", f"-I{sources}", *flags]
-    if not visible:
-        shared.append("-fvisibility=hidden")
+    first. What its parts ask of each other is exported too."""
+    shared = ["-fPIC", "-fexceptions", "-shared", "-Wl,--hash-style=gnu", *flags]
 
     def make(part: Path) -> None:
-        compile_c(part / "liveshift_interposer.so", *shared, *sorted(sources.glob("*.c")))
+        compile_c(part / "liveshift_interposer.so", *shared, *sorted(INTERPOSER.glob("*.c")))
 
-    files = sources.glob("*.[ch]")
+    files = INTERPOSER.glob("*.[ch]")
     return kept(BUILT, "interposer", files, tuple(shared), make) / "liveshift_interposer.so"
 
 

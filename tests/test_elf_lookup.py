@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import sanitizers
+from sanitizers import INTERPOSER, compile_c
 
 HERE = Path(__file__).resolve().parent
 CC = os.environ.get("CC", "cc").split()
@@ -48,18 +50,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("libraries")
 
 
-@pytest.fixture(scope="module")
-def probe(folder: Path) -> Callable[..., list[str]]:
-    program = folder / "probe"
-    lookup = HERE.parent / "interposer" / "elf_lookup.c"
-    subprocess.run(
-        [*CC, "-std=gnu11", "-D_GNU_SOURCE", "-g", "-o", program, HERE / "elf_lookup_probe.c",
-         lookup, "-ldl"],
-        check=True,
-    )  # fmt: skip
+@pytest.fixture(scope="module", params=["plain", "address"])
+def probe(request: pytest.FixtureRequest, folder: Path) -> Callable[..., list[str]]:
+    program = folder / f"probe-{request.param}"
+    flags = sanitizers.flags(request.param)
+    compile_c(program, *flags, HERE / "elf_lookup_probe.c", INTERPOSER / "elf_lookup.c", "-ldl")
 
     def ask(*words: object) -> list[str]:
-        done = subprocess.run([program, *map(str, words)], capture_output=True, text=True)
+        done = subprocess.run(
+            [program, *map(str, words)],
+            env=os.environ | sanitizers.OPTIONS, capture_output=True, text=True,
+        )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout.splitlines()
 
@@ -138,12 +139,16 @@ def test_every_symbol_of_a_table_of_any_size(
     assert probe("load", library, *asked) == expected
 
 
-def test_a_thread_takes_no_signals_and_leaves_its_parent_as_it_was(folder: Path) -> None:
-    program, sources = folder / "thread", HERE.parent / "interposer"
-    subprocess.run(
-        [*CC, "-std=gnu11", "-D_GNU_SOURCE", "-g", "-pthread", "-o", program,
-         HERE / "thread_start_probe.c", sources / "thread.c", sources / "elf_lookup.c"],
-        check=True,
-    )  # fmt: skip
-    said = subprocess.run([program], capture_output=True, text=True, check=True, timeout=30).stdout
+@pytest.mark.parametrize("build", sanitizers.SANITIZERS)
+def test_a_thread_takes_no_signals_and_leaves_its_parent_as_it_was(
+    folder: Path, build: str
+) -> None:
+    program, flags = folder / f"thread-{build}", sanitizers.flags(build)
+    sources = [HERE / "thread_start_probe.c"]
+    sources += [INTERPOSER / "thread.c", INTERPOSER / "elf_lookup.c"]
+    compile_c(program, *flags, *sources, "-ldl")
+    said = subprocess.run(
+        [program], env=os.environ | sanitizers.OPTIONS, stdout=subprocess.PIPE, text=True,
+        check=True, timeout=30,
+    ).stdout  # fmt: skip
     assert said == "liveshift passed-on 11\n00\n"

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,15 +34,18 @@ LEASE_MS = 60_000
 
 @dataclass
 class Ranks:
-    """The processes of one program."""
+    """The processes of one program: a parent, which has imported torch for them, and the ranks."""
 
     folder: Path
-    processes: list[subprocess.Popen[str]]
+    size: int
+    parent: subprocess.Popen[str]
     pages: list[OrderedPage] = field(default_factory=list)
 
     @property
     def running(self) -> bool:
-        return all(process.poll() is None for process in self.processes)
+        """None has ended."""
+        ranks = [f"/proc/{each.page().pid}" for each in self.pages]
+        return self.parent.poll() is None and all(map(os.path.exists, ranks))
 
     def finished(self) -> int:
         """Operations that have come back, over all ranks."""
@@ -49,14 +53,9 @@ class Ranks:
 
     def results(self) -> list[str]:
         """What each rank has computed, once all have ended well."""
-        said = [process.communicate(timeout=PATIENCE_S)[1] for process in self.processes]
-        assert [process.returncode for process in self.processes] == [0] * len(said), "\n".join(
-            said
-        )
-        return [
-            json.loads((self.folder / f"{rank}.json").read_text())["result"]
-            for rank in range(len(said))
-        ]
+        said = self.parent.communicate(timeout=PATIENCE_S)[1]
+        assert self.parent.returncode == 0, said
+        return [json.loads((self.folder / f"{rank}.json").read_text()) for rank in range(self.size)]
 
 
 @contextmanager
@@ -74,13 +73,13 @@ def ranks(folder: Path, program: str, size: int, steps: int) -> Iterator[Ranks]:
     }
     command = [sys.executable, str(PROGRAMS), program, str(folder), str(steps)]
     with ExitStack() as cleanup:
-        begun = Ranks(folder, [])
-        for rank in range(size):
-            process = subprocess.Popen(
-                command, env=environment | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True
+        parent = cleanup.enter_context(
+            subprocess.Popen(
+                command, env=environment, stderr=subprocess.PIPE, text=True, process_group=0
             )
-            begun.processes.append(cleanup.enter_context(process))
-            cleanup.callback(process.kill)
+        )
+        cleanup.callback(end, parent.pid)
+        begun = Ranks(folder, size, parent)
         until(lambda: len(page.paths(pages)) == size or not begun.running, "every rank has a page")
         directory = os.open(pages, os.O_RDONLY | os.O_DIRECTORY)
         cleanup.callback(os.close, directory)
@@ -88,6 +87,11 @@ def ranks(folder: Path, program: str, size: int, steps: int) -> Iterator[Ranks]:
             begun.pages.append(open_ordered(path, directory))
             cleanup.callback(begun.pages[-1].close)
         yield begun
+
+
+def end(group: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def until(true: Callable[[], bool], what: str) -> None:

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import sanitizers
 from doubles.gpu.build import INCLUDE, program
 from nccl_coordinator import TWO_DEVICES, World
 
@@ -76,8 +77,10 @@ def test_communicators_made_in_every_way_are_rebuilt(world: World, tmp_path: Pat
             assert {row.made_by for row in rows} >= set("SgIA")
             alone = [row for row in rows if row.made_by == "s" and row.size == 1]
             assert [row.generation for row in alone] in ([], [0])  # destroyed before the moves
-            # the last move may have come when the program had begun to destroy them
-            assert {row.generation for row in rows if row not in alone} <= {moved, moved - 1}
+            # The program may end while a last move is under way, or given up.
+            assert {row.generation for row in rows if row not in alone} <= {
+                moved - 1, moved, moved + 1
+            }
             assert "waits for nobody" in {row.name for row in rows}
 
 
@@ -89,13 +92,16 @@ def test_the_contract_holds_under_the_interposer(
     nccl#2347)."""
     world = world_2_32
     source = CONTRACT / f"{name}.c"
-    target = program(source, tmp_path / name, [world.libnccl, world.libcuda], [f"-I{CONTRACT}"])
+    flags = [f"-I{CONTRACT}", *world.flags]
+    flags += sanitizers.first(world.linked) if world.linked else []
+    target = program(source, tmp_path / name, [world.libnccl, world.libcuda], flags)
     (tmp_path / "pages").mkdir()
-    environment = os.environ | {
+    environment = os.environ | sanitizers.OPTIONS | {
         "LD_LIBRARY_PATH": f"{world.libcuda.parent}:{world.libnccl.parent}",
-        "LD_PRELOAD": str(library.library_path()),
         "LIVESHIFT_PAGES": str(tmp_path / "pages"),
-    }
+    }  # fmt: skip
+    if world.linked is None:
+        environment["LD_PRELOAD"] = str(library.library_path())
     done = subprocess.run([target], env=environment, capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
     assert "ok " in done.stdout

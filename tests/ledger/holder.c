@@ -271,16 +271,6 @@ static void threads(unsigned how_many, unsigned each) {
     step(text);
 }
 
-static void full(unsigned many) {
-    void **held = malloc(many * sizeof *held);
-    for (unsigned i = 0; i < many; i++)
-        OK(cudaMalloc(&held[i], 256));
-    step("full");
-    for (unsigned i = 0; i < many; i++)
-        OK(cudaFree(held[i]));
-    step("freed");
-}
-
 /* A child, and then another program in this process's place. */
 static void family(char **argv) {
     void *pointer;
@@ -311,8 +301,6 @@ int main(int argc, char **argv) {
         work();
     else if (strcmp(story, "threads") == 0)
         threads((unsigned)atoi(argv[2]), (unsigned)atoi(argv[3]));
-    else if (strcmp(story, "full") == 0)
-        full((unsigned)atoi(argv[2]));
     else if (strcmp(story, "family") == 0)
         family(argv);
     else if (strcmp(story, "idle") == 0)

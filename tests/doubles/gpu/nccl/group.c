@@ -66,10 +66,17 @@ static void job_end(struct job *job) {
     if (!job->ending) {
         if (job->late && job->result == ncclSuccess)
             __atomic_store_n(job->handle, job->comm, __ATOMIC_RELEASE);
+        bool failed = job->handle != NULL && job->blocking && job->result != ncclSuccess;
+        if (failed) {
+            __atomic_store_n(job->handle, NULL, __ATOMIC_RELEASE);
+            pthread_mutex_lock(&job->comm->lock);
+            failed = !job->comm->destroy_called; /* else whoever aborts it ends it */
+            job->comm->destroy_called = true;
+            pthread_mutex_unlock(&job->comm->lock);
+        }
         count_job(job->other, -1, ncclSuccess);
         count_job(job->comm, -1, job->result);
-        if (job->handle != NULL && job->blocking && job->result != ncclSuccess) {
-            *job->handle = NULL;
+        if (failed) {
             comm_stop_operations(job->comm);
             comm_tear_down(job->comm);
             comm_retire(job->comm);

@@ -24,7 +24,8 @@ struct ncclComm *comm_create(ncclComm_t *handle, const ncclConfig_t *config,
     }
     comm->config = own;
     comm->device = cuda_current_device();
-    *handle = comm;
+    /* An abort on another thread may be looking for it. */
+    __atomic_store_n(handle, comm, __ATOMIC_RELEASE);
     return comm;
 }
 
