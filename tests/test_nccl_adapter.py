@@ -79,7 +79,9 @@ def test_communicators_made_in_every_way_are_rebuilt(world: World, tmp_path: Pat
             assert [row.generation for row in alone] in ([], [0])  # destroyed before the moves
             # The program may end while a last move is under way, or given up.
             assert {row.generation for row in rows if row not in alone} <= {
-                moved - 1, moved, moved + 1
+                moved - 1,
+                moved,
+                moved + 1,
             }
             assert "waits for nobody" in {row.name for row in rows}
 
