@@ -98,7 +98,7 @@ class Gates:
         if job.name in self._in_place:
             raise NoBoundary("another rank of the job is frozen in place", only_tcp=True)
         raise Refused(
-            f"another move of {job.name} is under way since before the orchestrator was restarted",
+            f"another move of {job.name} is under way and has no boundary to share",
             hint="try again when it has ended",
         )
 
