@@ -22,14 +22,14 @@ import msgspec
 
 from ..criu_glue import network, output, trees
 from ..criu_glue.dump import FrozenTree
-from ..criu_glue.room import STDERR_FD, STDOUT_FD
+from ..criu_glue.room import STDERR_FD, STDOUT_FD, end
 from ..criu_glue.survey import Survey, survey
 from ..criu_glue.tool import Criu
 from ..criu_glue.trees import Stamp, Tree
 from ..errors import LiveshiftError, Refused
 from . import carried_out
 from .device_memory import Pump
-from .devices import DeviceTree
+from .devices import DeviceLost, DeviceTree
 from .faultpoints import reach
 from .messages import Frozen, Moved
 from .resident import ROOT_PID, Housing, Resident
@@ -200,8 +200,15 @@ class Departure:
                 self._unlock()
             self._locked = False
         if self._devices is not None and self.resident.room.alive():
-            self._devices.bring_back(Stopwatch())
+            self._bring_devices_back(self._devices)
         self._close()
+
+    def _bring_devices_back(self, devices: DeviceTree) -> None:
+        try:
+            devices.bring_back(Stopwatch())
+        except DeviceLost as lost:  # it would hang at its next CUDA call, and its job with it
+            end(self.resident.room)
+            raise DeviceLost("gpu restore", f"{lost.message}; so it was ended") from lost
 
     def _unlock(self) -> None:
         try:

@@ -37,7 +37,7 @@ from ..cuda_snapshot.helper.client import DeviceSession, GpuHelper
 from ..errors import LiveshiftError, StepFailed
 from ..interposer.layout import Want, text_of
 from ..interposer.orders import OrderedPage
-from .config import Gpu
+from .config import Cluster, FastPath, Verify
 from .rank_pages import ordered_pages
 from .resident import Resident
 from .stopwatch import Stopwatch
@@ -75,18 +75,17 @@ class Devices:
     """A host's GPUs as its migrations use them. ``helper`` None: it has no driver that can."""
 
     helper: GpuHelper | None
-    settings: Gpu
+    cluster: Cluster
 
     def tree(self, migration: str, resident: Resident, *, full: bool = False) -> DeviceTree | None:
         """For one migration of one capsule; ``full``: checksums over every byte."""
         if self.helper is None:
             return None
-        settings = self.settings
-        samples = {"off": None, "full": 0}.get(settings.verify, SAMPLES)
-        fast = settings.fast_path != "off" and not self.helper.host().fast_path
-        return DeviceTree(
-            resident, self.helper, migration, settings.lock_timeout, 0 if full else samples, fast
-        )
+        gpu = self.cluster.gpu
+        samples = 0 if full else {Verify.OFF: None, Verify.FULL: 0}.get(gpu.verify, SAMPLES)
+        fast = gpu.fast_path is not FastPath.OFF and not self.helper.host().fast_path
+        limit = self.cluster.timeouts.gpu_lock
+        return DeviceTree(resident, self.helper, migration, limit, samples, fast)
 
 
 class DeviceLost(StepFailed):
