@@ -19,6 +19,7 @@ CHECKPOINTS = 12080
 
 KINDS = {
     Memory.DEVICE: "device",
+    Memory.ARENA: "device, movable",
     Memory.POOL: "device, pool",
     Memory.NCCL: "device, NCCL",
     Memory.MANAGED: "managed",
@@ -34,7 +35,9 @@ KINDS = {
 }
 """In the order of a table; the words of people for them."""
 
-TAKES_ROOM = frozenset({Memory.DEVICE, Memory.POOL, Memory.MANAGED, Memory.PHYSICAL, Memory.NCCL})
+TAKES_ROOM = frozenset({
+    Memory.DEVICE, Memory.ARENA, Memory.POOL, Memory.MANAGED, Memory.PHYSICAL, Memory.NCCL,
+})  # fmt: skip
 """What lies in a GPU's memory, and is this process's: physical memory counts once, not again where
 it is mapped."""
 
