@@ -36,6 +36,11 @@ class Gpu:
     """Partitioned by MIG, which the driver's checkpoint doesn't support."""
     persistence: bool | None
     """Persistence mode; without it every restore pays for initialising the GPU."""
+    processes: dict[int, int | None] | None = None
+    """The processes with a context on it, by pid as NVML tells it (in a container that may be
+    another number, or none), and the bytes that each holds."""
+    mps: bool | None = None
+    """Shared by MPS clients, which the driver's checkpoint doesn't support."""
 
 
 @dataclass(frozen=True)
