@@ -23,6 +23,7 @@ from ..criu_glue.restore import RestoringTree
 from ..criu_glue.rights import User
 from ..criu_glue.room import Room, adopt, started
 from ..criu_glue.tool import Criu
+from ..cuda_snapshot.assignment import Pairs
 from ..errors import StepFailed
 from . import carried_out
 from .faultpoints import reach
@@ -43,14 +44,21 @@ class ArrivalNote(msgspec.Struct, frozen=True):
     reserve: Reserve
     init: int
     init_started: int
+    gpus: Pairs = msgspec.field(default_factory=list)
 
 
 class Arrival:
-    """One capsule on its way into this host: a reserved room and what has come for it."""
+    """One capsule on its way into this host: a reserved room and what has come for it.
 
-    def __init__(self, reserve: Reserve, resident: Resident, housing: Housing) -> None:
+    ``gpus``: the GPU here for each of the source's.
+    """
+
+    def __init__(
+        self, reserve: Reserve, resident: Resident, housing: Housing, gpus: Pairs | None = None
+    ) -> None:
         self.migration = reserve.migration
         self.source = reserve.source
+        self.gpus = gpus or []
         self.resident = resident
         self._reserve = reserve
         self._housing = housing
@@ -61,10 +69,16 @@ class Arrival:
         self._settled_files = False
         self.failed_epoch = 0  # of the last attempt that failed: a late ask for it is over, too
 
+    @property
+    def gpus_promised(self) -> list[str]:
+        """The GPUs here that will hold what the capsule uses at its source."""
+        used = self._reserve.gpu.used if self._reserve.gpu else {}
+        return [new for old, new in self.gpus if old in used]
+
     def note(self) -> None:
         """Write down what :meth:`take_up` needs."""
         room = self.resident.room
-        note = ArrivalNote(self._reserve, room.init, room.started)
+        note = ArrivalNote(self._reserve, room.init, room.started, self.gpus)
         (self.images / NOTE).write_bytes(msgspec.msgpack.encode(note))
 
     @classmethod
@@ -77,7 +91,7 @@ class Arrival:
             return None
         room = Room(housing.plan(note.reserve.spec), note.init, note.init_started)
         resident = housing.resident(note.reserve, room)
-        here = cls(note.reserve, resident, housing)
+        here = cls(note.reserve, resident, housing, note.gpus)
         here._tree.take_up()
         if not here.inbox.take_up() or not room.alive():
             return None
