@@ -239,10 +239,7 @@ def _memory(allocations: Iterable[Allocation]) -> list[Held]:
 
 
 def _kind(kind: int) -> str:
-    try:
-        return KINDS[Memory(kind)]
-    except (ValueError, KeyError):
-        return f"kind {kind}"
+    return KINDS.get(kind, f"kind {kind}")
 
 
 def _devices(page: PageFile, allocations: Iterable[Allocation]) -> list[DeviceUse]:

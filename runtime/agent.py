@@ -28,6 +28,7 @@ from . import local_socket, messages, notify
 from .config import Cluster
 from .devices import Devices
 from .gatekeeper import Gatekeeper
+from .gpu_watch import GpuWatch
 from .house import House
 from .link import Uplink
 from .messages import Message
@@ -47,7 +48,8 @@ class Agent:
         self.cluster = cluster
         self.host = host
         self.house = House(cluster, host, self._ended)
-        self.porter = Porter(self.house, _find_criu(cluster), self._claim)
+        self.gpus = GpuWatch(cluster.paths.run, None)
+        self.porter = Porter(self.house, _find_criu(cluster), self._claim, self.gpus)
         self.gatekeeper = Gatekeeper(self.house, lambda: time.monotonic() - self._heard)
         self._heard = time.monotonic()
         self._life = uuid.uuid4().hex
@@ -93,8 +95,9 @@ class Agent:
         await local_socket.serve(self.cluster.paths.run / "agent.sock", self._relay)
         notify.ready()
         await asyncio.gather(
-            self.uplink.serve(), self._report(), self.porter.keep_asking(), self.gatekeeper.keep()
-        )
+            self.uplink.serve(), self._report(), self.porter.keep_asking(),
+            self.gatekeeper.keep(), self.gpus.keep(),
+        )  # fmt: skip
 
     # ---- to the orchestrator ----
 
@@ -135,9 +138,9 @@ class Agent:
 
     async def _beat(self) -> messages.Beat:
         running = [c for c in self.house.capsules.values() if c.code is None]
-        states = [await asyncio.to_thread(c.state) for c in running]
+        states = [await asyncio.to_thread(c.state, self.gpus.used_by) for c in running]
         memory = self.porter.memory_offered()
-        return messages.Beat(self.host, memory, states)
+        return messages.Beat(self.host, memory, states, self.gpus.seats(self.porter.gpus_taken()))
 
     def _ended(self, resident: Resident) -> None:
         if self.porter.holds(resident):

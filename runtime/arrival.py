@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,6 +23,7 @@ from ..criu_glue.restore import RestoringTree
 from ..criu_glue.rights import User
 from ..criu_glue.room import Room, adopt, started
 from ..criu_glue.tool import Criu
+from ..cuda_snapshot.assignment import Pairs
 from ..errors import StepFailed
 from . import carried_out
 from .device_memory import DeviceInlet, Pump
@@ -46,20 +46,23 @@ class ArrivalNote(msgspec.Struct, frozen=True):
     reserve: Reserve
     init: int
     init_started: int
-    gpus: list[tuple[str, str]] = []
+    gpus: Pairs = msgspec.field(default_factory=list)
 
 
 class Arrival:
-    """One capsule on its way into this host: a reserved room and what has come for it."""
+    """One capsule on its way into this host: a reserved room and what has come for it.
+
+    ``gpus``: the GPU here for each of the source's.
+    """
 
     def __init__(
         self, reserve: Reserve, resident: Resident, housing: Housing,
-        devices: DeviceTree | None = None, gpus: Sequence[tuple[str, str]] = (),
+        devices: DeviceTree | None = None, gpus: Pairs | None = None,
     ) -> None:  # fmt: skip
         self.migration = reserve.migration
-        self.gpus = list(gpus)
         self._devices = devices
         self.source = reserve.source
+        self.gpus = gpus or []
         self.resident = resident
         self._reserve = reserve
         self._housing = housing
@@ -67,11 +70,17 @@ class Arrival:
         self.images.mkdir(parents=True, exist_ok=True)
         inlet = None
         if devices is not None:
-            inlet = DeviceInlet(devices.helper, reserve.migration, dict(gpus))
+            inlet = DeviceInlet(devices.helper, reserve.migration, dict(self.gpus))
         self.inbox = Inbox(self.images, resident, housing.placement.carried, inlet)
         self._tree = RestoringTree(resident.room, self.images)
         self._settled_files = False
         self.failed_epoch = 0  # of the last attempt that failed: a late ask for it is over, too
+
+    @property
+    def gpus_promised(self) -> list[str]:
+        """The GPUs here that will hold what the capsule uses at its source."""
+        used = self._reserve.gpu.used if self._reserve.gpu else {}
+        return [new for old, new in self.gpus if old in used]
 
     def note(self) -> None:
         """Write down what :meth:`take_up` needs."""
@@ -89,8 +98,8 @@ class Arrival:
             return None
         room = Room(housing.plan(note.reserve.spec), note.init, note.init_started)
         resident = housing.resident(note.reserve, room)
-        gpus = devices.tree(migration, resident) if note.gpus else None
-        here = cls(note.reserve, resident, housing, gpus, note.gpus)
+        tree = devices.tree(migration, resident) if note.gpus else None
+        here = cls(note.reserve, resident, housing, tree, note.gpus)
         here._tree.take_up()
         if not here.inbox.take_up() or not room.alive():
             return None
