@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -227,6 +228,5 @@ def gpu_lab(
 def gpu_references(place: Path, most: int) -> References:
     """Runs of the same jobs without liveshift, on a machine of so many GPUs."""
     devices = ",".join(f"{uuid(0xFFFF, gpu)}:H200:4GiB" for gpu in range(most))
-    directory = place / "gpu-references"
-    directory.mkdir(exist_ok=True)
-    return References(directory, environment(SIMCUDA_DEVICES=devices))
+    directory = tempfile.mkdtemp(prefix="gpu-references-", dir=place)
+    return References(Path(directory), environment(SIMCUDA_DEVICES=devices))

@@ -33,7 +33,7 @@ HASTY = ("--slots", "2", "--timeouts", "collective=120,heartbeat=0.3,suspicion=1
 BLOCKS = 40 * MIB
 """What of device_train.py's memory the arena holds: six matrices and two blocks of 7.75 MiB."""
 
-PLAIN = ("gpu lock", "gpu checkpoint", "gpu restore")
+PLAIN = ("gpu save", "gpu restore")
 FAST = (*PLAIN, "gpu memory")
 
 
