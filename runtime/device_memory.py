@@ -2,8 +2,8 @@
 """Device memory on the wire: from the source's helper into the destination's, never all of it in
 host memory.
 
-Streams: ``devices``, the table of what was saved (devices.Saved), and then ``device:<pid>`` with the
-bytes of that process's blocks, in the order of the table.
+Streams: ``devices``, the table of what was saved (devices.Saved), and then ``device:<pid>`` with
+the bytes of that process's blocks, in the order of the table.
 """
 
 from __future__ import annotations
@@ -77,9 +77,7 @@ class Pump:
 
     def _run(self, devices: DeviceTree, send: Send) -> None:
         try:
-            send_memory(
-                devices.helper, devices.migration, devices.saved, send, self._stop.is_set
-            )
+            send_memory(devices.helper, devices.migration, devices.saved, send, self._stop.is_set)
         except BaseException as error:
             self._error = error
 

@@ -57,7 +57,7 @@ class Porter:
         self._own = house.cluster.host(house.host)
         self._tasks = Tasks()
         self._busy: set[str] = set()  # migrations that are being worked on here
-        self.devices = Devices(None, house.cluster)
+        self.devices = Devices(gpus, house.cluster)
         self.facts = host_facts.facts(criu)
         self.receiver = Receiver(str(self._own.data), house.cluster.paths.keys, house.host)
         self.departures: dict[str, Departure] = {}

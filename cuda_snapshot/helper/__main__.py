@@ -18,6 +18,7 @@ from ..checkpoint import Checkpoint
 from ..devices import Nvml
 from .calls import LOG
 from .control import Control
+from .holding import Holding
 from .operations import Operations
 from .server import IDLE_S, Server
 
@@ -33,9 +34,11 @@ def main(directory: Path, libraries: Path | None) -> int:
     nvml = Nvml(libraries)
     try:
         driver = Checkpoint()
-        control = Control(Operations(driver, nvml), lambda: "not probed")
+        operations = Operations(driver, nvml)
+        control, holding = Control(operations, lambda: "not probed"), Holding(operations)
         idle_s = float(os.environ.get("LIVESHIFT_GPU_HELPER_IDLE_S", IDLE_S))
-        server = Server(directory, control.handlers(), idle_s=idle_s)
+        handlers = {**control.handlers(), **holding.handlers()}
+        server = Server(directory, handlers, idle_s=idle_s, holds=holding.why_stay)
     except (LiveshiftError, OSError) as error:
         hint = getattr(error, "hint", None)
         os.write(said, f"{error}{f' ({hint})' if hint else ''}\n".encode())
