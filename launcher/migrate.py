@@ -60,6 +60,10 @@ def migrate(
             show_default=False,
         ),
     ] = "",
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Compare every byte of device memory, not samples of it."),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and the preflight, do nothing.")
     ] = False,
@@ -84,7 +88,7 @@ def migrate(
         raise typer.BadParameter("--to-gpu says which host: give one of --to and --to-gpu")
     if from_gpu and not to_gpu:
         raise typer.BadParameter("--from-gpu goes with --to-gpu")
-    ask = Migrate(capsule, to, reason, dry_run, to_gpu, from_gpu)
+    ask = Migrate(capsule, to, reason, dry_run, to_gpu, from_gpu, verify)
     with Client(find(socket, lab, connect, key)) as client:
         if dry_run:
             _plan(client, ask, output)

@@ -249,11 +249,14 @@ class Desk:
         if ask.to_gpu:
             if ask.dry_run:
                 return await moves.plan_swap(job, capsule, ask.to_gpu, ask.from_gpu)
-            swap = moves.start_swap(job, capsule, ask.to_gpu, ask.from_gpu, reason, who.shown)
+            swap = moves.start_swap(
+                job, capsule, ask.to_gpu, ask.from_gpu, reason, who.shown, verify=ask.verify
+            )
             return messages.Named(swap.name)
         if ask.dry_run:
             return await moves.plan(job, capsule, ask.to)
-        return messages.Named(moves.start(job, capsule, ask.to, reason, who.shown).name)
+        move = moves.start(job, capsule, ask.to, reason, who.shown, verify=ask.verify)
+        return messages.Named(move.name)
 
     async def _get_migration(
         self, who: Principal, ask: messages.GetMigration

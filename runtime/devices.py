@@ -78,15 +78,17 @@ class Devices:
     gpus: GpuWatch
     cluster: Cluster
 
-    def tree(self, migration: str, resident: Resident, *, full: bool = False) -> DeviceTree | None:
-        """For one migration of one capsule; ``full``: checksums over every byte. None: no GPU here
-        can be used. Blocks."""
+    def tree(
+        self, migration: str, resident: Resident, *, full: bool = False, plain: str = ""
+    ) -> DeviceTree | None:
+        """For one migration of one capsule; ``full``: checksums over every byte; ``plain``: why the
+        other side can't take memory from the helper. None: no GPU here can be used. Blocks."""
         helper = self.gpus.helper()
         if helper is None:
             return None
         gpu = self.cluster.gpu
         samples = 0 if full else {Verify.OFF: None, Verify.FULL: 0}.get(gpu.verify, SAMPLES)
-        fast = gpu.fast_path is not FastPath.OFF and not helper.host().fast_path
+        fast = gpu.fast_path is not FastPath.OFF and not (plain or helper.host().fast_path)
         limit = self.cluster.timeouts.gpu_lock
         return DeviceTree(resident, helper, migration, limit, samples, fast)
 

@@ -134,8 +134,9 @@ class Move(Story):
         """Directories and output go over while the job trains."""
         self._advance(Step.PRECOPYING)
         precopy = messages.Precopy(
-            self.name, self.capsule.name, self.destination, reserved.endpoint
-        )
+            self.name, self.capsule.name, self.destination, reserved.endpoint, reserved.plain,
+            self.verify,
+        )  # fmt: skip
         began = time.monotonic()
         moved = await self._ask(self.source, precopy, self._limits.precopy, messages.Moved)
         self.times.take(moved.phases, began)

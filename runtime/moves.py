@@ -54,17 +54,24 @@ class Moves:
         self._publishing = asyncio.Semaphore(PUBLISHED_AT_ONCE)
         self._gates = Gates(self.ask)
 
-    def start(self, job: Job, capsule: Capsule, to: str, reason: str, by: str) -> Move:
-        """Begin to move a capsule; raises Refused, NotFound or Unreachable with nothing begun."""
+    def start(
+        self, job: Job, capsule: Capsule, to: str, reason: str, by: str, *, verify: bool = False
+    ) -> Move:
+        """Begin to move a capsule; raises Refused, NotFound or Unreachable with nothing begun.
+
+        ``verify``: every byte of device memory is compared after it.
+        """
         destination, why = self._destination(job, capsule, to)
         number = self._fleet.journal.next_migration()
         move = Move(self, number, job, capsule, destination, reason, by, self._changed)
+        move.verify = verify
         self._begin(move, why)
         return move
 
     def start_swap(
-        self, job: Job, capsule: Capsule, to: str, leave: str, reason: str, by: str
-    ) -> GpuSwap:
+        self, job: Job, capsule: Capsule, to: str, leave: str, reason: str, by: str,
+        *, verify: bool = False,
+    ) -> GpuSwap:  # fmt: skip
         """Begin to bring a capsule to another GPU of its host; raises as :meth:`start` does.
 
         ``to`` is HOST/GPU or GPU, ``leave`` the same for the GPU to leave, or empty.
@@ -72,6 +79,7 @@ class Moves:
         to, leave = self._gpus(job, capsule, to, leave)
         number = self._fleet.journal.next_migration()
         swap = GpuSwap(self, number, job, capsule, to, leave, reason, by, self._changed)
+        swap.verify = verify
         self._begin(swap, "as asked")
         return swap
 

@@ -188,7 +188,9 @@ class Porter:
         self._dumper()
         resident = self._free(ask.capsule)
         sender = self._sender(ask)
-        devices = await asyncio.to_thread(self.devices.tree, ask.migration, resident)
+        devices = await asyncio.to_thread(
+            self.devices.tree, ask.migration, resident, full=ask.verify, plain=ask.plain
+        )
         departure = Departure(ask.migration, resident, self._house.housing, sender, devices)
         self.departures[ask.migration] = departure
         with self._working(ask.migration):

@@ -55,6 +55,7 @@ class Story(ABC):
         self.step = Step.PREPARING
         self.error: LiveshiftError | None = None
         self.holds_gates = False  # of all ranks of the job
+        self.verify = False  # every byte of device memory
         self.times = Timeline()
         self._ground = ground
         self._limits = job.timeouts(ground.cluster)

@@ -97,12 +97,18 @@ class Reserved(Answer, frozen=True):
 
 
 class Precopy(Message, frozen=True):
-    """Open the wire and send directories and output while the job runs; answers Moved."""
+    """Open the wire and send directories and output while the job runs; answers Moved.
+
+    For a capsule with CUDA processes: ``plain`` says why its device memory can't be streamed to the
+    destination, "" where it can; ``verify``: checksums over every byte of it.
+    """
 
     migration: str
     capsule: str
     destination: str
     endpoint: str
+    plain: str = ""
+    verify: bool = False
 
 
 class Freeze(Message, frozen=True):

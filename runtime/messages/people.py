@@ -60,6 +60,7 @@ class Migrate(Message, frozen=True):
 
     ``to_gpu`` given: to another GPU of the host that it is on; ``HOST/GPU`` or just ``GPU``, an
     index or the beginning of a UUID. ``from_gpu``: which GPU to leave, if it uses several.
+    ``verify``: compare every byte of device memory after it, whatever the cluster file says.
     """
 
     capsule: str
@@ -68,6 +69,7 @@ class Migrate(Message, frozen=True):
     dry_run: bool
     to_gpu: str = ""
     from_gpu: str = ""
+    verify: bool = False
 
 
 class Planned(Answer, frozen=True):
