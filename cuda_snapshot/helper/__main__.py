@@ -15,9 +15,11 @@ from pathlib import Path
 
 from ...errors import LiveshiftError
 from ..checkpoint import Checkpoint
+from ..cuda import Cuda
 from ..devices import Nvml
 from .calls import LOG
 from .control import Control
+from .memory_service import MemoryService
 from .operations import Operations
 from .server import IDLE_S, Server
 
@@ -34,8 +36,10 @@ def main(directory: Path, libraries: Path | None) -> int:
     try:
         driver = Checkpoint()
         control = Control(Operations(driver, nvml), lambda: "not probed")
+        memory = MemoryService(Cuda())
+        handlers = {**control.handlers(), **memory.handlers()}
         idle_s = float(os.environ.get("LIVESHIFT_GPU_HELPER_IDLE_S", IDLE_S))
-        server = Server(directory, control.handlers(), idle_s=idle_s)
+        server = Server(directory, handlers, idle_s=idle_s, holds=memory.holds)
     except (LiveshiftError, OSError) as error:
         hint = getattr(error, "hint", None)
         os.write(said, f"{error}{f' ({hint})' if hint else ''}\n".encode())
