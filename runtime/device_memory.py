@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
-from ..cuda_snapshot.helper.calls import Block
-from ..cuda_snapshot.helper.client import Filler, GpuHelper
+from ..cuda_snapshot.helper.blocks import Block
+from ..cuda_snapshot.helper.client import GpuHelper
+from ..cuda_snapshot.helper.ring_client import Filler
 from ..errors import StepFailed
 from .devices import DeviceTree, Saved
 
@@ -139,7 +141,7 @@ class DeviceInlet:
         for block in process.blocks:
             if block.gpu not in self._gpus:
                 raise StepFailed("ship", f"memory of the GPU {block.gpu}, which was not announced")
-        return [msgspec.structs.replace(b, gpu=self._gpus[b.gpu]) for b in process.blocks]
+        return [replace(b, gpu=self._gpus[b.gpu]) for b in process.blocks]
 
 
 def decode(raw: bytes | bytearray) -> list[Saved]:

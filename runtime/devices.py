@@ -32,8 +32,9 @@ import msgspec
 from ..criu_glue import room
 from ..criu_glue.survey import inner_pid, tasks
 from ..cuda_snapshot.checkpoint import ProcessState
-from ..cuda_snapshot.helper.calls import Block
-from ..cuda_snapshot.helper.client import DeviceSession, GpuHelper
+from ..cuda_snapshot.helper.blocks import Block
+from ..cuda_snapshot.helper.client import GpuHelper
+from ..cuda_snapshot.helper.session_client import DeviceSession
 from ..errors import StepFailed
 from ..interposer.layout import Want, text_of
 from ..interposer.orders import OrderedPage

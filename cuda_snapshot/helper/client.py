@@ -44,6 +44,7 @@ from .calls import (
     Welcome,
 )
 from .channel import Channel, connect
+from .memory_client import DeviceMemoryCalls
 from .starting import starting
 
 QUESTION_S = 60.0
@@ -86,7 +87,7 @@ class Line:
         return msgspec.msgpack.decode(reply.ok, type=returns), descriptors
 
 
-class GpuHelper:
+class GpuHelper(DeviceMemoryCalls):
     """A host's helper; use :meth:`start`. pids are as this process sees them.
 
     Every method raises Unreachable where the helper does not answer (it is started anew by the next
@@ -224,6 +225,20 @@ class GpuHelper:
                     self._idle.append(line)
             if not keep:
                 line.channel.close()
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[Line]:
+        """A connection that is the caller's from then on; closed here only on an error."""
+        line = self._take()
+        line.channel.socket.settimeout(None)
+        try:
+            yield line
+        except (EOFError, OSError) as error:
+            line.channel.close()
+            raise self._unreachable(error) from error
+        except BaseException:
+            line.channel.close()
+            raise
 
     def leave(self) -> None:
         """Ask the helper to end now. Raises Refused while it holds device memory."""
