@@ -19,11 +19,13 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
+
 from ..criu_glue import network
 from ..criu_glue.tool import Criu, find
 from ..errors import LiveshiftError, Refused, Unreachable
 from . import local_socket, messages, notify
-from .config import Cluster
+from .config import Cluster, FastPath
 from .gatekeeper import Gatekeeper
 from .gpu_watch import GpuWatch
 from .house import House
@@ -45,7 +47,9 @@ class Agent:
         self.cluster = cluster
         self.host = host
         self.house = House(cluster, host, self._ended)
-        self.gpus = GpuWatch(cluster.paths.run, None)
+        self.gpus = GpuWatch(
+            cluster.paths.run, cluster.gpu.libraries, cluster.gpu.fast_path is not FastPath.OFF
+        )
         self.porter = Porter(self.house, _find_criu(cluster), self._claim, self.gpus)
         self.gatekeeper = Gatekeeper(self.house, lambda: time.monotonic() - self._heard)
         self._heard = time.monotonic()
@@ -53,7 +57,7 @@ class Agent:
         self._tasks = Tasks()
         house, porter, gates = self.house, self.porter, self.gatekeeper
         self._serve: dict[type[Message], Callable[..., Awaitable[Message | None]]] = {
-            messages.Start: house.start,
+            messages.Start: self._start,
             messages.Signal: house.signal,
             messages.End: house.end,
             messages.Forget: house.forget,
@@ -154,6 +158,11 @@ class Agent:
                 await self.uplink.line.ask(word, self.cluster.timeouts.suspicion)
                 return
             await asyncio.sleep(self.cluster.timeouts.heartbeat)
+
+    async def _start(self, ask: messages.Start) -> None:
+        env = {**await asyncio.to_thread(self.gpus.environment), **ask.spec.env}
+        spec = msgspec.structs.replace(ask.spec, env=env)
+        await self.house.start(msgspec.structs.replace(ask, spec=spec))
 
     async def _relay(self, uid: int, ask: Message) -> Message | None:
         """A command line on this host: the orchestrator decides, we say who asks."""
