@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
+
 from ..criu_glue import network
 from ..criu_glue.tool import Criu, find
 from ..errors import LiveshiftError, Refused, Unreachable
@@ -55,7 +57,7 @@ class Agent:
         self._tasks = Tasks()
         house, porter, gates = self.house, self.porter, self.gatekeeper
         self._serve: dict[type[Message], Callable[..., Awaitable[Message | None]]] = {
-            messages.Start: house.start,
+            messages.Start: self._start,
             messages.Signal: house.signal,
             messages.End: house.end,
             messages.Forget: house.forget,
@@ -156,6 +158,11 @@ class Agent:
                 await self.uplink.line.ask(word, self.cluster.timeouts.suspicion)
                 return
             await asyncio.sleep(self.cluster.timeouts.heartbeat)
+
+    async def _start(self, ask: messages.Start) -> None:
+        env = {**await asyncio.to_thread(self.gpus.environment), **ask.spec.env}
+        spec = msgspec.structs.replace(ask.spec, env=env)
+        await self.house.start(msgspec.structs.replace(ask, spec=spec))
 
     async def _relay(self, uid: int, ask: Message) -> Message | None:
         """A command line on this host: the orchestrator decides, we say who asks."""
