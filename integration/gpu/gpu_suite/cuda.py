@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's functions by ctypes, for workers: what is tried here is the driver, not liveshift."""
+"""The driver's functions by ctypes: what workers try is the driver, not liveshift."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""E2: device memory through the helper's ring of pinned slots, out and in, against the link's limit.
+"""E2: device memory through the helper's ring of pinned slots, against the limit of the link.
 
 The limit is what plain copies of 1 GiB of pinned memory reach in this run. Bytes in must be bytes
 out.

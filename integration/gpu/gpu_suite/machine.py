@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 PLACES = ("/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/local/cuda/lib64")
 """Where the linker may not look: Kubernetes' device plugins mount the driver at the first."""
@@ -28,7 +29,7 @@ ALL_NAMESPACES = ("--pid", "--fork", "--mount", "--net", "--uts", "--ipc", "--ti
 
 @dataclass(frozen=True)
 class Machine:
-    """``lacks``: by need, why it is not met. Sizes in bytes; paths are empty where there is none."""
+    """``lacks``: by need, why it is not met. Sizes in bytes; an empty path: there is none."""
 
     gpu: str
     uuid: str
@@ -80,10 +81,9 @@ def probe() -> Machine | None:
     simulated = hasattr(cuda, "simcuda_enqueue")
     asked = _asked_nvml()
     torch, torch_cuda = _torch()
-    digits = uuid.raw.hex()
     return Machine(
         gpu=name.value.decode(),
-        uuid="GPU-" + "-".join(digits[a:b] for a, b in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))),
+        uuid=f"GPU-{UUID(bytes=uuid.raw)}",
         driver=asked.pop("driver") or ("simulated" if simulated else "unknown"),
         cuda=f"{version.value // 1000}.{version.value % 1000 // 10}",
         simulated=simulated,
