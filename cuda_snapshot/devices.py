@@ -8,16 +8,25 @@ does not answer is killed and left to the kernel, never waited for.
 
 from __future__ import annotations
 
-import json
+import contextlib
+import os
+import select
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import msgspec
+
+from .environment import environment
 
 DEADLINE_S = 20.0
 """NVML initialises every GPU where persistence mode is off: seconds for each on large hosts."""
 
-_stuck: list[subprocess.Popen[str]] = []
+_stuck: list[subprocess.Popen[bytes]] = []
 """Killed children that may still hang in the kernel; kept so that nobody waits for them."""
 
 
@@ -36,6 +45,11 @@ class Gpu:
     """Partitioned by MIG, which the driver's checkpoint doesn't support."""
     persistence: bool | None
     """Persistence mode; without it every restore pays for initialising the GPU."""
+    processes: dict[int, int | None] | None = None
+    """The processes with a context on it, by pid as NVML tells it (in a container that may be
+    another number, or none), and the bytes that each holds."""
+    mps: bool | None = None
+    """Shared by MPS clients, which the driver's checkpoint doesn't support."""
 
 
 @dataclass(frozen=True)
@@ -47,46 +61,97 @@ class Inventory:
     devices: tuple[Gpu, ...]
     why_none: str | None
 
+    def used(self, pid: int) -> dict[str, int]:
+        """Device memory of a process in bytes, by GPU UUID; {} where NVML does not know it."""
+        return {
+            gpu.uuid: held
+            for gpu in self.devices
+            if gpu.processes is not None and (held := gpu.processes.get(pid)) is not None
+        }
 
-def inventory(deadline_s: float = DEADLINE_S) -> Inventory:
-    """Ask NVML, in a child process, for at most ``deadline_s`` seconds. Raises nothing."""
-    child = subprocess.Popen(
+
+class Nvml:
+    """A child process that asks NVML again and again, initialised once; made anew when it hangs
+    or ends. ``libraries`` is a folder where the driver's libraries are looked for first."""
+
+    def __init__(self, libraries: Path | None = None) -> None:
+        self._libraries = libraries
+        self._turn = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def inventory(self, deadline_s: float = DEADLINE_S) -> Inventory:
+        """For at most ``deadline_s`` seconds, and those of another thread that asks too. Raises
+        nothing."""
+        with self._turn:
+            if self._child is None:
+                self._child = _start(self._libraries)
+            answer = _ask(self._child, deadline_s)
+            if isinstance(answer, Inventory):
+                return answer
+            self._abandon()
+            return Inventory(None, (), answer)
+
+    def close(self) -> None:
+        """Ends the child."""
+        with self._turn:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        child, self._child = self._child, None
+        if child is None:
+            return
+        child.kill()
+        for pipe in (child.stdin, child.stdout, child.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        _stuck[:] = [c for c in (*_stuck, child) if c.poll() is None]
+
+
+def inventory(deadline_s: float = DEADLINE_S, libraries: Path | None = None) -> Inventory:
+    """Ask NVML once, in a child process, for at most ``deadline_s`` seconds. Raises nothing."""
+    nvml = Nvml(libraries)
+    try:
+        return nvml.inventory(deadline_s)
+    finally:
+        nvml.close()
+
+
+def _start(libraries: Path | None) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
         [sys.executable, "-m", __name__],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        env=environment(libraries),
+        bufsize=0,
     )
-    try:
-        out, err = child.communicate(timeout=deadline_s)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        for pipe in (child.stdout, child.stderr):
-            if pipe is not None:
-                pipe.close()
-        _stuck[:] = [*(c for c in _stuck if c.poll() is None), child]
-        return Inventory(
-            None, (), f"NVML did not answer within {deadline_s:g} s: a GPU or its driver hangs"
-        )
-    if child.returncode != 0:
-        said = err.strip().splitlines()
-        return Inventory(
-            None, (), f"asking NVML ended with {child.returncode}: {said[-1] if said else ''}"
-        )
-    return _from_json(out)
 
 
-def _from_json(text: str) -> Inventory:
-    told = json.loads(text)
-    devices = []
-    for fields in told["devices"]:
-        capability = fields.pop("compute_capability")
-        devices.append(Gpu(**fields, compute_capability=tuple(capability) if capability else None))
-    return Inventory(told["driver"], tuple(devices), told["why_none"])
+def _ask(child: subprocess.Popen[bytes], deadline_s: float) -> Inventory | str:
+    """The answer, or why there is none."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stderr is not None
+    until = time.monotonic() + deadline_s
+    line = b""
+    with contextlib.suppress(BrokenPipeError):
+        child.stdin.write(b"\n")
+    while not line.endswith(b"\n"):
+        left = max(0.0, until - time.monotonic())
+        if not select.select([child.stdout], [], [], left)[0]:
+            return f"NVML did not answer within {deadline_s:g} s: a GPU or its driver hangs"
+        part = os.read(child.stdout.fileno(), 65536)
+        if not part:
+            child.wait()  # it has closed its output: it is ending, outside of NVML
+            said = child.stderr.read().decode(errors="replace").strip().splitlines()
+            return f"asking NVML ended with {child.returncode}: {said[-1] if said else ''}"
+        line += part
+    return msgspec.json.decode(line, type=Inventory)
 
 
 def ask() -> Inventory:
-    """Ask NVML in this process; may hang, so only :func:`inventory`'s child calls it."""
+    """Ask NVML in this process; may hang, so only the child calls it."""
     import pynvml
 
     try:
@@ -110,6 +175,8 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     capability = _told(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
     mig = _told(nvml, nvml.nvmlDeviceGetMigMode, handle)
     persistence = _told(nvml, nvml.nvmlDeviceGetPersistenceMode, handle)
+    processes = _told(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    mps = _told(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses, handle)
     return Gpu(
         index=index,
         uuid=nvml.nvmlDeviceGetUUID(handle),
@@ -120,18 +187,27 @@ def _gpu(nvml: Any, index: int) -> Gpu:
         compute_capability=capability and (capability[0], capability[1]),
         mig=None if mig is None else mig[0] == nvml.NVML_DEVICE_MIG_ENABLE,
         persistence=None if persistence is None else bool(persistence),
+        processes=None if processes is None else {p.pid: p.usedGpuMemory for p in processes},
+        mps=None if mps is None else bool(mps),
     )
 
 
 def _told(nvml: Any, question: Any, handle: Any) -> Any:
-    """The answer, or None where this GPU has no such feature (MIG on a desktop card)."""
+    """The answer, or None where this GPU has no such feature (MIG on a desktop card) or this user
+    may not see it."""
     try:
         return question(handle)
     except nvml.NVMLError as error:
-        if error.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+        if error.value in (
+            nvml.NVML_ERROR_NOT_SUPPORTED,
+            nvml.NVML_ERROR_NO_PERMISSION,
+            nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        ):
             return None
         raise
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(ask())))
+    for _ in sys.stdin.buffer:
+        sys.stdout.buffer.write(msgspec.json.encode(ask()) + b"\n")
+        sys.stdout.buffer.flush()

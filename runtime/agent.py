@@ -21,10 +21,14 @@ from pathlib import Path
 
 from ..criu_glue import network
 from ..criu_glue.tool import Criu, find
+from ..cuda_snapshot import driver
+from ..cuda_snapshot.helper.client import GpuHelper
 from ..errors import LiveshiftError, Refused, Unreachable
 from . import local_socket, messages, notify
 from .config import Cluster
+from .devices import Devices
 from .gatekeeper import Gatekeeper
+from .gpu_watch import GpuWatch
 from .house import House
 from .link import Uplink
 from .messages import Message
@@ -44,7 +48,8 @@ class Agent:
         self.cluster = cluster
         self.host = host
         self.house = House(cluster, host, self._ended)
-        self.porter = Porter(self.house, _find_criu(cluster), self._claim)
+        self.gpus = GpuWatch(cluster.paths.run, None)
+        self.porter = Porter(self.house, _find_criu(cluster), self._claim, self.gpus)
         self.gatekeeper = Gatekeeper(self.house, lambda: time.monotonic() - self._heard)
         self._heard = time.monotonic()
         self._life = uuid.uuid4().hex
@@ -83,14 +88,16 @@ class Agent:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         _memory_for_images(self.cluster.paths.run / "images")
         self.porter.receiver.start()
+        self.porter.devices = await asyncio.to_thread(_devices, self.cluster)
         await self.porter.take_up()
         address = str(self.cluster.orchestrator)
         self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
         await local_socket.serve(self.cluster.paths.run / "agent.sock", self._relay)
         notify.ready()
         await asyncio.gather(
-            self.uplink.serve(), self._report(), self.porter.keep_asking(), self.gatekeeper.keep()
-        )
+            self.uplink.serve(), self._report(), self.porter.keep_asking(),
+            self.gatekeeper.keep(), self.gpus.keep(),
+        )  # fmt: skip
 
     # ---- to the orchestrator ----
 
@@ -131,9 +138,9 @@ class Agent:
 
     async def _beat(self) -> messages.Beat:
         running = [c for c in self.house.capsules.values() if c.code is None]
-        states = [await asyncio.to_thread(c.state) for c in running]
+        states = [await asyncio.to_thread(c.state, self.gpus.used_by) for c in running]
         memory = self.porter.memory_offered()
-        return messages.Beat(self.host, memory, states)
+        return messages.Beat(self.host, memory, states, self.gpus.seats(self.porter.gpus_taken()))
 
     def _ended(self, resident: Resident) -> None:
         if self.porter.holds(resident):
@@ -178,6 +185,20 @@ def _find_criu(cluster: Cluster) -> Criu | None:
     except LiveshiftError as error:
         log.warning("%s", error)
         return None
+
+
+def _devices(cluster: Cluster) -> Devices:
+    """The host's GPUs, if its driver is one that can take a checkpoint."""
+    libraries = cluster.gpu.libraries
+    found = driver.survey(str(libraries / driver.LIBRARY) if libraries else driver.LIBRARY)
+    if not found.can_checkpoint:
+        log.info("no GPU moves from or to here: %s", found.why_none or "its driver is too old")
+        return Devices(None, cluster)
+    try:
+        return Devices(GpuHelper.start(cluster.paths.run, libraries), cluster)
+    except LiveshiftError as error:
+        log.error("no GPU moves from or to here: %s", error)
+        return Devices(None, cluster)
 
 
 def _memory_for_images(directory: Path) -> None:

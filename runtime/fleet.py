@@ -14,9 +14,9 @@ from ..errors import NotFound
 from .config import Cluster
 from .jobs import Capsule, Job
 from .journal import Journal
-from .messages import Run
+from .messages import GpuSeat, Run
 from .migration import Move
-from .spares import HostView
+from .spares import NO_GPUS, GpuNeed, HostView
 from .steps import ENDS
 
 
@@ -32,6 +32,7 @@ class HostState:
     memory_free: int = 0
     life: str = ""
     told: bool = False
+    gpus: tuple[GpuSeat, ...] = ()
 
 
 class Fleet:
@@ -90,9 +91,15 @@ class Fleet:
         taken = self.taken()
         return [
             HostView(h.name, h.spare.value, h.slots, len(taken[h.name]), self.is_up(h.name),
-                     h.name in self.taints)
+                     h.name in self.taints, self.hosts[h.name].gpus)
             for h in self.cluster.hosts
         ]  # fmt: skip
+
+    def gpu_need(self, capsule: Capsule, source: str) -> GpuNeed:
+        """What it needs of a destination's GPUs, as the last words of its source show it."""
+        if capsule.seen is None or not capsule.seen.gpus:
+            return NO_GPUS
+        return GpuNeed(frozenset(capsule.seen.gpus), self.hosts[source].gpus)
 
     def find(self, capsule: str) -> tuple[Job, Capsule] | None:
         job = self.jobs.get(capsule.partition("/")[0])

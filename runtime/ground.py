@@ -72,7 +72,13 @@ class NoBoundary(LiveshiftError):
 
 def limit_bytes(look: Inspected) -> int:
     """How much may come for a capsule that looked like this: it may grow until it is frozen."""
-    return 2 * (look.survey.resident + look.survey.shared_memory + look.carried_bytes) + ROOM
+    return 2 * (expected_bytes(look) + look.carried_bytes) + ROOM
+
+
+def expected_bytes(look: Inspected) -> int:
+    """The image of a capsule that looked like this, with its device memory, however that goes."""
+    device_memory = look.gpu.total if look.gpu else 0
+    return look.survey.resident + look.survey.shared_memory + device_memory
 
 
 def as_ours(error: Exception) -> LiveshiftError:

@@ -24,7 +24,7 @@ from ..errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
 from . import messages
 from .deadlines import Standstill
 from .faultpoints import reached
-from .ground import Gone, Ground, NoBoundary, as_ours, limit_bytes
+from .ground import Gone, Ground, NoBoundary, as_ours, expected_bytes, limit_bytes
 from .jobs import Capsule, Job
 from .messages import Message, MigrationRow
 from .steps import ALLOWED, Step
@@ -129,7 +129,7 @@ class Move:
                 self.source, messages.Inspect(self.capsule.name), limit, messages.Inspected
             )
             self._look = look
-            self.times.expected_bytes = look.survey.resident + look.survey.shared_memory
+            self.times.expected_bytes = expected_bytes(look)
             reserved = await self._reserve(look, self.source, self.destination, limit)
             detail.append(f"{len(look.survey.pids)} tasks")
         return reserved
@@ -140,7 +140,7 @@ class Move:
         spec = self.job.spec(self.capsule, self._ground.cluster)
         reserve = messages.Reserve(
             self.name, spec, look.survey, look.facts, source, self.capsule.epoch + 1,
-            self.job.book(), limit_bytes(look), dry_run=False,
+            self.job.book(), limit_bytes(look), dry_run=False, gpu=look.gpu,
         )  # fmt: skip
         return await self._ask(destination, reserve, limit, messages.Reserved)
 

@@ -15,7 +15,7 @@ from . import messages
 from .config import Cluster
 from .fleet import Fleet
 from .gates import Gates
-from .ground import limit_bytes
+from .ground import expected_bytes, limit_bytes
 from .jobs import Capsule, Job
 from .link import Switchboard
 from .messages import Message
@@ -105,15 +105,15 @@ class Moves:
         assert isinstance(look, messages.Inspected)
         reserve = messages.Reserve(
             "plan", job.spec(capsule, self.cluster), look.survey, look.facts, capsule.host,
-            capsule.epoch + 1, job.book(), limit_bytes(look), dry_run=True,
+            capsule.epoch + 1, job.book(), limit_bytes(look), dry_run=True, gpu=look.gpu,
         )  # fmt: skip
         reserved = await self.ask(destination, reserve, limit)
         assert isinstance(reserved, messages.Reserved)
         checks = [("destination", f"{destination}, {why}"), *reserved.checks]
-        size = look.survey.resident + look.survey.shared_memory
         return messages.Planned(
-            capsule.name, capsule.host, destination, checks, size, look.carried_bytes
-        )
+            capsule.name, capsule.host, destination, checks, expected_bytes(look),
+            look.carried_bytes,
+        )  # fmt: skip
 
     # ---- Ground: what a move stands on ---------------------------------------------------------
 
@@ -199,7 +199,8 @@ class Moves:
 
     def another_spare(self, move: Move) -> str:
         views = [v for v in self._fleet.views() if v.name not in move.tried]
-        return choose_destination(views, move.capsule.name, move.source, "")[0].name
+        need = self._fleet.gpu_need(move.capsule, move.source)
+        return choose_destination(views, move.capsule.name, move.source, "", gpus=need)[0].name
 
     # ---- what agents ask -----------------------------------------------------------------------
 
@@ -260,8 +261,9 @@ class Moves:
             )
         views = self._fleet.views()
         chosen, why = choose_destination(
-            views, capsule.name, capsule.host, to, avoid=self._failed_at(capsule)
-        )
+            views, capsule.name, capsule.host, to, avoid=self._failed_at(capsule),
+            gpus=self._fleet.gpu_need(capsule, capsule.host),
+        )  # fmt: skip
         return chosen.name, why
 
     def _failed_at(self, capsule: Capsule) -> set[str]:

@@ -105,7 +105,8 @@ class Orchestrator:
                     self.endings.capsule_ended(job, capsule, KILLED)
 
     def _beat(self, host: str, beat: messages.Beat) -> None:
-        self.fleet.hosts[host].memory_free = beat.memory_free
+        state = self.fleet.hosts[host]
+        state.memory_free, state.gpus = beat.memory_free, tuple(beat.gpus)
         for seen in beat.capsules:
             found = self.fleet.find(seen.name)
             if found is None:

@@ -23,7 +23,8 @@ class NVMLError(Exception):
     def __init__(self, value):
         super().__init__(f"NVML error {value}")
         self.value = value
-NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_LIBRARY_NOT_FOUND, NVML_ERROR_FUNCTION_NOT_FOUND = 3, 12, 13
+NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NO_PERMISSION = 3, 4
+NVML_ERROR_LIBRARY_NOT_FOUND, NVML_ERROR_FUNCTION_NOT_FOUND = 12, 13
 NVML_DEVICE_MIG_ENABLE = 1
 def nvmlInit(): pass
 def nvmlSystemGetDriverVersion(): return "580.159.03"
@@ -38,6 +39,11 @@ def nvmlDeviceGetMigMode(handle):
     if handle == 1: raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
     return [1, 0]
 def nvmlDeviceGetPersistenceMode(handle): return 1
+def nvmlDeviceGetComputeRunningProcesses(handle):
+    if handle == 1: raise NVMLError(NVML_ERROR_NO_PERMISSION)
+    held = {70: 1 << 30, 71: None}
+    return [types.SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in held.items()]
+def nvmlDeviceGetMPSComputeRunningProcesses(handle): return []
 """
 
 
@@ -72,8 +78,13 @@ def test_gpus_are_described(nvml: Path) -> None:
         compute_capability=(9, 0),
         mig=True,
         persistence=True,
+        processes={70: 1 << 30, 71: None},
+        mps=False,
     )
+    assert told.used(70) == {"GPU-0": 1 << 30}
+    assert told.used(71) == told.used(72) == {}
     assert second.mig is None, "a GPU without MIG has no mode"
+    assert second.processes is None, "not everybody may see them"
 
 
 @pytest.mark.parametrize(

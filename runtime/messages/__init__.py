@@ -70,6 +70,7 @@ from .gates import (
     TornDown,
     WhoOwes,
 )
+from .gpus import GpuHost, GpuProcess, GpuSeat, GpuSurvey
 from .people import (
     Events,
     GetEvents,
@@ -135,6 +136,10 @@ __all__ = [
     "GetInspection",
     "GetMigration",
     "GetStatus",
+    "GpuHost",
+    "GpuProcess",
+    "GpuSeat",
+    "GpuSurvey",
     "Hello",
     "Here",
     "HostFacts",

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from ...criu_glue.survey import Survey
 from .base import Answer, Message
+from .gpus import GpuSeat, GpuSurvey
 from .records import Book, CapsuleSpec, CapsuleState, HostFacts, Phase
 
 # ---- orchestrator → agent ----------------------------------------------------------------------
@@ -51,17 +54,20 @@ class Inspect(Message, frozen=True):
 
 
 class Inspected(Answer, frozen=True):
-    """``carried_bytes``: of the directories that go along, and of the output so far."""
+    """``carried_bytes``: of the directories that go along, and of the output so far; ``gpu`` None:
+    no process of it has to do with a GPU."""
 
     survey: Survey
     facts: HostFacts
     carried_bytes: int
+    gpu: GpuSurvey | None = None
 
 
 class Reserve(Message, frozen=True):
     """Preflight at the destination, then (unless ``dry_run``) an empty room; answers Reserved.
 
-    ``limit_bytes``: what may come in all for this migration; more is refused.
+    ``limit_bytes``: what may come in all for this migration; more is refused. ``gpus_wanted``:
+    (GPU of the source, GPU here) that somebody has asked for; the others are chosen here.
     """
 
     migration: str
@@ -73,13 +79,21 @@ class Reserve(Message, frozen=True):
     book: Book
     limit_bytes: int
     dry_run: bool
+    gpu: GpuSurvey | None = None
+    gpus_wanted: list[tuple[str, str]] = msgspec.field(default_factory=list)
 
 
 class Reserved(Answer, frozen=True):
-    """``checks``: (what was checked, what was found) for the plan that --dry-run prints."""
+    """``checks``: (what was checked, what was found) for the plan that --dry-run prints.
+
+    ``gpus``: (GPU of the source, GPU here), for every GPU of the source; empty where the capsule
+    holds none. ``plain``: why device memory can't be streamed to this host, in words, else empty.
+    """
 
     checks: list[tuple[str, str]]
     endpoint: str
+    gpus: list[tuple[str, str]] = msgspec.field(default_factory=list)
+    plain: str = ""
 
 
 class Precopy(Message, frozen=True):
@@ -223,6 +237,7 @@ class Beat(Message, frozen=True):
     host: str
     memory_free: int
     capsules: list[CapsuleState]
+    gpus: list[GpuSeat] = msgspec.field(default_factory=list)
 
 
 class Ended(Message, frozen=True):

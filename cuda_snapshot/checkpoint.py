@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver's functions that lock, checkpoint, restore and unlock another process.
+
+Our own declarations of what CUDA 13.0's cuda.h describes; no cffi object leaves this module. The
+argument structures are 64 bytes in every version, and what we don't set must be zero in each. A
+call may last long and releases Python's lock; the object may be used by several threads.
+"""
+
+from __future__ import annotations
+
+import enum
+import uuid as uuids
+from collections.abc import Sequence
+from typing import Any
+
+import cffi
+
+from ..errors import LiveshiftError
+from .driver import LIBRARY, check
+
+SINCE = 12080
+"""The version by which cudaTypedefs.h names the functions: CUDA 12.8, driver 570."""
+REMAP_SINCE = 13000
+"""The map of GPUs came with CUDA 13.0, driver 580; before, its place was reserved."""
+
+_CDEF = """
+typedef int CUresult;
+CUresult cuInit(unsigned int flags);
+CUresult cuDriverGetVersion(int *version);
+CUresult cuGetProcAddress_v2(
+    const char *symbol, void **function, int version, uint64_t flags, int *status);
+
+struct lock_args { unsigned int timeout_ms, reserved0; uint64_t reserved1[7]; };
+struct empty_args { uint64_t reserved[8]; };
+struct gpu_pair { unsigned char from[16], to[16]; };
+struct restore_args {
+    struct gpu_pair *pairs; unsigned int count; char reserved[44]; uint64_t reserved1;
+};
+"""
+
+_FUNCTIONS = {
+    "cuCheckpointProcessGetRestoreThreadId": "CUresult (*)(int, int *)",
+    "cuCheckpointProcessGetState": "CUresult (*)(int, int *)",
+    "cuCheckpointProcessLock": "CUresult (*)(int, struct lock_args *)",
+    "cuCheckpointProcessCheckpoint": "CUresult (*)(int, struct empty_args *)",
+    "cuCheckpointProcessRestore": "CUresult (*)(int, struct restore_args *)",
+    "cuCheckpointProcessUnlock": "CUresult (*)(int, struct empty_args *)",
+}
+
+
+class ProcessState(enum.IntEnum):
+    """CUprocessState."""
+
+    RUNNING = 0
+    LOCKED = 1
+    CHECKPOINTED = 2
+    FAILED = 3
+    """Uncorrectable: the process can only be killed."""
+
+
+class Checkpoint:
+    """The functions of one driver library, initialised. Where nothing else is said, methods raise
+    CudaError naming the function and its result."""
+
+    def __init__(self, library: str = LIBRARY) -> None:
+        """Opens the library and calls cuInit, which takes seconds on a large host without
+        persistence mode. Raises LiveshiftError where there is no driver or it lacks a function."""
+        self._ffi = cffi.FFI()
+        self._ffi.cdef(_CDEF + "".join(f"CUresult {name}();\n" for name in _FUNCTIONS))
+        for name in ("lock_args", "empty_args", "restore_args"):
+            assert self._ffi.sizeof(f"struct {name}") == 64
+        try:
+            self._library = self._ffi.dlopen(library)
+        except OSError as error:
+            reason = str(error).partition(".  Additionally")[0]  # ctypes.util's guesses, no news
+            raise LiveshiftError(f"no CUDA driver: {reason}") from None
+        check(self._library.cuInit(0), "cuInit")
+        number = self._ffi.new("int *")
+        check(self._library.cuDriverGetVersion(number), "cuDriverGetVersion")
+        self._version = int(number[0])
+        self._functions = {name: self._resolve(name, kind) for name, kind in _FUNCTIONS.items()}
+
+    def _resolve(self, name: str, kind: str) -> Any:
+        """By cuGetProcAddress, which gives the variant for the version asked for; or by name."""
+        found, status = self._ffi.new("void **"), self._ffi.new("int *")
+        result = -1
+        if hasattr(self._library, "cuGetProcAddress_v2"):
+            result = self._library.cuGetProcAddress_v2(name.encode(), found, SINCE, 0, status)
+        if result == 0 and found[0] != self._ffi.NULL:
+            return self._ffi.cast(kind, found[0])
+        if hasattr(self._library, name):
+            return self._ffi.cast(kind, self._ffi.addressof(self._library, name))
+        major, minor = self.cuda
+        raise LiveshiftError(
+            f"the CUDA driver (CUDA {major}.{minor}) has no {name}",
+            hint="install driver 580 or newer: 570 was the first that can checkpoint",
+        )
+
+    @property
+    def cuda(self) -> tuple[int, int]:
+        """The newest CUDA that the driver supports, such as (13, 0)."""
+        return self._version // 1000, self._version % 1000 // 10
+
+    @property
+    def can_remap(self) -> bool:
+        """A process can be restored onto other GPUs than those it was checkpointed on."""
+        return self._version >= REMAP_SINCE
+
+    def state(self, pid: int) -> ProcessState:
+        return ProcessState(self._number("cuCheckpointProcessGetState", pid))
+
+    def restore_thread(self, pid: int) -> int:
+        """The thread of the process that does the driver's work there: it must be able to run."""
+        return self._number("cuCheckpointProcessGetRestoreThreadId", pid)
+
+    def lock(self, pid: int, timeout_ms: int) -> None:
+        """RUNNING to LOCKED, once submitted work has drained; NOT_READY (and RUNNING again) where
+        that takes longer than ``timeout_ms``, 0 for no limit."""
+        args = self._ffi.new("struct lock_args *", {"timeout_ms": timeout_ms})
+        self._call("cuCheckpointProcessLock", pid, args)
+
+    def checkpoint(self, pid: int) -> None:
+        """LOCKED to CHECKPOINTED: device memory goes to the process's own host memory."""
+        self._call("cuCheckpointProcessCheckpoint", pid, self._ffi.new("struct empty_args *"))
+
+    def restore(self, pid: int, pairs: Sequence[tuple[str, str]] = ()) -> None:
+        """CHECKPOINTED to LOCKED. ``pairs`` (old UUID, new UUID) name every GPU that the process
+        could see, used or not; none: the same GPUs. Raises LiveshiftError for a map that this
+        driver does not know, or that holds what is no UUID."""
+        if pairs and not self.can_remap:
+            major, minor = self.cuda
+            raise LiveshiftError(
+                f"the CUDA driver (CUDA {major}.{minor}) can't restore onto other GPUs",
+                hint="install driver 580 (CUDA 13.0) or newer",
+            )
+        listed = [(uuid_bytes(old), uuid_bytes(new)) for old, new in pairs]
+        array = self._ffi.new("struct gpu_pair[]", listed)
+        args = self._ffi.new("struct restore_args *")
+        if listed:
+            args.pairs, args.count = array, len(listed)
+        self._call("cuCheckpointProcessRestore", pid, args)
+
+    def unlock(self, pid: int) -> None:
+        """LOCKED to RUNNING."""
+        self._call("cuCheckpointProcessUnlock", pid, self._ffi.new("struct empty_args *"))
+
+    def _number(self, name: str, pid: int) -> int:
+        number = self._ffi.new("int *")
+        self._call(name, pid, number)
+        return int(number[0])
+
+    def _call(self, name: str, pid: int, args: Any) -> None:
+        check(self._functions[name](pid, args), name)
+
+
+def uuid_bytes(text: str) -> bytes:
+    """The 16 bytes of "GPU-51c0da00-…"; raises LiveshiftError."""
+    try:
+        if not text.startswith("GPU-"):
+            raise ValueError(text)
+        return uuids.UUID(text[4:]).bytes
+    except ValueError:
+        raise LiveshiftError(f"{text!r} is no UUID of a GPU") from None
+
+
+def uuid_text(raw: bytes) -> str:
+    """The inverse of :func:`uuid_bytes`, as NVML writes it."""
+    return f"GPU-{uuids.UUID(bytes=raw)}"

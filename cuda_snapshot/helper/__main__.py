@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The helper process: ``python -m liveshift.cuda_snapshot.helper DIRECTORY [LIBRARIES]``.
+
+Started by client.py with a pipe as its standard output, on which it writes one line: nothing when
+it listens, or why it can't. It then belongs to no session and to nobody's process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from pathlib import Path
+
+from ...errors import LiveshiftError
+from ..checkpoint import Checkpoint
+from ..devices import Nvml
+from .calls import LOG
+from .control import Control
+from .operations import Operations
+from .server import IDLE_S, Server
+
+OUT_OF_MEMORY_SCORE = -900
+"""Killed in mid-operation it would cost the process that it works on, too."""
+
+
+def main(directory: Path, libraries: Path | None) -> int:
+    """Serve until there is nothing to do; returns the exit status."""
+    said = sys.stdout.fileno()
+    with contextlib.suppress(OSError):  # without CAP_SYS_RESOURCE
+        Path("/proc/self/oom_score_adj").write_text(str(OUT_OF_MEMORY_SCORE))
+    nvml = Nvml(libraries)
+    try:
+        driver = Checkpoint()
+        control = Control(Operations(driver, nvml), lambda: "not probed")
+        idle_s = float(os.environ.get("LIVESHIFT_GPU_HELPER_IDLE_S", IDLE_S))
+        server = Server(directory, control.handlers(), idle_s=idle_s)
+    except (LiveshiftError, OSError) as error:
+        hint = getattr(error, "hint", None)
+        os.write(said, f"{error}{f' ({hint})' if hint else ''}\n".encode())
+        return 1
+    os.write(said, b"\n")
+    _log_to(directory / LOG)
+    server.serve()
+    nvml.close()
+    return 0
+
+
+def _log_to(path: Path) -> None:
+    """Standard output and error too, for what the driver's library has to say."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    logging.basicConfig(
+        level=logging.INFO,
+        format=f"%(asctime)s {os.getpid()} %(levelname)s %(message)s",
+        stream=sys.stderr,
+    )
+
+
+if __name__ == "__main__":
+    status = main(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None)
+    logging.shutdown()
+    os._exit(status)  # threads may still wait for clients, and the driver's exit may hang

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the helper answers to the asks about processes and the host."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+
+from ...errors import StepFailed
+from ..checkpoint import ProcessState
+from .calls import (
+    Ask,
+    Checkpoint,
+    Checkpointed,
+    Host,
+    HostGpus,
+    Lock,
+    Operation,
+    Restore,
+    RestoreThread,
+    State,
+    Unlock,
+    Used,
+)
+from .operations import Operations
+from .server import Caller, Handler
+
+
+class Control:
+    """The handlers. ``fast_path`` says why device memory can't be handed over, "" where it can."""
+
+    def __init__(self, operations: Operations, fast_path: Callable[[], str]) -> None:
+        self._operations, self._fast_path = operations, fast_path
+
+    def handlers(self) -> Mapping[type[Ask], Handler]:
+        return {
+            Host: self._host,
+            State: self._state,
+            RestoreThread: lambda _, ask: self._operations.restore_thread(ask.pid),
+            Used: lambda _, ask: self._operations.nvml.inventory().used(ask.pid),
+            Lock: self._lock,
+            Checkpoint: self._checkpoint,
+            Restore: self._restore,
+            Unlock: self._unlock,
+        }
+
+    def _host(self, caller: Caller, ask: Host) -> HostGpus:
+        told = self._operations.nvml.inventory()
+        driver = self._operations.driver
+        return HostGpus(
+            cuda=driver.cuda,
+            driver=told.driver or "",
+            gpus=told.devices,
+            why_none=told.why_none,
+            can_remap=driver.can_remap,
+            mps=any(gpu.mps for gpu in told.devices),
+            fast_path=self._fast_path(),
+        )
+
+    def _state(self, caller: Caller, ask: State) -> ProcessState | None:
+        return self._operations.state(ask.pid)
+
+    def _lock(self, caller: Caller, ask: Lock) -> None:
+        with self._turn(caller, ask, "lock"):
+            self._operations.lock(ask.pid, ask.timeout_s)
+
+    def _checkpoint(self, caller: Caller, ask: Checkpoint) -> Checkpointed:
+        with self._turn(caller, ask, "checkpoint"):
+            return self._operations.checkpoint(ask.pid)
+
+    def _restore(self, caller: Caller, ask: Restore) -> None:
+        with self._turn(caller, ask, "restore"):
+            self._operations.restore(ask.pid, ask.gpus, ask.needed)
+
+    def _unlock(self, caller: Caller, ask: Unlock) -> None:
+        with self._turn(caller, ask, "unlock"):
+            self._operations.unlock(ask.pid)
+
+    @contextlib.contextmanager
+    def _turn(self, caller: Caller, ask: Operation, what: str) -> Iterator[None]:
+        """What a client asked for that has gone meanwhile is not begun."""
+        with self._operations.turn(f"gpu {what}", ask.turn_s):
+            if caller.channel.peer_gone():
+                raise StepFailed(f"gpu {what}", f"process {ask.pid}: its client has gone")
+            yield

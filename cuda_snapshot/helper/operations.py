@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the helper does to a process: lock, checkpoint, restore, unlock, one at a time on a host.
+
+Operations never overlap: NVIDIA's own driver for clusters found that parallel ones can deadlock.
+Questions are answered at any time. Errors are StepFailed, with the state that the process is in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ...errors import StepFailed
+from ..checkpoint import Checkpoint, ProcessState
+from ..devices import Inventory, Nvml
+from ..driver import CudaError, CUresult
+from .calls import Checkpointed
+
+log = logging.getLogger("liveshift.gpu")
+
+MARGIN = 256 << 20
+"""Bytes of a GPU that a restore needs beside what the process held: nobody says how many. A restore
+that runs out of memory leaves the process checkpointed for good (NVIDIA/cuda-checkpoint#44)."""
+
+SETTLE_S = 2.0
+"""How long NVML may go on showing memory of a process after its checkpoint."""
+
+NO_CUDA = (CUresult.INVALID_VALUE, CUresult.NOT_INITIALIZED)
+"""What the driver says of a process that does not use it, or is not there."""
+
+_WORDS: dict[tuple[str, int], str] = {
+    ("lock", CUresult.NOT_READY): "work that it has submitted to its GPU did not end in time",
+    ("lock", CUresult.ILLEGAL_STATE): "it is not running",
+    ("checkpoint", CUresult.ILLEGAL_STATE): "it is not locked",
+    ("checkpoint", CUresult.NOT_SUPPORTED): (
+        "it has something that this driver can't checkpoint: managed memory, memory shared with"
+        " another process, MIG, MPS, or a debugger or profiler"
+    ),
+    ("checkpoint", CUresult.OUT_OF_MEMORY): (
+        "the host has too little memory for what the process holds on its GPUs"
+    ),
+    ("restore", CUresult.ILLEGAL_STATE): "it is not checkpointed",
+    ("restore", CUresult.INVALID_VALUE): (
+        "the map must name every GPU that the process could see, each with another one of the same"
+        " chip"
+    ),
+    ("restore", CUresult.OUT_OF_MEMORY): (
+        "too little memory on its new GPU; the driver leaves such a process checkpointed for good"
+    ),
+    ("restore", CUresult.OPERATING_SYSTEM): (
+        "an earlier restore has failed, or the process was killed meanwhile"
+    ),
+    ("unlock", CUresult.ILLEGAL_STATE): "it is not locked",
+}
+_ANY: dict[int, str] = {
+    CUresult.INVALID_VALUE: "it does not use CUDA, or is not there any more",
+    CUresult.NOT_PERMITTED: "the helper has no right to it: it must be root, in no container",
+    CUresult.OPERATING_SYSTEM: "the process was killed, or the system refused the driver something",
+    CUresult.NOT_SUPPORTED: "this driver does not do that",
+}
+_STATES = {
+    ProcessState.RUNNING: "it runs on",
+    ProcessState.LOCKED: "it is locked, and can be unlocked",
+    ProcessState.CHECKPOINTED: "it is checkpointed",
+    ProcessState.FAILED: "it is lost: all that can be done is to kill it",
+}
+
+
+class Operations:
+    """The driver and NVML of this host, and whose turn it is."""
+
+    def __init__(self, driver: Checkpoint, nvml: Nvml) -> None:
+        self.driver, self.nvml = driver, nvml
+        self._turn = threading.Lock()
+        self._now: tuple[str, float] | None = None
+        self._held: dict[tuple[int, str], dict[str, int]] = {}
+        """What processes held at their checkpoints: (pid, when it began) to bytes by UUID."""
+
+    @contextlib.contextmanager
+    def turn(self, what: str, turn_s: float) -> Iterator[None]:
+        """Waits for at most ``turn_s`` seconds; raises StepFailed."""
+        if not self._turn.acquire(timeout=max(0.0, min(turn_s, threading.TIMEOUT_MAX))):
+            now = self._now
+            busy = f"{now[0]} for {time.monotonic() - now[1]:.0f} s" if now else "something"
+            raise StepFailed(
+                what,
+                f"not begun within {turn_s:g} s: the GPU helper {os.getpid()} is busy with {busy}",
+                hint="a GPU, or a process that uses it, may hang: look at dmesg for NVRM messages",
+            )
+        try:
+            self._now = what, time.monotonic()
+            yield
+        finally:
+            self._now = None
+            self._turn.release()
+
+    # ---- questions -----------------------------------------------------------------------------
+
+    def state(self, pid: int) -> ProcessState | None:
+        """None: it is no CUDA process. Raises CudaError."""
+        try:
+            return self.driver.state(pid)
+        except CudaError as error:
+            if error.result in NO_CUDA:
+                return None
+            raise
+
+    def restore_thread(self, pid: int) -> int:
+        """Raises StepFailed."""
+        with self._explained("restore thread", pid):
+            return self.driver.restore_thread(pid)
+
+    # ---- operations: with the turn -------------------------------------------------------------
+
+    def lock(self, pid: int, timeout_s: float) -> None:
+        """RUNNING to LOCKED, or RUNNING again."""
+        try:
+            with self._explained("lock", pid):
+                self.driver.lock(pid, max(1, round(timeout_s * 1000)))
+        except StepFailed:
+            # The driver puts it back itself; should one not, a job must not stand still for it.
+            with contextlib.suppress(CudaError):
+                if self._late_lock(pid):
+                    self.driver.unlock(pid)
+            raise
+
+    def checkpoint(self, pid: int) -> Checkpointed:
+        """LOCKED to CHECKPOINTED, verified by the driver and by NVML."""
+        before = self.nvml.inventory()
+        used = before.used(pid)
+        with self._explained("checkpoint", pid):
+            self.driver.checkpoint(pid)
+        state = self.state(pid)
+        if state is not ProcessState.CHECKPOINTED:
+            name = state.name if state is not None else "not known to it"
+            raise StepFailed(
+                "gpu checkpoint", f"process {pid}: the driver said that it is done, and now {name}"
+            )
+        self._held = {key: value for key, value in self._held.items() if _began(key[0]) == key[1]}
+        self._held[pid, _began(pid)] = used
+        return Checkpointed(used, self._left(pid, used, before))
+
+    def restore(
+        self,
+        pid: int,
+        gpus: Sequence[tuple[str, str]],
+        needed: Mapping[str, int] | None,
+    ) -> None:
+        """CHECKPOINTED to LOCKED, on the GPUs that the map says, if they have room."""
+        moved = dict(gpus)
+        if all(old == new for old, new in gpus):
+            gpus = ()  # a driver without maps knows this one too
+        key = pid, _began(pid)
+        if needed is None:
+            needed = {moved.get(uuid, uuid): used for uuid, used in self._held.get(key, {}).items()}
+        self._check_room(pid, needed)
+        with self._explained("restore", pid):
+            self.driver.restore(pid, gpus)
+        self._held.pop(key, None)
+
+    def unlock(self, pid: int) -> None:
+        """LOCKED to RUNNING."""
+        with self._explained("unlock", pid):
+            self.driver.unlock(pid)
+
+    # ---- verified ------------------------------------------------------------------------------
+
+    def _late_lock(self, pid: int) -> bool:
+        return self.driver.state(pid) is ProcessState.LOCKED
+
+    def _left(self, pid: int, used: Mapping[str, int], before: Inventory) -> str:
+        """A remark where NVML can't tell that nothing is left; raises StepFailed where it is."""
+        if not used:
+            return before.why_none or "NVML does not tell what this process held on its GPUs"
+        until = time.monotonic() + SETTLE_S
+        while True:
+            after = self.nvml.inventory()
+            if not after.devices:
+                return str(after.why_none)
+            left = {uuid: held for uuid, held in after.used(pid).items() if held}
+            if not left:
+                return ""
+            if time.monotonic() > until:
+                break
+            time.sleep(0.02)
+        held = ", ".join(f"{_mib(size)} on {uuid}" for uuid, size in left.items())
+        raise StepFailed(
+            "gpu checkpoint",
+            f"process {pid} is checkpointed, and NVML says that it still holds {held}",
+            hint="restore and unlock it: an image of it would lack its device memory",
+        )
+
+    def _check_room(self, pid: int, needed: Mapping[str, int]) -> None:
+        """Raises StepFailed; where NVML does not answer, the driver is let try."""
+        needed = {uuid: size for uuid, size in needed.items() if size}
+        if not needed:
+            return
+        there = self.nvml.inventory()
+        if not there.devices:
+            log.warning("restore of %d: room not checked: %s", pid, there.why_none)
+            return
+        gpus = {gpu.uuid: gpu for gpu in there.devices}
+        for uuid, size in needed.items():
+            if uuid not in gpus:
+                raise StepFailed("gpu restore", f"process {pid}: this host has no GPU {uuid}")
+            if gpus[uuid].free_bytes < size + MARGIN:
+                raise StepFailed(
+                    "gpu restore",
+                    f"process {pid} needs {_mib(size)} and {_mib(MARGIN)} to spare on {uuid}, which"
+                    f" has {_mib(gpus[uuid].free_bytes)} free; not tried, it is still checkpointed",
+                    hint="free memory of that GPU, or choose another one",
+                )
+
+    @contextlib.contextmanager
+    def _explained(self, what: str, pid: int) -> Iterator[None]:
+        try:
+            yield
+        except CudaError as error:
+            words = _WORDS.get((what, error.result)) or _ANY.get(error.result, "")
+            try:
+                state = _STATES[self.driver.state(pid)]
+            except CudaError:
+                state = "" if error.result in NO_CUDA else "its state can't be told"
+            told = "; ".join(text for text in (words, state) if text)
+            raise StepFailed(
+                f"gpu {what}", f"process {pid}: {error}{': ' if told else ''}{told}"
+            ) from None
+
+
+def _began(pid: int) -> str:
+    """When the process began, in clock ticks since boot: its number may become another's."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.0f} MiB"

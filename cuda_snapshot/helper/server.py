@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The helper's end of its socket: a thread per connection, one ask after the other on each."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import logging
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Union
+
+import msgspec
+
+from ...errors import LiveshiftError, Refused, Unreachable, to_wire
+from .calls import LOCK, PROTOCOL, SOCKET, Ask, Change, Hello, Leave, Reply, Welcome
+from .channel import Channel, listen
+
+log = logging.getLogger("liveshift.gpu")
+
+IDLE_S = 60.0
+HELLO_S = 30.0
+"""For the first ask of a connection, and for taking an answer."""
+
+
+class Caller:
+    """A client's connection, as handlers see it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.pid, self.uid = channel.peer()
+        self.at_end: list[Callable[[], None]] = []
+        """Called when the connection has ended, the last one first."""
+        self._descriptors: list[int] = []
+
+    def attach(self, descriptor: int) -> None:
+        """Sends it along with the answer of this ask, and closes it here."""
+        self._descriptors.append(descriptor)
+
+    def attached(self) -> list[int]:
+        taken, self._descriptors = self._descriptors, []
+        return taken
+
+
+Handler = Callable[[Caller, Any], object]
+"""Called with an ask of its type; gives what is encoded as the answer. Descriptors that came along
+with an ask are refused: nothing of ours sends any to the helper this way."""
+
+
+class Server:
+    """Serves until it has been idle for ``idle_s`` seconds, or SIGTERM or a Leave has come. It
+    stays, whatever comes, while ``holds`` gives a reason in words, and till operations have
+    ended."""
+
+    def __init__(
+        self,
+        directory: Path,
+        handlers: Mapping[type[Ask], Handler],
+        *,
+        idle_s: float = IDLE_S,
+        holds: Callable[[], str] = lambda: "",
+    ) -> None:
+        """Listens from now on. Raises OSError."""
+        self._directory = directory
+        own: dict[type[Ask], Handler] = {Hello: self._welcome, Leave: self._leave}
+        self._handlers = {**own, **handlers}
+        self._decoder: msgspec.msgpack.Decoder[Ask] = msgspec.msgpack.Decoder(
+            Union[tuple(self._handlers)]  # noqa: UP007 (made of values)
+        )
+        self._idle_s, self._holds = idle_s, holds
+        self._mutex = threading.Lock()
+        self._connections = 0
+        self._under_way = 0
+        self._idle_since = time.monotonic()
+        self._told_to_leave = False
+        self._gone = False
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._listener = listen(directory, SOCKET)
+        self._listener.setblocking(False)
+
+    def serve(self) -> None:
+        """In the main thread. Returns when it is time to go; threads may then still be waiting for
+        their clients, nothing more."""
+        signal.signal(signal.SIGTERM, lambda *_: self._go())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        poll.register(self._bell, select.POLLIN)
+        while not self._time_to_go():
+            wait_s = self._idle_s / 2 if not self._told_to_leave else 1.0
+            poll.poll(max(50.0, wait_s * 1000))
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._bell)
+            self._accept()
+        log.info("leaving")
+
+    def _accept(self) -> bool:
+        """Takes all that wait at the door; whether there were any."""
+        some = False
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return some
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                    log.error("a connection can't be taken: %s", error)
+                    return some
+                continue  # it has hung up already
+            some = True
+            with self._mutex:
+                self._connections += 1
+            threading.Thread(target=self._converse, args=(connection,), daemon=True).start()
+
+    def _time_to_go(self) -> bool:
+        """Whoever starts a helper holds the lock file until it answers: without the lock nobody
+        leaves, and with it nobody is being told that this one is there."""
+        with self._mutex:
+            idle = not self._connections and time.monotonic() - self._idle_since >= self._idle_s
+            if self._under_way or not (idle or self._told_to_leave):
+                return False
+        why = self._holds()
+        if why:
+            if self._told_to_leave:
+                log.warning("told to leave, and staying: %s", why)
+            self._told_to_leave = False
+            return False
+        with open(self._directory / LOCK, "a") as turn:
+            try:
+                fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            if self._accept() and not self._told_to_leave:
+                return False
+            if not self._close_up():
+                return False
+            (self._directory / SOCKET).unlink(missing_ok=True)
+            self._listener.close()
+        return True
+
+    def _close_up(self) -> bool:
+        """Nothing is begun any more, unless something is under way."""
+        with self._mutex:
+            self._gone = not self._under_way
+            return self._gone
+
+    def _go(self) -> None:
+        self._told_to_leave = True
+        os.eventfd_write(self._bell, 1)
+
+    def _welcome(self, caller: Caller, ask: Hello) -> Welcome:
+        return Welcome(PROTOCOL, os.getpid())
+
+    def _leave(self, caller: Caller, ask: Leave) -> None:
+        why = self._holds()
+        if why:
+            raise Refused(f"the GPU helper {os.getpid()} can't leave: {why}")
+        self._go()
+
+    def _converse(self, connection: socket.socket) -> None:
+        channel = Channel(connection)
+        caller = Caller(channel)
+        try:
+            if caller.uid not in (0, os.geteuid()):
+                log.warning("uid %d, process %d: not let in", caller.uid, caller.pid)
+                return
+            connection.settimeout(HELLO_S)
+            while True:
+                raw, descriptors = channel.receive()
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                reply = self._answer(caller, raw)
+                connection.settimeout(HELLO_S)
+                attached = caller.attached()
+                try:
+                    channel.send(reply, attached)
+                finally:
+                    for descriptor in attached:
+                        os.close(descriptor)
+                connection.settimeout(None)
+        except (EOFError, OSError):
+            pass  # the client has hung up, or does not take its answer
+        except Exception:
+            log.exception("a connection of process %d", caller.pid)
+        finally:
+            for step in reversed(caller.at_end):
+                try:
+                    step()
+                except Exception:
+                    log.exception("after a connection of process %d", caller.pid)
+            channel.close()
+            with self._mutex:
+                self._connections -= 1
+                self._idle_since = time.monotonic()
+            os.eventfd_write(self._bell, 1)
+
+    def _answer(self, caller: Caller, raw: bytes) -> bytes:
+        try:
+            ask = self._decoder.decode(raw)
+        except msgspec.DecodeError as error:
+            wrong = LiveshiftError(f"the GPU helper does not understand an ask: {error}")
+            return _encode(Reply(error=to_wire(wrong)))
+        changing = isinstance(ask, Change)
+        with self._mutex:
+            if self._gone and changing:
+                return _encode(Reply(error=to_wire(Unreachable("the GPU helper is leaving"))))
+            self._under_way += changing
+        try:
+            answer = self._handlers[type(ask)](caller, ask)
+            return _encode(Reply(ok=msgspec.Raw(_encode(answer))))
+        except LiveshiftError as error:
+            log.warning("%s: %s", ask, error)
+            return _encode(Reply(error=to_wire(error)))
+        except Exception as error:
+            log.exception("%s", ask)
+            return _encode(Reply(error=to_wire(error)))
+        finally:
+            with self._mutex:
+                self._under_way -= changing
+            if changing and self._told_to_leave:
+                os.eventfd_write(self._bell, 1)
+
+
+_encode = functools.partial(msgspec.msgpack.encode)

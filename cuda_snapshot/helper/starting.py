@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting the GPU helper: one per directory, however many agents come at once."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ...errors import LiveshiftError, Unreachable
+from ..environment import environment
+from .calls import LOCK, LOG
+
+START_S = 120.0
+"""cuInit takes seconds for each GPU where persistence mode is off."""
+
+
+@contextlib.contextmanager
+def starting(directory: Path, libraries: Path | None) -> Iterator[Callable[[], None]]:
+    """While the lock file is held: what starts the helper and waits until it listens. That raises
+    LiveshiftError with the helper's own words where it can't."""
+    with open(directory / LOCK, "a") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        yield lambda: _launch(directory, libraries)
+
+
+def _launch(directory: Path, libraries: Path | None) -> None:
+    command = [sys.executable, "-m", __package__, str(directory)]
+    if libraries is not None:
+        command.append(str(libraries))
+    with open(directory / LOG, "ab") as log:
+        os.chmod(log.fileno(), 0o600)
+        # Of its own session: neither a terminal's signals nor the agent's end reach it.
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=environment(libraries),
+            cwd="/",
+            start_new_session=True,
+        )
+    threading.Thread(target=child.wait, daemon=True).start()  # so that it is reaped when it ends
+    assert child.stdout is not None
+    with child.stdout as pipe:
+        line, until = b"", time.monotonic() + START_S
+        while not line.endswith(b"\n"):
+            left = max(0.0, until - time.monotonic())
+            if not select.select([pipe], [], [], left)[0]:
+                # Left to itself: it may be in the middle of the driver's initialisation.
+                raise Unreachable(
+                    f"the GPU helper {child.pid} did not come up within {START_S:g} s: a GPU or its"
+                    " driver hangs",
+                    hint=f"look at dmesg for NVRM messages, and at {directory / LOG}",
+                )
+            part = os.read(pipe.fileno(), 4096)
+            if not part:
+                break
+            line += part
+    why = line.decode(errors="replace").strip()
+    if not line:
+        raise LiveshiftError(
+            "the GPU helper ended before it could say why", hint=f"its log is {directory / LOG}"
+        )
+    if why:
+        raise LiveshiftError(f"the GPU helper can't start: {why}")
