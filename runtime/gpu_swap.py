@@ -89,8 +89,8 @@ class GpuSwap(Story):
 
     async def _bring_over(self, plan: messages.SwapPlan) -> None:
         """The job stands still from here: its device state leaves one GPU for the other."""
-        self._advance(Step.FREEZING)
         began = self.times.freeze()
+        self._advance(Step.FREEZING)
         limit = self._standstill.for_swap(began)
         swap = messages.SwapGpu(self.name, self.capsule.name, plan.pairs, limit)
         moved = await self._ask(self.source, swap, self._limits.answer(limit), messages.Moved)
