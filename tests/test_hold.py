@@ -18,7 +18,7 @@ import pytest
 from captured import until
 from held_threads import Counters, build, needs_compiler
 
-from liveshift.criu_glue import hold
+from liveshift.cuda_snapshot import hold
 from liveshift.cuda_snapshot.hold import Hold, spared_threads
 from liveshift.errors import StepFailed
 
