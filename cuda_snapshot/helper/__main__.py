@@ -18,6 +18,7 @@ from ...errors import LiveshiftError
 from ..checkpoint import Checkpoint
 from ..cuda import Cuda
 from ..devices import Nvml
+from ..fast_path.probe import FastPath
 from .calls import LOG
 from .control import Control
 from .memory_service import MemoryService
@@ -26,6 +27,9 @@ from .server import IDLE_S, Server
 
 OUT_OF_MEMORY_SCORE = -900
 """Killed in mid-operation it would cost the process that it works on, too."""
+
+PATIENCE_S = 3600.0
+"""Moves go before the trial of the fast path."""
 
 
 def main(directory: Path, libraries: Path | None) -> int:
@@ -39,7 +43,8 @@ def main(directory: Path, libraries: Path | None) -> int:
     nvml = Nvml(libraries)
     try:
         driver = Checkpoint()
-        control = Control(Operations(driver, nvml), lambda: "not probed")
+        operations, fast_path = Operations(driver, nvml), FastPath(directory, libraries)
+        control = Control(operations, lambda: fast_path.why)
         memory = MemoryService(Cuda())
         handlers = {**control.handlers(), **memory.handlers()}
         idle_s = float(os.environ.get("LIVESHIFT_GPU_HELPER_IDLE_S", IDLE_S))
@@ -50,6 +55,7 @@ def main(directory: Path, libraries: Path | None) -> int:
         return 1
     os.write(said, b"\n")
     _log_to(directory / LOG)
+    fast_path.begin(nvml.inventory, lambda: operations.turn("trying the fast path", PATIENCE_S))
     server.serve()
     nvml.close()
     return 0
