@@ -17,7 +17,7 @@ from .page import Allocation, Communicator, PageFile
 CHECKPOINTS = 12080
 """CUDA's number of the first driver (570) whose API can take a checkpoint."""
 
-KINDS = {
+KINDS: dict[int, str] = {
     Memory.DEVICE: "device",
     Memory.ARENA: "device, movable",
     Memory.POOL: "device, pool",
@@ -239,10 +239,7 @@ def _memory(allocations: Iterable[Allocation]) -> list[Held]:
 
 
 def _kind(kind: int) -> str:
-    try:
-        return KINDS[Memory(kind)]
-    except (ValueError, KeyError):
-        return f"kind {kind}"
+    return KINDS.get(kind, f"kind {kind}")
 
 
 def _devices(page: PageFile, allocations: Iterable[Allocation]) -> list[DeviceUse]:

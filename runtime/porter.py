@@ -19,14 +19,17 @@ from pathlib import Path
 
 import msgspec
 
-from ..criu_glue.survey import survey
+from ..criu_glue.survey import Survey, survey
 from ..criu_glue.tool import Criu
 from ..errors import LiveshiftError, NotFound, Refused, StepFailed
 from . import departure as leaving
-from . import host_facts, messages, preflight
+from . import gpu_preflight, gpu_survey, host_facts, messages, preflight, rank_pages
 from .arrival import Arrival
 from .departure import Departure
+from .devices import Devices
 from .faultpoints import reached
+from .gpu_preflight import GpuPlan
+from .gpu_watch import GpuWatch
 from .house import House
 from .ownership import Ruling, Side
 from .resident import ROOT_PID, Resident, finished_by_pid
@@ -45,13 +48,16 @@ Claim = Callable[[messages.Claim], Awaitable[messages.Ruled]]
 class Porter:
     """Keeps departures and arrivals by the name of their migration."""
 
-    def __init__(self, house: House, criu: Criu | None, claim: Claim) -> None:
+    def __init__(self, house: House, criu: Criu | None, claim: Claim, gpus: GpuWatch) -> None:
         self._house = house
         self._criu = criu
         self._claim = claim
+        self._gpus = gpus
+        self._gpus_used: dict[str, list[str]] = {}  # by capsule, when it was inspected last
         self._own = house.cluster.host(house.host)
         self._tasks = Tasks()
         self._busy: set[str] = set()  # migrations that are being worked on here
+        self.devices = Devices(gpus, house.cluster)
         self.facts = host_facts.facts(criu)
         self.receiver = Receiver(str(self._own.data), house.cluster.paths.keys, house.host)
         self.departures: dict[str, Departure] = {}
@@ -65,13 +71,26 @@ class Porter:
         """Whether a migration has promised to hold it: its end is that migration's matter then."""
         return any(d.resident is resident and d.promised for d in self.departures.values())
 
+    def gpus_taken(self) -> dict[str, str]:
+        """GPUs that no other capsule gets: promised to one that arrives, or left by one that may
+        have to come back; by uuid, and what of it, in words."""
+        taken: dict[str, str] = {}
+        for migration, departure in self.departures.items():
+            name = departure.resident.spec.name
+            words = f"is kept for {name}, which is leaving ({migration})"
+            taken |= dict.fromkeys(self._gpus_used.get(name, ()), words)
+        for migration, arrival in self.arrivals.items():
+            words = f"is promised to {arrival.resident.spec.name} ({migration})"
+            taken |= dict.fromkeys(arrival.gpus_promised, words)
+        return taken
+
     async def take_up(self) -> None:
         """Go on with what an earlier agent has left, capsules and migrations; blocks little."""
         housing = self._house.housing
         images = self._house.cluster.paths.run / "images"
         names = sorted(path.name for path in images.iterdir())
         for name in names:
-            arrival = await asyncio.to_thread(Arrival.take_up, name, housing)
+            arrival = await asyncio.to_thread(Arrival.take_up, name, housing, self.devices)
             if arrival is None or await asyncio.to_thread(_runs_already, arrival):
                 continue
             self.arrivals[name] = arrival
@@ -91,13 +110,21 @@ class Porter:
             resident = self._house.resident(note.capsule)
         except (FileNotFoundError, msgspec.DecodeError, NotFound):
             return
-        here = await asyncio.to_thread(Departure.take_up, name, resident, self._house.housing)
+        here = await asyncio.to_thread(
+            lambda: Departure.take_up(
+                name, resident, self._house.housing, self.devices.tree(name, resident)
+            )
+        )
         if here.promised:
             log.warning("%s: %s is held frozen; asking what becomes of it", name, note.capsule)
             self.departures[name] = here
         else:
             log.warning("%s: %s was being frozen; it goes on here", name, note.capsule)
-            await asyncio.to_thread(here.thaw)
+            try:
+                await asyncio.to_thread(here.thaw)
+            except LiveshiftError as error:  # asked about it again, it is tried again
+                log.error("%s: %s", name, error)
+                self.departures[name] = here
 
     async def keep_asking(self) -> None:
         """Once per heartbeat: what becomes of what is held here?"""
@@ -125,7 +152,16 @@ class Porter:
         plan = resident.room.plan
         tops = [plan.tmp, *map(Path, self._house.housing.placement.carried)]
         carried = await asyncio.to_thread(_size_of, tops) + plan.log.stat().st_size
-        return messages.Inspected(found, self.facts, carried)
+        gpu = await asyncio.to_thread(self._survey_gpus, resident, found)
+        self._gpus_used[ask.capsule] = list(gpu.used) if gpu else []
+        return messages.Inspected(found, self.facts, carried, gpu)
+
+    def _survey_gpus(self, resident: Resident, found: Survey) -> messages.GpuSurvey | None:
+        if not found.gpu_tasks:
+            return None
+        pages = {state.pid: state for state in rank_pages.states(resident)}
+        memory = host_facts.memory_offered(None)
+        return gpu_survey.look(found, pages, self._gpus.helper(), self._gpus.host({}), memory)
 
     def _free(self, capsule: str) -> Resident:
         """Raises Refused for a capsule that another migration has still."""
@@ -152,7 +188,10 @@ class Porter:
         self._dumper()
         resident = self._free(ask.capsule)
         sender = self._sender(ask)
-        departure = Departure(ask.migration, resident, self._house.housing, sender)
+        devices = await asyncio.to_thread(
+            self.devices.tree, ask.migration, resident, full=ask.verify, plain=ask.plain
+        )
+        departure = Departure(ask.migration, resident, self._house.housing, sender, devices)
         self.departures[ask.migration] = departure
         with self._working(ask.migration):
             return await self._house.blocking(ask.capsule, departure.precopy)
@@ -178,11 +217,12 @@ class Porter:
 
     async def reserve(self, ask: messages.Reserve) -> messages.Reserved:
         offered = self.memory_offered()
+        gpus = await asyncio.to_thread(self._plan_gpus, ask) if ask.gpu else GpuPlan()
         rows = await asyncio.to_thread(
-            preflight.check, ask.survey, ask.facts, self.facts, self._criu, offered
+            preflight.check, ask.survey, ask.facts, self.facts, self._criu, offered, gpus
         )
         if ask.dry_run:
-            return messages.Reserved(rows, "")
+            return messages.Reserved(rows, "", gpus.pairs, gpus.plain)
         name = ask.spec.name
         self._house.refuse_older(ask)
         if name in self._house.capsules and self._house.capsules[name].code is None:
@@ -194,12 +234,19 @@ class Porter:
             resident = await self._house.blocking(
                 name, lambda: self._house.housing.house_empty(ask)
             )
-        arrival = Arrival(ask, resident, self._house.housing)
+        devices = await asyncio.to_thread(self.devices.tree, ask.migration, resident)
+        arrival = Arrival(ask, resident, self._house.housing, devices, gpus.pairs)
         arrival.note()
         self.arrivals[ask.migration] = arrival
         self.receiver.expect(ask.migration, ask.source, arrival.inbox, ask.limit_bytes)
         await asyncio.to_thread(preflight.warm, ask.survey.needed)
-        return messages.Reserved(rows, f"tcp://{self._own.data}")
+        return messages.Reserved(rows, f"tcp://{self._own.data}", gpus.pairs, gpus.plain)
+
+    def _plan_gpus(self, ask: messages.Reserve) -> GpuPlan:
+        assert ask.gpu is not None
+        here = self._gpus.host(self.gpus_taken())
+        usable = None if self._gpus.helper() is None else here
+        return gpu_preflight.plan(ask.gpu, usable, self._gpus.why_none, dict(ask.gpus_wanted))
 
     async def progress(self, ask: messages.Progress) -> messages.Arrived:
         arrival = self.arrivals.get(ask.migration)
