@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from cuda_process import doubles
 from doubles.gpu import build
-from test_gpu_memory import ARENA, MIB, TWO, UA, UB, Helper, drained, fill, helper
+from test_gpu_memory import ARENA, MIB, UA, UB, Helper, drained, fill, helper
 
 from liveshift.cuda_snapshot.checkpoint import ProcessState
 from liveshift.cuda_snapshot.helper import process_session
@@ -29,6 +29,8 @@ __all__ = ["doubles", "helper"]
 
 HOLDER = Path(build.__file__).with_name("holder.py")
 KEY = "1/100"
+ROOMY = f"{UA}:H200:2GiB,{UB}:H200:2GiB"
+"""A restore wants some to spare."""
 
 
 class Holder:
@@ -42,7 +44,7 @@ class Holder:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "SIMCUDA_DEVICES": TWO, **environment},
+            env={**os.environ, "SIMCUDA_DEVICES": ROOMY, **environment},
         )
         self.pid = self._process.pid
         assert self.answer() == "ready"
@@ -99,7 +101,7 @@ def moved(session: DeviceSession) -> list[Block]:
 
 
 def test_memory_is_given_up_and_taken_back(helper: Helper, hold: Hold) -> None:
-    gpu, process = helper(), hold("2@0,6@1,4@0")
+    gpu, process = helper(devices=ROOMY), hold("2@0,6@1,4@0")
     before = process.sum()
     with process.session(gpu) as session:
         sums = session.checksums(0)
@@ -121,7 +123,7 @@ def test_memory_is_given_up_and_taken_back(helper: Helper, hold: Hold) -> None:
 
 
 def test_a_checkpoint_between_takes_only_what_stayed(helper: Helper, hold: Hold) -> None:
-    gpu, process = helper(), hold("2@0,6@0")
+    gpu, process = helper(devices=ROOMY), hold("2@0,6@0")
     before = process.sum()
     for _ in range(3):  # what came by descriptor can be given up again
         with process.session(gpu) as session:
@@ -141,7 +143,7 @@ def test_a_checkpoint_between_takes_only_what_stayed(helper: Helper, hold: Hold)
 
 
 def test_memory_made_and_filled_elsewhere_is_mapped(helper: Helper, hold: Hold) -> None:
-    gpu, process = helper(), hold("2@0,6@0")
+    gpu, process = helper(devices=ROOMY), hold("2@0,6@0")
     before = process.sum()
     with process.session(gpu) as session:
         given = session.give_up(KEY)
@@ -155,7 +157,7 @@ def test_memory_made_and_filled_elsewhere_is_mapped(helper: Helper, hold: Hold) 
 
 
 def test_memory_follows_its_process_onto_another_gpu(helper: Helper, hold: Hold) -> None:
-    gpu, process = helper(), hold("2@0,6@0")
+    gpu, process = helper(devices=ROOMY), hold("2@0,6@0")
     before = process.sum()
     with process.session(gpu) as session:
         session.give_up(KEY)
@@ -176,7 +178,7 @@ def test_memory_follows_its_process_onto_another_gpu(helper: Helper, hold: Hold)
 
 @pytest.mark.parametrize("fault", ["SYNC:1:999", "EXPORT:1:2", "EXPORT:3:2", "EXPORT:2:bare"])
 def test_a_failed_export_changes_nothing(helper: Helper, hold: Hold, fault: str) -> None:
-    gpu, process = helper(), hold("2@0,6@0,2@1", FAULTS=fault)
+    gpu, process = helper(devices=ROOMY), hold("2@0,6@0,2@1", FAULTS=fault)
     before = process.sum()
     with process.session(gpu) as session:
         why = "no descriptor came" if "bare" in fault else "as the test wishes"
@@ -191,7 +193,7 @@ def test_a_failed_export_changes_nothing(helper: Helper, hold: Hold, fault: str)
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_failed_release_is_undone(helper: Helper, hold: Hold, count: int) -> None:
-    gpu, process = helper(), hold("2@0,6@0,2@1", FAULTS=f"RELEASE:{count}:1")
+    gpu, process = helper(devices=ROOMY), hold("2@0,6@0,2@1", FAULTS=f"RELEASE:{count}:1")
     before = process.sum()
     with process.session(gpu) as session, pytest.raises(StepFailed, match="release device memory"):
         session.give_up(KEY)
@@ -201,7 +203,7 @@ def test_a_failed_release_is_undone(helper: Helper, hold: Hold, count: int) -> N
 
 
 def test_what_cannot_be_undone_is_kept_and_said(helper: Helper, hold: Hold) -> None:
-    gpu, process = helper(), hold("2@0,6@0,2@1", FAULTS="RELEASE:3:1,MAP:2:1")
+    gpu, process = helper(devices=ROOMY), hold("2@0,6@0,2@1", FAULTS="RELEASE:3:1,MAP:2:1")
     before = process.sum()
     with process.session(gpu) as session:
         with pytest.raises(StepFailed, match=rf"8\.0 MiB .* holds all of it for {KEY}"):
@@ -213,7 +215,7 @@ def test_what_cannot_be_undone_is_kept_and_said(helper: Helper, hold: Hold) -> N
 
 
 def test_a_failed_map_can_be_tried_again(helper: Helper, hold: Hold) -> None:
-    gpu, process = helper(), hold("2@0,6@0,2@1", FAULTS="MAP:2:2")
+    gpu, process = helper(devices=ROOMY), hold("2@0,6@0,2@1", FAULTS="MAP:2:2")
     before = process.sum()
     with process.session(gpu) as session:
         session.give_up(KEY)
@@ -227,7 +229,7 @@ def test_a_failed_map_can_be_tried_again(helper: Helper, hold: Hold) -> None:
 
 @pytest.mark.parametrize("how", ["die", "close"])
 def test_a_process_that_leaves_in_the_middle(helper: Helper, hold: Hold, how: str) -> None:
-    gpu = helper()
+    gpu = helper(devices=ROOMY)
     early = hold("2@0,6@0", FAULTS=f"EXPORT:2:{how}")
     with early.session(gpu) as session, pytest.raises(StepFailed, match="instead of answering EXP"):
         session.give_up(KEY)
@@ -243,7 +245,7 @@ def test_a_process_that_leaves_in_the_middle(helper: Helper, hold: Hold, how: st
 
 
 def test_memory_that_was_never_filled_is_not_given(helper: Helper, hold: Hold) -> None:
-    gpu, process = helper(), hold("2@0,6@0")
+    gpu, process = helper(devices=ROOMY), hold("2@0,6@0")
     with process.session(gpu) as session:
         given = session.give_up(KEY)
         data = drained(gpu, KEY)
@@ -261,7 +263,7 @@ def test_memory_that_was_never_filled_is_not_given(helper: Helper, hold: Hold) -
 
 
 def test_only_the_process_itself_gets_in(helper: Helper, hold: Hold) -> None:
-    gpu, process = helper(), hold("2@0", INNER="77")
+    gpu, process = helper(devices=ROOMY), hold("2@0", INNER="77")
     with gpu.session(process.pid, process.folder, 77) as session:
         stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         here = os.open(process.folder, os.O_PATH)
@@ -277,7 +279,7 @@ def test_only_the_process_itself_gets_in(helper: Helper, hold: Hold) -> None:
 
 
 def test_one_that_says_it_is_another(helper: Helper, hold: Hold) -> None:
-    gpu, process = helper(), hold("2@0", INNER="77", SAYS="78")
+    gpu, process = helper(devices=ROOMY), hold("2@0", INNER="77", SAYS="78")
     with gpu.session(process.pid, process.folder, 77) as session:
         process.say("serve")
         with pytest.raises(StepFailed, match="process 78 inside"):
@@ -285,7 +287,7 @@ def test_one_that_says_it_is_another(helper: Helper, hold: Hold) -> None:
 
 
 def test_nobody_comes(helper: Helper, tmp_path: Path) -> None:
-    gpu = helper()
+    gpu = helper(devices=ROOMY)
     with gpu.session(os.getpid(), tmp_path, 5) as session:
         with pytest.raises(StepFailed, match=r"did not connect within 0\.1 s"):
             session.wait(0.1)
@@ -298,7 +300,7 @@ def test_nobody_comes(helper: Helper, tmp_path: Path) -> None:
 def test_what_lies_in_the_sockets_place_is_replaced_not_followed(
     helper: Helper, tmp_path: Path
 ) -> None:
-    gpu = helper()
+    gpu = helper(devices=ROOMY)
     secret = tmp_path / "secret"
     secret.write_text("root's")
     secret.chmod(0o600)
@@ -317,7 +319,7 @@ def test_what_lies_in_the_sockets_place_is_replaced_not_followed(
 
 def test_the_agent_dies_in_a_session(helper: Helper, hold: Hold) -> None:
     """The connection's end is all that the helper sees of it."""
-    gpu, process = helper(), hold("2@0,6@0")
+    gpu, process = helper(devices=ROOMY), hold("2@0,6@0")
     before = process.sum()
     session = process.session(gpu)
     session.give_up(KEY)
@@ -331,7 +333,7 @@ def test_the_agent_dies_in_a_session(helper: Helper, hold: Hold) -> None:
 
 
 def test_a_context_is_made_before_it_is_needed_or_refused(helper: Helper) -> None:
-    gpu = helper()
+    gpu = helper(devices=ROOMY)
     gpu.warm(KEY, [UA])
     with pytest.raises(LiveshiftError, match="no GPU-cc"):
         gpu.warm(KEY, [UA.replace("a", "c")])
