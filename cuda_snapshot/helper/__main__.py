@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -37,6 +38,9 @@ def main(directory: Path, libraries: Path | None) -> int:
     said = sys.stdout.fileno()
     with contextlib.suppress(OSError):  # without CAP_SYS_RESOURCE
         Path("/proc/self/oom_score_adj").write_text(str(OUT_OF_MEMORY_SCORE))
+    # One for each block of device memory that it holds.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     nvml = Nvml(libraries)
     try:
         driver = Checkpoint()
