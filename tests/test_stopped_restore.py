@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import pickle
 import subprocess
 import sys
@@ -317,3 +318,109 @@ def test_an_agent_that_dies_when_the_tree_was_to_run_is_followed_by_one_that_let
     image.all_run()
     assert image.marks() == {"resumed", "unlocked"}
     room.adopt(image.room)
+
+
+SENDER = """
+import socket
+peer = None
+while peer is None:  # it has no network yet
+    try:
+        peer = socket.create_connection(("10.91.7.1", 7007))
+    except OSError:
+        time.sleep(0.01)
+for n in range(10**9):
+    peer.sendall(b"%d\\n" % n)
+    time.sleep(0.0005)
+"""
+
+PEER = """
+import socket
+with socket.create_server(("10.91.7.1", 7007)) as server:
+    print("listens", flush=True)
+    job, _ = server.accept()
+for line in job.makefile():
+    print(line, end="", flush=True)
+print("closed", flush=True)
+"""
+
+
+class Peer:
+    """Who talks with a capsule: a network namespace, and a process there that hears numbers."""
+
+    def __init__(self, directory: Path) -> None:
+        self._name = f"ls-test-peer-{os.getpid()}"
+        self._cables = 0
+        self._log = directory / "peer.log"
+        self._ip("netns", "add", self._name)
+        self._inside("link", "add", "br0", "type", "bridge")
+        self._inside("addr", "add", "10.91.7.1/24", "dev", "br0")
+        self._inside("link", "set", "br0", "up")
+        command = ["ip", "netns", "exec", self._name, sys.executable, "-c", PEER]
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(command, stdout=log)
+        until(lambda: self._log.read_text() == "listens\n")
+
+    def plug_in(self, netns: str) -> None:
+        """Give a capsule's namespace the capsule's address, as network.plug_in does."""
+        self._cables += 1
+        cable = f"cable{self._cables}"
+        device = ("eth0", "address", "02:00:00:00:07:02", "netns", netns)
+        self._inside("link", "add", cable, "type", "veth", "peer", "name", *device)
+        self._inside("link", "set", cable, "master", "br0", "up")
+        self._ip("-netns", netns, "addr", "add", "10.91.7.2/24", "dev", "eth0")
+        self._ip("-netns", netns, "link", "set", "eth0", "up")
+
+    def unplug(self, netns: str) -> None:
+        self._ip("-netns", netns, "link", "del", "eth0")
+
+    def heard(self) -> list[str]:
+        return self._log.read_text().splitlines()[1:]
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._ip("netns", "del", self._name)
+
+    def _inside(self, *words: str) -> None:
+        self._ip("-netns", self._name, *words)
+
+    @staticmethod
+    def _ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True)
+
+
+@pytest.fixture
+def peer(place: Path) -> Iterator[Peer]:
+    made = Peer(place.parent)
+    yield made
+    made.close()
+
+
+def test_a_connection_outlives_the_time_at_the_door_and_no_number_is_lost_or_doubled(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink, peer: Peer
+) -> None:
+    """What was sent while the network was locked is sent again as soon as it is open."""
+    here = rooms.start(SENDER)
+    peer.plug_in(here.plan.netns.name)
+    until(lambda: len(peer.heard()) > 20)
+    network.lock(here.init)
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    frozen.dump(criu, sink, 60)
+    sink.write_to(place / "arrived")
+    pipes = pipes_of(here)
+    room.end(here)
+    frozen.release()
+    peer.unplug(here.plan.netns.name)
+    there = rooms.empty()
+    peer.plug_in(there.plan.netns.name)
+    tree = RestoringTree(there, place / "arrived")
+    tree.bring_up(criu, pipes, 60, stopped=True)
+    tree.stop_at_door(60)
+    held = tree.hold(lambda _: (), 5)
+    before = len(peer.heard())
+    time.sleep(1.5)  # many retransmissions, each after twice the time, had they been lost
+    assert len(peer.heard()) == before, "the lock is to keep it silent"
+    tree.let_run_held(held)
+    until(lambda: len(peer.heard()) > before + 100, 0.7)
+    heard = peer.heard()
+    assert heard == [str(n) for n in range(len(heard))]
