@@ -26,6 +26,9 @@ from .environment import environment
 DEADLINE_S = 20.0
 """NVML initialises every GPU where persistence mode is off: seconds for each on large hosts."""
 
+DYING_S = 0.2
+"""For a killed child that does not hang."""
+
 _stuck: list[subprocess.Popen[bytes]] = []
 """Killed children that may still hang in the kernel; kept so that nobody waits for them."""
 
@@ -105,6 +108,8 @@ class Nvml:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(DYING_S)
         _stuck[:] = [c for c in (*_stuck, child) if c.poll() is None]
 
 

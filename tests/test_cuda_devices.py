@@ -110,9 +110,7 @@ def test_a_hanging_nvml_is_given_up(nvml: Path) -> None:
     told = devices.inventory(deadline_s=0.5)
     assert time.monotonic() - begin < 5
     assert "did not answer within 0.5 s" in str(told.why_none)
-    (child,) = devices._stuck
-    assert child.wait(10) < 0, "the child was killed"
-    devices._stuck.clear()
+    assert devices._stuck == [], "the child was killed"
 
 
 DRIVER = """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the simulated CUDA (and whatever else is a double of the GPU's libraries)."""
+"""Compiles the simulated CUDA and NVML (and whatever else is a double of the GPU's libraries)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ CFLAGS = (
     "-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1",
     "-fno-omit-frame-pointer", "-pthread",
 )  # fmt: skip
+NVML_TOO = ("inventory.c", "holders.c")
+"""Of the simulated libcuda.so.1: both libraries see the same GPUs and the same processes."""
 
 
 @dataclass(frozen=True)
 class Doubles:
-    """A folder with libcuda.so.1, libcudart.so.13 and libcudart.so.12 in it."""
+    """A folder with libcuda.so.1, libnvidia-ml.so.1, libcudart.so.13 and libcudart.so.12 in it."""
 
     folder: Path
     flags: tuple[str, ...]
@@ -48,10 +50,14 @@ def build(folder: Path, flags: Sequence[str] = ()) -> Doubles:
 
     Raises subprocess.CalledProcessError; the compiler has said why on stderr.
     """
-    sources = [*HERE.glob("cuda/*"), *HERE.glob("cudart/*"), *INCLUDE.glob("*.h")]
+    folders = ("cuda", "cudart", "nvml")
+    sources = [*(f for name in folders for f in HERE.glob(f"{name}/*")), *INCLUDE.glob("*.h")]
+    shared = [f"-I{HERE / 'cuda'}", *(str(HERE / "cuda" / f) for f in NVML_TOO)]
 
     def make(part: Path) -> None:
         _library(part, "libcuda.so.1", HERE / "cuda", "libcuda.map", flags)
+        nvml = HERE / "nvml"
+        _library(part, "libnvidia-ml.so.1", nvml, "libnvidia-ml.map", [*flags, *shared])
         for version in (13, 12):
             soname = f"libcudart.so.{version}"
             defines = [f"-DCUDART_MAJOR={version}"]

@@ -2,6 +2,7 @@
 /* cuCheckpointProcess*, the side of the caller; served.c is that of the process that it names. */
 #include "control.h"
 #include "gate.h"
+#include "holders.h"
 #include "simcuda.h"
 
 #include <dirent.h>
@@ -127,23 +128,26 @@ static bool all_zero(const void *bytes, size_t count) {
     return true;
 }
 
+struct others {
+    int but;
+    struct inventory *host;
+};
+
+static void count(int pid, const struct inventory *theirs, void *argument) {
+    const struct others *others = argument;
+    if (pid == others->but)
+        return;
+    for (uint32_t i = 0; i < theirs->count; i++)
+        for (uint32_t j = 0; j < others->host->count; j++) {
+            struct gpu *gpu = &others->host->gpus[j];
+            if (memcmp(theirs->gpus[i].uuid, gpu->uuid, sizeof gpu->uuid) == 0)
+                gpu->used += theirs->gpus[i].used;
+        }
+}
+
 /* What other processes on this host hold of each of its GPUs. */
 static void count_others(int pid, struct inventory *host) {
-    DIR *processes = opendir("/proc");
-    for (struct dirent *entry; processes != NULL && (entry = readdir(processes)) != NULL;) {
-        int other = atoi(entry->d_name);
-        uint64_t magic;
-        struct inventory theirs;
-        if (other <= 0 || other == pid || !READ(other, magic, &magic) || magic != CONTROL_MAGIC ||
-            !READ(other, inventory, &theirs))
-            continue;
-        for (uint32_t i = 0; i < theirs.count && i < MAX_DEVICES; i++)
-            for (uint32_t j = 0; j < host->count; j++)
-                if (memcmp(theirs.gpus[i].uuid, host->gpus[j].uuid, sizeof host->gpus[j].uuid) == 0)
-                    host->gpus[j].used += theirs.gpus[i].used;
-    }
-    if (processes != NULL)
-        closedir(processes);
+    holders(count, &(struct others){pid, host});
 }
 
 /* ---- entry points ----------------------------------------------------------------------------- */

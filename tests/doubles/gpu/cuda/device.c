@@ -180,13 +180,13 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
 
 /* The place in the inventory where the process started. A restore on another GPU changes UUID and
    size but not this: the real driver goes on naming the source's (NVIDIA/cuda-checkpoint#48). */
-static int bus_number(CUdevice device) { return 0x10 + visible[device]; }
+static int bus_number(CUdevice device) { return (int)gpu_of(device)->bus; }
 
 CUresult cuDeviceGetPCIBusId(char *busId, int length, CUdevice device) {
     CHECK_DEVICE(busId, device);
     if (length < 13)
         return CUDA_ERROR_INVALID_VALUE;
-    snprintf(busId, (size_t)length, "0000:%02X:00.0", bus_number(device));
+    snprintf(busId, (size_t)length, "%04X:%02X:00.0", gpu_of(device)->domain, gpu_of(device)->bus);
     return CUDA_SUCCESS;
 }
 
@@ -198,7 +198,7 @@ CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *busId) {
     if (sscanf(busId, "%x:%x:", &domain, &bus) != 2)
         return CUDA_ERROR_INVALID_VALUE;
     for (*device = 0; *device < visible_count; ++*device)
-        if ((unsigned int)bus_number(*device) == bus)
+        if (gpu_of(*device)->domain == domain && gpu_of(*device)->bus == bus)
             return CUDA_SUCCESS;
     return CUDA_ERROR_INVALID_DEVICE;
 }

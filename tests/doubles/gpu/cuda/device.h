@@ -17,18 +17,33 @@ struct gpu {
     uint64_t total;
     /* Bytes that this process holds. */
     uint64_t used;
+    uint32_t domain, bus;
+    /* Of GPU_MIG…. */
+    uint32_t traits;
+};
+
+enum gpu_trait {
+    GPU_MIG = 1,
+    GPU_MPS = 2,
+    GPU_NO_PERSISTENCE = 4,
 };
 
 struct inventory {
     uint32_t count;
     /* Driver branch, such as 580. */
     uint32_t driver;
+    /* And its whole version, such as "580.159.03". */
+    char version[24];
     struct gpu gpus[MAX_DEVICES];
 };
 
-/* Reads $SIMCUDA_DEVICES ("UUID:CHIP:SIZE,…", or the path of a file that holds this; by default one
-   H200 of 16 GiB) and $SIMCUDA_DRIVER (default 580). false: one of them can't be understood, said on
-   stderr. */
+/*
+ * Reads $SIMCUDA_DEVICES: entries, separated by commas or line ends, or the path of a file that holds
+ * them. Where it isn't set, they are read from /run/simcuda/devices if that exists; else there is one
+ * H200 of 16 GiB. An entry is a GPU, "UUID:CHIP:SIZE[:PCI address] [mig] [mps] [nopersistence]", or
+ * "driver=580.159.03". $SIMCUDA_DRIVER (default 580), a version too, goes before. false: something
+ * can't be understood, said on stderr.
+ */
 bool inventory_read(struct inventory *inventory);
 
 /* Reads the inventory into the control page and applies CUDA_VISIBLE_DEVICES. */

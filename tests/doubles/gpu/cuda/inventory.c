@@ -6,7 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#define DEFAULT_FILE "/run/simcuda/devices"
 #define DEFAULT_DEVICES "GPU-51c0da00-0000-4000-8000-000000000001:H200:16GiB"
 
 /* "GPU-" and hexadecimal digits, dashes anywhere; missing ones are 0, which keeps tests readable. */
@@ -54,26 +56,71 @@ static bool parse_size(const char *text, const char *end, uint64_t *size) {
     }
 }
 
+/* The first `mark` in text, or its end. */
+static const char *upto(const char *text, const char *end, char mark) {
+    const char *found = memchr(text, mark, (size_t)(end - text));
+    return found ? found : end;
+}
+
+static bool parse_traits(const char *text, const char *end, uint32_t *traits) {
+    static const char *const names[] = {"mig", "mps", "nopersistence"};
+    while (text < end) {
+        const char *word = text + 1;
+        uint32_t found = 0;
+        text = upto(word, end, ' ');
+        for (uint32_t i = 0; i < sizeof names / sizeof *names; i++)
+            if (strlen(names[i]) == (size_t)(text - word) &&
+                memcmp(names[i], word, strlen(names[i])) == 0)
+                found = 1u << i;
+        if (found == 0)
+            return false;
+        *traits |= found;
+    }
+    return true;
+}
+
+/* UUID:CHIP:SIZE[:PCI address] and words. */
 static bool parse_gpu(const char *text, const char *end, struct gpu *gpu) {
-    const char *chip = memchr(text, ':', (size_t)(end - text));
-    const char *size = chip ? memchr(chip + 1, ':', (size_t)(end - chip - 1)) : NULL;
-    if (size == NULL || (size_t)(size - chip) > sizeof gpu->chip)
+    const char *place = upto(text, end, ' ');
+    const char *chip = upto(text, place, ':');
+    const char *size = chip < place ? upto(chip + 1, place, ':') : place;
+    if (size == place || (size_t)(size - chip) > sizeof gpu->chip)
         return false;
     memcpy(gpu->chip, chip + 1, (size_t)(size - chip - 1));
-    return parse_uuid(text, chip, gpu->uuid) && parse_size(size + 1, end, &gpu->total);
+    const char *pci = upto(size + 1, place, ':');
+    if (pci < place && sscanf(pci + 1, "%x:%x:", &gpu->domain, &gpu->bus) != 2)
+        return false;
+    return parse_uuid(text, chip, gpu->uuid) && parse_size(size + 1, pci, &gpu->total) &&
+           parse_traits(place, end, &gpu->traits);
+}
+
+static void set_driver(struct inventory *inventory, const char *version, size_t length) {
+    snprintf(inventory->version, sizeof inventory->version, "%.*s", (int)length, version);
+    inventory->driver = (uint32_t)strtoul(inventory->version, NULL, 10);
+    if (strchr(inventory->version, '.') == NULL)
+        snprintf(inventory->version, sizeof inventory->version, "%u.0", inventory->driver);
+}
+
+static bool parse_entry(const char *at, size_t length, struct inventory *inventory) {
+    static const char driver[] = "driver=";
+    if (length > strlen(driver) && strncmp(at, driver, strlen(driver)) == 0) {
+        set_driver(inventory, at + strlen(driver), length - strlen(driver));
+        return true;
+    }
+    if (inventory->count == MAX_DEVICES)
+        return false;
+    struct gpu *gpu = &inventory->gpus[inventory->count];
+    gpu->bus = 0x10 + inventory->count++;
+    return parse_gpu(at, at + length, gpu);
 }
 
 static bool parse_devices(const char *text, struct inventory *inventory) {
     for (const char *at = text; *at != '\0';) {
         size_t length = strcspn(at, ",\n");
-        if (length > 0) {
-            if (inventory->count == MAX_DEVICES ||
-                !parse_gpu(at, at + length, &inventory->gpus[inventory->count])) {
-                fprintf(stderr, "simcuda: SIMCUDA_DEVICES holds %.*s, not UUID:CHIP:SIZE\n",
-                        (int)length, at);
-                return false;
-            }
-            inventory->count++;
+        if (length > 0 && !parse_entry(at, length, inventory)) {
+            fprintf(stderr, "simcuda: SIMCUDA_DEVICES holds %.*s, not UUID:CHIP:SIZE\n",
+                    (int)length, at);
+            return false;
         }
         at += length + (at[length] != '\0');
     }
@@ -85,7 +132,7 @@ static bool parse_devices(const char *text, struct inventory *inventory) {
 static bool read_file(const char *path, char *text, size_t size) {
     FILE *file = fopen(path, "re");
     if (file == NULL) {
-        fprintf(stderr, "simcuda: SIMCUDA_DEVICES names %s, which can't be read: %m\n", path);
+        fprintf(stderr, "simcuda: the inventory %s can't be read: %m\n", path);
         return false;
     }
     text[fread(text, 1, size - 1, file)] = '\0';
@@ -95,16 +142,22 @@ static bool read_file(const char *path, char *text, size_t size) {
 
 bool inventory_read(struct inventory *inventory) {
     memset(inventory, 0, sizeof *inventory);
-    const char *driver = getenv("SIMCUDA_DRIVER");
-    inventory->driver = driver && *driver ? (uint32_t)strtoul(driver, NULL, 10) : 580;
+    set_driver(inventory, "580", 3);
     const char *devices = getenv("SIMCUDA_DEVICES");
     char text[MAX_DEVICES * 128];
+    if (devices == NULL && access(DEFAULT_FILE, F_OK) == 0)
+        devices = DEFAULT_FILE;
     if (devices != NULL && devices[0] == '/') {
         if (!read_file(devices, text, sizeof text))
             return false;
         devices = text;
     }
-    return parse_devices(devices ? devices : DEFAULT_DEVICES, inventory);
+    if (!parse_devices(devices ? devices : DEFAULT_DEVICES, inventory))
+        return false;
+    const char *driver = getenv("SIMCUDA_DRIVER");
+    if (driver != NULL && *driver != '\0')
+        set_driver(inventory, driver, strlen(driver));
+    return true;
 }
 
 int cuda_version(uint32_t driver) {
