@@ -16,6 +16,7 @@ from pathlib import Path
 from ...errors import LiveshiftError
 from ..checkpoint import Checkpoint
 from ..devices import Nvml
+from ..fast_path.probe import FastPath
 from .calls import LOG
 from .control import Control
 from .operations import Operations
@@ -23,6 +24,9 @@ from .server import IDLE_S, Server
 
 OUT_OF_MEMORY_SCORE = -900
 """Killed in mid-operation it would cost the process that it works on, too."""
+
+PATIENCE_S = 3600.0
+"""Moves go before the trial of the fast path."""
 
 
 def main(directory: Path, libraries: Path | None) -> int:
@@ -33,7 +37,8 @@ def main(directory: Path, libraries: Path | None) -> int:
     nvml = Nvml(libraries)
     try:
         driver = Checkpoint()
-        control = Control(Operations(driver, nvml), lambda: "not probed")
+        operations, fast_path = Operations(driver, nvml), FastPath(directory, libraries)
+        control = Control(operations, lambda: fast_path.why)
         idle_s = float(os.environ.get("LIVESHIFT_GPU_HELPER_IDLE_S", IDLE_S))
         server = Server(directory, control.handlers(), idle_s=idle_s)
     except (LiveshiftError, OSError) as error:
@@ -42,6 +47,7 @@ def main(directory: Path, libraries: Path | None) -> int:
         return 1
     os.write(said, b"\n")
     _log_to(directory / LOG)
+    fast_path.begin(nvml.inventory, lambda: operations.turn("trying the fast path", PATIENCE_S))
     server.serve()
     nvml.close()
     return 0
