@@ -17,12 +17,9 @@ from .page import Allocation, Communicator, PageFile
 CHECKPOINTS = 12080
 """CUDA's number of the first driver (570) whose API can take a checkpoint."""
 
-ARENA = 15
-"""LIVESHIFT_MEMORY_ARENA: made by cudaMalloc on the VMM API, so that it can go by the fast path."""
-
 KINDS: dict[int, str] = {
-    ARENA: "device, arena",
     Memory.DEVICE: "device",
+    Memory.ARENA: "device, movable",
     Memory.POOL: "device, pool",
     Memory.NCCL: "device, NCCL",
     Memory.MANAGED: "managed",
@@ -38,9 +35,9 @@ KINDS: dict[int, str] = {
 }
 """In the order of a table; the words of people for them."""
 
-TAKES_ROOM: frozenset[int] = frozenset(
-    {ARENA, Memory.DEVICE, Memory.POOL, Memory.MANAGED, Memory.PHYSICAL, Memory.NCCL}
-)
+TAKES_ROOM = frozenset({
+    Memory.DEVICE, Memory.ARENA, Memory.POOL, Memory.MANAGED, Memory.PHYSICAL, Memory.NCCL,
+})  # fmt: skip
 """What lies in a GPU's memory, and is this process's: physical memory counts once, not again where
 it is mapped."""
 

@@ -16,12 +16,14 @@ from pathlib import Path
 POINTS = (
     "orchestrator.prepared",  # surveyed, checked, an empty room at the destination; the job trains
     "orchestrator.precopied",  # directories are over; the job trains
+    "source.devices_saved",  # device state has left the GPUs; the tasks still run, without CUDA
     "source.locked",  # the network is locked; the tasks still run
     "source.dumped",  # the tree is held frozen, its image is on the wire
     "source.promised",  # the source gave up its right to go on by itself
     "orchestrator.frozen",  # the image is complete; not committed
     "orchestrator.committed",  # the journal names the destination
     "destination.restoring",  # before CRIU restores
+    "destination.devices_back",  # device state is on GPUs again; no task has run
     "destination.claiming",  # the tree is ready to run; the agent has not asked
     "destination.granted",  # it may run; its network is still locked
     "destination.running",  # it runs; the orchestrator has not heard

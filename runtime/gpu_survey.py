@@ -18,7 +18,8 @@ from ..criu_glue.gpu_tasks import GpuTask
 from ..criu_glue.survey import Survey
 from ..cuda_snapshot.assignment import named
 from ..cuda_snapshot.devices import Gpu
-from ..interposer.inspection import ARENA, KINDS, ProcessState
+from ..interposer.inspection import KINDS, ProcessState
+from ..interposer.layout import Memory
 from .messages import GpuHost, GpuProcess, GpuSurvey
 
 Trouble = tuple[str, str]
@@ -104,7 +105,7 @@ def _process(
 
 
 def _arena(page: ProcessState) -> int:
-    return sum(held.bytes for held in page.memory if held.kind == KINDS[ARENA])
+    return sum(held.bytes for held in page.memory if held.kind == KINDS[Memory.ARENA])
 
 
 def _with_untold(

@@ -26,6 +26,7 @@ from . import departure as leaving
 from . import gpu_preflight, gpu_survey, host_facts, messages, preflight, rank_pages
 from .arrival import Arrival
 from .departure import Departure
+from .devices import Devices
 from .faultpoints import reached
 from .gpu_preflight import GpuPlan
 from .gpu_watch import GpuWatch
@@ -56,6 +57,7 @@ class Porter:
         self._own = house.cluster.host(house.host)
         self._tasks = Tasks()
         self._busy: set[str] = set()  # migrations that are being worked on here
+        self.devices = Devices(gpus, house.cluster)
         self.facts = host_facts.facts(criu)
         self.receiver = Receiver(str(self._own.data), house.cluster.paths.keys, house.host)
         self.departures: dict[str, Departure] = {}
@@ -88,7 +90,7 @@ class Porter:
         images = self._house.cluster.paths.run / "images"
         names = sorted(path.name for path in images.iterdir())
         for name in names:
-            arrival = await asyncio.to_thread(Arrival.take_up, name, housing)
+            arrival = await asyncio.to_thread(Arrival.take_up, name, housing, self.devices)
             if arrival is None or await asyncio.to_thread(_runs_already, arrival):
                 continue
             self.arrivals[name] = arrival
@@ -108,13 +110,21 @@ class Porter:
             resident = self._house.resident(note.capsule)
         except (FileNotFoundError, msgspec.DecodeError, NotFound):
             return
-        here = await asyncio.to_thread(Departure.take_up, name, resident, self._house.housing)
+        here = await asyncio.to_thread(
+            lambda: Departure.take_up(
+                name, resident, self._house.housing, self.devices.tree(name, resident)
+            )
+        )
         if here.promised:
             log.warning("%s: %s is held frozen; asking what becomes of it", name, note.capsule)
             self.departures[name] = here
         else:
             log.warning("%s: %s was being frozen; it goes on here", name, note.capsule)
-            await asyncio.to_thread(here.thaw)
+            try:
+                await asyncio.to_thread(here.thaw)
+            except LiveshiftError as error:  # asked about it again, it is tried again
+                log.error("%s: %s", name, error)
+                self.departures[name] = here
 
     async def keep_asking(self) -> None:
         """Once per heartbeat: what becomes of what is held here?"""
@@ -178,7 +188,10 @@ class Porter:
         self._dumper()
         resident = self._free(ask.capsule)
         sender = self._sender(ask)
-        departure = Departure(ask.migration, resident, self._house.housing, sender)
+        devices = await asyncio.to_thread(
+            self.devices.tree, ask.migration, resident, full=ask.verify, plain=ask.plain
+        )
+        departure = Departure(ask.migration, resident, self._house.housing, sender, devices)
         self.departures[ask.migration] = departure
         with self._working(ask.migration):
             return await self._house.blocking(ask.capsule, departure.precopy)
@@ -221,7 +234,8 @@ class Porter:
             resident = await self._house.blocking(
                 name, lambda: self._house.housing.house_empty(ask)
             )
-        arrival = Arrival(ask, resident, self._house.housing, gpus.pairs)
+        devices = await asyncio.to_thread(self.devices.tree, ask.migration, resident)
+        arrival = Arrival(ask, resident, self._house.housing, devices, gpus.pairs)
         arrival.note()
         self.arrivals[ask.migration] = arrival
         self.receiver.expect(ask.migration, ask.source, arrival.inbox, ask.limit_bytes)

@@ -12,7 +12,8 @@ from liveshift.criu_glue.gpu_tasks import GpuTask
 from liveshift.criu_glue.survey import Survey
 from liveshift.cuda_snapshot.checkpoint import ProcessState as Cuda
 from liveshift.cuda_snapshot.devices import Gpu
-from liveshift.interposer.inspection import ARENA, KINDS, DeviceUse, Held, Obstacle, ProcessState
+from liveshift.interposer.inspection import KINDS, DeviceUse, Held, Obstacle, ProcessState
+from liveshift.interposer.layout import Memory
 from liveshift.runtime.messages import GpuHost, GpuProcess, GpuSurvey
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -56,7 +57,7 @@ def survey(*tasks: GpuTask) -> Survey:
 
 
 def page(pid: int = 1002, arena: int = 0, other: int = 0, *obstacles: Obstacle) -> ProcessState:
-    memory = [Held(0, KINDS[ARENA], 1, arena)] if arena else []
+    memory = [Held(0, KINDS[Memory.ARENA], 1, arena)] if arena else []
     memory += [Held(0, "device", 1, other)] if other else []
     return ProcessState(
         pid=pid, rank=3, local_rank=0, command="python", version="0.1.0", driver=13000, begun={},
