@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -54,6 +54,8 @@ class Porter:
         self._claim = claim
         self._gpus = gpus
         self._gpus_used: dict[str, list[str]] = {}  # by capsule, when it was inspected last
+        self._choosing_gpus = asyncio.Lock()
+        self._gpus_chosen: dict[str, str] = {}  # by uuid; until there is an arrival that has them
         self._own = house.cluster.host(house.host)
         self._tasks = Tasks()
         self._busy: set[str] = set()  # migrations that are being worked on here
@@ -74,7 +76,7 @@ class Porter:
     def gpus_taken(self) -> dict[str, str]:
         """GPUs that no other capsule gets: promised to one that arrives, or left by one that may
         have to come back; by uuid, and what of it, in words."""
-        taken: dict[str, str] = {}
+        taken = dict(self._gpus_chosen)
         for migration, departure in self.departures.items():
             name = departure.resident.spec.name
             words = f"is kept for {name}, which is leaving ({migration})"
@@ -216,8 +218,11 @@ class Porter:
     # ---- the destination's side ----
 
     async def reserve(self, ask: messages.Reserve) -> messages.Reserved:
+        async with self._gpus_for(ask) as gpus:
+            return await self._reserve(ask, gpus)
+
+    async def _reserve(self, ask: messages.Reserve, gpus: GpuPlan) -> messages.Reserved:
         offered = self.memory_offered()
-        gpus = await asyncio.to_thread(self._plan_gpus, ask) if ask.gpu else GpuPlan()
         rows = await asyncio.to_thread(
             preflight.check, ask.survey, ask.facts, self.facts, self._criu, offered, gpus
         )
@@ -242,11 +247,28 @@ class Porter:
         await asyncio.to_thread(preflight.warm, ask.survey.needed)
         return messages.Reserved(rows, f"tcp://{self._own.data}", gpus.pairs, gpus.plain)
 
-    def _plan_gpus(self, ask: messages.Reserve) -> GpuPlan:
-        assert ask.gpu is not None
+    @contextlib.asynccontextmanager
+    async def _gpus_for(self, ask: messages.Reserve) -> AsyncIterator[GpuPlan]:
+        """Those it gets here, which no other reservation gets meanwhile."""
+        if ask.gpu is None:
+            yield GpuPlan()
+            return
+        async with self._choosing_gpus:
+            plan = await asyncio.to_thread(self._plan_gpus, ask, ask.gpu)
+            words = f"is promised to {ask.spec.name} ({ask.migration})"
+            used = ask.gpu.used
+            mine = [] if ask.dry_run else [new for old, new in plan.pairs if old in used]
+            self._gpus_chosen |= dict.fromkeys(mine, words)
+        try:
+            yield plan
+        finally:
+            for uuid in mine:
+                self._gpus_chosen.pop(uuid, None)
+
+    def _plan_gpus(self, ask: messages.Reserve, gpu: messages.GpuSurvey) -> GpuPlan:
         here = self._gpus.host(self.gpus_taken())
         usable = None if self._gpus.helper() is None else here
-        return gpu_preflight.plan(ask.gpu, usable, self._gpus.why_none, dict(ask.gpus_wanted))
+        return gpu_preflight.plan(gpu, usable, self._gpus.why_none, dict(ask.gpus_wanted))
 
     async def progress(self, ask: messages.Progress) -> messages.Arrived:
         arrival = self.arrivals.get(ask.migration)
