@@ -17,7 +17,7 @@ from .page import Allocation, Communicator, PageFile
 CHECKPOINTS = 12080
 """CUDA's number of the first driver (570) whose API can take a checkpoint."""
 
-KINDS = {
+KINDS: dict[int, str] = {
     Memory.DEVICE: "device",
     Memory.ARENA: "device, movable",
     Memory.POOL: "device, pool",

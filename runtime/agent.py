@@ -19,14 +19,13 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
+
 from ..criu_glue import network
 from ..criu_glue.tool import Criu, find
-from ..cuda_snapshot import driver
-from ..cuda_snapshot.helper.client import GpuHelper
 from ..errors import LiveshiftError, Refused, Unreachable
 from . import local_socket, messages, notify
-from .config import Cluster
-from .devices import Devices
+from .config import Cluster, FastPath
 from .gatekeeper import Gatekeeper
 from .gpu_watch import GpuWatch
 from .house import House
@@ -48,7 +47,9 @@ class Agent:
         self.cluster = cluster
         self.host = host
         self.house = House(cluster, host, self._ended)
-        self.gpus = GpuWatch(cluster.paths.run, None)
+        self.gpus = GpuWatch(
+            cluster.paths.run, cluster.gpu.libraries, cluster.gpu.fast_path is not FastPath.OFF
+        )
         self.porter = Porter(self.house, _find_criu(cluster), self._claim, self.gpus)
         self.gatekeeper = Gatekeeper(self.house, lambda: time.monotonic() - self._heard)
         self._heard = time.monotonic()
@@ -56,7 +57,7 @@ class Agent:
         self._tasks = Tasks()
         house, porter, gates = self.house, self.porter, self.gatekeeper
         self._serve: dict[type[Message], Callable[..., Awaitable[Message | None]]] = {
-            messages.Start: house.start,
+            messages.Start: self._start,
             messages.Signal: house.signal,
             messages.End: house.end,
             messages.Forget: house.forget,
@@ -88,7 +89,6 @@ class Agent:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         _memory_for_images(self.cluster.paths.run / "images")
         self.porter.receiver.start()
-        self.porter.devices = await asyncio.to_thread(_devices, self.cluster)
         await self.porter.take_up()
         address = str(self.cluster.orchestrator)
         self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
@@ -159,6 +159,11 @@ class Agent:
                 return
             await asyncio.sleep(self.cluster.timeouts.heartbeat)
 
+    async def _start(self, ask: messages.Start) -> None:
+        env = {**await asyncio.to_thread(self.gpus.environment), **ask.spec.env}
+        spec = msgspec.structs.replace(ask.spec, env=env)
+        await self.house.start(msgspec.structs.replace(ask, spec=spec))
+
     async def _relay(self, uid: int, ask: Message) -> Message | None:
         """A command line on this host: the orchestrator decides, we say who asks."""
         raw = messages.encode_ask(0, ask)
@@ -185,20 +190,6 @@ def _find_criu(cluster: Cluster) -> Criu | None:
     except LiveshiftError as error:
         log.warning("%s", error)
         return None
-
-
-def _devices(cluster: Cluster) -> Devices:
-    """The host's GPUs, if its driver is one that can take a checkpoint."""
-    libraries = cluster.gpu.libraries
-    found = driver.survey(str(libraries / driver.LIBRARY) if libraries else driver.LIBRARY)
-    if not found.can_checkpoint:
-        log.info("no GPU moves from or to here: %s", found.why_none or "its driver is too old")
-        return Devices(None, cluster)
-    try:
-        return Devices(GpuHelper.start(cluster.paths.run, libraries), cluster)
-    except LiveshiftError as error:
-        log.error("no GPU moves from or to here: %s", error)
-        return Devices(None, cluster)
 
 
 def _memory_for_images(directory: Path) -> None:

@@ -138,7 +138,6 @@ class Departure:
         (self._images / NOTE).write_bytes(msgspec.msgpack.encode(note))
         if self._devices is not None:
             self._devices.save(watch)
-            self._devices.send(self._wire.send)
         reach("source.devices_saved")
         with watch.phase("lock", frozen=True):
             network.lock(self.resident.room.init)

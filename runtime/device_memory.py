@@ -2,19 +2,21 @@
 """Device memory on the wire: from the source's helper into the destination's, never all of it in
 host memory.
 
-Streams: ``devices``, the table of what was saved (devices.Saved), and then ``device:<pid>`` with the
-bytes of that process's blocks, in the order of the table.
+Streams: ``devices``, the table of what was saved (devices.Saved), and then ``device:<pid>`` with
+the bytes of that process's blocks, in the order of the table.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
-from ..cuda_snapshot.helper.calls import Block
-from ..cuda_snapshot.helper.client import Filler, GpuHelper
+from ..cuda_snapshot.helper.blocks import Block
+from ..cuda_snapshot.helper.client import GpuHelper
+from ..cuda_snapshot.helper.ring_client import Filler
 from ..errors import StepFailed
 from .devices import DeviceTree, Saved
 
@@ -77,9 +79,7 @@ class Pump:
 
     def _run(self, devices: DeviceTree, send: Send) -> None:
         try:
-            send_memory(
-                devices.helper, devices.migration, devices.saved, send, self._stop.is_set
-            )
+            send_memory(devices.helper, devices.migration, devices.saved, send, self._stop.is_set)
         except BaseException as error:
             self._error = error
 
@@ -141,7 +141,7 @@ class DeviceInlet:
         for block in process.blocks:
             if block.gpu not in self._gpus:
                 raise StepFailed("ship", f"memory of the GPU {block.gpu}, which was not announced")
-        return [msgspec.structs.replace(b, gpu=self._gpus[b.gpu]) for b in process.blocks]
+        return [replace(b, gpu=self._gpus[b.gpu]) for b in process.blocks]
 
 
 def decode(raw: bytes | bytearray) -> list[Saved]:

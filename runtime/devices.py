@@ -10,8 +10,8 @@ For each of them, one after the other, at the source (:meth:`DeviceTree.save`):
    addresses stay reserved (the fast path).
 5. lock, release the held threads, checkpoint: what is left goes into the process's host memory.
 
-And back (:meth:`DeviceTree.bring_back`): hold, restore, unlock, session (memory is mapped at its old
-addresses, checksums compared), release. A process without a service thread skips 2 to 4.
+And back (:meth:`DeviceTree.bring_back`): hold, restore, unlock, session (memory is mapped at its
+old addresses, checksums compared), release. A process without a service thread skips 2 to 4.
 
 Whatever is interrupted, bring_back asks the driver and the helper how far it had come. The helper
 survives its agent, and holds threads and memory for the agent's next life.
@@ -32,12 +32,14 @@ import msgspec
 from ..criu_glue import room
 from ..criu_glue.survey import inner_pid, tasks
 from ..cuda_snapshot.checkpoint import ProcessState
-from ..cuda_snapshot.helper.calls import Block
-from ..cuda_snapshot.helper.client import DeviceSession, GpuHelper
-from ..errors import LiveshiftError, StepFailed
+from ..cuda_snapshot.helper.blocks import Block
+from ..cuda_snapshot.helper.client import GpuHelper
+from ..cuda_snapshot.helper.session_client import DeviceSession
+from ..errors import StepFailed
 from ..interposer.layout import Want, text_of
 from ..interposer.orders import OrderedPage
 from .config import Cluster, FastPath, Verify
+from .gpu_watch import GpuWatch
 from .rank_pages import ordered_pages
 from .resident import Resident
 from .stopwatch import Stopwatch
@@ -72,20 +74,24 @@ class Saved(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Devices:
-    """A host's GPUs as its migrations use them. ``helper`` None: it has no driver that can."""
+    """A host's GPUs as its migrations use them."""
 
-    helper: GpuHelper | None
+    gpus: GpuWatch
     cluster: Cluster
 
-    def tree(self, migration: str, resident: Resident, *, full: bool = False) -> DeviceTree | None:
-        """For one migration of one capsule; ``full``: checksums over every byte."""
-        if self.helper is None:
+    def tree(
+        self, migration: str, resident: Resident, *, full: bool = False, plain: str = ""
+    ) -> DeviceTree | None:
+        """For one migration of one capsule; ``full``: checksums over every byte; ``plain``: why the
+        other side can't take memory from the helper. None: no GPU here can be used. Blocks."""
+        helper = self.gpus.helper()
+        if helper is None:
             return None
         gpu = self.cluster.gpu
         samples = 0 if full else {Verify.OFF: None, Verify.FULL: 0}.get(gpu.verify, SAMPLES)
-        fast = gpu.fast_path is not FastPath.OFF and not self.helper.host().fast_path
+        fast = gpu.fast_path is not FastPath.OFF and not (plain or helper.host().fast_path)
         limit = self.cluster.timeouts.gpu_lock
-        return DeviceTree(resident, self.helper, migration, limit, samples, fast)
+        return DeviceTree(resident, helper, migration, limit, samples, fast)
 
 
 class DeviceLost(StepFailed):
@@ -212,7 +218,7 @@ class DeviceTree:
         if state is ProcessState.FAILED:
             raise DeviceLost("gpu restore", f"process {process.inner}: its CUDA state has failed")
         if state is ProcessState.CHECKPOINTED:
-            helper.restore(pid, gpus, _needed(saved.used, gpus))
+            helper.restore(pid, gpus, needed=_needed(saved.used, gpus))
         if state is not ProcessState.RUNNING:
             helper.unlock(pid)
         if process.page is not None and (ours or verify):
@@ -314,7 +320,9 @@ def _words(saved: Sequence[Saved]) -> str:
     used = sum(sum(s.used.values()) for s in saved)
     handed = sum(s.bytes for s in saved)
     if blocks:
-        parts.append(f"{blocks} allocations from GPU to GPU, {max(0, used - handed)} B by the driver")
+        parts.append(
+            f"{blocks} allocations from GPU to GPU, {max(0, used - handed)} B by the driver"
+        )
     else:
         parts.append("all by the driver's own checkpoint")
     sums = sum(len(s.sums) for s in saved)

@@ -15,9 +15,9 @@ from .config import Cluster
 from .jobs import Capsule, Job
 from .journal import Journal
 from .messages import GpuSeat, Run
-from .migration import Move
 from .spares import NO_GPUS, GpuNeed, HostView
 from .steps import ENDS
+from .story import Story
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Fleet:
         self.hosts = {host.name: HostState(host.name) for host in cluster.hosts}
         self.taints = self.journal.taints()
         self.jobs = self._load_jobs()
-        self.moves: dict[str, Move] = {}
+        self.moves: dict[str, Story] = {}
 
     def is_up(self, host: str) -> bool:
         """Whether the host's agent has spoken within the time of suspicion."""
@@ -54,8 +54,8 @@ class Fleet:
     def up(self) -> list[str]:
         return [name for name in self.hosts if self.is_up(name)]
 
-    def under_way(self) -> list[Move]:
-        """Migrations that have not ended."""
+    def under_way(self) -> list[Story]:
+        """Migrations that have not ended, swaps of GPUs among them."""
         return [move for move in self.moves.values() if move.step not in ENDS]
 
     def forget_moves(self, keep: int) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An agent's view of its host's GPUs, and its line to the helper that works on them.
 
-The helper is started where a driver is there, and started anew should it have ended. What it says
-is kept for a while for beats; plans and moves ask it again.
+The helper is started where a driver is there; its client starts it anew should it have ended. What
+it says is kept for a while for beats; plans and moves ask it again.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import LiveshiftError, Unreachable
+from ..errors import LiveshiftError
 from .messages import GpuHost, GpuSeat
 
 if TYPE_CHECKING:
-    from ..cuda_snapshot.helper.calls import HostGpus
     from ..cuda_snapshot.helper.client import GpuHelper
 
 log = logging.getLogger("liveshift.gpus")
@@ -27,6 +26,8 @@ LOOK_S = 5.0
 """Between two looks for the beats: a process that begins to use a GPU is seen so late."""
 MISSING_S = 60.0
 """Between two attempts to start a helper that could not be started."""
+ARENA = "LIVESHIFT_DEVICE_ARENA"
+"""Read by the interposer: cudaMalloc is to give out memory that can be taken away and put back."""
 LIBCUDA = "libcuda.so.1"
 SIGNS = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"))
 
@@ -60,9 +61,10 @@ class GpuWatch:
     def host(self, taken: Mapping[str, str]) -> GpuHost:
         """What the helper says now; blocks. ``taken``: GPUs that moves under way have promised, by
         uuid, and to whom, in words. Raises LiveshiftError."""
-        seen = self._ask()
-        if seen is None:
+        helper = self.helper()
+        if helper is None:
             return GpuHost("", (0, 0), False, False, self.why_none, [], {})
+        seen = helper.host()
         busy = {gpu.uuid: _processes(gpu.processes) for gpu in seen.gpus if gpu.processes}
         self._last = GpuHost(
             driver=seen.driver,
@@ -74,6 +76,16 @@ class GpuWatch:
             taken={**busy, **taken},
         )
         return self._last
+
+    def environment(self) -> dict[str, str]:
+        """What a capsule that starts here is given so that its device memory can be streamed when
+        it moves; blocks."""
+        if not (self._last and not self._last.fast_path):
+            try:
+                self.host({})
+            except LiveshiftError as error:
+                log.warning("%s", error)
+        return {ARENA: "1"} if self._last and not self._last.fast_path else {}
 
     def seats(self, taken: Collection[str]) -> list[GpuSeat]:
         """The GPUs as they were seen last; ``taken``: uuids that moves under way have promised."""
@@ -103,21 +115,6 @@ class GpuWatch:
                     log.warning("%s", error)
                 missing = self._helper is None
             await asyncio.sleep(MISSING_S if missing else LOOK_S)
-
-    def _ask(self) -> HostGpus | None:
-        for attempt in (1, 2):
-            helper = self.helper()
-            if helper is None:
-                return None
-            try:
-                return helper.host()
-            except Unreachable:  # it has ended; the next one is asked
-                with self._starting:
-                    if self._helper is helper:
-                        self._helper = None
-                if attempt == 2:
-                    raise
-        return None
 
     def _start(self) -> GpuHelper | None:
         if not self.present():

@@ -57,7 +57,7 @@ class Porter:
         self._own = house.cluster.host(house.host)
         self._tasks = Tasks()
         self._busy: set[str] = set()  # migrations that are being worked on here
-        self.devices = Devices(None, house.cluster)
+        self.devices = Devices(gpus, house.cluster)
         self.facts = host_facts.facts(criu)
         self.receiver = Receiver(str(self._own.data), house.cluster.paths.keys, house.host)
         self.departures: dict[str, Departure] = {}
@@ -188,7 +188,9 @@ class Porter:
         self._dumper()
         resident = self._free(ask.capsule)
         sender = self._sender(ask)
-        devices = await asyncio.to_thread(self.devices.tree, ask.migration, resident)
+        devices = await asyncio.to_thread(
+            self.devices.tree, ask.migration, resident, full=ask.verify, plain=ask.plain
+        )
         departure = Departure(ask.migration, resident, self._house.housing, sender, devices)
         self.departures[ask.migration] = departure
         with self._working(ask.migration):

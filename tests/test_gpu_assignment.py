@@ -168,9 +168,9 @@ def test_a_map_is_whole_and_fits(
     source, used, there, taken = scene
     try:
         pairs = assign(source, used, there, taken, {})
-    except Refused as refused:
-        assert refused.hint
-        assert there is not source, "it can always stay where it is"
+    except Refused:
+        if there is source:  # it can always stay where it is
+            raise
         return
     by_uuid = {g.uuid: g for g in [*source, *there]}
     assert [old for old, _ in pairs] == [g.uuid for g in source]

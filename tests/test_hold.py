@@ -18,8 +18,8 @@ import pytest
 from captured import until
 from held_threads import Counters, build, needs_compiler
 
-from liveshift.criu_glue import hold
-from liveshift.criu_glue.hold import Hold, spared_threads
+from liveshift.cuda_snapshot import hold
+from liveshift.cuda_snapshot.hold import Hold, spared_threads
 from liveshift.errors import StepFailed
 
 pytestmark = [
@@ -193,7 +193,7 @@ def test_what_was_stopped_is_held_too_and_on_sigcont_only_the_spared_go_on(
 
 TRACER = """
 import sys, time
-from liveshift.criu_glue.hold import Hold, spared_threads
+from liveshift.cuda_snapshot.hold import Hold, spared_threads
 held = Hold([int(sys.argv[1])], lambda pid: spared_threads(pid, -1), kill_on_exit={kill})
 held.begin(5)
 {then}

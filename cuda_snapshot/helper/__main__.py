@@ -15,9 +15,12 @@ from pathlib import Path
 
 from ...errors import LiveshiftError
 from ..checkpoint import Checkpoint
+from ..cuda import Cuda
 from ..devices import Nvml
 from .calls import LOG
 from .control import Control
+from .holding import Holding
+from .memory_service import MemoryService
 from .operations import Operations
 from .server import IDLE_S, Server
 
@@ -33,9 +36,14 @@ def main(directory: Path, libraries: Path | None) -> int:
     nvml = Nvml(libraries)
     try:
         driver = Checkpoint()
-        control = Control(Operations(driver, nvml), lambda: "not probed")
+        operations = Operations(driver, nvml)
+        control, holding = Control(operations, lambda: "not probed"), Holding(operations)
+        memory = MemoryService(Cuda())
+        handlers = {**control.handlers(), **holding.handlers(), **memory.handlers()}
         idle_s = float(os.environ.get("LIVESHIFT_GPU_HELPER_IDLE_S", IDLE_S))
-        server = Server(directory, control.handlers(), idle_s=idle_s)
+        server = Server(
+            directory, handlers, idle_s=idle_s, holds=lambda: holding.why_stay() or memory.holds()
+        )
     except (LiveshiftError, OSError) as error:
         hint = getattr(error, "hint", None)
         os.write(said, f"{error}{f' ({hint})' if hint else ''}\n".encode())

@@ -97,12 +97,18 @@ class Reserved(Answer, frozen=True):
 
 
 class Precopy(Message, frozen=True):
-    """Open the wire and send directories and output while the job runs; answers Moved."""
+    """Open the wire and send directories and output while the job runs; answers Moved.
+
+    For a capsule with CUDA processes: ``plain`` says why its device memory can't be streamed to the
+    destination, "" where it can; ``verify``: checksums over every byte of it.
+    """
 
     migration: str
     capsule: str
     destination: str
     endpoint: str
+    plain: str = ""
+    verify: bool = False
 
 
 class Freeze(Message, frozen=True):
@@ -172,6 +178,62 @@ class Settled(Answer, frozen=True):
     killed."""
 
     state: str
+
+
+class LookAtGpus(Message, frozen=True):
+    """What it would be to bring a capsule from one GPU of its host to another; nothing is changed.
+    Answers SwapPlan.
+
+    ``to``: the GPU to go to, ``leave``: the one to leave, each an index or the beginning of a
+    UUID; ``leave`` empty: the only one that the capsule uses.
+    """
+
+    capsule: str
+    to: str
+    leave: str
+
+
+class SwapPlan(Answer, frozen=True):
+    """``leave`` and ``to``: the GPUs in words, such as ``GPU 3``; ``pairs``: (old UUID, new UUID)
+    of every GPU of the host; ``bytes`` of device memory that would change places."""
+
+    leave: str
+    to: str
+    pairs: list[tuple[str, str]]
+    bytes: int
+    checks: list[tuple[str, str]]
+
+
+class SwapGpu(Message, frozen=True):
+    """Bring the device state of a capsule, whose job is at a boundary, onto other GPUs of its
+    host; answers Moved (bytes 0) once it runs there.
+
+    ``pairs`` as in SwapPlan; ``deadline`` in seconds: after it the state goes back to where it
+    was. An error says nothing of where the capsule is: SettleSwap does. Never done twice, nor
+    after it was settled.
+    """
+
+    migration: str
+    capsule: str
+    pairs: list[tuple[str, str]]
+    deadline: float
+
+
+class SettleSwap(Message, frozen=True):
+    """What became of a swap, after what is under way of it; answers SwapSettled. One that has not
+    begun never will."""
+
+    migration: str
+    capsule: str
+
+
+class SwapSettled(Answer, frozen=True):
+    """``state``: swapped (it runs on the other GPU), stays (it runs on the old one), lost (its
+    device state is, so it was ended), gone (it has ended by itself, or is not here), held (not
+    known yet). ``why`` it is not swapped, in words."""
+
+    state: str
+    why: str
 
 
 class Progress(Message, frozen=True):

@@ -125,7 +125,11 @@ class HostRow(msgspec.Struct, frozen=True):
 
 
 class MigrationRow(msgspec.Struct, frozen=True):
-    """A migration; ``state`` is a Step's value; ``frozen_s`` is how long the job stood still."""
+    """A migration; ``state`` is a Step's value; ``frozen_s`` is how long the job stood still.
+
+    ``kind``: move (from host to host) or swap, whose source and destination are GPUs of one host
+    (``h1 GPU 3``).
+    """
 
     name: str
     capsule: str
@@ -145,6 +149,7 @@ class MigrationRow(msgspec.Struct, frozen=True):
     phases: list[Phase]
     error: str | None
     hint: str | None
+    kind: str = "move"
 
 
 class Event(msgspec.Struct, frozen=True):
