@@ -65,8 +65,9 @@ struct liveshift_device_request {
 };
 
 struct liveshift_device_reply {
-    uint32_t op;    /* the request's */
-    int32_t result; /* 0; a CUresult; or -errno: -ENOENT, there is no such allocation or arena block;
+    uint32_t op; /* the request's */
+    int32_t
+        result; /* 0; a CUresult; or -errno: -ENOENT, there is no such allocation or arena block;
                        -EINVAL, what was asked doesn't fit it; -ENOSYS, an unknown `op` */
     uint64_t address, size, value;
     int32_t device;
