@@ -174,6 +174,7 @@ class HostSwap:
                 log.error("%s: back, attempt %d: %s", self.note.migration, attempt + 1, again)
                 if isinstance(again, DeviceLost) or attempt + 1 == ATTEMPTS:
                     self._lose(f"{why}; and it cannot go back: {again}")
+                    return
 
     def _lose(self, why: str) -> None:
         """It would hang at its next CUDA call, and the others of its job with it."""
