@@ -93,7 +93,9 @@ class GpuSwap(Story):
         began = self.times.freeze()
         self._advance(Step.FREEZING)
         limit = self._standstill.for_swap(began)
-        swap = messages.SwapGpu(self.name, self.capsule.name, plan.pairs, plan.pids, limit)
+        swap = messages.SwapGpu(
+            self.name, self.capsule.name, plan.pairs, plan.pids, limit, self.verify
+        )
         moved = await self._ask(self.source, swap, self._limits.answer(limit), messages.Moved)
         self.times.take(moved.phases, began)
 

@@ -58,7 +58,7 @@ class Swapper:
             if (known := host_swap.read(resident)) and known.migration == ask.migration:
                 raise Refused(f"{ask.migration} is over: {known.why or known.stage}")
             note = SwapNote(ask.migration, Stage.SAVING, ask.pairs, ask.pids)
-            here = self._swap(resident, note)
+            here = self._swap(resident, note, full=ask.verify)
             resident.finished = await asyncio.to_thread(finished_by_pid, resident.room)
             return await self._house.blocking(ask.capsule, lambda: here.run(ask.deadline))
 
@@ -94,9 +94,9 @@ class Swapper:
         await self._house.blocking(resident.spec.name, here.finish)
         return here.note
 
-    def _swap(self, resident: Resident, note: SwapNote) -> HostSwap:
+    def _swap(self, resident: Resident, note: SwapNote, *, full: bool = False) -> HostSwap:
         def tree(pid: int) -> DeviceTree:
-            found = self._porter.devices.tree(note.migration, resident, only=(pid,))
+            found = self._porter.devices.tree(note.migration, resident, full=full, only=(pid,))
             if found is None:
                 raise Unreachable(
                     f"{self._house.host} has no GPU helper", hint="`liveshift doctor` there"

@@ -212,7 +212,7 @@ class SwapGpu(Message, frozen=True):
 
     ``pairs`` and ``pids`` as in SwapPlan; ``deadline`` in seconds: what is on its way then goes
     back to where it was. An error does not say on which GPU the capsule is: SettleSwap does.
-    Never done twice, nor after it was settled.
+    Never done twice, nor after it was settled. ``verify`` as in Precopy.
     """
 
     migration: str
@@ -220,6 +220,7 @@ class SwapGpu(Message, frozen=True):
     pairs: list[tuple[str, str]]
     pids: list[int]
     deadline: float
+    verify: bool = False
 
 
 class SettleSwap(Message, frozen=True):
