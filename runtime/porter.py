@@ -62,6 +62,7 @@ class Porter:
         self.devices = Devices(gpus, house.cluster)
         self.facts = host_facts.facts(criu)
         self.receiver = Receiver(str(self._own.data), house.cluster.paths.keys, house.host)
+        self.gpus_swapped: dict[str, str] = {}  # by uuid, while capsules change GPUs; in words
         self.departures: dict[str, Departure] = {}
         self.arrivals: dict[str, Arrival] = {}
 
@@ -76,7 +77,7 @@ class Porter:
     def gpus_taken(self) -> dict[str, str]:
         """GPUs that no other capsule gets: promised to one that arrives, or left by one that may
         have to come back; by uuid, and what of it, in words."""
-        taken = dict(self._gpus_chosen)
+        taken = {**self._gpus_chosen, **self.gpus_swapped}
         for migration, departure in self.departures.items():
             name = departure.resident.spec.name
             words = f"is kept for {name}, which is leaving ({migration})"
@@ -143,20 +144,29 @@ class Porter:
     # ---- the source's side ----
 
     async def inspect(self, ask: messages.Inspect) -> messages.Inspected:
-        resident = self._free(ask.capsule)
+        resident = self.free(ask.capsule)
         self._dumper()  # said now, before a plan promises what the move could not do
-        try:
-            found = await self._house.blocking(
-                ask.capsule, lambda: survey(resident.room, ROOT_PID, self._house.housing.placement)
-            )
-        except ProcessLookupError as gone:
-            raise Refused(f"{ask.capsule} is just ending") from gone
+        found = await self._survey(resident)
         plan = resident.room.plan
         tops = [plan.tmp, *map(Path, self._house.housing.placement.carried)]
         carried = await asyncio.to_thread(_size_of, tops) + plan.log.stat().st_size
         gpu = await asyncio.to_thread(self._survey_gpus, resident, found)
         self._gpus_used[ask.capsule] = list(gpu.used) if gpu else []
         return messages.Inspected(found, self.facts, carried, gpu)
+
+    async def survey_gpus(self, resident: Resident) -> messages.GpuSurvey | None:
+        """What its processes hold of GPUs, and what of it could not be taken off them."""
+        found = await self._survey(resident)
+        return await asyncio.to_thread(self._survey_gpus, resident, found)
+
+    async def _survey(self, resident: Resident) -> Survey:
+        name, placement = resident.spec.name, self._house.housing.placement
+        try:
+            return await self._house.blocking(
+                name, lambda: survey(resident.room, ROOT_PID, placement)
+            )
+        except ProcessLookupError as gone:
+            raise Refused(f"{name} is just ending") from gone
 
     def _survey_gpus(self, resident: Resident, found: Survey) -> messages.GpuSurvey | None:
         if not found.gpu_tasks:
@@ -165,7 +175,7 @@ class Porter:
         memory = host_facts.memory_offered(None)
         return gpu_survey.look(found, pages, self._gpus.helper(), self._gpus.host({}), memory)
 
-    def _free(self, capsule: str) -> Resident:
+    def free(self, capsule: str) -> Resident:
         """Raises Refused for a capsule that another migration has still."""
         resident = self._running(capsule)
         held = next((d for d in self.departures.values() if d.resident is resident), None)
@@ -188,7 +198,7 @@ class Porter:
 
     async def precopy(self, ask: messages.Precopy) -> messages.Moved:
         self._dumper()
-        resident = self._free(ask.capsule)
+        resident = self.free(ask.capsule)
         sender = self._sender(ask)
         devices = await asyncio.to_thread(
             self.devices.tree, ask.migration, resident, full=ask.verify, plain=ask.plain
