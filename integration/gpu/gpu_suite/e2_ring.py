@@ -11,7 +11,8 @@ import hashlib
 import random
 import time
 
-from liveshift.cuda_snapshot.helper.client import Block, GpuHelper
+from liveshift.cuda_snapshot.helper.calls import Block
+from liveshift.cuda_snapshot.helper.client import GpuHelper
 
 from .child import Child
 from .step import MIB, Step
