@@ -197,6 +197,8 @@ def test_missing_bytes_are_noticed(helper: Helper) -> None:
     filler.write(bytes(3 * MIB + 17))
     with pytest.raises(LiveshiftError, match=rf"{MIB - 17} of {4 * MIB} bytes .* are missing"):
         filler.finish()
+    with pytest.raises(LiveshiftError, match="never filled"):
+        drained(gpu, "1/100")
     fill(gpu, "1/100", content(4 * MIB))  # from the beginning
     assert drained(gpu, "1/100") == content(4 * MIB)
 
@@ -237,12 +239,15 @@ def test_keys_and_gpus_that_are_not_there(helper: Helper) -> None:
 def test_a_dropped_key_ends_its_copies(helper: Helper) -> None:
     gpu = helper("2x65536")
     gpu.create("1/100", blocks(8 * MIB))
+    fill(gpu, "1/100", content(8 * MIB))
     with gpu.drain("1/100") as drain:
         next(drain)
         gpu.drop("1/100")
         with pytest.raises(LiveshiftError, match="dropped"):
             list(drain)
     assert gpu.held() == {}
+    with pytest.raises(NotFound):
+        gpu.drain("1/100")
     until(lambda: roomy(gpu))
 
 
@@ -264,6 +269,7 @@ def test_who_stops_in_the_middle_gives_its_slots_back(helper: Helper) -> None:
     for _ in range(5):  # more often than there are rings
         with gpu.drain("1/100") as drain:
             assert next(drain) == data[:65536]
+    for _ in range(5):
         with gpu.filler("1/100") as filler:
             filler.write(data[:100_000])
     fill(gpu, "1/100", data)

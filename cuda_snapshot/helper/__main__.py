@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ...errors import LiveshiftError
 from ..checkpoint import Checkpoint
 from ..cuda import Cuda
 from ..devices import Nvml
+from ..fast_path.probe import FastPath
 from .calls import LOG
 from .control import Control
 from .holding import Holding
@@ -27,17 +29,23 @@ from .server import IDLE_S, Server
 OUT_OF_MEMORY_SCORE = -900
 """Killed in mid-operation it would cost the process that it works on, too."""
 
+PATIENCE_S = 3600.0
+"""Moves go before the trial of the fast path."""
+
 
 def main(directory: Path, libraries: Path | None) -> int:
     """Serve until there is nothing to do; returns the exit status."""
     said = sys.stdout.fileno()
     with contextlib.suppress(OSError):  # without CAP_SYS_RESOURCE
         Path("/proc/self/oom_score_adj").write_text(str(OUT_OF_MEMORY_SCORE))
+    # One for each block of device memory that it holds.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     nvml = Nvml(libraries)
     try:
         driver = Checkpoint()
-        operations = Operations(driver, nvml)
-        control, holding = Control(operations, lambda: "not probed"), Holding(operations)
+        operations, fast_path = Operations(driver, nvml), FastPath(directory, libraries)
+        control, holding = Control(operations, lambda: fast_path.why), Holding(operations)
         memory = MemoryService(Cuda())
         handlers = {**control.handlers(), **holding.handlers(), **memory.handlers()}
         idle_s = float(os.environ.get("LIVESHIFT_GPU_HELPER_IDLE_S", IDLE_S))
@@ -50,6 +58,7 @@ def main(directory: Path, libraries: Path | None) -> int:
         return 1
     os.write(said, b"\n")
     _log_to(directory / LOG)
+    fast_path.begin(nvml.inventory, lambda: operations.turn("trying the fast path", PATIENCE_S))
     server.serve()
     nvml.close()
     return 0

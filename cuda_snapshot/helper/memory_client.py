@@ -75,5 +75,4 @@ class DeviceMemoryCalls(ABC):
         caller then writes the order DEVICES into its page. Raises StepFailed."""
         with self.apart() as line:
             line.ask(Session(pid, str(directory.absolute()), inner_pid), None)
-            line.channel.socket.settimeout(None)
             return DeviceSession(line.channel)

@@ -193,8 +193,9 @@ class ProcessSession:
         argument: int = 0,
         *,
         descriptor: int | None = None,
-        patience_s: float = ANSWER_S,
+        patience_s: float | None = None,
     ) -> tuple[Reply, int | None]:
+        patience_s = ANSWER_S if patience_s is None else patience_s
         if self._peer is None or self.over:
             raise self._failed("its session is over, or has not begun")
         packet = wire.request(op, address, size, argument)

@@ -19,7 +19,11 @@ from typing import Self
 from ...errors import LiveshiftError, Unreachable, from_wire
 from .blocks import Figures
 from .channel import Channel
+from .ring import PATIENCE_S
 from .slots import Ended, Filled, Finish, Free, Said, hear, hear_ring, say
+
+STALL_S = 120.0
+"""Without a word of the helper's while it should copy: a GPU hangs."""
 
 
 class _RingUser:
@@ -32,7 +36,9 @@ class _RingUser:
         """Known once the copy is complete."""
         try:
             with _connected():
+                channel.socket.settimeout(PATIENCE_S + STALL_S)  # it may wait for a ring
                 self._ring, fd = hear_ring(channel)
+                channel.socket.settimeout(STALL_S)
             if fd is not None:
                 try:
                     self._memory = mmap.mmap(fd, self._ring.slots * self._ring.slot_bytes)
@@ -196,7 +202,8 @@ def _connected() -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError) as error:
+        said = "no word from it in time" if isinstance(error, TimeoutError) else str(error)
         raise Unreachable(
-            f"the GPU helper was lost during a copy of device memory: {error}",
+            f"the GPU helper was lost during a copy of device memory: {said}",
             hint="Its log is gpu-helper.log in the agent's run directory.",
         ) from error

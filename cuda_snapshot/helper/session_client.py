@@ -8,7 +8,6 @@ then the process is told END, and keys keep what they hold.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +16,10 @@ import msgspec
 from ...errors import Unreachable, from_wire
 from .blocks import Block
 from .channel import Channel
+
+QUICK_S, LONG_S, FULL_S = 120.0, 900.0, 3600.0
+"""For an answer: about what is in tables; about memory; about every byte of a GPU, which a process
+reads by its host's memory. The helper's own deadlines for the process are shorter."""
 
 
 class SessionAsk(msgspec.Struct, frozen=True, tag_field="t", tag=True, forbid_unknown_fields=True):
@@ -83,34 +86,37 @@ class DeviceSession:
 
     def wait(self, timeout_s: float) -> None:
         """Until the process's service thread has connected."""
-        self._ask(Wait(timeout_s), None)
+        self._ask(Wait(timeout_s), None, timeout_s + QUICK_S)
 
     def blocks(self) -> list[Block]:
         """All device allocations of the process, also those whose memory it gave up."""
-        return list(self._ask(Blocks(), list[Block]))
+        return list(self._ask(Blocks(), list[Block], QUICK_S))
 
     def checksums(self, samples: int) -> dict[int, int]:
         """64 bits by address, for all memory that is with the process: over so many samples of
         each allocation, or over every byte (0)."""
-        return dict(self._ask(Checksums(samples), dict[int, int]))
+        return dict(self._ask(Checksums(samples), dict[int, int], LONG_S if samples else FULL_S))
 
     def give_up(self, key: str) -> list[Block]:
         """Have the helper hold all arena memory under the key: what it took. All or nothing; an
         error says so where the helper still holds it."""
-        return list(self._ask(GiveUp(key), list[Block]))
+        return list(self._ask(GiveUp(key), list[Block], LONG_S))
 
     def take_back(self, key: str) -> None:
         """Give the process what the key holds, at its old addresses; then the key is dropped. May
         be tried again after an error: the key stays."""
-        self._ask(TakeBack(key), None)
+        self._ask(TakeBack(key), None, LONG_S)
 
-    def _ask(self, ask: SessionAsk, kind: Any) -> Any:
+    def _ask(self, ask: SessionAsk, kind: Any, within_s: float) -> Any:
         try:
+            self._channel.socket.settimeout(within_s)
             self._channel.send(msgspec.msgpack.encode(ask))
             raw, descriptors = self._channel.receive()
         except (OSError, EOFError) as error:
+            self.close()  # an answer that is late must not be taken for that of another ask
+            said = "no answer in time" if isinstance(error, TimeoutError) else str(error)
             raise Unreachable(
-                f"the GPU helper was lost during a device session: {error}",
+                f"the GPU helper was lost during a device session: {said}",
                 hint="Its log is gpu-helper.log in the agent's run directory.",
             ) from error
         for descriptor in descriptors:
@@ -119,8 +125,3 @@ class DeviceSession:
         if reply.error is not None:
             raise from_wire(*reply.error)
         return msgspec.msgpack.decode(reply.ok, type=kind)
-
-
-def directory_text(directory: Path) -> str:
-    """Absolute: the helper has a working directory of its own."""
-    return str(directory.absolute())

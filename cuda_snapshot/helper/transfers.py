@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from ...errors import LiveshiftError, to_wire
 from .blocks import Figures, human
@@ -19,6 +19,8 @@ from .copying import Copies, Cursor
 from .device_memory import DeviceMemory, Holding
 from .ring import Ring, Rings
 from .slots import Ended, Filled, Finish, Free, RingHere, Said, hear, say, waiting
+
+Copy = Callable[[Channel, Holding, Ring, Copies], Figures]
 
 
 class Transfers:
@@ -35,44 +37,33 @@ class Transfers:
         """Take all bytes of a key from the client."""
         self._serve(channel, key, _in)
 
-    def _serve(
-        self, channel: Channel, key: str, copy: Callable[[Channel, Holding, Ring, Copies], Figures]
-    ) -> None:
-        # A client that is gone has taken all slots back by that; there is nobody to tell.
-        with suppress(OSError, EOFError):
+    def _serve(self, channel: Channel, key: str, copy: Copy) -> None:
+        # A client that is gone has given all slots back by that; there is nobody to tell.
+        with suppress(OSError, EOFError), ExitStack() as until_closed:
             try:
+                # The memory is let go before the ring: a client may take its time to close.
                 with self._memory.use(key) as holding:
-                    self._copy(channel, holding, copy)
+                    figures = self._copy(channel, holding, copy, until_closed)
+                ended = Ended(figures, None)
             except (OSError, EOFError):
                 raise
             except Exception as error:
-                say(channel, Ended(None, to_wire(error)))
-                _until_closed(channel)
+                ended = Ended(None, to_wire(error))
+            say(channel, ended)
+            while True:
+                hear(channel)
         self._rings.unpin_idle(self._memory.gpus())
 
     def _copy(
-        self,
-        channel: Channel,
-        holding: Holding,
-        copy: Callable[[Channel, Holding, Ring, Copies], Figures],
-    ) -> None:
+        self, channel: Channel, holding: Holding, copy: Copy, until_closed: ExitStack
+    ) -> Figures:
         if not holding.pieces:
             say(channel, RingHere(0, 0, 0))
-            say(channel, Ended(Figures(0, 0.0, 0.0), None))
-            _until_closed(channel)
-            return
-        with self._rings.one(holding.pieces[0].gpu) as ring:
-            try:
-                with Copies(self._contexts, ring) as copies:
-                    here = RingHere(ring.slots, ring.slot_bytes, holding.size)
-                    say(channel, here, ring.fd)
-                    said = Ended(copy(channel, holding, ring, copies), None)
-            except (OSError, EOFError):
-                raise
-            except Exception as error:
-                said = Ended(None, to_wire(error))
-            say(channel, said)
-            _until_closed(channel)
+            return Figures(0, 0.0, 0.0)
+        ring = until_closed.enter_context(self._rings.one(holding.pieces[0].gpu))
+        with Copies(self._contexts, ring) as copies:
+            say(channel, RingHere(ring.slots, ring.slot_bytes, holding.size), ring.fd)
+            return copy(channel, holding, ring, copies)
 
 
 class _Waiting:
@@ -94,6 +85,8 @@ class _Waiting:
 
 
 def _out(channel: Channel, holding: Holding, ring: Ring, copies: Copies) -> Figures:
+    if not holding.complete:
+        raise LiveshiftError(f"the device memory of {holding.key} was never filled")
     cursor = Cursor(holding.pieces)
     free = deque(range(ring.slots))
     sizes: dict[int, int] = {}
@@ -164,8 +157,3 @@ def _slot(slot: int, ring: Ring, *elsewhere: object) -> int:
 def _check(holding: Holding) -> None:
     if holding.dropped:
         raise LiveshiftError(f"the device memory of {holding.key} was dropped during its copy")
-
-
-def _until_closed(channel: Channel) -> None:
-    while True:
-        hear(channel)
