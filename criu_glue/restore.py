@@ -7,10 +7,10 @@ run. ``let_run`` opens the network in that hook: earlier the kernel answers the 
 later every first retransmission is lost and costs seconds. Then CRIU lets the tasks go.
 
 A tree whose GPU state has still to come must be out of CRIU's hands for that, and yet not run. It
-is brought up to be *stopped* and goes through three doors more:
+is brought up to be *stopped* and goes through more doors:
 
 ``stop_at_door``  CRIU leaves; every task is stopped (SIGSTOP); the network stays locked
-``hold``          threads are held by ptrace, only the spared ones go on; killed if we should die
+(a hold)          somebody else continues some, of whose threads only the spared ones may run
 ``let_run_held``  as ``let_run``
 
 Whoever dies at whatever point, none of it runs that was not let go: CRIU's hook gives up without
@@ -26,15 +26,15 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
 from ..errors import LiveshiftError, StepFailed
-from . import network, threads
+from . import network
 from .dump import COMMON
 from .explain import explain
 from .held import HeldCriu
-from .hold import Hold, Spared
 from .room import STDERR_FD, STDOUT_FD, Room, adopt, enter, evict
 from .survey import tasks
 from .tool import Criu
@@ -52,6 +52,16 @@ AT_DOOR = """post-resume)
     ;;"""
 
 
+class Hold(Protocol):
+    """What keeps those still that were continued at the door, and ends them with itself."""
+
+    def spare_from_exit(self) -> None:
+        """They do not end with it any more."""
+
+    def end(self) -> None:
+        """They may go on."""
+
+
 class RestoringTree:
     """A tree on its way back to life in ``room``, from the image files in ``images``."""
 
@@ -59,7 +69,6 @@ class RestoringTree:
         self._room = room
         self._images = images
         self._criu = HeldCriu(images)
-        self._hold: Hold | None = None
 
     def bring_up(
         self, criu: Criu, pipes: dict[int, int], deadline_s: float, *, stopped: bool = False
@@ -126,20 +135,11 @@ class RestoringTree:
         self.drop()
         raise self._failed(why)
 
-    def hold(self, spared: Spared, timeout_s: float) -> Hold:
-        """Hold the stopped tree but for the spared threads, which go on; it is killed should this
-        process end. Raises StepFailed with the tree stopped, as before."""
-        hold = Hold([task.pid for task in tasks(self._room)], spared, kill_on_exit=True)
-        hold.begin(timeout_s)
-        self._hold = hold
-        for task in tasks(self._room):
-            if not hold.held.issuperset(threads.of(task.pid)):
-                _send(task, signal.SIGCONT)
-        return hold
-
     def let_run_held(self, hold: Hold) -> None:
-        """Open the network, end the hold and let all tasks run; raises StepFailed when none did."""
-        self._hold = hold
+        """Open the network, end the hold and let all tasks run; raises StepFailed when none did.
+
+        ``hold``: what keeps those still that were continued at the door.
+        """
         try:
             self._signal(signal.SIGSTOP)  # what ends the hold from here on does not let them run
             hold.spare_from_exit()
@@ -150,7 +150,6 @@ class RestoringTree:
             self.drop()
             raise self._failed(str(error)) from error
         hold.end()
-        self._hold = None
         self._open_door()
         adopt(self._room)
 
@@ -167,14 +166,10 @@ class RestoringTree:
     def drop(self) -> None:
         """End whatever there is of the tree; the room stays, as far as it still stands.
 
-        CRIU is told first: it takes away what it has put into the room, such as ghost files. A
-        hold is ended last, as the tree would run.
+        CRIU is told first: it takes away what it has put into the room, such as ghost files.
         """
         self._criu.tell("stop", STOP_S)
         evict(self._room)
-        if self._hold is not None:
-            self._hold.end()
-            self._hold = None
         if (self._images / "unlocked").exists():
             self._lock_again()
         self._criu.close()
@@ -191,17 +186,19 @@ class RestoringTree:
         """Wait for every thread to be stopped; names one that is not, or a tree that is not."""
         until = time.monotonic() + seconds
         while True:
-            tree = {task.pid: threads.of(task.pid) for task in tasks(self._room)}
-            states = {tid: threads.state(tid) for tids in tree.values() for tid in tids}
+            states = {
+                (task.pid, tid): state
+                for task in tasks(self._room)
+                for tid, state in _threads(task.pid).items()
+            }
             if set(states.values()) <= {"T", "Z", "X"} and "T" in states.values():
                 return ""
             if time.monotonic() > until:
                 break
             time.sleep(0.001)
-        for pid, tids in tree.items():
-            for tid in tids:
-                if states[tid] not in "TZX":
-                    return f"{threads.who(pid, tid)}, {threads.doing(tid)},"
+        for (pid, tid), state in states.items():
+            if state not in "TZX":
+                return f"thread {tid} of process {pid}, in state {state},"
         return "its tree"
 
     def _lock_again(self) -> None:
@@ -227,3 +224,13 @@ class RestoringTree:
 def _send(task: psutil.Process, signum: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(task.pid, signum)
+
+
+def _threads(pid: int) -> dict[int, str]:
+    """The threads of a process and their states (proc(5)); {} when it has gone."""
+    found = {}
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for tid in os.listdir(f"/proc/{pid}/task"):
+            stat = Path(f"/proc/{pid}/task/{tid}/stat").read_text("utf-8", "replace")
+            found[int(tid)] = stat.rpartition(")")[2].split()[0]
+    return found

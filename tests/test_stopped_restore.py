@@ -22,16 +22,18 @@ from pathlib import Path
 import pytest
 from captured import ROOT_PID, Sink, as_root, sink, until
 from held_threads import Counters, build, needs_compiler
+from held_tree import hold_tree
 from room_trees import Rooms, criu, pipes_of, place, rooms
 
-from liveshift.criu_glue import network, restore, room, threads
+from liveshift.criu_glue import network, restore, room
 from liveshift.criu_glue.dump import FrozenTree
 from liveshift.criu_glue.held import HeldCriu
-from liveshift.criu_glue.hold import spared_threads
 from liveshift.criu_glue.restore import RestoringTree
 from liveshift.criu_glue.room import Room
 from liveshift.criu_glue.survey import inner_pid, tasks
 from liveshift.criu_glue.tool import Criu
+from liveshift.cuda_snapshot import threads
+from liveshift.cuda_snapshot.hold import spared_threads
 from liveshift.errors import LiveshiftError, StepFailed
 
 __all__ = ["criu", "place", "rooms", "sink"]
@@ -132,7 +134,7 @@ def test_a_stopped_tree_is_held_and_only_the_spared_thread_runs_until_it_is_let_
     image.all_stand()
     assert image.marks() == {"at-door"}
     assert image.locked()
-    held = tree.hold(spared, 5)
+    held = hold_tree(image.room, spared)
     image.runs(0, "liveshift")
     image.stands(0, *OTHERS)
     image.stands(1, *OTHERS, "liveshift")
@@ -162,13 +164,14 @@ def test_it_may_be_dropped_at_each_point_and_the_same_image_runs_at_last(
     tree.drop()
     image.nothing_is_left()
     tree = image.stopped(criu)
-    held = tree.hold(spared, 5)
+    held = hold_tree(image.room, spared)
     image.runs(0, "liveshift")
     tree.drop()
     image.nothing_is_left()
-    assert held.held == frozenset()
+    until(lambda: not held.held)
+    held.end()
     tree = image.stopped(criu)
-    tree.let_run_held(tree.hold(spared, 5))
+    tree.let_run_held(hold_tree(image.room, spared))
     image.all_run()
 
 
@@ -179,7 +182,7 @@ def test_a_network_that_cannot_be_opened_leaves_nothing_and_the_next_attempt_run
         raise LiveshiftError("nft has gone")
 
     tree = image.stopped(criu)
-    held = tree.hold(spared, 5)
+    held = hold_tree(image.room, spared)
     with monkeypatch.context() as patched:
         patched.setattr(network, "unlock", refuse)
         with pytest.raises(StepFailed, match="gpt-1: nft has gone"):
@@ -187,7 +190,7 @@ def test_a_network_that_cannot_be_opened_leaves_nothing_and_the_next_attempt_run
     assert not tree.resumed()
     image.nothing_is_left()
     tree = image.stopped(criu)
-    tree.let_run_held(tree.hold(spared, 5))
+    tree.let_run_held(hold_tree(image.room, spared))
     image.all_run()
 
 
@@ -215,9 +218,9 @@ AGENT = """
 import base64, os, pickle, signal, sys, time
 from pathlib import Path
 from liveshift.criu_glue import network, tool
+from held_tree import hold_tree
 from liveshift.criu_glue.held import HeldCriu
-from liveshift.criu_glue.held import HeldCriu
-from liveshift.criu_glue.hold import spared_threads
+from liveshift.cuda_snapshot.hold import spared_threads
 from liveshift.criu_glue.restore import RestoringTree
 
 room, directory, pipes = pickle.loads(base64.b64decode(sys.argv[1]))
@@ -231,7 +234,7 @@ tree.bring_up(tool.find(), pipes, 60, stopped=True)
 {at_hook}
 tree.stop_at_door(60)
 {at_door}
-held = tree.hold(lambda pid: spared_threads(pid, -1), 5)
+held = hold_tree(room, lambda pid: spared_threads(pid, -1))
 {held}
 tree.let_run_held(held)
 """
@@ -243,7 +246,8 @@ def agent(image: Image, **points: str) -> Iterator[None]:
     steps = dict.fromkeys(("at_hook", "at_door", "held"), "") | points
     given = base64.b64encode(pickle.dumps((image.room, image.directory, image.pipes))).decode()
     command = [sys.executable, "-c", textwrap.dedent(AGENT).format(**steps), given]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+    env = {**os.environ, "PYTHONPATH": os.fspath(Path(__file__).parent)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as other:
         try:
             assert other.stdout is not None
             assert other.stdout.readline() == "here\n"
@@ -264,7 +268,7 @@ def runs_at_the_next_attempt(criu: Criu, image: Image) -> None:
     tree.drop()
     image.nothing_is_left()
     tree = image.stopped(criu)
-    tree.let_run_held(tree.hold(spared, 5))
+    tree.let_run_held(hold_tree(image.room, spared))
     image.all_run()
 
 
@@ -416,7 +420,7 @@ def test_a_connection_outlives_the_time_at_the_door_and_no_number_is_lost_or_dou
     tree = RestoringTree(there, place / "arrived")
     tree.bring_up(criu, pipes, 60, stopped=True)
     tree.stop_at_door(60)
-    held = tree.hold(lambda _: (), 5)
+    held = hold_tree(image.room, lambda _: ())
     before = len(peer.heard())
     time.sleep(1.5)  # many retransmissions, each after twice the time, had they been lost
     assert len(peer.heard()) == before, "the lock is to keep it silent"
