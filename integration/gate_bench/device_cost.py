@@ -103,7 +103,10 @@ def measure(pairs: int = 9, calls: int = 50_000) -> dict[str, Any]:
                 took = [
                     float(
                         subprocess.run(
-                            [loop, case.split()[0], str(calls)], env=env, check=True, capture_output=True
+                            [loop, case.split()[0], str(calls)],
+                            env=env,
+                            check=True,
+                            capture_output=True,
                         ).stdout
                     )
                     for env in (bare, hooked)
