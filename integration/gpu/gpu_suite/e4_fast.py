@@ -75,6 +75,8 @@ def _moved(step: Step, helper: GpuHelper, name: str, size: int) -> None:
         here, there = (_tree(root, helper, child, side) for side in ("here", "there"))
         watch = Stopwatch()
         try:
+            for tree in (here, there):  # while the job still trains, as a move does
+                helper.warm(tree.key(child.pid), [step.machine.uuid])
             began = time.perf_counter()
             here.save(watch)
             step.figure(f"{name}/save_s", time.perf_counter() - began)
