@@ -25,7 +25,7 @@ from liveshift.runtime.devices import CudaProcess, DeviceTree
 from liveshift.runtime.stopwatch import Stopwatch
 
 from .child import Child
-from .e1_plain import LOCK_S, SIZES, label
+from .e1_plain import LOCK_S, label, sizes
 from .step import GIB, Step
 
 
@@ -52,7 +52,7 @@ class Tree(DeviceTree):
 def measure(step: Step) -> None:
     step.begin()
     helper = GpuHelper.start(step.work, step.machine.driver_folder)
-    for count in SIZES:
+    for count in sizes(step):
         size, name = count * step.unit, label(step, count)
         if 2 * size + 4 * GIB > step.machine.gpu_free_bytes and not step.simulated:
             step.remark(f"{name}: the GPU does not hold it twice")
