@@ -144,8 +144,7 @@ class Hold:
             while moving := self._moving():
                 if time.monotonic() > until:
                     raise self._failed(moving, timeout_s)
-                if not self._collect():
-                    time.sleep(0.0005)
+                time.sleep(0.0005)
             if time.monotonic() > until:
                 raise StepFailed("hold", f"threads come and go for more than {timeout_s:g} s")
         if self._kill_on_exit:
@@ -158,7 +157,7 @@ class Hold:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 spared = self._spared(pid)
                 for tid in threads.of(pid):
-                    if tid not in spared and tid not in self._seized and not threads.ended(tid):
+                    if tid not in spared and tid not in self._seized:
                         found |= self._seize(pid, tid)
         return found
 
@@ -177,6 +176,7 @@ class Hold:
 
     def _moving(self) -> list[int]:
         """The seized threads that have not yet stopped, but could still do something."""
+        self._collect()
         moving = [tid for tid in self._seized.keys() - self._still if not threads.ended(tid)]
         return [tid for tid in moving if not self._waits_for_held_child(tid)]
 
@@ -186,11 +186,9 @@ class Hold:
             return False
         return not self._seized.keys().isdisjoint(threads.children(tid))
 
-    def _collect(self) -> bool:
-        """Take note of what has happened to tracees; whether anything had."""
-        happened = False
+    def _collect(self) -> None:
+        """Take note of what has happened to tracees."""
         while event := ptrace.next_event():
-            happened = True
             tid, what = event
             with contextlib.suppress(ProcessLookupError):  # killed meanwhile
                 if isinstance(what, ptrace.Ended):
@@ -203,7 +201,6 @@ class Hold:
                 else:
                     self._seized.setdefault(tid, tid)  # by exec a thread takes its leader's number
                     self._still.add(tid)
-        return happened
 
     def _set_options(self, options: int) -> None:
         """Only of those that have trapped: of no other could they be taken back."""

@@ -105,10 +105,10 @@ def hosts(rows: list[HostRow], *, wide: bool) -> Table:
 
 
 def gpus(seats: list[GpuSeat]) -> str:
-    """``NVIDIA H200 ×8 (3 free)``; several models are separated by commas."""
+    """``H200 ×8 (3 free)``; several models are separated by commas."""
     models = dict.fromkeys(seat.name for seat in seats)
     return ", ".join(
-        f"{model} ×{sum(s.name == model for s in seats)}"
+        f"{model.removeprefix('NVIDIA ')} ×{sum(s.name == model for s in seats)}"
         f" ({sum(s.free for s in seats if s.name == model)} free)"
         for model in models
     )

@@ -33,6 +33,7 @@ from .link import Uplink
 from .messages import Message
 from .porter import Porter
 from .resident import Resident
+from .swapper import Swapper
 from .tasks import Tasks
 
 log = logging.getLogger("liveshift.agent")
@@ -51,11 +52,13 @@ class Agent:
             cluster.paths.run, cluster.gpu.libraries, cluster.gpu.fast_path is not FastPath.OFF
         )
         self.porter = Porter(self.house, _find_criu(cluster), self._claim, self.gpus)
+        self.swapper = Swapper(self.house, self.porter)
         self.gatekeeper = Gatekeeper(self.house, lambda: time.monotonic() - self._heard)
         self._heard = time.monotonic()
         self._life = uuid.uuid4().hex
         self._tasks = Tasks()
         house, porter, gates = self.house, self.porter, self.gatekeeper
+        swapper = self.swapper
         self._serve: dict[type[Message], Callable[..., Awaitable[Message | None]]] = {
             messages.Start: self._start,
             messages.Signal: house.signal,
@@ -73,6 +76,9 @@ class Agent:
             messages.Resume: porter.resume,
             messages.Settle: porter.settle,
             messages.Progress: porter.progress,
+            messages.LookAtGpus: swapper.look,
+            messages.SwapGpu: swapper.swap,
+            messages.SettleSwap: swapper.settle,
             messages.Arm: gates.arm,
             messages.Aim: gates.aim,
             messages.Shut: gates.shut,
@@ -90,6 +96,7 @@ class Agent:
         _memory_for_images(self.cluster.paths.run / "images")
         self.porter.receiver.start()
         await self.porter.take_up()
+        await self.swapper.take_up()
         address = str(self.cluster.orchestrator)
         self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
         await local_socket.serve(self.cluster.paths.run / "agent.sock", self._relay)

@@ -133,14 +133,16 @@ class Arrival:
             lap.detail = f"{len(manifest.streams)} streams"
         reach("destination.restoring")
         with watch.phase("restore", frozen=True) as lap:
-            self._tree.bring_up(criu, manifest.pipes, deadline_s)
+            devices = self._devices if self._take_saved() else None
+            self._tree.bring_up(criu, manifest.pipes, deadline_s, stopped=devices is not None)
             lap.bytes = sum(n for s, (n, _) in manifest.streams.items() if s.startswith("image:"))
-        if self._take_saved() and self._devices is not None:
+        if devices is not None:
             try:
-                self._tree.stop_at_door()
-                self._devices.arrive(watch, self.gpus)
+                self._tree.stop_at_door(deadline_s)
+                devices.arrive(watch, self.gpus)
             except BaseException:
                 self._tree.drop()
+                devices.end()
                 raise
         reach("destination.devices_back")
 

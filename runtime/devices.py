@@ -80,10 +80,17 @@ class Devices:
     cluster: Cluster
 
     def tree(
-        self, migration: str, resident: Resident, *, full: bool = False, plain: str = ""
+        self,
+        migration: str,
+        resident: Resident,
+        *,
+        full: bool = False,
+        plain: str = "",
+        only: Collection[int] = (),
     ) -> DeviceTree | None:
         """For one migration of one capsule; ``full``: checksums over every byte; ``plain``: why the
-        other side can't take memory from the helper. None: no GPU here can be used. Blocks."""
+        other side can't take memory from the helper; ``only``: some of its processes, by their pids
+        inside. None: no GPU here can be used. Blocks."""
         helper = self.gpus.helper()
         if helper is None:
             return None
@@ -91,7 +98,7 @@ class Devices:
         samples = 0 if full else {Verify.OFF: None, Verify.FULL: 0}.get(gpu.verify, SAMPLES)
         fast = gpu.fast_path is not FastPath.OFF and not (plain or helper.host().fast_path)
         limit = self.cluster.timeouts.gpu_lock
-        return DeviceTree(resident, helper, migration, limit, samples, fast)
+        return DeviceTree(resident, helper, migration, limit, samples, fast, only)
 
 
 class DeviceLost(StepFailed):
@@ -112,7 +119,8 @@ class DeviceTree:
     """The CUDA processes of one capsule, for one migration.
 
     ``samples``: of each allocation, 0 for every byte, None for no checksums; ``fast``: whether the
-    helper may take memory over. Every method blocks.
+    helper may take memory over; ``only``: some processes, by their pids inside; none: all of them.
+    Every method blocks.
     """
 
     resident: Resident
@@ -121,6 +129,7 @@ class DeviceTree:
     lock_s: float
     samples: int | None = SAMPLES
     fast: bool = True
+    only: Collection[int] = ()
     saved: list[Saved] = field(default_factory=list)
     _held: list[int] = field(default_factory=list)  # by arrive
 
@@ -129,7 +138,7 @@ class DeviceTree:
     def save(self, watch: Stopwatch) -> list[Saved]:
         """Take the device state off the GPUs; raises StepFailed, after which bring_back undoes
         what was done."""
-        with self._processes() as found:
+        with self._processes(self.only) as found:
             if not found:
                 return []
             with watch.phase("gpu save", frozen=True) as lap:
@@ -170,11 +179,16 @@ class DeviceTree:
         May be called again, and for what was never taken off. Raises DeviceLost, or StepFailed
         for what may be tried again.
         """
-        with self._processes() as found, watch.phase("gpu restore", frozen=True) as lap:
+        with self._processes(self.only) as found, watch.phase("gpu restore", frozen=True) as lap:
             for process in found:
                 self._bring_back(process, gpus)
                 self.helper.release(process.pid)
             lap.detail = _words(self.saved)
+
+    def off_gpus(self) -> bool:
+        """Whether some of it is on no GPU now, and can be brought back to any."""
+        with self._processes(self.only) as found:
+            return any(self.helper.state(p.pid) is ProcessState.CHECKPOINTED for p in found)
 
     def arrive(self, watch: Stopwatch, gpus: Sequence[tuple[str, str]]) -> None:
         """Put the device state onto this host's GPUs, of a tree that is stopped and has yet to be

@@ -29,8 +29,10 @@ POINTS = (
     "destination.running",  # it runs; the orchestrator has not heard
     "orchestrator.resumed",  # it was seen to run; the frozen copy is still there
     "source.finishing",  # the frozen copy is about to be taken away
+    "swap.saved",  # between two GPUs of a host: a process's device state is on none of them
+    "swap.brought",  # … is on the other one, and the process goes on
 )
-"""In the order in which a migration comes by."""
+"""In the order in which a migration comes by; last what only a swap of GPUs has."""
 
 POLL_S = 0.002
 

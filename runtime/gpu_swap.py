@@ -84,7 +84,8 @@ class GpuSwap(Story):
             limit = self._limits.prepare
             plan = await self._ask(self.source, look, limit, messages.SwapPlan)
             self._way = way_of(self.source, plan)
-            detail.append(f"{self._way[0]} → {self._way[1]}")
+            several = "es" if len(plan.pids) > 1 else ""
+            detail.append(f"{len(plan.pids)} CUDA process{several}")
         return plan
 
     async def _bring_over(self, plan: messages.SwapPlan) -> None:
@@ -92,7 +93,9 @@ class GpuSwap(Story):
         began = self.times.freeze()
         self._advance(Step.FREEZING)
         limit = self._standstill.for_swap(began)
-        swap = messages.SwapGpu(self.name, self.capsule.name, plan.pairs, limit)
+        swap = messages.SwapGpu(
+            self.name, self.capsule.name, plan.pairs, plan.pids, limit, self.verify
+        )
         moved = await self._ask(self.source, swap, self._limits.answer(limit), messages.Moved)
         self.times.take(moved.phases, began)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("liveshift.gpus")
 
-LOOK_S = 5.0
+LOOK_S = 2.0
 """Between two looks for the beats: a process that begins to use a GPU is seen so late."""
 MISSING_S = 60.0
 """Between two attempts to start a helper that could not be started."""

@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -54,12 +54,15 @@ class Porter:
         self._claim = claim
         self._gpus = gpus
         self._gpus_used: dict[str, list[str]] = {}  # by capsule, when it was inspected last
+        self._choosing_gpus = asyncio.Lock()
+        self._gpus_chosen: dict[str, str] = {}  # by uuid; until there is an arrival that has them
         self._own = house.cluster.host(house.host)
         self._tasks = Tasks()
         self._busy: set[str] = set()  # migrations that are being worked on here
         self.devices = Devices(gpus, house.cluster)
         self.facts = host_facts.facts(criu)
         self.receiver = Receiver(str(self._own.data), house.cluster.paths.keys, house.host)
+        self.gpus_swapped: dict[str, str] = {}  # by uuid, while capsules change GPUs; in words
         self.departures: dict[str, Departure] = {}
         self.arrivals: dict[str, Arrival] = {}
 
@@ -74,7 +77,7 @@ class Porter:
     def gpus_taken(self) -> dict[str, str]:
         """GPUs that no other capsule gets: promised to one that arrives, or left by one that may
         have to come back; by uuid, and what of it, in words."""
-        taken: dict[str, str] = {}
+        taken = {**self._gpus_chosen, **self.gpus_swapped}
         for migration, departure in self.departures.items():
             name = departure.resident.spec.name
             words = f"is kept for {name}, which is leaving ({migration})"
@@ -141,20 +144,29 @@ class Porter:
     # ---- the source's side ----
 
     async def inspect(self, ask: messages.Inspect) -> messages.Inspected:
-        resident = self._free(ask.capsule)
+        resident = self.free(ask.capsule)
         self._dumper()  # said now, before a plan promises what the move could not do
-        try:
-            found = await self._house.blocking(
-                ask.capsule, lambda: survey(resident.room, ROOT_PID, self._house.housing.placement)
-            )
-        except ProcessLookupError as gone:
-            raise Refused(f"{ask.capsule} is just ending") from gone
+        found = await self._survey(resident)
         plan = resident.room.plan
         tops = [plan.tmp, *map(Path, self._house.housing.placement.carried)]
         carried = await asyncio.to_thread(_size_of, tops) + plan.log.stat().st_size
         gpu = await asyncio.to_thread(self._survey_gpus, resident, found)
         self._gpus_used[ask.capsule] = list(gpu.used) if gpu else []
         return messages.Inspected(found, self.facts, carried, gpu)
+
+    async def survey_gpus(self, resident: Resident) -> messages.GpuSurvey | None:
+        """What its processes hold of GPUs, and what of it could not be taken off them."""
+        found = await self._survey(resident)
+        return await asyncio.to_thread(self._survey_gpus, resident, found)
+
+    async def _survey(self, resident: Resident) -> Survey:
+        name, placement = resident.spec.name, self._house.housing.placement
+        try:
+            return await self._house.blocking(
+                name, lambda: survey(resident.room, ROOT_PID, placement)
+            )
+        except ProcessLookupError as gone:
+            raise Refused(f"{name} is just ending") from gone
 
     def _survey_gpus(self, resident: Resident, found: Survey) -> messages.GpuSurvey | None:
         if not found.gpu_tasks:
@@ -163,7 +175,7 @@ class Porter:
         memory = host_facts.memory_offered(None)
         return gpu_survey.look(found, pages, self._gpus.helper(), self._gpus.host({}), memory)
 
-    def _free(self, capsule: str) -> Resident:
+    def free(self, capsule: str) -> Resident:
         """Raises Refused for a capsule that another migration has still."""
         resident = self._running(capsule)
         held = next((d for d in self.departures.values() if d.resident is resident), None)
@@ -186,7 +198,7 @@ class Porter:
 
     async def precopy(self, ask: messages.Precopy) -> messages.Moved:
         self._dumper()
-        resident = self._free(ask.capsule)
+        resident = self.free(ask.capsule)
         sender = self._sender(ask)
         devices = await asyncio.to_thread(
             self.devices.tree, ask.migration, resident, full=ask.verify, plain=ask.plain
@@ -216,8 +228,11 @@ class Porter:
     # ---- the destination's side ----
 
     async def reserve(self, ask: messages.Reserve) -> messages.Reserved:
+        async with self._gpus_for(ask) as gpus:
+            return await self._reserve(ask, gpus)
+
+    async def _reserve(self, ask: messages.Reserve, gpus: GpuPlan) -> messages.Reserved:
         offered = self.memory_offered()
-        gpus = await asyncio.to_thread(self._plan_gpus, ask) if ask.gpu else GpuPlan()
         rows = await asyncio.to_thread(
             preflight.check, ask.survey, ask.facts, self.facts, self._criu, offered, gpus
         )
@@ -242,11 +257,28 @@ class Porter:
         await asyncio.to_thread(preflight.warm, ask.survey.needed)
         return messages.Reserved(rows, f"tcp://{self._own.data}", gpus.pairs, gpus.plain)
 
-    def _plan_gpus(self, ask: messages.Reserve) -> GpuPlan:
-        assert ask.gpu is not None
+    @contextlib.asynccontextmanager
+    async def _gpus_for(self, ask: messages.Reserve) -> AsyncIterator[GpuPlan]:
+        """Those it gets here, which no other reservation gets meanwhile."""
+        if ask.gpu is None:
+            yield GpuPlan()
+            return
+        async with self._choosing_gpus:
+            plan = await asyncio.to_thread(self._plan_gpus, ask, ask.gpu)
+            words = f"is promised to {ask.spec.name} ({ask.migration})"
+            used = ask.gpu.used
+            mine = [] if ask.dry_run else [new for old, new in plan.pairs if old in used]
+            self._gpus_chosen |= dict.fromkeys(mine, words)
+        try:
+            yield plan
+        finally:
+            for uuid in mine:
+                self._gpus_chosen.pop(uuid, None)
+
+    def _plan_gpus(self, ask: messages.Reserve, gpu: messages.GpuSurvey) -> GpuPlan:
         here = self._gpus.host(self.gpus_taken())
         usable = None if self._gpus.helper() is None else here
-        return gpu_preflight.plan(ask.gpu, usable, self._gpus.why_none, dict(ask.gpus_wanted))
+        return gpu_preflight.plan(gpu, usable, self._gpus.why_none, dict(ask.gpus_wanted))
 
     async def progress(self, ask: messages.Progress) -> messages.Arrived:
         arrival = self.arrivals.get(ask.migration)

@@ -55,7 +55,8 @@ def choose_destination(
         if named is None:
             known = ", ".join(h.name for h in everyone)
             raise NotFound(f'no host "{to}" in this cluster', hint=f"its hosts are: {known}")
-        if why_not := _why_not(named, source, gpus):
+        # Its GPUs are its own to judge: what beats tell of them may be some seconds old.
+        if why_not := _why_not(named, source, NO_GPUS):
             raise Refused(f"{capsule} cannot move to {to}: {to} {why_not}")
         return named, "as asked"
     able = [h for h in everyone if not _why_not(h, source, gpus)]

@@ -49,7 +49,7 @@ ANSWERS: dict[type[Message], Message | None] = {
     messages.Settle: messages.Settled("ended"),
     messages.Progress: messages.Arrived(500, 0, False),
     messages.Forward: messages.Frozen(1000, []),
-    messages.LookAtGpus: messages.SwapPlan("GPU 3", "GPU 5", PAIRS, 80, [("GPU", "H200")]),
+    messages.LookAtGpus: messages.SwapPlan("GPU 3", "GPU 5", PAIRS, [1001], 80, [("GPU", "H200")]),
     messages.SwapGpu: messages.Moved(0, [Phase("restore", 0.0, 0.3, 80, True)]),
     messages.SettleSwap: messages.SwapSettled("stays", "GPU 5 has no room"),
 }

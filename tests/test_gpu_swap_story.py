@@ -59,7 +59,7 @@ def test_what_its_host_is_told() -> None:
     (look,) = stage.sent(messages.LookAtGpus)
     assert (look.capsule, look.to, look.leave) == ("gpt/1", "5", "")
     (swap,) = stage.sent(messages.SwapGpu)
-    assert (swap.migration, swap.capsule, swap.pairs) == ("m7", "gpt/1", PAIRS)
+    assert (swap.migration, swap.capsule, swap.pairs, swap.pids) == ("m7", "gpt/1", PAIRS, [1001])
     limits = stage.cluster.timeouts
     assert swap.deadline == pytest.approx(limits.freeze + limits.restore)
 

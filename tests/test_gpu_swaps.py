@@ -21,7 +21,7 @@ from liveshift.runtime.messages import Message, MigrationRow, Run
 from liveshift.runtime.orchestrator import Orchestrator
 
 PLAN = messages.SwapPlan(
-    "GPU 3", "GPU 5", [("GPU-a", "GPU-b"), ("GPU-b", "GPU-a")], 80, [("GPU", "H200")]
+    "GPU 3", "GPU 5", [("GPU-a", "GPU-b"), ("GPU-b", "GPU-a")], [1001], 80, [("GPU", "H200")]
 )
 NO_PLAN = Refused("GPU 5 has 10 GiB free, a/1 needs 80", hint="name another GPU")
 ANSWERS: dict[type[Message], Message | LiveshiftError] = {

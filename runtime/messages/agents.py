@@ -195,28 +195,32 @@ class LookAtGpus(Message, frozen=True):
 
 class SwapPlan(Answer, frozen=True):
     """``leave`` and ``to``: the GPUs in words, such as ``GPU 3``; ``pairs``: (old UUID, new UUID)
-    of every GPU of the host; ``bytes`` of device memory that would change places."""
+    of every GPU of the host; ``pids``: the processes that use the one to leave, as inside;
+    ``bytes`` of device memory that would change places."""
 
     leave: str
     to: str
     pairs: list[tuple[str, str]]
+    pids: list[int]
     bytes: int
     checks: list[tuple[str, str]]
 
 
 class SwapGpu(Message, frozen=True):
-    """Bring the device state of a capsule, whose job is at a boundary, onto other GPUs of its
-    host; answers Moved (bytes 0) once it runs there.
+    """Bring the device state of some processes of a capsule, whose job is at a boundary, onto
+    other GPUs of its host; answers Moved (bytes 0) once they run there.
 
-    ``pairs`` as in SwapPlan; ``deadline`` in seconds: after it the state goes back to where it
-    was. An error says nothing of where the capsule is: SettleSwap does. Never done twice, nor
-    after it was settled.
+    ``pairs`` and ``pids`` as in SwapPlan; ``deadline`` in seconds: what is on its way then goes
+    back to where it was. An error does not say on which GPU the capsule is: SettleSwap does.
+    Never done twice, nor after it was settled. ``verify`` as in Precopy.
     """
 
     migration: str
     capsule: str
     pairs: list[tuple[str, str]]
+    pids: list[int]
     deadline: float
+    verify: bool = False
 
 
 class SettleSwap(Message, frozen=True):

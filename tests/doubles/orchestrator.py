@@ -67,6 +67,7 @@ class Host:
     name: str
     slots: int = 1
     taint: str | None = None
+    gpus: list[messages.GpuSeat] = field(default_factory=list)
 
 
 class Orchestrator:
@@ -299,7 +300,7 @@ class Orchestrator:
         return HostRow(
             name=host.name, address="10.88.0.10", state="up", spare="floating", slots=host.slots,
             used=len(here), taint=host.taint, taint_by="root" if host.taint else None,
-            memory_free=7_000_000_000, capsules=here,
+            memory_free=7_000_000_000, capsules=here, gpus=host.gpus,
         )  # fmt: skip
 
     def _output(self, ask: messages.ReadOutput, line: socket.socket) -> messages.Output:

@@ -78,10 +78,10 @@ def _clear(work: Path, environment: dict[str, str]) -> None:
     for lab in labs:
         down = [sys.executable, "-m", "liveshift.launcher", "lab", "down", lab]
         subprocess.run(down, env=environment, capture_output=True, timeout=60)
-    helpers, others = [], []
-    for each in ours.children(recursive=True):
-        (helpers if _is_helper(each) else others).append(each)
-    _end(others, signal.SIGKILL, 10)
+    everybody = ours.children(recursive=True)
+    helpers = [each for each in everybody if _is_helper(each)]
+    theirs = {child for helper in helpers for child in _children(helper)}
+    _end([e for e in everybody if e not in helpers and e not in theirs], signal.SIGKILL, 10)
     _end(helpers, signal.SIGTERM, 15)
     _end(ours.children(recursive=True), signal.SIGKILL, 10)
     while True:  # those that were orphaned have no other parent who would take note of their end
@@ -97,6 +97,13 @@ def _is_helper(process: psutil.Process) -> bool:
         return any(HELPER in word for word in process.cmdline())
     except psutil.Error:
         return False
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.Error:
+        return []
 
 
 def _end(processes: Iterable[psutil.Process], number: int, patience_s: float) -> None:

@@ -50,7 +50,7 @@ def _environment(step: Step, variant: str, what: str) -> dict[str, str]:
 def _seen(step: Step, what: str, variant: str, at_least: int) -> None:
     """The interposer must have been there, or the ratio is one of nothing."""
     pages = page.pages(step.work / f"pages-{what}-{variant}")
-    counts = [each.begun.get("nccl.allreduce", 0) for each in pages]
+    counts = [each.begun.get("nccl.AllReduce", 0) for each in pages]
     step.check(
         bool(counts) and min(counts) >= at_least,
         f"{what}, {variant}: the interposer saw {counts} all-reduces, not {at_least}",
