@@ -333,3 +333,86 @@ def test_a_warmed_key_is_used_as_any(helper: Helper) -> None:
     gpu.create("1/100", blocks(2 * MIB))
     fill(gpu, "1/100", content(2 * MIB))
     assert drained(gpu, "1/100") == content(2 * MIB)
+
+
+# ---- what the helper keeps for itself ----------------------------------------------------------
+
+INSIDE = """
+import ctypes, socket, sys, threading
+from liveshift.cuda_snapshot.cuda import Cuda
+from liveshift.cuda_snapshot.helper.blocks import Block
+from liveshift.cuda_snapshot.helper.channel import Channel
+from liveshift.cuda_snapshot.helper.contexts import Contexts
+from liveshift.cuda_snapshot.helper.device_memory import DeviceMemory
+from liveshift.cuda_snapshot.helper.ring import Rings
+from liveshift.cuda_snapshot.helper.ring_client import Drain, Filler
+from liveshift.cuda_snapshot.helper.transfers import Transfers
+
+contexts = Contexts(Cuda())
+memory, rings = DeviceMemory(contexts), Rings(contexts, 3, 65536)
+transfers = Transfers(contexts, memory, rings)
+libcuda = ctypes.CDLL("libcuda.so.1")
+gpus = contexts.cuda.uuids()
+
+def copied(serve, client):
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=serve, args=(Channel(theirs), "k"))
+    thread.start()
+    with client(Channel(ours)) as user:
+        if client is Filler:
+            user.write(bytes(4 << 20))
+            user.finish()
+        else:
+            next(user)
+    thread.join()
+
+def active():
+    found = []
+    for device in range(2):
+        flags, there = ctypes.c_uint(), ctypes.c_int()
+        places = ctypes.byref(flags), ctypes.byref(there)
+        assert libcuda.cuDevicePrimaryCtxGetState(device, *places) == 0
+        found.append(there.value)
+    return found
+
+assert active() == [0, 0]
+for first in (0, 1):
+    pair = [gpus[first], gpus[1 - first]]
+    memory.create("k", [Block(n << 30, 2 << 20, gpu, 15) for n, gpu in enumerate(pair)])
+    assert active() == [1, 1]
+    copied(transfers.fill, Filler)
+    copied(transfers.drain, Drain)
+    pinned = [ring.pinned_on for ring in rings._idle]
+    assert pinned == [pair[0]], pinned  # for the next copy
+    with memory.use("k") as holding:
+        memory.bring_to(holding, holding.pieces[0], pair[1])
+        memory.bring_to(holding, holding.pieces[0], "GPU-of-another-host")
+        assert {piece.gpu for piece in holding.pieces} == {pair[1]}
+    memory.drop("k")
+    rings.unpin_idle(memory.gpus())
+    assert active() == [0, 0], active()
+    assert [ring.pinned_on for ring in rings._idle] == [None]
+for failing in ([Block(0, 2 << 20, gpus[0], 15), Block(1, 1 << 30, gpus[1], 15)],
+                [Block(0, 2 << 20, gpus[1], 15), Block(1, 3, gpus[0], 15)]):
+    try:
+        memory.create("k", failing)
+    except Exception as error:
+        print(error)
+    else:
+        raise AssertionError("it worked")
+    assert active() == [0, 0]
+    assert memory.held() == {}
+"""
+
+
+def test_contexts_go_with_the_last_memory(doubles: build.Doubles) -> None:
+    """One costs its GPU some 500 MiB."""
+    done = subprocess.run(
+        [sys.executable, "-c", INSIDE],
+        env={**os.environ, "SIMCUDA_DEVICES": TWO, "LD_LIBRARY_PATH": str(doubles.folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "has no room for 1.0 GiB" in done.stdout
