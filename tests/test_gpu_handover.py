@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from arena_process import GPUS, Built, Holder
 from cuda_process import doubles
-from test_gpu_memory import MIB, Helper, drained, fill, helper
+from test_gpu_memory import MIB, Helper, drained, fill, helper, helpers
 
 from liveshift.cuda_snapshot.checkpoint import ProcessState
 from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.cuda_snapshot.helper.session_client import DeviceSession
 from liveshift.interposer.layout import Memory, Want
 
-__all__ = ["doubles", "helper"]
+__all__ = ["doubles", "helper", "helpers"]
 
 KEY = "7/1000"
 ONE, OTHER = (gpu.split(":")[0] for gpu in GPUS.split(","))

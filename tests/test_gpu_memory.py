@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from doubles.gpu import build
 from liveshift.cuda_snapshot.helper.blocks import Block
 from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.cuda_snapshot.helper.ring import SIZES
-from liveshift.errors import LiveshiftError, NotFound, Refused
+from liveshift.errors import LiveshiftError, NotFound, Refused, Unreachable
 
 __all__ = ["doubles"]
 
@@ -30,29 +30,54 @@ MIB = 1 << 20
 ARENA = 15
 UA, UB = (f"GPU-{d * 8}-{d * 4}-{d * 4}-{d * 4}-{d * 12}" for d in "ab")
 TWO = f"{UA}:H200:256MiB,{UB}:H200:256MiB"
-Helper = Callable[..., GpuHelper]
+
+
+class Helper:
+    """Connects to a helper with a ring and GPUs of that kind; many tests share one, one after the
+    other: to start one takes longer than most of them."""
+
+    def __init__(self, folder: Path, libraries: Path) -> None:
+        self._folder, self._libraries = folder, libraries
+        self._clients: list[GpuHelper] = []
+        self.directory = folder
+
+    def __call__(self, ring: str = "4x1048576", devices: str = TWO) -> GpuHelper:
+        name = hashlib.sha256(f"{ring} {devices}".encode()).hexdigest()[:12]
+        self.directory = self._folder / name
+        self.directory.mkdir(exist_ok=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SIMCUDA_DEVICES", devices)
+            patch.setenv(SIZES, ring)
+            self._clients.append(GpuHelper.start(self.directory, self._libraries))
+        return self._clients[-1]
+
+    def end(self, leave: bool = False) -> None:
+        """After a test: what it left is dropped."""
+        clients, self._clients = self._clients, []
+        for client in clients:
+            with client, contextlib.suppress(Unreachable):
+                for key in client.held():
+                    client.drop(key)
+                if leave:
+                    client.leave()
+
+
+@pytest.fixture(scope="session")
+def helpers(doubles: build.Doubles, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with one for each kind in it; all are ended."""
+    folder = tmp_path_factory.mktemp("helpers")
+    yield folder
+    for directory in folder.iterdir():
+        helper = GpuHelper(directory, doubles.folder)
+        with helper, contextlib.suppress(Unreachable):
+            helper.leave()
 
 
 @pytest.fixture
-def helper(
-    doubles: build.Doubles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Helper]:
-    """Connects to the helper of this test's folder, whose ring is small; ends it."""
-    clients: list[GpuHelper] = []
-
-    def start(ring: str = "4x1048576", devices: str = TWO) -> GpuHelper:
-        monkeypatch.setenv("SIMCUDA_DEVICES", devices)
-        monkeypatch.setenv(SIZES, ring)
-        clients.append(GpuHelper.start(tmp_path, doubles.folder))
-        return clients[-1]
-
-    yield start
-    for client in clients:
-        with contextlib.suppress(LiveshiftError):
-            for key in client.held():
-                client.drop(key)
-            client.leave()
-        client.close()
+def helper(doubles: build.Doubles, helpers: Path) -> Iterator[Helper]:
+    helper = Helper(helpers, doubles.folder)
+    yield helper
+    helper.end()
 
 
 def blocks(*sizes: int, gpu: str = UA, start: int = 0x7F0000000000) -> list[Block]:
@@ -292,16 +317,14 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("what", ["drain", "fill"])
-def test_a_killed_client_loses_nothing_of_the_keys(
-    helper: Helper, tmp_path: Path, what: str
-) -> None:
+def test_a_killed_client_loses_nothing_of_the_keys(helper: Helper, what: str) -> None:
     gpu = helper("2x65536")
     gpu.create("1/100", blocks(4 * MIB))
     data = content(4 * MIB)
     fill(gpu, "1/100", data)
     for _ in range(3):
         with subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(tmp_path), what],
+            [sys.executable, "-c", KILLED, str(helper.directory), what],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         ) as client:
@@ -315,15 +338,17 @@ def test_a_killed_client_loses_nothing_of_the_keys(
     assert drained(gpu, "1/100") == data[::-1]
 
 
-def test_a_helper_that_holds_memory_does_not_leave(helper: Helper) -> None:
+def test_a_helper_that_holds_memory_does_not_leave(doubles: build.Doubles, tmp_path: Path) -> None:
+    helper = Helper(tmp_path, doubles.folder)
     gpu = helper()
     gpu.create("1/100", blocks(2 * MIB))
     with pytest.raises(Refused, match=r"holds 2\.0 MiB of device memory for 1/100"):
         gpu.leave()
     gpu.drop("1/100")
     gpu.warm("2/100", [UA])
-    assert gpu.held() == {"2/100": 0}
-    gpu.leave()
+    assert gpu.held() == {"2/100": 0}  # only contexts: those are soon made again
+    helper.end(leave=True)
+    until(lambda: not (helper.directory / "gpu.sock").exists())
 
 
 def test_a_warmed_key_is_used_as_any(helper: Helper) -> None:
