@@ -104,11 +104,16 @@ class GpuLab:
         """Until the host's helper knows whether its driver bears the fast path: it must."""
         run = self.session.lab.directory / host / "run"
         eventually(lambda: (run / "gpu.sock").exists(), f"the GPU helper of {host}", 20)
-        helper = GpuHelper.start(run, self.libraries)
-        eventually(
-            lambda: "probed" not in helper.host().fast_path, f"{host} to be probed", PROBED_S
-        )
-        assert helper.host().fast_path == "", f"{host}: {helper.host().fast_path}"
+        with GpuHelper.start(run, self.libraries) as helper:
+            why = ""
+
+            def known() -> bool:
+                nonlocal why
+                why = helper.host().fast_path
+                return "being probed" not in why
+
+            eventually(known, f"{host} to be probed", PROBED_S)
+        assert why == "", f"{host}: {why}"
 
     # ---- looking at it ----
 

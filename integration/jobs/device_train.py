@@ -180,7 +180,7 @@ def main() -> None:
         state.up(weights, moments)
     hinder(args)
     over = threading.Event()
-    watching = threading.Thread(target=watch_a_block, args=(device, over))
+    watching = threading.Thread(target=watch_a_block, args=(device, over), daemon=True)
     watching.start()
 
     log = StepLog(args.out, rank)
