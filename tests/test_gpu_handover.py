@@ -13,9 +13,11 @@ from cuda_process import doubles
 from test_gpu_memory import MIB, Helper, drained, fill, helper, helpers
 
 from liveshift.cuda_snapshot.checkpoint import ProcessState
+from liveshift.cuda_snapshot.helper.blocks import Block
 from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.cuda_snapshot.helper.session_client import DeviceSession
 from liveshift.interposer.layout import Memory, Want
+from liveshift.runtime.devices import Saved, left_to_driver
 
 __all__ = ["doubles", "helper", "helpers"]
 
@@ -157,3 +159,10 @@ def test_the_source_goes_on_with_what_it_gave_up(
     assert process("free", address) == 0
     del process.blocks[0]
     assert process.right()
+
+
+def test_a_restore_needs_room_for_what_the_helper_does_not_have() -> None:
+    blocks = [Block(1 << 30, 30 * MIB, ONE, Memory.ARENA), Block(2 << 30, MIB, OTHER, Memory.ARENA)]
+    saved = Saved(1000, blocks, used={ONE: 100 * MIB, OTHER: 1})
+    assert left_to_driver(saved, []) == {ONE: 70 * MIB, OTHER: 0}
+    assert left_to_driver(saved, [(ONE, OTHER), (OTHER, ONE)]) == {OTHER: 70 * MIB, ONE: 0}
