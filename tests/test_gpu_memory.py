@@ -18,9 +18,13 @@ import pytest
 from captured import until
 from cuda_process import doubles
 from doubles.gpu import build
+from hypothesis import given
+from hypothesis import strategies as st
 
 from liveshift.cuda_snapshot.helper.blocks import Block
 from liveshift.cuda_snapshot.helper.client import GpuHelper
+from liveshift.cuda_snapshot.helper.copying import Cursor
+from liveshift.cuda_snapshot.helper.device_memory import Piece
 from liveshift.cuda_snapshot.helper.ring import SIZES
 from liveshift.errors import LiveshiftError, NotFound, Refused, Unreachable
 
@@ -165,6 +169,42 @@ def test_several_keys_at_once_share_two_rings(helper: Helper) -> None:
         thread.join(60)
     assert not failed
     assert gpu.held() == dict.fromkeys(datas, 6 * MIB)
+
+
+def test_a_third_copy_waits_for_a_ring(helper: Helper) -> None:
+    gpu = helper("2x65536")
+    gpu.create("1/100", blocks(2 * MIB))
+    data = content(2 * MIB)
+    fill(gpu, "1/100", data)
+    got: list[bytes] = []
+    third = threading.Thread(target=lambda: got.append(drained(gpu, "1/100")))
+    with gpu.drain("1/100") as one, gpu.drain("1/100") as two:
+        assert next(one) == next(two) == data[:65536]
+        third.start()
+        third.join(0.2)
+        assert third.is_alive()
+        one.close()
+        third.join(30)
+        assert b"".join([data[:65536], *map(bytes, two)]) == data
+    assert got == [data]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    takes=st.lists(st.integers(1, 25), min_size=240, max_size=240),
+)
+def test_all_bytes_have_their_turn_once(sizes: list[int], takes: list[int]) -> None:
+    pieces = [Piece(Block(0, size, UA, ARENA), UA, n, None) for n, size in enumerate(sizes)]
+    cursor = Cursor(pieces, lambda piece: piece.handle * 1000)
+    seen: list[int] = []
+    for size in takes:
+        left = cursor.left
+        runs = cursor.take(size)
+        assert sum(run.size for run in runs) == min(size, left)
+        assert cursor.left == left - min(size, left)
+        for run in runs:
+            seen += range(run.address, run.address + run.size)
+    assert seen == [n * 1000 + at for n, size in enumerate(sizes) for at in range(size)]
 
 
 def test_nothing_to_copy(helper: Helper) -> None:
@@ -369,7 +409,7 @@ from liveshift.cuda_snapshot.helper.blocks import Block
 from liveshift.cuda_snapshot.helper.channel import Channel
 from liveshift.cuda_snapshot.helper.contexts import Contexts
 from liveshift.cuda_snapshot.helper.device_memory import DeviceMemory
-from liveshift.cuda_snapshot.helper.ring import Rings
+from liveshift.cuda_snapshot.helper.ring import Busy, Rings
 from liveshift.cuda_snapshot.helper.ring_client import Drain, Filler
 from liveshift.cuda_snapshot.helper.transfers import Transfers
 
@@ -417,6 +457,17 @@ for first in (0, 1):
     rings.unpin_idle(memory.gpus())
     assert active() == [0, 0], active()
     assert [ring.pinned_on for ring in rings._idle] == [None]
+with rings.one(gpus[0], 0) as one, rings.one(gpus[1], 0) as two:
+    assert one is not two
+    try:
+        rings.one(gpus[0], 0.01).__enter__()
+    except Busy as error:
+        print(error)
+    else:
+        raise AssertionError("a third ring")
+with rings.one(gpus[0], 0), rings.one(gpus[0], 0) as again:
+    assert again in (one, two)
+rings.unpin_idle(set())
 for failing in ([Block(0, 2 << 20, gpus[0], 15), Block(1, 1 << 30, gpus[1], 15)],
                 [Block(0, 2 << 20, gpus[1], 15), Block(1, 3, gpus[0], 15)]):
     try:
@@ -441,3 +492,4 @@ def test_contexts_go_with_the_last_memory(doubles: build.Doubles) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "has no room for 1.0 GiB" in done.stdout
+    assert "2 other copies of device memory on this host did not end within 0.01 s" in done.stdout
