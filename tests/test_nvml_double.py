@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from liveshift.cuda_snapshot.checkpoint import uuid_text
 __all__ = ["doubles"]
 
 MIB = 1 << 20
-A, B = (uuid_text(bytes.fromhex(digit * 32)) for digit in "ab")
+A, B = (uuid_text(os.urandom(16)) for _ in range(2))
+"""Known to no other tests on this machine, whose processes hold memory of theirs."""
 Start = Callable[..., CudaProcess]
 
 
