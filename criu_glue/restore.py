@@ -5,13 +5,30 @@
 are in repair mode, the network is locked. There it waits until the agent knows that the tree may
 run. ``let_run`` opens the network in that hook: earlier the kernel answers the peers with RST;
 later every first retransmission is lost and costs seconds. Then CRIU lets the tasks go.
+
+A tree whose GPU state has still to come must be out of CRIU's hands for that, and yet not run. It
+is brought up to be *stopped* and goes through more doors:
+
+``stop_at_door``  CRIU leaves; every task is stopped (SIGSTOP); the network stays locked
+(a hold)          somebody else continues some, of whose threads only the spared ones may run
+``let_run_held``  as ``let_run``
+
+Whoever dies at whatever point, none of it runs that was not let go: CRIU's hook gives up without
+its CRIU, a stopped task stays stopped, a held one is killed, and once those held are to survive us
+they are stopped again before. An agent that was started anew lets go what was to run (``resumed``
+is written), or drops the tree and may begin again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import time
 from pathlib import Path
+from typing import Protocol
+
+import psutil
 
 from ..errors import LiveshiftError, StepFailed
 from . import network
@@ -19,6 +36,7 @@ from .dump import COMMON
 from .explain import explain
 from .held import HeldCriu
 from .room import STDERR_FD, STDOUT_FD, Room, adopt, enter, evict
+from .survey import tasks
 from .tool import Criu
 
 STOP_S = 5.0
@@ -29,6 +47,21 @@ RESUMED = """post-resume)
     ;;"""
 
 
+AT_DOOR = """post-resume)
+    : > at-door
+    ;;"""
+
+
+class Hold(Protocol):
+    """What keeps those still that were continued at the door, and ends them with itself."""
+
+    def spare_from_exit(self) -> None:
+        """They do not end with it any more."""
+
+    def end(self) -> None:
+        """They may go on."""
+
+
 class RestoringTree:
     """A tree on its way back to life in ``room``, from the image files in ``images``."""
 
@@ -37,14 +70,19 @@ class RestoringTree:
         self._images = images
         self._criu = HeldCriu(images)
 
-    def bring_up(self, criu: Criu, pipes: dict[int, int], deadline_s: float) -> None:
-        """Restore up to where the tasks would run.
+    def bring_up(
+        self, criu: Criu, pipes: dict[int, int], deadline_s: float, *, stopped: bool = False
+    ) -> None:
+        """Restore up to where the tasks would run; ``stopped``: for :meth:`stop_at_door`.
 
         ``pipes`` maps the dumped tree's pipe inodes (stdout, stderr) to STDOUT_FD or STDERR_FD.
         Raises StepFailed: then no task is left here, and the room is empty and locked as before.
         """
-        (self._images / "resumed").unlink(missing_ok=True)
+        for mark in ("resumed", "at-door"):
+            (self._images / mark).unlink(missing_ok=True)
         options = ["restore", "--log-file", "restore.log", "-v2", "--restore-detached", *COMMON]
+        options += ["--leave-stopped"] if stopped else []
+        unlock = f"date +%s.%N > unlocked; exec {' '.join(network.UNLOCK)}"
         ends: dict[int, int] = {}
         try:
             for fd in (STDOUT_FD, STDERR_FD):
@@ -55,8 +93,8 @@ class RestoringTree:
                 enter(self._room),
                 criu.command(*options),
                 "post-restore",
-                go=f"date +%s.%N > unlocked; exec {' '.join(network.UNLOCK)}",
-                after=RESUMED,
+                go=":" if stopped else unlock,
+                after=AT_DOOR if stopped else RESUMED,
                 pass_fds=tuple(ends.values()),
             )
         except FileNotFoundError as gone:
@@ -83,9 +121,43 @@ class RestoringTree:
         self._criu.close()
         adopt(self._room)
 
+    def stop_at_door(self, deadline_s: float) -> None:
+        """Have CRIU let go of the tasks, every one of them stopped; raises StepFailed with none
+        left when it does not come to that."""
+        ended = self._criu.tell("go", deadline_s)
+        if not (self._images / "at-door").exists():
+            why = explain(self._images / "restore.log") if ended else "CRIU did not finish"
+        elif moving := self._moving(STOP_S):
+            why = f"{moving} was not left stopped"
+        else:
+            self._criu.close()
+            return
+        self.drop()
+        raise self._failed(why)
+
+    def let_run_held(self, hold: Hold) -> None:
+        """Open the network, end the hold and let all tasks run; raises StepFailed when none did.
+
+        ``hold``: what keeps those still that were continued at the door.
+        """
+        try:
+            self._signal(signal.SIGSTOP)  # what ends the hold from here on does not let them run
+            hold.spare_from_exit()
+            (self._images / "unlocked").write_text(f"{time.time():.9f}\n")
+            network.unlock(self._room.init)
+            (self._images / "resumed").touch()
+        except (LiveshiftError, OSError) as error:
+            self.drop()
+            raise self._failed(str(error)) from error
+        hold.end()
+        self._open_door()
+        adopt(self._room)
+
     def take_up(self) -> None:
         """Go on where an earlier agent left."""
         self._criu.take_up()
+        if self.resumed() and (self._images / "at-door").exists():
+            self._open_door()
 
     def resumed(self) -> bool:
         """Whether the tasks were let go."""
@@ -101,6 +173,33 @@ class RestoringTree:
         if (self._images / "unlocked").exists():
             self._lock_again()
         self._criu.close()
+
+    def _open_door(self) -> None:
+        self._signal(signal.SIGCONT)
+        (self._images / "at-door").unlink()
+
+    def _signal(self, signum: signal.Signals) -> None:
+        for task in tasks(self._room):
+            _send(task, signum)
+
+    def _moving(self, seconds: float) -> str:
+        """Wait for every thread to be stopped; names one that is not, or a tree that is not."""
+        until = time.monotonic() + seconds
+        while True:
+            states = {
+                (task.pid, tid): state
+                for task in tasks(self._room)
+                for tid, state in _threads(task.pid).items()
+            }
+            if set(states.values()) <= {"T", "Z", "X"} and "T" in states.values():
+                return ""
+            if time.monotonic() > until:
+                break
+            time.sleep(0.001)
+        for (pid, tid), state in states.items():
+            if state not in "TZX":
+                return f"thread {tid} of process {pid}, in state {state},"
+        return "its tree"
 
     def _lock_again(self) -> None:
         """Without its tree the kernel would turn the capsule's peers away."""
@@ -120,3 +219,18 @@ class RestoringTree:
 
     def _failed(self, why: str) -> StepFailed:
         return StepFailed("restore", f"CRIU could not restore {self._room.plan.hostname}: {why}")
+
+
+def _send(task: psutil.Process, signum: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(task.pid, signum)
+
+
+def _threads(pid: int) -> dict[int, str]:
+    """The threads of a process and their states (proc(5)); {} when it has gone."""
+    found = {}
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for tid in os.listdir(f"/proc/{pid}/task"):
+            stat = Path(f"/proc/{pid}/task/{tid}/stat").read_text("utf-8", "replace")
+            found[int(tid)] = stat.rpartition(")")[2].split()[0]
+    return found

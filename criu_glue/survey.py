@@ -18,6 +18,8 @@ from typing import BinaryIO
 
 import psutil
 
+from . import gpu_tasks
+from .gpu_tasks import GpuTask
 from .mounts import Place, Placement
 from .room import STDERR_FD, STDOUT_FD, Room
 
@@ -59,6 +61,8 @@ class Survey:
     mapped_writable: tuple[str, ...]
     problems: tuple[tuple[str, str], ...]
     """(what stands in the way, what to do), one for each finding."""
+    gpu_tasks: tuple[GpuTask, ...] = ()
+    """Those that have to do with a GPU; what of it stands in the way others decide."""
 
 
 @dataclass
@@ -82,6 +86,7 @@ def survey(room: Room, root_pid: int, placement: Placement) -> Survey:
 def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
     found = _Findings()
     pids: list[int] = []
+    on_gpus: list[GpuTask] = []
     resident = 0
     init = psutil.Process(room.init)
     own_pipes = {f"pipe:[{room.pipe_inode(fd)}]" for fd in (STDOUT_FD, STDERR_FD)}
@@ -99,6 +104,8 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
             mounts = placement.mounts_of(task.pid)
             _look_at_maps(task.pid, found)
             _look_at_descriptors(task.pid, who, own_pipes, placement, mounts, found)
+            if (gpu_task := gpu_tasks.look(task.pid, inner, task.name())) is not None:
+                on_gpus.append(gpu_task)
             cwd = os.readlink(f"/proc/{task.pid}/cwd")
             if placement.of_path(cwd, mounts) not in (Place.PRIVATE, Place.CARRIED):
                 found.directories.add(cwd)
@@ -122,6 +129,7 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
         single_files=tuple(sorted(found.single)),
         mapped_writable=tuple(sorted(found.mapped_writable)),
         problems=tuple(found.problems),
+        gpu_tasks=tuple(sorted(on_gpus, key=lambda task: task.pid)),
     )
 
 
@@ -200,8 +208,6 @@ def _look_at_maps(pid: int, found: _Findings) -> None:
             continue
         path = parts[5]
         if path.startswith(("/SYSV", "/memfd:", "/dev/")):
-            if path.startswith("/dev/nvidia"):
-                _gpu(f"process {inner_pid(pid)}", found)
             continue
         found.needed.add(path)
         if parts[1][1] == "w" and parts[1][3] == "s":
@@ -248,20 +254,11 @@ def _look_at_descriptors(
 
 def _look_at_device(who: str, target: str, found: _Findings) -> None:
     name = target.removeprefix("/dev/")
-    if name.startswith("nvidia"):
-        _gpu(who, found)
-    elif not name.startswith(PLAIN_DEVICES):
+    if not target.startswith(gpu_tasks.DEVICES) and not name.startswith(PLAIN_DEVICES):
         found.problems[
             f"{who} holds the device {target}, which is tied to this host",
             "close it (for InfiniBand: train over TCP sockets)",
         ] = None
-
-
-def _gpu(who: str, found: _Findings) -> None:
-    found.problems[
-        f"{who} holds a GPU; this version moves CPU state only",
-        "train on CPU, or wait for the version that moves GPU state",
-    ] = None
 
 
 def _descriptors(pid: int) -> Iterator[tuple[int, str]]:

@@ -38,7 +38,7 @@ HOOK(cuMemAllocManaged)(address_t *address, size_t size, unsigned flags) {
 
 HOOK(cuMemFree_v2)(address_t address) {
     DRIVER(cuMemFree_v2);
-    return FREES(LEDGER_POINTER, address, real(address));
+    return FREES_MEMORY(address, real(address));
 }
 
 static void pool_memory(address_t address, size_t size, void *stream) {
@@ -64,7 +64,7 @@ static void pool_memory(address_t address, size_t size, void *stream) {
     }                                                                                              \
     HOOK(cuMemFreeAsync##suffix)(address_t address, void *stream) {                                \
         DRIVER(cuMemFreeAsync##suffix);                                                            \
-        return FREES(LEDGER_POINTER, address, real(address, stream));                              \
+        return FREES_MEMORY(address, real(address, stream));                                       \
     }
 POOLED()
 POOLED(_ptsz)
@@ -134,6 +134,8 @@ HOOK(cuIpcGetMemHandle)(struct ipc_handle *handle, address_t address) {
     int result = CUDA_CALL(real(handle, address));
     if (RECORDED(result))
         exported_memory(address);
+    else if (cuda_depth == 0)
+        arena_not_shared(address);
     return result;
 }
 
@@ -185,8 +187,10 @@ HOOK(cuMemRelease)(handle_t handle) {
 HOOK(cuMemMap)(address_t address, size_t size, size_t offset, handle_t handle, address_t flags) {
     DRIVER(cuMemMap);
     int result = CUDA_CALL(real(address, size, offset, handle, flags));
-    if (RECORDED(result))
+    if (RECORDED(result)) {
         ledger_mapped(address, size, handle, flags);
+        service_for_memory();
+    }
     return result;
 }
 
@@ -234,6 +238,31 @@ HOOK(cuDevicePrimaryCtxReset_v2)(int device) {
     DRIVER(cuDevicePrimaryCtxReset_v2);
     int result = CUDA_CALL(real(device));
     if (RECORDED(result) && atomic_load(&process_gate) != NULL)
-        ledger_reset(device);
+        device_was_reset(device);
+    return result;
+}
+
+/* The last one that releases a primary context ends it. */
+HOOK(cuDevicePrimaryCtxRelease_v2)(int device) {
+    DRIVER(cuDevicePrimaryCtxRelease_v2);
+    int result = CUDA_CALL(real(device));
+    if (RECORDED(result) && arena_outlived(device))
+        device_was_reset(device);
+    return result;
+}
+
+HOOK(cuCtxEnablePeerAccess)(void *context, unsigned flags) {
+    DRIVER(cuCtxEnablePeerAccess);
+    int result = CUDA_CALL(real(context, flags));
+    if (RECORDED(result) || RECORDED(result - CUDA_PEER_ALREADY))
+        arena_peer(driver_device(), arena_device_of(context), true);
+    return result;
+}
+
+HOOK(cuCtxDisablePeerAccess)(void *context) {
+    DRIVER(cuCtxDisablePeerAccess);
+    int result = CUDA_CALL(real(context));
+    if (RECORDED(result))
+        arena_peer(driver_device(), arena_device_of(context), false);
     return result;
 }

@@ -47,6 +47,9 @@
     X(cuMemImportFromShareableHandle, 10020, 0, cuMemImportFromShareableHandle)                    \
     X(cuMulticastCreate, 12010, 0, cuMulticastCreate)                                              \
     X(cuDevicePrimaryCtxReset, 11000, 0, cuDevicePrimaryCtxReset_v2)                               \
+    X(cuDevicePrimaryCtxRelease, 11000, 0, cuDevicePrimaryCtxRelease_v2)                           \
+    X(cuCtxEnablePeerAccess, 4000, 0, cuCtxEnablePeerAccess)                                       \
+    X(cuCtxDisablePeerAccess, 4000, 0, cuCtxDisablePeerAccess)                                     \
     X(cuStreamCreate, 2000, 0, cuStreamCreate)                                                     \
     X(cuStreamCreateWithPriority, 5050, 0, cuStreamCreateWithPriority)                             \
     X(cuStreamDestroy, 4000, 0, cuStreamDestroy_v2)                                                \

@@ -4,15 +4,18 @@
  * passed by value (all handles are pointers), and the records that both make.
  *
  * The law inside a hook: the real function is called exactly once, with the caller's arguments, and
- * its result is the hook's, whatever the ledger makes of it. No lock is held meanwhile.
+ * its result is the hook's, whatever the ledger makes of it. No lock is held meanwhile. Only what
+ * makes or frees memory of the arena (arena.h) takes the place of the real function.
  */
 #ifndef LIVESHIFT_INTERPOSER_CUDA_HOOKS_H
 #define LIVESHIFT_INTERPOSER_CUDA_HOOKS_H
 
+#include "arena.h"
 #include "cuda_real.h"
 #include "graphs.h"
 #include "ledger.h"
 #include "process.h"
+#include "service.h"
 #include "streams.h"
 
 #include <stddef.h>
@@ -34,6 +37,9 @@ struct ipc_handle {
 /* Whether a hook's call is the application's, and came back well. */
 #define RECORDED(result) ((result) == 0 && cuda_depth == 0)
 
+/* cudaErrorPeerAccessAlreadyEnabled, the same number in both APIs: by whatever way, it is enabled. */
+#define CUDA_PEER_ALREADY 704
+
 static inline uint64_t number(const void *handle) { return (uint64_t)(uintptr_t)handle; }
 
 /* Memory of a name was made. */
@@ -41,6 +47,9 @@ static inline void made(enum ledger_name name, enum liveshift_memory kind, int32
                         uint64_t address, uint64_t size, uint64_t stream, uint64_t flags) {
     struct ledger_made it = {kind, device, address, size, 0, stream, flags};
     ledger_add(name, &it);
+    if (kind == LIVESHIFT_MEMORY_DEVICE || kind == LIVESHIFT_MEMORY_POOL ||
+        kind == LIVESHIFT_MEMORY_ARENA)
+        service_for_memory();
 }
 
 static inline void made_of_handle(enum liveshift_memory kind, int32_t device, uint64_t handle,
@@ -59,6 +68,10 @@ static inline void made_of_handle(enum liveshift_memory kind, int32_t device, ui
         ledger_left(leaving_, result_ == 0);                                                       \
         result_;                                                                                   \
     })
+
+/* The same where it may be the arena's. */
+#define FREES_MEMORY(address, call)                                                                \
+    FREES(LEDGER_POINTER, address, arena_has(address) ? arena_free(address) : (call))
 
 #define DESTROYS_STREAM(stream, call)                                                              \
     ({                                                                                             \
@@ -93,6 +106,11 @@ static inline void counted(int by) {
     _Atomic uint64_t *events = &gate_here()->page->ledger.events;
     if (by > 0 || atomic_load(events) > 0)
         atomic_fetch_add(events, (uint64_t)(int64_t)by);
+}
+
+static inline void device_was_reset(int32_t device) {
+    arena_reset(device);
+    ledger_reset(device);
 }
 
 static inline void exported_memory(uint64_t address) {

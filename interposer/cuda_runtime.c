@@ -34,6 +34,12 @@ static void pool_memory(void *pointer, size_t size, void *stream) {
 
 EXPORTED int cudaMalloc(void **pointer, size_t size) {
     RUNTIME(cudaMalloc);
+    struct arena_made block;
+    if (cuda_depth == 0 && pointer != NULL && arena_allocate(size, &block)) {
+        *pointer = (void *)(uintptr_t)block.address;
+        made(LEDGER_POINTER, LIVESHIFT_MEMORY_ARENA, block.device, block.address, block.size, 0, 0);
+        return 0;
+    }
     int result = CUDA_CALL(real(pointer, size));
     if (RECORDED(result) && *pointer != NULL)
         device_memory(*pointer, size);
@@ -67,7 +73,7 @@ EXPORTED int cudaMallocManaged(void **pointer, size_t size, unsigned flags) {
 
 EXPORTED int cudaFree(void *pointer) {
     RUNTIME(cudaFree);
-    return FREES(LEDGER_POINTER, number(pointer), real(pointer));
+    return FREES_MEMORY(number(pointer), real(pointer));
 }
 
 /* Functions with a stream have a variant for programs built with a default stream per thread. */
@@ -89,7 +95,7 @@ EXPORTED int cudaFree(void *pointer) {
     }                                                                                              \
     EXPORTED int cudaFreeAsync##suffix(void *pointer, void *stream) {                              \
         RUNTIME(cudaFreeAsync##suffix);                                                            \
-        return FREES(LEDGER_POINTER, number(pointer), real(pointer, stream));                      \
+        return FREES_MEMORY(number(pointer), real(pointer, stream));                               \
     }
 POOLED()
 POOLED(_ptsz)
@@ -134,6 +140,8 @@ EXPORTED int cudaIpcGetMemHandle(struct ipc_handle *handle, void *pointer) {
     int result = CUDA_CALL(real(handle, pointer));
     if (RECORDED(result))
         exported_memory(number(pointer));
+    else if (cuda_depth == 0)
+        arena_not_shared(number(pointer));
     return result;
 }
 
@@ -178,6 +186,23 @@ EXPORTED int cudaDeviceReset(void) {
     int32_t device = runtime_device();
     int result = CUDA_CALL(real());
     if (RECORDED(result) && atomic_load(&process_gate) != NULL)
-        ledger_reset(device);
+        device_was_reset(device);
+    return result;
+}
+
+/* The current device may access the memory of another; that is one way only. */
+EXPORTED int cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
+    RUNTIME(cudaDeviceEnablePeerAccess);
+    int result = CUDA_CALL(real(peer, flags));
+    if (RECORDED(result) || RECORDED(result - CUDA_PEER_ALREADY))
+        arena_peer(runtime_device(), peer, true);
+    return result;
+}
+
+EXPORTED int cudaDeviceDisablePeerAccess(int peer) {
+    RUNTIME(cudaDeviceDisablePeerAccess);
+    int result = CUDA_CALL(real(peer));
+    if (RECORDED(result))
+        arena_peer(runtime_device(), peer, false);
     return result;
 }

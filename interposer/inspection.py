@@ -17,8 +17,9 @@ from .page import Allocation, Communicator, PageFile
 CHECKPOINTS = 12080
 """CUDA's number of the first driver (570) whose API can take a checkpoint."""
 
-KINDS = {
+KINDS: dict[int, str] = {
     Memory.DEVICE: "device",
+    Memory.ARENA: "device, movable",
     Memory.POOL: "device, pool",
     Memory.NCCL: "device, NCCL",
     Memory.MANAGED: "managed",
@@ -34,7 +35,9 @@ KINDS = {
 }
 """In the order of a table; the words of people for them."""
 
-TAKES_ROOM = frozenset({Memory.DEVICE, Memory.POOL, Memory.MANAGED, Memory.PHYSICAL, Memory.NCCL})
+TAKES_ROOM = frozenset({
+    Memory.DEVICE, Memory.ARENA, Memory.POOL, Memory.MANAGED, Memory.PHYSICAL, Memory.NCCL,
+})  # fmt: skip
 """What lies in a GPU's memory, and is this process's: physical memory counts once, not again where
 it is mapped."""
 
@@ -236,10 +239,7 @@ def _memory(allocations: Iterable[Allocation]) -> list[Held]:
 
 
 def _kind(kind: int) -> str:
-    try:
-        return KINDS[Memory(kind)]
-    except (ValueError, KeyError):
-        return f"kind {kind}"
+    return KINDS.get(kind, f"kind {kind}")
 
 
 def _devices(page: PageFile, allocations: Iterable[Allocation]) -> list[DeviceUse]:

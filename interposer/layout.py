@@ -128,6 +128,7 @@ class Want(enum.IntEnum):
     TEARDOWN = 4
     FRESH_IDS = 5
     REBUILD = 6
+    DEVICES = 7
 
 
 class Library(enum.IntEnum):
@@ -163,6 +164,7 @@ class Memory(enum.IntEnum):
     NCCL = 12
     MULTICAST = 13
     EVENT = 14
+    ARENA = 15
 
 
 def check_of(want: int, attempt: int, version: int) -> int:

@@ -288,9 +288,9 @@ void ledger_unmapped(uint64_t address, uint64_t size) {
 
 /* What cudaDeviceReset frees: not the asynchronous and the driver's virtual memory. */
 static bool frees(enum liveshift_memory kind) {
-    return kind == LIVESHIFT_MEMORY_DEVICE || kind == LIVESHIFT_MEMORY_MANAGED ||
-           kind == LIVESHIFT_MEMORY_PINNED || kind == LIVESHIFT_MEMORY_REGISTERED ||
-           kind == LIVESHIFT_MEMORY_IMPORTED;
+    return kind == LIVESHIFT_MEMORY_DEVICE || kind == LIVESHIFT_MEMORY_ARENA ||
+           kind == LIVESHIFT_MEMORY_MANAGED || kind == LIVESHIFT_MEMORY_PINNED ||
+           kind == LIVESHIFT_MEMORY_REGISTERED || kind == LIVESHIFT_MEMORY_IMPORTED;
 }
 
 void ledger_reset(int32_t device) {

@@ -48,8 +48,8 @@
 
 /* What the agent wants; every one but OPEN closes the gate. Only ever written after the one above
    it, or OPEN after any of them; back from CLOSED to TARGET when a rank was further than known, and
-   from REBUILD to TEARDOWN when it failed. The three last are for processes that have NCCL
-   communicators, and done by their service thread. */
+   from REBUILD to TEARDOWN when it failed. The last four are done by the service thread, which
+   processes have that hold NCCL communicators or device memory. */
 enum liveshift_want {
     LIVESHIFT_OPEN = 0,     /* operations pass */
     LIVESHIFT_ARMED = 1,    /* new operations wait for targets */
@@ -60,6 +60,9 @@ enum liveshift_want {
         5,                 /* where a communicator that is down has rank 0: a new `fresh_id`, which
                                 holds the address of where the process lives now */
     LIVESHIFT_REBUILD = 6, /* communicators are made again from `rebuild_id`, in `rebuild_order` */
+    LIVESHIFT_DEVICES = 7, /* a device session is served, see device_session.h. After CLOSED or any
+                              later one, again and again, each with a version of its own; nothing
+                              else changes by it. */
 };
 
 /* Written by the agent as a whole, `check` last; read by the interposer. */
@@ -254,6 +257,7 @@ enum liveshift_memory {
     LIVESHIFT_MEMORY_NCCL = 12,      /* ncclMemAlloc */
     LIVESHIFT_MEMORY_MULTICAST = 13, /* cuMulticastCreate: address is the handle */
     LIVESHIFT_MEMORY_EVENT = 14,     /* IPC handle of an event, made or opened here: no memory */
+    LIVESHIFT_MEMORY_ARENA = 15,     /* cudaMalloc on memory that can be taken away, see arena.h */
 };
 
 /* One allocation. By the interposer, read by the agent; `kind` is written last and cleared first.

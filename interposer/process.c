@@ -93,8 +93,7 @@ static void fill(struct liveshift_page *page, pid_t pid) {
         snprintf(page->counters[i].kind, sizeof page->counters[i].kind, "%s", kinds[i]);
 }
 
-/* $LIVESHIFT_PAGES/<prefix><pid>, or false with errno set. */
-static bool path_of(char path[PATH_MAX], const char *prefix, pid_t pid) {
+bool process_path(char *path, const char *prefix, pid_t pid) {
     const char *directory = getenv("LIVESHIFT_PAGES");
     if (directory == NULL ||
         snprintf(path, PATH_MAX, "%s/%s%d", directory, prefix, pid) >= PATH_MAX) {
@@ -157,7 +156,7 @@ static struct liveshift_page *make_page(void) {
         return unseen_page();
     char draft[PATH_MAX], path[PATH_MAX];
     struct liveshift_page *page = NULL;
-    if (path_of(draft, ".", getpid()) && path_of(path, "", getpid()))
+    if (process_path(draft, ".", getpid()) && process_path(path, "", getpid()))
         page = put_page(draft, path, getpid());
     if (page != NULL)
         return page;
@@ -187,7 +186,7 @@ bool process_reserve(struct gate *gate, size_t at, size_t length) {
     char path[PATH_MAX];
     int failure = 0;
     pthread_mutex_lock(&making);
-    bool seen = gate == atomic_load(&process_gate) && path_of(path, "", gate->page->pid);
+    bool seen = gate == atomic_load(&process_gate) && process_path(path, "", gate->page->pid);
     int fd = seen ? open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW) : -1;
     if (fd >= 0) { /* a page that nobody sees has all its storage */
         failure = posix_fallocate(fd, (off_t)at, (off_t)length);

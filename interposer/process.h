@@ -44,4 +44,7 @@ enum { FORK_LEDGER = 201, FORK_PROCESS, FORK_ROWS, FORK_FLIGHTS, FORK_CONTEXTS }
    filesystem is full. To be called before rows there are first touched; may be called again. */
 bool process_reserve(struct gate *gate, size_t at, size_t length);
 
+/* $LIVESHIFT_PAGES/<prefix><pid>, or false with errno set. */
+bool process_path(char *path, const char *prefix, int pid); /* path: PATH_MAX bytes */
+
 #endif

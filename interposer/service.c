@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service.h"
+#include "device_calls.h"
 #include "nccl_calls.h"
 #include "thread.h"
 
@@ -83,6 +84,7 @@ static void carry_out(struct task *task) {
     task->last_ns = began + limit + LAST_RESORT_NS;
     atomic_store(&a->done_want, 0);
     if (task->want == LIVESHIFT_CLOSED) {
+        device_calls_find(); /* now, while no thread is stopped inside the dynamic linker */
         drain(task);
         atomic_store(&a->drained_ns, (uint64_t)(task_now_ns() - began));
     } else if (task->want == LIVESHIFT_TEARDOWN) {
@@ -90,6 +92,8 @@ static void carry_out(struct task *task) {
         atomic_store(&a->torn_down_ns, (uint64_t)(task_now_ns() - began));
     } else if (task->want == LIVESHIFT_FRESH_IDS)
         fresh_ids(task);
+    else if (task->want == LIVESHIFT_DEVICES)
+        serve_devices(task);
     else {
         rebuild(task);
         atomic_store(&a->rebuilt_ns, (uint64_t)(task_now_ns() - began));
@@ -133,15 +137,19 @@ static void serve(void *unused) {
             atomic_store(&page->answer.done_want, 0);
             done.want = LIVESHIFT_OPEN;
         }
-        bool busy = poll_creations() || task.want != LIVESHIFT_OPEN;
+        /* Behind a closed gate nothing is being made, and whoever holds a lock may be stopped. */
+        bool busy = task.want != LIVESHIFT_OPEN;
+        if (task.want < LIVESHIFT_CLOSED)
+            busy |= poll_creations();
         syscall(SYS_futex, &page->order.check, FUTEX_WAIT, check, busy ? &often : &rarely, NULL, 0);
     }
 }
 
+static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER;
+static bool begun;
+static unsigned begun_in;
+
 void service_begin(void) {
-    static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER;
-    static bool begun;
-    static unsigned begun_in;
     pthread_mutex_lock(&beginning);
     if (!begun || begun_in != process_generation()) { /* threads don't survive a fork */
         int failure = thread_start("liveshift", serve, NULL);
@@ -150,10 +158,22 @@ void service_begin(void) {
         static bool said;
         if (!begun && !said)
             dprintf(STDERR_FILENO,
-                    "liveshift: cannot start a thread: %s; this process's communicators can't be "
-                    "torn down\n",
+                    "liveshift: cannot start a thread: %s; this process's communicators and "
+                    "device memory can't be moved\n",
                     strerror(failure));
         said |= !begun;
     }
     pthread_mutex_unlock(&beginning);
+}
+
+void service_for_memory(void) {
+    static _Atomic unsigned looked; /* generation + 1 */
+    if (atomic_load_explicit(&looked, memory_order_relaxed) == process_generation() + 1)
+        return;
+    atomic_store(&looked, process_generation() + 1);
+    const char *directory = getenv("LIVESHIFT_PAGES");
+    if (directory == NULL || *directory == '\0')
+        return;
+    device_calls_find();
+    service_begin();
 }

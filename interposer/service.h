@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The service thread: one in each process that has NCCL communicators, begun with the first of them.
- * It does what the agent orders beyond closing the gate: drains the streams, tears communicators
- * down, makes fresh unique ids, has communicators rebuilt. It sleeps on the order's futex.
+ * The service thread: one in each process that has NCCL communicators or device memory, begun with
+ * the first of either. It does what the agent orders beyond closing the gate: drains the streams,
+ * tears communicators down, makes fresh unique ids, has communicators rebuilt, serves a device
+ * session. It sleeps on the order's futex.
  */
 #ifndef LIVESHIFT_INTERPOSER_SERVICE_H
 #define LIVESHIFT_INTERPOSER_SERVICE_H
@@ -11,6 +12,9 @@
 
 /* Begins the thread, if this process has none. */
 void service_begin(void);
+
+/* The same, because there is device memory: not where no agent could ever order anything. */
+void service_for_memory(void);
 
 /* A part of the work: under which order, until when, and what came of it. */
 struct task {
@@ -34,10 +38,11 @@ int task_fails(struct task *task, int result, const char *format, ...)
 /* A communicator for people: its name, or its number, in `text`. */
 const char *task_name(const struct vcomm *v, char text[static 80]);
 
-void drain(struct task *task);     /* drain.c */
-void teardown(struct task *task);  /* teardown.c */
-void fresh_ids(struct task *task); /* rebuild.c */
-void rebuild(struct task *task);   /* rebuild.c */
+void drain(struct task *task);         /* drain.c */
+void teardown(struct task *task);      /* teardown.c */
+void fresh_ids(struct task *task);     /* rebuild.c */
+void rebuild(struct task *task);       /* rebuild.c */
+void serve_devices(struct task *task); /* device_session.c */
 
 /* The communicators in the order they were made, `many` of them; to be freed. */
 struct vcomm **vcomms_now(unsigned *many);

@@ -81,7 +81,7 @@ app.command(
 app.command(
     rich_help_panel=JOBS,
     epilog=migrate.EXAMPLES,
-    short_help="Move one capsule to another host while it runs.",
+    short_help="Move one capsule to another host or GPU while it runs.",
 )(migrate.migrate)
 app.command(
     rich_help_panel=JOBS,

@@ -105,6 +105,14 @@ def up(
             help="Of the cluster file's table timeouts, such as suspicion=1.5; repeatable.",
         ),
     ] = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gpu",
+            metavar="KEY=VALUE,…",
+            help="Of the cluster file's table gpu, such as fast_path=off; repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Make a cluster of virtual hosts on this machine, with an agent in each. Needs root.
 
@@ -121,7 +129,8 @@ def up(
         memory=_by_host("--memory", memory),
         local=local or (),
         shared=shared or (),
-        timeouts=_timeouts(timeouts),
+        timeouts=_by_key("--timeouts", timeouts, "suspicion=1.5"),
+        gpu=_by_key("--gpu", gpu, "fast_path=off"),
         console=render.err(),
     )
     render.out().print(f"lab {made.name} is up: {' '.join(made.hosts)}", soft_wrap=True)
@@ -293,14 +302,14 @@ def _by_host(option: str, given: list[str] | None) -> dict[str, str]:
     return found
 
 
-def _timeouts(given: list[str] | None) -> dict[str, str]:
+def _by_key(option: str, given: list[str] | None, example: str) -> dict[str, str]:
     """``suspicion=1.5,heartbeat=0.3`` as a mapping; raises BadParameter."""
     found: dict[str, str] = {}
-    for text in (part for option in given or () for part in option.split(",")):
-        key, equals, seconds = text.partition("=")
-        if not (key and equals and seconds):
-            raise typer.BadParameter(f'--timeouts "{text}": write it as suspicion=1.5')
-        found[key.strip()] = seconds
+    for text in (part for each in given or () for part in each.split(",")):
+        key, equals, value = text.partition("=")
+        if not (key and equals and value):
+            raise typer.BadParameter(f'{option} "{text}": write it as {example}')
+        found[key.strip()] = value
     return found
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 REACHED = {
     "heartbeat": "an agent says again that it lives",
     "suspicion": "a silent host counts as lost, and what waits for it fails",
+    "gpu_lock": "a CUDA process does not come to rest: it is unlocked, the job runs on",
     "quiesce": "no collective boundary: the gates open, and it is tried once more",
     "freeze": "no image yet: the job runs on at the source",
     "restore": "not restored: tried again while there is time, else back to the source",

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift migrate``: move one capsule by hand, or show what a move would be."""
+"""``liveshift migrate``: move one capsule by hand, to another host or to another GPU of its own,
+or show what a move would be."""
 
 from __future__ import annotations
 
@@ -24,6 +25,8 @@ EXAMPLES = """\
 liveshift migrate gpt/1   [dim]# to the best spare[/]
 
 liveshift migrate gpt/1 --to h2 --dry-run   [dim]# only the plan[/]
+
+liveshift migrate gpt/3 --to-gpu h1/5   [dim]# off a bad GPU, onto another one of h1, where it is[/]
 """
 
 
@@ -39,6 +42,28 @@ def migrate(
             show_default=False,
         ),
     ] = "",
+    to_gpu: Annotated[
+        str,
+        typer.Option(
+            "--to-gpu",
+            metavar="[HOST/]GPU",
+            help="Another GPU of the host that it is on: an index, or the beginning of a UUID.",
+            show_default=False,
+        ),
+    ] = "",
+    from_gpu: Annotated[
+        str,
+        typer.Option(
+            "--from-gpu",
+            metavar="[HOST/]GPU",
+            help="With --to-gpu: which GPU to leave, if the capsule uses several.",
+            show_default=False,
+        ),
+    ] = "",
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Compare every byte of device memory, not samples of it."),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and the preflight, do nothing.")
     ] = False,
@@ -51,7 +76,7 @@ def migrate(
     connect: Connect = None,
     key: Key = None,
 ) -> None:
-    """Move one capsule to another host while it runs, and show where the time went.
+    """Move one capsule to another host or GPU while it runs, and show where the time went.
 
     Exit code 5 when the move is refused, with nothing changed. A move that fails on the way
     leaves the capsule running where it was.
@@ -59,7 +84,11 @@ def migrate(
     from ..runtime.messages import Migrate
     from .client import Client
 
-    ask = Migrate(capsule=capsule, to=to, reason=reason, dry_run=dry_run)
+    if to and to_gpu:
+        raise typer.BadParameter("--to-gpu says which host: give one of --to and --to-gpu")
+    if from_gpu and not to_gpu:
+        raise typer.BadParameter("--from-gpu goes with --to-gpu")
+    ask = Migrate(capsule, to, reason, dry_run, to_gpu, from_gpu, verify)
     with Client(find(socket, lab, connect, key)) as client:
         if dry_run:
             _plan(client, ask, output)
@@ -85,8 +114,9 @@ def _print_plan(plan: Planned) -> None:
     table = render.table("what", "found")
     for what, found in plan.checks:
         table.add_row(what, found)
-    table.add_row("image", f"about {q.size(plan.image_bytes)}")
-    table.add_row("carried files", q.size(plan.carried_bytes))
+    if plan.image_bytes:  # a GPU is left without one
+        table.add_row("image", f"about {q.size(plan.image_bytes)}")
+        table.add_row("carried files", q.size(plan.carried_bytes))
     render.show(table)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from ..runtime.messages import CapsuleRow, HostRow, JobRow, MigrationRow, Status
+    from ..runtime.messages import CapsuleRow, GpuSeat, HostRow, JobRow, MigrationRow, Status
 
 STYLES = {
     "running": "green",
@@ -73,6 +73,9 @@ def moving(rows: list[MigrationRow], *, wide: bool) -> Table:
 def hosts(rows: list[HostRow], *, wide: bool) -> Table:
     """Hosts, the room they have, and who tainted them."""
     columns = ["host", "state", "slots", "spare", "free memory", "taint"]
+    with_gpus = any(row.gpus for row in rows)
+    if with_gpus:
+        columns[5:5] = ["GPUs"]
     if wide:
         columns[1:1] = ["address"]
         columns += ["capsules"]
@@ -92,11 +95,23 @@ def hosts(rows: list[HostRow], *, wide: bool) -> Table:
             q.size(row.memory_free),
             taint,
         ]
+        if with_gpus:
+            cells[5:5] = [gpus(row.gpus)]
         if wide:
             cells[1:1] = [row.address]
             cells += [", ".join(row.capsules)]
         table.add_row(*cells)
     return table
+
+
+def gpus(seats: list[GpuSeat]) -> str:
+    """``H200 ×8 (3 free)``; several models are separated by commas."""
+    models = dict.fromkeys(seat.name for seat in seats)
+    return ", ".join(
+        f"{model.removeprefix('NVIDIA ')} ×{sum(s.name == model for s in seats)}"
+        f" ({sum(s.free for s in seats if s.name == model)} free)"
+        for model in models
+    )
 
 
 def _job(job: JobRow, now: float, *, wide: bool) -> list[RenderableType]:

@@ -19,17 +19,21 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
+
 from ..criu_glue import network
 from ..criu_glue.tool import Criu, find
 from ..errors import LiveshiftError, Refused, Unreachable
 from . import local_socket, messages, notify
-from .config import Cluster
+from .config import Cluster, FastPath
 from .gatekeeper import Gatekeeper
+from .gpu_watch import GpuWatch
 from .house import House
 from .link import Uplink
 from .messages import Message
 from .porter import Porter
 from .resident import Resident
+from .swapper import Swapper
 from .tasks import Tasks
 
 log = logging.getLogger("liveshift.agent")
@@ -44,14 +48,19 @@ class Agent:
         self.cluster = cluster
         self.host = host
         self.house = House(cluster, host, self._ended)
-        self.porter = Porter(self.house, _find_criu(cluster), self._claim)
+        self.gpus = GpuWatch(
+            cluster.paths.run, cluster.gpu.libraries, cluster.gpu.fast_path is not FastPath.OFF
+        )
+        self.porter = Porter(self.house, _find_criu(cluster), self._claim, self.gpus)
+        self.swapper = Swapper(self.house, self.porter)
         self.gatekeeper = Gatekeeper(self.house, lambda: time.monotonic() - self._heard)
         self._heard = time.monotonic()
         self._life = uuid.uuid4().hex
         self._tasks = Tasks()
         house, porter, gates = self.house, self.porter, self.gatekeeper
+        swapper = self.swapper
         self._serve: dict[type[Message], Callable[..., Awaitable[Message | None]]] = {
-            messages.Start: house.start,
+            messages.Start: self._start,
             messages.Signal: house.signal,
             messages.End: house.end,
             messages.Forget: house.forget,
@@ -67,6 +76,9 @@ class Agent:
             messages.Resume: porter.resume,
             messages.Settle: porter.settle,
             messages.Progress: porter.progress,
+            messages.LookAtGpus: swapper.look,
+            messages.SwapGpu: swapper.swap,
+            messages.SettleSwap: swapper.settle,
             messages.Arm: gates.arm,
             messages.Aim: gates.aim,
             messages.Shut: gates.shut,
@@ -84,13 +96,15 @@ class Agent:
         _memory_for_images(self.cluster.paths.run / "images")
         self.porter.receiver.start()
         await self.porter.take_up()
+        await self.swapper.take_up()
         address = str(self.cluster.orchestrator)
         self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
         await local_socket.serve(self.cluster.paths.run / "agent.sock", self._relay)
         notify.ready()
         await asyncio.gather(
-            self.uplink.serve(), self._report(), self.porter.keep_asking(), self.gatekeeper.keep()
-        )
+            self.uplink.serve(), self._report(), self.porter.keep_asking(),
+            self.gatekeeper.keep(), self.gpus.keep(),
+        )  # fmt: skip
 
     # ---- to the orchestrator ----
 
@@ -131,9 +145,9 @@ class Agent:
 
     async def _beat(self) -> messages.Beat:
         running = [c for c in self.house.capsules.values() if c.code is None]
-        states = [await asyncio.to_thread(c.state) for c in running]
+        states = [await asyncio.to_thread(c.state, self.gpus.used_by) for c in running]
         memory = self.porter.memory_offered()
-        return messages.Beat(self.host, memory, states)
+        return messages.Beat(self.host, memory, states, self.gpus.seats(self.porter.gpus_taken()))
 
     def _ended(self, resident: Resident) -> None:
         if self.porter.holds(resident):
@@ -151,6 +165,11 @@ class Agent:
                 await self.uplink.line.ask(word, self.cluster.timeouts.suspicion)
                 return
             await asyncio.sleep(self.cluster.timeouts.heartbeat)
+
+    async def _start(self, ask: messages.Start) -> None:
+        env = {**await asyncio.to_thread(self.gpus.environment), **ask.spec.env}
+        spec = msgspec.structs.replace(ask.spec, env=env)
+        await self.house.start(msgspec.structs.replace(ask, spec=spec))
 
     async def _relay(self, uid: int, ask: Message) -> Message | None:
         """A command line on this host: the orchestrator decides, we say who asks."""

@@ -23,8 +23,11 @@ from ..criu_glue.restore import RestoringTree
 from ..criu_glue.rights import User
 from ..criu_glue.room import Room, adopt, started
 from ..criu_glue.tool import Criu
+from ..cuda_snapshot.assignment import Pairs
 from ..errors import StepFailed
 from . import carried_out
+from .device_memory import DeviceInlet, Pump
+from .devices import Devices, DeviceTree
 from .faultpoints import reach
 from .inbox import Inbox
 from .messages import Frozen, Moved, Reserve
@@ -43,32 +46,50 @@ class ArrivalNote(msgspec.Struct, frozen=True):
     reserve: Reserve
     init: int
     init_started: int
+    gpus: Pairs = msgspec.field(default_factory=list)
 
 
 class Arrival:
-    """One capsule on its way into this host: a reserved room and what has come for it."""
+    """One capsule on its way into this host: a reserved room and what has come for it.
 
-    def __init__(self, reserve: Reserve, resident: Resident, housing: Housing) -> None:
+    ``gpus``: the GPU here for each of the source's.
+    """
+
+    def __init__(
+        self, reserve: Reserve, resident: Resident, housing: Housing,
+        devices: DeviceTree | None = None, gpus: Pairs | None = None,
+    ) -> None:  # fmt: skip
         self.migration = reserve.migration
+        self._devices = devices
         self.source = reserve.source
+        self.gpus = gpus or []
         self.resident = resident
         self._reserve = reserve
         self._housing = housing
         self.images = housing.images(reserve.migration)
         self.images.mkdir(parents=True, exist_ok=True)
-        self.inbox = Inbox(self.images, resident, housing.placement.carried)
+        inlet = None
+        if devices is not None:
+            inlet = DeviceInlet(devices.helper, reserve.migration, dict(self.gpus))
+        self.inbox = Inbox(self.images, resident, housing.placement.carried, inlet)
         self._tree = RestoringTree(resident.room, self.images)
         self._settled_files = False
         self.failed_epoch = 0  # of the last attempt that failed: a late ask for it is over, too
 
+    @property
+    def gpus_promised(self) -> list[str]:
+        """The GPUs here that will hold what the capsule uses at its source."""
+        used = self._reserve.gpu.used if self._reserve.gpu else {}
+        return [new for old, new in self.gpus if old in used]
+
     def note(self) -> None:
         """Write down what :meth:`take_up` needs."""
         room = self.resident.room
-        note = ArrivalNote(self._reserve, room.init, room.started)
+        note = ArrivalNote(self._reserve, room.init, room.started, self.gpus)
         (self.images / NOTE).write_bytes(msgspec.msgpack.encode(note))
 
     @classmethod
-    def take_up(cls, migration: str, housing: Housing) -> Arrival | None:
+    def take_up(cls, migration: str, housing: Housing, devices: Devices) -> Arrival | None:
         """What an earlier agent has left; None when the image is not complete or its room gone."""
         try:
             raw = (housing.images(migration) / NOTE).read_bytes()
@@ -77,7 +98,8 @@ class Arrival:
             return None
         room = Room(housing.plan(note.reserve.spec), note.init, note.init_started)
         resident = housing.resident(note.reserve, room)
-        here = cls(note.reserve, resident, housing)
+        tree = devices.tree(migration, resident) if note.gpus else None
+        here = cls(note.reserve, resident, housing, tree, note.gpus)
         here._tree.take_up()
         if not here.inbox.take_up() or not room.alive():
             return None
@@ -111,8 +133,18 @@ class Arrival:
             lap.detail = f"{len(manifest.streams)} streams"
         reach("destination.restoring")
         with watch.phase("restore", frozen=True) as lap:
-            self._tree.bring_up(criu, manifest.pipes, deadline_s)
-            lap.bytes = manifest.image_bytes
+            devices = self._devices if self._take_saved() else None
+            self._tree.bring_up(criu, manifest.pipes, deadline_s, stopped=devices is not None)
+            lap.bytes = sum(n for s, (n, _) in manifest.streams.items() if s.startswith("image:"))
+        if devices is not None:
+            try:
+                self._tree.stop_at_door(deadline_s)
+                devices.arrive(watch, self.gpus)
+            except BaseException:
+                self._tree.drop()
+                devices.end()
+                raise
+        reach("destination.devices_back")
 
     def let_run(self, watch: Stopwatch, epoch: int, deadline_s: float) -> Moved:
         """The ruling was to run: the address is here now, the tree goes on.
@@ -127,7 +159,7 @@ class Arrival:
                 here.note()
                 reach("destination.granted")
                 network.locate(here.overlay, {here.overlay.address(here.spec.index): None})
-                self._tree.let_run(deadline_s)
+                self._let_go(deadline_s)
             except Exception as error:
                 if not self._tree.resumed():
                     self._tree.drop()
@@ -136,13 +168,27 @@ class Arrival:
                 log.exception("%s runs, though", here.spec.name)
         return Moved(self.inbox.manifest.image_bytes, watch.phases)
 
+    def _take_saved(self) -> bool:
+        """What the source has said of device state; whether there is any."""
+        inlet = self.inbox.devices
+        if self._devices is None or inlet is None:
+            return False
+        self._devices.saved = inlet.saved or []
+        return bool(self._devices.saved)
+
+    def _let_go(self, deadline_s: float) -> None:
+        if self._take_saved() and self._devices is not None:
+            self._tree.let_run_held(self._devices)
+        else:
+            self._tree.let_run(deadline_s)
+
     def finish_letting_run(self) -> bool:
         """An earlier agent was to let it run: whether it runs now."""
         if self._tree.resumed():
             adopt(self.resident.room)
             return True
         try:
-            self._tree.let_run(self._housing.cluster.timeouts.suspicion)
+            self._let_go(self._housing.cluster.timeouts.suspicion)
         except StepFailed:
             self.resident.unnote()
             return False
@@ -155,8 +201,11 @@ class Arrival:
             kind, _, name = stream.partition(":")
             if kind in ("image", "output"):
                 self._forward_file(sender, stream, self.inbox.path(kind, name))
+        self._take_saved()
+        pump = Pump(self._devices, sender.send)
         for tree in sorted({s.split(":", 2)[2] for s in manifest.streams if s.startswith("tree:")}):
             self._forward_tree(sender, tree)
+        pump.finish()
         sender.send_manifest(
             manifest.capsule, manifest.image_bytes, manifest.pipes, manifest.gone()
         )
@@ -194,5 +243,7 @@ class Arrival:
         self.free_images()
 
     def free_images(self) -> None:
+        if self._devices is not None:
+            self._devices.drop()
         (self.images / NOTE).unlink(missing_ok=True)  # first: without it nobody takes it up
         shutil.rmtree(self.images, ignore_errors=True)

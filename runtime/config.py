@@ -45,7 +45,7 @@ from .config_values import (
     TableOf,
     WholeNumber,
 )
-from .timeouts import Timeouts
+from .timeouts import RUNGS, Timeouts
 from .toml_lines import Key, key_lines
 
 __all__ = [
@@ -53,13 +53,16 @@ __all__ = [
     "Cluster",
     "Endpoint",
     "Env",
+    "FastPath",
     "Files",
+    "Gpu",
     "Host",
     "NetworkMode",
     "Paths",
     "Reading",
     "Spare",
     "Timeouts",
+    "Verify",
     "dump",
     "load",
     "parse",
@@ -156,6 +159,30 @@ class Paths:
     criu: Annotated[Path | None, AbsolutePath(may_be_empty=True)] = None  # None: search
 
 
+class FastPath(StrEnum):
+    """How device memory leaves a host."""
+
+    AUTO = "auto"  # from the GPU to the wire, where the host's probe says that the driver bears it
+    OFF = "off"  # into host memory, by the driver's own checkpoint
+
+
+class Verify(StrEnum):
+    """Which bytes of device memory are compared after a move."""
+
+    SAMPLED = "sampled"
+    FULL = "full"
+    OFF = "off"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """How ranks that hold GPUs move; the lock's deadline is ``timeouts.gpu_lock``."""
+
+    libraries: Annotated[Path | None, AbsolutePath(may_be_empty=True)] = None
+    fast_path: Annotated[FastPath, Choice(FastPath)] = FastPath.AUTO
+    verify: Annotated[Verify, Choice(Verify)] = Verify.SAMPLED
+
+
 @dataclass(frozen=True, kw_only=True)
 class Access:
     """Who may do what besides root and a job's owner: users, or groups as "@name"."""
@@ -178,6 +205,7 @@ class Cluster:
     files: Files = field(default_factory=Files)
     env: Env = field(default_factory=Env)
     paths: Paths = field(default_factory=Paths)
+    gpu: Gpu = field(default_factory=Gpu)
     timeouts: Timeouts = field(default_factory=Timeouts)
     access: Access = field(default_factory=Access)
 
@@ -207,8 +235,13 @@ class Cluster:
         make no difference.
         """
         settings = settings_of(self)
+        # What older builds do not know counts once it differs from what they do.
         if not self.env.defaults:
-            del settings["env"]["defaults"]  # older builds do not know it
+            del settings["env"]["defaults"]
+        if self.gpu == Gpu():
+            del settings["gpu"]
+        if self.timeouts.gpu_lock == RUNGS["gpu_lock"].derive(self.timeouts.freeze):
+            del settings["timeouts"]["gpu_lock"]
         text = json.dumps(settings, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -219,6 +252,7 @@ _TABLES: dict[str, type[Any]] = {
     "files": Files,
     "env": Env,
     "paths": Paths,
+    "gpu": Gpu,
     "timeouts": Timeouts,
     "access": Access,
 }
@@ -332,7 +366,7 @@ def settings_of(cluster: Cluster) -> dict[str, Any]:
 
     tables: dict[str, Any] = {"cluster": table("cluster", cluster)}
     tables[HOSTS] = {host.name: table(HOSTS, host) for host in cluster.hosts}
-    for name in ("files", "env", "paths", "timeouts", "access"):
+    for name in ("files", "env", "paths", "gpu", "timeouts", "access"):
         tables[name] = table(name, getattr(cluster, name))
     return tables
 

@@ -96,6 +96,13 @@ class Standstill:
         """Whether that is worth beginning, by the measure of ``allows_retry``."""
         return self.for_passing_on(now) >= 2 * self.timeouts.suspicion
 
+    def for_swap(self, now: float) -> float:
+        """What it may take to bring device state from one GPU to another of the same host: as much
+        as ``freeze`` and ``restore`` together, since that is what it does. Going back onto the old
+        GPU is undoing, for which there is the rest of the job's own timeout."""
+        t = self.timeouts
+        return max(0.0, min(t.freeze + t.restore, self.left(now) - t.suspicion))
+
     def for_undo(self, now: float) -> float:
         """Seconds until the job's ranks, or their kernels' TCP, give up; negative afterwards. A
         move is undone after that too: what the job makes of it is then the job's."""

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The source's side of a migration. Every method blocks; the agent runs them in a thread.
 
+A capsule with CUDA processes has a DeviceTree: its device state leaves the GPUs before CRIU comes,
+and the memory that the helper then has goes onto the wire beside CRIU's images.
+
 Order: ``precopy`` while the job trains, ``freeze`` to have the tree dumped and held, then
 exactly one of ``thaw`` (it goes on here) and ``finish`` (it has gone). Within ``freeze`` the
 source *promises*: before that it may thaw by itself, afterwards only when it was ruled so. The
@@ -19,12 +22,14 @@ import msgspec
 
 from ..criu_glue import network, output, trees
 from ..criu_glue.dump import FrozenTree
-from ..criu_glue.room import STDERR_FD, STDOUT_FD
+from ..criu_glue.room import STDERR_FD, STDOUT_FD, end
 from ..criu_glue.survey import Survey, survey
 from ..criu_glue.tool import Criu
 from ..criu_glue.trees import Stamp, Tree
 from ..errors import LiveshiftError, Refused
 from . import carried_out
+from .device_memory import Pump
+from .devices import DeviceLost, DeviceTree
 from .faultpoints import reach
 from .messages import Frozen, Moved
 from .resident import ROOT_PID, Housing, Resident
@@ -60,12 +65,14 @@ class Departure:
     """One capsule on its way out of this host."""
 
     def __init__(
-        self, migration: str, resident: Resident, housing: Housing, sender: Sender | None = None
-    ) -> None:
+        self, migration: str, resident: Resident, housing: Housing, sender: Sender | None = None,
+        devices: DeviceTree | None = None,
+    ) -> None:  # fmt: skip
         self.migration = migration
         self.resident = resident
         self._housing = housing
         self._sender = sender
+        self._devices = devices
         self._trees = carried_trees(resident, housing)
         self._listed: dict[str, dict[str, Stamp]] = {}
         self._taken: dict[str, dict[str, Stamp]] = {}
@@ -75,9 +82,11 @@ class Departure:
         self._locked = False
 
     @classmethod
-    def take_up(cls, migration: str, resident: Resident, housing: Housing) -> Departure:
+    def take_up(
+        cls, migration: str, resident: Resident, housing: Housing, devices: DeviceTree | None
+    ) -> Departure:
         """What an earlier agent has left in the middle of a freeze, or held frozen after it."""
-        here = cls(migration, resident, housing)
+        here = cls(migration, resident, housing, None, devices)
         here._frozen.take_up()
         here._locked = True
         return here
@@ -124,13 +133,31 @@ class Departure:
         return Frozen(self._wire.bytes - before, watch.phases)
 
     def _dump(self, watch: Stopwatch, criu: Criu, deadline_s: float) -> dict[str, list[str]]:
+        self._images.mkdir(parents=True, exist_ok=True)
+        note = DepartureNote(self.migration, self.resident.spec.name)
+        (self._images / NOTE).write_bytes(msgspec.msgpack.encode(note))
+        if self._devices is not None:
+            self._devices.save(watch)
+        reach("source.devices_saved")
         with watch.phase("lock", frozen=True):
-            self._images.mkdir(parents=True, exist_ok=True)
-            note = DepartureNote(self.migration, self.resident.spec.name)
-            (self._images / NOTE).write_bytes(msgspec.msgpack.encode(note))
             network.lock(self.resident.room.init)
             self._locked = True
         reach("source.locked")
+        pump = Pump(self._devices, self._wire.send)
+        try:
+            removed = self._dump_tree(watch, criu, deadline_s)
+            if pump.bytes:
+                with watch.phase("gpu memory", frozen=True) as lap:
+                    lap.bytes = pump.finish()
+                    lap.detail = "what was not over yet"
+        finally:
+            pump.stop()
+        with watch.phase("ship", frozen=True) as lap:
+            self._wire.finish()
+            lap.detail = "the rest of the image, on its way"
+        return removed
+
+    def _dump_tree(self, watch: Stopwatch, criu: Criu, deadline_s: float) -> dict[str, list[str]]:
         with watch.phase("dump", frozen=True) as lap:
             self._frozen.dump(
                 criu, lambda name, data: self._wire.send("image:" + name, data), deadline_s
@@ -138,15 +165,17 @@ class Departure:
             lap.bytes = self._frozen.image_bytes
         reach("source.dumped")
         with watch.phase("files", frozen=True) as lap:
-            files_before = self._wire.bytes
+            files_before = self._sent_of_files()
             removed = self._send_changes()
             output.settle(self.resident.room, self._log_sent)
             self._send_log()
-            lap.bytes = self._wire.bytes - files_before
-        with watch.phase("ship", frozen=True) as lap:
-            self._wire.finish()
-            lap.detail = "the rest of the image, on its way"
+            lap.bytes = self._sent_of_files() - files_before
         return removed
+
+    def _sent_of_files(self) -> int:
+        """Device memory goes over at the same time."""
+        sizes = dict(self._wire.streams)
+        return sum(n for stream, n in sizes.items() if stream.startswith(("tree:", "output")))
 
     def _promise(self) -> None:
         """From here on the tree stays as it is, CRIU alive or not, until a ruling."""
@@ -169,7 +198,16 @@ class Departure:
             if self._locked and self.resident.room.alive():
                 self._unlock()
             self._locked = False
+        if self._devices is not None and self.resident.room.alive():
+            self._bring_devices_back(self._devices)
         self._close()
+
+    def _bring_devices_back(self, devices: DeviceTree) -> None:
+        try:
+            devices.bring_back(Stopwatch())
+        except DeviceLost as lost:  # it would hang at its next CUDA call, and its job with it
+            end(self.resident.room)
+            raise DeviceLost("gpu restore", f"{lost.message}; so it was ended") from lost
 
     def _unlock(self) -> None:
         try:
@@ -185,6 +223,8 @@ class Departure:
         network.unplug(self.resident.overlay, self.resident.netns, self.resident.spec.index)
         self.resident.remove()
         self._frozen.release()
+        if self._devices is not None:
+            self._devices.drop()
         self._close()
 
     @property

@@ -28,6 +28,7 @@ from .fleet import Fleet
 from .jobs import Capsule, Job, check_request, overlay_for
 from .keyring import Holder
 from .messages import Event, Message
+from .migration import Move
 from .moves import Moves
 from .spares import place_job
 from .status import status
@@ -240,10 +241,21 @@ class Desk:
         if not who.owns(job.uid) and not self._rules(who, ask.capsule):
             self._need(who, Role.OPERATE, f"move {ask.capsule}", job)
         capsule = self._fleet.capsule(ask.capsule)[1]
+        reason, moves = _short(ask.reason) or "asked for", self._moves
+        if not ask.to_gpu and ask.from_gpu:
+            raise Refused("a GPU to leave, and none to go to", hint="name it: --to-gpu HOST/GPU")
+        if ask.to_gpu and ask.to:
+            raise Refused("both a host and a GPU to go to", hint="--to-gpu HOST/GPU alone will do")
+        if ask.to_gpu:
+            if ask.dry_run:
+                return await moves.plan_swap(job, capsule, ask.to_gpu, ask.from_gpu)
+            swap = moves.start_swap(
+                job, capsule, ask.to_gpu, ask.from_gpu, reason, who.shown, verify=ask.verify
+            )
+            return messages.Named(swap.name)
         if ask.dry_run:
-            return await self._moves.plan(job, capsule, ask.to)
-        reason = _short(ask.reason) or "asked for"
-        move = self._moves.start(job, capsule, ask.to, reason, who.shown)
+            return await moves.plan(job, capsule, ask.to)
+        move = moves.start(job, capsule, ask.to, reason, who.shown, verify=ask.verify)
         return messages.Named(move.name)
 
     async def _get_migration(
@@ -261,7 +273,7 @@ class Desk:
             return messages.Migration(row)
         if not self._sees(who, move.job):
             raise refusal(who, f"see {ask.name}", Role.VIEW, _whose(who, move.job))
-        if move.step in (Step.PRECOPYING, Step.QUIESCING, Step.FREEZING):
+        if isinstance(move, Move) and move.step in (Step.PRECOPYING, Step.QUIESCING, Step.FREEZING):
             with contextlib.suppress(LiveshiftError):
                 seen = await self._moves.ask(move.destination, messages.Progress(move.name), 2)
                 if isinstance(seen, messages.Arrived):

@@ -14,10 +14,10 @@ from ..errors import NotFound
 from .config import Cluster
 from .jobs import Capsule, Job
 from .journal import Journal
-from .messages import Run
-from .migration import Move
-from .spares import HostView
+from .messages import GpuSeat, Run
+from .spares import NO_GPUS, GpuNeed, HostView
 from .steps import ENDS
+from .story import Story
 
 
 @dataclass
@@ -32,6 +32,7 @@ class HostState:
     memory_free: int = 0
     life: str = ""
     told: bool = False
+    gpus: tuple[GpuSeat, ...] = ()
 
 
 class Fleet:
@@ -43,7 +44,7 @@ class Fleet:
         self.hosts = {host.name: HostState(host.name) for host in cluster.hosts}
         self.taints = self.journal.taints()
         self.jobs = self._load_jobs()
-        self.moves: dict[str, Move] = {}
+        self.moves: dict[str, Story] = {}
 
     def is_up(self, host: str) -> bool:
         """Whether the host's agent has spoken within the time of suspicion."""
@@ -53,8 +54,8 @@ class Fleet:
     def up(self) -> list[str]:
         return [name for name in self.hosts if self.is_up(name)]
 
-    def under_way(self) -> list[Move]:
-        """Migrations that have not ended."""
+    def under_way(self) -> list[Story]:
+        """Migrations that have not ended, swaps of GPUs among them."""
         return [move for move in self.moves.values() if move.step not in ENDS]
 
     def forget_moves(self, keep: int) -> None:
@@ -90,9 +91,15 @@ class Fleet:
         taken = self.taken()
         return [
             HostView(h.name, h.spare.value, h.slots, len(taken[h.name]), self.is_up(h.name),
-                     h.name in self.taints)
+                     h.name in self.taints, self.hosts[h.name].gpus)
             for h in self.cluster.hosts
         ]  # fmt: skip
+
+    def gpu_need(self, capsule: Capsule, source: str) -> GpuNeed:
+        """What it needs of a destination's GPUs, as the last words of its source show it."""
+        if capsule.seen is None or not capsule.seen.gpus:
+            return NO_GPUS
+        return GpuNeed(frozenset(capsule.seen.gpus), self.hosts[source].gpus)
 
     def find(self, capsule: str) -> tuple[Job, Capsule] | None:
         job = self.jobs.get(capsule.partition("/")[0])

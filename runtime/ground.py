@@ -13,6 +13,7 @@ from .messages import Inspected, Message
 
 if TYPE_CHECKING:
     from .migration import Move
+    from .story import Story
 
 log = logging.getLogger("liveshift.migration")
 
@@ -33,13 +34,13 @@ class Ground(Protocol):
         ``still``: the owner is known to hold the capsule without running it.
         """
 
-    async def quiesce(self, move: Move) -> str:
+    async def quiesce(self, move: Story) -> str:
         """Bring the job's ranks to a collective boundary; returns where it lies, in words.
 
         Raises NoBoundary with the job going on, or frozen wherever it is (``only_tcp``).
         """
 
-    async def reopen(self, move: Move) -> str:
+    async def reopen(self, move: Story) -> str:
         """Let the job's ranks go on, unless another move holds them; never raises.
 
         Returns what there is to tell of it, or "".
@@ -51,7 +52,7 @@ class Ground(Protocol):
     def another_spare(self, move: Move) -> str:
         """A host that could take the capsule instead; raises Refused when there is none."""
 
-    def tell(self, move: Move, text: str) -> None:
+    def tell(self, move: Story, text: str) -> None:
         """Add a line to the history."""
 
 
@@ -72,7 +73,13 @@ class NoBoundary(LiveshiftError):
 
 def limit_bytes(look: Inspected) -> int:
     """How much may come for a capsule that looked like this: it may grow until it is frozen."""
-    return 2 * (look.survey.resident + look.survey.shared_memory + look.carried_bytes) + ROOM
+    return 2 * (expected_bytes(look) + look.carried_bytes) + ROOM
+
+
+def expected_bytes(look: Inspected) -> int:
+    """The image of a capsule that looked like this, with its device memory, however that goes."""
+    device_memory = look.gpu.total if look.gpu else 0
+    return look.survey.resident + look.survey.shared_memory + device_memory
 
 
 def as_ours(error: Exception) -> LiveshiftError:

@@ -22,6 +22,7 @@ from ..criu_glue.room import STDERR_FD, STDOUT_FD
 from ..criu_glue.unpacking import Unpacker
 from ..errors import LiveshiftError, NotFound, StepFailed
 from . import manifest
+from .device_memory import MEMORY, TABLE, DeviceInlet, decode
 from .manifest import Landed, Manifest
 from .resident import Resident
 
@@ -41,11 +42,13 @@ OUTPUT = "output"
 @dataclass
 class Inbox:
     """One migration's inbox. ``images`` is named after the migration; ``carried`` are the paths
-    of this host's cluster file, the only ones a source may send a directory for."""
+    of this host's cluster file, the only ones a source may send a directory for; ``devices`` is
+    there for a capsule with CUDA processes."""
 
     images: Path
     resident: Resident
     carried: tuple[str, ...] = ()
+    devices: DeviceInlet | None = None
     bytes: dict[str, int] = field(default_factory=dict)
     came: dict[str, set[str]] = field(default_factory=dict)  # carried path → names
     written: dict[str, set[str]] = field(default_factory=dict)  # tree → names put there
@@ -78,6 +81,8 @@ class Inbox:
                 log.error("the image in %s is lost: %s", self.images, error)
             return False
         self.came, self.written = self.landed.came, self.landed.written
+        if self.devices is not None and (self.images / TABLE).exists():
+            self.devices.saved = decode((self.images / TABLE).read_bytes())
         self.bytes = {stream: size for stream, (size, _) in self.manifest.streams.items()}
         return True
 
@@ -102,6 +107,10 @@ class Inbox:
                 self._end(stream)
             elif stream in self._unpackers:
                 self._unpackers[stream].write(data)
+            elif self.devices is not None and stream == TABLE:
+                self.devices.write_table(data)
+            elif self.devices is not None and (pid := _device(stream)):
+                self.devices.write(pid, data)
             else:
                 while data:
                     data = data[os.write(self._files[stream], data) :]
@@ -117,6 +126,8 @@ class Inbox:
                 with contextlib.suppress(Exception):
                     unpacker.finish()
             self._unpackers.clear()
+            if self.devices is not None:
+                self.devices.close()
 
     def path(self, kind: str, name: str) -> Path:
         """Where a stream that is a file lies here; raises StepFailed for one no image has."""
@@ -161,7 +172,7 @@ class Inbox:
                 user=User(plan.uid, plan.gid, plan.groups),
                 as_user=tree == "open",
             )
-        else:
+        elif self.devices is None or not (stream == TABLE or _device(stream)):
             raise _unknown(stream)
         self.bytes[stream] = 0
         self._hashes[stream] = xxhash.xxh3_64()
@@ -170,6 +181,11 @@ class Inbox:
         self._ended.add(stream)
         if stream in self._files:
             os.close(self._files.pop(stream))
+        elif self.devices is not None and stream == TABLE:
+            self.devices.end_table()
+            (self.images / TABLE).write_bytes(self.devices.table)
+        elif self.devices is not None and (pid := _device(stream)):
+            self.devices.end(pid)
         else:
             tree = stream.split(":", 2)[2]
             unpacker = self._unpackers.pop(stream)
@@ -207,6 +223,12 @@ class Inbox:
 
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def _device(stream: str) -> str:
+    """The pid in the name of a stream of device memory, "" for others."""
+    kind, _, pid = stream.partition(":")
+    return pid if kind == MEMORY else ""
 
 
 def _unknown(stream: str) -> StepFailed:

@@ -18,57 +18,43 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from typing import TypeVar
 
 from ..errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
 from . import messages
-from .deadlines import Standstill
 from .faultpoints import reached
-from .ground import Gone, Ground, NoBoundary, as_ours, limit_bytes
+from .ground import Gone, Ground, as_ours, expected_bytes, limit_bytes
 from .jobs import Capsule, Job
-from .messages import Message, MigrationRow
+from .messages import MigrationRow
 from .steps import ALLOWED, Step
+from .story import Story
 from .timeline import Timeline
 
 log = logging.getLogger("liveshift.migration")
-M = TypeVar("M", bound=Message)
 
-RESUME_WAIT_S = 5.0
 ATTEMPTS = 2
 """How often a destination may try a restore that fails there."""
 
 
-class Move:
-    """A migration in flight, and its record when it is over."""
+class Move(Story):
+    """A migration to another host."""
+
+    kind = "move"
+    allowed = ALLOWED
 
     def __init__(
         self, ground: Ground, number: int, job: Job, capsule: Capsule, destination: str,
-        reason: str, by: str, changed: Callable[[Move], None],
+        reason: str, by: str, changed: Callable[[Story], None],
     ) -> None:  # fmt: skip
-        self.number = number
-        self.name = f"m{number}"
-        self.job = job
-        self.capsule = capsule
-        self.source = capsule.host
-        self.destination = destination
-        self.reason = reason
-        self.by = by
-        self.step = Step.PREPARING
-        self.error: LiveshiftError | None = None
+        super().__init__(ground, number, job, capsule, destination, reason, by, changed)
         self.tried: set[str] = set()
-        self.holds_gates = False  # of all ranks of the job
         self.released = False  # its source was told to run (again): the promise is spent
         self._seen = self._closed = False  # its image was asked for; it never became complete
-        self.times = Timeline()
-        self._ground = ground
-        self._limits = job.timeouts(ground.cluster)
         self._look: messages.Inspected | None = None
-        self._changed = changed
 
     @classmethod
     def left_behind(
         cls, ground: Ground, job: Job, capsule: Capsule, row: MigrationRow,
-        changed: Callable[[Move], None],
+        changed: Callable[[Story], None],
     ) -> Move:  # fmt: skip
         """A migration that an earlier orchestrator has left under way, for :meth:`take_up`."""
         move = cls(ground, int(row.name[1:]), job, capsule, row.destination, row.reason, row.by,
@@ -79,7 +65,7 @@ class Move:
         return move
 
     async def run(self) -> None:
-        """Move the capsule. Never raises: how it ended is in ``step`` and ``error``."""
+        """Move the capsule."""
         try:
             reserved = await self._prepare()
             await reached("orchestrator.prepared")
@@ -129,7 +115,7 @@ class Move:
                 self.source, messages.Inspect(self.capsule.name), limit, messages.Inspected
             )
             self._look = look
-            self.times.expected_bytes = look.survey.resident + look.survey.shared_memory
+            self.times.expected_bytes = expected_bytes(look)
             reserved = await self._reserve(look, self.source, self.destination, limit)
             detail.append(f"{len(look.survey.pids)} tasks")
         return reserved
@@ -140,7 +126,7 @@ class Move:
         spec = self.job.spec(self.capsule, self._ground.cluster)
         reserve = messages.Reserve(
             self.name, spec, look.survey, look.facts, source, self.capsule.epoch + 1,
-            self.job.book(), limit_bytes(look), dry_run=False,
+            self.job.book(), limit_bytes(look), dry_run=False, gpu=look.gpu,
         )  # fmt: skip
         return await self._ask(destination, reserve, limit, messages.Reserved)
 
@@ -148,36 +134,12 @@ class Move:
         """Directories and output go over while the job trains."""
         self._advance(Step.PRECOPYING)
         precopy = messages.Precopy(
-            self.name, self.capsule.name, self.destination, reserved.endpoint
-        )
+            self.name, self.capsule.name, self.destination, reserved.endpoint, reserved.plain,
+            self.verify,
+        )  # fmt: skip
         began = time.monotonic()
         moved = await self._ask(self.source, precopy, self._limits.precopy, messages.Moved)
         self.times.take(moved.phases, began)
-
-    async def _quiesce(self) -> None:
-        """No collective is half-entered anywhere from here on, until the gates open again.
-
-        A job that talks over TCP only may be frozen wherever it is: TCP itself migrates.
-        """
-        self._advance(Step.QUIESCING)
-        self.holds_gates = True
-        with self.times.phase("quiesce") as detail:
-            try:
-                detail.append(await self._ground.quiesce(self))
-            except NoBoundary as error:
-                if not error.only_tcp:
-                    raise
-                self._ground.tell(self, f"frozen in place: {error}")
-                detail.append("frozen in place")
-
-    async def _reopen(self) -> None:
-        """The job's ranks may communicate again. Where hosts are out of reach they do by
-        themselves after a while."""
-        if self.holds_gates:
-            self.holds_gates = False
-            stands = self.times.frozen_at is not None
-            with self.times.phase("reopen", frozen=stands) as detail:
-                detail += filter(None, [await self._ground.reopen(self)])
 
     async def _freeze(self) -> None:
         """The job stands still from here: dump into the wire, held frozen at the source.
@@ -306,21 +268,6 @@ class Move:
         limit = self._standstill.for_restore(time.monotonic(), max(1, attempts))
         return max(limit, 2 * self._limits.suspicion)
 
-    @property
-    def _standstill(self) -> Standstill:
-        return Standstill(self._limits, self.times.frozen_at or time.monotonic())
-
-    async def _resume(self) -> None:
-        """The tree runs at the destination; wait a while for its first collective."""
-        self._advance(Step.RESUMING)
-        await self._reopen()
-        self.times.thaw()
-        began = time.monotonic()
-        with contextlib.suppress(Exception):  # it runs; that nobody saw it changes nothing
-            ask = messages.Resume(self.capsule.name, RESUME_WAIT_S)
-            seen = await self._ask(self.destination, ask, RESUME_WAIT_S + 5, messages.Moved)
-            self.times.take(seen.phases, began)
-
     async def _finish(self) -> None:
         """The frozen copy ends. It may not run in any case: its epoch is over and peers do not
         hear it; so a source that does not answer now is not waited for."""
@@ -430,38 +377,3 @@ class Move:
         settle = messages.Settle(self.name, self.capsule.name)
         limit = self._limits.prepare
         return (await self._ask(host, settle, limit, messages.Settled)).state
-
-    # ---- book-keeping --------------------------------------------------------------------------
-
-    def row(self) -> MigrationRow:
-        """The migration as it stands, for status, events and reports."""
-        times = self.times
-        return MigrationRow(
-            name=self.name, capsule=self.capsule.name, source=self.source,
-            destination=self.destination, reason=self.reason, by=self.by,
-            epoch=self.capsule.epoch, state=self.step.value, asked=times.asked,
-            seconds=times.seconds(), frozen_s=times.standstill(), image_bytes=times.image_bytes,
-            bytes=times.bytes, expected_bytes=times.expected_bytes, link_rate=times.link_rate(),
-            phases=list(times.phases),
-            error=str(self.error) if self.error else None,
-            hint=self.error.hint if self.error else None,
-        )  # fmt: skip
-
-    async def _ask(self, host: str, message: Message, timeout: float, expect: type[M]) -> M:
-        answer = await self._ground.ask(host, message, timeout)
-        if not isinstance(answer, expect):
-            raise Unreachable(f"{host} answered {type(message).__name__} with {answer!r}")
-        return answer
-
-    def _advance(self, to: Step) -> None:
-        assert to is self.step or to in ALLOWED[self.step], f"{self.step} may not become {to}"
-        self.step = to
-        try:
-            self._changed(self)
-        except Exception:  # who owns the capsule is the commit's alone; what follows is rule()'s
-            log.exception("%s: cannot record that it is %s", self.name, to.value)
-
-    async def _end(self, how: Step) -> None:
-        await self._reopen()
-        self.times.end()
-        self._advance(how)

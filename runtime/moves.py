@@ -15,14 +15,16 @@ from . import messages
 from .config import Cluster
 from .fleet import Fleet
 from .gates import Gates
-from .ground import limit_bytes
+from .gpu_swap import GpuSwap, way_of, where
+from .ground import expected_bytes, limit_bytes
 from .jobs import Capsule, Job
 from .link import Switchboard
-from .messages import Message
+from .messages import Message, MigrationRow
 from .migration import Move
 from .ownership import BEFORE_COMMIT, Ruling, Side, may_pass, rule
 from .spares import choose_destination
 from .steps import ENDS, Step
+from .story import Story
 from .tasks import Tasks
 
 log = logging.getLogger("liveshift.moves")
@@ -42,7 +44,7 @@ class Moves:
 
     def __init__(
         self, fleet: Fleet, switchboard: Switchboard,
-        over: Callable[[Move], Awaitable[None]],
+        over: Callable[[Story], Awaitable[None]],
     ) -> None:  # fmt: skip
         self.cluster: Cluster = fleet.cluster
         self._fleet = fleet
@@ -52,22 +54,45 @@ class Moves:
         self._publishing = asyncio.Semaphore(PUBLISHED_AT_ONCE)
         self._gates = Gates(self.ask)
 
-    def start(self, job: Job, capsule: Capsule, to: str, reason: str, by: str) -> Move:
-        """Begin to move a capsule; raises Refused, NotFound or Unreachable with nothing begun."""
+    def start(
+        self, job: Job, capsule: Capsule, to: str, reason: str, by: str, *, verify: bool = False
+    ) -> Move:
+        """Begin to move a capsule; raises Refused, NotFound or Unreachable with nothing begun.
+
+        ``verify``: every byte of device memory is compared after it.
+        """
         destination, why = self._destination(job, capsule, to)
-        journal = self._fleet.journal
-        number = journal.next_migration()
+        number = self._fleet.journal.next_migration()
         move = Move(self, number, job, capsule, destination, reason, by, self._changed)
-        capsule.migration = move.name
-        self._fleet.moves[move.name] = move
-        journal.save_migration(number, move.row())
-        journal.tell(
-            capsule.name, "move", f"{capsule.host} → {destination} begins ({why}): {reason}", by
-        )
-        self._tasks.spawn(self._follow(move, move.run()))
+        move.verify = verify
+        self._begin(move, why)
         return move
 
-    async def _take_up_once_up(self, move: Move) -> None:
+    def start_swap(
+        self, job: Job, capsule: Capsule, to: str, leave: str, reason: str, by: str,
+        *, verify: bool = False,
+    ) -> GpuSwap:  # fmt: skip
+        """Begin to bring a capsule to another GPU of its host; raises as :meth:`start` does.
+
+        ``to`` is HOST/GPU or GPU, ``leave`` the same for the GPU to leave, or empty.
+        """
+        to, leave = self._gpus(job, capsule, to, leave)
+        number = self._fleet.journal.next_migration()
+        swap = GpuSwap(self, number, job, capsule, to, leave, reason, by, self._changed)
+        swap.verify = verify
+        self._begin(swap, "as asked")
+        return swap
+
+    def _begin(self, move: Story, why: str) -> None:
+        journal, (source, destination) = self._fleet.journal, move.way
+        move.capsule.migration = move.name
+        self._fleet.moves[move.name] = move
+        journal.save_migration(move.number, move.row())
+        words = f"{source} → {destination} begins ({why}): {move.reason}"
+        journal.tell(move.capsule.name, "move", words, move.by)
+        self._tasks.spawn(self._follow(move, move.run()))
+
+    async def _take_up_once_up(self, move: Story) -> None:
         """Its hosts get a while to report: who is away is not asked first who could do it."""
         until = time.monotonic() + 2 * self.cluster.timeouts.suspicion
         while not all(map(self._fleet.is_up, (move.source, move.destination))):
@@ -85,17 +110,21 @@ class Moves:
                 ended = msgspec.structs.replace(row, state=Step.FAILED.value, error="its job ended")
                 self._fleet.journal.save_migration(number, ended)
                 continue
-            job, capsule = found
-            if capsule.host not in (row.source, row.destination):  # passed on just before
-                row = msgspec.structs.replace(row, destination=capsule.host)
-            if capsule.host == row.destination and row.state in UNCOMMITTED:
-                # Committed, and the orchestrator ended before it could write the next step down.
-                row = msgspec.structs.replace(row, state=Step.COMMITTED.value)
-            move = Move.left_behind(self, job, capsule, row, self._changed)
-            capsule.migration = move.name
+            move = self._left_behind(*found, row)
+            move.capsule.migration = move.name
             self._fleet.moves[move.name] = move
-            self.tell(move, f"the orchestrator was restarted while it was {row.state}")
+            self.tell(move, f"the orchestrator was restarted while it was {move.step.value}")
             self._tasks.spawn(self._follow(move, self._take_up_once_up(move)))
+
+    def _left_behind(self, job: Job, capsule: Capsule, row: MigrationRow) -> Story:
+        if row.kind == GpuSwap.kind:
+            return GpuSwap.left_behind(self, job, capsule, row, self._changed)
+        if capsule.host not in (row.source, row.destination):  # passed on just before
+            row = msgspec.structs.replace(row, destination=capsule.host)
+        if capsule.host == row.destination and row.state in UNCOMMITTED:
+            # Committed, and the orchestrator ended before it could write the next step down.
+            row = msgspec.structs.replace(row, state=Step.COMMITTED.value)
+        return Move.left_behind(self, job, capsule, row, self._changed)
 
     async def plan(self, job: Job, capsule: Capsule, to: str) -> messages.Planned:
         """What a move would do and find; nothing is changed. Raises what the move would."""
@@ -105,15 +134,23 @@ class Moves:
         assert isinstance(look, messages.Inspected)
         reserve = messages.Reserve(
             "plan", job.spec(capsule, self.cluster), look.survey, look.facts, capsule.host,
-            capsule.epoch + 1, job.book(), limit_bytes(look), dry_run=True,
+            capsule.epoch + 1, job.book(), limit_bytes(look), dry_run=True, gpu=look.gpu,
         )  # fmt: skip
         reserved = await self.ask(destination, reserve, limit)
         assert isinstance(reserved, messages.Reserved)
         checks = [("destination", f"{destination}, {why}"), *reserved.checks]
-        size = look.survey.resident + look.survey.shared_memory
         return messages.Planned(
-            capsule.name, capsule.host, destination, checks, size, look.carried_bytes
-        )
+            capsule.name, capsule.host, destination, checks, expected_bytes(look),
+            look.carried_bytes,
+        )  # fmt: skip
+
+    async def plan_swap(self, job: Job, capsule: Capsule, to: str, leave: str) -> messages.Planned:
+        """The same for another GPU of its host."""
+        to, leave = self._gpus(job, capsule, to, leave)
+        look = messages.LookAtGpus(capsule.name, to, leave)
+        found = await self.ask(capsule.host, look, self.cluster.timeouts.prepare)
+        assert isinstance(found, messages.SwapPlan)
+        return messages.Planned(capsule.name, *way_of(capsule.host, found), found.checks, 0, 0)
 
     # ---- Ground: what a move stands on ---------------------------------------------------------
 
@@ -135,11 +172,11 @@ class Moves:
         self._fleet.journal.commit(capsule.name, host, epoch)
         capsule.host, capsule.epoch, capsule.granted = host, epoch, False
 
-    def tell(self, move: Move, text: str) -> None:
+    def tell(self, move: Story, text: str) -> None:
         log.warning("%s: %s", move.name, text)
         self._fleet.journal.tell(move.capsule.name, "moving", text, move.by, move.number)
 
-    async def quiesce(self, move: Move) -> str:
+    async def quiesce(self, move: Story) -> str:
         boundary = await self._gates.close(
             move.job, move.job.timeouts(self.cluster), shared=bool(self._others_at_gates(move))
         )
@@ -148,7 +185,7 @@ class Moves:
         )
         return boundary.words
 
-    async def reopen(self, move: Move) -> str:
+    async def reopen(self, move: Story) -> str:
         if self._others_at_gates(move):
             return "another move of the job holds them still"
         job, said = move.job, ""
@@ -165,7 +202,7 @@ class Moves:
         self._gates.forget(job.name)
         return "the job has ended"
 
-    def _others_at_gates(self, move: Move) -> list[Move]:
+    def _others_at_gates(self, move: Story) -> list[Story]:
         """Further moves of its job that hold the job's ranks at a boundary."""
         under_way = self._fleet.under_way()
         return [m for m in under_way if m is not move and m.job is move.job and m.holds_gates]
@@ -199,7 +236,8 @@ class Moves:
 
     def another_spare(self, move: Move) -> str:
         views = [v for v in self._fleet.views() if v.name not in move.tried]
-        return choose_destination(views, move.capsule.name, move.source, "")[0].name
+        need = self._fleet.gpu_need(move.capsule, move.source)
+        return choose_destination(views, move.capsule.name, move.source, "", gpus=need)[0].name
 
     # ---- what agents ask -----------------------------------------------------------------------
 
@@ -217,7 +255,7 @@ class Moves:
             ruling = Ruling.END
         if ruling is Ruling.RUN and not claim.ready:
             ruling = Ruling.WAIT
-        if ruling is Ruling.RUN and move is not None and side is Side.LEAVING:
+        if ruling is Ruling.RUN and isinstance(move, Move) and side is Side.LEAVING:
             move.released = True
         if ruling is Ruling.RUN and not capsule.granted:
             self._fleet.journal.grant(capsule.name, host, capsule.epoch)
@@ -246,6 +284,23 @@ class Moves:
     # ---- one move ------------------------------------------------------------------------------
 
     def _destination(self, job: Job, capsule: Capsule, to: str) -> tuple[str, str]:
+        self._check_free(job, capsule)
+        chosen, why = choose_destination(
+            self._fleet.views(), capsule.name, capsule.host, to, avoid=self._failed_at(capsule),
+            gpus=self._fleet.gpu_need(capsule, capsule.host),
+        )  # fmt: skip
+        return chosen.name, why
+
+    def _gpus(self, job: Job, capsule: Capsule, to: str, leave: str) -> tuple[str, str]:
+        """The two GPUs, by what their host calls them."""
+        for host in {gpu.rpartition("/")[0] for gpu in (to, leave)} - {""}:
+            self.cluster.host(host)
+        gpus = where(to, capsule), where(leave, capsule) if leave else ""
+        self._check_free(job, capsule)
+        return gpus
+
+    def _check_free(self, job: Job, capsule: Capsule) -> None:
+        """Raises unless the capsule runs, on a host that is up, and in no migration."""
         if capsule.migration:
             raise Refused(
                 f"{capsule.name} is moving already ({capsule.migration})",
@@ -258,41 +313,34 @@ class Moves:
                 f"the agent on {capsule.host}, where {capsule.name} runs, does not answer",
                 hint=f"start it there: liveshift agent --config FILE --host {capsule.host}",
             )
-        views = self._fleet.views()
-        chosen, why = choose_destination(
-            views, capsule.name, capsule.host, to, avoid=self._failed_at(capsule)
-        )
-        return chosen.name, why
 
     def _failed_at(self, capsule: Capsule) -> set[str]:
         """Destinations that failed this capsule lately: another one is tried before."""
         return {
             host
             for move in self._fleet.moves.values()
-            if move.capsule is capsule and move.step is Step.FAILED
+            if isinstance(move, Move) and move.capsule is capsule and move.step is Step.FAILED
             for host in {*move.tried, move.destination}
         }
 
-    async def _follow(self, move: Move, work: Awaitable[None]) -> None:
+    async def _follow(self, move: Story, work: Awaitable[None]) -> None:
         await work
         self._fleet.forget_moves(KEEP_MOVES)
         await self._over(move)
 
-    def _changed(self, move: Move) -> None:
+    def _changed(self, move: Story) -> None:
         self._fleet.journal.save_migration(move.number, move.row())
         if move.step in ENDS:
             move.capsule.migration = None
             self._tell_end(move)
 
-    def _tell_end(self, move: Move) -> None:
+    def _tell_end(self, move: Story) -> None:
         row = move.row()
+        way = f"{row.source} → {row.destination}"
         if move.step is Step.DONE:
-            kind = "moved"
-            text = (
-                f"{move.source} → {move.destination}: stood still {row.frozen_s:.2f} s, "
-                f"image {row.image_bytes / 1e6:.0f} MB"
-            )
+            kind, text = "moved", f"{way}: stood still {row.frozen_s:.2f} s"
+            if isinstance(move, Move):
+                text += f", image {row.image_bytes / 1e6:.0f} MB"
         else:
-            kind = "not moved"
-            text = f"{move.source} → {move.destination} {move.step.value}: {row.error}"
+            kind, text = "not moved", f"{way} {move.step.value}: {row.error}"
         self._fleet.journal.tell(move.capsule.name, kind, text, move.by, move.number)

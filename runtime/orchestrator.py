@@ -21,10 +21,10 @@ from .evacuation import Evacuation
 from .fleet import Fleet
 from .link import Switchboard
 from .messages import Message
-from .migration import Move
 from .moves import Moves
 from .ownership import is_stray
 from .steps import Step
+from .story import Story
 
 log = logging.getLogger("liveshift.orchestrator")
 
@@ -53,7 +53,7 @@ class Orchestrator:
         notify.ready()
         await asyncio.gather(self.switchboard.serve(), self.evacuation.run())
 
-    async def _move_over(self, move: Move) -> None:
+    async def _move_over(self, move: Story) -> None:
         if move.step is Step.LOST:
             self.endings.capsule_ended(move.job, move.capsule, KILLED)
         self.evacuation.wake()
@@ -105,7 +105,8 @@ class Orchestrator:
                     self.endings.capsule_ended(job, capsule, KILLED)
 
     def _beat(self, host: str, beat: messages.Beat) -> None:
-        self.fleet.hosts[host].memory_free = beat.memory_free
+        state = self.fleet.hosts[host]
+        state.memory_free, state.gpus = beat.memory_free, tuple(beat.gpus)
         for seen in beat.capsules:
             found = self.fleet.find(seen.name)
             if found is None:

@@ -14,19 +14,22 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from ..criu_glue.survey import survey
+from ..criu_glue.survey import Survey, survey
 from ..criu_glue.tool import Criu
 from ..errors import LiveshiftError, NotFound, Refused, StepFailed
 from . import departure as leaving
-from . import host_facts, messages, preflight
+from . import gpu_preflight, gpu_survey, host_facts, messages, preflight, rank_pages
 from .arrival import Arrival
 from .departure import Departure
+from .devices import Devices
 from .faultpoints import reached
+from .gpu_preflight import GpuPlan
+from .gpu_watch import GpuWatch
 from .house import House
 from .ownership import Ruling, Side
 from .resident import ROOT_PID, Resident, finished_by_pid
@@ -45,15 +48,21 @@ Claim = Callable[[messages.Claim], Awaitable[messages.Ruled]]
 class Porter:
     """Keeps departures and arrivals by the name of their migration."""
 
-    def __init__(self, house: House, criu: Criu | None, claim: Claim) -> None:
+    def __init__(self, house: House, criu: Criu | None, claim: Claim, gpus: GpuWatch) -> None:
         self._house = house
         self._criu = criu
         self._claim = claim
+        self._gpus = gpus
+        self._gpus_used: dict[str, list[str]] = {}  # by capsule, when it was inspected last
+        self._choosing_gpus = asyncio.Lock()
+        self._gpus_chosen: dict[str, str] = {}  # by uuid; until there is an arrival that has them
         self._own = house.cluster.host(house.host)
         self._tasks = Tasks()
         self._busy: set[str] = set()  # migrations that are being worked on here
+        self.devices = Devices(gpus, house.cluster)
         self.facts = host_facts.facts(criu)
         self.receiver = Receiver(str(self._own.data), house.cluster.paths.keys, house.host)
+        self.gpus_swapped: dict[str, str] = {}  # by uuid, while capsules change GPUs; in words
         self.departures: dict[str, Departure] = {}
         self.arrivals: dict[str, Arrival] = {}
 
@@ -65,13 +74,26 @@ class Porter:
         """Whether a migration has promised to hold it: its end is that migration's matter then."""
         return any(d.resident is resident and d.promised for d in self.departures.values())
 
+    def gpus_taken(self) -> dict[str, str]:
+        """GPUs that no other capsule gets: promised to one that arrives, or left by one that may
+        have to come back; by uuid, and what of it, in words."""
+        taken = {**self._gpus_chosen, **self.gpus_swapped}
+        for migration, departure in self.departures.items():
+            name = departure.resident.spec.name
+            words = f"is kept for {name}, which is leaving ({migration})"
+            taken |= dict.fromkeys(self._gpus_used.get(name, ()), words)
+        for migration, arrival in self.arrivals.items():
+            words = f"is promised to {arrival.resident.spec.name} ({migration})"
+            taken |= dict.fromkeys(arrival.gpus_promised, words)
+        return taken
+
     async def take_up(self) -> None:
         """Go on with what an earlier agent has left, capsules and migrations; blocks little."""
         housing = self._house.housing
         images = self._house.cluster.paths.run / "images"
         names = sorted(path.name for path in images.iterdir())
         for name in names:
-            arrival = await asyncio.to_thread(Arrival.take_up, name, housing)
+            arrival = await asyncio.to_thread(Arrival.take_up, name, housing, self.devices)
             if arrival is None or await asyncio.to_thread(_runs_already, arrival):
                 continue
             self.arrivals[name] = arrival
@@ -91,13 +113,21 @@ class Porter:
             resident = self._house.resident(note.capsule)
         except (FileNotFoundError, msgspec.DecodeError, NotFound):
             return
-        here = await asyncio.to_thread(Departure.take_up, name, resident, self._house.housing)
+        here = await asyncio.to_thread(
+            lambda: Departure.take_up(
+                name, resident, self._house.housing, self.devices.tree(name, resident)
+            )
+        )
         if here.promised:
             log.warning("%s: %s is held frozen; asking what becomes of it", name, note.capsule)
             self.departures[name] = here
         else:
             log.warning("%s: %s was being frozen; it goes on here", name, note.capsule)
-            await asyncio.to_thread(here.thaw)
+            try:
+                await asyncio.to_thread(here.thaw)
+            except LiveshiftError as error:  # asked about it again, it is tried again
+                log.error("%s: %s", name, error)
+                self.departures[name] = here
 
     async def keep_asking(self) -> None:
         """Once per heartbeat: what becomes of what is held here?"""
@@ -114,20 +144,38 @@ class Porter:
     # ---- the source's side ----
 
     async def inspect(self, ask: messages.Inspect) -> messages.Inspected:
-        resident = self._free(ask.capsule)
+        resident = self.free(ask.capsule)
         self._dumper()  # said now, before a plan promises what the move could not do
-        try:
-            found = await self._house.blocking(
-                ask.capsule, lambda: survey(resident.room, ROOT_PID, self._house.housing.placement)
-            )
-        except ProcessLookupError as gone:
-            raise Refused(f"{ask.capsule} is just ending") from gone
+        found = await self._survey(resident)
         plan = resident.room.plan
         tops = [plan.tmp, *map(Path, self._house.housing.placement.carried)]
         carried = await asyncio.to_thread(_size_of, tops) + plan.log.stat().st_size
-        return messages.Inspected(found, self.facts, carried)
+        gpu = await asyncio.to_thread(self._survey_gpus, resident, found)
+        self._gpus_used[ask.capsule] = list(gpu.used) if gpu else []
+        return messages.Inspected(found, self.facts, carried, gpu)
 
-    def _free(self, capsule: str) -> Resident:
+    async def survey_gpus(self, resident: Resident) -> messages.GpuSurvey | None:
+        """What its processes hold of GPUs, and what of it could not be taken off them."""
+        found = await self._survey(resident)
+        return await asyncio.to_thread(self._survey_gpus, resident, found)
+
+    async def _survey(self, resident: Resident) -> Survey:
+        name, placement = resident.spec.name, self._house.housing.placement
+        try:
+            return await self._house.blocking(
+                name, lambda: survey(resident.room, ROOT_PID, placement)
+            )
+        except ProcessLookupError as gone:
+            raise Refused(f"{name} is just ending") from gone
+
+    def _survey_gpus(self, resident: Resident, found: Survey) -> messages.GpuSurvey | None:
+        if not found.gpu_tasks:
+            return None
+        pages = {state.pid: state for state in rank_pages.states(resident)}
+        memory = host_facts.memory_offered(None)
+        return gpu_survey.look(found, pages, self._gpus.helper(), self._gpus.host({}), memory)
+
+    def free(self, capsule: str) -> Resident:
         """Raises Refused for a capsule that another migration has still."""
         resident = self._running(capsule)
         held = next((d for d in self.departures.values() if d.resident is resident), None)
@@ -150,9 +198,12 @@ class Porter:
 
     async def precopy(self, ask: messages.Precopy) -> messages.Moved:
         self._dumper()
-        resident = self._free(ask.capsule)
+        resident = self.free(ask.capsule)
         sender = self._sender(ask)
-        departure = Departure(ask.migration, resident, self._house.housing, sender)
+        devices = await asyncio.to_thread(
+            self.devices.tree, ask.migration, resident, full=ask.verify, plain=ask.plain
+        )
+        departure = Departure(ask.migration, resident, self._house.housing, sender, devices)
         self.departures[ask.migration] = departure
         with self._working(ask.migration):
             return await self._house.blocking(ask.capsule, departure.precopy)
@@ -177,12 +228,16 @@ class Porter:
     # ---- the destination's side ----
 
     async def reserve(self, ask: messages.Reserve) -> messages.Reserved:
+        async with self._gpus_for(ask) as gpus:
+            return await self._reserve(ask, gpus)
+
+    async def _reserve(self, ask: messages.Reserve, gpus: GpuPlan) -> messages.Reserved:
         offered = self.memory_offered()
         rows = await asyncio.to_thread(
-            preflight.check, ask.survey, ask.facts, self.facts, self._criu, offered
+            preflight.check, ask.survey, ask.facts, self.facts, self._criu, offered, gpus
         )
         if ask.dry_run:
-            return messages.Reserved(rows, "")
+            return messages.Reserved(rows, "", gpus.pairs, gpus.plain)
         name = ask.spec.name
         self._house.refuse_older(ask)
         if name in self._house.capsules and self._house.capsules[name].code is None:
@@ -194,12 +249,36 @@ class Porter:
             resident = await self._house.blocking(
                 name, lambda: self._house.housing.house_empty(ask)
             )
-        arrival = Arrival(ask, resident, self._house.housing)
+        devices = await asyncio.to_thread(self.devices.tree, ask.migration, resident)
+        arrival = Arrival(ask, resident, self._house.housing, devices, gpus.pairs)
         arrival.note()
         self.arrivals[ask.migration] = arrival
         self.receiver.expect(ask.migration, ask.source, arrival.inbox, ask.limit_bytes)
         await asyncio.to_thread(preflight.warm, ask.survey.needed)
-        return messages.Reserved(rows, f"tcp://{self._own.data}")
+        return messages.Reserved(rows, f"tcp://{self._own.data}", gpus.pairs, gpus.plain)
+
+    @contextlib.asynccontextmanager
+    async def _gpus_for(self, ask: messages.Reserve) -> AsyncIterator[GpuPlan]:
+        """Those it gets here, which no other reservation gets meanwhile."""
+        if ask.gpu is None:
+            yield GpuPlan()
+            return
+        async with self._choosing_gpus:
+            plan = await asyncio.to_thread(self._plan_gpus, ask, ask.gpu)
+            words = f"is promised to {ask.spec.name} ({ask.migration})"
+            used = ask.gpu.used
+            mine = [] if ask.dry_run else [new for old, new in plan.pairs if old in used]
+            self._gpus_chosen |= dict.fromkeys(mine, words)
+        try:
+            yield plan
+        finally:
+            for uuid in mine:
+                self._gpus_chosen.pop(uuid, None)
+
+    def _plan_gpus(self, ask: messages.Reserve, gpu: messages.GpuSurvey) -> GpuPlan:
+        here = self._gpus.host(self.gpus_taken())
+        usable = None if self._gpus.helper() is None else here
+        return gpu_preflight.plan(gpu, usable, self._gpus.why_none, dict(ask.gpus_wanted))
 
     async def progress(self, ask: messages.Progress) -> messages.Arrived:
         arrival = self.arrivals.get(ask.migration)
@@ -290,7 +369,7 @@ class Porter:
             before = resident.finished or finished_by_pid(resident.room)
             until = time.monotonic() + ask.deadline
             lap.detail = "no collectives in this job"
-            while before:
+            while any(before.values()):
                 seen = finished_by_pid(resident.room)
                 if any(seen.get(pid, 0) > count for pid, count in before.items()):
                     lap.detail = "until the first collective"

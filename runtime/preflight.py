@@ -11,6 +11,7 @@ from pathlib import Path
 from ..criu_glue.survey import NeededFile, Survey, fingerprint, open_plain
 from ..criu_glue.tool import Criu
 from ..errors import LiveshiftError, Refused
+from .gpu_preflight import GpuPlan
 from .messages import HostFacts
 
 MEMORY_MARGIN = 128 << 20
@@ -22,24 +23,33 @@ PROCESSOR_STATE = {"amx_tile", "amx_int8", "amx_bf16"}
 
 
 def check(
-    survey: Survey, source: HostFacts, here: HostFacts, criu: Criu | None, memory: int
+    survey: Survey,
+    source: HostFacts,
+    here: HostFacts,
+    criu: Criu | None,
+    memory: int,
+    gpus: GpuPlan | None = None,
 ) -> list[tuple[str, str]]:
     """Check that a surveyed tree can run here; returns (what, found) rows.
 
-    ``memory`` is what this host offers, in bytes. Raises Refused with every finding at once.
+    ``memory`` is what this host offers, in bytes; ``gpus`` what was found of GPUs, None where the
+    tree holds none. Raises Refused with every finding at once.
     """
+    gpus = gpus or GpuPlan()
     rows: list[tuple[str, str]] = []
     against: list[tuple[str, str]] = list(survey.problems)
     for what, found, trouble in (
         _check_criu(criu),
         _check_machine(source, here),
-        _check_memory(survey, memory),
+        _check_memory(survey, memory, gpus.host_memory),
         _check_files(survey.needed),
         _check_directories(survey.directories),
     ):
         rows.append((what, found))
         if trouble:
             against.append(trouble)
+    rows += gpus.rows
+    against += gpus.troubles
     if against:
         hints = dict.fromkeys(remedy for _, remedy in against)
         raise Refused("; ".join(text for text, _ in against), hint="; ".join(hints))
@@ -80,14 +90,17 @@ def _check_machine(source: HostFacts, here: HostFacts) -> Check:
     return what, found, None
 
 
-def _check_memory(survey: Survey, memory: int) -> Check:
+def _check_memory(survey: Survey, memory: int, device_memory: int) -> Check:
     # The image lies in memory until the tree has been restored from it, hence twice.
-    needed = 2 * (survey.resident + survey.shared_memory) + MEMORY_MARGIN
+    needed = 2 * (survey.resident + survey.shared_memory + device_memory) + MEMORY_MARGIN
     found = f"{memory >> 20} MiB offered, {needed >> 20} MiB needed"
+    if device_memory:
+        found += f", of which {2 * device_memory >> 20} MiB for what the driver's checkpoint copies"
     if needed > memory:
+        also = f", with {device_memory >> 20} MiB of device memory in it" if device_memory else ""
         return "memory", found, (
-            f"not enough memory there: {needed >> 20} MiB are needed (the image and the restored "
-            f"tree), {memory >> 20} MiB are offered",
+            f"not enough memory there: {needed >> 20} MiB are needed (the image{also}, and the "
+            f"restored tree), {memory >> 20} MiB are offered",
             "choose a host with more free memory, or raise hosts.<name>.memory",
         )  # fmt: skip
     return "memory", found, None

@@ -77,8 +77,11 @@ class Resident:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.root_task(), signal.Signals(signum))
 
-    def state(self) -> CapsuleState:
-        """What a beat reports; also measures the collective rate since the last one."""
+    def state(self, gpus_of: Callable[[set[int]], list[str]]) -> CapsuleState:
+        """What a beat reports; also measures the collective rate since the last one.
+
+        ``gpus_of``: the GPUs that some of these processes, by their pids here, compute on.
+        """
         found = tasks(self.room)
         resident = 0
         for task in found:
@@ -99,6 +102,7 @@ class Resident:
             rate=self._rate,
             ranks=sorted({page.rank for page in seen if page.rank is not None}),
             command=" ".join(self.spec.argv)[:200],
+            gpus=gpus_of({task.pid for task in found}),
         )
 
     def read_output(self, offset: int) -> tuple[bytes, int]:

@@ -3,10 +3,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from ..errors import NotFound, Refused
+from .messages import GpuSeat
+
+
+@dataclass(frozen=True)
+class GpuNeed:
+    """What a capsule needs of a destination's GPUs: one for each of ``used`` (uuids), and in all
+    as many as its source has, ``there``, which its processes can see too."""
+
+    used: frozenset[str] = frozenset()
+    there: tuple[GpuSeat, ...] = ()
+
+
+NO_GPUS = GpuNeed()
 
 
 @dataclass(frozen=True)
@@ -19,6 +33,7 @@ class HostView:
     used: int
     up: bool
     tainted: bool
+    gpus: tuple[GpuSeat, ...] = ()
 
     @property
     def free(self) -> int:
@@ -27,7 +42,7 @@ class HostView:
 
 def choose_destination(
     hosts: Iterable[HostView], capsule: str, source: str, to: str,
-    avoid: Collection[str] = (),
+    avoid: Collection[str] = (), gpus: GpuNeed = NO_GPUS,
 ) -> tuple[HostView, str]:  # fmt: skip
     """The host a capsule moves to, and why it was chosen. ``to`` empty leaves the choice to us.
 
@@ -40,15 +55,17 @@ def choose_destination(
         if named is None:
             known = ", ".join(h.name for h in everyone)
             raise NotFound(f'no host "{to}" in this cluster', hint=f"its hosts are: {known}")
-        if why_not := _why_not(named, source):
+        # Its GPUs are its own to judge: what beats tell of them may be some seconds old.
+        if why_not := _why_not(named, source, NO_GPUS):
             raise Refused(f"{capsule} cannot move to {to}: {to} {why_not}")
         return named, "as asked"
-    able = [h for h in everyone if not _why_not(h, source)]
+    able = [h for h in everyone if not _why_not(h, source, gpus)]
     if not able:
-        reasons = "; ".join(f"{h.name} {_why_not(h, source)}" for h in everyone)
+        reasons = "; ".join(f"{h.name} {_why_not(h, source, gpus)}" for h in everyone)
         raise Refused(
             f"no spare can take {capsule}: {reasons}",
-            hint="add a host, untaint one, or raise its slots in the cluster file",
+            hint="add a host, untaint one, or raise its slots in the cluster file"
+            + (", or free GPUs of the model that it uses" if gpus.used else ""),
         )
     best = min(
         able,
@@ -77,7 +94,7 @@ def place_job(hosts: Iterable[HostView], count: int) -> list[str]:
     return chosen
 
 
-def _why_not(host: HostView, source: str) -> str | None:
+def _why_not(host: HostView, source: str, gpus: GpuNeed) -> str | None:
     if host.name == source:
         return "is where it runs already"
     if not host.up:
@@ -88,4 +105,23 @@ def _why_not(host: HostView, source: str) -> str | None:
         return "receives nothing (spare = none)"
     if host.free <= 0:
         return "has no free slot"
+    return _lacks(host.gpus, gpus) if gpus.used else None
+
+
+def _lacks(seats: tuple[GpuSeat, ...], need: GpuNeed) -> str | None:
+    """What the host's GPUs lack, as far as beats tell; the destination looks closer."""
+    if not seats:
+        return "has no GPU that can be used"
+    here = {seat.uuid for seat in seats}  # one that is at both ends is the capsule's own already
+    models = Counter(s.name for s in need.there if s.uuid in need.used - here)
+    for model, count in sorted(models.items()):
+        free = sum(s.free and s.name == model and s.uuid not in need.used for s in seats)
+        if free < count:
+            alike = sum(s.name == model for s in seats)
+            return f"has {free} free of {alike} {model}, {count} needed"
+    if len(seats) < len(need.there):
+        return (
+            f"has {len(seats)} GPUs and the source {len(need.there)}, each of which needs another"
+            " that stands for it"
+        )
     return None

@@ -82,6 +82,7 @@ def _hosts(fleet: Fleet, shown: set[str]) -> list[HostRow]:
                 taint_by=by,
                 memory_free=fleet.hosts[host.name].memory_free,
                 capsules=[name for name in held.get(host.name, ()) if name in shown],
+                gpus=list(view.gpus),
             )
         )
     return rows

@@ -6,6 +6,9 @@ and only the source may run the capsule; from COMMITTED on only the destination 
 restore that fails there passes the ownership back (RETURNING) under a further epoch. After a
 restart of the orchestrator a migration goes on with ROLLING_BACK, RESTORING or FINISHING. A
 complete image leads from ROLLING_BACK to COMMITTED when its source has gone meanwhile.
+
+A swap of GPUs inside a host has fewer of them: nothing is shipped, and nobody else comes to own
+the capsule (:data:`ALLOWED_IN_SWAP`).
 """
 
 from __future__ import annotations
@@ -44,5 +47,18 @@ ALLOWED: dict[Step, frozenset[Step]] = {
     Step.FAILED: frozenset(),
     Step.LOST: frozenset(),
 }
+
+ALLOWED_IN_SWAP: dict[Step, frozenset[Step]] = {
+    Step.PREPARING: frozenset({Step.QUIESCING, Step.ROLLING_BACK}),
+    Step.QUIESCING: frozenset({Step.FREEZING, Step.ROLLING_BACK}),
+    Step.FREEZING: frozenset({Step.RESUMING, Step.ROLLING_BACK, Step.LOST}),
+    Step.RESUMING: frozenset({Step.DONE}),
+    Step.ROLLING_BACK: frozenset({Step.FAILED}),
+    Step.DONE: frozenset(),
+    Step.FAILED: frozenset(),
+    Step.LOST: frozenset(),
+}
+"""FREEZING is where the host brings the device state over; until it has told what became of that,
+nothing else is known."""
 
 ENDS = frozenset(step for step, after in ALLOWED.items() if not after)

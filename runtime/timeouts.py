@@ -51,6 +51,7 @@ RUNGS: Mapping[str, Rung] = {
     ),
     "freeze": Rung("standstill", "2/5 of standstill", lambda standstill: 0.4 * standstill),
     "restore": Rung("standstill", "2/5 of standstill", lambda standstill: 0.4 * standstill),
+    "gpu_lock": Rung("freeze", "freeze / 6, at most 30", lambda freeze: min(30.0, freeze / 6)),
     "quiesce": Rung(
         "standstill",
         "standstill / 20, from 1 to 30",
@@ -99,6 +100,9 @@ RULES = (
     Rule({"suspicion": 2}, "freeze", _IN_TIME),
     Rule({"suspicion": 2}, "restore", _IN_TIME),
     Rule(
+        {"gpu_lock": 2}, "freeze", "a process is locked twice, and its image still has to be sent"
+    ),
+    Rule(
         {"freeze": 1, "restore": 1, "suspicion": 3},
         "standstill",
         "both answers and the commit between them may each be late by one suspicion",
@@ -136,6 +140,7 @@ class Timeouts:
     standstill: Annotated[float, STANDSTILL] = DERIVED  # … frozen by a move
     freeze: Annotated[float, SECONDS] = DERIVED  # lock, dump, ship: the job stands
     restore: Annotated[float, SECONDS] = DERIVED  # the job stands
+    gpu_lock: Annotated[float, SECONDS] = DERIVED  # the driver's lock of one CUDA process
     quiesce: Annotated[float, SECONDS] = DERIVED  # one attempt to find a collective boundary
     prepare: Annotated[float, SECONDS] = DERIVED  # survey, preflight, room: the job trains
     precopy: Annotated[float, SECONDS] = DERIVED  # what goes over while the job trains

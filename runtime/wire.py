@@ -111,7 +111,7 @@ class _Migration:
 
 
 class Sender:
-    """The source's end for one migration; for one thread at a time.
+    """The source's end for one migration. Threads may send at the same time, each its own streams.
 
     ``patience``: seconds of silence (GIVE_UP_S) after which it gives up. ``until`` (monotonic
     seconds) may be set: then what was sent must be acknowledged by that time.
@@ -145,17 +145,19 @@ class Sender:
         self.streams: dict[str, int] = {}
         self._hashes: dict[str, xxhash.xxh3_64] = {}
         self._ended: set[str] = set()
+        self._turn = threading.Lock()
 
-    def send(self, stream: str, data: bytes) -> None:
+    def send(self, stream: str, data: bytes | memoryview) -> None:
         """Send bytes (empty: the stream ends); blocks while no credit is left.
 
         Raises StepFailed when the destination refuses, or stays silent for too long.
         """
         if not data:
             self._ended.add(stream)
-            self._send(stream, data)
+            self._send(stream, b"")
         for at in range(0, len(data), CHUNK):
-            self._send(stream, data[at : at + CHUNK] if len(data) > CHUNK else data)
+            # A chunk is kept until it is acknowledged; a view's memory is soon another's.
+            self._send(stream, bytes(data[at : at + CHUNK]))
 
     def manifest_streams(self) -> dict[str, tuple[int, int]]:
         """Every stream so far, but for a manifest: (bytes, xxh3-64 of them)."""
@@ -193,6 +195,10 @@ class Sender:
         return found
 
     def _send(self, stream: str, data: bytes) -> None:
+        with self._turn:
+            self._put_in_line(stream, data)
+
+    def _put_in_line(self, stream: str, data: bytes) -> None:
         digest = xxhash.xxh3_64_intdigest(data)
         header = msgspec.msgpack.encode(Header(self._migration, self._number, stream, digest))
         self._hashes.setdefault(stream, xxhash.xxh3_64()).update(data)
@@ -209,8 +215,9 @@ class Sender:
 
     def finish(self) -> None:
         """Return when the destination has acknowledged every chunk; raises like :meth:`send`."""
-        while self._pending:
-            self._hear(block=True)
+        with self._turn:
+            while self._pending:
+                self._hear(block=True)
 
     def close(self) -> None:
         self._socket.close()

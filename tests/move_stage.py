@@ -12,11 +12,13 @@ from liveshift.criu_glue.network import Overlay
 from liveshift.criu_glue.survey import Survey
 from liveshift.errors import Refused, StepFailed, Unreachable
 from liveshift.runtime import config, messages, migration
+from liveshift.runtime.gpu_swap import GpuSwap
 from liveshift.runtime.jobs import Capsule, Job
 from liveshift.runtime.messages import Message, Phase
 from liveshift.runtime.migration import Move
 from liveshift.runtime.ownership import may_pass
 from liveshift.runtime.steps import Step
+from liveshift.runtime.story import Story
 
 CLUSTER = config.parse(
     """
@@ -36,6 +38,7 @@ address = "10.88.0.12"
 SURVEY = Survey((1001, 1002), 300, 20, (), (), (), (), ())
 FACTS = messages.HostFacts("6.1", "x86_64", "cpu", [], "4.2.1", "0.1")
 FROZEN = messages.Frozen(1000, [Phase("dump", 0.0, 0.4, 1000, True)])
+PAIRS = [("GPU-a", "GPU-b"), ("GPU-b", "GPU-a")]
 ANSWERS: dict[type[Message], Message | None] = {
     messages.Inspect: messages.Inspected(SURVEY, FACTS, 5),
     messages.Reserve: messages.Reserved([("CRIU", "4.2.1")], "tcp://10.88.0.12:7401"),
@@ -46,6 +49,9 @@ ANSWERS: dict[type[Message], Message | None] = {
     messages.Settle: messages.Settled("ended"),
     messages.Progress: messages.Arrived(500, 0, False),
     messages.Forward: messages.Frozen(1000, []),
+    messages.LookAtGpus: messages.SwapPlan("GPU 3", "GPU 5", PAIRS, [1001], 80, [("GPU", "H200")]),
+    messages.SwapGpu: messages.Moved(0, [Phase("restore", 0.0, 0.3, 80, True)]),
+    messages.SettleSwap: messages.SwapSettled("stays", "GPU 5 has no room"),
 }
 HELD, RUNS, NOTHING = (messages.Settled(state) for state in ("held", "runs", "nothing"))
 
@@ -112,15 +118,15 @@ class Stage:
             raise Refused("no spare can take it")
         return self.spare
 
-    def tell(self, move: Move, text: str) -> None:
+    def tell(self, move: Story, text: str) -> None:
         self.told.append(text)
 
-    async def quiesce(self, move: Move) -> str:
+    async def quiesce(self, move: Story) -> str:
         self.gates.append(f"closed before {len(self.said)}")
         self._maybe_fail("quiesce", None)
         return "after collective 7 of gloo over ranks 0-1"
 
-    async def reopen(self, move: Move) -> str:
+    async def reopen(self, move: Story) -> str:
         self.gates.append(f"open before {len(self.said)}")
         return "2 communicators rebuilt"
 
@@ -128,7 +134,7 @@ class Stage:
         self.said.append("publish " + " ".join(f"{h}:{e}" for h, e in job.book().where.values()))
         self._maybe_fail("publish", None)
 
-    def changed(self, move: Move) -> None:
+    def changed(self, move: Story) -> None:
         self.steps.append(move.step)
         self._maybe_fail(f"record {move.step.value}", None)
 
@@ -144,21 +150,43 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migration.asyncio, "sleep", at_once)
 
 
-def a_move(stage: Stage) -> Move:
+def a_job(stage: Stage) -> Job:
     run = messages.Run("gpt", 2, ["torchrun", "train.py"], {}, "/", 0, [])
     capsules = {f"gpt/{i}": Capsule(f"gpt/{i}", i, f"h{i}", 1) for i in range(2)}
     job = Job("gpt", Overlay(1, "10.99.0.0/24"), run, 0, 0.0, capsules)
     stage.capsule = capsules["gpt/1"]
+    return job
+
+
+def a_move(stage: Stage) -> Move:
+    job = a_job(stage)
+    assert stage.capsule is not None
     stage.move = Move(stage, 7, job, stage.capsule, "h2", "h1 is tainted", "root", stage.changed)
     return stage.move
 
 
+def a_swap(stage: Stage) -> GpuSwap:
+    job = a_job(stage)
+    assert stage.capsule is not None
+    return GpuSwap(stage, 7, job, stage.capsule, "5", "", "ECC errors", "root", stage.changed)
+
+
 def play(stage: Stage) -> Move:
     move = a_move(stage)
+    _play(stage, move)
+    return move
+
+
+def play_swap(stage: Stage) -> GpuSwap:
+    swap = a_swap(stage)
+    _play(stage, swap)
+    return swap
+
+
+def _play(stage: Stage, move: Story) -> None:
     asyncio.run(move.run())
     opened = [word for word in stage.gates if word.startswith("open")]
     assert len(opened) == len(stage.gates) - len(opened) <= 1, "the gates were left closed"
-    return move
 
 
 BEFORE = ["Inspect h1", "Reserve h2", "Precopy h1", "Freeze h1"]

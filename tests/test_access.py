@@ -174,7 +174,9 @@ class Stubs:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def start(self, job: Job, capsule: Capsule, to: str, reason: str, by: str) -> Any:
+    def start(
+        self, job: Job, capsule: Capsule, to: str, reason: str, by: str, *, verify: bool = False
+    ) -> Any:
         self.told.append(f"move {capsule.name} {to} {reason} by {by}")
         return SimpleNamespace(name="m1")
 

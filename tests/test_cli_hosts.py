@@ -122,6 +122,42 @@ def test_migrate_dry_run_prints_the_plan(gpt: Any, call: Call) -> None:
     assert "image about 250 MB" in lines
 
 
+def test_migrate_to_another_gpu(gpt: Any, call: Call) -> None:
+    code, out, err = call("migrate", "gpt/1", "--to-gpu", "h1/5", "--from-gpu", "3", "-r", "ECC")
+    assert (code, err) == (0, "")
+    assert gpt.wait_for(Migrate) == Migrate("gpt/1", "", "ECC", False, "h1/5", "3")
+    lines = [" ".join(line.replace("│", " ").split()) for line in out.splitlines()]
+    assert lines[0] == "gpt/1: h1 GPU 3 → h1 GPU 5, epoch 1"
+    assert lines[-1] == "stood still 0.700 s"
+    code, out, _ = call("migrate", "gpt/1", "--to-gpu", "5", "-o", "json")
+    row = json.loads(out)
+    assert (code, row["kind"], row["state"]) == (0, "swap", "done")
+    assert (row["source"], row["destination"]) == ("h1 GPU 3", "h1 GPU 5")
+
+
+def test_the_plan_of_another_gpu_has_no_image(gpt: Any, call: Call) -> None:
+    code, out, _ = call("migrate", "gpt/1", "--to-gpu", "5", "--dry-run")
+    assert (code, gpt.moves) == (0, {})
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines[0] == "gpt/1: h1 GPU 3 → h1 GPU 5 (nothing is done)"
+    assert "device memory 80 GiB" in lines
+    assert "image" not in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--to", "h2", "--to-gpu", "h1/5"), "give one of --to and --to-gpu"),
+        (("--from-gpu", "3"), "--from-gpu goes with --to-gpu"),
+    ],
+)
+def test_gpus_and_hosts_do_not_mix(gpt: Any, call: Call, words: tuple[str, ...], said: str) -> None:
+    code, out, err = call("migrate", "gpt/1", *words)
+    assert (code, out) == (2, "")
+    assert said in " ".join(err.replace("│", " ").split())
+    assert not [ask for ask in gpt.asks if isinstance(ask, Migrate)]
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [(Refused("a file differs", hint="copy it"), 5), (LiveshiftError("CRIU failed", hint="no"), 1)],

@@ -14,6 +14,7 @@ from cli_harness import Call, Starter, ended
 from liveshift.criu_glue.output import STDERR
 from liveshift.runtime.messages import (
     GetStatus,
+    GpuSeat,
 )
 
 # ---- logs ---------------------------------------------------------------------------------------
@@ -85,6 +86,20 @@ def test_status_shows_jobs_hosts_and_moves(gpt: Any, call: Call) -> None:
     assert "freezing ━━━━━───── 50 % 123 MB of 246 MB 0.5" in moving
     assert "train" not in out
     assert "train" in call("status", "-o", "wide")[1]
+
+
+def test_status_shows_gpus_where_there_are_any(gpt: Any, call: Call) -> None:
+    assert "GPUs" not in call("status")[1]
+    gpt.hosts["h1"].gpus = [
+        GpuSeat("GPU-0", "NVIDIA H200", True),
+        GpuSeat("GPU-1", "NVIDIA H200", False),
+        GpuSeat("GPU-2", "NVIDIA A100", False),
+    ]
+    _, out, _ = call("status")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "host state slots spare free memory GPUs taint" in lines
+    assert "h0 up 1/1 floating 7.00 GB" in lines
+    assert any("7.00 GB H200 ×2 (1 free), A100 ×1 (0" in line for line in lines), out
 
 
 def test_status_as_json(gpt: Any, call: Call) -> None:

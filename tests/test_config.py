@@ -18,11 +18,14 @@ from liveshift.runtime.config import (
     SCHEMA,
     Endpoint,
     Env,
+    FastPath,
     Files,
+    Gpu,
     Host,
     Paths,
     Spare,
     Timeouts,
+    Verify,
     dump,
     load,
     parse,
@@ -50,7 +53,7 @@ def test_only_four_values_have_to_be_given() -> None:
 def test_example_names_every_key_and_says_the_defaults() -> None:
     whole = EXAMPLE.read_text()
     # What is derived stands in comments, so that nobody copies it: it would no longer be.
-    whole = re.sub(r"^# (?=[a-z]+ = )", "", whole, flags=re.MULTILINE)
+    whole = re.sub(r"^# (?=[a-z_]+ = )", "", whole, flags=re.MULTILINE)
     text, lines, values = whole.splitlines(), key_lines(whole), tomllib.loads(whole)
     for table, keys in SCHEMA.items():
         for name, setting in keys.items():
@@ -64,6 +67,16 @@ def test_example_names_every_key_and_says_the_defaults() -> None:
                 default = getattr(Timeouts(), name) if table == "timeouts" else setting.default
                 assert setting.kind.read(value) == default, f"{table}.{name}"
     assert load(EXAMPLE).timeouts.given == {"collective", "grace"}
+
+
+def test_gpus_move_as_the_driver_bears_it_unless_told_otherwise() -> None:
+    assert parse(SMALL).cluster.gpu == Gpu(
+        libraries=None, fast_path=FastPath.AUTO, verify=Verify.SAMPLED
+    )
+    table = '[gpu]\nlibraries = "/usr/local/nvidia/lib64"\nfast_path = "off"\nverify = "full"\n'
+    assert parse(SMALL + table).cluster.gpu == Gpu(
+        libraries=Path("/usr/local/nvidia/lib64"), fast_path=FastPath.OFF, verify=Verify.FULL
+    )
 
 
 def test_unknown_host_is_answered_with_those_there_are() -> None:
@@ -123,4 +136,8 @@ def test_digest_sees_content_only() -> None:
     assert len(cluster.digest) == 16
     assert replace(cluster, timeouts=Timeouts(freeze=120)).digest == cluster.digest
     assert replace(cluster, timeouts=Timeouts(collective=599)).digest != cluster.digest
+    slow = replace(cluster, gpu=Gpu(fast_path=FastPath.OFF))
+    assert slow.digest != cluster.digest == replace(cluster, gpu=Gpu()).digest
+    assert replace(cluster, timeouts=Timeouts(gpu_lock=20)).digest == cluster.digest
+    assert replace(cluster, timeouts=Timeouts(gpu_lock=21)).digest != cluster.digest
     assert cluster.digest == "8b5f2139564534f8"  # pinned: agents of different builds compare it

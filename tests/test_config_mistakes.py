@@ -42,8 +42,8 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
      '9: hosts.orchestrator: found "orchestrator", expected a DNS label of at most 15 characters'
      ' (a-z, 0-9 and, inside, -) other than "orchestrator"'),
     ('[hosts.h1]\naddress = "10.88.0.11"', "[host.h1]\n",
-     "9: host: found an unknown table, expected one of cluster, hosts, files, env, paths, timeouts,"
-     ' access (did you mean "hosts"?)'),
+     "9: host: found an unknown table, expected one of cluster, hosts, files, env, paths, gpu,"
+     ' timeouts, access (did you mean "hosts"?)'),
     ('name = "prod"', 'name = "prod"\nheartbeat = 2',
      "3: cluster.heartbeat: found an unknown key, expected one of name, orchestrator, overlay,"
      ' network ("heartbeat" belongs in [timeouts])'),
@@ -91,6 +91,13 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
      '2: env.set."A B": found "A B", expected the name of a variable (A-Z, a-z, 0-9 and _)'),
     ("[cluster]", '[paths]\nrun = "run"\n[cluster]',
      '2: paths.run: found "run", expected an absolute path such as "/var/lib/liveshift"'),
+    ("[cluster]", '[gpu]\nlibraries = "lib64"\n[cluster]',
+     '2: gpu.libraries: found "lib64", expected an absolute path such as "/var/lib/liveshift", or'
+     ' "" to search for it'),
+    ("[cluster]", '[gpu]\nfast_path = true\n[cluster]',
+     '2: gpu.fast_path: found true, expected "auto" or "off"'),
+    ("[cluster]", '[gpu]\nverify = "some"\n[cluster]',
+     '2: gpu.verify: found "some", expected "sampled", "full" or "off"'),
     ("[cluster]", 'files = 3\n[cluster]', "1: files: found 3, expected a table [files]"),
     ('"prod"', '"prod"\nname = "twice"',
      '3: found name = "twice", expected correct TOML: Cannot overwrite a value at column 15'),

@@ -17,11 +17,14 @@ from liveshift.runtime.config import (
     Cluster,
     Endpoint,
     Env,
+    FastPath,
     Files,
+    Gpu,
     Host,
     Paths,
     Spare,
     Timeouts,
+    Verify,
     dump,
     load,
     parse,
@@ -81,6 +84,11 @@ def clusters(draw: st.DrawFn) -> Cluster:
             set_=draw(st.dictionaries(variables, texts, max_size=3)),
         ),
         paths=Paths(state=draw(folders), criu=draw(st.none() | folders)),
+        gpu=Gpu(
+            libraries=draw(st.none() | folders),
+            fast_path=draw(st.sampled_from(FastPath)),
+            verify=draw(st.sampled_from(Verify)),
+        ),
         timeouts=draw(timeouts()),
     )
 

@@ -27,6 +27,7 @@ from liveshift.launcher.lab import (
 )
 from liveshift.launcher.lab.tasks import Task
 from liveshift.runtime import config
+from liveshift.runtime.config import FastPath
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="changing a lab needs root")
 
@@ -157,6 +158,18 @@ class TestClusterFile:
         given = {"heartbeat": "0.3", "suspicion": "1.5"}
         made = plan.cluster("a", 1, tmp_path, timeouts=given)
         assert (made.timeouts.heartbeat, made.timeouts.suspicion) == (0.3, 1.5)
+
+    def test_gpu_settings_are_given_by_their_keys(self, tmp_path: Path) -> None:
+        given = {"libraries": "/opt/nvidia/lib", "fast_path": "off"}
+        made = plan.cluster("a", 1, tmp_path, gpu=given).gpu
+        assert (made.libraries, made.fast_path) == (Path("/opt/nvidia/lib"), FastPath.OFF)
+        with pytest.raises(Refused, match='no GPU setting "speed"') as refused:
+            plan.cluster("a", 1, tmp_path, gpu={"speed": "1"})
+        assert "there are: libraries, fast_path, verify" in (refused.value.hint or "")
+        with pytest.raises(
+            ConfigError, match=r'gpu\.fast_path: found "no", expected "auto" or "off"'
+        ):
+            plan.cluster("a", 1, tmp_path, gpu={"fast_path": "no"})
 
 
 class TestMounts:

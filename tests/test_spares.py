@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liveshift.errors import NotFound, Refused
-from liveshift.runtime.spares import HostView, choose_destination, place_job
+from liveshift.runtime.messages import GpuSeat
+from liveshift.runtime.spares import GpuNeed, HostView, choose_destination, place_job
 
 KINDS = ["floating", "dedicated", "none"]
 
@@ -114,3 +116,49 @@ def test_the_reason_why_not(host: HostView, why: str) -> None:
     with pytest.raises(Refused, match=why) as caught:
         choose_destination([host], "gpt/1", "h0", "")
     assert "add a host" in str(caught.value.hint)
+
+
+# ---- GPUs ----------------------------------------------------------------------------------------
+
+H200, A100 = "NVIDIA H200", "NVIDIA A100"
+
+
+def seats(host: str, *names: str, free: str = "") -> tuple[GpuSeat, ...]:
+    """``free``: numbers of those that nobody uses; by default all of them."""
+    every = "".join(map(str, range(len(names))))
+    return tuple(
+        GpuSeat(f"GPU-{host}{n}", name, str(n) in (free or every)) for n, name in enumerate(names)
+    )
+
+
+def with_gpus(name: str, gpus: tuple[GpuSeat, ...], spare: str = "floating") -> HostView:
+    return HostView(name, spare, 1, 0, True, False, gpus)
+
+
+SOURCE = seats("a", H200, H200, A100)
+TWO = GpuNeed(frozenset({"GPU-a0", "GPU-a1"}), SOURCE)
+
+
+def test_hosts_without_enough_gpus_are_passed_over() -> None:
+    hosts = [
+        with_gpus("h1", (), "dedicated"),
+        with_gpus("h2", seats("b", H200, H200, A100, free="0"), "dedicated"),
+        with_gpus("h3", seats("c", H200, H200), "dedicated"),
+        with_gpus("h4", seats("d", A100, H200, H200, H200, free="12")),
+    ]
+    assert choose_destination(hosts, "gpt/1", "h0", "", gpus=TWO)[0].name == "h4"
+    assert choose_destination(hosts, "gpt/1", "h0", "")[0].name == "h1"  # it uses none
+    with pytest.raises(Refused) as caught:
+        choose_destination(hosts[:3], "gpt/1", "h0", "", gpus=TWO)
+    assert (
+        "h1 has no GPU that can be used; h2 has 1 free of 2 NVIDIA H200, 2 needed; h3 has 2 GPUs"
+        " and the source 3, each of which needs another that stands for it"
+    ) in str(caught.value)
+    assert "free GPUs of the model" in str(caught.value.hint)
+    assert choose_destination(hosts, "gpt/1", "h0", "h2", gpus=TWO)[1] == "as asked"
+
+
+def test_gpus_that_both_hosts_see_are_its_own() -> None:
+    """Not free, since it uses them itself."""
+    both = with_gpus("h1", tuple(msgspec.structs.replace(s, free=False) for s in SOURCE))
+    assert choose_destination([both], "gpt/1", "h0", "", gpus=TWO)[0] is both

@@ -49,6 +49,7 @@ def test_everything_follows_from_one_number(
     made = Timeouts(collective=collective)
     assert (made.standstill, made.freeze, made.restore) == (standstill, freeze, freeze)
     assert (made.suspicion, made.heartbeat) == (suspicion, heartbeat)
+    assert made.gpu_lock == min(30, freeze / 6)
     assert (made.prepare, made.precopy, made.grace) == (prepare, 10 * prepare, 10)
     assert made.given == {"collective"}
     assert made.chosen == {"collective": collective}
@@ -98,6 +99,7 @@ BROKEN = [  # what is given, which of it is blamed, what would do, and the sum t
     ({"precopy": 9}, "12: timeouts.precopy: found 9.0, expected at least 10", "into precopy 9"),
     ({"freeze": 9}, "12: timeouts.freeze: found 9.0, expected at least 10", "into freeze 9"),
     ({"restore": 9}, "12: timeouts.restore: found 9.0, expected at least 10", "into restore 9"),
+    ({"gpu_lock": 61}, "12: timeouts.gpu_lock: found 61.0, expected at most 60", "into freeze 120"),
     ({"freeze": 200}, "12: timeouts.freeze: found 200.0, expected at most 165 (or"
      " timeouts.collective at least 728)",
      "freeze 200 (timeouts.freeze, line 12) + restore 120 (2/5 of standstill) + 3 × suspicion 5"

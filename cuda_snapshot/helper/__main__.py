@@ -10,15 +10,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import sys
 from pathlib import Path
 
 from ...errors import LiveshiftError
 from ..checkpoint import Checkpoint
+from ..cuda import Cuda
 from ..devices import Nvml
 from ..fast_path.probe import FastPath
 from .calls import LOG
 from .control import Control
+from .holding import Holding
+from .memory_service import MemoryService
 from .operations import Operations
 from .server import Server
 
@@ -34,12 +38,19 @@ def main(directory: Path, idle_s: float, libraries: Path | None) -> int:
     said = sys.stdout.fileno()
     with contextlib.suppress(OSError):  # without CAP_SYS_RESOURCE
         Path("/proc/self/oom_score_adj").write_text(str(OUT_OF_MEMORY_SCORE))
+    # One for each block of device memory that it holds.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     nvml = Nvml(libraries)
     try:
         driver = Checkpoint()
         operations, fast_path = Operations(driver, nvml), FastPath(directory, libraries)
-        control = Control(operations, lambda: fast_path.why)
-        server = Server(directory, control.handlers(), idle_s=idle_s)
+        control, holding = Control(operations, lambda: fast_path.why), Holding(operations)
+        memory = MemoryService(Cuda())
+        handlers = {**control.handlers(), **holding.handlers(), **memory.handlers()}
+        server = Server(
+            directory, handlers, idle_s=idle_s, holds=lambda: holding.why_stay() or memory.holds()
+        )
     except (LiveshiftError, OSError) as error:
         hint = getattr(error, "hint", None)
         os.write(said, f"{error}{f' ({hint})' if hint else ''}\n".encode())

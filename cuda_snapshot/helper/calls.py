@@ -94,6 +94,33 @@ class Unlock(Operation, frozen=True):
     """None."""
 
 
+class HoldThreads(Change, frozen=True):
+    """Keep the process's threads still but for the driver's and liveshift's own; None.
+    ``kill_on_exit``: it is to end with the helper, until SpareFromExit."""
+
+    pid: int
+    kill_on_exit: bool
+    timeout_s: float
+
+
+class SpareFromExit(Change, frozen=True):
+    """None."""
+
+    pid: int
+
+
+class Release(Change, frozen=True):
+    """Let the threads go on; None. Nothing is held: as good."""
+
+    pid: int
+
+
+class Holds(Ask, frozen=True):
+    """bool."""
+
+    pid: int
+
+
 class Welcome(msgspec.Struct, frozen=True):
     protocol: int
     pid: int

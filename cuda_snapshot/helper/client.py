@@ -27,19 +27,24 @@ from .calls import (
     Checkpoint,
     Checkpointed,
     Hello,
+    Holds,
+    HoldThreads,
     Host,
     HostGpus,
     Leave,
     Lock,
+    Release,
     Reply,
     Restore,
     RestoreThread,
+    SpareFromExit,
     State,
     Unlock,
     Used,
     Welcome,
 )
 from .channel import Channel, connect
+from .memory_client import DeviceMemoryCalls
 from .starting import starting
 
 IDLE_S = 60.0
@@ -50,6 +55,8 @@ TURN_S = 120.0
 OPERATION_S = 600.0
 """After which a caller no longer waits for a checkpoint, restore or unlock. Where the driver copies
 slowly, it copies 2 GB/s: 139 GiB take 75 s."""
+HOLD_S = 5.0
+"""A thread inside a system call of the driver may take its time."""
 DRAIN_S = 30.0
 """Over a lock's own time limit, which the driver counts where the process can run."""
 
@@ -81,7 +88,7 @@ class Line:
         return msgspec.msgpack.decode(reply.ok, type=returns), descriptors
 
 
-class GpuHelper:
+class GpuHelper(DeviceMemoryCalls):
     """A host's helper; use :meth:`start`. pids are as this process sees them.
 
     Every method raises Unreachable where the helper does not answer (it is started anew by the next
@@ -179,6 +186,30 @@ class GpuHelper:
         """LOCKED to RUNNING."""
         self._operation(Unlock(pid, turn_s), "unlock")
 
+    # ---- threads -------------------------------------------------------------------------------
+
+    def hold(self, pid: int, *, kill_on_exit: bool = False, timeout_s: float = HOLD_S) -> None:
+        """Keep its threads still, but for the driver's and liveshift's service thread; the helper
+        does so until :meth:`release`, also after this client's end. Raises StepFailed, with none
+        held, naming a thread that does not stop in time."""
+        self._change(HoldThreads(pid, kill_on_exit, timeout_s), timeout_s)
+
+    def holds(self, pid: int) -> bool:
+        """Whether it is held."""
+        return self._question(Holds(pid), bool)
+
+    def spare_from_exit(self, pid: int) -> None:
+        """What was held with ``kill_on_exit`` does not end with the helper any more."""
+        self._change(SpareFromExit(pid))
+
+    def release(self, pid: int) -> None:
+        """Let its threads go on, if they are held."""
+        self._change(Release(pid))
+
+    def _change(self, ask: HoldThreads | SpareFromExit | Release, within_s: float = 0.0) -> None:
+        with self.line() as line:
+            line.ask(ask, None, QUESTION_S + within_s)
+
     # ---- connections ---------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -198,6 +229,20 @@ class GpuHelper:
                     self._idle.append(line)
             if not keep:
                 line.channel.close()
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[Line]:
+        """A connection that is the caller's from then on; closed here only on an error."""
+        line = self._take()
+        line.channel.socket.settimeout(None)
+        try:
+            yield line
+        except (EOFError, OSError) as error:
+            line.channel.close()
+            raise self._unreachable(error) from error
+        except BaseException:
+            line.channel.close()
+            raise
 
     def leave(self) -> None:
         """Ask the helper to end now. Raises Refused while it holds device memory."""

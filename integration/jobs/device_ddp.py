@@ -11,74 +11,15 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
-import socket
 import sys
 import threading
-import time
 from pathlib import Path
-from typing import Any
 
 import torch
+from cuda_calls import Buffer, cuda, name
+from nccl_calls import FLOAT32, SUM, agreed_id, nccl
 from steplog import StepLog, leave, place
 from torch import nn
-
-FLOAT32, SUM = 7, 0  # ncclDataType_t, ncclRedOp_t
-TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyKind
-PORT = 29555
-
-
-class Library:
-    """Functions as a program that is linked against the library gets them: a preloaded one first.
-
-    ctypes asks the library itself, by dlsym, which would pass by whatever was preloaded.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._program, self._own = ctypes.CDLL(None), ctypes.CDLL(name)
-
-    def code(self, name: str, *arguments: Any) -> int:
-        """Call it and return its result."""
-        function = getattr(self._program, name, None) or getattr(self._own, name)
-        return int(function(*arguments))
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*arguments: Any) -> None:
-            code = self.code(name, *arguments)
-            if code != 0:
-                raise RuntimeError(f"{name} returned {code}")
-
-        return call
-
-
-cuda = Library("libcudart.so.13")
-nccl = Library("libnccl.so.2")
-
-
-class UniqueId(ctypes.Structure):
-    _fields_ = (("bytes", ctypes.c_char * 128),)
-
-
-def agreed_id(rank: int, world: int) -> UniqueId:
-    """Rank 0's unique id, over one connection to each of the others."""
-    made = UniqueId()
-    if rank == 0:
-        nccl.ncclGetUniqueId(ctypes.byref(made))
-        with socket.create_server(("", PORT)) as server:
-            for _ in range(world - 1):
-                with server.accept()[0] as line:
-                    line.sendall(bytes(made))
-        return made
-    until = time.monotonic() + 60
-    while True:
-        try:
-            with socket.create_connection((os.environ["MASTER_ADDR"], PORT)) as line:
-                raw = b""
-                while len(raw) < 128:
-                    raw += line.recv(128 - len(raw))
-            return UniqueId.from_buffer_copy(raw)
-        except OSError:
-            assert time.monotonic() < until, "rank 0 does not answer"
-            time.sleep(0.1)
 
 
 def watch(comms: list[ctypes.c_void_p], over: threading.Event) -> None:
@@ -90,27 +31,6 @@ def watch(comms: list[ctypes.c_void_p], over: threading.Event) -> None:
             if code or error.value:
                 print(f"watchdog: {code}, asynchronous error {error.value}", file=sys.stderr)
                 os._exit(9)
-
-
-class Buffer:
-    """Device memory of ``count`` floats with a host tensor beside it."""
-
-    def __init__(self, count: int) -> None:
-        self.host = torch.zeros(count)
-        self.device = ctypes.c_void_p()
-        self.size = ctypes.c_size_t(4 * count)
-        self.count = ctypes.c_size_t(count)
-        cuda.cudaMalloc(ctypes.byref(self.device), self.size)
-
-    def up(self, stream: ctypes.c_void_p) -> None:
-        cuda.cudaMemcpyAsync(
-            self.device, ctypes.c_void_p(self.host.data_ptr()), self.size, TO_DEVICE, stream
-        )
-
-    def down(self, stream: ctypes.c_void_p) -> None:
-        cuda.cudaMemcpyAsync(
-            ctypes.c_void_p(self.host.data_ptr()), self.device, self.size, TO_HOST, stream
-        )
 
 
 def main() -> None:
@@ -127,10 +47,8 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     cuda.cudaSetDevice(0)
-    name = ctypes.create_string_buffer(256)
     nccl.code("ncclGetVersion", ctypes.byref(version := ctypes.c_int()))
-    ctypes.CDLL("libcuda.so.1").cuDeviceGetName(name, 256, 0)
-    print(f"on {name.value.decode()}, NCCL {version.value}", flush=True)
+    print(f"on {name(0)}, NCCL {version.value}", flush=True)
     stream = ctypes.c_void_p()
     cuda.cudaStreamCreate(ctypes.byref(stream))
     comm, shared = ctypes.c_void_p(), ctypes.c_void_p()

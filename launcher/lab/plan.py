@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from ipaddress import IPv4Network
@@ -22,7 +22,7 @@ from typing import Any
 
 from ...criu_glue.mounts import PSEUDO
 from ...errors import ConfigError, Refused
-from ...runtime.config import SCHEMA, Cluster, Endpoint, Env, Files, Host, Paths, Timeouts
+from ...runtime.config import SCHEMA, Cluster, Endpoint, Env, Files, Gpu, Host, Paths, Timeouts
 from ...runtime.config_values import Unfit
 
 CONTROL = "ctl"
@@ -174,6 +174,7 @@ def cluster(
     memory: Mapping[str, str] | None = None,
     shared: Sequence[str] = (),
     timeouts: Mapping[str, str] | None = None,
+    gpu: Mapping[str, str] | None = None,
 ) -> Cluster:
     """The lab's cluster file; raises ConfigError or Refused when the lab is not possible."""
     names = host_names(hosts)
@@ -200,22 +201,26 @@ def cluster(
         files=Files(shared=tuple(map(Path, ("/", *shared))), carried=(Path("/var/tmp"),)),
         env=Env(set_={"PYTHONUNBUFFERED": "1"}),
         paths=Paths(keys=directory / "keys", criu=Path(os.path.abspath(criu)) if criu else None),
-        timeouts=Timeouts(**_timeouts(timeouts or {})),
+        timeouts=Timeouts(**_table("timeouts", "timeout", timeouts or {}, float)),
+        gpu=Gpu(**_table("gpu", "GPU setting", gpu or {}, str)),
     )
 
 
-def _timeouts(given: Mapping[str, str]) -> dict[str, Any]:
-    """The keys of [timeouts] from their spellings on a command line."""
-    known = SCHEMA["timeouts"]
+def _table(
+    table: str, what: str, given: Mapping[str, str], raw: Callable[[str], object]
+) -> dict[str, Any]:
+    """The keys of a table of the cluster file from their spellings on a command line; ``raw`` makes
+    of each what TOML would give."""
+    known = SCHEMA[table]
     found = {}
     for key, text in given.items():
         if key not in known:
-            raise Refused(f'no timeout "{key}"', hint=f"there are: {', '.join(known)}")
+            raise Refused(f'no {what} "{key}"', hint=f"there are: {', '.join(known)}")
         try:
-            found[key] = known[key].kind.read(float(text))
+            found[key] = known[key].kind.read(raw(text))
         except (Unfit, ValueError):
             raise ConfigError(
-                f'timeouts.{key}: found "{text}", expected {known[key].kind.expected}'
+                f'{table}.{key}: found "{text}", expected {known[key].kind.expected}'
             ) from None
     return found
 

@@ -17,6 +17,9 @@ K. orchestrator → source       ``Settle``    ask what becomes of the frozen co
    When something fails, both sides are told to ``Settle``: they ask, and run, wait or end as
    ownership.rule says. After a commit F is done again for the source, under a further epoch.
 
+Another GPU of the same host: ``LookAtGpus``, D, ``SwapGpu``, J. Nobody else may come to own the
+capsule, so nothing is committed or claimed; if the answer is lost, ``SettleSwap`` asks for it.
+
 A frame is MessagePack: ``{"v": VERSION, "id": n, "body": {"t": tag, …}}`` asks, the same with
 ``"ok"`` answers, with ``"error": [kind, message, hint]`` refuses. Tags are the class names.
 Bump VERSION when a field or a message is added, removed or changes its meaning: unknown fields are
@@ -38,6 +41,7 @@ from .agents import (
     Inspect,
     Inspected,
     Locate,
+    LookAtGpus,
     Moved,
     Precopy,
     Progress,
@@ -49,8 +53,12 @@ from .agents import (
     Ruled,
     Settle,
     Settled,
+    SettleSwap,
     Signal,
     Start,
+    SwapGpu,
+    SwapPlan,
+    SwapSettled,
 )
 from .base import Message
 from .frames import VERSION, Frame, decode, encode_answer, encode_ask, encode_error
@@ -70,6 +78,7 @@ from .gates import (
     TornDown,
     WhoOwes,
 )
+from .gpus import GpuHost, GpuProcess, GpuSeat, GpuSurvey
 from .people import (
     Events,
     GetEvents,
@@ -135,6 +144,10 @@ __all__ = [
     "GetInspection",
     "GetMigration",
     "GetStatus",
+    "GpuHost",
+    "GpuProcess",
+    "GpuSeat",
+    "GpuSurvey",
     "Hello",
     "Here",
     "HostFacts",
@@ -144,6 +157,7 @@ __all__ = [
     "Inspection",
     "JobRow",
     "Locate",
+    "LookAtGpus",
     "Me",
     "Member",
     "Message",
@@ -170,12 +184,16 @@ __all__ = [
     "Run",
     "SetTaint",
     "Settle",
+    "SettleSwap",
     "Settled",
     "Shut",
     "Signal",
     "SignalJob",
     "Start",
     "Status",
+    "SwapGpu",
+    "SwapPlan",
+    "SwapSettled",
     "TearDown",
     "There",
     "TornDown",

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from ...criu_glue.survey import Survey
 from .base import Answer, Message
+from .gpus import GpuSeat, GpuSurvey
 from .records import Book, CapsuleSpec, CapsuleState, HostFacts, Phase
 
 # ---- orchestrator → agent ----------------------------------------------------------------------
@@ -51,17 +54,20 @@ class Inspect(Message, frozen=True):
 
 
 class Inspected(Answer, frozen=True):
-    """``carried_bytes``: of the directories that go along, and of the output so far."""
+    """``carried_bytes``: of the directories that go along, and of the output so far; ``gpu`` None:
+    no process of it has to do with a GPU."""
 
     survey: Survey
     facts: HostFacts
     carried_bytes: int
+    gpu: GpuSurvey | None = None
 
 
 class Reserve(Message, frozen=True):
     """Preflight at the destination, then (unless ``dry_run``) an empty room; answers Reserved.
 
-    ``limit_bytes``: what may come in all for this migration; more is refused.
+    ``limit_bytes``: what may come in all for this migration; more is refused. ``gpus_wanted``:
+    (GPU of the source, GPU here) that somebody has asked for; the others are chosen here.
     """
 
     migration: str
@@ -73,22 +79,36 @@ class Reserve(Message, frozen=True):
     book: Book
     limit_bytes: int
     dry_run: bool
+    gpu: GpuSurvey | None = None
+    gpus_wanted: list[tuple[str, str]] = msgspec.field(default_factory=list)
 
 
 class Reserved(Answer, frozen=True):
-    """``checks``: (what was checked, what was found) for the plan that --dry-run prints."""
+    """``checks``: (what was checked, what was found) for the plan that --dry-run prints.
+
+    ``gpus``: (GPU of the source, GPU here), for every GPU of the source; empty where the capsule
+    holds none. ``plain``: why device memory can't be streamed to this host, in words, else empty.
+    """
 
     checks: list[tuple[str, str]]
     endpoint: str
+    gpus: list[tuple[str, str]] = msgspec.field(default_factory=list)
+    plain: str = ""
 
 
 class Precopy(Message, frozen=True):
-    """Open the wire and send directories and output while the job runs; answers Moved."""
+    """Open the wire and send directories and output while the job runs; answers Moved.
+
+    For a capsule with CUDA processes: ``plain`` says why its device memory can't be streamed to the
+    destination, "" where it can; ``verify``: checksums over every byte of it.
+    """
 
     migration: str
     capsule: str
     destination: str
     endpoint: str
+    plain: str = ""
+    verify: bool = False
 
 
 class Freeze(Message, frozen=True):
@@ -160,6 +180,66 @@ class Settled(Answer, frozen=True):
     state: str
 
 
+class LookAtGpus(Message, frozen=True):
+    """What it would be to bring a capsule from one GPU of its host to another; nothing is changed.
+    Answers SwapPlan.
+
+    ``to``: the GPU to go to, ``leave``: the one to leave, each an index or the beginning of a
+    UUID; ``leave`` empty: the only one that the capsule uses.
+    """
+
+    capsule: str
+    to: str
+    leave: str
+
+
+class SwapPlan(Answer, frozen=True):
+    """``leave`` and ``to``: the GPUs in words, such as ``GPU 3``; ``pairs``: (old UUID, new UUID)
+    of every GPU of the host; ``pids``: the processes that use the one to leave, as inside;
+    ``bytes`` of device memory that would change places."""
+
+    leave: str
+    to: str
+    pairs: list[tuple[str, str]]
+    pids: list[int]
+    bytes: int
+    checks: list[tuple[str, str]]
+
+
+class SwapGpu(Message, frozen=True):
+    """Bring the device state of some processes of a capsule, whose job is at a boundary, onto
+    other GPUs of its host; answers Moved (bytes 0) once they run there.
+
+    ``pairs`` and ``pids`` as in SwapPlan; ``deadline`` in seconds: what is on its way then goes
+    back to where it was. An error does not say on which GPU the capsule is: SettleSwap does.
+    Never done twice, nor after it was settled. ``verify`` as in Precopy.
+    """
+
+    migration: str
+    capsule: str
+    pairs: list[tuple[str, str]]
+    pids: list[int]
+    deadline: float
+    verify: bool = False
+
+
+class SettleSwap(Message, frozen=True):
+    """What became of a swap, after what is under way of it; answers SwapSettled. One that has not
+    begun never will."""
+
+    migration: str
+    capsule: str
+
+
+class SwapSettled(Answer, frozen=True):
+    """``state``: swapped (it runs on the other GPU), stays (it runs on the old one), lost (its
+    device state is, so it was ended), gone (it has ended by itself, or is not here), held (not
+    known yet). ``why`` it is not swapped, in words."""
+
+    state: str
+    why: str
+
+
 class Progress(Message, frozen=True):
     """How much of a migration's image is here; answers Arrived. ``close``: take nothing more."""
 
@@ -223,6 +303,7 @@ class Beat(Message, frozen=True):
     host: str
     memory_free: int
     capsules: list[CapsuleState]
+    gpus: list[GpuSeat] = msgspec.field(default_factory=list)
 
 
 class Ended(Message, frozen=True):

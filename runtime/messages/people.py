@@ -56,16 +56,25 @@ class Untaint(Message, frozen=True):
 
 
 class Migrate(Message, frozen=True):
-    """Move one capsule; ``to`` empty picks a spare; answers Planned, or Named when it began."""
+    """Move one capsule; ``to`` empty picks a spare; answers Planned, or Named when it began.
+
+    ``to_gpu`` given: to another GPU of the host that it is on; ``HOST/GPU`` or just ``GPU``, an
+    index or the beginning of a UUID. ``from_gpu``: which GPU to leave, if it uses several.
+    ``verify``: compare every byte of device memory after it, whatever the cluster file says.
+    """
 
     capsule: str
     to: str
     reason: str
     dry_run: bool
+    to_gpu: str = ""
+    from_gpu: str = ""
+    verify: bool = False
 
 
 class Planned(Answer, frozen=True):
-    """What --dry-run prints: (what, found) rows, estimates in bytes."""
+    """What --dry-run prints: (what, found) rows, estimates in bytes; those of an image are 0 where
+    a move makes none."""
 
     capsule: str
     source: str

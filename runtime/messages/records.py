@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import msgspec
 
+from .gpus import GpuSeat
+
 
 class Phase(msgspec.Struct, frozen=True):
     """One row of a migration's table. ``frozen``: the job stood still meanwhile.
@@ -45,7 +47,10 @@ class CapsuleSpec(msgspec.Struct, frozen=True):
 
 
 class CapsuleState(msgspec.Struct, frozen=True):
-    """What an agent reports of a capsule with every beat; bytes and collectives per second."""
+    """What an agent reports of a capsule with every beat; bytes and collectives per second.
+
+    ``gpus``: UUIDs of those that its processes compute on, as far as NVML tells.
+    """
 
     name: str
     epoch: int
@@ -55,6 +60,7 @@ class CapsuleState(msgspec.Struct, frozen=True):
     rate: float
     ranks: list[int]
     command: str
+    gpus: list[str] = msgspec.field(default_factory=list)
 
 
 class HostFacts(msgspec.Struct, frozen=True):
@@ -115,10 +121,15 @@ class HostRow(msgspec.Struct, frozen=True):
     taint_by: str | None
     memory_free: int
     capsules: list[str]
+    gpus: list[GpuSeat] = msgspec.field(default_factory=list)
 
 
 class MigrationRow(msgspec.Struct, frozen=True):
-    """A migration; ``state`` is a Step's value; ``frozen_s`` is how long the job stood still."""
+    """A migration; ``state`` is a Step's value; ``frozen_s`` is how long the job stood still.
+
+    ``kind``: move (from host to host) or swap, whose source and destination are GPUs of one host
+    (``h1 GPU 3``).
+    """
 
     name: str
     capsule: str
@@ -138,6 +149,7 @@ class MigrationRow(msgspec.Struct, frozen=True):
     phases: list[Phase]
     error: str | None
     hint: str | None
+    kind: str = "move"
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -67,6 +67,7 @@ class Host:
     name: str
     slots: int = 1
     taint: str | None = None
+    gpus: list[messages.GpuSeat] = field(default_factory=list)
 
 
 class Orchestrator:
@@ -299,7 +300,7 @@ class Orchestrator:
         return HostRow(
             name=host.name, address="10.88.0.10", state="up", spare="floating", slots=host.slots,
             used=len(here), taint=host.taint, taint_by="root" if host.taint else None,
-            memory_free=7_000_000_000, capsules=here,
+            memory_free=7_000_000_000, capsules=here, gpus=host.gpus,
         )  # fmt: skip
 
     def _output(self, ask: messages.ReadOutput, line: socket.socket) -> messages.Output:
@@ -343,6 +344,8 @@ class Orchestrator:
 
     def _migrate(self, ask: messages.Migrate) -> Message:
         capsule = self._capsule(ask.capsule)
+        if ask.to_gpu:
+            return self._swap(capsule, ask)
         to = ask.to or self._free()
         if to is None or to == capsule.host:
             raise Refused(f"{capsule.name} cannot move to {to}", hint="name another host")
@@ -352,6 +355,19 @@ class Orchestrator:
         name = self.begin_move(capsule.name, to, ask.reason)
         if not self.hold_moves:
             self.finish_move(name)
+        return messages.Named(name)
+
+    def _swap(self, capsule: Capsule, ask: messages.Migrate) -> Message:
+        way = f"{capsule.host} GPU 3", f"{capsule.host} GPU {ask.to_gpu.rpartition('/')[2]}"
+        if ask.dry_run:
+            checks = [("GPU", "H200, nobody else uses it"), ("device memory", "80 GiB")]
+            return messages.Planned(capsule.name, *way, checks, 0, 0)
+        name = self.begin_move(capsule.name, way[1], ask.reason)
+        self.moves[name] = msgspec.structs.replace(
+            self.moves[name], source=way[0], state=Step.DONE.value, seconds=1.25, frozen_s=0.7,
+            bytes=0, expected_bytes=0, phases=[Phase("restore", 0.5, 0.7, None, True)], kind="swap",
+        )  # fmt: skip
+        capsule.migration = None
         return messages.Named(name)
 
     def _events(self, ask: messages.GetEvents) -> Iterator[Event]:

@@ -3,7 +3,7 @@
 #ifndef SIMCUDA_BLOCKS_H
 #define SIMCUDA_BLOCKS_H
 
-#include "cuda_abi.h"
+#include "device.h"
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -33,7 +33,7 @@ struct block {
     int shared;
     /* BLOCK_MAPPED. */
     CUmemGenericAllocationHandle handle;
-    CUmemAccess_flags access;
+    CUmemAccess_flags access[MAX_DEVICES];
     /* The content while checkpointed. */
     void *saved;
 };

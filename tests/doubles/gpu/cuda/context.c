@@ -198,15 +198,33 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags) {
-    API_CALL();
+/* What is enabled is remembered for the answers only: here every device reads all memory. */
+static bool peers[MAX_DEVICES][MAX_DEVICES];
+
+static CUresult peer_access(CUcontext peer, bool on) {
     CUcontext mine;
     CUresult result = context_current(&mine);
     if (result != CUDA_SUCCESS)
         return result;
-    if (flags != 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    return is_context(peer) && peer != mine ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+    if (!is_context(peer) || peer == mine)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    pthread_mutex_lock(&lock);
+    bool *now = &peers[mine->device][peer->device];
+    if (*now == on)
+        result = on ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+    *now = on;
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags) {
+    API_CALL();
+    return flags == 0 ? peer_access(peer, true) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuCtxDisablePeerAccess(CUcontext peer) {
+    API_CALL();
+    return peer_access(peer, false);
 }
 
 CUresult cuCtxSynchronize(void) {

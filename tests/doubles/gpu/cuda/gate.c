@@ -4,11 +4,16 @@
 #include "control.h"
 
 #include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <stdatomic.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed;
-static bool shut;
+static _Atomic uint32_t shut;
 static unsigned int inside;
 static atomic_bool initialised;
 static atomic_bool forked;
@@ -46,11 +51,15 @@ CUresult gate_enter(void) {
         return CUDA_ERROR_NOT_PERMITTED;
     if (depth++ > 0)
         return CUDA_SUCCESS;
-    pthread_mutex_lock(&lock);
-    while (shut)
-        pthread_cond_wait(&changed, &lock);
-    inside++;
-    pthread_mutex_unlock(&lock);
+    for (bool in = false; !in;) {
+        /* Without the mutex: who waits here may be stopped while others are let in. */
+        while (atomic_load(&shut) != 0)
+            syscall(SYS_futex, &shut, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0);
+        pthread_mutex_lock(&lock);
+        in = atomic_load(&shut) == 0;
+        inside += in;
+        pthread_mutex_unlock(&lock);
+    }
     return CUDA_SUCCESS;
 }
 
@@ -59,7 +68,7 @@ void gate_leave(const int *entered) {
     if (--depth > 0)
         return;
     pthread_mutex_lock(&lock);
-    if (--inside == 0 && shut)
+    if (--inside == 0 && atomic_load(&shut) != 0)
         pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
@@ -67,7 +76,7 @@ void gate_leave(const int *entered) {
 bool gate_shut(const struct timespec *deadline) {
     bool empty = true;
     pthread_mutex_lock(&lock);
-    shut = true;
+    atomic_store(&shut, 1);
     while (inside > 0 && empty) {
         if (deadline == NULL)
             pthread_cond_wait(&changed, &lock);
@@ -80,9 +89,10 @@ bool gate_shut(const struct timespec *deadline) {
 
 void gate_open(void) {
     pthread_mutex_lock(&lock);
-    shut = false;
+    atomic_store(&shut, 0);
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
+    syscall(SYS_futex, &shut, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
 void gate_in_host_function(bool now) { in_host_function = now; }

@@ -3,7 +3,7 @@
 #ifndef SIMCUDA_HANDLES_H
 #define SIMCUDA_HANDLES_H
 
-#include "cuda_abi.h"
+#include "device.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -37,7 +37,7 @@ bool handles_shared(void);
 bool handles_save(void);
 void handles_bring_back(void);
 
-/* mprotect's bits for an access. */
-int protection(CUmemAccess_flags access);
+/* mprotect's bits for what any device may do: addresses are the host's here, and know none. */
+int protection(const CUmemAccess_flags access[static MAX_DEVICES]);
 
 #endif

@@ -65,19 +65,26 @@ static void run_item(struct item *item) {
     pthread_cond_broadcast(&progress);
 }
 
+/* Runs a stream's first item. */
+static void run_first(CUstream stream) {
+    struct item *item = stream->first;
+    stream->first = item->next;
+    stream->busy = true;
+    run_item(item);
+    stream->busy = false;
+}
+
 static void *worker(void *argument) {
     CUstream stream = argument;
     prctl(PR_SET_NAME,
           "cuda stream"); /* not that of whoever made it, one of NCCL's threads perhaps */
     pthread_mutex_lock(&streams_lock);
     for (;;) {
-        while (stream->first == NULL && !stream->destroyed)
+        while (stream->busy || (stream->first == NULL && !stream->destroyed))
             pthread_cond_wait(&stream->more, &streams_lock);
-        struct item *item = stream->first;
-        if (item == NULL)
+        if (stream->first == NULL)
             break;
-        stream->first = item->next;
-        run_item(item);
+        run_first(stream);
     }
     completion_drop(stream->newest);
     pthread_mutex_unlock(&streams_lock);
@@ -223,6 +230,16 @@ CUresult stream_submit(CUstream handle, struct work work) {
     return result;
 }
 
+/* On an idle stream the caller does it itself: the real driver, too, copies while every other thread
+   of the process is stopped. */
+static void do_at_once(CUstream stream, struct completion *done) {
+    struct item *item = stream->first;
+    if (stream->busy || item == NULL || item->done != done || item->after_count > 0)
+        return;
+    run_first(stream);
+    pthread_cond_signal(&stream->more); /* what came meanwhile, or the stream's end */
+}
+
 CUresult stream_do(CUstream handle, struct work work) {
     CUstream stream;
     pthread_mutex_lock(&streams_lock);
@@ -235,6 +252,7 @@ CUresult stream_do(CUstream handle, struct work work) {
     }
     if (result == CUDA_SUCCESS) {
         struct completion *done = stream_append(stream, work, NULL);
+        do_at_once(stream, done);
         completion_wait(done);
         completion_drop(done);
     }

@@ -35,6 +35,8 @@ struct CUstream_st {
     int priority;
     unsigned long long id;
     struct item *first, *last;
+    /* An item is being run. */
+    bool busy;
     /* Of the item that was submitted last; NULL before the first. */
     struct completion *newest;
     pthread_cond_t more;

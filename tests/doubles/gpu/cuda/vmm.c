@@ -16,10 +16,14 @@ struct reservation {
 
 static struct reservation *reservations;
 
-int protection(CUmemAccess_flags access) {
-    return access == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? PROT_READ | PROT_WRITE
-           : access == CU_MEM_ACCESS_FLAGS_PROT_READ    ? PROT_READ
-                                                        : PROT_NONE;
+int protection(const CUmemAccess_flags access[static MAX_DEVICES]) {
+    CUmemAccess_flags most = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    for (int i = 0; i < MAX_DEVICES; i++)
+        if (access[i] > most)
+            most = access[i];
+    return most == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? PROT_READ | PROT_WRITE
+           : most == CU_MEM_ACCESS_FLAGS_PROT_READ    ? PROT_READ
+                                                      : PROT_NONE;
 }
 
 static bool reserved(uintptr_t base, size_t size) {
@@ -135,8 +139,8 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
 }
 
 /* A range must cover whole mappings, and nothing but mappings; calls `each` for them. */
-static CUresult over_mappings(CUdeviceptr pointer, size_t size, CUmemAccess_flags access,
-                              void (*each)(struct block *, CUmemAccess_flags)) {
+static CUresult over_mappings(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *access,
+                              void (*each)(struct block *, const CUmemAccessDesc *)) {
     uintptr_t at = (uintptr_t)pointer, end = at + size;
     if (size == 0)
         return CUDA_ERROR_INVALID_VALUE;
@@ -155,7 +159,7 @@ static CUresult over_mappings(CUdeviceptr pointer, size_t size, CUmemAccess_flag
     return CUDA_SUCCESS;
 }
 
-static void unmap(struct block *block, CUmemAccess_flags access) {
+static void unmap(struct block *block, const CUmemAccessDesc *access) {
     (void)access;
     only_reserve(block->base, block->size);
     struct handle *handle = handle_find(block->handle);
@@ -163,15 +167,15 @@ static void unmap(struct block *block, CUmemAccess_flags access) {
     handle_drop(handle);
 }
 
-static void set_access(struct block *block, CUmemAccess_flags access) {
-    block->access = access;
-    mprotect((void *)block->base, block->size, protection(access));
+static void set_access(struct block *block, const CUmemAccessDesc *access) {
+    block->access[access->location.id] = access->flags;
+    mprotect((void *)block->base, block->size, protection(block->access));
 }
 
 CUresult cuMemUnmap(CUdeviceptr pointer, size_t size) {
     API_CALL();
     pthread_mutex_lock(&blocks_lock);
-    CUresult result = over_mappings(pointer, size, CU_MEM_ACCESS_FLAGS_PROT_NONE, unmap);
+    CUresult result = over_mappings(pointer, size, NULL, unmap);
     pthread_mutex_unlock(&blocks_lock);
     return result;
 }
@@ -179,7 +183,7 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t size) {
 CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *access,
                         size_t count) {
     API_CALL();
-    CUmemAccess_flags most = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    CUresult result = CUDA_SUCCESS;
     if (access == NULL || count == 0)
         return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; i++) {
@@ -187,11 +191,10 @@ CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc 
             return CUDA_ERROR_NOT_SUPPORTED;
         if (!device_valid(access[i].location.id))
             return CUDA_ERROR_INVALID_DEVICE;
-        if (access[i].flags > most)
-            most = access[i].flags;
     }
     pthread_mutex_lock(&blocks_lock);
-    CUresult result = over_mappings(pointer, size, most, set_access);
+    for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++)
+        result = over_mappings(pointer, size, &access[i], set_access);
     pthread_mutex_unlock(&blocks_lock);
     return result;
 }
@@ -205,7 +208,7 @@ CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location
     struct block *block = block_at((uintptr_t)pointer);
     bool found = block != NULL && block->kind == BLOCK_MAPPED;
     if (found)
-        *flags = block->access;
+        *flags = block->access[location->id];
     pthread_mutex_unlock(&blocks_lock);
     return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

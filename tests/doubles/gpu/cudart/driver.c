@@ -149,3 +149,13 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned int flags) {
         error = (cudaError_t)driver.cuCtxEnablePeerAccess(context, flags);
     return noted(error);
 }
+
+cudaError_t cudaDeviceDisablePeerAccess(int peer) {
+    CUcontext context;
+    cudaError_t error = driver_ready();
+    if (error == cudaSuccess)
+        error = primary(peer, &context);
+    if (error == cudaSuccess)
+        error = (cudaError_t)driver.cuCtxDisablePeerAccess(context);
+    return noted(error);
+}

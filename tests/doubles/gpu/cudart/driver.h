@@ -28,6 +28,7 @@
     X(cuCtxSynchronize, , 2000)                                                                    \
     X(cuCtxGetStreamPriorityRange, , 5050)                                                         \
     X(cuCtxEnablePeerAccess, , 4000)                                                               \
+    X(cuCtxDisablePeerAccess, , 4000)                                                              \
     X(cuMemGetInfo, _v2, 3020)                                                                     \
     X(cuMemAlloc, _v2, 3020)                                                                       \
     X(cuMemAllocPitch, _v2, 3020)                                                                  \

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which GPU of the destination stands for which of the source: a pure decision, with reasons.
+
+The driver wants every GPU that the process could see in the map, used or not, each on one of its
+own and of the same chip type (cuda.h on cuCheckpointProcessRestore; NVIDIA/cuda-checkpoint issues
+35, 47 and 54). A restore that finds too little memory leaves the process checkpointed for good
+(issue 44), so memory is counted before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..errors import Refused
+from .devices import Gpu
+
+MARGIN = 256 << 20
+"""Bytes beyond what was used: a context isn't of the same size everywhere."""
+
+Pairs = list[tuple[str, str]]
+"""(GPU of the source, GPU of the destination), uuids, in the source's order."""
+
+
+def assign(
+    sources: Sequence[Gpu],
+    used: Mapping[str, int],
+    targets: Sequence[Gpu],
+    taken: Mapping[str, str],
+    wanted: Mapping[str, str],
+) -> Pairs:
+    """A GPU of ``targets`` for each of ``sources``; raises Refused, each GPU with its reason.
+
+    ``used``: bytes that the capsule has on its GPUs, by uuid. ``taken``: targets that others use
+    or were promised, and by whom, in words. ``wanted``: source → target as somebody asked, which
+    may be one that others use.
+
+    A GPU that is at both ends is the same one and its own: what the capsule uses stays there. The
+    largest use goes first, and where most is free.
+    """
+    by_uuid = {gpu.uuid: gpu for gpu in targets}
+    chosen: dict[str, str] = {}
+    order = sorted((g for g in sources if g.uuid in used), key=lambda g: -used[g.uuid])
+    for old, new in wanted.items():
+        _check_wanted(old, new, sources, by_uuid, chosen)
+        source = next(g for g in sources if g.uuid == old)
+        if why_not := _why_not(by_uuid[new], source, used, {}):
+            raise Refused(f"{named(source)} cannot go onto {named(by_uuid[new])}, which {why_not}")
+        chosen[old] = new
+    for gpu in order:  # before any other gets it
+        if gpu.uuid in by_uuid and gpu.uuid not in {*chosen, *chosen.values()}:
+            chosen[gpu.uuid] = gpu.uuid
+    for gpu in order:
+        if gpu.uuid not in chosen:
+            chosen[gpu.uuid] = _best(gpu, used, targets, taken, chosen)
+    _place_unused(sources, targets, chosen)
+    return [(gpu.uuid, chosen[gpu.uuid]) for gpu in sources]
+
+
+def changes(pairs: Pairs) -> bool:
+    """Whether any GPU becomes another one, which takes driver 580 (CUDA 13.0)."""
+    return any(old != new for old, new in pairs)
+
+
+def _check_wanted(
+    old: str, new: str, sources: Sequence[Gpu], targets: Mapping[str, Gpu], chosen: dict[str, str]
+) -> None:
+    if old not in {gpu.uuid for gpu in sources}:
+        raise Refused(f"the source has no GPU {old}", hint="`nvidia-smi -L` there names them")
+    if new not in targets:
+        raise Refused(f"the destination has no GPU {new}", hint="`nvidia-smi -L` there names them")
+    if new in chosen.values():
+        raise Refused(f"{new} is asked for twice", hint="each GPU can stand for one other only")
+
+
+def _best(
+    source: Gpu,
+    used: Mapping[str, int],
+    targets: Sequence[Gpu],
+    taken: Mapping[str, str],
+    chosen: dict[str, str],
+) -> str:
+    given = {new: f"is to stand for {old}" for old, new in chosen.items()}
+    why = {gpu.uuid: _why_not(gpu, source, used, {**taken, **given}) for gpu in targets}
+    able = [gpu for gpu in targets if not why[gpu.uuid]]
+    if able:
+        return max(able, key=lambda gpu: (gpu.free_bytes, -gpu.index)).uuid
+    reasons = "; ".join(f"{named(gpu)} {why[gpu.uuid]}" for gpu in targets)
+    raise Refused(
+        f"no GPU there can take what is on {named(source)} ({source.name},"
+        f" {used[source.uuid] >> 20} MiB used): {reasons or 'there is none'}",
+        hint="choose a host with a free GPU of the same model, or end what uses those there",
+    )
+
+
+def _place_unused(sources: Sequence[Gpu], targets: Sequence[Gpu], chosen: dict[str, str]) -> None:
+    """GPUs that the capsule could see and does not use: nothing goes there, so others may use the
+    one that stands for it."""
+    left = {gpu.uuid: gpu for gpu in targets if gpu.uuid not in chosen.values()}
+    unused = [gpu for gpu in sources if gpu.uuid not in chosen]
+    for source in unused:
+        if source.uuid in left:
+            chosen[source.uuid] = left.pop(source.uuid).uuid
+    for source in unused:
+        if source.uuid in chosen:
+            continue
+        alike = next((gpu for gpu in left.values() if _same_model(gpu, source)), None)
+        if alike is None:
+            raise Refused(
+                f"the source has {len(sources)} GPUs, the destination {len(targets)}; the driver"
+                " wants one there for each that the processes could see, and none is left for"
+                f" {named(source)} ({source.name})",
+                hint="choose a host with as many GPUs of the same models, or start the job where"
+                " only the GPUs that it uses can be seen (NVIDIA_VISIBLE_DEVICES in a container)",
+            )
+        chosen[source.uuid] = left.pop(alike.uuid).uuid
+
+
+def _why_not(
+    target: Gpu, source: Gpu, used: Mapping[str, int], taken: Mapping[str, str]
+) -> str | None:
+    needed = used.get(source.uuid, 0)
+    if not _same_model(target, source):
+        return f"is another model ({target.name}, not {source.name})"
+    if needed and target.mig:
+        return "is partitioned by MIG"
+    if needed and target.mps:
+        return "is shared by MPS clients"
+    if target.uuid in taken:
+        return taken[target.uuid]
+    if not needed:
+        return None
+    if target.memory_bytes < needed + MARGIN:
+        return f"has less memory ({_mib(target.memory_bytes)}, {_mib(needed + MARGIN)} needed)"
+    free = target.free_bytes + used.get(target.uuid, 0)  # its own goes away before
+    if free < needed + MARGIN and target.uuid != source.uuid:
+        return f"has {_mib(free)} free, {_mib(needed + MARGIN)} needed"
+    return None
+
+
+def _same_model(one: Gpu, other: Gpu) -> bool:
+    return (one.name, one.compute_capability) == (other.name, other.compute_capability)
+
+
+def named(gpu: Gpu) -> str:
+    """A GPU in a sentence: its number on its host, and as much of its uuid as tells it apart."""
+    return f"GPU {gpu.index} ({gpu.uuid[:12]})"
+
+
+def _mib(size: int) -> str:
+    return f"{size >> 20} MiB"

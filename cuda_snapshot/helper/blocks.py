@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the helper and its clients say about device memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Block:
+    """One device allocation of a process."""
+
+    address: int
+    size: int
+    """Bytes."""
+    gpu: str
+    """The UUID of the GPU that has, had or shall have its memory."""
+    kind: int
+    """A layout.Memory of the interposer."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How a copy through a ring went, measured in the helper (CLOCK_MONOTONIC)."""
+
+    bytes: int
+    seconds: float
+    """From the first slot to the last."""
+    waited_s: float
+    """Of these, what the GPU had nothing to do: all slots were with the client."""
+
+    @property
+    def gb_per_s(self) -> float:
+        """10⁹ bytes a second."""
+        return self.bytes / self.seconds / 1e9 if self.seconds else 0.0
+
+
+def human(size: int) -> str:
+    """Bytes for people: "1.5 GiB"."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} bytes"

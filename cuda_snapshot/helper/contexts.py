@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The helper's contexts: one on a GPU, and only while there is something of a move on it.
+
+A context costs its GPU some 500 MiB, which training may want. The driver counts who has retained a
+primary context, so nobody counts here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ...errors import LiveshiftError, NotFound
+from ..cuda import Cuda
+from ..driver import CudaError, CUresult
+
+
+class Contexts:
+    """The GPUs of this host and their primary contexts, by UUID. Any thread may use it."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self.cuda = cuda
+        self._ordinals = {gpu: ordinal for ordinal, gpu in enumerate(cuda.uuids())}
+
+    def __contains__(self, gpu: str) -> bool:
+        return gpu in self._ordinals
+
+    def ordinal(self, gpu: str) -> int:
+        """Raises NotFound."""
+        try:
+            return self._ordinals[gpu]
+        except KeyError:
+            raise NotFound(
+                f"this host has no {gpu}; it has {', '.join(self._ordinals) or 'none'}"
+            ) from None
+
+    def retain(self, gpu: str) -> int:
+        """Have a context there until as many :meth:`let_go`. Raises NotFound, LiveshiftError where
+        its memory is too full even for that."""
+        try:
+            return self.cuda.retain(self.ordinal(gpu))
+        except CudaError as error:
+            if error.result != CUresult.OUT_OF_MEMORY:
+                raise
+            raise LiveshiftError(
+                f"{gpu} has no room left for a CUDA context of the GPU helper (about 500 MiB)",
+                hint="Leave that much of the GPU unused, or set [gpu] fast_path = 'off'.",
+            ) from error
+
+    def let_go(self, gpu: str) -> None:
+        """The opposite of :meth:`retain`."""
+        self.cuda.let_go(self.ordinal(gpu))
+
+    @contextmanager
+    def current(self, gpu: str) -> Iterator[int]:
+        """The GPU's context, current for this thread meanwhile; one at a time in a thread."""
+        context = self.retain(gpu)
+        try:
+            self.cuda.make_current(context)
+            try:
+                yield context
+            finally:
+                self.cuda.make_current(0)
+        finally:
+            self.let_go(gpu)

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Physical device memory that the helper holds for processes that move, by key.
+
+It got there by a process's giving it up (imported from a descriptor) or was created for one that
+is still to come. All of it is mapped in the helper too, so that it can be copied; the addresses
+there mean nothing to anybody else. A key's memory stays until somebody drops it: it may be the
+only copy of a rank's state, and whether it is the helper can't know.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+
+from ...errors import LiveshiftError, NotFound, Refused
+from ..cuda import Cuda
+from ..driver import CudaError, CUresult
+from .blocks import Block, human
+from .contexts import Contexts
+
+
+@dataclass
+class Piece:
+    """One block's physical memory."""
+
+    block: Block
+    gpu: str
+    """Where it is; ``block.gpu`` is what the block's owner said."""
+    handle: int
+    address: int
+    """Where this process has it mapped."""
+    descriptor: int | None
+    """The one it came by. Kept, since the driver need not export again what was imported."""
+
+
+@dataclass(eq=False)
+class Holding:
+    """What is held under one key."""
+
+    key: str
+    pieces: list[Piece] = field(default_factory=list)
+    gpus: set[str] = field(default_factory=set)
+    """Those whose contexts are retained for it."""
+    complete: bool = True
+    """All bytes are there: false between create and the end of a fill."""
+    users: int = 0
+    """Copies under way. The memory outlives a drop until the last of them has noticed."""
+    dropped: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(piece.block.size for piece in self.pieces)
+
+
+class DeviceMemory:
+    """All holdings. Any thread may use it; one thread at a time for any one key's setting up."""
+
+    def __init__(self, contexts: Contexts) -> None:
+        self._contexts = contexts
+        self._cuda: Cuda = contexts.cuda
+        self._lock = threading.Lock()
+        self._holdings: dict[str, Holding] = {}
+
+    def held(self) -> dict[str, int]:
+        """Bytes by key; 0 where there are only contexts."""
+        with self._lock:
+            return {key: holding.size for key, holding in self._holdings.items()}
+
+    def gpus(self) -> set[str]:
+        """GPUs that something is held on."""
+        with self._lock:
+            return {gpu for holding in self._holdings.values() for gpu in holding.gpus}
+
+    @contextmanager
+    def use(self, key: str) -> Iterator[Holding]:
+        """A key's memory, which stays meanwhile whoever drops it. Raises NotFound."""
+        with self._lock:
+            holding = self._holdings.get(key)
+            if holding is None:
+                raise NotFound(f"the GPU helper holds no device memory for {key}")
+            holding.users += 1
+        try:
+            yield holding
+        finally:
+            self._leave(holding)
+
+    def warm(self, key: str, gpus: Sequence[str]) -> None:
+        """Have contexts on the GPUs until the key is dropped: making one takes part of a second.
+
+        Raises NotFound, LiveshiftError where a GPU has no room for a context."""
+        with self._lock:
+            holding = self._holdings.setdefault(key, Holding(key))
+            holding.users += 1
+        try:
+            for gpu in gpus:
+                self._settle_on(holding, gpu)
+        finally:
+            self._leave(holding)
+
+    def create(self, key: str, blocks: Sequence[Block]) -> None:
+        """Make memory for the blocks, each on its GPU. Nothing stays of it where that fails.
+
+        Raises Refused where the key has memory, NotFound, LiveshiftError where a GPU's is full."""
+        with self._building(key, complete=not blocks) as holding:
+            for block in blocks:
+                self._settle_on(holding, block.gpu)
+                holding.pieces.append(self._created(block, block.gpu))
+
+    def adopt(self, key: str, given: Iterator[tuple[Block, int]]) -> Holding:
+        """Take memory over by descriptors, which are the helper's from then on. As create."""
+        with self._building(key, complete=True) as holding:
+            for block, descriptor in given:
+                with ExitStack() as undo:
+                    undo.callback(os.close, descriptor)
+                    self._settle_on(holding, block.gpu)
+                    holding.pieces.append(self._imported(block, descriptor))
+                    undo.pop_all()
+            return holding
+
+    def bring_to(self, holding: Holding, piece: Piece, gpu: str) -> None:
+        """Have a piece's memory on that GPU, copied there if it is on another one of this host. A
+        GPU that is not of this host is one that a process still has in mind: then it is right."""
+        if piece.gpu == gpu or gpu not in self._contexts:
+            return
+        self._settle_on(holding, gpu)
+        fresh = self._created(piece.block, gpu)
+        try:
+            with self._contexts.current(piece.gpu) as source:
+                pass  # both are retained by the holding; only their numbers are asked for
+            with self._contexts.current(gpu) as here:
+                stream = self._cuda.stream()
+                try:
+                    self._cuda.copy_across(
+                        fresh.address, here, piece.address, source, piece.block.size, stream
+                    )
+                    self._cuda.wait_stream(stream)
+                finally:
+                    self._cuda.end_stream(stream)
+        except BaseException:
+            self._free_piece(fresh)
+            raise
+        self._free_piece(piece)
+        piece.gpu, piece.handle = fresh.gpu, fresh.handle
+        piece.address, piece.descriptor = fresh.address, None
+
+    @contextmanager
+    def descriptor(self, piece: Piece) -> Iterator[int]:
+        """A file descriptor of the piece's memory, meanwhile."""
+        if piece.descriptor is not None:
+            yield piece.descriptor
+            return
+        with self._contexts.current(piece.gpu):
+            descriptor = self._cuda.descriptor_of(piece.handle)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def drop(self, key: str) -> None:
+        """Let a key's memory go, or nothing if there is none. A copy under way ends with an error,
+        and the memory with that copy."""
+        with self._lock:
+            holding = self._holdings.pop(key, None)
+            if holding is None:
+                return
+            holding.dropped = True
+            idle = holding.users == 0
+        if idle:
+            self._free(holding)
+
+    # ---- making and freeing
+
+    def _leave(self, holding: Holding) -> None:
+        with self._lock:
+            holding.users -= 1
+            last = holding.dropped and holding.users == 0
+        if last:
+            self._free(holding)
+
+    @contextmanager
+    def _building(self, key: str, complete: bool) -> Iterator[Holding]:
+        """A key's holding, to put pieces in; on an error they are freed and it is as before."""
+        with self._lock:
+            holding = self._holdings.setdefault(key, Holding(key))
+            if holding.pieces or holding.users:
+                raise Refused(
+                    f"the GPU helper holds {human(holding.size)} of device memory for {key} already"
+                )
+            holding.users += 1
+            before = set(holding.gpus)
+        try:
+            yield holding
+            holding.complete = complete
+        except BaseException:
+            pieces, holding.pieces = holding.pieces, []
+            for piece in pieces:
+                self._free_piece(piece)
+            for gpu in holding.gpus - before:
+                self._contexts.let_go(gpu)
+            holding.gpus &= before
+            with self._lock:
+                if not before and self._holdings.get(key) is holding:
+                    del self._holdings[key]
+            raise
+        finally:
+            self._leave(holding)
+
+    def _settle_on(self, holding: Holding, gpu: str) -> None:
+        if gpu not in holding.gpus:
+            self._contexts.retain(gpu)
+            holding.gpus.add(gpu)
+
+    def _created(self, block: Block, gpu: str) -> Piece:
+        with self._contexts.current(gpu):
+            device = self._contexts.ordinal(gpu)
+            try:
+                handle = self._cuda.create(device, block.size)
+            except CudaError as error:
+                if error.result != CUresult.OUT_OF_MEMORY:
+                    raise
+                free, total = self._cuda.free_and_total()
+                raise LiveshiftError(
+                    f"{gpu} has no room for {human(block.size)} more of device memory: "
+                    f"{human(free)} of {human(total)} are free",
+                    hint="Another process took it: see nvidia-smi, or choose another GPU.",
+                ) from error
+            return self._mapped(block, gpu, handle, None)
+
+    def _imported(self, block: Block, descriptor: int) -> Piece:
+        with self._contexts.current(block.gpu):
+            handle = self._cuda.import_descriptor(descriptor)
+            return self._mapped(block, block.gpu, handle, descriptor)
+
+    def _mapped(self, block: Block, gpu: str, handle: int, descriptor: int | None) -> Piece:
+        try:
+            address = self._cuda.map(self._contexts.ordinal(gpu), handle, block.size)
+        except BaseException:
+            self._cuda.release(handle)
+            raise
+        return Piece(block, gpu, handle, address, descriptor)
+
+    def _free_piece(self, piece: Piece) -> None:
+        with self._contexts.current(piece.gpu):
+            # One that can't be freed must not keep the others from it: its process would hold them.
+            with suppress(CudaError):
+                self._cuda.unmap(piece.address, piece.block.size)
+            with suppress(CudaError):
+                self._cuda.release(piece.handle)
+        if piece.descriptor is not None:
+            os.close(piece.descriptor)
+
+    def _free(self, holding: Holding) -> None:
+        pieces, holding.pieces = holding.pieces, []
+        for piece in pieces:
+            self._free_piece(piece)
+        gpus, holding.gpus = holding.gpus, set()
+        for gpu in gpus:
+            with suppress(CudaError):
+                self._contexts.let_go(gpu)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes whose threads this helper holds still, for agents that may come and go.
+
+A hold is the helper's, not its caller's: an agent that dies in mid-move leaves a process that must
+not run on without its device memory, and the next one goes on from there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..hold import Hold, spared_threads
+from .calls import Ask, Holds, HoldThreads, Release, SpareFromExit
+from .operations import Operations
+from .server import Caller, Handler
+
+
+class Holding:
+    """The handlers."""
+
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+        self._holds: dict[int, Hold] = {}
+        self._mutex = threading.Lock()
+
+    def handlers(self) -> Mapping[type[Ask], Handler]:
+        return {
+            HoldThreads: self._hold,
+            SpareFromExit: self._spare_from_exit,
+            Release: self._release,
+            Holds: lambda _, ask: self._of(ask.pid) is not None,
+        }
+
+    def why_stay(self) -> str:
+        """What would be let go if this process ended, in words."""
+        with self._mutex:
+            alive = [pid for pid in self._holds if Path(f"/proc/{pid}").exists()]
+        return f"it holds the threads of process {alive[0]} still" if alive else ""
+
+    def _hold(self, caller: Caller, ask: HoldThreads) -> None:
+        """Once more for one that is held: it is as good."""
+        self._forget_ended()
+        if self._of(ask.pid) is not None:
+            return
+        restore_thread = self._operations.restore_thread(ask.pid)
+        hold = Hold(
+            [ask.pid],
+            lambda pid: spared_threads(pid, restore_thread),
+            kill_on_exit=ask.kill_on_exit,
+        )
+        hold.begin(ask.timeout_s)
+        with self._mutex:
+            self._holds[ask.pid] = hold
+
+    def _spare_from_exit(self, caller: Caller, ask: SpareFromExit) -> None:
+        hold = self._of(ask.pid)
+        if hold is not None:
+            hold.spare_from_exit()
+
+    def _release(self, caller: Caller, ask: Release) -> None:
+        with self._mutex:
+            hold = self._holds.pop(ask.pid, None)
+        if hold is not None:
+            hold.end()
+
+    def _of(self, pid: int) -> Hold | None:
+        with self._mutex:
+            return self._holds.get(pid)
+
+    def _forget_ended(self) -> None:
+        """Their pids may be others' by now."""
+        with self._mutex:
+            gone = {pid: hold for pid, hold in self._holds.items() if not hold.held}
+            for pid in gone:
+                del self._holds[pid]
+        for hold in gone.values():
+            hold.end()

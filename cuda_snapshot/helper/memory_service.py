@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that the helper does with device memory: what the server calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from ..cuda import Cuda
+from . import sessions
+from .blocks import human
+from .calls import Ask, Reply
+from .contexts import Contexts
+from .device_memory import DeviceMemory
+from .memory_calls import CopyIn, CopyOut, Create, Drop, Held, Session, Warm
+from .process_session import ProcessSession
+from .ring import Rings, sizes
+from .server import Caller, Handler
+from .transfers import Transfers
+
+
+class MemoryService:
+    """The handlers. Raises LiveshiftError where the driver can't be used."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        contexts = Contexts(cuda)
+        self._memory = DeviceMemory(contexts)
+        self._rings = Rings(contexts, *sizes())
+        self._transfers = Transfers(contexts, self._memory, self._rings)
+
+    def handlers(self) -> Mapping[type[Ask], Handler]:
+        return {
+            Warm: self._warm,
+            Create: lambda _, ask: self._memory.create(ask.key, ask.blocks),
+            Drop: self._drop,
+            Held: lambda _, ask: self._memory.held(),
+            CopyOut: lambda caller, ask: self._transfers.drain(caller.channel, ask.key),
+            CopyIn: lambda caller, ask: self._transfers.fill(caller.channel, ask.key),
+            Session: self._session,
+        }
+
+    def holds(self) -> str:
+        """Why the helper must stay, in words: it may have the only copy of a rank's state."""
+        held = {key: size for key, size in self._memory.held().items() if size}
+        if not held:
+            return ""
+        return f"it holds {human(sum(held.values()))} of device memory for {', '.join(held)}"
+
+    def _warm(self, caller: Caller, ask: Warm) -> None:
+        self._memory.warm(ask.key, ask.gpus)
+        if ask.gpus:
+            with self._rings.one(ask.gpus[0]):
+                pass  # pinned now, and for as long as the contexts stay
+
+    def _drop(self, caller: Caller, ask: Drop) -> None:
+        self._memory.drop(ask.key)
+        self._rings.unpin_idle(self._memory.gpus())
+
+    def _session(self, caller: Caller, ask: Session) -> None:
+        session = ProcessSession(ask.pid, Path(ask.directory), ask.inner_pid)
+        nothing = msgspec.Raw(msgspec.msgpack.encode(None))
+        caller.channel.send(msgspec.msgpack.encode(Reply(ok=nothing)))
+        sessions.serve(caller.channel, session, self._memory)
+        self._rings.unpin_idle(self._memory.gpus())

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The helper's end of a device session: a process's service thread, asked one thing at a time.
+
+The socket lies in the capsule's directory of pages, where the job's user may write: nothing found
+there is trusted, and who connects is known by the pid that the kernel vouches for. What the process
+then says of its memory it could as well have lied about to itself: it gets back only what it gave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import struct
+import time
+from pathlib import Path
+
+from ...errors import StepFailed
+from ...interposer import device_session as wire
+from ...interposer import layout
+from ...interposer.device_session import Op, Reply
+from ..checkpoint import uuid_text
+from .blocks import Block
+
+STEP = "device session"
+ANSWER_S = 60.0
+"""For one answer, beside what reading memory takes: the driver frees and maps in milliseconds, but
+its work (SYNC) may have to end first."""
+SLOWEST = 100_000_000
+"""Bytes a second at which a process sums its memory up, at the least."""
+MOST_BLOCKS = 2 * layout.ALLOCATIONS
+_CREDENTIALS = struct.Struct("3i")
+_ROOM = wire.REPLY.size + 1  # one more, to see that a packet is longer than a reply
+
+
+class ProcessSession:
+    """Listens from the beginning; :meth:`wait`, then the others. For one thread at a time.
+
+    All raise StepFailed with what was asked of which process; after one that is a missing or
+    foreign answer the session is over. ``pid`` is this host's number, ``inner_pid`` the process's
+    own in its capsule."""
+
+    def __init__(self, pid: int, directory: Path, inner_pid: int) -> None:
+        self._pid, self._inner = pid, inner_pid
+        self._name = wire.socket_name(inner_pid)
+        self._peer: socket.socket | None = None
+        self.over = False
+        """Nothing can be asked any more."""
+        try:
+            self._folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._failed(f"can't open {directory}: {error.strerror}") from error
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._remove_name()
+            # A path may have 108 bytes here, the directory's own may be longer.
+            self._listener.bind(f"/proc/self/fd/{self._folder}/{self._name}")
+            self._let_anybody_connect()
+            self._listener.listen(4)
+        except OSError as error:
+            self.close()
+            raise self._failed(f"can't listen in {directory}: {error.strerror}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _let_anybody_connect(self) -> None:
+        # The job's user must get in. By a descriptor: chmod by name would follow a link that was
+        # put in our socket's place meanwhile.
+        flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(self._name, flags, dir_fd=self._folder)
+        try:
+            seen = os.fstat(fd)
+            if not stat.S_ISSOCK(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_nlink != 1:
+                raise self._failed(f"somebody put another file in the place of {self._name}")
+            os.chmod(f"/proc/self/fd/{fd}", 0o666)
+        finally:
+            os.close(fd)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until the process has connected and said what it speaks."""
+        deadline = time.monotonic() + timeout_s
+        while self._peer is None:
+            self._listener.settimeout(max(0.001, deadline - time.monotonic()))
+            try:
+                peer, _ = self._listener.accept()
+            except TimeoutError:
+                raise self._failed(
+                    f"its service thread did not connect within {timeout_s:g} s"
+                ) from None
+            except OSError as error:
+                raise self._failed(f"can't accept its connection: {error.strerror}") from error
+            raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            if _CREDENTIALS.unpack(raw)[0] == self._pid:
+                self._peer = peer
+            else:
+                peer.close()
+                if time.monotonic() >= deadline:
+                    raise self._failed("only others connected to its session")
+        self._remove_name()
+        hello, _ = self._answer(Op.HELLO, max(1.0, deadline - time.monotonic()))
+        if hello.result:
+            self.over = True
+            raise self._failed(f"it can't serve: {hello.failure}")
+        if hello.kind != wire.PROTOCOL or hello.value != self._inner:
+            self.over = True
+            raise self._failed(
+                f"it is process {hello.value} inside and speaks protocol {hello.kind}; "
+                f"{self._inner} and {wire.PROTOCOL} were expected"
+            )
+
+    def blocks(self) -> list[tuple[Block, bool]]:
+        """All device allocations, and whether their memory is with the process."""
+        found: list[tuple[Block, bool]] = []
+        for index in range(MOST_BLOCKS):
+            reply, _ = self._exchange(Op.NEXT, argument=index)
+            if reply.ended:
+                return found
+            self._check(reply, "list its device memory")
+            block = Block(reply.address, reply.size, uuid_text(reply.uuid), reply.kind)
+            found.append((block, bool(reply.value)))
+        raise self._failed(f"it has more than {MOST_BLOCKS} device allocations")
+
+    def checksum(self, block: Block, samples: int) -> int:
+        """64 bits over all bytes (0) or so many samples of a block."""
+        reply, _ = self._exchange(
+            Op.CHECKSUM,
+            block.address,
+            block.size,
+            samples,
+            patience_s=ANSWER_S + (0 if samples else block.size / SLOWEST),
+        )
+        self._check(reply, f"sum up device memory at {block.address:#x}")
+        return reply.value
+
+    def export(self, block: Block) -> int:
+        """A descriptor of an arena block's memory, the caller's."""
+        reply, descriptor = self._exchange(Op.EXPORT, block.address)
+        what = f"export device memory at {block.address:#x}"
+        try:
+            self._check(reply, what)
+            if reply.size != block.size:
+                raise self._failed(
+                    f"asked to {what}: it has {reply.size} bytes now, had {block.size}"
+                )
+            if descriptor is None:
+                raise self._failed(f"asked to {what}: no descriptor came")
+            taken, descriptor = descriptor, None
+            return taken
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def release(self, block: Block) -> None:
+        """Have an arena block's memory unmapped and released, its addresses kept."""
+        reply, _ = self._exchange(Op.RELEASE, block.address)
+        self._check(reply, f"release device memory at {block.address:#x}")
+
+    def map(self, block: Block, descriptor: int) -> None:
+        """Have memory mapped at a block that was given up. The descriptor stays the caller's."""
+        reply, _ = self._exchange(Op.MAP, block.address, block.size, descriptor=descriptor)
+        self._check(reply, f"map device memory at {block.address:#x}")
+
+    def sync(self) -> None:
+        """Wait for all its device work."""
+        reply, _ = self._exchange(Op.SYNC)
+        self._check(reply, "wait for its device work")
+
+    def close(self) -> None:
+        """Say END; the process goes on with what it was ordered to. May be called again."""
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            with contextlib.suppress(OSError):
+                if not self.over:
+                    peer.settimeout(1.0)
+                    peer.send(wire.request(Op.END))
+            peer.close()
+        self.over = True
+        if self._folder >= 0:
+            self._listener.close()
+            self._remove_name()
+            os.close(self._folder)
+            self._folder = -1
+
+    # ---- packets
+
+    def _exchange(
+        self,
+        op: Op,
+        address: int = 0,
+        size: int = 0,
+        argument: int = 0,
+        *,
+        descriptor: int | None = None,
+        patience_s: float | None = None,
+    ) -> tuple[Reply, int | None]:
+        patience_s = ANSWER_S if patience_s is None else patience_s
+        if self._peer is None or self.over:
+            raise self._failed("its session is over, or has not begun")
+        packet = wire.request(op, address, size, argument)
+        try:
+            self._peer.settimeout(patience_s)
+            sent = [] if descriptor is None else [descriptor]
+            socket.send_fds(self._peer, [packet], sent, socket.MSG_NOSIGNAL)
+        except OSError as error:
+            self.over = True
+            raise self._failed(f"{op.name} can't be asked: {error}") from error
+        return self._answer(op, patience_s)
+
+    def _answer(self, op: Op, patience_s: float) -> tuple[Reply, int | None]:
+        assert self._peer is not None
+        descriptors: list[int] = []
+        try:
+            self._peer.settimeout(patience_s)
+            packet, descriptors, _, _ = socket.recv_fds(
+                self._peer, _ROOM, 4, socket.MSG_CMSG_CLOEXEC
+            )
+            if not packet:
+                raise self._failed(f"it closed its session instead of answering {op.name}")
+            reply = wire.reply(packet)
+            if reply.op != op:
+                raise self._failed(f"it answered {reply.op} to {op.name}")
+            if descriptors and (op is not Op.EXPORT or len(descriptors) > 1):
+                raise self._failed(f"it answered {op.name} with {len(descriptors)} descriptors")
+        except TimeoutError:
+            self._broken(descriptors)
+            raise self._failed(f"no answer to {op.name} within {patience_s:g} s") from None
+        except (OSError, ValueError) as error:
+            self._broken(descriptors)
+            raise self._failed(f"its answer to {op.name} can't be read: {error}") from error
+        except BaseException:
+            self._broken(descriptors)
+            raise
+        return reply, descriptors[0] if descriptors else None
+
+    def _broken(self, descriptors: list[int]) -> None:
+        self.over = True
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _check(self, reply: Reply, what: str) -> None:
+        if reply.result:
+            raise self._failed(f"asked to {what}: {reply.failure}")
+
+    def _failed(self, why: str) -> StepFailed:
+        return StepFailed(STEP, f"process {self._pid} ({self._inner} inside): {why}")
+
+    def _remove_name(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self._name, dir_fd=self._folder)

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rings of pinned slots: the only host memory that device memory passes through.
+
+A ring is a memfd that its client maps too, so a slot's bytes are never copied between the two
+processes. Rings stay for the next move; they are pinned only while a GPU has a context here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from ...errors import LiveshiftError
+from ..driver import CudaError
+from .contexts import Contexts
+
+SLOT_BYTES = 16 << 20
+"""So large that a copy's fixed costs, some ten µs here and at the client, don't count."""
+SLOTS = 16
+RINGS = 2
+"""At most: together they are the helper's bound on host memory."""
+PATIENCE_S = 600.0
+"""For another copy to give its ring back."""
+SIZES = "LIVESHIFT_GPU_RING"
+"""Environment of the helper: other sizes than these, as "16x16777216"; for measuring."""
+
+
+def sizes() -> tuple[int, int]:
+    """Slots and bytes of one, as the environment has them. Raises LiveshiftError."""
+    told = os.environ.get(SIZES)
+    if not told:
+        return SLOTS, SLOT_BYTES
+    slots, _, slot_bytes = told.partition("x")
+    try:
+        chosen = int(slots), int(slot_bytes)
+    except ValueError:
+        chosen = 0, 0
+    # Whole pages, and two slots at least: while one is with the client the other is filled.
+    if chosen[0] < 2 or chosen[1] < mmap.PAGESIZE or chosen[1] % mmap.PAGESIZE:
+        raise LiveshiftError(f"{SIZES} is {told!r}, not SLOTSxBYTES in whole pages")
+    return chosen
+
+
+class Ring:
+    """``slots`` × ``slot_bytes`` of shared memory."""
+
+    def __init__(self, slots: int, slot_bytes: int) -> None:
+        self.slots, self.slot_bytes = slots, slot_bytes
+        self.fd = os.memfd_create("liveshift-gpu-ring", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.fd, slots * slot_bytes)
+            self._memory = mmap.mmap(self.fd, slots * slot_bytes)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._pinned_on: str | None = None
+
+    @property
+    def pinned_on(self) -> str | None:
+        """The GPU with whose context it is pinned, and which it therefore retains."""
+        return self._pinned_on
+
+    def slot(self, number: int) -> int:
+        """The address of a slot in this process."""
+        return self._start + number * self.slot_bytes
+
+    def pin(self, contexts: Contexts, gpu: str) -> None:
+        """Pin it for all GPUs, unless it is. The context of ``gpu`` is retained until unpin."""
+        if self._pinned_on is not None:
+            return
+        contexts.retain(gpu)
+        try:
+            with contexts.current(gpu):
+                contexts.cuda.pin(self._start, self.slots * self.slot_bytes)
+        except BaseException:
+            contexts.let_go(gpu)
+            raise
+        self._pinned_on = gpu
+
+    def unpin(self, contexts: Contexts) -> None:
+        """Undo :meth:`pin`; copies must have ended."""
+        if self._pinned_on is None:
+            return
+        gpu, self._pinned_on = self._pinned_on, None
+        with contexts.current(gpu), suppress(CudaError):
+            contexts.cuda.unpin(self._start)
+        contexts.let_go(gpu)
+
+
+class Rings:
+    """The rings, of which a copy has one to itself. Any thread may use it."""
+
+    def __init__(self, contexts: Contexts, slots: int, slot_bytes: int):
+        self._contexts = contexts
+        self._slots, self._slot_bytes = slots, slot_bytes
+        self._change = threading.Condition()
+        self._idle: list[Ring] = []
+        self._made = 0
+
+    @contextmanager
+    def one(self, gpu: str, patience_s: float = PATIENCE_S) -> Iterator[Ring]:
+        """A pinned ring; waits for one, and raises LiveshiftError where none gets free."""
+        ring = self._take(patience_s)
+        try:
+            ring.pin(self._contexts, gpu)
+            yield ring
+        finally:
+            with self._change:
+                self._idle.append(ring)
+                self._change.notify()
+
+    def _take(self, patience_s: float) -> Ring:
+        with self._change:
+            if not self._change.wait_for(lambda: self._idle or self._made < RINGS, patience_s):
+                raise LiveshiftError(
+                    f"{RINGS} other copies of device memory on this host did not end "
+                    f"within {patience_s:g} s"
+                )
+            if self._idle:  # a pinned one first: pinning takes a while
+                self._idle.sort(key=lambda ring: ring.pinned_on is not None)
+                return self._idle.pop()
+            self._made += 1
+        try:
+            return Ring(self._slots, self._slot_bytes)
+        except BaseException as error:
+            with self._change:
+                self._made -= 1
+                self._change.notify()
+            if isinstance(error, OSError):
+                raise LiveshiftError(
+                    f"no memory for {self._slots} slots of {self._slot_bytes} bytes: {error}"
+                ) from error
+            raise
+
+    def unpin_idle(self, keep: set[str]) -> None:
+        """Unpin those that no copy uses, but for those pinned on GPUs of ``keep``."""
+        with self._change:
+            for ring in self._idle:
+                if ring.pinned_on not in keep:
+                    ring.unpin(self._contexts)

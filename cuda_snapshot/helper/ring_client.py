@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's end of a copy through a ring: device memory as a stream of bytes.
+
+Each copy has a connection of its own, whose end ends it: the slots go back, and the key's memory
+stays with the helper. Errors of the helper's are raised as they are; one that is gone is
+Unreachable.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Self
+
+from ...errors import LiveshiftError, Unreachable, from_wire
+from .blocks import Figures
+from .channel import Channel
+from .ring import PATIENCE_S
+from .slots import Ended, Filled, Finish, Free, Said, hear, hear_ring, say
+
+STALL_S = 120.0
+"""Without a word of the helper's while it should copy: a GPU hangs."""
+
+
+class _RingUser:
+    """A connection, and the ring that came by it, mapped here."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._memory: mmap.mmap | None = None
+        self.figures: Figures | None = None
+        """Known once the copy is complete."""
+        try:
+            with _connected():
+                channel.socket.settimeout(PATIENCE_S + STALL_S)  # it may wait for a ring
+                self._ring, fd = hear_ring(channel)
+                channel.socket.settimeout(STALL_S)
+            if fd is not None:
+                try:
+                    self._memory = mmap.mmap(fd, self._ring.slots * self._ring.slot_bytes)
+                finally:
+                    os.close(fd)
+        except BaseException:
+            channel.close()
+            raise
+        self.total = self._ring.total
+        """Bytes of all the key's blocks."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the copy, complete or not. May be called again."""
+        self._channel.close()
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            # Somebody may still have a view; then the mapping goes with the last of them.
+            with suppress(BufferError):
+                memory.close()
+
+    def _slot(self, number: int, start: int, end: int) -> memoryview:
+        if self._memory is None:
+            raise LiveshiftError("this copy of device memory has ended")
+        if not (0 <= number < self._ring.slots and 0 <= start <= end <= self._ring.slot_bytes):
+            raise LiveshiftError(f"no bytes {start} to {end} of slot {number} in this ring")
+        at = number * self._ring.slot_bytes
+        return memoryview(self._memory)[at + start : at + end]
+
+    def _hear(self) -> Said:
+        with _connected():
+            return hear(self._channel)
+
+    def _say(self, word: Said) -> None:
+        try:
+            with _connected():
+                say(self._channel, word)
+        except Unreachable:
+            # The helper may have said why before it closed.
+            with suppress(Unreachable):
+                while not isinstance(ended := self._hear(), Ended):
+                    pass
+                self._ended(ended)
+            raise
+
+    def _ended(self, word: Ended) -> None:
+        self.close()
+        if word.error is not None:
+            raise from_wire(*word.error)
+        self.figures = word.figures
+
+
+class Drain(_RingUser, Iterator[memoryview]):
+    """All bytes of a key's blocks, in order. A view is valid until the next one is asked for, or
+    the copy is closed. Raises LiveshiftError where the copy fails; the end is all bytes."""
+
+    _last: int | None = None
+    _seen = 0
+
+    def __next__(self) -> memoryview:
+        if self.figures is not None:
+            raise StopIteration
+        try:
+            if self._last is not None:
+                self._say(Free(self._last))
+                self._last = None
+            word = self._hear()
+            if isinstance(word, Ended):
+                self._ended(word)
+                if self._seen != self.total:
+                    raise LiveshiftError(
+                        f"the GPU helper gave {self._seen} of {self.total} bytes of device memory"
+                    )
+                raise StopIteration
+            if not isinstance(word, Filled):
+                raise LiveshiftError(f"the GPU helper said {word!r} while memory was copied out")
+            self._last = word.slot
+            self._seen += word.size
+            return self._slot(word.slot, 0, word.size)
+        except BaseException:
+            self.close()
+            raise
+
+
+class Filler(_RingUser):
+    """Takes all bytes of a key's blocks, in order."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel)
+        self._free = deque(range(self._ring.slots))
+        self._at = 0
+
+    def write(self, data: memoryview | bytes) -> None:
+        """The next bytes, as many as there are at hand; they are copied before this returns.
+
+        Raises LiveshiftError where the copy fails, or where it is more than the blocks hold."""
+        view = memoryview(data).cast("B")
+        while view:
+            room = self.room()
+            part = min(len(room), len(view))
+            room[:part] = view[:part]
+            view = view[part:]
+            self.advance(part)
+
+    def room(self) -> memoryview:
+        """Where the next bytes may be put by whoever can write them there at once, such as from a
+        socket; valid until :meth:`advance`. Raises as write."""
+        if not self._ring.slots:
+            raise LiveshiftError("there is no device memory to fill")
+        while not self._free:
+            self._take(self._hear())
+        return self._slot(self._free[0], self._at, self._ring.slot_bytes)
+
+    def advance(self, size: int) -> None:
+        """So many bytes were put into :meth:`room`. Raises as write."""
+        self._at += size
+        if self._at == self._ring.slot_bytes:
+            self._flush()
+
+    def finish(self) -> Figures:
+        """All bytes were written: wait until they are on the GPU.
+
+        Raises LiveshiftError where some are missing, or the copy failed."""
+        if self.figures is None:
+            if self._ring.slots:
+                self._flush()
+                self._say(Finish())
+            while self.figures is None:
+                self._take(self._hear())
+        return self.figures
+
+    def _flush(self) -> None:
+        if self._at:
+            self._say(Filled(self._free.popleft(), self._at))
+            self._at = 0
+
+    def _take(self, word: Said) -> None:
+        if isinstance(word, Ended):
+            self._ended(word)
+            if not self.figures:
+                raise LiveshiftError("the GPU helper ended the copy without a word")
+        elif isinstance(word, Free):
+            self._free.append(word.slot)
+        else:
+            raise LiveshiftError(f"the GPU helper said {word!r} while memory was copied in")
+
+
+@contextmanager
+def _connected() -> Iterator[None]:
+    """Words of a connection that was lost."""
+    try:
+        yield
+    except (OSError, EOFError) as error:
+        said = "no word from it in time" if isinstance(error, TimeoutError) else str(error)
+        raise Unreachable(
+            f"the GPU helper was lost during a copy of device memory: {said}",
+            hint="Its log is gpu-helper.log in the agent's run directory.",
+        ) from error

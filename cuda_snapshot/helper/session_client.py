@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's end of a device session: what it asks the helper to have of a process.
+
+A session has a connection of its own and ends with it, so an agent that dies ends its sessions:
+then the process is told END, and keys keep what they hold.
+"""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from ...errors import Unreachable, from_wire
+from .blocks import Block
+from .channel import Channel
+
+QUICK_S, LONG_S, FULL_S = 120.0, 900.0, 3600.0
+"""For an answer: about what is in tables; about memory; about every byte of a GPU, which a process
+reads by its host's memory. The helper's own deadlines for the process are shorter."""
+
+
+class SessionAsk(msgspec.Struct, frozen=True, tag_field="t", tag=True, forbid_unknown_fields=True):
+    """Base of what is asked in a session; the tag is the class name."""
+
+
+class Wait(SessionAsk, frozen=True):
+    """None."""
+
+    timeout_s: float
+
+
+class Blocks(SessionAsk, frozen=True):
+    """list[Block]."""
+
+
+class Checksums(SessionAsk, frozen=True):
+    """dict[int, int]."""
+
+    samples: int
+
+
+class GiveUp(SessionAsk, frozen=True):
+    """list[Block]."""
+
+    key: str
+
+
+class TakeBack(SessionAsk, frozen=True):
+    """None."""
+
+    key: str
+    keep: bool = False
+
+
+class SessionReply(msgspec.Struct, frozen=True):
+    """``ok`` of the type that the ask's docstring names, or an error as errors.to_wire says it."""
+
+    ok: msgspec.Raw
+    error: tuple[str, str, str | None] | None = None
+
+
+class DeviceSession:
+    """A process's device memory, while all its other threads stand still. A context manager: the
+    process is told END on exit. All methods raise LiveshiftError."""
+
+    def __init__(self, channel: Channel) -> None:
+        """Takes over a connection on which the helper has agreed to the session."""
+        self._channel = channel
+
+    def __enter__(self) -> DeviceSession:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the session. May be called again."""
+        self._channel.close()
+
+    def wait(self, timeout_s: float) -> None:
+        """Until the process's service thread has connected."""
+        self._ask(Wait(timeout_s), None, timeout_s + QUICK_S)
+
+    def blocks(self) -> list[Block]:
+        """All device allocations of the process, also those whose memory it gave up."""
+        return list(self._ask(Blocks(), list[Block], QUICK_S))
+
+    def checksums(self, samples: int) -> dict[int, int]:
+        """64 bits by address, for all memory that is with the process: over so many samples of
+        each allocation, or over every byte (0)."""
+        return dict(self._ask(Checksums(samples), dict[int, int], LONG_S if samples else FULL_S))
+
+    def give_up(self, key: str) -> list[Block]:
+        """Have the helper hold all arena memory under the key: what it took. All or nothing; an
+        error says so where the helper still holds it."""
+        return list(self._ask(GiveUp(key), list[Block], LONG_S))
+
+    def take_back(self, key: str, *, keep: bool = False) -> None:
+        """Give the process what the key holds, at its old addresses; then the key is dropped. May
+        be tried again after an error, and with ``keep`` also for another process: the key stays."""
+        self._ask(TakeBack(key, keep), None, LONG_S)
+
+    def _ask(self, ask: SessionAsk, kind: Any, within_s: float) -> Any:
+        try:
+            self._channel.socket.settimeout(within_s)
+            self._channel.send(msgspec.msgpack.encode(ask))
+            raw, descriptors = self._channel.receive()
+        except (OSError, EOFError) as error:
+            self.close()  # an answer that is late must not be taken for that of another ask
+            said = "no answer in time" if isinstance(error, TimeoutError) else str(error)
+            raise Unreachable(
+                f"the GPU helper was lost during a device session: {said}",
+                hint="Its log is gpu-helper.log in the agent's run directory.",
+            ) from error
+        for descriptor in descriptors:
+            os.close(descriptor)
+        reply = msgspec.msgpack.decode(raw, type=SessionReply)
+        if reply.error is not None:
+            raise from_wire(*reply.error)
+        return msgspec.msgpack.decode(reply.ok, type=kind)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serving device sessions to agents: each in the thread of its connection, while that lasts."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from typing import Any
+
+import msgspec
+
+from ...errors import LiveshiftError, to_wire
+from . import handover
+from .blocks import Block
+from .channel import Channel
+from .device_memory import DeviceMemory
+from .process_session import ProcessSession
+from .session_client import Blocks, Checksums, GiveUp, SessionReply, TakeBack, Wait
+
+_asks = msgspec.msgpack.Decoder(Wait | Blocks | Checksums | GiveUp | TakeBack)
+
+
+def serve(channel: Channel, session: ProcessSession, memory: DeviceMemory) -> None:
+    """Until the agent closes the connection."""
+    with closing(session):
+        while True:
+            try:
+                raw, descriptors = channel.receive()
+            except (OSError, EOFError):
+                return
+            for descriptor in descriptors:
+                os.close(descriptor)
+            try:
+                reply = SessionReply(_packed(_answer(raw, session, memory)))
+            except Exception as error:
+                reply = SessionReply(_packed(None), to_wire(error))
+            try:
+                channel.send(msgspec.msgpack.encode(reply))
+            except OSError:
+                return
+
+
+def _packed(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode(value))
+
+
+def _answer(raw: bytes, session: ProcessSession, memory: DeviceMemory) -> Any:
+    try:
+        ask = _asks.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise LiveshiftError(f"not a question of a device session: {error}") from error
+    match ask:
+        case Wait(timeout_s):
+            return session.wait(timeout_s)
+        case Blocks():
+            return [block for block, _ in session.blocks()]
+        case Checksums(samples):
+            return _checksums(session, samples)
+        case GiveUp(key):
+            return handover.give_up(session, memory, key)
+        case TakeBack(key, keep):
+            return handover.take_back(session, memory, key, keep)
+
+
+def _checksums(session: ProcessSession, samples: int) -> dict[int, int]:
+    here: list[Block] = [block for block, with_it in session.blocks() if with_it]
+    return {block.address: session.checksum(block, samples) for block in here}

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The helper's end of a copy through a ring: device memory out to a client, or in from it.
+
+Each runs in the thread of its connection, and returns when the client has closed it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+
+from ...errors import LiveshiftError, to_wire
+from .blocks import Figures, human
+from .channel import Channel
+from .contexts import Contexts
+from .copying import Copies, Cursor
+from .device_memory import DeviceMemory, Holding
+from .ring import Ring, Rings
+from .slots import Ended, Filled, Finish, Free, RingHere, Said, hear, say, waiting
+
+Copy = Callable[[Channel, Holding, Ring, Copies], Figures]
+
+
+class Transfers:
+    """Serves copies. Any thread may use it."""
+
+    def __init__(self, contexts: Contexts, memory: DeviceMemory, rings: Rings) -> None:
+        self._contexts, self._memory, self._rings = contexts, memory, rings
+
+    def drain(self, channel: Channel, key: str) -> None:
+        """Give the client all bytes of a key."""
+        self._serve(channel, key, _out)
+
+    def fill(self, channel: Channel, key: str) -> None:
+        """Take all bytes of a key from the client."""
+        self._serve(channel, key, _in)
+
+    def _serve(self, channel: Channel, key: str, copy: Copy) -> None:
+        # A client that is gone has given all slots back by that; there is nobody to tell.
+        with suppress(OSError, EOFError), ExitStack() as until_closed:
+            try:
+                # The memory is let go before the ring: a client may take its time to close.
+                with self._memory.use(key) as holding:
+                    figures = self._copy(channel, holding, copy, until_closed)
+                ended = Ended(figures, None)
+            except (OSError, EOFError):
+                raise
+            except Exception as error:
+                ended = Ended(None, to_wire(error))
+            say(channel, ended)
+            while True:
+                hear(channel)
+        self._rings.unpin_idle(self._memory.gpus())
+
+    def _copy(
+        self, channel: Channel, holding: Holding, copy: Copy, until_closed: ExitStack
+    ) -> Figures:
+        if not holding.pieces:
+            say(channel, RingHere(0, 0, 0))
+            return Figures(0, 0.0, 0.0)
+        ring = until_closed.enter_context(self._rings.one(holding.pieces[0].gpu))
+        with Copies(self._contexts, ring) as copies:
+            say(channel, RingHere(ring.slots, ring.slot_bytes, holding.size), ring.fd)
+            return copy(channel, holding, ring, copies)
+
+
+class _Waiting:
+    """Adds up the time in which the client kept the GPU from copying."""
+
+    def __init__(self) -> None:
+        self.begun = time.monotonic()
+        self.seconds = 0.0
+
+    def hear(self, channel: Channel, idle: bool) -> Said:
+        before = time.monotonic()
+        word = hear(channel)
+        if idle:
+            self.seconds += time.monotonic() - before
+        return word
+
+    def figures(self, size: int) -> Figures:
+        return Figures(size, time.monotonic() - self.begun, self.seconds)
+
+
+def _out(channel: Channel, holding: Holding, ring: Ring, copies: Copies) -> Figures:
+    if not holding.complete:
+        raise LiveshiftError(f"the device memory of {holding.key} was never filled")
+    cursor = Cursor(holding.pieces)
+    free = deque(range(ring.slots))
+    sizes: dict[int, int] = {}
+    clock = _Waiting()
+    while cursor.left or copies:
+        _check(holding)
+        while cursor.left and free:
+            slot = free.popleft()
+            runs = cursor.take(ring.slot_bytes)
+            sizes[slot] = sum(run.size for run in runs)
+            copies.start(slot, runs, out=True)
+        if copies:
+            slot = copies.finish_oldest()
+            say(channel, Filled(slot, sizes.pop(slot)))
+        while waiting(channel) or (cursor.left and not free and not copies):
+            word = clock.hear(channel, idle=not copies)
+            if not isinstance(word, Free):
+                raise LiveshiftError(f"the client said {word!r} while memory was copied out")
+            free.append(_slot(word.slot, ring, free, sizes))
+    return clock.figures(holding.size)
+
+
+def _in(channel: Channel, holding: Holding, ring: Ring, copies: Copies) -> Figures:
+    cursor = Cursor(holding.pieces)
+    holding.complete = False
+    flying: set[int] = set()
+    clock = _Waiting()
+    while True:
+        if copies and not waiting(channel):
+            slot = copies.finish_oldest()
+            flying.remove(slot)
+            say(channel, Free(slot))
+            continue
+        word = clock.hear(channel, idle=not copies)
+        _check(holding)
+        if isinstance(word, Finish):
+            break
+        if not isinstance(word, Filled) or not 0 < word.size <= ring.slot_bytes:
+            raise LiveshiftError(f"the client said {word!r} while memory was copied in")
+        if word.size > cursor.left:
+            raise LiveshiftError(
+                f"more bytes came for {holding.key} than its {human(holding.size)} of device memory"
+            )
+        copies.start(_slot(word.slot, ring, flying), cursor.take(word.size), out=False)
+        flying.add(word.slot)
+    while copies:
+        copies.finish_oldest()
+    if cursor.left:
+        raise LiveshiftError(
+            f"{cursor.left} of {holding.size} bytes of the device memory of {holding.key} are "
+            "missing"
+        )
+    holding.complete = True
+    return clock.figures(holding.size)
+
+
+def _slot(slot: int, ring: Ring, *elsewhere: object) -> int:
+    """Checked: the number is one of the ring's, and not of those."""
+    for others in elsewhere:
+        assert isinstance(others, (deque, set, dict))
+        if slot in others:
+            raise LiveshiftError(f"the client gave slot {slot}, which it did not have")
+    if not 0 <= slot < ring.slots:
+        raise LiveshiftError(f"the client gave slot {slot} of {ring.slots}")
+    return slot
+
+
+def _check(holding: Holding) -> None:
+    if holding.dropped:
+        raise LiveshiftError(f"the device memory of {holding.key} was dropped during its copy")

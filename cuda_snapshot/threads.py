@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What /proc says of single threads, by their numbers as this host sees them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_VFORKS = {"56", "58", "220", "435"}  # clone and vfork on x86-64, clone on aarch64, clone3
+_GONE = (FileNotFoundError, ProcessLookupError)
+
+
+def of(pid: int) -> list[int]:
+    """The threads of a process; none when it has gone."""
+    try:
+        return list(map(int, os.listdir(f"/proc/{pid}/task")))
+    except _GONE:
+        return []
+
+
+def state(tid: int) -> str:
+    """One letter (proc(5)); X when it is gone."""
+    try:
+        return _status(tid, "State")[0]
+    except _GONE:
+        return "X"
+
+
+def ended(tid: int) -> bool:
+    return state(tid) in "ZX"
+
+
+def name(tid: int) -> str:
+    return _read(tid, "comm") or "gone"
+
+
+def innermost(tid: int) -> int:
+    """Its number in its own pid namespace; raises FileNotFoundError or ProcessLookupError."""
+    return int(_status(tid, "NSpid").split()[-1])
+
+
+def tracer(tid: int) -> int:
+    """The process that traces it, 0 for none; the kernel names the thread that does."""
+    try:
+        by = int(_status(tid, "TracerPid"))
+        return int(_status(by, "Tgid")) if by else 0
+    except _GONE:
+        return 0
+
+
+def who(pid: int, tid: int) -> str:
+    return f"thread {tid} ({name(tid)}) of process {pid}"
+
+
+def doing(tid: int) -> str:
+    """Its state in words, and where in the kernel it is, if the kernel says that."""
+    now, where = state(tid), _read(tid, "wchan")
+    return f"in state {now}" + (f" in the kernel's {where}" if where not in ("", "0") else "")
+
+
+def in_vfork(tid: int) -> bool:
+    """Whether it waits, uninterruptibly, for a child to exec or end."""
+    return state(tid) == "D" and _read(tid, "syscall").split(" ", 1)[0] in _VFORKS
+
+
+def children(tid: int) -> set[int]:
+    """The processes that it has started itself and that are there."""
+    return set(map(int, _read(tid, f"task/{tid}/children").split()))
+
+
+def _status(tid: int, key: str) -> str:
+    for line in Path(f"/proc/{tid}/status").read_text(errors="replace").splitlines():
+        if line.startswith(f"{key}:"):
+            return line.split(":", 1)[1].strip()
+    raise FileNotFoundError(f"/proc/{tid}/status has no {key}")
+
+
+def _read(tid: int, what: str) -> str:
+    try:
+        return Path(f"/proc/{tid}/{what}").read_text(errors="replace").strip()
+    except OSError:
+        return ""

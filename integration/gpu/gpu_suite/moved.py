@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A training job that moves while it trains, against the same job that nobody disturbs."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+
+from lab_session import LabSession, environment
+from moving_job import Job
+from reference_runs import References
+
+from liveshift.runtime.messages import MigrationRow
+
+from .step import Step
+
+BEFORE, AFTER = 8, 12
+"""Steps before the first move, and between and after moves."""
+STARTED_S = 90.0
+"""torch and its compiler take their time on a fresh machine."""
+
+
+def references(step: Step) -> References:
+    """Undisturbed runs in the step's folder, two ranks on one GPU by sockets."""
+    kept = environment(NCCL_SOCKET_IFNAME="lo", NCCL_RAS_ENABLE="0", NCCL_NVLS_ENABLE="0")
+    return References(step.work, kept, patience=min(STARTED_S, step.left_s))
+
+
+def compare(
+    step: Step,
+    session: LabSession,
+    name: str,
+    argv: Sequence[str],
+    moves: Sequence[tuple[int, str]],
+    ranks: int = 1,
+) -> Job:
+    """Run ``argv`` with ``ranks`` capsules, move some of them (index, host), and compare.
+
+    The command ends by itself, long enough after the moves; ``{out}`` in it is its folder.
+    """
+    began = time.monotonic()
+    wanted = references(step).of(argv, ranks, ranks)
+    step.figure(f"{name}/undisturbed_s", time.monotonic() - began)
+    job = session.start(name, argv, nnodes=ranks)
+    job.wait_step(BEFORE, timeout=min(STARTED_S, step.left_s))
+    for number, (index, host) in enumerate(moves, 1):
+        row = job.migrate(index, host)
+        _told(step, f"{name}/move {number}", row)
+        job.go_on(AFTER)
+    result = job.result(ranks)
+    for number, row in enumerate(job.moves, 1):
+        still = standstill(job, row)
+        step.figure(f"{name}/move {number}/longest pause between steps_s", still)
+    same = result == wanted
+    step.figure(f"{name}/bit_identical", same)
+    step.figure(f"{name}/steps", len(result.losses[0]))
+    if not step.check(same, f"{name}: not what the undisturbed run computed"):
+        differs = [
+            f"rank {rank}, step {got[0]}"
+            for rank, losses in result.losses.items()
+            for got, meant in zip(losses, wanted.losses[rank], strict=False)
+            if got != meant
+        ]
+        step.figure(f"{name}/first difference", differs[0] if differs else "the parameters")
+    before = step.outcome.bit_identical
+    step.outcome.bit_identical = same and before is not False
+    return job
+
+
+def _told(step: Step, where: str, row: MigrationRow) -> None:
+    """The timeline of a move, phase by phase."""
+    step.figure(f"{where}/seconds", row.seconds)
+    step.figure(f"{where}/frozen_s", row.frozen_s)
+    step.figure(f"{where}/image_bytes", row.image_bytes)
+    step.figure(f"{where}/bytes", row.bytes)
+    for phase in row.phases:
+        told = {"start_s": round(phase.start, 3), "s": round(phase.seconds, 3)}
+        more = {"bytes": phase.bytes, "frozen": phase.frozen, "detail": phase.detail}
+        step.figure(f"{where}/{phase.name}", told | {k: v for k, v in more.items() if v})
+        if found := re.match(r"(\d+) communicators? rebuilt in ([\d.]+)", phase.detail):
+            step.figure(f"{where}/rebuild of a communicator_s", float(found[2]) / int(found[1]))
+
+
+def standstill(job: Job, row: MigrationRow) -> float:
+    """The longest pause between two steps of rank 0 about the time of a move, in seconds."""
+    times = [s["time"] for s in job.steps() if -2 < s["time"] - row.asked < row.seconds + 30]
+    return max((b - a for a, b in pairwise(times)), default=0.0)

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A lab whose hosts have simulated GPUs of their own, on the doubles of tests/doubles/gpu.
+
+The doubles read a host's GPUs from /run/simcuda/devices, and /run is each lab host's own. The
+driver's libraries lie in a folder that the cluster file names; it is empty until the hosts have
+their GPUs, so that no daemon takes the doubles' default for what a host has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from device_jobs import Device
+from lab_session import JOBS, LabSession, NewLab, environment, eventually
+from moving_job import Job, Step
+from reference_runs import References
+from whereabouts import GONE, every_pid, spaces
+
+from liveshift.cuda_snapshot.helper.client import GpuHelper
+from liveshift.launcher import lab as labs
+from liveshift.launcher.lab.tasks import Task, kill
+
+DEVICES = "/run/simcuda/devices"
+PROBED_S = 60.0
+"""How long a host may take until it knows what its driver bears."""
+
+RANKS = str(JOBS / "ranks.py")
+TRAIN = str(JOBS / "device_train.py")
+MIB = 1 << 20
+
+_HELPER = "liveshift.cuda_snapshot.helper"
+_MEMORY = """
+import json, pynvml as nvml
+nvml.nvmlInit()
+gpus = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+print(json.dumps({nvml.nvmlDeviceGetUUID(g): nvml.nvmlDeviceGetMemoryInfo(g).used for g in gpus}))
+"""
+_OCCUPY = """
+import ctypes, sys
+cu = ctypes.CDLL("libcuda.so.1")
+context, left = ctypes.c_void_p(), int(sys.argv[1])
+assert cu.cuInit(0) == 0
+count = ctypes.c_int()
+cu.cuDeviceGetCount(ctypes.byref(count))
+for device in range(count.value):
+    cu.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    cu.cuCtxSetCurrent(context)
+    size = int(sys.argv[2 + device]) - left
+    pointer = ctypes.c_ulonglong()
+    assert size <= 0 or cu.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(size)) == 0
+print("taken", flush=True)
+sys.stdin.read()
+"""
+
+
+def uuid(host: int, gpu: int) -> str:
+    return f"GPU-51c0da00-{host:04x}-4000-8000-{gpu:012x}"
+
+
+class GpuLab:
+    """``session`` is the lab as in other tests; ``gpus`` are the UUIDs of each host's GPUs."""
+
+    def __init__(self, session: LabSession, device: Device, libraries: Path) -> None:
+        self.session = session
+        self.device = device
+        self.libraries = libraries
+        self.gpus: dict[str, tuple[str, ...]] = {}
+        self.sizes: dict[str, tuple[int, ...]] = {}
+
+    # ---- making it ----
+
+    def give(self, host: str, *sizes: int, chip: str = "H200") -> None:
+        """Let a host have one GPU of each of these sizes, in MiB; for daemons that start later."""
+        index = int(host.removeprefix("h"))
+        self.gpus[host] = tuple(uuid(index, gpu) for gpu in range(len(sizes)))
+        self.sizes[host] = tuple(size * MIB for size in sizes)
+        lines = [f"{u}:{chip}:{size}MiB\n" for u, size in zip(self.gpus[host], sizes, strict=True)]
+        words = [*self.entry(host), "sh", "-c", f"mkdir -p ${{0%/*}}; cat >{DEVICES}", DEVICES]
+        subprocess.run(words, input="".join(lines), text=True, check=True)
+
+    def install(self) -> None:
+        """Put the driver's libraries where the hosts look for them."""
+        for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+            (self.libraries / name).symlink_to(self.device.cuda / name)
+
+    def restart_agents(self) -> None:
+        """With helpers of their own, of which no older one is left; waits for what they find."""
+        for host in self.gpus:
+            self.session.stop_agent(host)
+            kill(self.helpers(host))
+        for host in self.gpus:
+            self.session.start_agent(host)
+        for host in self.gpus:
+            self.wait_probed(host)
+
+    def wait_probed(self, host: str) -> None:
+        """Until the host's helper knows whether its driver bears the fast path: it must."""
+        run = self.session.lab.directory / host / "run"
+        eventually(lambda: (run / "gpu.sock").exists(), f"the GPU helper of {host}", 20)
+        with GpuHelper.start(run, self.libraries) as helper:
+            why = ""
+
+            def known() -> bool:
+                nonlocal why
+                why = helper.host().fast_path
+                return "being probed" not in why
+
+            eventually(known, f"{host} to be probed", PROBED_S)
+        assert why == "", f"{host}: {why}"
+
+    # ---- looking at it ----
+
+    def entry(self, host: str) -> list[str]:
+        return labs.entry(self.session.lab.machine(host))
+
+    def helpers(self, host: str) -> list[Task]:
+        """The helper processes of a host, found among the machine's."""
+        init = self.session.lab.machine(host).init
+        assert init is not None
+        space = os.stat(f"/proc/{init.pid}/ns/pid").st_ino
+        found = []
+        for pid in every_pid():
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+                if _HELPER in words and space in spaces(pid):
+                    found += [task] if (task := Task.of(pid)) else []
+            except GONE:
+                pass
+        return found
+
+    def kill_helpers(self, host: str) -> None:
+        found = self.helpers(host)
+        assert found, f"{host} has no GPU helper"
+        kill(found)
+
+    def used(self, host: str) -> dict[str, int]:
+        """Device bytes in use by GPU, as NVML tells them on the host."""
+        done = subprocess.run(
+            [*self.entry(host), *self._with_driver(), sys.executable, "-c", _MEMORY],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        found: dict[str, int] = json.loads(done.stdout)
+        assert tuple(found) == self.gpus[host]
+        return found
+
+    def wait_empty(self, host: str) -> None:
+        """Nobody must hold memory of the host's GPUs, soon."""
+        eventually(lambda: not any(self.used(host).values()), f"{host}'s GPUs to be empty", 20)
+
+    @contextmanager
+    def occupied(self, host: str, left: int) -> Iterator[None]:
+        """Somebody else takes the memory of all the host's GPUs but ``left`` bytes of each."""
+        free = [
+            str(size - used)
+            for size, used in zip(self.sizes[host], self.used(host).values(), strict=True)
+        ]
+        words = [*self.entry(host), *self._with_driver(), sys.executable, "-c", _OCCUPY]
+        with subprocess.Popen(
+            [*words, str(left), *free], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as somebody:
+            assert somebody.stdin is not None
+            assert somebody.stdout is not None
+            try:
+                assert somebody.stdout.readline() == b"taken\n"
+                yield
+            finally:
+                somebody.stdin.close()
+                somebody.wait(10)
+
+    def _with_driver(self) -> tuple[str, ...]:
+        return ("env", f"LD_LIBRARY_PATH={self.libraries}")
+
+    # ---- jobs ----
+
+    def train(self, *more: str, ranks: int = 1, steps: int = 3000) -> tuple[str, ...]:
+        """jobs/device_train.py, ``ranks`` of it in one capsule, until there is enough."""
+        tree = (sys.executable, RANKS, str(ranks)) if ranks > 1 else ()
+        return (
+            *self.device.environment, *tree, sys.executable, TRAIN, "--out", "{out}",
+            "--steps", str(steps), "--pace", "0.05", "--enough", "{out}/enough", *more,
+        )  # fmt: skip
+
+    def start(self, name: str, *more: str, nnodes: int = 1, ranks: int = 1) -> Job:
+        """Such a job, under way."""
+        job = self.session.start(name, self.train(*more, ranks=ranks), nnodes=nnodes)
+        for rank in range(nnodes * ranks):
+            job.wait_step(5, rank)
+        return job
+
+    def where(self, job: Job, rank: int = 0) -> str:
+        """The UUID of the GPU that a rank used in its last step."""
+        last: Step = job.steps(rank)[-1]
+        return str(last["gpu"])
+
+    def assert_whole(self, job: Job, references: References, ranks: int = 1) -> None:
+        """End the job; its losses, and each byte of its device memory, are those of a run of as
+        many steps that nobody disturbed."""
+        job.stop()
+        steps = len(job.steps())
+        result = job.result(ranks)
+        words = list(job.argv)
+        for option, value in (("--steps", str(steps)), ("--enough", "/none")):
+            words[words.index(option) + 1] = value
+        result.assert_equals(references.of(words, job.nnodes, ranks))
+
+
+def gpu_lab(
+    new_lab: NewLab, place: Path, sizes: dict[str, tuple[int, ...]], *options: str
+) -> GpuLab:
+    """A lab whose hosts have GPUs of these sizes, in MiB; ``options`` are those of ``lab up``.
+
+    It ends as every lab does, and the helpers with it: they are in the hosts' pid namespaces.
+    """
+    device = Device.built(place / "doubles")
+    libraries = place / f"driver-{len(list(place.glob('driver-*')))}"
+    libraries.mkdir()
+    hosts = ("--hosts", str(len(sizes)), "--gpu", f"libraries={libraries}")
+    made = GpuLab(new_lab(*hosts, *options), device, libraries)
+    for host, each in sizes.items():
+        made.give(host, *each)
+    made.install()
+    made.restart_agents()
+    return made
+
+
+def gpu_references(place: Path, most: int) -> References:
+    """Runs of the same jobs without liveshift, on a machine of so many GPUs."""
+    devices = ",".join(f"{uuid(0xFFFF, gpu)}:H200:4GiB" for gpu in range(most))
+    directory = tempfile.mkdtemp(prefix="gpu-references-", dir=place)
+    return References(Path(directory), environment(SIMCUDA_DEVICES=devices))

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks whose state lies in device memory move between hosts with GPUs of their own.
+
+On the doubles (gpu_lab.py); CRIU, the agents, their helpers and the network are real. Each job's
+losses, and at its end each byte of its device memory, are those of a run without liveshift; a
+thread in it copies device memory about all the while.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from fault_matrix import held
+from fault_matrix.held import Held
+from gpu_lab import MIB, GpuLab, gpu_lab, gpu_references
+from lab_session import NewLab, eventually
+from moving_job import OVER, Job
+from reference_runs import References
+
+from liveshift.launcher import lab as labs
+from liveshift.runtime.messages import MigrationRow
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
+
+GPUS = {"h0": (1024, 1024), "h1": (1024, 1024), "h2": (1024, 1024)}
+HASTY = ("--slots", "2", "--timeouts", "collective=120,heartbeat=0.3,suspicion=1.5,grace=1")
+BLOCKS = 40 * MIB
+"""What of device_train.py's memory the arena holds: six matrices and two blocks of 7.75 MiB."""
+
+PLAIN = ("gpu save", "gpu restore")
+FAST = (*PLAIN, "gpu memory")
+
+
+@pytest.fixture(scope="module")
+def points(place: Path) -> Iterator[Held]:
+    yield Held(place / "gpu-faultpoints")
+    os.environ.pop(held.VARIABLE)
+
+
+@pytest.fixture(scope="module")
+def fast(new_lab: NewLab, place: Path, points: Held) -> GpuLab:
+    """Three hosts that take the fast path."""
+    return gpu_lab(new_lab, place, GPUS, *HASTY)
+
+
+@pytest.fixture(scope="module")
+def plain(new_lab: NewLab, place: Path, points: Held) -> GpuLab:
+    """Two that are told not to."""
+    two = {host: GPUS[host] for host in ("h0", "h1")}
+    return gpu_lab(new_lab, place, two, "--gpu", "fast_path=off", *HASTY)
+
+
+@pytest.fixture(scope="module")
+def references(place: Path) -> References:
+    return gpu_references(place, 2)
+
+
+@pytest.fixture(scope="module")
+def long_job(fast: GpuLab) -> Job:
+    return fast.start("long")
+
+
+@pytest.fixture
+def long(fast: GpuLab, points: Held, long_job: Job) -> Iterator[Job]:
+    """A job that lives through the module; whatever the test did, it goes on afterwards, on one
+    host and a GPU of that host, and nothing of it is left on the others."""
+    yield long_job
+    points.clear()
+    long_job.go_on(5)
+    host = long_job.seen(0).host
+    assert fast.where(long_job) in fast.gpus[host]
+    for other in fast.gpus.keys() - {host}:
+        fast.wait_empty(other)
+
+
+def moved(lab: GpuLab, job: Job, index: int = 0, to: str = "") -> MigrationRow:
+    """Move a capsule; its GPU is then one of the destination's, and the source's are empty."""
+    source = job.seen(index).host
+    row = job.migrate(index, to)
+    rank = index  # of one capsule per rank; of a tree, its first
+    job.go_on(5, rank)
+    assert lab.where(job, rank) in lab.gpus[row.destination]
+    lab.wait_empty(source)
+    return row
+
+
+def device_bytes(row: MigrationRow) -> int:
+    """What the row says of device memory that went over the wire by itself."""
+    return sum(phase.bytes or 0 for phase in row.phases if phase.name == "gpu memory")
+
+
+def assert_phases(row: MigrationRow, names: tuple[str, ...]) -> None:
+    there = [phase.name for phase in row.phases]
+    assert set(names) <= set(there), there
+
+
+# ---- moves that succeed ----
+
+
+def test_several_moves_in_a_row(fast: GpuLab, references: References) -> None:
+    """What came by descriptor leaves by descriptor again."""
+    job = fast.start("alone")
+    for to in ("h1", "h2", "h0"):
+        row = moved(fast, job, to=to)
+        assert_phases(row, FAST)
+        assert device_bytes(row) == BLOCKS
+    job.assert_trained_across()
+    fast.assert_whole(job, references)
+
+
+def test_the_plain_path_carries_the_same_in_the_image(
+    fast: GpuLab, plain: GpuLab, references: References
+) -> None:
+    job, other = plain.start("plain"), fast.start("other")
+    slow, quick = moved(plain, job), moved(fast, other)
+    assert_phases(slow, PLAIN)
+    assert device_bytes(slow) == 0
+    assert slow.image_bytes - quick.image_bytes > 0.9 * BLOCKS
+    moved(plain, job, to="h0")
+    plain.assert_whole(job, references)
+    fast.assert_whole(other, references)
+
+
+def test_ranks_that_talk_by_nccl(fast: GpuLab, references: References) -> None:
+    """The communicators are made anew on the other GPU."""
+    job = fast.start("pair", nnodes=2)
+    for index in (0, 1):
+        row = moved(fast, job, index)
+        assert_phases(row, FAST)
+        detail = {phase.name: phase.detail for phase in row.phases}
+        assert re.match(r"after collective \d+ of nccl", detail["quiesce"]), detail
+        assert re.match(r"1 communicators? rebuilt", detail["reopen"]), detail
+    fast.assert_whole(job, references, ranks=2)
+
+
+@pytest.mark.parametrize("lab", ["fast", "plain"])
+def test_two_cuda_processes_in_one_capsule(
+    request: pytest.FixtureRequest, references: References, lab: str
+) -> None:
+    """Two ranks below one launcher, each on a GPU of its own, with NCCL between them."""
+    gpu: GpuLab = request.getfixturevalue(lab)
+    job = gpu.start("tree", ranks=2)
+    row = moved(gpu, job)
+    assert {gpu.where(job, rank) for rank in (0, 1)} == set(gpu.gpus[row.destination])
+    gpu.assert_whole(job, references, ranks=2)
+
+
+# ---- moves that fail: the job goes on at its source, its device memory as it was ----
+
+
+def fails(fast: GpuLab, job: Job, to: str) -> str:
+    """Move the job, which must fail; what was said."""
+    lab = fast.session
+    before = job.seen(0)
+    gpu = fast.where(job)
+    said = lab.refused("migrate", f"{job.name}/0", "--to", to, code=1)
+    assert job.migrations()[-1].state == "failed"
+    job.go_on(5)
+    assert (job.seen(0).host, fast.where(job)) == (before.host, gpu)
+    return said
+
+
+def test_no_room_for_the_image(fast: GpuLab, long: Job) -> None:
+    to = next(host for host in fast.gpus if host != long.seen(0).host)
+    resize = [*fast.entry(to), "mount", "-o", "remount,size={}", "/run/liveshift/images"]
+    subprocess.run([word.format("8m") for word in resize], check=True)
+    try:
+        said = fails(fast, long, to)
+    finally:
+        subprocess.run([word.format("90%") for word in resize], check=True)
+    assert "No space left on device" in said
+    moved(fast, long, to=to)
+
+
+def test_a_gpu_that_is_full_is_refused_before_anything_stands(fast: GpuLab, long: Job) -> None:
+    source = long.seen(0).host
+    to = next(host for host in fast.gpus if host != source)
+    with fast.occupied(to, left=16 * MIB):
+        said = fast.session.refused("migrate", "long/0", "--to", to)
+    assert "MiB" in said
+    assert to in said
+    assert not any(row.frozen_s for row in long.migrations()[-1:] if row.state == "failed")
+
+
+def test_memory_that_is_taken_after_the_preflight(fast: GpuLab, points: Held, long: Job) -> None:
+    """The restore on the GPU fails, after the commit: the job returns to its source."""
+    to = next(host for host in fast.gpus if host != long.seen(0).host)
+    source, gpu = long.seen(0).host, fast.where(long)
+    points.arm("destination.restoring")
+    with fast.session.popen("migrate", "long/0", "--to", to) as moving:
+        try:
+            points.wait("destination.restoring")
+            with fast.occupied(to, left=1 * MIB):
+                points.release("destination.restoring")
+                _, err = moving.communicate(timeout=90)
+        finally:
+            moving.kill()
+    said = " ".join(err.decode().split())
+    assert moving.returncode == 1, said
+    assert re.search(r"gpu restore.*memory|memory.*GPU", said), said
+    long.go_on(5)
+    assert (long.seen(0).host, fast.where(long)) == (source, gpu)
+    moved(fast, long, to=to)
+
+
+# ---- daemons that die ----
+
+
+@contextmanager
+def interrupted(fast: GpuLab, points: Held, long: Job, point: str) -> Iterator[tuple[str, str]]:
+    """A move that is held at a point, for harm; then waits until the move is over."""
+    lab, source = fast.session, long.seen(0).host
+    to = next(host for host in fast.gpus if host != source)
+    count = len(long.migrations())
+    points.arm(point)
+    with lab.popen("migrate", "long/0", "--to", to) as moving:
+        points.wait(point)
+        yield source, to
+        points.release(point)
+        moving.communicate(timeout=120)
+    eventually(lambda: over(long, count), "the move to end", 90)
+
+
+def over(job: Job, count: int) -> bool:
+    rows = job.migrations()
+    return len(rows) > count and rows[count].state in OVER
+
+
+@pytest.mark.parametrize(
+    ("point", "who", "state"),
+    [
+        ("source.dumped", "source", "failed"),
+        ("source.promised", "source", "done"),
+        ("orchestrator.committed", "ctl", "done"),
+        ("destination.restoring", "destination", "done"),
+        ("destination.claiming", "destination", ""),  # moved or returned: both are whole
+    ],
+)
+def test_a_daemon_that_dies(
+    fast: GpuLab, points: Held, long: Job, point: str, who: str, state: str
+) -> None:
+    with interrupted(fast, points, long, point) as (source, destination):
+        victim = {"source": source, "destination": destination}.get(who, who)
+        labs.stop_daemon(fast.session.lab, victim)
+        labs.start_daemon(fast.session.lab, victim)
+    row = long.migrations()[-1]
+    assert row.state == (state or row.state), row
+    assert long.seen(0).host == (destination if row.state == "done" else source)
+
+
+@pytest.mark.parametrize("point", ["source.dumped", "destination.restoring"])
+def test_the_destinations_helper_dies(fast: GpuLab, points: Held, long: Job, point: str) -> None:
+    """The memory that it had filled is gone with it, the source's is not."""
+    with interrupted(fast, points, long, point) as (source, destination):
+        fast.kill_helpers(destination)
+    row = long.migrations()[-1]
+    assert (row.state, long.seen(0).host) == ("failed", source), row
+    assert row.error
+    assert moved(fast, long, to=destination).state == "done", "with a helper that was started anew"
+
+
+def test_in_the_end_the_long_job_is_whole(
+    fast: GpuLab, long_job: Job, references: References
+) -> None:
+    fast.assert_whole(long_job, references)
+
+
+# ---- refused in words, nothing changed ----
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--managed", "managed memory"),
+        ("--ipc", "CUDA IPC|IPC handle"),
+    ],
+)
+def test_refused(fast: GpuLab, references: References, option: str, said: str) -> None:
+    job = fast.start(f"no{option.strip('-')}", option)
+    before, gpu = job.seen(0), fast.where(job)
+    answer = fast.session.refused("migrate", f"{job.name}/0")
+    assert re.search(said, answer), answer
+    assert "hint:" in answer
+    job.go_on(5)
+    assert (job.seen(0), fast.where(job)) == (before, gpu)
+    assert not any(row.frozen_s for row in job.migrations())
+    fast.assert_whole(job, references)
+
+
+# ---- nothing is left ----
+
+
+def test_a_lab_that_ends_takes_its_helpers_along(new_lab: NewLab, place: Path) -> None:
+    """They belong to no session and to nobody's process group."""
+    lab = gpu_lab(new_lab, place, {"h0": (64,)})
+    helpers = lab.helpers("h0")
+    assert len(helpers) == 1
+    lab.session.down()
+    assert not any(helper.alive for helper in helpers)

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "device_calls.h"
+
+static const char *const names[DEVICE_CALLS] = {
+#define X(name, parameters) #name,
+    LIVESHIFT_DEVICE_CALLS(X)
+#undef X
+};
+
+static _Atomic(void *) known[DEVICE_CALLS];
+static _Atomic bool all_found;
+
+bool device_calls_find(void) {
+    if (atomic_load_explicit(&all_found, memory_order_acquire))
+        return true;
+    if (driver_function(&known[CALL_cuCtxGetCurrent], names[CALL_cuCtxGetCurrent]) == NULL)
+        return false;
+    for (unsigned i = 0; i < DEVICE_CALLS; i++)
+        driver_function(&known[i], names[i]);
+    atomic_store_explicit(&all_found, true, memory_order_release);
+    return true;
+}
+
+void *device_call(enum device_call which) {
+    return device_calls_find() ? atomic_load_explicit(&known[which], memory_order_relaxed) : NULL;
+}

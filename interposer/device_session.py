@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python mirror of ``device_session.h``: its messages' fields, and nothing else.
+
+The header is the truth about what they mean; tests/test_device_session_layout.py holds the two
+equal.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+from dataclasses import dataclass
+
+from .layout import Record, text_of
+
+PROTOCOL = 1
+SAMPLE = 4096
+"""Bytes of one sampled piece of a checksum."""
+
+REQUEST = Record((
+    ("op", "I"), ("device", "i"), ("address", "Q"), ("size", "Q"), ("argument", "Q"),
+))  # fmt: skip
+
+REPLY = Record((
+    ("op", "I"), ("result", "i"), ("address", "Q"), ("size", "Q"), ("value", "Q"), ("device", "i"),
+    ("kind", "I"), ("uuid", "16s"), ("trouble", "96s"),
+))  # fmt: skip
+
+
+class Op(enum.IntEnum):
+    """enum liveshift_device_op."""
+
+    HELLO = 0
+    NEXT = 1
+    CHECKSUM = 2
+    EXPORT = 3
+    RELEASE = 4
+    MAP = 5
+    SYNC = 6
+    END = 7
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a process answers. ``result``: 0, a CUresult, or minus an errno value."""
+
+    op: int
+    result: int
+    address: int
+    size: int
+    value: int
+    device: int
+    kind: int
+    uuid: bytes
+    trouble: str
+
+    @property
+    def failure(self) -> str:
+        """Why ``result`` is not 0, for people; empty where it is."""
+        if self.result == 0:
+            return ""
+        code = f"CUDA error {self.result}" if self.result > 0 else os.strerror(-self.result)
+        return f"{self.trouble} ({code})" if self.trouble else code
+
+    @property
+    def ended(self) -> bool:
+        """NEXT's answer after the last allocation."""
+        return self.result == -errno.ENOENT
+
+
+def request(op: Op, address: int = 0, size: int = 0, argument: int = 0) -> bytes:
+    """One packet of the helper's."""
+    return REQUEST.struct.pack(op, 0, address, size, argument)
+
+
+def reply(packet: bytes) -> Reply:
+    """One packet of the process's; ValueError where it has another size."""
+    if len(packet) != REPLY.size:
+        raise ValueError(f"a reply of {len(packet)} bytes, not {REPLY.size}")
+    fields = REPLY.unpack(packet)
+    return Reply(**(fields | {"trouble": text_of(fields["trouble"])}))
+
+
+def socket_name(inner_pid: int) -> str:
+    """The socket's name in the directory of pages, for the process of that number inside."""
+    return f".device.{inner_pid}"

@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA processes of a capsule: their device state is taken off the GPUs, and brought back.
+
+For each of them, one after the other, at the source (:meth:`DeviceTree.save`):
+
+1. lock: application threads stop at the entry of CUDA calls, what they submitted has run.
+2. hold: every thread stands still, by ptrace, but the driver's and liveshift's own.
+3. unlock: now only liveshift's service thread can call CUDA, so device memory is what it is.
+4. session: checksums; the memory of the interposer's own allocations is handed to the helper, its
+   addresses stay reserved (the fast path).
+5. lock, release the held threads, checkpoint: what is left goes into the process's host memory.
+
+And back (:meth:`DeviceTree.bring_back`): hold, restore, unlock, session (memory is mapped at its
+old addresses, checksums compared), release. A process without a service thread skips 2 to 4.
+
+Whatever is interrupted, bring_back asks the driver and the helper how far it had come. The helper
+survives its agent, and holds threads and memory for the agent's next life.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ..criu_glue import room
+from ..criu_glue.survey import inner_pid, tasks
+from ..cuda_snapshot.checkpoint import ProcessState
+from ..cuda_snapshot.helper.blocks import Block
+from ..cuda_snapshot.helper.client import GpuHelper
+from ..cuda_snapshot.helper.session_client import DeviceSession
+from ..errors import StepFailed
+from ..interposer.layout import Want, text_of
+from ..interposer.orders import OrderedPage
+from .config import Cluster, FastPath, Verify
+from .gpu_watch import GpuWatch
+from .rank_pages import ordered_pages
+from .resident import Resident
+from .stopwatch import Stopwatch
+
+log = logging.getLogger("liveshift.devices")
+
+SAMPLES = 4
+"""Blocks of 4 KiB that a sampled checksum reads of each allocation."""
+
+SESSION_S = 20.0
+"""For a service thread to answer: it looks for orders once a second at the least."""
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """One process's device state at the boundary.
+
+    ``pid``: as the capsule sees it; ``blocks``: the memory that the helper has; ``used``: bytes of
+    device memory by GPU; ``sums``: checksum by address, each of ``samples`` (None: none taken).
+    """
+
+    pid: int
+    blocks: list[Block] = []
+    used: dict[str, int] = {}
+    sums: dict[int, int] = {}
+    samples: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Of ``blocks``: what goes from GPU to GPU."""
+        return sum(block.size for block in self.blocks)
+
+
+@dataclass(frozen=True)
+class Devices:
+    """A host's GPUs as its migrations use them."""
+
+    gpus: GpuWatch
+    cluster: Cluster
+
+    def tree(
+        self,
+        migration: str,
+        resident: Resident,
+        *,
+        full: bool = False,
+        plain: str = "",
+        only: Collection[int] = (),
+    ) -> DeviceTree | None:
+        """For one migration of one capsule; ``full``: checksums over every byte; ``plain``: why the
+        other side can't take memory from the helper; ``only``: some of its processes, by their pids
+        inside. None: no GPU here can be used. Blocks."""
+        helper = self.gpus.helper()
+        if helper is None:
+            return None
+        gpu = self.cluster.gpu
+        samples = 0 if full else {Verify.OFF: None, Verify.FULL: 0}.get(gpu.verify, SAMPLES)
+        fast = gpu.fast_path is not FastPath.OFF and not (plain or helper.host().fast_path)
+        limit = self.cluster.timeouts.gpu_lock
+        return DeviceTree(resident, helper, migration, limit, samples, fast, only)
+
+
+class DeviceLost(StepFailed):
+    """The driver can neither go on with a process's device state nor give it back."""
+
+
+@dataclass
+class CudaProcess:
+    """A process that holds device state; ``pid`` as the host sees it."""
+
+    pid: int
+    inner: int
+    page: OrderedPage | None  # None: it has no service thread
+
+
+@dataclass
+class DeviceTree:
+    """The CUDA processes of one capsule, for one migration.
+
+    ``samples``: of each allocation, 0 for every byte, None for no checksums; ``fast``: whether the
+    helper may take memory over; ``only``: some processes, by their pids inside; none: all of them.
+    Every method blocks.
+    """
+
+    resident: Resident
+    helper: GpuHelper
+    migration: str
+    lock_s: float
+    samples: int | None = SAMPLES
+    fast: bool = True
+    only: Collection[int] = ()
+    saved: list[Saved] = field(default_factory=list)
+    _held: list[int] = field(default_factory=list)  # by arrive
+
+    # ---- at the source -------------------------------------------------------------------------
+
+    def save(self, watch: Stopwatch) -> list[Saved]:
+        """Take the device state off the GPUs; raises StepFailed, after which bring_back undoes
+        what was done."""
+        with self._processes(self.only) as found:
+            if not found:
+                return []
+            with watch.phase("gpu save", frozen=True) as lap:
+                for process in found:
+                    self.saved.append(self._save(process))
+                lap.bytes = sum(sum(saved.used.values()) for saved in self.saved) or None
+                lap.detail = _words(self.saved)
+        return self.saved
+
+    def _save(self, process: CudaProcess) -> Saved:
+        helper, pid = self.helper, process.pid
+        used = helper.used(pid)
+        helper.lock(pid, self.lock_s)
+        saved = Saved(process.inner, used=used)
+        if process.page is not None and (self.fast or self.samples is not None):
+            helper.hold(pid)
+            helper.unlock(pid)
+            with self._session(process) as session:
+                sums = {} if self.samples is None else session.checksums(self.samples)
+                blocks = session.give_up(self.key(process.inner)) if self.fast else []
+            helper.lock(pid, self.lock_s)
+            helper.release(pid)
+            saved = Saved(process.inner, blocks, used, sums, self.samples)
+        helper.checkpoint(pid)
+        return saved
+
+    def drop(self) -> None:
+        """Have the helper forget the memory: it lives on elsewhere."""
+        for key in [k for k in self.helper.held() if k.startswith(self.migration + "/")]:
+            self.helper.drop(key)
+
+    # ---- back on a GPU -------------------------------------------------------------------------
+
+    def bring_back(self, watch: Stopwatch, gpus: Sequence[tuple[str, str]] = ()) -> None:
+        """Put the device state onto GPUs again, by the full map of (old, new) UUIDs; none: as it
+        was. The processes go on.
+
+        May be called again, and for what was never taken off. Raises DeviceLost, or StepFailed
+        for what may be tried again.
+        """
+        with self._processes(self.only) as found, watch.phase("gpu restore", frozen=True) as lap:
+            for process in found:
+                self._bring_back(process, gpus)
+                self.helper.release(process.pid)
+            lap.detail = _words(self.saved)
+
+    def off_gpus(self) -> bool:
+        """Whether some of it is on no GPU now, and can be brought back to any."""
+        with self._processes(self.only) as found:
+            return any(self.helper.state(p.pid) is ProcessState.CHECKPOINTED for p in found)
+
+    def arrive(self, watch: Stopwatch, gpus: Sequence[tuple[str, str]]) -> None:
+        """Put the device state onto this host's GPUs, of a tree that is stopped and has yet to be
+        granted. Of its threads only the driver's and liveshift's run, and they end with their
+        helper; until :meth:`end`."""
+        of = {saved.pid for saved in self.saved}
+        with self._processes(of) as found, watch.phase("gpu restore", frozen=True) as lap:
+            missing = of - {process.inner for process in found}
+            if missing:
+                raise StepFailed("gpu restore", f"no CUDA process {sorted(missing)[0]} is here")
+            for process in found:
+                self.helper.hold(process.pid, kill_on_exit=True)
+                self._held.append(process.pid)
+                os.kill(process.pid, signal.SIGCONT)
+                self._bring_back(process, gpus)
+            lap.detail = _words(self.saved)
+
+    def spare_from_exit(self) -> None:
+        """What :meth:`arrive` holds was granted: it does not end with its helper any more."""
+        for pid in self._held:
+            self.helper.spare_from_exit(pid)
+
+    def end(self) -> None:
+        """Let go what :meth:`arrive` holds."""
+        for pid in self._held:
+            self.helper.release(pid)
+        self._held.clear()
+
+    def _bring_back(self, process: CudaProcess, gpus: Sequence[tuple[str, str]]) -> None:
+        helper, pid, key = self.helper, process.pid, self.key(process.inner)
+        state, holds = helper.state(pid), helper.holds(pid)
+        ours = key in helper.held()
+        if state is ProcessState.RUNNING and not ours and not holds:
+            return
+        saved = next((s for s in self.saved if s.pid == process.inner), Saved(process.inner))
+        verify = saved.samples is not None and bool(saved.sums)
+        if process.page is None and ours:
+            raise DeviceLost("gpu restore", f"process {process.inner} has no page any more")
+        if not holds and (ours or verify):
+            helper.hold(pid)
+        if state is ProcessState.FAILED:
+            raise DeviceLost("gpu restore", f"process {process.inner}: its CUDA state has failed")
+        if state is ProcessState.CHECKPOINTED:
+            helper.restore(pid, gpus, needed=_needed(saved.used, gpus))
+        if state is not ProcessState.RUNNING:
+            helper.unlock(pid)
+        if process.page is not None and (ours or verify):
+            with self._session(process) as session:
+                if ours:
+                    # A restore that fails after all is done again, from the same memory.
+                    session.take_back(key, keep=pid in self._held)
+                if verify:
+                    _compare(saved, session.checksums(saved.samples or 0))
+
+    # ---- both ----------------------------------------------------------------------------------
+
+    def key(self, inner: int) -> str:
+        """What the helper calls a process's memory."""
+        return f"{self.migration}/{inner}"
+
+    @contextmanager
+    def _processes(self, of: Collection[int] = ()) -> Iterator[list[CudaProcess]]:
+        """By pid, those in ``of`` or else whom the driver knows; their pages are open meanwhile."""
+        pages = {page_pid: page for page, page_pid in ordered_pages(self.resident)}
+        try:
+            found = []
+            for task in tasks(self.resident.room):
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    inner = inner_pid(task.pid)
+                    if inner in of or (not of and self._is_cuda(task.pid)):
+                        found.append(CudaProcess(task.pid, inner, _served(pages.get(task.pid))))
+            yield sorted(found, key=lambda process: process.inner)
+        finally:
+            for page in pages.values():
+                page.close()
+
+    def _is_cuda(self, pid: int) -> bool:
+        return _has_cuda(pid) and self.helper.state(pid) is not None
+
+    @contextmanager
+    def _session(self, process: CudaProcess) -> Iterator[DeviceSession]:
+        """With the process's service thread, which serves nothing else meanwhile."""
+        page = process.page
+        assert page is not None
+        directory = self.resident.room.root / room.PAGES.lstrip("/")
+        with self.helper.session(process.pid, directory, process.inner) as session:
+            order = page.order()
+            page.give(Want.DEVICES, order["attempt"], order["version"] + 1)
+            session.wait(SESSION_S)
+            yield session
+        _await_served(page)
+
+
+def _has_cuda(pid: int) -> bool:
+    """Whether the driver's library is mapped: without it there is nothing to ask the driver."""
+    with open(f"/proc/{pid}/maps", "rb") as maps:
+        return b"/libcuda.so" in maps.read()
+
+
+def _served(page: OrderedPage | None) -> OrderedPage | None:
+    """Its page, if a service thread looks at it: a process that has device memory has one."""
+    if page is None or not page.allocations():
+        return None
+    return page
+
+
+def _await_served(page: OrderedPage) -> None:
+    """Until the service thread has ended the session; raises StepFailed with its words."""
+    order, until = page.order(), time.monotonic() + SESSION_S
+    asked = (order["attempt"], order["version"], Want.DEVICES)
+    while True:
+        answer = page.answer()
+        if (answer["done_attempt"], answer["done_version"], answer["done_want"]) == asked:
+            if code := answer["done_result"]:
+                raise StepFailed("gpu", text_of(answer["trouble"]) or os.strerror(code))
+            return
+        if time.monotonic() > until:
+            raise StepFailed("gpu", f"process {page.pid}: its service thread does not answer")
+        time.sleep(0.001)
+
+
+def _needed(used: Mapping[str, int], gpus: Sequence[tuple[str, str]]) -> dict[str, int]:
+    to = dict(gpus)
+    return {to.get(gpu, gpu): size for gpu, size in used.items()}
+
+
+def _compare(saved: Saved, now: Mapping[int, int]) -> None:
+    wrong = [address for address, value in saved.sums.items() if now.get(address) != value]
+    if wrong:
+        first = ", ".join(f"{address:#x}" for address in sorted(wrong)[:3])
+        raise StepFailed(
+            "gpu verify",
+            f"process {saved.pid}: {len(wrong)} of {len(saved.sums)} device allocations are not"
+            f" what they were at the boundary (at {first})",
+        )
+
+
+def _words(saved: Sequence[Saved]) -> str:
+    """ "2 processes, 3 allocations by the fast path, checksums of 40 alike"."""
+    if not saved:
+        return "no CUDA process"
+    parts = [f"{len(saved)} CUDA process{'es' if len(saved) > 1 else ''}"]
+    blocks = sum(len(s.blocks) for s in saved)
+    used = sum(sum(s.used.values()) for s in saved)
+    handed = sum(s.bytes for s in saved)
+    if blocks:
+        parts.append(
+            f"{blocks} allocations from GPU to GPU, {max(0, used - handed)} B by the driver"
+        )
+    else:
+        parts.append("all by the driver's own checkpoint")
+    sums = sum(len(s.sums) for s in saved)
+    parts.append(f"{sums} checksums" if sums else "no checksums")
+    return ", ".join(parts)

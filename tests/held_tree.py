@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Holds the processes of a stopped tree, as the GPU helper does with those that use CUDA."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from liveshift.criu_glue.room import Room
+from liveshift.criu_glue.survey import tasks
+from liveshift.cuda_snapshot import threads
+from liveshift.cuda_snapshot.hold import Hold, Spared
+
+
+def hold_tree(room: Room, spared: Spared) -> Hold:
+    """All of it but the spared threads, which go on; it ends with this process."""
+    hold = Hold([task.pid for task in tasks(room)], spared, kill_on_exit=True)
+    hold.begin(5)
+    for task in tasks(room):
+        if not hold.held.issuperset(threads.of(task.pid)):
+            os.kill(task.pid, signal.SIGCONT)
+    return hold

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rooms of one capsule with a tree in them, which tests have CRIU move from one to another."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from captured import ENV, PYTHON, ROOT_PID, numbers, until
+
+from liveshift.criu_glue import network, output, room, tool
+from liveshift.criu_glue.room import PID_FLOOR, STDERR_FD, STDOUT_FD, Room, RoomPlan
+from liveshift.criu_glue.survey import tasks
+from liveshift.criu_glue.tool import Criu
+
+
+@pytest.fixture(scope="module")
+def criu() -> Criu:
+    return tool.find()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that every room hides, with all that is CRIU's in it; its parent is seen."""
+    path = Path(f"/var/tmp/ls-test-criu-{os.getpid()}-{next(numbers)}")
+    (path / "hidden").mkdir(parents=True)
+    yield path / "hidden"
+    shutil.rmtree(path)
+
+
+class Rooms:
+    """Rooms of one capsule on several hosts, each with a network namespace of its own."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._made: list[Room] = []
+        self._netns: list[str] = []
+
+    def plan(self, uid: int = 0) -> RoomPlan:
+        name = f"ls-test-{os.getpid()}-{next(numbers)}"
+        subprocess.run(["ip", "netns", "add", name], check=True)
+        subprocess.run(["ip", "-netns", name, "link", "set", "lo", "up"], check=True)
+        self._netns.append(name)
+        directory = self._place / name
+        directory.mkdir()
+        # CRIU's private prefix may lie below /tmp, where a room has its own.
+        return RoomPlan(
+            directory, Path("/run/netns") / name, "gpt-1", "", uid, uid, (),
+            (sys.prefix,), (str(self._place),),
+        )  # fmt: skip
+
+    def start(self, program: str, uid: int = 0) -> Room:
+        return self.run([PYTHON, "-Sc", f"import os, sys, time, threading\n{program}"], uid)
+
+    def run(self, argv: Sequence[str], uid: int = 0) -> Room:
+        self._made.append(room.start(self.plan(uid), argv, ENV, "/"))
+        return self._made[-1]
+
+    def empty(self, uid: int = 0) -> Room:
+        stands = room.build_empty(self.plan(uid), ROOT_PID, PID_FLOOR + 1000)
+        self._made.append(stands)
+        network.lock(stands.init)
+        return stands
+
+    def close(self) -> None:
+        for stands in self._made:
+            room.end(stands)
+        for name in self._netns:
+            subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+@pytest.fixture
+def rooms(place: Path) -> Iterator[Rooms]:
+    made = Rooms(place)
+    yield made
+    made.close()
+
+
+COUNTER = """
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+kept = open("/tmp/kept", "w+")
+deleted = open("/tmp/deleted", "w+"); deleted.write("still here"); deleted.flush()
+os.unlink("/tmp/deleted")
+shared = open("/dev/shm/shared", "w")
+last = time.monotonic()
+for n in range(10**9):
+    kept.seek(0); kept.write(str(n)); kept.flush()
+    now = time.monotonic(); assert now >= last, "time ran backwards"; last = now
+    deleted.seek(0); assert deleted.read() == "still here"
+    os.write(1, b"%d\\n" % n)
+    time.sleep(0.002)
+"""
+
+
+def said(stands: Room, stream: int = output.STDOUT) -> str:
+    records = output.split(stands.plan.log.read_bytes())
+    return b"".join(r.data for r in records if r.stream == stream).decode()
+
+
+def count(stands: Room) -> int:
+    return said(stands).count("\n")
+
+
+def goes_on(stands: Room) -> bool:
+    before = count(stands)
+    until(lambda: count(stands) > before + 3 or not stands.alive())
+    return stands.alive()
+
+
+def rights_of(stands: Room) -> list[str]:
+    """The capabilities of its only task, in five sets."""
+    (task,) = tasks(stands)
+    lines = Path(f"/proc/{task.pid}/status").read_text().splitlines()
+    return [line for line in lines if line.startswith("Cap")]
+
+
+def pipes_of(stands: Room) -> dict[int, int]:
+    return {stands.pipe_inode(fd): fd for fd in (STDOUT_FD, STDERR_FD)}
+
+
+def states(stands: Room) -> set[str]:
+    found = set()
+    for task in tasks(stands):
+        text = Path(f"/proc/{task.pid}/status").read_text()
+        found.add(next(line for line in text.splitlines() if line.startswith("State:")).split()[1])
+    return found

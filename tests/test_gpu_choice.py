@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which GPUs change places when a capsule leaves one for another of its host."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from test_gpu_assignment import A100, GIB, gpu
+
+from liveshift.cuda_snapshot.devices import Gpu
+from liveshift.errors import LiveshiftError, NotFound, Refused
+from liveshift.runtime.gpu_choice import choose
+from liveshift.runtime.messages import GpuHost, GpuProcess, GpuSurvey, SwapPlan
+
+GPUS = [gpu(n) for n in range(4)]
+UUIDS = [g.uuid for g in GPUS]
+
+
+def process(pid: int, **used: int) -> GpuProcess:
+    """``g1=80``: 80 GiB of GPU 1."""
+    held = {UUIDS[int(name[1:])]: size * GIB for name, size in used.items()}
+    return GpuProcess(pid, None, "python3", held, 0, "")
+
+
+def survey(
+    *processes: GpuProcess, gpus: list[Gpu] = GPUS, can_remap: bool = True,
+    problems: list[tuple[str, str]] | None = None, taken: dict[str, str] | None = None,
+) -> GpuSurvey:  # fmt: skip
+    host = GpuHost("580.159", (13, 0), can_remap, False, "", gpus, taken or {})
+    return GpuSurvey(host, list(processes), problems or [], [], 1000 * GIB)
+
+
+def chosen(seen: GpuSurvey | None, to: str = "3", leave: str = "") -> SwapPlan:
+    return choose("gpt/3", seen, to, leave, {UUIDS[0]: "is promised to llm/0 (m4)"})
+
+
+def refusal(
+    seen: GpuSurvey | None, to: str = "3", leave: str = "", kind: type[LiveshiftError] = Refused
+) -> tuple[str, str]:
+    with pytest.raises(kind) as caught:
+        chosen(seen, to, leave)
+    assert caught.value.hint
+    return str(caught.value), caught.value.hint
+
+
+ONE = process(1001, g1=80)
+
+
+@pytest.mark.parametrize("to", ["3", UUIDS[3], "gpu-a0000003"])
+@pytest.mark.parametrize("leave", ["", "1", UUIDS[1]])
+def test_the_two_change_places_and_all_others_stay(to: str, leave: str) -> None:
+    plan = chosen(survey(ONE), to, leave)
+    assert dict(plan.pairs) == {
+        UUIDS[0]: UUIDS[0], UUIDS[1]: UUIDS[3], UUIDS[2]: UUIDS[2], UUIDS[3]: UUIDS[1],
+    }  # fmt: skip
+    assert [old for old, _ in plan.pairs] == UUIDS
+    assert (plan.leave, plan.to, plan.pids, plan.bytes) == ("GPU 1", "GPU 3", [1001], 80 * GIB)
+    rows = dict(plan.checks)
+    assert "GPU 1" in rows["GPUs"]
+    assert "GPU 3" in rows["GPUs"]
+    assert rows["processes"] == "1001 (python3)"
+    assert "shared" not in rows
+
+
+def test_only_the_processes_on_it_go() -> None:
+    tree = survey(ONE, process(1002, g2=70), process(1003, g1=5, g2=1))
+    plan = chosen(tree, leave="1")
+    assert (plan.pids, plan.bytes) == ([1001, 1003], 85 * GIB)
+    assert dict(plan.pairs)[UUIDS[2]] == UUIDS[2], "what it has elsewhere stays there"
+
+
+def test_a_capsule_on_several_gpus_is_asked_which() -> None:
+    said, hint = refusal(survey(ONE, process(1002, g2=70)))
+    assert said.startswith("gpt/3 uses GPU 1 (")
+    assert "GPU 2" in said
+    assert said.endswith("which one is to be left?")
+    assert "--from-gpu" in hint
+
+
+def test_a_gpu_that_others_use_is_taken_if_there_is_room_and_said_so() -> None:
+    theirs = {UUIDS[3]: "is used by process 77"}
+    gpus = [*GPUS[:3], replace(GPUS[3], free_bytes=100 * GIB)]
+    plan = chosen(survey(ONE, gpus=gpus, taken=theirs))
+    assert dict(plan.checks)["shared"].endswith("is used by process 77")
+    gpus = [*GPUS[:3], replace(GPUS[3], free_bytes=80 * GIB)]
+    said, _ = refusal(survey(ONE, gpus=gpus, taken=theirs))
+    assert "81920 MiB free" in said
+
+
+@pytest.mark.parametrize(
+    ("seen", "to", "leave", "said"),
+    [
+        (None, "3", "", "gpt/3 uses no GPU"),
+        (survey(), "3", "", "gpt/3 uses no GPU"),
+        (survey(ONE), "1", "", "gpt/3 is on GPU 1 .* already"),
+        (survey(ONE), "3", "2", "gpt/3 has nothing on GPU 2"),
+        (survey(ONE), "0", "", r"GPU 0 .* is promised to llm/0 \(m4\)"),
+        (survey(ONE), "GPU-a", "", '"GPU-a" names several GPUs'),
+        (survey(process(1001, g1=80, g3=1)), "3", "1", r"process 1001 \(python3\) uses GPU 3"),
+        (survey(ONE, gpus=[*GPUS[:3], gpu(3, name=A100)]), "3", "", "is another model"),
+        (survey(ONE, gpus=[*GPUS[:3], replace(GPUS[3], mig=True)]), "3", "", "MIG"),
+        (survey(ONE, can_remap=False), "3", "", "cannot restore onto another GPU"),
+        (survey(ONE, problems=[("it has managed memory", "do not")]), "3", "", "managed memory"),
+        (survey(process(1001)), "3", "", "none that NVML tells of"),
+        (survey(gpus=[], problems=[("NVML names none", "ask it")]), "3", "", "NVML names none"),
+    ],
+)
+def test_what_is_refused(seen: GpuSurvey | None, to: str, leave: str, said: str) -> None:
+    words, _ = refusal(seen, to, leave)
+    assert re.search(said, words), words
+
+
+@pytest.mark.parametrize(("to", "leave"), [("4", ""), ("3", "9"), ("GPU-b", "")])
+def test_a_gpu_that_is_not_there(to: str, leave: str) -> None:
+    said, hint = refusal(survey(ONE), to, leave, NotFound)
+    assert said.startswith('no GPU "')
+    assert "GPU 0 (" in hint
+    assert "GPU 3 (" in hint

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The destination's plan for GPUs: what --dry-run prints, and each thing that is against it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from gpu_scenes import GIB, MIB, gpu, gpu_host, gpu_survey, process, survey
+from test_preflight import HERE, criu
+
+from liveshift.criu_glue.tool import Criu
+from liveshift.errors import Refused
+from liveshift.runtime import preflight
+from liveshift.runtime.gpu_preflight import GpuPlan, plan
+from liveshift.runtime.gpu_survey import Trouble
+from liveshift.runtime.messages import GpuHost, GpuSurvey
+
+__all__ = ["criu"]
+
+SOURCE, THERE = gpu_host("a"), gpu_host("b")
+A, B = SOURCE.gpus[0].uuid, THERE.gpus[0].uuid
+STREAMED = gpu_survey(process({A: 80 * GIB}, movable=79 * GIB))
+
+
+def trouble(of: GpuSurvey = STREAMED, here: GpuHost | None = THERE, why: str = "") -> Trouble:
+    """The only thing that is against it."""
+    [found] = plan(of, here, why, {}).troubles
+    return found
+
+
+def test_a_plan_says_where_to_and_how() -> None:
+    made = plan(STREAMED, THERE, "", {})
+    assert made.troubles == []
+    assert made.pairs == [(A, B)]
+    assert (made.plain, made.host_memory) == ("", GIB)
+    assert made.rows == [
+        ("GPU driver", "580.159 (CUDA 13.0)"),
+        ("GPUs", f"GPU 0 (GPU-a0000000) → GPU 0 (GPU-b0000000), NVIDIA H200, {80 << 10} MiB used"),
+        ("device memory", f"{79 << 10} MiB streamed, the rest by the driver"),
+    ]
+
+
+def test_why_a_plan_is_plain_is_said() -> None:
+    without = gpu_survey(process({A: 80 * GIB}, 0, "it was started without the arena"))
+    made = plan(without, THERE, "", {})
+    assert made.host_memory == 80 * GIB
+    assert dict(made.rows)["device memory"] == (
+        f"{80 << 10} MiB copied by the driver's checkpoint: it was started without the arena"
+    )
+    elsewhere = msgspec.structs.replace(THERE, fast_path="its probe hung")
+    made = plan(STREAMED, elsewhere, "", {})
+    assert (made.plain, made.host_memory) == ("its probe hung", 80 * GIB)
+    assert dict(made.rows)["device memory"].endswith("checkpoint: its probe hung")
+    two = gpu_survey(process({A: 30 * GIB}, 30 * GIB), process({A: 10 * GIB}, 0, "no page"))
+    assert dict(plan(two, THERE, "", {}).rows)["device memory"] == (
+        f"{30 << 10} MiB streamed, {10 << 10} MiB copied by the driver's checkpoint: no page"
+    )
+
+
+def test_a_capsule_without_cuda_processes_needs_none() -> None:
+    assert plan(gpu_survey(), None, "no driver", {}) == GpuPlan()
+
+
+def test_what_the_source_has_found_is_against_it() -> None:
+    found = ("process 1002 (python): managed memory", "allocate with cudaMalloc")
+    assert trouble(msgspec.structs.replace(STREAMED, problems=[found])) == found
+    assert plan(gpu_survey(problems=[found]), None, "", {}).troubles == [found]
+
+
+def test_no_helper_there() -> None:
+    what, hint = trouble(here=None, why="no NVIDIA driver is installed")
+    assert what == "no GPU can be used there: no NVIDIA driver is installed"
+    assert "liveshift doctor" in hint
+
+
+@pytest.mark.parametrize(
+    ("driver", "kind"), [("570.86", "older"), ("580.82", "older"), ("590.44.01", "newer")]
+)
+def test_another_driver(driver: str, kind: str) -> None:
+    what, hint = trouble(here=msgspec.structs.replace(THERE, driver=driver))
+    assert what == f"the driver there, {driver}, is {kind} than 580.159 at the source"
+    assert "install the same one" in hint
+
+
+def test_a_driver_that_is_too_old_for_another_gpu() -> None:
+    source = msgspec.structs.replace(SOURCE, driver="570.86", cuda=(12, 8), can_remap=False)
+    there = msgspec.structs.replace(source, gpus=THERE.gpus)
+    of = msgspec.structs.replace(STREAMED, host=source)
+    what, hint = trouble(of, there)
+    assert what.startswith("the driver 570.86 (CUDA 12.8) cannot restore onto another GPU")
+    assert "13.0 (580)" in hint
+    assert plan(of, source, "", {}).troubles == []  # the same GPU, seen from both hosts
+
+
+def test_a_driver_that_restores_nothing() -> None:
+    old = {"driver": "560.35", "cuda": (12, 6)}
+    of = msgspec.structs.replace(STREAMED, host=msgspec.structs.replace(SOURCE, **old))
+    what, _ = trouble(of, msgspec.structs.replace(THERE, **old))
+    assert "560.35 (CUDA 12.6), cannot restore a checkpoint" in what
+
+
+def test_no_gpu_for_it() -> None:
+    full = msgspec.structs.replace(THERE, gpus=[gpu("b", 0, free_bytes=GIB)])
+    what, hint = trouble(here=full)
+    assert f"GPU 0 (GPU-b0000000) has 1024 MiB free, {(80 << 10) + 256} MiB needed" in what
+    assert "free GPU" in hint
+    taken = msgspec.structs.replace(THERE, taken={B: "is promised to gpt/2 (m9)"})
+    assert "is promised to gpt/2 (m9)" in trouble(here=taken)[0]
+    assert plan(STREAMED, taken, "", {A: B}).troubles == []  # somebody has asked for that one
+
+
+def test_memory_of_the_source_for_the_drivers_copy() -> None:
+    """Device memory may be larger than what its host has."""
+    plain = gpu_survey(process({A: 80 * GIB}, 0, "it has no arena"), memory=64 * GIB)
+    what, hint = trouble(plain)
+    assert what == (
+        "not enough host memory at the source: the driver copies 81920 MiB of device memory into"
+        " the processes, 65536 MiB are available"
+    )
+    assert "it has no arena" in hint
+    assert plan(msgspec.structs.replace(STREAMED, memory=64 * GIB), THERE, "", {}).troubles == []
+
+
+def test_memory_of_the_destination_counts_the_drivers_copy(criu: Criu) -> None:
+    plain = plan(gpu_survey(process({A: 8 * GIB}, 0, "it has no arena")), THERE, "", {})
+    needed = 2 * (110 * MIB + 8 * GIB) + preflight.MEMORY_MARGIN
+    with pytest.raises(Refused, match="with 8192 MiB of device memory in it"):
+        preflight.check(survey(), HERE, HERE, criu, needed - 1, plain)
+    rows = dict(preflight.check(survey(), HERE, HERE, criu, needed, plain))
+    assert rows["memory"].endswith("of which 16384 MiB for what the driver's checkpoint copies")
+    assert rows["GPU driver"] == "580.159 (CUDA 13.0)"
+    streamed = plan(gpu_survey(process({A: 8 * GIB}, 8 * GIB)), THERE, "", {})
+    preflight.check(survey(), HERE, HERE, criu, 2 * 110 * MIB + preflight.MEMORY_MARGIN, streamed)
+
+
+def test_every_finding_is_said_at_once(tmp_path: Path) -> None:
+    against = plan(STREAMED, msgspec.structs.replace(THERE, gpus=[], driver="1"), "", {})
+    with pytest.raises(Refused) as caught:
+        preflight.check(survey(), HERE, HERE, None, 1 << 50, against)
+    assert "CRIU is missing" in str(caught.value)
+    assert "no GPU there can take" in str(caught.value)
+    assert "is older than" in str(caught.value)
+
+
+def test_persistence_mode_is_no_refusal() -> None:
+    off = msgspec.structs.replace(THERE, gpus=[gpu("b", 0, persistence=False)])
+    made = plan(STREAMED, off, "", {})
+    assert made.troubles == []
+    assert "off here on GPU 0 (GPU-b0000000)" in dict(made.rows)["persistence mode"]
