@@ -14,7 +14,7 @@ import pytest
 from captured import as_root, until
 from cuda_process import doubles
 from doubles.gpu import build
-from gpu_helper import MIB, TWO, StartHelper, StartProcess, helper, process
+from gpu_helper import MIB, TWO, A, B, StartHelper, StartProcess, helper, process
 from test_gpu_helper import busy
 
 from liveshift.cuda_snapshot.checkpoint import ProcessState
@@ -163,6 +163,22 @@ def test_no_driver_is_said(tmp_path: Path) -> None:
         pytest.skip("there is a driver here")
     with pytest.raises(LiveshiftError, match=r"no CUDA driver: .*libcuda.so.1"):
         GpuHelper.start(tmp_path)
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(Unreachable, match=r"no GPU helper can be started in .*/none"):
+        GpuHelper.start(tmp_path / "none")
+
+
+def test_folders_may_be_relative(
+    doubles: build.Doubles, helper: StartHelper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIMCUDA_DEVICES", TWO)
+    monkeypatch.chdir(tmp_path)
+    libraries = Path(os.path.relpath(doubles.folder, tmp_path))
+    with GpuHelper.start(Path("."), libraries) as gpu:
+        assert pid_of(gpu) == pid_of(helper())
+        assert [each.uuid for each in gpu.host().gpus] == [A, B]
 
 
 def test_one_that_ends_at_once_is_said(

@@ -266,12 +266,17 @@ class GpuHelper(DeviceMemoryCalls):
         line = self._greeted()
         if line is not None:
             return line
-        with starting(self._directory, self._libraries, self._idle_s) as launch:
-            # Who waited for the lock file finds a helper that another has started meanwhile.
-            line = self._greeted()
-            if line is None:
-                launch()
+        try:
+            with starting(self._directory, self._libraries, self._idle_s) as launch:
+                # Who waited for the lock file finds a helper that another has started meanwhile.
                 line = self._greeted()
+                if line is None:
+                    launch()
+                    line = self._greeted()
+        except OSError as error:
+            raise Unreachable(
+                f"no GPU helper can be started in {self._directory}: {error}"
+            ) from error
         if line is None:
             raise Unreachable(f"the GPU helper in {self._directory} went away when it had started")
         return line

@@ -34,9 +34,9 @@ def starting(
 
 
 def _launch(directory: Path, libraries: Path | None, idle_s: float) -> None:
-    command = [sys.executable, "-m", __package__, str(directory), str(idle_s)]
+    command = [sys.executable, "-m", __package__, str(directory.absolute()), str(idle_s)]
     if libraries is not None:
-        command.append(str(libraries))
+        command.append(str(libraries.absolute()))
     with open(directory / LOG, "ab") as log:
         os.chmod(log.fileno(), 0o600)
         # Of its own session: neither a terminal's signals nor the agent's end reach it.
