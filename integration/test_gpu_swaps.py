@@ -106,7 +106,8 @@ def test_off_a_gpu_and_back_again(fast: GpuLab, references: References) -> None:
     job = fast.start("off")
     host = job.seen(0).host
     for to in (f"{host}/2", "1", fast.gpus[host][0]):
-        swap(fast, job, 0, to)
+        row = swap(fast, job, 0, to)
+        assert any("allocations from GPU to GPU" in phase.detail for phase in row.phases), row
         wait_used(fast, job)
     told = fast.session.cli("events", "off").out
     assert re.search(rf"{host} GPU 0 → {host} GPU 2: stood still", " ".join(told.split()))
