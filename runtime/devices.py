@@ -225,6 +225,12 @@ class DeviceTree:
             return
         saved = next((s for s in self.saved if s.pid == process.inner), Saved(process.inner))
         verify = saved.samples is not None and bool(saved.sums)
+        if state is ProcessState.CHECKPOINTED and saved.blocks and not ours:
+            raise DeviceLost(
+                "gpu restore",
+                f"process {process.inner}: the GPU helper had its memory, and has it no more",
+                hint="the helper's log says why it ended: gpu-helper.log in the run directory",
+            )
         if process.page is None and ours:
             raise DeviceLost("gpu restore", f"process {process.inner} has no page any more")
         if not holds and (ours or verify):
