@@ -232,7 +232,7 @@ class DeviceTree:
         if state is ProcessState.FAILED:
             raise DeviceLost("gpu restore", f"process {process.inner}: its CUDA state has failed")
         if state is ProcessState.CHECKPOINTED:
-            helper.restore(pid, gpus, needed=_needed(saved.used, gpus))
+            helper.restore(pid, gpus, needed=_needed(saved, gpus))
         if state is not ProcessState.RUNNING:
             helper.unlock(pid)
         if process.page is not None and (ours or verify):
@@ -310,9 +310,12 @@ def _await_served(page: OrderedPage) -> None:
         time.sleep(0.001)
 
 
-def _needed(used: Mapping[str, int], gpus: Sequence[tuple[str, str]]) -> dict[str, int]:
-    to = dict(gpus)
-    return {to.get(gpu, gpu): size for gpu, size in used.items()}
+def _needed(saved: Saved, gpus: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """Bytes by GPU that the driver will take: the helper has taken those of the blocks already."""
+    to, left = dict(gpus), dict(saved.used)
+    for block in saved.blocks:
+        left[block.gpu] = max(0, left.get(block.gpu, 0) - block.size)
+    return {to.get(gpu, gpu): size for gpu, size in left.items()}
 
 
 def _compare(saved: Saved, now: Mapping[int, int]) -> None:
