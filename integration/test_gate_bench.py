@@ -25,6 +25,9 @@ def test_a_collective_on_the_open_gate_costs_few_instructions(tmp_path: Path) ->
 def test_allocations_and_nccl_collectives_are_measured_on_the_doubles() -> None:
     seen = device_cost.measure(pairs=1, calls=2_000)
     assert 50 < seen["instructions_per_allocation"] < 1_000
+    assert 50 < seen["instructions_per_large_allocation"] < 1_000
+    assert seen["instructions_per_arena_allocation"] > seen["instructions_per_large_allocation"]
+    assert seen["instructions_per_arena_allocation"] < 3_000
     assert 20 < seen["instructions_per_nccl_collective"] <= cost.GOAL + 10, "8 are NCCL's question"
 
 

@@ -15,19 +15,21 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static uint32_t chains[CHAINS]; /* entry + 1 */
 static uint32_t unused;         /* entry + 1 */
 
-/* CUDA doesn't work in a forked child: what its parent holds isn't there. */
-static void after_fork_in_child(void) {
-    mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-    if (atomic_load(&used) == 0)
+/* A forked child begins empty, as CUDA doesn't work in it: what its parent holds isn't there, and
+   the mutex may be held by a thread that isn't either. Every use looks first whether it is in one. */
+static void here(void) {
+    static _Atomic unsigned generation;
+    unsigned before = atomic_load_explicit(&generation, memory_order_relaxed);
+    if (before == process_generation() ||
+        !atomic_compare_exchange_strong(&generation, &before, process_generation()))
         return;
+    mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     memset(blocks, 0, atomic_load(&used) * sizeof *blocks);
     memset(chains, 0, sizeof chains);
     unused = 0;
     atomic_store(&used, 0);
     atomic_store(&held, 0);
 }
-
-AT_FORK(FORK_LEDGER, NULL, NULL, after_fork_in_child)
 
 /* Reserved addresses are aligned to 2 MiB at least. */
 static uint32_t *chain_of(uint64_t address) {
@@ -52,6 +54,7 @@ static void link_out(struct arena_block *block) {
 
 struct arena_block *block_enter(uint64_t address, uint64_t size, int32_t device) {
     struct arena_block *block = NULL;
+    here();
     pthread_mutex_lock(&mutex);
     uint32_t so_far = atomic_load(&used);
     if (unused != 0) {
@@ -75,7 +78,7 @@ struct arena_block *block_enter(uint64_t address, uint64_t size, int32_t device)
 }
 
 struct arena_block *block_at(uint64_t address) {
-    if (atomic_load_explicit(&held, memory_order_relaxed) == 0)
+    if (blocks_held() == 0)
         return NULL;
     pthread_mutex_lock(&mutex);
     uint32_t at = *chain_of(address);
@@ -123,8 +126,14 @@ void block_forget(struct arena_block *block) {
     pthread_mutex_unlock(&mutex);
 }
 
-uint32_t blocks_used(void) { return atomic_load(&used); }
+uint32_t blocks_used(void) {
+    here();
+    return atomic_load(&used);
+}
 
 struct arena_block *block_number(uint32_t which) { return &blocks[which]; }
 
-uint32_t blocks_held(void) { return atomic_load_explicit(&held, memory_order_relaxed); }
+uint32_t blocks_held(void) {
+    here();
+    return atomic_load_explicit(&held, memory_order_relaxed);
+}

@@ -238,7 +238,8 @@ class DeviceTree:
         if process.page is not None and (ours or verify):
             with self._session(process) as session:
                 if ours:
-                    session.take_back(key)
+                    # A restore that fails after all is done again, from the same memory.
+                    session.take_back(key, keep=pid in self._held)
                 if verify:
                     _compare(saved, session.checksums(saved.samples or 0))
 

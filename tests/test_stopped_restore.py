@@ -208,7 +208,7 @@ def test_a_task_that_does_not_stay_stopped_is_named_and_nothing_is_left(
     monkeypatch.setattr(HeldCriu, "tell", let_go_and_wake)
     monkeypatch.setattr(restore, "STOP_S", 0.3)
     with pytest.raises(
-        StepFailed, match=r"gpt-1: thread \d+ \(.*, in state [RS].*, was not left stopped"
+        StepFailed, match=r"gpt-1: thread \d+ of process \d+, in state [RS], was not left stopped"
     ):
         image.stopped(criu)
     image.nothing_is_left()
@@ -420,7 +420,7 @@ def test_a_connection_outlives_the_time_at_the_door_and_no_number_is_lost_or_dou
     tree = RestoringTree(there, place / "arrived")
     tree.bring_up(criu, pipes, 60, stopped=True)
     tree.stop_at_door(60)
-    held = hold_tree(image.room, lambda _: ())
+    held = hold_tree(there, lambda _: ())
     before = len(peer.heard())
     time.sleep(1.5)  # many retransmissions, each after twice the time, had they been lost
     assert len(peer.heard()) == before, "the lock is to keep it silent"

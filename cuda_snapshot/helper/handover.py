@@ -69,10 +69,10 @@ def _undo(
     memory.drop(holding.key)
 
 
-def take_back(session: ProcessSession, memory: DeviceMemory, key: str) -> None:
+def take_back(session: ProcessSession, memory: DeviceMemory, key: str, keep: bool = False) -> None:
     """Give the process the key's memory for all blocks that it gave up, on the GPU where it says
-    that they are now; the key is dropped then. On an error the key stays, and this may be called
-    again: what the process has by then is not given twice.
+    that they are now; the key is dropped then, unless it is to ``keep``. On an error the key stays,
+    and this may be called again: what the process has by then is not given twice.
 
     Raises LiveshiftError; before anything is given where blocks or bytes are missing."""
     lacking = [block for block, here in session.blocks() if not here]
@@ -99,4 +99,5 @@ def take_back(session: ProcessSession, memory: DeviceMemory, key: str) -> None:
             memory.bring_to(holding, piece, block.gpu)
             with memory.descriptor(piece) as descriptor:
                 session.map(block, descriptor)
-    memory.drop(key)
+    if not keep:
+        memory.drop(key)

@@ -52,6 +52,7 @@ class TakeBack(SessionAsk, frozen=True):
     """None."""
 
     key: str
+    keep: bool = False
 
 
 class SessionReply(msgspec.Struct, frozen=True):
@@ -102,10 +103,10 @@ class DeviceSession:
         error says so where the helper still holds it."""
         return list(self._ask(GiveUp(key), list[Block], LONG_S))
 
-    def take_back(self, key: str) -> None:
+    def take_back(self, key: str, *, keep: bool = False) -> None:
         """Give the process what the key holds, at its old addresses; then the key is dropped. May
-        be tried again after an error: the key stays."""
-        self._ask(TakeBack(key), None, LONG_S)
+        be tried again after an error, and with ``keep`` also for another process: the key stays."""
+        self._ask(TakeBack(key, keep), None, LONG_S)
 
     def _ask(self, ask: SessionAsk, kind: Any, within_s: float) -> Any:
         try:

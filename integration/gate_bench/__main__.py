@@ -81,6 +81,8 @@ def _rows(report: dict[str, Any]) -> list[Row]:
     for what, words in (
         ("nccl_collective", "NCCL collective"),
         ("allocation", "cudaMalloc and free"),
+        ("large_allocation", "… of 2 MiB, without the arena"),
+        ("arena_allocation", "… in the arena"),
     ):
         if f"instructions_per_{what}" in report:
             rows.append(

@@ -21,7 +21,13 @@ from liveshift.interposer.library import LIBRARY, library_path
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parents[1] / "tests"
-CASES = {"allreduce": "nccl_collective", "malloc": "allocation"}
+CASES = {
+    "allreduce": "nccl_collective",
+    "malloc": "allocation",
+    "malloc-large": "large_allocation",
+    "malloc-large arena": "arena_allocation",
+}
+"""What the loop does, on the arena or not, and the end of a result's name."""
 CALLS = 2_000
 
 
@@ -65,10 +71,10 @@ def instructions(loop: Path, case: str, environment: dict[str, str], folder: Pat
     """Of the interposer, per operation."""
     counts = []
     for calls in (CALLS, 2 * CALLS):
-        out = folder / f"callgrind.{case}"
+        out = folder / "callgrind.out"
         subprocess.run(
-            ["valgrind", "--quiet", "--tool=callgrind", f"--callgrind-out-file={out}", loop, case,
-             str(calls)],
+            ["valgrind", "--quiet", "--tool=callgrind", f"--callgrind-out-file={out}", loop,
+             case.split()[0], str(calls)],
             env=environment, check=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         counts.append(self_cost(out.read_text())[LIBRARY])
@@ -76,7 +82,8 @@ def instructions(loop: Path, case: str, environment: dict[str, str], folder: Pat
 
 
 def measure(pairs: int = 9, calls: int = 50_000) -> dict[str, Any]:
-    """``instructions_per_nccl_collective``, ``…_per_allocation`` (a pair), and nanoseconds."""
+    """``instructions_per_nccl_collective``, ``…_per_allocation`` (a pair; of a large one with the
+    arena off, and on it), and nanoseconds."""
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         folder = Path(name)
@@ -84,18 +91,22 @@ def measure(pairs: int = 9, calls: int = 50_000) -> dict[str, Any]:
         (folder / "pages").mkdir()
         bare = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
         bare |= {"LD_LIBRARY_PATH": libraries}
-        hooked = bare | {
-            "LD_PRELOAD": str(library_path()),
-            "LIVESHIFT_PAGES": str(folder / "pages"),
-        }
         for case, what in CASES.items():
+            hooked = bare | {
+                "LD_PRELOAD": str(library_path()),
+                "LIVESHIFT_PAGES": str(folder / "pages"),
+                "LIVESHIFT_DEVICE_ARENA": "1" if case.endswith("arena") else "0",
+            }
             result[f"instructions_per_{what}"] = round(instructions(loop, case, hooked, folder), 1)
             more = []
             for _ in range(pairs):
                 took = [
                     float(
                         subprocess.run(
-                            [loop, case, str(calls)], env=env, check=True, capture_output=True
+                            [loop, case.split()[0], str(calls)],
+                            env=env,
+                            check=True,
+                            capture_output=True,
                         ).stdout
                     )
                     for env in (bare, hooked)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ARGV[2] times what ARGV[1] says, on CUDA and NCCL or their doubles: "allreduce" of a communicator
-   of one rank, or "malloc" and free. Prints the nanoseconds of one. */
+   of one rank, or "malloc" and free, or "malloc-large". Prints the nanoseconds of one. */
 
 #include "cuda_abi.h"
 #include "nccl_abi.h"
@@ -34,10 +34,10 @@ static void allreduce(long times, void *buffer, ncclComm_t comm, void *stream) {
     CHECK(cudaStreamSynchronize(stream));
 }
 
-static void allocate(long times) {
+static void allocate(long times, size_t size) {
     void *pointer;
     for (long i = 0; i < times; i++) {
-        CHECK(cudaMalloc(&pointer, 1 << 20));
+        CHECK(cudaMalloc(&pointer, size));
         CHECK(cudaFree(pointer));
     }
 }
@@ -56,10 +56,12 @@ int main(int argc, char **argv) {
     CHECK(ncclGetUniqueId(&id));
     CHECK(ncclCommInitRank(&comm, 1, id, 0));
     allreduce(1, buffer, comm, stream);
-    allocate(1);
+    allocate(1, 1 << 20);
     clock_gettime(CLOCK_MONOTONIC, &began);
     if (strcmp(argv[1], "malloc") == 0)
-        allocate(times);
+        allocate(times, 1 << 20);
+    else if (strcmp(argv[1], "malloc-large") == 0)
+        allocate(times, 2 << 20);
     else
         allreduce(times, buffer, comm, stream);
     clock_gettime(CLOCK_MONOTONIC, &ended);

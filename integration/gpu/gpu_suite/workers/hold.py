@@ -18,6 +18,8 @@ from ..cuda import SIZE, TO_DEVICE, TO_HOST, Library
 from . import heard, say
 
 BLOCK = 1 << 30
+GRAIN = 2 << 20
+"""Pages of device memory: what does not fill them the arena leaves to the driver."""
 Digest = Callable[[], str]
 
 
@@ -45,7 +47,7 @@ def by_torch(size: int) -> Digest:
 def by_runtime(size: int) -> Digest:
     cuda = Library("libcudart.so.13")
     cuda.cudaSetDevice(0)
-    block = min(BLOCK, max(2 << 20, size // 8))
+    block = min(BLOCK, max(2 << 20, size // 8 // GRAIN * GRAIN))
     blocks: list[tuple[ctypes.c_void_p, int]] = []
     chance = random.Random(size)
     for at in range(0, size, block):

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks leave one GPU of their host for another one, as ``liveshift migrate --to-gpu`` does it.
+
+On the doubles (gpu_lab.py); the agents, their helpers and the daemons' network are real. Each job's
+losses, and at its end each byte of its device memory, are those of a run without liveshift.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from fault_matrix import held
+from fault_matrix.held import Held
+from gpu_lab import MIB, GpuLab, gpu_lab, gpu_references
+from lab_session import NewLab, eventually
+from moving_job import OVER, Job
+from reference_runs import References
+
+from liveshift.launcher import lab as labs
+from liveshift.runtime.messages import MigrationRow
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
+
+GPUS = {"h0": (1024, 1024, 1024), "h1": (1024, 1024, 1024)}
+HASTY = ("--slots", "3", "--timeouts", "collective=120,heartbeat=0.3,suspicion=1.5,grace=1")
+PHASES = ["prepare", "quiesce", "gpu save", "gpu restore", "reopen", "resume"]
+
+
+TAKE = """
+import ctypes, sys
+cu = ctypes.CDLL("libcuda.so.1")
+context, pointer = ctypes.c_void_p(), ctypes.c_ulonglong()
+assert cu.cuInit(0) == 0
+assert cu.cuDevicePrimaryCtxRetain(ctypes.byref(context), int(sys.argv[1])) == 0
+cu.cuCtxSetCurrent(context)
+assert cu.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(int(sys.argv[2]))) == 0
+print("taken", flush=True)
+sys.stdin.read()
+"""
+MOST = 1000
+"""MiB of 1024 that somebody takes: what is left is too little for device_train.py."""
+
+
+@pytest.fixture(scope="module")
+def points(place: Path) -> Iterator[Held]:
+    yield Held(place / "swap-faultpoints")
+    os.environ.pop(held.VARIABLE)
+
+
+@pytest.fixture(scope="module")
+def fast(new_lab: NewLab, place: Path, points: Held) -> GpuLab:
+    """Two hosts that take the fast path."""
+    return gpu_lab(new_lab, place, GPUS, *HASTY)
+
+
+@pytest.fixture(scope="module")
+def plain(new_lab: NewLab, place: Path, points: Held) -> GpuLab:
+    """One that is told not to."""
+    return gpu_lab(new_lab, place, {"h0": GPUS["h0"]}, "--gpu", "fast_path=off,verify=off", *HASTY)
+
+
+@pytest.fixture(scope="module")
+def references(place: Path) -> References:
+    return gpu_references(place, 3)
+
+
+def swap(
+    lab: GpuLab, job: Job, index: int, to: str, *more: str, rank: int | None = None
+) -> MigrationRow:
+    """Bring a capsule's rank to another GPU of its host; its processes are the very same."""
+    rank = index if rank is None else rank
+    before, left = job.seen(index), lab.where(job, rank)
+    words = ["migrate", f"{job.name}/{index}", "--to-gpu", to, *more]
+    row = msgspec.convert(lab.session.json(*words), MigrationRow)
+    assert (row.state, row.error, row.kind) == ("done", None, "swap"), row
+    assert job.seen(index) == before
+    assert [phase.name for phase in row.phases if phase.name != "gpu memory"] == PHASES
+    job.go_on(5, rank)
+    now = lab.where(job, rank)
+    assert now != left
+    assert now == lab.gpus[before.host][int(row.destination.rpartition(" ")[2])]
+    assert row.source == f"{before.host} GPU {lab.gpus[before.host].index(left)}"
+    return row
+
+
+def wait_used(lab: GpuLab, job: Job) -> None:
+    """Of its host's GPUs only those in use by the job hold anything, soon."""
+    host = job.seen(0).host
+
+    def others_are_empty() -> bool:
+        ours = {lab.where(job, rank) for rank in range(job.nnodes)}
+        return not any(size for gpu, size in lab.used(host).items() if gpu not in ours)
+
+    eventually(others_are_empty, "the GPU that was left to be empty", 20)
+
+
+def test_off_a_gpu_and_back_again(fast: GpuLab, references: References) -> None:
+    job = fast.start("off")
+    host = job.seen(0).host
+    for to in (f"{host}/2", "1", fast.gpus[host][0]):
+        swap(fast, job, 0, to)
+        wait_used(fast, job)
+    told = fast.session.cli("events", "off").out
+    assert re.search(rf"{host} GPU 0 → {host} GPU 2: stood still", " ".join(told.split()))
+    fast.assert_whole(job, references)
+
+
+def test_by_the_driver_alone(plain: GpuLab, references: References) -> None:
+    job = plain.start("alone")
+    row = swap(plain, job, 0, "2")
+    assert any("driver's own checkpoint" in phase.detail for phase in row.phases)
+    wait_used(plain, job)
+    plain.assert_whole(job, references)
+
+
+def test_ranks_that_talk_by_nccl(fast: GpuLab, references: References) -> None:
+    """The communicators are made anew on the other GPU."""
+    job = fast.start("pair", nnodes=2)
+    for index in (0, 1):
+        row = swap(fast, job, index, "2")
+        detail = {phase.name: phase.detail for phase in row.phases}
+        assert re.match(r"after collective \d+ of nccl", detail["quiesce"]), detail
+        assert re.match(r"1 communicators? rebuilt", detail["reopen"]), detail
+    fast.assert_whole(job, references, ranks=2)
+
+
+def test_one_of_two_processes_of_a_capsule(fast: GpuLab, references: References) -> None:
+    """The other one is not even asked to stop for it."""
+    job = fast.start("tree", ranks=2)
+    host = job.seen(0).host
+    said = fast.session.refused("migrate", "tree/0", "--to-gpu", "2")
+    assert "which one is to be left?" in said
+    row = swap(fast, job, 0, "2", "--from-gpu", "1", rank=1)
+    assert "1 CUDA process" in {phase.name: phase.detail for phase in row.phases}["prepare"]
+    assert fast.where(job, 0) == fast.gpus[host][0]
+    said = fast.session.refused("migrate", "tree/0", "--to-gpu", "1", "--from-gpu", "1")
+    assert "has nothing on GPU 1" in said
+    fast.assert_whole(job, references, ranks=2)
+
+
+# ---- what is refused, and what fails: it goes on where it was ----
+
+
+@pytest.fixture(scope="module")
+def long_job(fast: GpuLab) -> Job:
+    return fast.start("long")
+
+
+@pytest.fixture
+def long(fast: GpuLab, points: Held, long_job: Job) -> Iterator[Job]:
+    """A job that lives through what follows; whatever the test did, it goes on afterwards."""
+    yield long_job
+    points.clear()
+    long_job.go_on(5)
+    wait_used(fast, long_job)
+
+
+def free_gpu(fast: GpuLab, job: Job) -> str:
+    host = job.seen(0).host
+    return str(next(n for n, gpu in enumerate(fast.gpus[host]) if gpu != fast.where(job)))
+
+
+def stays(fast: GpuLab, job: Job, *words: str, code: int = 5) -> str:
+    """The command fails, and nothing has changed; what was said."""
+    before, gpu = job.seen(0), fast.where(job)
+    said = fast.session.refused("migrate", f"{job.name}/0", *words, code=code)
+    job.go_on(5)
+    assert (job.seen(0), fast.where(job)) == (before, gpu)
+    return said
+
+
+def test_refusals(fast: GpuLab, long: Job) -> None:
+    host = long.seen(0).host
+    other = next(name for name in fast.gpus if name != host)
+    here = fast.gpus[host].index(fast.where(long))
+    for words, code, said in (
+        (["--to-gpu", str(here)], 5, "already"),
+        (["--to-gpu", "7"], 4, 'no GPU "7"'),
+        (["--to-gpu", "h9/1"], 4, 'no host "h9"'),
+        (["--to-gpu", f"{other}/1"], 5, f"cannot go to a certain GPU of {other}"),
+        (["--to-gpu", free_gpu(fast, long), "--to", other], 2, "--to-gpu says which host"),
+    ):
+        assert said in stays(fast, long, *words, code=code)
+    to = free_gpu(fast, long)
+    with taken(fast, host, int(to)):
+        said = stays(fast, long, "--to-gpu", to)
+    assert "MiB free" in said
+
+
+def test_the_plan(fast: GpuLab, long: Job) -> None:
+    host, to = long.seen(0).host, free_gpu(fast, long)
+    count = len(long.migrations())
+    plan = fast.session.json("migrate", "long/0", "--to-gpu", to, "--dry-run")
+    assert plan["destination"] == f"{host} GPU {to}"
+    rows = dict(plan["checks"])
+    assert "streamed" in rows["device memory"]
+    assert "python" in rows["processes"]
+    assert len(long.migrations()) == count
+
+
+def test_memory_that_is_taken_after_the_preflight(fast: GpuLab, points: Held, long: Job) -> None:
+    host, gpu, to = long.seen(0).host, fast.where(long), free_gpu(fast, long)
+    points.arm("swap.saved")
+    words = ["migrate", "long/0", "--to-gpu", to]
+    with fast.session.popen(*words) as moving:
+        try:
+            points.wait("swap.saved")
+            with taken(fast, host, int(to)):
+                points.release("swap.saved")
+                _, err = moving.communicate(timeout=60)
+        finally:
+            moving.kill()
+    said = " ".join(err.decode().split())
+    assert moving.returncode == 1, said
+    assert f"did not move {host} GPU" in said
+    assert "memory" in said
+    long.go_on(5)
+    assert fast.where(long) == gpu
+    swap(fast, long, 0, to)
+
+
+@contextmanager
+def taken(fast: GpuLab, host: str, gpu: int) -> Iterator[None]:
+    """Somebody else has most of the memory of one GPU."""
+    driver = ["env", f"LD_LIBRARY_PATH={fast.libraries}", sys.executable, "-c", TAKE]
+    words = [*fast.entry(host), *driver, str(gpu), str(MOST * MIB)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as somebody:
+        assert somebody.stdin is not None
+        assert somebody.stdout is not None
+        try:
+            assert somebody.stdout.readline() == b"taken\n"
+            yield
+        finally:
+            somebody.stdin.close()
+            somebody.wait(10)
+
+
+# ---- daemons that die ----
+
+
+@contextmanager
+def interrupted(fast: GpuLab, points: Held, long: Job, point: str) -> Iterator[str]:
+    """A swap that is held at a point, for harm; then waits until it is over."""
+    count, to = len(long.migrations()), free_gpu(fast, long)
+    points.arm(point)
+    with fast.session.popen("migrate", "long/0", "--to-gpu", to) as moving:
+        points.wait(point)
+        yield to
+        points.release(point)
+        moving.communicate(timeout=60)
+
+    def over() -> bool:
+        rows = long.migrations()
+        return len(rows) > count and rows[count].state in OVER
+
+    eventually(over, "the swap to end", 60)
+
+
+@pytest.mark.parametrize(
+    ("point", "who", "state"),
+    [
+        ("orchestrator.prepared", "ctl", "failed"),
+        ("swap.saved", "ctl", "done"),
+        ("swap.saved", "agent", "failed"),
+        ("swap.brought", "agent", "done"),
+    ],
+)
+def test_a_daemon_that_dies(
+    fast: GpuLab, points: Held, long: Job, point: str, who: str, state: str
+) -> None:
+    host, gpu = long.seen(0).host, fast.where(long)
+    with interrupted(fast, points, long, point) as to:
+        victim = host if who == "agent" else who
+        labs.stop_daemon(fast.session.lab, victim)
+        if who == "ctl":
+            points.release(point)
+        labs.start_daemon(fast.session.lab, victim)
+    row = long.migrations()[-1]
+    assert (row.state, row.kind) == (state, "swap"), row
+    long.go_on(5)
+    assert fast.where(long) == (fast.gpus[host][int(to)] if state == "done" else gpu)
+
+
+def test_in_the_end_the_long_job_is_whole(
+    fast: GpuLab, long_job: Job, references: References
+) -> None:
+    fast.assert_whole(long_job, references)
