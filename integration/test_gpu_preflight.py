@@ -21,7 +21,7 @@ from moving_job import Job
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 
-TRACE = """
+TRACE = r"""
 import ctypes, pathlib, sys
 words = {p: (p / "cmdline").read_bytes().split(b"\0") for p in pathlib.Path("/proc").glob("[0-9]*")}
 [rank] = [int(p.name) for p, said in words.items() if said[1:] and said[1].endswith(b"_train.py")]
@@ -45,8 +45,9 @@ def lab(new_lab: NewLab, place: Path) -> GpuLab:
     with_words(made, "h2", "{}:H200:1GiB", "{}:H200:1GiB", "driver=570.86.15")
     with_words(made, "h4", "{}:H200:1GiB mig", "{}:H200:1GiB mig")
     made.install()
-    made.restart_agents()
-    eventually(lambda: free(made, "h2") and free(made, "h4"), "all helpers to be there")
+    eventually(lambda: all(host.gpus for host in made.session.status().hosts), "all helpers")
+    made.wait_probed("h0")
+    made.wait_probed("h1")
     return made
 
 
