@@ -138,7 +138,7 @@ class Departure:
         (self._images / NOTE).write_bytes(msgspec.msgpack.encode(note))
         if self._devices is not None:
             self._devices.save(watch)
-        reach("source.devices_saved")
+            reach("source.devices_saved")
         with watch.phase("lock", frozen=True):
             network.lock(self.resident.room.init)
             self._locked = True

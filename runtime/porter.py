@@ -369,7 +369,7 @@ class Porter:
             before = resident.finished or finished_by_pid(resident.room)
             until = time.monotonic() + ask.deadline
             lap.detail = "no collectives in this job"
-            while before:
+            while any(before.values()):
                 seen = finished_by_pid(resident.room)
                 if any(seen.get(pid, 0) > count for pid, count in before.items()):
                     lap.detail = "until the first collective"
