@@ -62,6 +62,7 @@ struct memory_access {
     X(cuMemRetainAllocationHandle, (unsigned long long *, void *))                                 \
     X(cuMemExportToShareableHandle, (void *, unsigned long long, int, unsigned long long))         \
     X(cuMemImportFromShareableHandle, (unsigned long long *, void *, int))                         \
+    X(cuMemGetAddressRange_v2, (unsigned long long *, size_t *, unsigned long long))               \
     X(cuMemcpyDtoH_v2, (void *, unsigned long long, size_t))                                       \
     X(cuMemcpyDtoD_v2, (unsigned long long, unsigned long long, size_t))                           \
     X(cuThreadExchangeStreamCaptureMode, (int *))                                                  \

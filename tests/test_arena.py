@@ -237,6 +237,18 @@ def test_a_session_lists_what_there_is_and_where(start: Start) -> None:
     assert holder.end() == ""
 
 
+def test_memory_that_the_driver_no_longer_knows_is_not_listed(start: Start) -> None:
+    """Its row is still there, as where a thread is stopped just behind freeing it."""
+    holder = start()
+    addresses = [holder("malloc", MIB) for _ in range(3)]
+    assert holder("unseen-free", addresses[1]) == 0
+    assert len(holder.rows(Memory.DEVICE)) == 3
+    with holder.session() as session:
+        assert {one.address for one in session.list()} == {addresses[0], addresses[2]}
+        session.end()
+    assert holder.end() == ""
+
+
 def test_a_checksum_tells_bytes_and_their_order(start: Start) -> None:
     holder = start()
     size = 10 * MIB
