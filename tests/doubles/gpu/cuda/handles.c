@@ -164,7 +164,9 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
     int copy = -1;
     pthread_mutex_lock(&blocks_lock);
     struct handle *handle = handle_find(number);
-    if (handle != NULL && handle->memory >= 0) {
+    /* Whether what was imported can be exported again is documented nowhere. */
+    bool refused = handle != NULL && handle->imported && getenv("SIMCUDA_NO_REEXPORT") != NULL;
+    if (handle != NULL && handle->memory >= 0 && !refused) {
         copy = fcntl(handle->memory, F_DUPFD_CLOEXEC, 0);
         handle->exported = handle->exported || copy >= 0;
     }
