@@ -16,7 +16,7 @@ from typing import Any
 import cffi
 
 from ..errors import LiveshiftError
-from .driver import LIBRARY, check
+from .driver import LIBRARY, CudaError, check, in_words
 
 SINCE = 12080
 """The version by which cudaTypedefs.h names the functions: CUDA 12.8, driver 570."""
@@ -74,7 +74,10 @@ class Checkpoint:
         except OSError as error:
             reason = str(error).partition(".  Additionally")[0]  # ctypes.util's guesses, no news
             raise LiveshiftError(f"no CUDA driver: {reason}") from None
-        check(self._library.cuInit(0), "cuInit")
+        result = self._library.cuInit(0)
+        if in_words(result):
+            raise LiveshiftError(f"{CudaError('cuInit', result)}: {in_words(result)}")
+        check(result, "cuInit")
         number = self._ffi.new("int *")
         check(self._library.cuDriverGetVersion(number), "cuDriverGetVersion")
         self._version = int(number[0])
@@ -82,13 +85,12 @@ class Checkpoint:
 
     def _resolve(self, name: str, kind: str) -> Any:
         """By cuGetProcAddress, which gives the variant for the version asked for; or by name."""
-        found, status = self._ffi.new("void **"), self._ffi.new("int *")
-        result = -1
         if hasattr(self._library, "cuGetProcAddress_v2"):
+            found, status = self._ffi.new("void **"), self._ffi.new("int *")
             result = self._library.cuGetProcAddress_v2(name.encode(), found, SINCE, 0, status)
-        if result == 0 and found[0] != self._ffi.NULL:
-            return self._ffi.cast(kind, found[0])
-        if hasattr(self._library, name):
+            if result == 0 and found[0] != self._ffi.NULL:
+                return self._ffi.cast(kind, found[0])
+        elif hasattr(self._library, name):
             return self._ffi.cast(kind, self._ffi.addressof(self._library, name))
         major, minor = self.cuda
         raise LiveshiftError(

@@ -76,6 +76,26 @@ class CUresult(enum.IntEnum):
     UNKNOWN = 999
 
 
+_WORDS: dict[int, str] = {
+    CUresult.STUB_LIBRARY: "the library is a stub for linking, no driver",
+    CUresult.DEVICE_UNAVAILABLE: "another process has a GPU for itself (compute mode)",
+    CUresult.NO_DEVICE: "the driver sees no GPU",
+    CUresult.OPERATING_SYSTEM: "the system refused the driver something: are /dev/nvidia* there?",
+    CUresult.NOT_PERMITTED: "this user may not do that",
+    CUresult.SYSTEM_NOT_READY: "the system is not ready: is nvidia-fabricmanager running?",
+    CUresult.SYSTEM_DRIVER_MISMATCH: (
+        "the driver's library and its kernel module are of different versions: reload or reboot"
+    ),
+    CUresult.COMPAT_NOT_SUPPORTED_ON_DEVICE: "this GPU does not take a compatibility library",
+    CUresult.MPS_CONNECTION_FAILED: "MPS is configured, and its server does not answer",
+}
+
+
+def in_words(result: int) -> str:
+    """What a result that comes up when a driver is first used means to a person, or ""."""
+    return _WORDS.get(result, "")
+
+
 class CudaError(LiveshiftError):
     """A call of the CUDA driver failed; ``result`` is its number, known to CUresult or not."""
 

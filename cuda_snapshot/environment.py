@@ -17,5 +17,6 @@ def environment(libraries: Path | None) -> dict[str, str]:
     kept["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML counts
     if libraries is not None:
         before = kept.get("LD_LIBRARY_PATH")
-        kept["LD_LIBRARY_PATH"] = f"{libraries}:{before}" if before else str(libraries)
+        folder = libraries.absolute()  # they may be started in another folder than ours
+        kept["LD_LIBRARY_PATH"] = f"{folder}:{before}" if before else str(folder)
     return kept

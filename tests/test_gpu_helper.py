@@ -1,91 +1,233 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The resident GPU helper and its client, on the simulated driver."""
+"""The resident GPU helper: what it does to processes, on the simulated driver."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
+from captured import until
 from cuda_process import CudaProcess, doubles
-from doubles.gpu import build
+from gpu_helper import MIB, A, B, C, StartHelper, StartProcess, helper, process
 
 from liveshift.cuda_snapshot.checkpoint import ProcessState
+from liveshift.cuda_snapshot.helper.calls import LOG, Checkpointed, Lock
 from liveshift.cuda_snapshot.helper.client import GpuHelper
-from liveshift.errors import LiveshiftError
+from liveshift.errors import LiveshiftError, StepFailed
 
-__all__ = ["doubles"]
-
-MIB = 1 << 20
-A, B = "GPU-" + "a" * 32, "GPU-" + "b" * 32
-Start = Callable[..., CudaProcess]
+__all__ = ["doubles", "helper", "process"]
 
 
-def uuid(text: str) -> str:
-    digits = text.removeprefix("GPU-")
-    lengths, parts = (8, 4, 4, 4, 12), []
-    for length in lengths:
-        parts.append(digits[:length])
-        digits = digits[length:]
-    return "GPU-" + "-".join(parts)
-
-
-UA, UB = uuid(A), uuid(B)
-TWO = f"{A}:H200:1GiB,{B}:H200:1GiB"
-
-
-@pytest.fixture
-def helper(
-    doubles: build.Doubles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., GpuHelper]]:
-    """Connects to the helper of this test's folder; ends it."""
-    clients: list[GpuHelper] = []
-
-    def start(**environment: str) -> GpuHelper:
-        for name, value in {"SIMCUDA_DEVICES": TWO, **environment}.items():
-            monkeypatch.setenv(name, value)
-        clients.append(GpuHelper.start(tmp_path, doubles.folder))
-        return clients[-1]
-
-    yield start
-    for client in clients:
-        with contextlib.suppress(LiveshiftError):
-            client.leave()
-        client.close()
-
-
-@pytest.fixture
-def start(doubles: build.Doubles) -> Iterator[Start]:
-    """Starts processes that use CUDA, and ends them."""
-    started: list[CudaProcess] = []
-
-    def one(devices: str = TWO, **environment: str) -> CudaProcess:
-        process = CudaProcess(doubles, devices, **environment)
-        started.append(process)
-        assert process.do("init()") == 0
-        return process
-
-    yield one
-    for process in started:
-        process.end()
-
-
-def test_a_process_goes_through_all_states(helper: Callable[..., GpuHelper], start: Start) -> None:
-    gpu, target = helper(), start()
+def test_a_process_goes_through_all_states_to_other_gpus(
+    helper: StartHelper, process: StartProcess
+) -> None:
+    gpu, target = helper(), process()
     address = target.do(f"alloc({3 * MIB})")
     target.do(f"put({address}, b'content')")
     assert gpu.state(target.pid) is ProcessState.RUNNING
+    assert gpu.used(target.pid) == {A: 3 * MIB}
     assert Path(f"/proc/{target.pid}/task/{gpu.restore_thread(target.pid)}").exists()
     gpu.lock(target.pid, 5)
     assert gpu.state(target.pid) is ProcessState.LOCKED
-    gpu.checkpoint(target.pid)
+    assert gpu.checkpoint(target.pid) == Checkpointed({A: 3 * MIB}, "")
     assert gpu.state(target.pid) is ProcessState.CHECKPOINTED
-    gpu.restore(target.pid, [(UA, UB), (UB, UA)])
+    assert gpu.used(target.pid) == {}
+    gpu.restore(target.pid, [(A, B), (B, A)])
     assert gpu.state(target.pid) is ProcessState.LOCKED
     gpu.unlock(target.pid)
     assert gpu.state(target.pid) is ProcessState.RUNNING
     assert target.do(f"get({address}, 7)") == b"content"
-    assert target.do("uuids()") == ["b" * 32, "a" * 32]
+    assert gpu.used(target.pid) == {B: 3 * MIB}
+
+
+def test_a_rollback_needs_no_map(helper: StartHelper, process: StartProcess) -> None:
+    gpu, target = helper(), process()
+    gpu.lock(target.pid, 5)
+    gpu.unlock(target.pid)
+    gpu.lock(target.pid, 5)
+    gpu.checkpoint(target.pid)
+    gpu.restore(target.pid)
+    gpu.unlock(target.pid)
+    assert target.do("alloc(1)") > 0
+
+
+def test_the_host_is_described(helper: StartHelper, process: StartProcess) -> None:
+    gpu, target = helper(SIMCUDA_DRIVER="580.159.03"), process()
+    target.do(f"alloc({MIB})")
+    until(lambda: gpu.host().fast_path == "")  # the trial's processes have gone
+    host = gpu.host()
+    assert (host.cuda, host.driver, host.can_remap) == ((13, 0), "580.159.03", True)
+    assert [each.uuid for each in host.gpus] == [A, B]
+    assert host.gpus[0].processes == {target.pid: MIB}
+    assert host.why_none is None
+    assert not host.mps
+
+
+def test_what_is_no_cuda_process_has_no_state(helper: StartHelper) -> None:
+    gpu = helper()
     assert gpu.state(os.getpid()) is None
+    assert gpu.used(os.getpid()) == {}
+    with pytest.raises(StepFailed, match=r"gpu lock: process \d+: .*it does not use CUDA"):
+        gpu.lock(os.getpid(), 1)
+    with pytest.raises(StepFailed, match="gpu restore thread"):
+        gpu.restore_thread(os.getpid())
+
+
+# ---- failures ----------------------------------------------------------------------------------
+
+
+def test_work_that_does_not_end_leaves_it_running(
+    helper: StartHelper, process: StartProcess
+) -> None:
+    gpu, target = helper(), process()
+    assert target.do("slow(0.5)") == 0
+    with pytest.raises(
+        StepFailed, match=r"gpu lock: .*NOT_READY.*submitted to its GPU did not end.*it runs on"
+    ):
+        gpu.lock(target.pid, 0.05)
+    assert gpu.state(target.pid) is ProcessState.RUNNING
+    gpu.lock(target.pid, 10)
+    assert gpu.state(target.pid) is ProcessState.LOCKED
+
+
+def test_what_is_out_of_order_is_said_with_the_state(
+    helper: StartHelper, process: StartProcess
+) -> None:
+    gpu, target = helper(), process()
+    for call, words in (
+        (gpu.checkpoint, "it is not locked; it runs on"),
+        (gpu.unlock, "it is not locked; it runs on"),
+        (gpu.restore, "it is not checkpointed; it runs on"),
+    ):
+        with pytest.raises(StepFailed, match=f"ILLEGAL_STATE.*{words}"):
+            call(target.pid)
+    gpu.lock(target.pid, 5)
+    with pytest.raises(StepFailed, match="it is not running; it is locked, and can be unlocked"):
+        gpu.lock(target.pid, 5)
+    assert gpu.state(target.pid) is ProcessState.LOCKED, "whoever locked it, it was not this call"
+
+
+def test_managed_memory_loses_it_and_shared_memory_does_not(
+    helper: StartHelper, process: StartProcess
+) -> None:
+    gpu, managed, shared = helper(), process(), process()
+    assert managed.do(f"alloc({MIB}, 'cuMemAllocManaged', 1)") > 0
+    assert shared.do(f"ipc_handle(alloc({MIB}))") == 0
+    gpu.lock(managed.pid, 5)
+    with pytest.raises(StepFailed, match=r"managed memory.*it is lost: all that can be done"):
+        gpu.checkpoint(managed.pid)
+    assert gpu.state(managed.pid) is ProcessState.FAILED
+    gpu.lock(shared.pid, 5)
+    with pytest.raises(StepFailed, match=r"shared with another process.*can be unlocked"):
+        gpu.checkpoint(shared.pid)
+    gpu.unlock(shared.pid)
+
+
+def test_a_map_must_be_full_and_a_wrong_one_can_be_mended(
+    helper: StartHelper, process: StartProcess
+) -> None:
+    gpu, target = helper(), process()
+    gpu.lock(target.pid, 5)
+    gpu.checkpoint(target.pid)
+    for wrong in ([(A, B)], [(A, B), (B, B)], [(A, C), (B, A)]):
+        with pytest.raises(StepFailed, match=r"the map must name every GPU.*it is checkpointed"):
+            gpu.restore(target.pid, wrong)
+    with pytest.raises(LiveshiftError, match="'MIG-1' is no UUID"):
+        gpu.restore(target.pid, [(A, "MIG-1"), (B, A)])
+    gpu.restore(target.pid, [(A, A), (B, B)])
+
+
+def test_a_gpu_without_room_is_not_tried(helper: StartHelper, process: StartProcess) -> None:
+    gpu, target, other = helper(), process(), process(CUDA_VISIBLE_DEVICES="1")
+    assert target.do(f"alloc({300 * MIB})") > 0
+    assert other.do(f"alloc({500 * MIB})") > 0
+    gpu.lock(target.pid, 5)
+    gpu.checkpoint(target.pid)
+    swapped = [(A, B), (B, A)]
+    with pytest.raises(
+        StepFailed, match=rf"needs 300 MiB and 256 MiB to spare on {B}, which has 524 MiB free"
+    ):
+        gpu.restore(target.pid, swapped)
+    with pytest.raises(StepFailed, match="this host has no GPU"):
+        gpu.restore(target.pid, swapped, needed={C: MIB})
+    with pytest.raises(StepFailed, match="needs 800 MiB"):
+        gpu.restore(target.pid, swapped, needed={A: 800 * MIB})
+    gpu.restore(target.pid, swapped, needed={B: 268 * MIB})
+    gpu.unlock(target.pid)
+    assert gpu.used(target.pid) == {B: 300 * MIB}
+
+
+def test_a_process_that_dies_meanwhile_is_said_to_be_gone(
+    helper: StartHelper, process: StartProcess
+) -> None:
+    gpu, target = helper(), process()
+    target.do("slow(60)")
+    with ThreadPoolExecutor() as threads:
+        locking = threads.submit(gpu.lock, target.pid, 60)
+        until(lambda: busy(gpu, target))
+        target.end()
+        with pytest.raises(StepFailed, match="OPERATING_SYSTEM"):
+            locking.result(20)
+    assert gpu.state(target.pid) is None
+
+
+def test_driver_570_restores_where_it_was_only(helper: StartHelper, process: StartProcess) -> None:
+    gpu, target = helper(SIMCUDA_DRIVER="570"), process(SIMCUDA_DRIVER="570")
+    assert not gpu.host().can_remap
+    gpu.lock(target.pid, 5)
+    gpu.checkpoint(target.pid)
+    with pytest.raises(LiveshiftError, match=r"\(CUDA 12.8\) can't restore onto other GPUs"):
+        gpu.restore(target.pid, [(A, B), (B, A)])
+    gpu.restore(target.pid, [(A, A), (B, B)])
+    gpu.unlock(target.pid)
+
+
+# ---- turns -------------------------------------------------------------------------------------
+
+
+def busy(gpu: GpuHelper, target: CudaProcess) -> bool:
+    """Whether an operation is under way: no other gets its turn."""
+    try:
+        gpu.unlock(target.pid, turn_s=0)
+    except StepFailed as error:
+        return "is busy with gpu lock" in str(error)
+    return False
+
+
+def test_one_operation_at_a_time_and_questions_meanwhile(
+    helper: StartHelper, process: StartProcess
+) -> None:
+    gpu, slow, other = helper(), process(), process()
+    slow.do("slow(1)")
+    with ThreadPoolExecutor() as threads:
+        locking = threads.submit(gpu.lock, slow.pid, 60)
+        until(lambda: busy(gpu, other))
+        assert gpu.state(slow.pid) is ProcessState.RUNNING
+        assert gpu.host().gpus
+        with pytest.raises(
+            StepFailed, match=r"gpu lock: not begun within 0.01 s: .* busy with gpu lock for 0 s"
+        ):
+            gpu.lock(other.pid, 5, turn_s=0.01)
+        gpu.lock(other.pid, 5)
+        assert locking.done(), "it had its turn first"
+        assert locking.result() is None
+    assert gpu.state(other.pid) is ProcessState.LOCKED
+
+
+def test_what_a_client_asked_for_that_has_gone_is_not_done(
+    helper: StartHelper, process: StartProcess, tmp_path: Path
+) -> None:
+    gpu, slow, other = helper(), process(), process()
+    slow.do("slow(0.7)")
+    with ThreadPoolExecutor() as threads:
+        locking = threads.submit(gpu.lock, slow.pid, 60)
+        until(lambda: busy(gpu, other))
+        with gpu.line() as line:
+            line.channel.send(msgspec.msgpack.encode(Lock(other.pid, 60, 5)))
+            line.usable = False  # it is closed
+        locking.result(20)
+    until(lambda: "its client has gone" in (tmp_path / LOG).read_text())
+    assert gpu.state(other.pid) is ProcessState.RUNNING

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,11 +13,15 @@ from doubles.gpu import build
 
 from liveshift.cuda_snapshot import devices
 from liveshift.cuda_snapshot.checkpoint import uuid_text
+from liveshift.cuda_snapshot.driver import survey
+from liveshift.launcher.checks import machine
+from liveshift.launcher.checks.finding import Verdict
 
 __all__ = ["doubles"]
 
 MIB = 1 << 20
-A, B = (uuid_text(bytes.fromhex(digit * 32)) for digit in "ab")
+A, B = (uuid_text(os.urandom(16)) for _ in range(2))
+"""Known to no other tests on this machine, whose processes hold memory of theirs."""
 Start = Callable[..., CudaProcess]
 
 
@@ -101,3 +106,18 @@ def test_one_that_hangs_is_replaced(
         assert nvml.inventory().devices
     finally:
         nvml.close()
+
+
+def test_doctor_says_what_stands_in_the_way_of_a_checkpoint(
+    doubles: build.Doubles, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = f"{A}:H200:1GiB mps,{B}:H200:1GiB mig nopersistence"
+    monkeypatch.setenv("SIMCUDA_DEVICES", host)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(doubles.folder))
+    monkeypatch.setattr(machine.driver, "survey", lambda: survey(str(doubles.libcuda)))
+    assert start(host).do(f"alloc({MIB})") > 0
+    (finding,) = machine.gpus()
+    assert finding.verdict is Verdict.WARN
+    assert "2 × liveshift simulated GPU H200" in finding.found
+    for word in ("MIG", "MPS", "nvidia-smi -pm 1"):
+        assert word in finding.advice

@@ -140,10 +140,9 @@ def watched(
                 case "step":
                     wait_s = step_s if step != "starting" else start_s
                     step = rest
-                case "works":
-                    return "", True
-                case "fails" | "unable":
-                    return rest, word == "fails"
+                case "works" | "fails" | "unable":
+                    said.rest(DYING_S)  # until both have given back what they held
+                    return rest, word != "unable"
                 case _:
                     return f"{step}: the trial ended without a word", False
     finally:

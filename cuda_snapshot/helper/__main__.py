@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper process: ``python -m liveshift.cuda_snapshot.helper DIRECTORY [LIBRARIES]``.
+"""The helper process: ``python -m liveshift.cuda_snapshot.helper DIRECTORY IDLE_S [LIBRARIES]``.
 
 Started by client.py with a pipe as its standard output, on which it writes one line: nothing when
 it listens, or why it can't. It then belongs to no session and to nobody's process group.
@@ -24,7 +24,7 @@ from .control import Control
 from .holding import Holding
 from .memory_service import MemoryService
 from .operations import Operations
-from .server import IDLE_S, Server
+from .server import Server
 
 OUT_OF_MEMORY_SCORE = -900
 """Killed in mid-operation it would cost the process that it works on, too."""
@@ -33,7 +33,7 @@ PATIENCE_S = 3600.0
 """Moves go before the trial of the fast path."""
 
 
-def main(directory: Path, libraries: Path | None) -> int:
+def main(directory: Path, idle_s: float, libraries: Path | None) -> int:
     """Serve until there is nothing to do; returns the exit status."""
     said = sys.stdout.fileno()
     with contextlib.suppress(OSError):  # without CAP_SYS_RESOURCE
@@ -48,7 +48,6 @@ def main(directory: Path, libraries: Path | None) -> int:
         control, holding = Control(operations, lambda: fast_path.why), Holding(operations)
         memory = MemoryService(Cuda())
         handlers = {**control.handlers(), **holding.handlers(), **memory.handlers()}
-        idle_s = float(os.environ.get("LIVESHIFT_GPU_HELPER_IDLE_S", IDLE_S))
         server = Server(
             directory, handlers, idle_s=idle_s, holds=lambda: holding.why_stay() or memory.holds()
         )
@@ -78,6 +77,7 @@ def _log_to(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    status = main(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None)
+    folder, seconds, *more = sys.argv[1:]
+    status = main(Path(folder), float(seconds), Path(more[0]) if more else None)
     logging.shutdown()
     os._exit(status)  # threads may still wait for clients, and the driver's exit may hang

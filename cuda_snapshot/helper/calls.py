@@ -35,10 +35,6 @@ class Hello(Ask, frozen=True):
     """First of every connection; answered with a Welcome."""
 
 
-class Leave(Ask, frozen=True):
-    """End as soon as nothing is under way; refused while it holds device memory. None."""
-
-
 class Host(Ask, frozen=True):
     """HostGpus."""
 
@@ -63,6 +59,10 @@ class Used(Ask, frozen=True):
 
 class Change(Ask, frozen=True):
     """Base of those that change something: the helper does not leave before they have ended."""
+
+
+class Leave(Change, frozen=True):
+    """End as soon as nothing is under way; refused while it holds device memory. None."""
 
 
 class Operation(Change, frozen=True):

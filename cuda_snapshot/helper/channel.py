@@ -36,7 +36,8 @@ class Channel:
         if descriptors:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         sent = self.socket.sendmsg([data], rights, socket.MSG_NOSIGNAL)
-        self.socket.sendall(memoryview(data)[sent:], socket.MSG_NOSIGNAL)
+        if sent < len(data):
+            self.socket.sendall(memoryview(data)[sent:], socket.MSG_NOSIGNAL)
 
     def receive(self) -> tuple[bytes, list[int]]:
         """The next message, and the descriptors that came with it, which are the caller's then."""

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 from msgspec import Raw
 
-from ...errors import LiveshiftError, StepFailed, Unreachable, from_wire
+from ...errors import LiveshiftError, NotPermitted, StepFailed, Unreachable, from_wire
 from ..checkpoint import ProcessState
 from .calls import (
     PROTOCOL,
@@ -47,6 +47,7 @@ from .channel import Channel, connect
 from .memory_client import DeviceMemoryCalls
 from .starting import starting
 
+IDLE_S = 60.0
 QUESTION_S = 60.0
 """NVML may take its whole deadline, and be asked by others before."""
 TURN_S = 120.0
@@ -94,18 +95,21 @@ class GpuHelper(DeviceMemoryCalls):
     one where it has gone), and NotPermitted for who is not root.
     """
 
-    def __init__(self, directory: Path, libraries: Path | None) -> None:
-        self._directory, self._libraries = directory, libraries
+    def __init__(self, directory: Path, libraries: Path | None, idle_s: float) -> None:
+        self._directory, self._libraries, self._idle_s = directory, libraries, idle_s
         self._mutex = threading.Lock()
         self._idle: list[Line] = []
         self._closed = False
 
     @classmethod
-    def start(cls, directory: Path, libraries: Path | None = None) -> GpuHelper:
+    def start(
+        cls, directory: Path, libraries: Path | None = None, *, idle_s: float = IDLE_S
+    ) -> GpuHelper:
         """Connect to the helper of this directory; start it if nobody listens. ``libraries`` is a
         folder where the driver's libraries are looked for first. Raises LiveshiftError saying why
-        there is none: no driver, no GPU, one that is too old."""
-        helper = cls(directory, libraries)
+        there is none: no driver, no GPU, one that is too old. One that is started leaves when
+        nobody was connected for ``idle_s`` seconds and it holds nothing."""
+        helper = cls(directory, libraries, idle_s)
         with helper.line():
             pass
         return helper
@@ -262,12 +266,17 @@ class GpuHelper(DeviceMemoryCalls):
         line = self._greeted()
         if line is not None:
             return line
-        with starting(self._directory, self._libraries) as launch:
-            # Who waited for the lock file finds a helper that another has started meanwhile.
-            line = self._greeted()
-            if line is None:
-                launch()
+        try:
+            with starting(self._directory, self._libraries, self._idle_s) as launch:
+                # Who waited for the lock file finds a helper that another has started meanwhile.
                 line = self._greeted()
+                if line is None:
+                    launch()
+                    line = self._greeted()
+        except OSError as error:
+            raise Unreachable(
+                f"no GPU helper can be started in {self._directory}: {error}"
+            ) from error
         if line is None:
             raise Unreachable(f"the GPU helper in {self._directory} went away when it had started")
         return line
@@ -278,6 +287,10 @@ class GpuHelper(DeviceMemoryCalls):
             channel = Channel(connect(self._directory, SOCKET))
         except (FileNotFoundError, ConnectionRefusedError):
             return None
+        except PermissionError as error:
+            raise NotPermitted(
+                f"the GPU helper in {self._directory} is for root only", hint="run this as root"
+            ) from error
         except OSError as error:
             raise self._unreachable(error) from error
         line = Line(channel)
@@ -307,6 +320,13 @@ class GpuHelper(DeviceMemoryCalls):
         )
 
     def _question(self, ask: Ask, returns: type[T] | Any) -> T:
+        """Asked once more where the helper left meanwhile, which changes no answer."""
+        try:
+            with self.line() as line:
+                return cast(T, line.ask(ask, returns)[0])
+        except Unreachable as error:
+            if not isinstance(error.__cause__, EOFError | ConnectionError):
+                raise
         with self.line() as line:
             return cast(T, line.ask(ask, returns)[0])
 

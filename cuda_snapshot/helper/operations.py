@@ -110,6 +110,10 @@ class Operations:
                 return None
             raise
 
+    def locked(self, pid: int) -> bool:
+        """Raises CudaError."""
+        return self.driver.state(pid) is ProcessState.LOCKED
+
     def restore_thread(self, pid: int) -> int:
         """Raises StepFailed."""
         with self._explained("restore thread", pid):
@@ -119,15 +123,14 @@ class Operations:
 
     def lock(self, pid: int, timeout_s: float) -> None:
         """RUNNING to LOCKED, or RUNNING again."""
-        try:
-            with self._explained("lock", pid):
+        with self._explained("lock", pid):
+            try:
                 self.driver.lock(pid, max(1, round(timeout_s * 1000)))
-        except StepFailed:
-            # The driver puts it back itself; should one not, a job must not stand still for it.
-            with contextlib.suppress(CudaError):
-                if self._late_lock(pid):
+            except CudaError as error:
+                # The driver puts it back itself; should one not, a job must not stand still.
+                if error.result == CUresult.NOT_READY and self.locked(pid):
                     self.driver.unlock(pid)
-            raise
+                raise
 
     def checkpoint(self, pid: int) -> Checkpointed:
         """LOCKED to CHECKPOINTED, verified by the driver and by NVML."""
@@ -169,9 +172,6 @@ class Operations:
             self.driver.unlock(pid)
 
     # ---- verified ------------------------------------------------------------------------------
-
-    def _late_lock(self, pid: int) -> bool:
-        return self.driver.state(pid) is ProcessState.LOCKED
 
     def _left(self, pid: int, used: Mapping[str, int], before: Inventory) -> str:
         """A remark where NVML can't tell that nothing is left; raises StepFailed where it is."""

@@ -26,7 +26,6 @@ from .channel import Channel, listen
 
 log = logging.getLogger("liveshift.gpu")
 
-IDLE_S = 60.0
 HELLO_S = 30.0
 """For the first ask of a connection, and for taking an answer."""
 
@@ -65,7 +64,7 @@ class Server:
         directory: Path,
         handlers: Mapping[type[Ask], Handler],
         *,
-        idle_s: float = IDLE_S,
+        idle_s: float,
         holds: Callable[[], str] = lambda: "",
     ) -> None:
         """Listens from now on. Raises OSError."""
@@ -177,14 +176,7 @@ class Server:
                 raw, descriptors = channel.receive()
                 for descriptor in descriptors:
                     os.close(descriptor)
-                reply = self._answer(caller, raw)
-                connection.settimeout(HELLO_S)
-                attached = caller.attached()
-                try:
-                    channel.send(reply, attached)
-                finally:
-                    for descriptor in attached:
-                        os.close(descriptor)
+                self._serve_one(caller, raw)
                 connection.settimeout(None)
         except (EOFError, OSError):
             pass  # the client has hung up, or does not take its answer
@@ -202,31 +194,45 @@ class Server:
                 self._idle_since = time.monotonic()
             os.eventfd_write(self._bell, 1)
 
-    def _answer(self, caller: Caller, raw: bytes) -> bytes:
+    def _serve_one(self, caller: Caller, raw: bytes) -> None:
+        """Until the answer is sent: a change's counts as a part of it."""
         try:
             ask = self._decoder.decode(raw)
         except msgspec.DecodeError as error:
             wrong = LiveshiftError(f"the GPU helper does not understand an ask: {error}")
-            return _encode(Reply(error=to_wire(wrong)))
+            caller.channel.send(_encode(Reply(error=to_wire(wrong))))
+            return
         changing = isinstance(ask, Change)
         with self._mutex:
-            if self._gone and changing:
-                return _encode(Reply(error=to_wire(Unreachable("the GPU helper is leaving"))))
+            refused = self._gone and changing
             self._under_way += changing
         try:
-            answer = self._handlers[type(ask)](caller, ask)
-            return _encode(Reply(ok=msgspec.Raw(_encode(answer))))
-        except LiveshiftError as error:
-            log.warning("%s: %s", ask, error)
-            return _encode(Reply(error=to_wire(error)))
-        except Exception as error:
-            log.exception("%s", ask)
-            return _encode(Reply(error=to_wire(error)))
+            if refused:
+                reply = Reply(error=to_wire(Unreachable("the GPU helper is leaving")))
+            else:
+                reply = self._answer(caller, ask)
+            caller.channel.socket.settimeout(HELLO_S)
+            attached = caller.attached()
+            try:
+                caller.channel.send(_encode(reply), attached)
+            finally:
+                for descriptor in attached:
+                    os.close(descriptor)
         finally:
             with self._mutex:
                 self._under_way -= changing
             if changing and self._told_to_leave:
                 os.eventfd_write(self._bell, 1)
+
+    def _answer(self, caller: Caller, ask: Ask) -> Reply:
+        try:
+            return Reply(ok=msgspec.Raw(_encode(self._handlers[type(ask)](caller, ask))))
+        except LiveshiftError as error:
+            log.warning("%s: %s", ask, error)
+            return Reply(error=to_wire(error))
+        except Exception as error:
+            log.exception("%s", ask)
+            return Reply(error=to_wire(error))
 
 
 _encode = functools.partial(msgspec.msgpack.encode)

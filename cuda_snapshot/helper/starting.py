@@ -23,18 +23,20 @@ START_S = 120.0
 
 
 @contextlib.contextmanager
-def starting(directory: Path, libraries: Path | None) -> Iterator[Callable[[], None]]:
+def starting(
+    directory: Path, libraries: Path | None, idle_s: float
+) -> Iterator[Callable[[], None]]:
     """While the lock file is held: what starts the helper and waits until it listens. That raises
     LiveshiftError with the helper's own words where it can't."""
     with open(directory / LOCK, "a") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
-        yield lambda: _launch(directory, libraries)
+        yield lambda: _launch(directory, libraries, idle_s)
 
 
-def _launch(directory: Path, libraries: Path | None) -> None:
-    command = [sys.executable, "-m", __package__, str(directory)]
+def _launch(directory: Path, libraries: Path | None, idle_s: float) -> None:
+    command = [sys.executable, "-m", __package__, str(directory.absolute()), str(idle_s)]
     if libraries is not None:
-        command.append(str(libraries))
+        command.append(str(libraries.absolute()))
     with open(directory / LOG, "ab") as log:
         os.chmod(log.fileno(), 0o600)
         # Of its own session: neither a terminal's signals nor the agent's end reach it.

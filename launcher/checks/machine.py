@@ -121,6 +121,8 @@ def gpus() -> Iterator[Finding]:
         advice.append("install a newer driver")
     if any(gpu.mig for gpu in inventory.devices):
         advice.append("switch MIG off: it can't be checkpointed")
+    if any(gpu.mps for gpu in inventory.devices):
+        advice.append("end MPS: what it shares can't be checkpointed")
     if any(gpu.persistence is False for gpu in inventory.devices):
         advice.append("nvidia-smi -pm 1: restores start faster")
     if not inventory.devices:

@@ -23,6 +23,9 @@ struct handle {
     struct handle *next;
 };
 
+/* Some addresses are reserved and nothing is mapped there. */
+bool reservations_bare(void);
+
 /* The handle of that number, or NULL. */
 struct handle *handle_find(CUmemGenericAllocationHandle number);
 /* One reference less; the last takes the memory with it. */

@@ -44,6 +44,15 @@ static struct block *mapping_in(uintptr_t base, size_t size) {
     return NULL;
 }
 
+bool reservations_bare(void) {
+    bool bare = false;
+    pthread_mutex_lock(&blocks_lock);
+    for (struct reservation *r = reservations; r != NULL && !bare; r = r->next)
+        bare = mapping_in(r->base, r->size) == NULL;
+    pthread_mutex_unlock(&blocks_lock);
+    return bare;
+}
+
 /* Puts addresses back to being reserved only. */
 static void only_reserve(uintptr_t base, size_t size) {
     mmap((void *)base, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
