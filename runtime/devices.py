@@ -35,7 +35,7 @@ from ..cuda_snapshot.checkpoint import ProcessState
 from ..cuda_snapshot.helper.blocks import Block
 from ..cuda_snapshot.helper.client import GpuHelper
 from ..cuda_snapshot.helper.session_client import DeviceSession
-from ..errors import StepFailed
+from ..errors import LiveshiftError, StepFailed
 from ..interposer.layout import Want, text_of
 from ..interposer.orders import OrderedPage
 from .config import Cluster, FastPath, Verify
@@ -133,6 +133,24 @@ class DeviceTree:
     saved: list[Saved] = field(default_factory=list)
     _held: list[int] = field(default_factory=list)  # by arrive
 
+    def warm(self, gpus: Sequence[str]) -> str:
+        """Have the helper ready to take memory of these GPUs, while the job trains; returns why it
+        can't: then the driver's own checkpoint takes all of it. Undone by drop and bring_back."""
+        if not self.fast or not gpus:
+            return ""
+        try:
+            self.helper.warm(self._warm, gpus)
+        except LiveshiftError as error:
+            log.warning("%s: the fast path is not taken: %s", self.migration, error)
+            self.fast = False
+            return str(error)
+        return ""
+
+    @property
+    def _warm(self) -> str:
+        """No process's key."""
+        return f"{self.migration}/warm"
+
     # ---- at the source -------------------------------------------------------------------------
 
     def save(self, watch: Stopwatch) -> list[Saved]:
@@ -184,6 +202,7 @@ class DeviceTree:
                 self._bring_back(process, gpus)
                 self.helper.release(process.pid)
             lap.detail = _words(self.saved)
+        self.helper.drop(self._warm)
 
     def off_gpus(self) -> bool:
         """Whether some of it is on no GPU now, and can be brought back to any."""

@@ -199,6 +199,8 @@ class Porter:
         departure.gpus = self._gpus_used.get(ask.capsule, [])
         self.departures[ask.migration] = departure
         with self._working(ask.migration):
+            if devices is not None:
+                await asyncio.to_thread(devices.warm, departure.gpus)
             return await self._house.blocking(ask.capsule, departure.precopy)
 
     def _sender(self, ask: messages.Precopy | messages.Forward) -> Sender:
@@ -248,7 +250,10 @@ class Porter:
         self.arrivals[ask.migration] = arrival
         self.receiver.expect(ask.migration, ask.source, arrival.inbox, ask.limit_bytes)
         await asyncio.to_thread(preflight.warm, ask.survey.needed)
-        return messages.Reserved(rows, f"tcp://{self._own.data}", gpus.pairs, gpus.plain)
+        plain = gpus.plain
+        if devices is not None and not plain:
+            plain = await asyncio.to_thread(devices.warm, arrival.gpus_promised)
+        return messages.Reserved(rows, f"tcp://{self._own.data}", gpus.pairs, plain)
 
     async def progress(self, ask: messages.Progress) -> messages.Arrived:
         arrival = self.arrivals.get(ask.migration)

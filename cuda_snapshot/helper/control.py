@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from ...errors import StepFailed
 from ..checkpoint import ProcessState
+from ..devices import Gpu
 from .calls import (
     Ask,
     Checkpoint,
@@ -50,7 +53,7 @@ class Control:
         return HostGpus(
             cuda=driver.cuda,
             driver=told.driver or "",
-            gpus=told.devices,
+            gpus=tuple(map(_without_us, told.devices)),
             why_none=told.why_none,
             can_remap=driver.can_remap,
             mps=any(gpu.mps for gpu in told.devices),
@@ -83,3 +86,11 @@ class Control:
             if caller.channel.peer_gone():
                 raise StepFailed(f"gpu {what}", f"process {ask.pid}: its client has gone")
             yield
+
+
+def _without_us(gpu: Gpu) -> Gpu:
+    """Whoever asks who uses a GPU does not mean the helper, which has a context for copying."""
+    if not gpu.processes or os.getpid() not in gpu.processes:
+        return gpu
+    others = {pid: size for pid, size in gpu.processes.items() if pid != os.getpid()}
+    return replace(gpu, processes=others)
