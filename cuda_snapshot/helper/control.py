@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 
 from ...errors import StepFailed
 from ..checkpoint import ProcessState
+from ..devices import Gpu
+from ..fast_path.probe import FastPath
 from .calls import (
     Ask,
     Checkpoint,
@@ -27,9 +30,9 @@ from .server import Caller, Handler
 
 
 class Control:
-    """The handlers. ``fast_path`` says why device memory can't be handed over, "" where it can."""
+    """The handlers."""
 
-    def __init__(self, operations: Operations, fast_path: Callable[[], str]) -> None:
+    def __init__(self, operations: Operations, fast_path: FastPath) -> None:
         self._operations, self._fast_path = operations, fast_path
 
     def handlers(self) -> Mapping[type[Ask], Handler]:
@@ -46,15 +49,15 @@ class Control:
 
     def _host(self, caller: Caller, ask: Host) -> HostGpus:
         told = self._operations.nvml.inventory()
-        driver = self._operations.driver
+        driver, trial = self._operations.driver, set(self._fast_path.pids)
         return HostGpus(
             cuda=driver.cuda,
             driver=told.driver or "",
-            gpus=told.devices,
+            gpus=tuple(_without(gpu, trial) for gpu in told.devices),
             why_none=told.why_none,
             can_remap=driver.can_remap,
             mps=any(gpu.mps for gpu in told.devices),
-            fast_path=self._fast_path(),
+            fast_path=self._fast_path.why,
         )
 
     def _state(self, caller: Caller, ask: State) -> ProcessState | None:
@@ -83,3 +86,11 @@ class Control:
             if caller.channel.peer_gone():
                 raise StepFailed(f"gpu {what}", f"process {ask.pid}: its client has gone")
             yield
+
+
+def _without(gpu: Gpu, pids: Collection[int]) -> Gpu:
+    """The GPU without these processes: a trial is nobody that sits there."""
+    if not gpu.processes or gpu.processes.keys().isdisjoint(pids):
+        return gpu
+    others = {pid: held for pid, held in gpu.processes.items() if pid not in pids}
+    return replace(gpu, processes=others)
