@@ -43,7 +43,8 @@ CUresult cuDeviceGetUuid_v2(unsigned char *uuid, CUdevice device);
 CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
-CUresult cuCtxSetCurrent(CUcontext context);
+CUresult cuCtxPushCurrent_v2(CUcontext context);
+CUresult cuCtxPopCurrent_v2(CUcontext *context);
 CUresult cuMemGetInfo_v2(size_t *free, size_t *total);
 CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemProperties *properties, int how);
 CUresult cuMemCreate(CUmemHandle *handle, size_t size, const CUmemProperties *properties,
@@ -132,9 +133,13 @@ class Cuda:
         """The opposite of retain; the last one ends the context."""
         self._call("cuDevicePrimaryCtxRelease_v2", device)
 
-    def make_current(self, context: int) -> None:
-        """For the calling thread; 0 for none."""
-        self._call("cuCtxSetCurrent", context)
+    def push(self, context: int) -> None:
+        """Make it the calling thread's current one, until :meth:`pop`."""
+        self._call("cuCtxPushCurrent_v2", context)
+
+    def pop(self) -> None:
+        """What was current before the last push is current again."""
+        self._got("CUcontext", "cuCtxPopCurrent_v2")
 
     def free_and_total(self) -> tuple[int, int]:
         """Bytes of the current context's GPU."""

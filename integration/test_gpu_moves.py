@@ -28,10 +28,14 @@ from liveshift.runtime.messages import MigrationRow
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 
-GPUS = {"h0": (1024, 1024), "h1": (1024, 1024), "h2": (1024, 1024)}
+GPUS = {"h0": (420, 420), "h1": (420, 420), "h2": (420, 420)}
+"""MiB: room for what the jobs use and what a restore spares, but not for twice as much."""
+
 HASTY = ("--slots", "2", "--timeouts", "collective=120,heartbeat=0.3,suspicion=1.5,grace=1")
 BLOCKS = 40 * MIB
 """What of device_train.py's memory the arena holds: six matrices and two blocks of 7.75 MiB."""
+
+BALLAST_MIB = 96
 
 PLAIN = ("gpu save", "gpu restore")
 FAST = (*PLAIN, "gpu memory")
@@ -95,6 +99,13 @@ def device_bytes(row: MigrationRow) -> int:
     return sum(phase.bytes or 0 for phase in row.phases if phase.name == "gpu memory")
 
 
+def dumped_bytes(row: MigrationRow) -> int:
+    """What CRIU wrote."""
+    (dump,) = (phase.bytes for phase in row.phases if phase.name == "dump")
+    assert dump is not None
+    return dump
+
+
 def assert_phases(row: MigrationRow, names: tuple[str, ...]) -> None:
     there = [phase.name for phase in row.phases]
     assert set(names) <= set(there), there
@@ -117,11 +128,13 @@ def test_several_moves_in_a_row(fast: GpuLab, references: References) -> None:
 def test_the_plain_path_carries_the_same_in_the_image(
     fast: GpuLab, plain: GpuLab, references: References
 ) -> None:
-    job, other = plain.start("plain"), fast.start("other")
+    job, other = (lab.start("heavy", "--ballast", str(BALLAST_MIB)) for lab in (plain, fast))
     slow, quick = moved(plain, job), moved(fast, other)
     assert_phases(slow, PLAIN)
     assert device_bytes(slow) == 0
-    assert slow.image_bytes - quick.image_bytes > 0.9 * BLOCKS
+    assert device_bytes(quick) == BLOCKS + BALLAST_MIB * MIB
+    # A step under way has some tens of MiB on the host, too.
+    assert dumped_bytes(slow) - dumped_bytes(quick) > BALLAST_MIB * MIB
     moved(plain, job, to="h0")
     plain.assert_whole(job, references)
     fast.assert_whole(other, references)
@@ -189,21 +202,21 @@ def test_a_gpu_that_is_full_is_refused_before_anything_stands(fast: GpuLab, long
 
 
 def test_memory_that_is_taken_after_the_preflight(fast: GpuLab, points: Held, long: Job) -> None:
-    """The restore on the GPU fails, after the commit: the job returns to its source."""
-    to = next(host for host in fast.gpus if host != long.seen(0).host)
+    """No restore on a GPU works, after the commit: the job returns to its source."""
     source, gpu = long.seen(0).host, fast.where(long)
+    to, other = (host for host in fast.gpus if host != source)
     points.arm("destination.restoring")
     with fast.session.popen("migrate", "long/0", "--to", to) as moving:
         try:
             points.wait("destination.restoring")
-            with fast.occupied(to, left=1 * MIB):
+            with fast.occupied(to, left=MIB), fast.occupied(other, left=MIB):
                 points.release("destination.restoring")
                 _, err = moving.communicate(timeout=90)
         finally:
             moving.kill()
     said = " ".join(err.decode().split())
     assert moving.returncode == 1, said
-    assert re.search(r"gpu restore.*memory|memory.*GPU", said), said
+    assert re.search(r"needs \d+ MiB and \d+ MiB to spare on GPU-", said), said
     long.go_on(5)
     assert (long.seen(0).host, fast.where(long)) == (source, gpu)
     moved(fast, long, to=to)
@@ -256,13 +269,15 @@ def test_a_daemon_that_dies(
 
 @pytest.mark.parametrize("point", ["source.dumped", "destination.restoring"])
 def test_the_destinations_helper_dies(fast: GpuLab, points: Held, long: Job, point: str) -> None:
-    """The memory that it had filled is gone with it, the source's is not."""
+    """What it had filled is gone with it; the source's helper has it still."""
     with interrupted(fast, points, long, point) as (source, destination):
         fast.kill_helpers(destination)
     row = long.migrations()[-1]
-    assert (row.state, long.seen(0).host) == ("failed", source), row
-    assert row.error
-    assert moved(fast, long, to=destination).state == "done", "with a helper that was started anew"
+    assert long.seen(0).host == (row.destination if row.state == "done" else source), row
+    assert row.destination != destination or row.state == "failed", row
+    fast.wait_probed(destination)  # by a helper that was started anew
+    if long.seen(0).host != destination:
+        moved(fast, long, to=destination)
 
 
 def test_in_the_end_the_long_job_is_whole(

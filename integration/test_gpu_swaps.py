@@ -83,7 +83,7 @@ def swap(
     assert (row.state, row.error, row.kind) == ("done", None, "swap"), row
     assert job.seen(index) == before
     assert [phase.name for phase in row.phases if phase.name != "gpu memory"] == PHASES
-    job.go_on(5, rank)
+    job.go_on(3, rank)
     now = lab.where(job, rank)
     assert now != left
     assert now == lab.gpus[before.host][int(row.destination.rpartition(" ")[2])]
@@ -106,7 +106,8 @@ def test_off_a_gpu_and_back_again(fast: GpuLab, references: References) -> None:
     job = fast.start("off")
     host = job.seen(0).host
     for to in (f"{host}/2", "1", fast.gpus[host][0]):
-        swap(fast, job, 0, to)
+        row = swap(fast, job, 0, to)
+        assert any("allocations from GPU to GPU" in phase.detail for phase in row.phases), row
         wait_used(fast, job)
     told = fast.session.cli("events", "off").out
     assert re.search(rf"{host} GPU 0 → {host} GPU 2: stood still", " ".join(told.split()))
@@ -159,7 +160,7 @@ def long(fast: GpuLab, points: Held, long_job: Job) -> Iterator[Job]:
     """A job that lives through what follows; whatever the test did, it goes on afterwards."""
     yield long_job
     points.clear()
-    long_job.go_on(5)
+    long_job.go_on(2)
     wait_used(fast, long_job)
 
 
@@ -168,31 +169,31 @@ def free_gpu(fast: GpuLab, job: Job) -> str:
     return str(next(n for n, gpu in enumerate(fast.gpus[host]) if gpu != fast.where(job)))
 
 
-def stays(fast: GpuLab, job: Job, *words: str, code: int = 5) -> str:
-    """The command fails, and nothing has changed; what was said."""
-    before, gpu = job.seen(0), fast.where(job)
+def refused(fast: GpuLab, job: Job, *words: str, code: int = 5) -> str:
+    """The command fails, and nothing stands still for it; what was said."""
     said = fast.session.refused("migrate", f"{job.name}/0", *words, code=code)
-    job.go_on(5)
-    assert (job.seen(0), fast.where(job)) == (before, gpu)
+    assert not job.migrations()[-1].frozen_s
     return said
 
 
 def test_refusals(fast: GpuLab, long: Job) -> None:
-    host = long.seen(0).host
+    before, gpu, host = long.seen(0), fast.where(long), long.seen(0).host
     other = next(name for name in fast.gpus if name != host)
     here = fast.gpus[host].index(fast.where(long))
     for words, code, said in (
         (["--to-gpu", str(here)], 5, "already"),
-        (["--to-gpu", "7"], 4, 'no GPU "7"'),
+        (["--to-gpu", "7"], 5, 'no GPU "7"'),
         (["--to-gpu", "h9/1"], 4, 'no host "h9"'),
         (["--to-gpu", f"{other}/1"], 5, f"cannot go to a certain GPU of {other}"),
         (["--to-gpu", free_gpu(fast, long), "--to", other], 2, "--to-gpu says which host"),
     ):
-        assert said in stays(fast, long, *words, code=code)
+        assert said in refused(fast, long, *words, code=code)
     to = free_gpu(fast, long)
     with taken(fast, host, int(to)):
-        said = stays(fast, long, "--to-gpu", to)
+        said = refused(fast, long, "--to-gpu", to)
     assert "MiB free" in said
+    long.go_on(2)
+    assert (long.seen(0), fast.where(long)) == (before, gpu)
 
 
 def test_the_plan(fast: GpuLab, long: Job) -> None:
@@ -222,7 +223,7 @@ def test_memory_that_is_taken_after_the_preflight(fast: GpuLab, points: Held, lo
     assert moving.returncode == 1, said
     assert f"did not move {host} GPU" in said
     assert "memory" in said
-    long.go_on(5)
+    long.go_on(3)
     assert fast.where(long) == gpu
     swap(fast, long, 0, to)
 
@@ -285,7 +286,7 @@ def test_a_daemon_that_dies(
         labs.start_daemon(fast.session.lab, victim)
     row = long.migrations()[-1]
     assert (row.state, row.kind) == (state, "swap"), row
-    long.go_on(5)
+    long.go_on(3)
     assert fast.where(long) == (fast.gpus[host][int(to)] if state == "done" else gpu)
 
 

@@ -2,6 +2,7 @@
 #include "arena.h"
 
 #include "arena_blocks.h"
+#include "arena_devices.h"
 #include "device_calls.h"
 #include "device_memory.h"
 #include "graphs.h"
@@ -12,11 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define DEVICES 64 /* bits of a set */
 #define CUDA_INVALID 1
-
-/* Bits: who may access the memory of a device. */
-static _Atomic uint64_t accessors[DEVICES];
 
 /* Freed by the application, and waiting for a moment when nothing is captured. */
 static _Atomic uint32_t dropped;
@@ -32,10 +29,6 @@ static bool is_on(void) {
         atomic_store(&whether, now);
     }
     return now == ON;
-}
-
-uint64_t arena_accessors(int32_t device) {
-    return device >= 0 && device < DEVICES ? atomic_load(&accessors[device]) : 0;
 }
 
 /* Whether this thread has said that what it does concerns no capture that is under way. */
@@ -86,7 +79,7 @@ static int32_t primary_device(void) {
             DEVICE_CALL(cuCtxGetCurrent, &context) != CUDA_OK)
             return -1;
     }
-    if (DEVICE_CALL(cuCtxGetDevice, &device) != CUDA_OK || device < 0 || device >= DEVICES)
+    if (DEVICE_CALL(cuCtxGetDevice, &device) != CUDA_OK)
         return -1;
     return context == primary_of(device) ? device : -1;
 }
@@ -137,7 +130,7 @@ bool arena_allocate(size_t size, struct arena_made *made) {
     if (capturing() && !relaxed())
         return false; /* the real one spoils the capture, and says so */
     int32_t device = primary_device();
-    size_t granularity = device >= 0 ? memory_granularity(device) : 0;
+    size_t granularity = arena_serves(device) ? memory_granularity(device) : 0;
     if (granularity == 0)
         return false;
     size_t rounded = (size + granularity - 1) / granularity * granularity;
@@ -181,7 +174,7 @@ int arena_free(uint64_t address) {
 }
 
 void arena_reset(int32_t device) {
-    if (blocks_held() == 0 || device < 0 || device >= DEVICES)
+    if (blocks_held() == 0 || device < 0 || device >= ARENA_DEVICES)
         return;
     for (uint32_t i = 0; i < blocks_used(); i++) {
         struct arena_block *block = block_number(i);
@@ -193,41 +186,10 @@ void arena_reset(int32_t device) {
             atomic_fetch_sub(&dropped, 1);
         end_block(block);
     }
-    atomic_store(&accessors[device], 0);
-    for (int other = 0; other < DEVICES; other++) /* "until either device is reset" */
-        atomic_fetch_and(&accessors[other], ~((uint64_t)1 << device));
+    arena_forget_peers(device);
 }
 
 bool arena_outlived(int32_t device) { return blocks_held() > 0 && primary_of(device) == NULL; }
-
-int32_t arena_device_of(void *context) {
-    void *before = NULL;
-    int device = -1;
-    if (!is_on() || DEVICE_CALL(cuCtxGetCurrent, &before) != CUDA_OK ||
-        DEVICE_CALL(cuCtxSetCurrent, context) != CUDA_OK)
-        return -1;
-    if (DEVICE_CALL(cuCtxGetDevice, &device) != CUDA_OK)
-        device = -1;
-    DEVICE_CALL(cuCtxSetCurrent, before);
-    return device;
-}
-
-void arena_peer(int32_t device, int32_t others, bool may) {
-    if (device < 0 || device >= DEVICES || others < 0 || others >= DEVICES || device == others)
-        return;
-    uint64_t bit = (uint64_t)1 << device;
-    if (may)
-        atomic_fetch_or(&accessors[others], bit);
-    else
-        atomic_fetch_and(&accessors[others], ~bit);
-    for (uint32_t i = 0; i < blocks_used(); i++) {
-        struct arena_block *block = block_number(i);
-        if (atomic_load(&block->state) == BLOCK_LIVE && atomic_load(&block->device) == others &&
-            atomic_load(&block->gone) == 0)
-            memory_allow(atomic_load(&block->address), atomic_load(&block->size), others,
-                         arena_accessors(others), may ? 0 : bit);
-    }
-}
 
 void arena_not_shared(uint64_t address) {
     static atomic_flag said = ATOMIC_FLAG_INIT;

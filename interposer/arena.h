@@ -41,19 +41,10 @@ bool arena_allocate(size_t size, struct arena_made *made);
 bool arena_has(uint64_t address);
 int arena_free(uint64_t address);
 
-/* What a call did that came back well: the device was reset; a device may access another's memory,
-   or no longer. */
+/* The device has been reset, so that its blocks are gone, too. Whether its primary context has ended
+   without that, and there are blocks. */
 void arena_reset(int32_t device);
-void arena_peer(int32_t device, int32_t others, bool may);
-
-/* Whether there are blocks of a device whose primary context has ended. */
 bool arena_outlived(int32_t device);
-
-/* The device of a context; -1 where nobody could want to know. */
-int32_t arena_device_of(void *context);
-
-/* The devices that may access the memory of one, as bits. */
-uint64_t arena_accessors(int32_t device);
 
 /* An IPC handle of an address was asked for, and CUDA's result was an error. */
 void arena_not_shared(uint64_t address);

@@ -11,6 +11,7 @@
 #define LIVESHIFT_INTERPOSER_CUDA_HOOKS_H
 
 #include "arena.h"
+#include "arena_devices.h"
 #include "cuda_real.h"
 #include "graphs.h"
 #include "ledger.h"

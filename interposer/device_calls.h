@@ -45,6 +45,7 @@ struct memory_access {
     X(cuDeviceGetAttribute, (int *, int, int))                                                     \
     X(cuDeviceGetUuid, (void *, int))                                                              \
     X(cuDeviceGetUuid_v2, (void *, int))                                                           \
+    X(cuDeviceCanAccessPeer, (int *, int, int))                                                    \
     X(cuDevicePrimaryCtxGetState, (int, unsigned *, int *))                                        \
     X(cuDevicePrimaryCtxRetain, (void **, int))                                                    \
     X(cuDevicePrimaryCtxRelease_v2, (int))                                                         \
@@ -61,7 +62,9 @@ struct memory_access {
     X(cuMemRetainAllocationHandle, (unsigned long long *, void *))                                 \
     X(cuMemExportToShareableHandle, (void *, unsigned long long, int, unsigned long long))         \
     X(cuMemImportFromShareableHandle, (unsigned long long *, void *, int))                         \
+    X(cuMemGetAddressRange_v2, (unsigned long long *, size_t *, unsigned long long))               \
     X(cuMemcpyDtoH_v2, (void *, unsigned long long, size_t))                                       \
+    X(cuMemcpyDtoD_v2, (unsigned long long, unsigned long long, size_t))                           \
     X(cuThreadExchangeStreamCaptureMode, (int *))                                                  \
     X(cuPointerGetAttribute, (void *, int, unsigned long long))
 /* clang-format on */

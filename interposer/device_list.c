@@ -16,11 +16,22 @@ static bool is_the_drivers(const struct ledger_made *row) {
            row->device >= 0 && row->size > 0;
 }
 
+/* A thread may be stopped between the driver's freeing of it and the row's, or have freed it by ways
+   that aren't seen; the addresses may be somebody else's by now. */
+static bool is_known(const struct ledger_made *row) {
+    unsigned long long base;
+    size_t length;
+    if (row->kind == LIVESHIFT_MEMORY_MAPPED)
+        return memory_here(row->address) == CUDA_OK;
+    return DEVICE_CALL(cuMemGetAddressRange_v2, &base, &length, row->address) == CUDA_OK &&
+           base == row->address && length >= row->size;
+}
+
 static bool next_row(struct device_cursor *cursor, struct liveshift_device_reply *reply) {
     struct ledger_made row;
     while (row_read(cursor->row, &row)) {
         cursor->row++;
-        if (!is_the_drivers(&row))
+        if (!is_the_drivers(&row) || !is_known(&row))
             continue;
         reply->address = row.address;
         reply->size = row.size;

@@ -47,11 +47,15 @@ int memory_allow(uint64_t address, size_t size, int32_t device, uint64_t accesso
     return DEVICE_CALL(cuMemSetAccess, address, size, allowed, many);
 }
 
-/* Maps what a handle is of, which is released: what is mapped lives on. */
+/* Another handle of what is mapped there. */
+static int retain(uint64_t address, unsigned long long *handle) {
+    return DEVICE_CALL(cuMemRetainAllocationHandle, handle, (void *)(uintptr_t)address);
+}
+
+/* What is mapped lives on when its handle is released. */
 static int map(uint64_t address, size_t size, int32_t device, uint64_t accessors,
                unsigned long long handle) {
     int result = DEVICE_CALL(cuMemMap, address, size, 0, handle, 0);
-    DEVICE_CALL(cuMemRelease, handle);
     if (result != CUDA_OK)
         return result;
     result = memory_allow(address, size, device, accessors, 0);
@@ -67,14 +71,13 @@ int memory_make(int32_t device, size_t size, uint64_t accessors, uint64_t *addre
     if (result != CUDA_OK)
         return result;
     result = DEVICE_CALL(cuMemAddressReserve, &at, size, 0, 0, 0);
-    if (result != CUDA_OK) {
-        DEVICE_CALL(cuMemRelease, handle);
-        return result;
+    if (result == CUDA_OK) {
+        result = map(at, size, device, accessors, handle);
+        if (result != CUDA_OK)
+            memory_unreserve(at, size);
     }
-    result = map(at, size, device, accessors, handle);
-    if (result != CUDA_OK)
-        memory_unreserve(at, size);
-    else
+    DEVICE_CALL(cuMemRelease, handle);
+    if (result == CUDA_OK)
         *address = at;
     return result;
 }
@@ -87,7 +90,7 @@ int memory_unreserve(uint64_t address, size_t size) {
 
 int memory_here(uint64_t address) {
     unsigned long long handle;
-    int result = DEVICE_CALL(cuMemRetainAllocationHandle, &handle, (void *)(uintptr_t)address);
+    int result = retain(address, &handle);
     if (result == CUDA_OK)
         DEVICE_CALL(cuMemRelease, handle);
     return result;
@@ -95,11 +98,47 @@ int memory_here(uint64_t address) {
 
 int memory_export(uint64_t address, int *descriptor) {
     unsigned long long handle;
-    int result = DEVICE_CALL(cuMemRetainAllocationHandle, &handle, (void *)(uintptr_t)address);
+    int result = retain(address, &handle);
     if (result != CUDA_OK)
         return result;
     result = DEVICE_CALL(cuMemExportToShareableHandle, descriptor, handle, DESCRIPTOR, 0);
     DEVICE_CALL(cuMemRelease, handle);
+    return result;
+}
+
+/* Maps the memory of one address at another too, in the place of what was there. */
+static int replace(uint64_t address, size_t size, int32_t device, uint64_t accessors,
+                   uint64_t fresh) {
+    unsigned long long before, now;
+    int result = retain(address, &before);
+    if (result != CUDA_OK)
+        return result;
+    result = retain(fresh, &now);
+    if (result == CUDA_OK) {
+        result = memory_unmap(address, size);
+        if (result == CUDA_OK) {
+            result = map(address, size, device, accessors, now);
+            if (result != CUDA_OK)
+                map(address, size, device, accessors, before);
+        }
+        DEVICE_CALL(cuMemRelease, now);
+    }
+    DEVICE_CALL(cuMemRelease, before);
+    return result;
+}
+
+int memory_renew(uint64_t address, size_t size, int32_t device, uint64_t accessors) {
+    uint64_t fresh;
+    int result = memory_make(device, size, 0, &fresh);
+    if (result != CUDA_OK)
+        return result;
+    result = DEVICE_CALL(cuMemcpyDtoD_v2, fresh, address, size);
+    if (result == CUDA_OK)
+        result = DEVICE_CALL(cuCtxSynchronize); /* device to device doesn't wait for its end */
+    if (result == CUDA_OK)
+        result = replace(address, size, device, accessors, fresh);
+    memory_unmap(fresh, size);
+    memory_unreserve(fresh, size);
     return result;
 }
 
@@ -108,5 +147,9 @@ int memory_import(uint64_t address, size_t size, int32_t device, uint64_t access
     unsigned long long handle;
     int result = DEVICE_CALL(cuMemImportFromShareableHandle, &handle, (void *)(intptr_t)descriptor,
                              DESCRIPTOR);
-    return result != CUDA_OK ? result : map(address, size, device, accessors, handle);
+    if (result != CUDA_OK)
+        return result;
+    result = map(address, size, device, accessors, handle);
+    DEVICE_CALL(cuMemRelease, handle);
+    return result;
 }

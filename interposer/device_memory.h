@@ -30,6 +30,10 @@ int memory_unreserve(uint64_t address, size_t size);
 int memory_export(uint64_t address, int *descriptor);
 int memory_here(uint64_t address);
 
+/* Puts fresh memory with the same bytes in the place of what is mapped there. Needs as much again of
+   the device's memory for that moment, and a current context of the device. */
+int memory_renew(uint64_t address, size_t size, int32_t device, uint64_t accessors);
+
 /* Maps what is behind a descriptor at addresses that are reserved. Needs a current context of the
    device. The descriptor stays the caller's. */
 int memory_import(uint64_t address, size_t size, int32_t device, uint64_t accessors,

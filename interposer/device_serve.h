@@ -31,4 +31,22 @@ struct device_cursor {
 bool device_list(struct device_cursor *cursor, uint64_t number,
                  struct liveshift_device_reply *reply);
 
+#define DEVICE_BUFFER ((size_t)4 << 20)
+
+struct device_session {
+    struct task *task;
+    int socket;
+    int descriptor; /* came with the request, or goes with the reply; -1: none */
+    char *buffer;   /* of DEVICE_BUFFER bytes */
+    uint32_t found; /* where the last block was: requests come in the table's order */
+    struct device_contexts contexts;
+    struct device_cursor cursor;
+};
+
+/* Carries a request out; what its reply repeats of it is filled in. */
+void device_answer(struct device_session *session, const struct liveshift_device_request *request,
+                   struct liveshift_device_reply *reply);
+/* The result, and if it isn't 0, the words. */
+void device_says(struct liveshift_device_reply *reply, int result, const char *trouble);
+
 #endif

@@ -34,8 +34,9 @@ enum liveshift_device_op {
     /* The allocation of device memory number `argument`, from 0: `address`, `size`, `device` (this
        process's ordinal), that GPU's `uuid` as the process's driver tells it, `kind` (enum
        liveshift_memory: DEVICE, POOL, MAPPED or ARENA), `value` 1: its memory is here, 0: it was
-       given up. -ENOENT after the last. Numbers are good until the next HELLO, EXPORT, RELEASE and
-       MAP don't change them. */
+       given up. -ENOENT after the last. Numbers are good for one session; EXPORT, RELEASE and MAP
+       don't change them. (Whether a driver tells the new GPU's uuid or the old one's after a restore
+       to another GPU is documented nowhere.) */
     LIVESHIFT_DEVICE_NEXT = 1,
     /* `value`: a 64-bit checksum of [address, address + size), of all bytes with `argument` 0, else
        of that many pieces of LIVESHIFT_DEVICE_SAMPLE bytes, spread evenly. Depends on the bytes,
@@ -45,7 +46,8 @@ enum liveshift_device_op {
        reply; `size` and `device` are told. The block stays as it is. */
     LIVESHIFT_DEVICE_EXPORT = 3,
     /* Unmaps and releases the physical memory of the arena block at `address`; the addresses stay
-       reserved. -EALREADY: that was done before. */
+       reserved. -EALREADY: that was done before. This and MAP only while every thread that may use
+       the memory is stopped, or waits inside CUDA, from before the one until after the other. */
     LIVESHIFT_DEVICE_RELEASE = 4,
     /* The arena block at `address`, which was given up, gets the physical memory behind the
        descriptor that comes with the request (SCM_RIGHTS), at its old address, accessible as it

@@ -144,7 +144,7 @@ class Arrival:
                 self._tree.drop()
                 devices.end()
                 raise
-        reach("destination.devices_back")
+            reach("destination.devices_back")
 
     def let_run(self, watch: Stopwatch, epoch: int, deadline_s: float) -> Moved:
         """The ruling was to run: the address is here now, the tree goes on.

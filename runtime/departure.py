@@ -46,6 +46,7 @@ class DepartureNote(msgspec.Struct, frozen=True):
 
     migration: str
     capsule: str
+    gpus: list[str] = msgspec.field(default_factory=list)
 
 
 def carried_trees(resident: Resident, housing: Housing) -> list[Tree]:
@@ -62,7 +63,10 @@ def carried_trees(resident: Resident, housing: Housing) -> list[Tree]:
 
 
 class Departure:
-    """One capsule on its way out of this host."""
+    """One capsule on its way out of this host.
+
+    ``gpus``: UUIDs of those that it uses here; they are kept for it while it may come back.
+    """
 
     def __init__(
         self, migration: str, resident: Resident, housing: Housing, sender: Sender | None = None,
@@ -73,6 +77,7 @@ class Departure:
         self._housing = housing
         self._sender = sender
         self._devices = devices
+        self.gpus: list[str] = []
         self._trees = carried_trees(resident, housing)
         self._listed: dict[str, dict[str, Stamp]] = {}
         self._taken: dict[str, dict[str, Stamp]] = {}
@@ -134,11 +139,11 @@ class Departure:
 
     def _dump(self, watch: Stopwatch, criu: Criu, deadline_s: float) -> dict[str, list[str]]:
         self._images.mkdir(parents=True, exist_ok=True)
-        note = DepartureNote(self.migration, self.resident.spec.name)
+        note = DepartureNote(self.migration, self.resident.spec.name, self.gpus)
         (self._images / NOTE).write_bytes(msgspec.msgpack.encode(note))
         if self._devices is not None:
             self._devices.save(watch)
-        reach("source.devices_saved")
+            reach("source.devices_saved")
         with watch.phase("lock", frozen=True):
             network.lock(self.resident.room.init)
             self._locked = True

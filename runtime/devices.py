@@ -35,7 +35,7 @@ from ..cuda_snapshot.checkpoint import ProcessState
 from ..cuda_snapshot.helper.blocks import Block
 from ..cuda_snapshot.helper.client import GpuHelper
 from ..cuda_snapshot.helper.session_client import DeviceSession
-from ..errors import StepFailed
+from ..errors import LiveshiftError, StepFailed
 from ..interposer.layout import Want, text_of
 from ..interposer.orders import OrderedPage
 from .config import Cluster, FastPath, Verify
@@ -133,6 +133,24 @@ class DeviceTree:
     saved: list[Saved] = field(default_factory=list)
     _held: list[int] = field(default_factory=list)  # by arrive
 
+    def warm(self, gpus: Sequence[str]) -> str:
+        """Have the helper ready to take memory of these GPUs, while the job trains; returns why it
+        can't: then the driver's own checkpoint takes all of it. Undone by drop and bring_back."""
+        if not self.fast or not gpus:
+            return ""
+        try:
+            self.helper.warm(self._warm, gpus)
+        except LiveshiftError as error:
+            log.warning("%s: the fast path is not taken: %s", self.migration, error)
+            self.fast = False
+            return str(error)
+        return ""
+
+    @property
+    def _warm(self) -> str:
+        """No process's key."""
+        return f"{self.migration}/warm"
+
     # ---- at the source -------------------------------------------------------------------------
 
     def save(self, watch: Stopwatch) -> list[Saved]:
@@ -184,6 +202,7 @@ class DeviceTree:
                 self._bring_back(process, gpus)
                 self.helper.release(process.pid)
             lap.detail = _words(self.saved)
+        self.helper.drop(self._warm)
 
     def off_gpus(self) -> bool:
         """Whether some of it is on no GPU now, and can be brought back to any."""
@@ -225,6 +244,12 @@ class DeviceTree:
             return
         saved = next((s for s in self.saved if s.pid == process.inner), Saved(process.inner))
         verify = saved.samples is not None and bool(saved.sums)
+        if state is ProcessState.CHECKPOINTED and saved.blocks and not ours:
+            raise DeviceLost(
+                "gpu restore",
+                f"process {process.inner}: the GPU helper had its memory, and has it no more",
+                hint="the helper's log says why it ended: gpu-helper.log in the run directory",
+            )
         if process.page is None and ours:
             raise DeviceLost("gpu restore", f"process {process.inner} has no page any more")
         if not holds and (ours or verify):
@@ -232,7 +257,7 @@ class DeviceTree:
         if state is ProcessState.FAILED:
             raise DeviceLost("gpu restore", f"process {process.inner}: its CUDA state has failed")
         if state is ProcessState.CHECKPOINTED:
-            helper.restore(pid, gpus, needed=_needed(saved.used, gpus))
+            helper.restore(pid, gpus, needed=left_to_driver(saved, gpus))
         if state is not ProcessState.RUNNING:
             helper.unlock(pid)
         if process.page is not None and (ours or verify):
@@ -310,9 +335,14 @@ def _await_served(page: OrderedPage) -> None:
         time.sleep(0.001)
 
 
-def _needed(used: Mapping[str, int], gpus: Sequence[tuple[str, str]]) -> dict[str, int]:
+def left_to_driver(saved: Saved, gpus: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """Bytes by new GPU that the driver's restore will ask for: not what the helper has, which has
+    its memory there already."""
+    left = dict(saved.used)
+    for block in saved.blocks:
+        left[block.gpu] = max(0, left.get(block.gpu, 0) - block.size)
     to = dict(gpus)
-    return {to.get(gpu, gpu): size for gpu, size in used.items()}
+    return {to.get(gpu, gpu): size for gpu, size in left.items()}
 
 
 def _compare(saved: Saved, now: Mapping[int, int]) -> None:

@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -23,12 +23,13 @@ from ..criu_glue.survey import Survey, survey
 from ..criu_glue.tool import Criu
 from ..errors import LiveshiftError, NotFound, Refused, StepFailed
 from . import departure as leaving
-from . import gpu_preflight, gpu_survey, host_facts, messages, preflight, rank_pages
+from . import host_facts, messages, preflight
 from .arrival import Arrival
 from .departure import Departure
 from .devices import Devices
 from .faultpoints import reached
 from .gpu_preflight import GpuPlan
+from .gpu_reservations import GpuReservations
 from .gpu_watch import GpuWatch
 from .house import House
 from .ownership import Ruling, Side
@@ -52,10 +53,8 @@ class Porter:
         self._house = house
         self._criu = criu
         self._claim = claim
-        self._gpus = gpus
         self._gpus_used: dict[str, list[str]] = {}  # by capsule, when it was inspected last
-        self._choosing_gpus = asyncio.Lock()
-        self._gpus_chosen: dict[str, str] = {}  # by uuid; until there is an arrival that has them
+        self._reservations = GpuReservations(gpus, self.gpus_taken)
         self._own = house.cluster.host(house.host)
         self._tasks = Tasks()
         self._busy: set[str] = set()  # migrations that are being worked on here
@@ -77,11 +76,10 @@ class Porter:
     def gpus_taken(self) -> dict[str, str]:
         """GPUs that no other capsule gets: promised to one that arrives, or left by one that may
         have to come back; by uuid, and what of it, in words."""
-        taken = {**self._gpus_chosen, **self.gpus_swapped}
+        taken = {**self._reservations.chosen, **self.gpus_swapped}
         for migration, departure in self.departures.items():
-            name = departure.resident.spec.name
-            words = f"is kept for {name}, which is leaving ({migration})"
-            taken |= dict.fromkeys(self._gpus_used.get(name, ()), words)
+            words = f"is kept for {departure.resident.spec.name}, which is leaving ({migration})"
+            taken |= dict.fromkeys(departure.gpus, words)
         for migration, arrival in self.arrivals.items():
             words = f"is promised to {arrival.resident.spec.name} ({migration})"
             taken |= dict.fromkeys(arrival.gpus_promised, words)
@@ -118,6 +116,7 @@ class Porter:
                 name, resident, self._house.housing, self.devices.tree(name, resident)
             )
         )
+        here.gpus = note.gpus
         if here.promised:
             log.warning("%s: %s is held frozen; asking what becomes of it", name, note.capsule)
             self.departures[name] = here
@@ -150,14 +149,14 @@ class Porter:
         plan = resident.room.plan
         tops = [plan.tmp, *map(Path, self._house.housing.placement.carried)]
         carried = await asyncio.to_thread(_size_of, tops) + plan.log.stat().st_size
-        gpu = await asyncio.to_thread(self._survey_gpus, resident, found)
+        gpu = await asyncio.to_thread(self._reservations.survey, resident, found)
         self._gpus_used[ask.capsule] = list(gpu.used) if gpu else []
         return messages.Inspected(found, self.facts, carried, gpu)
 
     async def survey_gpus(self, resident: Resident) -> messages.GpuSurvey | None:
         """What its processes hold of GPUs, and what of it could not be taken off them."""
         found = await self._survey(resident)
-        return await asyncio.to_thread(self._survey_gpus, resident, found)
+        return await asyncio.to_thread(self._reservations.survey, resident, found)
 
     async def _survey(self, resident: Resident) -> Survey:
         name, placement = resident.spec.name, self._house.housing.placement
@@ -167,13 +166,6 @@ class Porter:
             )
         except ProcessLookupError as gone:
             raise Refused(f"{name} is just ending") from gone
-
-    def _survey_gpus(self, resident: Resident, found: Survey) -> messages.GpuSurvey | None:
-        if not found.gpu_tasks:
-            return None
-        pages = {state.pid: state for state in rank_pages.states(resident)}
-        memory = host_facts.memory_offered(None)
-        return gpu_survey.look(found, pages, self._gpus.helper(), self._gpus.host({}), memory)
 
     def free(self, capsule: str) -> Resident:
         """Raises Refused for a capsule that another migration has still."""
@@ -204,8 +196,11 @@ class Porter:
             self.devices.tree, ask.migration, resident, full=ask.verify, plain=ask.plain
         )
         departure = Departure(ask.migration, resident, self._house.housing, sender, devices)
+        departure.gpus = self._gpus_used.get(ask.capsule, [])
         self.departures[ask.migration] = departure
         with self._working(ask.migration):
+            if devices is not None:
+                await asyncio.to_thread(devices.warm, departure.gpus)
             return await self._house.blocking(ask.capsule, departure.precopy)
 
     def _sender(self, ask: messages.Precopy | messages.Forward) -> Sender:
@@ -228,7 +223,7 @@ class Porter:
     # ---- the destination's side ----
 
     async def reserve(self, ask: messages.Reserve) -> messages.Reserved:
-        async with self._gpus_for(ask) as gpus:
+        async with self._reservations.making(ask) as gpus:
             return await self._reserve(ask, gpus)
 
     async def _reserve(self, ask: messages.Reserve, gpus: GpuPlan) -> messages.Reserved:
@@ -255,30 +250,10 @@ class Porter:
         self.arrivals[ask.migration] = arrival
         self.receiver.expect(ask.migration, ask.source, arrival.inbox, ask.limit_bytes)
         await asyncio.to_thread(preflight.warm, ask.survey.needed)
-        return messages.Reserved(rows, f"tcp://{self._own.data}", gpus.pairs, gpus.plain)
-
-    @contextlib.asynccontextmanager
-    async def _gpus_for(self, ask: messages.Reserve) -> AsyncIterator[GpuPlan]:
-        """Those it gets here, which no other reservation gets meanwhile."""
-        if ask.gpu is None:
-            yield GpuPlan()
-            return
-        async with self._choosing_gpus:
-            plan = await asyncio.to_thread(self._plan_gpus, ask, ask.gpu)
-            words = f"is promised to {ask.spec.name} ({ask.migration})"
-            used = ask.gpu.used
-            mine = [] if ask.dry_run else [new for old, new in plan.pairs if old in used]
-            self._gpus_chosen |= dict.fromkeys(mine, words)
-        try:
-            yield plan
-        finally:
-            for uuid in mine:
-                self._gpus_chosen.pop(uuid, None)
-
-    def _plan_gpus(self, ask: messages.Reserve, gpu: messages.GpuSurvey) -> GpuPlan:
-        here = self._gpus.host(self.gpus_taken())
-        usable = None if self._gpus.helper() is None else here
-        return gpu_preflight.plan(gpu, usable, self._gpus.why_none, dict(ask.gpus_wanted))
+        plain = gpus.plain
+        if devices is not None and not plain:
+            plain = await asyncio.to_thread(devices.warm, arrival.gpus_promised)
+        return messages.Reserved(rows, f"tcp://{self._own.data}", gpus.pairs, plain)
 
     async def progress(self, ask: messages.Progress) -> messages.Arrived:
         arrival = self.arrivals.get(ask.migration)

@@ -50,13 +50,25 @@ class Holder:
     """One run of it under the interposer. Calling it does a command and gives its answer: a number,
     negative for CUDA's errors."""
 
-    def __init__(self, built: Built, pages: Path, arena: str | None = "1") -> None:
+    def __init__(
+        self,
+        built: Built,
+        pages: Path,
+        arena: str | None = "1",
+        gpus: str = GPUS,
+        local_rank: str | None = None,
+        **environment: str,
+    ) -> None:
         self.pages = pages
-        old = {k: v for k, v in os.environ.items() if not k.startswith(("LIVESHIFT_", "LD_"))}
-        environment = old | sanitizers.OPTIONS | {"SIMCUDA_DEVICES": GPUS}
+        old = {
+            k: v for k, v in os.environ.items() if not k.startswith(("LIVESHIFT_", "LD_", "LOCAL_"))
+        }
+        environment = old | sanitizers.OPTIONS | {"SIMCUDA_DEVICES": gpus} | environment
         environment |= {"LIVESHIFT_PAGES": str(pages)}
         if arena is not None:
             environment["LIVESHIFT_DEVICE_ARENA"] = arena
+        if local_rank is not None:
+            environment["LOCAL_RANK"] = local_rank
         if built.linked is None:
             environment["LD_PRELOAD"] = str(library.library_path())
         self.process = subprocess.Popen(

@@ -103,13 +103,11 @@ def test_peers_may_touch_it_when_they_may_touch_cudas(start: Start) -> None:
     holder("device", 1)
     early = holder("malloc", 2 * MIB)
     holder("device", 0)
-    own = holder("malloc", 2 * MIB)
     assert [holder("access", early, device) for device in (0, 1)] == [0, 3]
-    assert holder("peer", 1) == 0  # device 0 may access the memory of 1, not the other way round
+    assert holder("peer", 1) == 0  # device 0 may access the memory of 1
     holder("device", 1)
     late = holder("malloc", 2 * MIB)
     assert [holder("access", a, 0) for a in (early, late)] == [3, 3]
-    assert holder("access", own, 1) == 0
     with holder.session() as session:  # what comes back is as it was
         session.take_back(session.give_up())
         session.end()
@@ -118,6 +116,29 @@ def test_peers_may_touch_it_when_they_may_touch_cudas(start: Start) -> None:
     assert holder("unpeer", 1) == 0
     assert [holder("access", a, 0) for a in (early, late)] == [0, 0]
     assert [holder("access", a, 1) for a in (early, late)] == [3, 3]
+    assert holder.end() == ""
+
+
+def test_devices_that_are_both_used_can_copy_to_each_other(start: Start) -> None:
+    """cudaMemcpy between them would be staged for memory of cudaMalloc, peers or not."""
+    holder = start()
+    first = holder("malloc", 2 * MIB)
+    assert holder("access", first, 1) == 0
+    holder("device", 1)
+    second = holder("malloc", 2 * MIB)
+    assert [holder("access", first, d) for d in (0, 1)] == [3, 3]
+    assert [holder("access", second, d) for d in (0, 1)] == [3, 3]
+    assert holder("reset") == 0
+    assert [holder("access", first, d) for d in (0, 1)] == [3, 0]
+    assert holder.end() == ""
+
+
+@pytest.mark.parametrize(("ranked", "kind"), [(None, Memory.DEVICE), ("0", Memory.ARENA)])
+def test_devices_that_are_no_peers(start: Start, ranked: str | None, kind: Memory) -> None:
+    """A process that may use both gets none; one of a job's ranks uses one of those it sees."""
+    holder = start(gpus=GPUS.replace(":H200:", ":B200:", 1), local_rank=ranked)
+    holder("malloc", 2 * MIB)
+    assert [row.kind for row in holder.rows()] == [kind]
     assert holder.end() == ""
 
 
@@ -213,6 +234,18 @@ def test_a_session_lists_what_there_is_and_where(start: Start) -> None:
     assert [found[a].device for a in (small, pool, block)] == [0, 0, 1]
     assert [found[a].uuid.hex()[:8] for a in (small, block)] == ["00000001", "00000002"]
     assert {one.value for one in found.values()} == {1}
+    assert holder.end() == ""
+
+
+def test_memory_that_the_driver_no_longer_knows_is_not_listed(start: Start) -> None:
+    """Its row is still there, as where a thread is stopped just behind freeing it."""
+    holder = start()
+    addresses = [holder("malloc", MIB) for _ in range(3)]
+    assert holder("unseen-free", addresses[1]) == 0
+    assert len(holder.rows(Memory.DEVICE)) == 3
+    with holder.session() as session:
+        assert {one.address for one in session.list()} == {addresses[0], addresses[2]}
+        session.end()
     assert holder.end() == ""
 
 
@@ -326,10 +359,11 @@ def given_up(session: Session) -> tuple[dict[int, int], dict[int, tuple[int, int
     return sums, taken
 
 
+@pytest.mark.parametrize("refuses", [(), ("SIMCUDA_NO_REEXPORT",)], ids=["", "no re-export"])
 def test_memory_goes_and_comes_back_as_it_was_again_and_again(
-    start: Start, helper: CudaProcess
+    start: Start, helper: CudaProcess, refuses: tuple[str, ...]
 ) -> None:
-    holder = start()
+    holder = start(**dict.fromkeys(refuses, "1"))
     blocks = {holder("malloc", size): size for size in (2 * MIB, 20 * MIB, 6 * MIB)}
     plain = holder("malloc", MIB)
     for n, (address, size) in enumerate(blocks.items()):

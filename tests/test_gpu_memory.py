@@ -11,18 +11,22 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from captured import until
 from cuda_process import doubles
 from doubles.gpu import build
+from hypothesis import given
+from hypothesis import strategies as st
 
 from liveshift.cuda_snapshot.helper.blocks import Block
 from liveshift.cuda_snapshot.helper.client import GpuHelper
+from liveshift.cuda_snapshot.helper.copying import Cursor
+from liveshift.cuda_snapshot.helper.device_memory import Piece
 from liveshift.cuda_snapshot.helper.ring import SIZES
-from liveshift.errors import LiveshiftError, NotFound, Refused
+from liveshift.errors import LiveshiftError, NotFound, Refused, Unreachable
 
 __all__ = ["doubles"]
 
@@ -30,29 +34,54 @@ MIB = 1 << 20
 ARENA = 15
 UA, UB = (f"GPU-{d * 8}-{d * 4}-{d * 4}-{d * 4}-{d * 12}" for d in "ab")
 TWO = f"{UA}:H200:256MiB,{UB}:H200:256MiB"
-Helper = Callable[..., GpuHelper]
+
+
+class Helper:
+    """Connects to a helper with a ring and GPUs of that kind; many tests share one, one after the
+    other: to start one takes longer than most of them."""
+
+    def __init__(self, folder: Path, libraries: Path) -> None:
+        self._folder, self._libraries = folder, libraries
+        self._clients: list[GpuHelper] = []
+        self.directory = folder
+
+    def __call__(self, ring: str = "4x1048576", devices: str = TWO) -> GpuHelper:
+        name = hashlib.sha256(f"{ring} {devices}".encode()).hexdigest()[:12]
+        self.directory = self._folder / name
+        self.directory.mkdir(exist_ok=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SIMCUDA_DEVICES", devices)
+            patch.setenv(SIZES, ring)
+            self._clients.append(GpuHelper.start(self.directory, self._libraries))
+        return self._clients[-1]
+
+    def end(self, leave: bool = False) -> None:
+        """After a test: what it left is dropped."""
+        clients, self._clients = self._clients, []
+        for client in clients:
+            with client, contextlib.suppress(Unreachable):
+                for key in client.held():
+                    client.drop(key)
+                if leave:
+                    client.leave()
+
+
+@pytest.fixture(scope="session")
+def helpers(doubles: build.Doubles, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with one for each kind in it; all are ended."""
+    folder = tmp_path_factory.mktemp("helpers")
+    yield folder
+    for directory in folder.iterdir():
+        helper = GpuHelper(directory, doubles.folder)
+        with helper, contextlib.suppress(Unreachable):
+            helper.leave()
 
 
 @pytest.fixture
-def helper(
-    doubles: build.Doubles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Helper]:
-    """Connects to the helper of this test's folder, whose ring is small; ends it."""
-    clients: list[GpuHelper] = []
-
-    def start(ring: str = "4x1048576", devices: str = TWO) -> GpuHelper:
-        monkeypatch.setenv("SIMCUDA_DEVICES", devices)
-        monkeypatch.setenv(SIZES, ring)
-        clients.append(GpuHelper.start(tmp_path, doubles.folder))
-        return clients[-1]
-
-    yield start
-    for client in clients:
-        with contextlib.suppress(LiveshiftError):
-            for key in client.held():
-                client.drop(key)
-            client.leave()
-        client.close()
+def helper(doubles: build.Doubles, helpers: Path) -> Iterator[Helper]:
+    helper = Helper(helpers, doubles.folder)
+    yield helper
+    helper.end()
 
 
 def blocks(*sizes: int, gpu: str = UA, start: int = 0x7F0000000000) -> list[Block]:
@@ -140,6 +169,42 @@ def test_several_keys_at_once_share_two_rings(helper: Helper) -> None:
         thread.join(60)
     assert not failed
     assert gpu.held() == dict.fromkeys(datas, 6 * MIB)
+
+
+def test_a_third_copy_waits_for_a_ring(helper: Helper) -> None:
+    gpu = helper("2x65536")
+    gpu.create("1/100", blocks(2 * MIB))
+    data = content(2 * MIB)
+    fill(gpu, "1/100", data)
+    got: list[bytes] = []
+    third = threading.Thread(target=lambda: got.append(drained(gpu, "1/100")))
+    with gpu.drain("1/100") as one, gpu.drain("1/100") as two:
+        assert next(one) == next(two) == data[:65536]
+        third.start()
+        third.join(0.2)
+        assert third.is_alive()
+        one.close()
+        third.join(30)
+        assert b"".join([data[:65536], *map(bytes, two)]) == data
+    assert got == [data]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    takes=st.lists(st.integers(1, 25), min_size=240, max_size=240),
+)
+def test_all_bytes_have_their_turn_once(sizes: list[int], takes: list[int]) -> None:
+    pieces = [Piece(Block(0, size, UA, ARENA), UA, n, None) for n, size in enumerate(sizes)]
+    cursor = Cursor(pieces, lambda piece: piece.handle * 1000)
+    seen: list[int] = []
+    for size in takes:
+        left = cursor.left
+        runs = cursor.take(size)
+        assert sum(run.size for run in runs) == min(size, left)
+        assert cursor.left == left - min(size, left)
+        for run in runs:
+            seen += range(run.address, run.address + run.size)
+    assert seen == [n * 1000 + at for n, size in enumerate(sizes) for at in range(size)]
 
 
 def test_nothing_to_copy(helper: Helper) -> None:
@@ -292,16 +357,14 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("what", ["drain", "fill"])
-def test_a_killed_client_loses_nothing_of_the_keys(
-    helper: Helper, tmp_path: Path, what: str
-) -> None:
+def test_a_killed_client_loses_nothing_of_the_keys(helper: Helper, what: str) -> None:
     gpu = helper("2x65536")
     gpu.create("1/100", blocks(4 * MIB))
     data = content(4 * MIB)
     fill(gpu, "1/100", data)
     for _ in range(3):
         with subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(tmp_path), what],
+            [sys.executable, "-c", KILLED, str(helper.directory), what],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         ) as client:
@@ -315,15 +378,17 @@ def test_a_killed_client_loses_nothing_of_the_keys(
     assert drained(gpu, "1/100") == data[::-1]
 
 
-def test_a_helper_that_holds_memory_does_not_leave(helper: Helper) -> None:
+def test_a_helper_that_holds_memory_does_not_leave(doubles: build.Doubles, tmp_path: Path) -> None:
+    helper = Helper(tmp_path, doubles.folder)
     gpu = helper()
     gpu.create("1/100", blocks(2 * MIB))
     with pytest.raises(Refused, match=r"holds 2\.0 MiB of device memory for 1/100"):
         gpu.leave()
     gpu.drop("1/100")
     gpu.warm("2/100", [UA])
-    assert gpu.held() == {"2/100": 0}
-    gpu.leave()
+    assert gpu.held() == {"2/100": 0}  # only contexts: those are soon made again
+    helper.end(leave=True)
+    until(lambda: not (helper.directory / "gpu.sock").exists())
 
 
 def test_a_warmed_key_is_used_as_any(helper: Helper) -> None:
@@ -333,3 +398,98 @@ def test_a_warmed_key_is_used_as_any(helper: Helper) -> None:
     gpu.create("1/100", blocks(2 * MIB))
     fill(gpu, "1/100", content(2 * MIB))
     assert drained(gpu, "1/100") == content(2 * MIB)
+
+
+# ---- what the helper keeps for itself ----------------------------------------------------------
+
+INSIDE = """
+import ctypes, socket, sys, threading
+from liveshift.cuda_snapshot.cuda import Cuda
+from liveshift.cuda_snapshot.helper.blocks import Block
+from liveshift.cuda_snapshot.helper.channel import Channel
+from liveshift.cuda_snapshot.helper.contexts import Contexts
+from liveshift.cuda_snapshot.helper.device_memory import DeviceMemory
+from liveshift.cuda_snapshot.helper.ring import Busy, Rings
+from liveshift.cuda_snapshot.helper.ring_client import Drain, Filler
+from liveshift.cuda_snapshot.helper.transfers import Transfers
+
+contexts = Contexts(Cuda())
+memory, rings = DeviceMemory(contexts), Rings(contexts, 3, 65536)
+transfers = Transfers(contexts, memory, rings)
+libcuda = ctypes.CDLL("libcuda.so.1")
+gpus = contexts.cuda.uuids()
+
+def copied(serve, client):
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=serve, args=(Channel(theirs), "k"))
+    thread.start()
+    with client(Channel(ours)) as user:
+        if client is Filler:
+            user.write(bytes(4 << 20))
+            user.finish()
+        else:
+            next(user)
+    thread.join()
+
+def active():
+    found = []
+    for device in range(2):
+        flags, there = ctypes.c_uint(), ctypes.c_int()
+        places = ctypes.byref(flags), ctypes.byref(there)
+        assert libcuda.cuDevicePrimaryCtxGetState(device, *places) == 0
+        found.append(there.value)
+    return found
+
+assert active() == [0, 0]
+for first in (0, 1):
+    pair = [gpus[first], gpus[1 - first]]
+    memory.create("k", [Block(n << 30, 2 << 20, gpu, 15) for n, gpu in enumerate(pair)])
+    assert active() == [1, 1]
+    copied(transfers.fill, Filler)
+    copied(transfers.drain, Drain)
+    pinned = [ring.pinned_on for ring in rings._idle]
+    assert pinned == [pair[0]], pinned  # for the next copy
+    with memory.use("k") as holding:
+        memory.bring_to(holding, holding.pieces[0], pair[1])
+        memory.bring_to(holding, holding.pieces[0], "GPU-of-another-host")
+        assert {piece.gpu for piece in holding.pieces} == {pair[1]}
+    memory.drop("k")
+    rings.unpin_idle(memory.gpus())
+    assert active() == [0, 0], active()
+    assert [ring.pinned_on for ring in rings._idle] == [None]
+with rings.one(gpus[0], 0) as one, rings.one(gpus[1], 0) as two:
+    assert one is not two
+    try:
+        rings.one(gpus[0], 0.01).__enter__()
+    except Busy as error:
+        print(error)
+    else:
+        raise AssertionError("a third ring")
+with rings.one(gpus[0], 0), rings.one(gpus[0], 0) as again:
+    assert again in (one, two)
+rings.unpin_idle(set())
+for failing in ([Block(0, 2 << 20, gpus[0], 15), Block(1, 1 << 30, gpus[1], 15)],
+                [Block(0, 2 << 20, gpus[1], 15), Block(1, 3, gpus[0], 15)]):
+    try:
+        memory.create("k", failing)
+    except Exception as error:
+        print(error)
+    else:
+        raise AssertionError("it worked")
+    assert active() == [0, 0]
+    assert memory.held() == {}
+"""
+
+
+def test_contexts_go_with_the_last_memory(doubles: build.Doubles) -> None:
+    """One costs its GPU some 500 MiB."""
+    done = subprocess.run(
+        [sys.executable, "-c", INSIDE],
+        env={**os.environ, "SIMCUDA_DEVICES": TWO, "LD_LIBRARY_PATH": str(doubles.folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "has no room for 1.0 GiB" in done.stdout
+    assert "2 other copies of device memory on this host did not end within 0.01 s" in done.stdout

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from cuda_process import doubles
 from doubles.gpu import build
-from test_gpu_memory import ARENA, MIB, UA, UB, Helper, drained, fill, helper
+from test_gpu_memory import ARENA, MIB, UA, UB, Helper, drained, fill, helper, helpers
 
 from liveshift.cuda_snapshot.checkpoint import ProcessState
 from liveshift.cuda_snapshot.helper import process_session
@@ -25,7 +25,7 @@ from liveshift.cuda_snapshot.helper.session_client import DeviceSession
 from liveshift.errors import LiveshiftError, StepFailed
 from liveshift.interposer import device_session as wire
 
-__all__ = ["doubles", "helper"]
+__all__ = ["doubles", "helper", "helpers"]
 
 HOLDER = Path(build.__file__).with_name("holder.py")
 KEY = "1/100"

@@ -53,13 +53,13 @@ class Contexts:
 
     @contextmanager
     def current(self, gpu: str) -> Iterator[int]:
-        """The GPU's context, current for this thread meanwhile; one at a time in a thread."""
+        """The GPU's context, current for this thread meanwhile."""
         context = self.retain(gpu)
         try:
-            self.cuda.make_current(context)
+            self.cuda.push(context)
             try:
                 yield context
             finally:
-                self.cuda.make_current(0)
+                self.cuda.pop()
         finally:
             self.let_go(gpu)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
@@ -49,11 +50,11 @@ class Control:
 
     def _host(self, caller: Caller, ask: Host) -> HostGpus:
         told = self._operations.nvml.inventory()
-        driver, trial = self._operations.driver, set(self._fast_path.pids)
+        driver, us = self._operations.driver, {os.getpid(), *self._fast_path.pids}
         return HostGpus(
             cuda=driver.cuda,
             driver=told.driver or "",
-            gpus=tuple(_without(gpu, trial) for gpu in told.devices),
+            gpus=tuple(_without(gpu, us) for gpu in told.devices),
             why_none=told.why_none,
             can_remap=driver.can_remap,
             mps=any(gpu.mps for gpu in told.devices),
@@ -89,7 +90,8 @@ class Control:
 
 
 def _without(gpu: Gpu, pids: Collection[int]) -> Gpu:
-    """The GPU without these processes: a trial is nobody that sits there."""
+    """Whoever asks who uses a GPU does not mean the helper, which has a context for copying, nor the
+    processes of its trial."""
     if not gpu.processes or gpu.processes.keys().isdisjoint(pids):
         return gpu
     others = {pid: held for pid, held in gpu.processes.items() if pid not in pids}

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from types import TracebackType
 
 from ..driver import CudaError
@@ -28,21 +29,23 @@ class Run:
 
 
 class Cursor:
-    """Goes through all bytes of some pieces, in order."""
+    """Goes through all bytes of some pieces, in order. ``mapped`` gives the address where a piece
+    is mapped: it is called when its turn comes, while earlier ones are being copied."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pieces: Sequence[Piece], mapped: Callable[[Piece], int]) -> None:
         self._pieces = deque(pieces)
+        self._mapped = mapped
         self._at = 0
         self.left = sum(piece.block.size for piece in pieces)
         """Bytes still to come."""
 
     def take(self, size: int) -> list[Run]:
-        """The next bytes, ``size`` of them or as many as there are."""
+        """The next bytes, ``size`` of them or as many as there are. Raises CudaError."""
         runs = []
         while size > 0 and self._pieces:
             piece = self._pieces[0]
             here = min(size, piece.block.size - self._at)
-            runs.append(Run(piece.gpu, piece.address + self._at, here))
+            runs.append(Run(piece.gpu, self._mapped(piece) + self._at, here))
             size -= here
             self.left -= here
             self._at += here
@@ -53,12 +56,12 @@ class Cursor:
 
 
 class Copies:
-    """Copies under way on one ring; used by one thread, which gets the GPUs' contexts current."""
+    """Copies under way on one ring; used by one thread. ``mapped`` as Cursor's."""
 
-    def __init__(self, contexts: Contexts, ring: Ring) -> None:
+    def __init__(self, contexts: Contexts, ring: Ring, mapped: Callable[[Piece], int]) -> None:
+        self._mapped = mapped
         self._contexts, self._cuda = contexts, contexts.cuda
         self._ring = ring
-        self._current = ""
         self._streams: dict[str, list[int]] = {}
         self._events: dict[tuple[str, int], int] = {}
         self._flying: deque[tuple[int, list[tuple[str, int]]]] = deque()
@@ -74,25 +77,26 @@ class Copies:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        tb: TracebackType | None,
+        trace: TracebackType | None,
     ) -> None:
         """Waits for all that still runs: the slots are somebody else's next."""
         for gpu, streams in self._streams.items():
-            with suppress(CudaError):
-                self._go_to(gpu)
-            for stream in streams:
-                with suppress(CudaError):
-                    self._cuda.wait_stream(stream)
-                with suppress(CudaError):
-                    self._cuda.end_stream(stream)
-        for event in self._events.values():
-            with suppress(CudaError):
+            with suppress(CudaError), self._contexts.current(gpu):
+                for stream in streams:
+                    with suppress(CudaError):
+                        self._cuda.wait_stream(stream)
+                    with suppress(CudaError):
+                        self._cuda.end_stream(stream)
+        for (gpu, _), event in self._events.items():
+            with suppress(CudaError), self._contexts.current(gpu):
                 self._cuda.end_event(event)
-        with suppress(CudaError):
-            self._cuda.make_current(0)
         for gpu in self._streams:
             with suppress(CudaError):
                 self._contexts.let_go(gpu)
+
+    def over(self, pieces: Sequence[Piece]) -> Cursor:
+        """To take the runs from, in order."""
+        return Cursor(pieces, self._mapped)
 
     def start(self, slot: int, runs: Sequence[Run], *, out: bool) -> None:
         """Copy between a slot, from its beginning, and the runs."""
@@ -100,45 +104,36 @@ class Copies:
         used: list[tuple[str, int]] = []
         # Noted first: where the second of its runs fails the first may be running.
         self._flying.append((slot, used))
-        for run in runs:
-            stream = self._stream(run.gpu, slot)
-            if out:
-                self._cuda.copy_out(at, run.address, run.size, stream)
-            else:
-                self._cuda.copy_in(run.address, at, run.size, stream)
-            at += run.size
-            if (run.gpu, slot) not in used:
-                used.append((run.gpu, slot))
-        for gpu, _ in used:
-            self._cuda.record(self._event(gpu, slot), self._stream(gpu, slot))
+        for gpu, together in groupby(runs, lambda run: run.gpu):
+            with self._contexts.current(gpu):
+                stream = self._stream(gpu, slot)
+                for run in together:
+                    if out:
+                        self._cuda.copy_out(at, run.address, run.size, stream)
+                    else:
+                        self._cuda.copy_in(run.address, at, run.size, stream)
+                    at += run.size
+                if (gpu, slot) not in self._events:
+                    self._events[gpu, slot] = self._cuda.event()
+                # Where the slot comes back to a GPU, this is after all that it had there before.
+                self._cuda.record(self._events[gpu, slot], stream)
+            if (gpu, slot) not in used:
+                used.append((gpu, slot))
 
     def finish_oldest(self) -> int:
         """Wait for the slot that was started first: its number."""
         slot, used = self._flying.popleft()
         for gpu, _ in used:
-            self._cuda.wait_event(self._event(gpu, slot))
+            with self._contexts.current(gpu):
+                self._cuda.wait_event(self._events[gpu, slot])
         return slot
 
-    def _go_to(self, gpu: str) -> None:
-        if self._current != gpu:
-            # Retained by the streams' entry below; this only asks for the number.
-            context = self._contexts.retain(gpu)
-            self._contexts.let_go(gpu)
-            self._cuda.make_current(context)
-            self._current = gpu
-
     def _stream(self, gpu: str, slot: int) -> int:
+        """Of the current context, which is that GPU's."""
         if gpu not in self._streams:
             self._contexts.retain(gpu)
             self._streams[gpu] = []
-        self._go_to(gpu)
         streams = self._streams[gpu]
         while len(streams) < STREAMS:
             streams.append(self._cuda.stream())
         return streams[slot % STREAMS]
-
-    def _event(self, gpu: str, slot: int) -> int:
-        self._go_to(gpu)
-        if (gpu, slot) not in self._events:
-            self._events[gpu, slot] = self._cuda.event()
-        return self._events[gpu, slot]

@@ -2,9 +2,9 @@
 """Physical device memory that the helper holds for processes that move, by key.
 
 It got there by a process's giving it up (imported from a descriptor) or was created for one that
-is still to come. All of it is mapped in the helper too, so that it can be copied; the addresses
-there mean nothing to anybody else. A key's memory stays until somebody drops it: it may be the
-only copy of a rank's state, and whether it is the helper can't know.
+is still to come. It is mapped in the helper when it is to be copied, since that takes the driver a
+while for each block; the addresses there mean nothing to anybody else. A key's memory stays until
+somebody drops it: it may be the only copy of a rank's state, and the helper can't know.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ class Piece:
     gpu: str
     """Where it is; ``block.gpu`` is what the block's owner said."""
     handle: int
-    address: int
-    """Where this process has it mapped."""
     descriptor: int | None
     """The one it came by. Kept, since the driver need not export again what was imported."""
+    address: int | None = None
+    """Where this process has it mapped."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """While it is being mapped: two copies of a key may meet."""
 
 
 @dataclass(eq=False)
@@ -117,9 +119,20 @@ class DeviceMemory:
                 with ExitStack() as undo:
                     undo.callback(os.close, descriptor)
                     self._settle_on(holding, block.gpu)
-                    holding.pieces.append(self._imported(block, descriptor))
+                    with self._contexts.current(block.gpu):
+                        handle = self._cuda.import_descriptor(descriptor)
+                    holding.pieces.append(Piece(block, block.gpu, handle, descriptor))
                     undo.pop_all()
             return holding
+
+    def mapped(self, piece: Piece) -> int:
+        """The address of a piece here, mapped now if it was not."""
+        with piece.lock:
+            if piece.address is None:
+                with self._contexts.current(piece.gpu):
+                    device = self._contexts.ordinal(piece.gpu)
+                    piece.address = self._cuda.map(device, piece.handle, piece.block.size)
+            return piece.address
 
     def bring_to(self, holding: Holding, piece: Piece, gpu: str) -> None:
         """Have a piece's memory on that GPU, copied there if it is on another one of this host. A
@@ -129,14 +142,12 @@ class DeviceMemory:
         self._settle_on(holding, gpu)
         fresh = self._created(piece.block, gpu)
         try:
-            with self._contexts.current(piece.gpu) as source:
-                pass  # both are retained by the holding; only their numbers are asked for
-            with self._contexts.current(gpu) as here:
+            there, here = self.mapped(piece), self.mapped(fresh)
+            with self._contexts.current(piece.gpu) as source, self._contexts.current(gpu) as target:
                 stream = self._cuda.stream()
                 try:
-                    self._cuda.copy_across(
-                        fresh.address, here, piece.address, source, piece.block.size, stream
-                    )
+                    size = piece.block.size
+                    self._cuda.copy_across(here, target, there, source, size, stream)
                     self._cuda.wait_stream(stream)
                 finally:
                     self._cuda.end_stream(stream)
@@ -145,7 +156,7 @@ class DeviceMemory:
             raise
         self._free_piece(piece)
         piece.gpu, piece.handle = fresh.gpu, fresh.handle
-        piece.address, piece.descriptor = fresh.address, None
+        piece.address, piece.descriptor = fresh.address, fresh.descriptor
 
     @contextmanager
     def descriptor(self, piece: Piece) -> Iterator[int]:
@@ -228,26 +239,14 @@ class DeviceMemory:
                     f"{human(free)} of {human(total)} are free",
                     hint="Another process took it: see nvidia-smi, or choose another GPU.",
                 ) from error
-            return self._mapped(block, gpu, handle, None)
-
-    def _imported(self, block: Block, descriptor: int) -> Piece:
-        with self._contexts.current(block.gpu):
-            handle = self._cuda.import_descriptor(descriptor)
-            return self._mapped(block, block.gpu, handle, descriptor)
-
-    def _mapped(self, block: Block, gpu: str, handle: int, descriptor: int | None) -> Piece:
-        try:
-            address = self._cuda.map(self._contexts.ordinal(gpu), handle, block.size)
-        except BaseException:
-            self._cuda.release(handle)
-            raise
-        return Piece(block, gpu, handle, address, descriptor)
+        return Piece(block, gpu, handle, None)
 
     def _free_piece(self, piece: Piece) -> None:
         with self._contexts.current(piece.gpu):
             # One that can't be freed must not keep the others from it: its process would hold them.
-            with suppress(CudaError):
-                self._cuda.unmap(piece.address, piece.block.size)
+            if piece.address is not None:
+                with suppress(CudaError):
+                    self._cuda.unmap(piece.address, piece.block.size)
             with suppress(CudaError):
                 self._cuda.release(piece.handle)
         if piece.descriptor is not None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from .contexts import Contexts
 from .device_memory import DeviceMemory
 from .memory_calls import CopyIn, CopyOut, Create, Drop, Held, Session, Warm
 from .process_session import ProcessSession
-from .ring import Rings, sizes
+from .ring import Busy, Rings, sizes
 from .server import Caller, Handler
 from .transfers import Transfers
 
@@ -51,7 +52,7 @@ class MemoryService:
     def _warm(self, caller: Caller, ask: Warm) -> None:
         self._memory.warm(ask.key, ask.gpus)
         if ask.gpus:
-            with self._rings.one(ask.gpus[0]):
+            with suppress(Busy), self._rings.one(ask.gpus[0], patience_s=0):
                 pass  # pinned now, and for as long as the contexts stay
 
     def _drop(self, caller: Caller, ask: Drop) -> None:

@@ -45,6 +45,10 @@ def sizes() -> tuple[int, int]:
     return chosen
 
 
+class Busy(LiveshiftError):
+    """All rings are other copies'."""
+
+
 class Ring:
     """``slots`` × ``slot_bytes`` of shared memory."""
 
@@ -104,7 +108,7 @@ class Rings:
 
     @contextmanager
     def one(self, gpu: str, patience_s: float = PATIENCE_S) -> Iterator[Ring]:
-        """A pinned ring; waits for one, and raises LiveshiftError where none gets free."""
+        """A pinned ring; waits for one, and raises Busy where none gets free."""
         ring = self._take(patience_s)
         try:
             ring.pin(self._contexts, gpu)
@@ -117,7 +121,7 @@ class Rings:
     def _take(self, patience_s: float) -> Ring:
         with self._change:
             if not self._change.wait_for(lambda: self._idle or self._made < RINGS, patience_s):
-                raise LiveshiftError(
+                raise Busy(
                     f"{RINGS} other copies of device memory on this host did not end "
                     f"within {patience_s:g} s"
                 )

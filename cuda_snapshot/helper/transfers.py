@@ -15,7 +15,7 @@ from ...errors import LiveshiftError, to_wire
 from .blocks import Figures, human
 from .channel import Channel
 from .contexts import Contexts
-from .copying import Copies, Cursor
+from .copying import Copies
 from .device_memory import DeviceMemory, Holding
 from .ring import Ring, Rings
 from .slots import Ended, Filled, Finish, Free, RingHere, Said, hear, say, waiting
@@ -61,7 +61,7 @@ class Transfers:
             say(channel, RingHere(0, 0, 0))
             return Figures(0, 0.0, 0.0)
         ring = until_closed.enter_context(self._rings.one(holding.pieces[0].gpu))
-        with Copies(self._contexts, ring) as copies:
+        with Copies(self._contexts, ring, self._memory.mapped) as copies:
             say(channel, RingHere(ring.slots, ring.slot_bytes, holding.size), ring.fd)
             return copy(channel, holding, ring, copies)
 
@@ -87,7 +87,7 @@ class _Waiting:
 def _out(channel: Channel, holding: Holding, ring: Ring, copies: Copies) -> Figures:
     if not holding.complete:
         raise LiveshiftError(f"the device memory of {holding.key} was never filled")
-    cursor = Cursor(holding.pieces)
+    cursor = copies.over(holding.pieces)
     free = deque(range(ring.slots))
     sizes: dict[int, int] = {}
     clock = _Waiting()
@@ -110,7 +110,7 @@ def _out(channel: Channel, holding: Holding, ring: Ring, copies: Copies) -> Figu
 
 
 def _in(channel: Channel, holding: Holding, ring: Ring, copies: Copies) -> Figures:
-    cursor = Cursor(holding.pieces)
+    cursor = copies.over(holding.pieces)
     holding.complete = False
     flying: set[int] = set()
     clock = _Waiting()

@@ -47,10 +47,10 @@ def stream() -> ctypes.c_void_p:
 
 
 class Buffer:
-    """Device memory of ``count`` floats with a host tensor beside it."""
+    """Device memory of ``count`` floats with a host tensor beside it, which may be given."""
 
-    def __init__(self, count: int) -> None:
-        self.host = torch.zeros(count)
+    def __init__(self, count: int, host: torch.Tensor | None = None) -> None:
+        self.host = torch.zeros(count) if host is None else host
         self.device = ctypes.c_void_p()
         self.size = ctypes.c_size_t(4 * count)
         self.count = ctypes.c_size_t(count)

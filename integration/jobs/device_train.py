@@ -16,7 +16,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -32,6 +33,9 @@ LAYER_MIB = 12
 
 HELD = 2 * 1024 * 1024 - 65536
 """Floats of the block that a thread watches: 7.75 MiB, which is no whole number of pages."""
+
+BALLAST_MIB = 16
+"""Of a block that is written once and read at the end."""
 
 BETAS, RATE, DECAY, EPS = (0.9, 0.999), 1e-3, 0.01, 1e-8
 MANAGED_GLOBAL = 1
@@ -108,6 +112,31 @@ def watch_a_block(device: int, over: threading.Event) -> None:
         copy.host.zero_()
 
 
+class Ballast:
+    """Blocks with something of its own in each, and no copy of them on the host."""
+
+    def __init__(self, blocks: int, mine: ctypes.c_void_p) -> None:
+        self._host = torch.arange(BALLAST_MIB << 18, dtype=torch.float32)
+        self._mine = mine
+        self._blocks = [Buffer(self._host.numel(), self._host) for _ in range(blocks)]
+        for block in self._blocks:
+            block.up(mine)
+            cuda.cudaStreamSynchronize(mine)
+            self._host.add_(1)
+        self._host = torch.zeros(0)
+        for block in self._blocks:
+            block.host = self._host
+
+    def read(self) -> Iterator[Tensor]:
+        """What is in them now, one after the other."""
+        host = torch.zeros(BALLAST_MIB << 18)
+        for block in self._blocks:
+            block.host = host
+            block.down(self._mine)
+            cuda.cudaStreamSynchronize(self._mine)
+            yield host
+
+
 def sums_over(rank: int, world: int, mine: ctypes.c_void_p) -> Callable[[Tensor], None]:
     """What adds up a tensor over all ranks, in device memory by NCCL; on one rank, nothing."""
     if world == 1:
@@ -159,6 +188,7 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=0.0)
     parser.add_argument("--enough", type=Path, help="stop when this file is there")
     parser.add_argument("--size", type=int, default=24, metavar="MIB", help="of the state")
+    parser.add_argument("--ballast", type=int, default=0, metavar="MIB", help="besides")
     parser.add_argument("--managed", action="store_true")
     parser.add_argument("--ipc", action="store_true")
     parser.add_argument("--forked-workers", type=int, default=0, metavar="N")
@@ -178,6 +208,7 @@ def main() -> None:
     states = [state for layer in layers for state in layer]
     for state in states:
         state.up(weights, moments)
+    ballast = Ballast(args.ballast // BALLAST_MIB, moments)
     hinder(args)
     over = threading.Event()
     watching = threading.Thread(target=watch_a_block, args=(device, over), daemon=True)
@@ -206,9 +237,8 @@ def main() -> None:
     watching.join()
     for state in states:
         state.down(weights, moments)
-    log.end(
-        [b.host for state in states for b in (state.weight, state.mean, state.square)], steps=step
-    )
+    own = [b.host for state in states for b in (state.weight, state.mean, state.square)]
+    log.end(chain(own, ballast.read()), steps=step)
     print(f"rank {rank} ends", flush=True)
     leave()
 

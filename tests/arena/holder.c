@@ -5,6 +5,7 @@
  */
 #include "cudart_abi.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -131,6 +132,10 @@ static long long command(const char *word, unsigned long long a, unsigned long l
         return -(int)cudaFreeAsync(pointer, NULL);
     if (strcmp(word, "driverfree") == 0)
         return -(int)cuMemFree_v2(a);
+    if (strcmp(word, "unseen-free") == 0) { /* past whoever stands in front of the driver */
+        void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+        return -((int (*)(CUdeviceptr))dlsym(driver, "cuMemFree_v2"))(a);
+    }
     if (strcmp(word, "put") == 0)
         return -put(pointer, b, (unsigned)c);
     if (strcmp(word, "same") == 0)

@@ -21,6 +21,10 @@ HEADROOM = 8 * GIB
 """Of host memory, beside what the driver copies there."""
 
 
+def sizes(step: Step) -> tuple[int, ...]:
+    return SIZES[:2] if step.short else SIZES
+
+
 def label(step: Step, count: int) -> str:
     return f"{count} × {step.unit >> 20} MiB" if step.simulated else f"{count} GiB"
 
@@ -31,7 +35,7 @@ def measure(step: Step) -> None:
         raise CannotRun(f"the GPU has {machine.gpu_free_bytes / GIB:.1f} GiB free")
     helper = GpuHelper.start(step.work, machine.driver_folder)
     step.begin()
-    for count in SIZES:
+    for count in sizes(step):
         size, name = count * step.unit, label(step, count)
         if not step.simulated and size + HEADROOM > machine.ram_bytes:
             step.remark(f"{name}: the driver's copy does not fit into this machine's memory")

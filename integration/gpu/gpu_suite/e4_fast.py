@@ -25,7 +25,7 @@ from liveshift.runtime.devices import CudaProcess, DeviceTree
 from liveshift.runtime.stopwatch import Stopwatch
 
 from .child import Child
-from .e1_plain import LOCK_S, SIZES, label
+from .e1_plain import LOCK_S, label, sizes
 from .step import GIB, Step
 
 
@@ -52,7 +52,7 @@ class Tree(DeviceTree):
 def measure(step: Step) -> None:
     step.begin()
     helper = GpuHelper.start(step.work, step.machine.driver_folder)
-    for count in SIZES:
+    for count in sizes(step):
         size, name = count * step.unit, label(step, count)
         if 2 * size + 4 * GIB > step.machine.gpu_free_bytes and not step.simulated:
             step.remark(f"{name}: the GPU does not hold it twice")
@@ -75,6 +75,8 @@ def _moved(step: Step, helper: GpuHelper, name: str, size: int) -> None:
         here, there = (_tree(root, helper, child, side) for side in ("here", "there"))
         watch = Stopwatch()
         try:
+            for tree in (here, there):  # while the job still trains, as a move does
+                helper.warm(tree.key(child.pid), [step.machine.uuid])
             began = time.perf_counter()
             here.save(watch)
             step.figure(f"{name}/save_s", time.perf_counter() - began)

@@ -23,13 +23,14 @@ GPT = Path(__file__).resolve().parent / "jobs" / "gpt.py"
 
 def measure(step: Step) -> None:
     step.begin()
-    python, out = sys.executable, ("--out", "{out}")
+    python = sys.executable
+    how = ("--out", "{out}", "--steps", "2000", "--enough", "{out}/enough")
     if step.machine.torch_cuda:
-        training = (python, str(GPT), *out, "--steps", "80", "--pace", "0.12")
+        training = (python, str(GPT), *how, "--pace", "0.1")
         jobs = {"eager": training, "compiled": (*training, "--compile")}
     else:
         step.remark("no torch with CUDA here: a job by ctypes, computed on the CPU, took the place")
-        jobs = {"ctypes": (python, TRAIN, *out, "--steps", "80", "--pace", "0.05")}
+        jobs = {"ctypes": (python, TRAIN, *how, "--pace", "0.05")}
     with lab(step, 2) as session:
         for name, job in jobs.items():
             with step.part(name):

@@ -20,13 +20,14 @@ from .step import Step
 def measure(step: Step) -> None:
     step.begin()
     python, out = sys.executable, ("--out", "{out}")
+    how = (*out, "--steps", "2000", "--enough", "{out}/enough")
     if step.machine.torch_cuda:
-        training = (python, str(GPT), *out, "--steps", "70", "--pace", "0.12", "--depth", "4")
+        training = (python, str(GPT), *how, "--pace", "0.1", "--depth", "4")
         jobs = {how: (*training, "--wrap", how) for how in ("ddp", "fsdp")}
     else:
         step.remark("no torch with CUDA here: DDP by ctypes, computed on the CPU; no FSDP2")
         script = str(JOBS / "device_ddp.py")
-        jobs = {"ctypes": (python, script, *out, "--steps", "100", "--pace", "0.05")}
+        jobs = {"ctypes": (python, script, *out, "--steps", "120", "--pace", "0.05")}
     with lab(step, 3) as session:
         for name, job in jobs.items():
             with step.part(name):

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from lab_session import LabSession, environment
 from moving_job import Job
-from reference_runs import References
+from reference_runs import References, Result
 
 from liveshift.runtime.messages import MigrationRow
 
@@ -22,12 +22,6 @@ STARTED_S = 90.0
 """torch and its compiler take their time on a fresh machine."""
 
 
-def references(step: Step) -> References:
-    """Undisturbed runs in the step's folder, two ranks on one GPU by sockets."""
-    kept = environment(NCCL_SOCKET_IFNAME="lo", NCCL_RAS_ENABLE="0", NCCL_NVLS_ENABLE="0")
-    return References(step.work, kept, patience=min(STARTED_S, step.left_s))
-
-
 def compare(
     step: Step,
     session: LabSession,
@@ -36,23 +30,26 @@ def compare(
     moves: Sequence[tuple[int, str]],
     ranks: int = 1,
 ) -> Job:
-    """Run ``argv`` with ``ranks`` capsules, move some of them (index, host), and compare.
+    """Run ``argv`` with ``ranks`` capsules, move some of them (index, host), and compare with as
+    many steps of it that nobody disturbs.
 
-    The command ends by itself, long enough after the moves; ``{out}`` in it is its folder.
+    ``{out}`` in the command is its folder. It has --steps for the most that it may take, and with
+    --enough it ends when that file is there; --pace is left out where nobody disturbs it.
     """
-    began = time.monotonic()
-    wanted = references(step).of(argv, ranks, ranks)
-    step.figure(f"{name}/undisturbed_s", time.monotonic() - began)
     job = session.start(name, argv, nnodes=ranks)
     job.wait_step(BEFORE, timeout=min(STARTED_S, step.left_s))
     for number, (index, host) in enumerate(moves, 1):
         row = job.migrate(index, host)
         _told(step, f"{name}/move {number}", row)
         job.go_on(AFTER)
+    (job.out / "enough").touch()
     result = job.result(ranks)
     for number, row in enumerate(job.moves, 1):
         still = standstill(job, row)
         step.figure(f"{name}/move {number}/longest pause between steps_s", still)
+    began = time.monotonic()
+    wanted = _undisturbed(step, argv, ranks, len(result.losses[0]))
+    step.figure(f"{name}/undisturbed_s", time.monotonic() - began)
     same = result == wanted
     step.figure(f"{name}/bit_identical", same)
     step.figure(f"{name}/steps", len(result.losses[0]))
@@ -67,6 +64,19 @@ def compare(
     before = step.outcome.bit_identical
     step.outcome.bit_identical = same and before is not False
     return job
+
+
+def _undisturbed(step: Step, argv: Sequence[str], ranks: int, steps: int) -> Result:
+    """What so many steps compute; two ranks on one GPU reach each other by sockets."""
+    words = list(argv)
+    words[words.index("--steps") + 1] = str(steps)
+    if "--enough" in words:
+        words[words.index("--enough") + 1] = "/none"
+    kept = environment(NCCL_SOCKET_IFNAME="lo", NCCL_RAS_ENABLE="0", NCCL_NVLS_ENABLE="0")
+    patience = min(STARTED_S, step.left_s)
+    place = step.work / f"undisturbed-{time.monotonic_ns()}"
+    place.mkdir()
+    return References(place, kept, patience).of(words, ranks, ranks)
 
 
 def _told(step: Step, where: str, row: MigrationRow) -> None:

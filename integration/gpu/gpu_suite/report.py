@@ -119,10 +119,20 @@ def _cell(text: str) -> str:
 def flat(figures: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     """Tables of tables as rows."""
     for name, value in figures.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and "start_s" in value:  # a phase of a move
+            yield above + name, _phase(value)
+        elif isinstance(value, dict):
             yield from flat(value, f"{above}{name} / ")
         else:
             yield above + name, value
+
+
+def _phase(told: dict[str, Any]) -> str:
+    words = [f"{told['s']} s from {told['start_s']} s on"]
+    words += [f"{told['bytes']:,} B"] if "bytes" in told else []
+    words += ["frozen"] if "frozen" in told else []
+    words += [told["detail"]] if "detail" in told else []
+    return ", ".join(words)
 
 
 def goals(report: Report) -> list[Goal]:

@@ -60,7 +60,7 @@ class Step:
     def unit(self) -> int:
         """What stands for 1 GiB: on the doubles device memory is host memory, and copies are the
         CPU's."""
-        return 4 * MIB if self.simulated else GIB
+        return 2 * MIB if self.simulated else GIB
 
     @property
     def left_s(self) -> float:

@@ -86,11 +86,22 @@ def wrapped(model: nn.Module, how: str) -> nn.Module:
     return model
 
 
+def enough(args: argparse.Namespace, rank: int) -> bool:
+    """Whether rank 0 has seen the file, at the same step for all."""
+    if args.enough is None:
+        return False
+    told = torch.tensor(float(rank == 0 and args.enough.exists()), device="cuda")
+    if args.wrap != "none":
+        dist.all_reduce(told)
+    return bool(told.item())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--pace", type=float, default=0.0)
+    parser.add_argument("--enough", type=Path, help="end when this file is there")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--depth", type=int, default=DEPTH)
     parser.add_argument("--compile", action="store_true")
@@ -114,8 +125,10 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         log.step(step, loss, args.pace)
+        if enough(args, rank):
+            break
     whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
-    log.end([p.float() for p in whole], steps=args.steps)
+    log.end([p.float() for p in whole], steps=step)
     leave()
 
 

@@ -233,7 +233,9 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
     CHECK_DEVICE(can, device);
     if (!device_valid(peer))
         return CUDA_ERROR_INVALID_DEVICE;
-    *can = device != peer;
+    const struct gpu *gpus = control()->inventory.gpus; /* only of one chip with each other */
+    *can =
+        device != peer && strcmp(gpus[device_gpu(device)].chip, gpus[device_gpu(peer)].chip) == 0;
     return CUDA_SUCCESS;
 }
 

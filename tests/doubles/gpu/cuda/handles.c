@@ -64,9 +64,7 @@ void handle_drop(struct handle *handle) {
     munmap(handle->home, handle->size);
     if (handle->memory >= 0)
         close(handle->memory);
-    /* Imported memory is counted where it was made. */
-    if (!handle->imported)
-        device_release(handle->properties.location.id, handle->size);
+    device_release(handle->properties.location.id, handle->size);
     free(handle);
 }
 
@@ -166,7 +164,9 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
     int copy = -1;
     pthread_mutex_lock(&blocks_lock);
     struct handle *handle = handle_find(number);
-    if (handle != NULL && handle->memory >= 0) {
+    /* Whether what was imported can be exported again is documented nowhere. */
+    bool refused = handle != NULL && handle->imported && getenv("SIMCUDA_NO_REEXPORT") != NULL;
+    if (handle != NULL && handle->memory >= 0 && !refused) {
         copy = fcntl(handle->memory, F_DUPFD_CLOEXEC, 0);
         handle->exported = handle->exported || copy >= 0;
     }
@@ -195,7 +195,9 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *number, vo
     };
     struct handle *made = NULL;
     pthread_mutex_lock(&blocks_lock);
-    if (fstat(copy, &memory) == 0 && memory.st_size > 0)
+    /* Counted with everyone who has it: it stays when whoever made it has let go. */
+    if (fstat(copy, &memory) == 0 && memory.st_size > 0 &&
+        device_charge(context->device, (size_t)memory.st_size) == CUDA_SUCCESS)
         made = make_handle(&properties, (size_t)memory.st_size, copy);
     if (made != NULL)
         made->imported = true;

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of GPUs before a move: where a rank could go, by which GPUs, and why not.
+
+On the doubles (gpu_lab.py). Nothing moves here.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from device_jobs import Device
+from gpu_lab import DEVICES, GpuLab, uuid
+from lab_session import NewLab, eventually
+from moving_job import Job
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
+
+TRACE = r"""
+import ctypes, pathlib, sys
+words = {p: (p / "cmdline").read_bytes().split(b"\0") for p in pathlib.Path("/proc").glob("[0-9]*")}
+[rank] = [int(p.name) for p, said in words.items() if said[1:] and said[1].endswith(b"_train.py")]
+assert ctypes.CDLL(None).ptrace(0x4206, rank, 0, 0) == 0  # PTRACE_SEIZE
+print("attached", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(new_lab: NewLab, place: Path) -> GpuLab:
+    """The job is on h0; h1 could take it; h2, h3 and h4 each lack something."""
+    libraries = place / "driver-preflight"
+    libraries.mkdir()
+    options = ("--hosts", "5", "--timeouts", "heartbeat=0.3", "--gpu", f"libraries={libraries}")
+    device = Device.built(place / "doubles")
+    made = GpuLab(new_lab(*options), device, libraries)
+    made.give("h0", 1024, 1024)
+    made.give("h1", 1024, 1024, 2048)
+    made.give("h3", 1024)
+    with_words(made, "h2", "{}:H200:1GiB", "{}:H200:1GiB", "driver=570.86.15")
+    with_words(made, "h4", "{}:H200:1GiB mig", "{}:H200:1GiB mig")
+    made.install()
+    eventually(lambda: all(host.gpus for host in made.session.status().hosts), "all helpers")
+    made.wait_probed("h0")
+    made.wait_probed("h1")
+    return made
+
+
+def with_words(lab: GpuLab, host: str, *lines: str) -> None:
+    """Let a host have what the double's inventory calls so; {} stands for a UUID."""
+    index = int(host.removeprefix("h"))
+    text = "\n".join(line.format(uuid(index, gpu)) for gpu, line in enumerate(lines))
+    make = [*lab.entry(host), "sh", "-c", f"mkdir -p ${{0%/*}}; cat >{DEVICES}", DEVICES]
+    subprocess.run(make, input=text, text=True, check=True)
+
+
+@pytest.fixture(scope="module")
+def job(lab: GpuLab) -> Job:
+    return lab.start("gpt")
+
+
+@contextmanager
+def traced(lab: GpuLab, host: str) -> Iterator[None]:
+    """Somebody on the host traces the rank there."""
+    with subprocess.Popen(
+        [*lab.entry(host), sys.executable, "-S", "-c", TRACE],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as tracer:  # fmt: skip
+        assert tracer.stdin is not None
+        assert tracer.stdout is not None
+        try:
+            assert tracer.stdout.readline() == b"attached\n"
+            yield
+        finally:
+            tracer.stdin.close()
+            tracer.wait(10)
+
+
+def plan(lab: GpuLab, *more: str) -> dict[str, str]:
+    """The rows of a plan by what they are about."""
+    told = lab.session.json("migrate", "gpt/0", "--dry-run", *more)
+    return dict(told["checks"])
+
+
+def test_a_plan_names_gpus_and_the_way_of_their_memory(lab: GpuLab, job: Job) -> None:
+    eventually(lambda: not free(lab, "h0")[0], "the job's GPU to be seen in use")
+    rows = plan(lab)
+    assert rows["destination"].startswith("h1, ")
+    old, new = lab.where(job), lab.gpus["h1"][2]
+    assert f"GPU 0 ({old[:12]}) → GPU 2 ({new[:12]}), " in rows["GPUs"], "where most is free"
+    assert re.fullmatch(r"\d+ MiB streamed, the rest by the driver", rows["device memory"])
+    assert rows["GPU driver"].startswith("580.")
+
+
+def free(lab: GpuLab, host: str) -> list[bool]:
+    return [gpu.free for gpu in lab.session.host(host).gpus]
+
+
+def test_status_tells_what_is_free(lab: GpuLab, job: Job) -> None:
+    eventually(lambda: free(lab, "h0") == [False, True], "the job's GPU to be seen in use")
+    assert free(lab, "h1") == [True, True, True]
+    assert "H200 ×2 (1 free)" in lab.session.cli("status").out
+
+
+@pytest.mark.parametrize(
+    ("to", "words"),
+    [
+        ("h2", ["the driver there, 570.86.15, is older than 580.", "cannot restore onto another"]),
+        ("h3", ["the source has 2 GPUs, the destination 1"]),
+        ("h4", ["is partitioned by MIG"]),
+    ],
+)
+def test_why_a_host_cannot_take_it(lab: GpuLab, job: Job, to: str, words: list[str]) -> None:
+    said = lab.session.refused("migrate", "gpt/0", "--to", to, "--dry-run")
+    assert all(part in said for part in words), said
+    assert "hint:" in said
+
+
+def test_a_debugger_is_in_the_way(lab: GpuLab, job: Job) -> None:
+    with traced(lab, "h0"):
+        said = lab.session.refused("migrate", "gpt/0", "--dry-run")
+    assert re.search(r"process \d+ \(\S+\) is traced by process", said), said
+    assert "detach it" in said
+    assert plan(lab)["destination"].startswith("h1, ")
