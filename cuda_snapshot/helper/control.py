@@ -90,8 +90,8 @@ class Control:
 
 
 def _without(gpu: Gpu, pids: Collection[int]) -> Gpu:
-    """Whoever asks who uses a GPU does not mean the helper, which has a context for copying, nor the
-    processes of its trial."""
+    """Whoever asks who uses a GPU does not mean the helper, which has a context for copying, nor
+    the processes of its trial."""
     if not gpu.processes or gpu.processes.keys().isdisjoint(pids):
         return gpu
     others = {pid: held for pid, held in gpu.processes.items() if pid not in pids}
