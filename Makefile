@@ -12,7 +12,7 @@ C_FILES = $(shell find $(FOLDERS) tests integration -name '*.[ch]')
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-lab gate-simulation fault-matrix load soak fuzz sanitize compat bench-gate lint format sources clean
+.PHONY: help setup demo test test-fast test-lab gate-simulation fault-matrix load soak fuzz sanitize compat bench-gate gpu-suite lint format sources clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -63,6 +63,10 @@ compat: $(STAMPS)/package ## The interposer on other glibcs and Pythons (root; F
 # PARTS picks some of cost, device-cost, step-time and quiesce. To be run on a machine that does nothing else.
 bench-gate: $(STAMPS)/package ## What the interposer costs, its gate open, and a boundary takes; build/bench-gate.json
 	@PYTHONPATH=integration $(BIN)/python -m gate_bench $(PARTS) $(ARGS)
+
+# STEPS picks some of E1 … E9. Without a GPU it runs on the simulated driver, and says so.
+gpu-suite: setup ## What a move of GPU state takes on this machine's GPU (root); integration/gpu/results/
+	@integration/gpu/run $(STEPS) $(ARGS)
 
 lint: $(STAMPS)/package ## Check style, formatting and types
 	@$(BIN)/ruff check .

@@ -32,6 +32,7 @@ def main() -> int:
     """0 when every step that the machine allowed has passed, and one was allowed."""
     parser = argparse.ArgumentParser(prog="integration/gpu/run", description=__doc__)
     parser.add_argument("steps", nargs="*", metavar="STEP", help="of E1 … E9; all without any")
+    parser.add_argument("--deadline", type=float, default=1e6, help="seconds for one step")
     parser.add_argument("--budget", type=float, default=plan.BUDGET_S, help="seconds in all")
     parser.add_argument(
         "--simulated", action="store_true", help="the doubles, even with a GPU here"
@@ -78,7 +79,8 @@ def main() -> int:
         elif left < (1 if machine.simulated else step.least_s):
             outcome = Outcome(why=f"{left:.0f} s of the budget were left")
         else:
-            outcome = alone.run(step, work / step.name, environment, min(step.deadline_s, left))
+            limit = min(step.deadline_s, left, args.deadline)
+            outcome = alone.run(step, work / step.name, environment, limit)
         report.outcomes[step.name] = outcome
         report.seconds = time.time() - began
         written = report.write(folder)

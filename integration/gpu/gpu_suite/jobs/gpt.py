@@ -110,6 +110,8 @@ def main() -> None:
     from steplog import StepLog, leave, place
 
     rank, _ = place()
+    for other in ("flash", "mem_efficient", "cudnn"):  # whose backward passes may add in any order
+        getattr(torch.backends.cuda, f"enable_{other}_sdp")(False)
     torch.cuda.set_device(0)
     if args.wrap != "none":
         dist.init_process_group("nccl", device_id=torch.device("cuda:0"))

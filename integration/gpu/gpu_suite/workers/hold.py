@@ -18,6 +18,8 @@ from ..cuda import SIZE, TO_DEVICE, TO_HOST, Library
 from . import heard, say
 
 BLOCK = 1 << 30
+PART = 8 << 20
+"""Words that are summed at once."""
 GRAIN = 2 << 20
 """Pages of device memory: what does not fill them the arena leaves to the driver."""
 Digest = Callable[[], str]
@@ -34,11 +36,16 @@ def by_torch(size: int) -> Digest:
         block = torch.empty(words, dtype=torch.int64, device=device)
         block.random_(generator=chance)
         blocks.append(block)
-    places = torch.arange(1, BLOCK // 8 + 1, device=device)  # a word elsewhere makes a difference
 
     def digest() -> str:
-        sums = [(block * places[: len(block)]).sum().item() for block in blocks]
-        torch.cuda.synchronize()
+        places = torch.arange(1, PART + 1, device=device)  # a word elsewhere makes a difference
+        sums = [
+            (part * places[: len(part)]).sum().item()
+            for block in blocks
+            for part in block.split(PART)
+        ]
+        del places
+        torch.cuda.empty_cache()  # nothing but the blocks is held
         return repr(sums)
 
     return digest
