@@ -202,7 +202,7 @@ class DeviceTree:
             for process in found:
                 self._bring_back(process, gpus)
                 self.helper.release(process.pid)
-            lap.detail = words(self.saved)
+            lap.detail = _brought(self.saved)
         self.helper.drop(self._warm)
 
     def off_gpus(self) -> bool:
@@ -224,7 +224,7 @@ class DeviceTree:
                 self._held.append(process.pid)
                 os.kill(process.pid, signal.SIGCONT)
                 self._bring_back(process, gpus)
-            lap.detail = words(self.saved)
+            lap.detail = _brought(self.saved)
 
     def spare_from_exit(self) -> None:
         """What :meth:`arrive` holds was granted: it does not end with its helper any more."""
@@ -377,3 +377,10 @@ def words(saved: Sequence[Saved], plain: str = "") -> str:
     sums = sum(len(s.sums) for s in saved)
     parts.append(f"{sums} checksums" if sums else "no checksums")
     return ", ".join(parts)
+
+
+def _brought(saved: Sequence[Saved]) -> str:
+    """ "2 CUDA processes, 40 checksums alike"."""
+    sums = sum(len(s.sums) for s in saved)
+    parts = [f"{len(saved)} CUDA process{'' if len(saved) == 1 else 'es'}"]
+    return ", ".join(parts + ([f"{sums} checksums alike"] if sums else []))
