@@ -25,6 +25,7 @@ from .access import Principal, Role, Roles, groups_of, refusal
 from .endings import Endings
 from .evacuation import Evacuation
 from .fleet import Fleet
+from .gpu_asked import asked
 from .jobs import Capsule, Job, check_request, overlay_for
 from .keyring import Holder
 from .messages import Event, Message
@@ -242,20 +243,16 @@ class Desk:
             self._need(who, Role.OPERATE, f"move {ask.capsule}", job)
         capsule = self._fleet.capsule(ask.capsule)[1]
         reason, moves = _short(ask.reason) or "asked for", self._moves
-        if not ask.to_gpu and ask.from_gpu:
-            raise Refused("a GPU to leave, and none to go to", hint="name it: --to-gpu HOST/GPU")
-        if ask.to_gpu and ask.to:
-            raise Refused("both a host and a GPU to go to", hint="--to-gpu HOST/GPU alone will do")
-        if ask.to_gpu:
+        gpu = asked(ask, capsule)
+        if gpu is not None and gpu.host == capsule.host:
             if ask.dry_run:
-                return await moves.plan_swap(job, capsule, ask.to_gpu, ask.from_gpu)
-            swap = moves.start_swap(
-                job, capsule, ask.to_gpu, ask.from_gpu, reason, who.shown, verify=ask.verify
-            )
+                return await moves.plan_swap(job, capsule, gpu)
+            swap = moves.start_swap(job, capsule, gpu, reason, who.shown, verify=ask.verify)
             return messages.Named(swap.name)
+        to = ask.to if gpu is None else gpu.host
         if ask.dry_run:
-            return await moves.plan(job, capsule, ask.to)
-        move = moves.start(job, capsule, ask.to, reason, who.shown, verify=ask.verify)
+            return await moves.plan(job, capsule, to, gpu)
+        move = moves.start(job, capsule, to, reason, who.shown, verify=ask.verify, gpu=gpu)
         return messages.Named(move.name)
 
     async def _get_migration(

@@ -96,9 +96,11 @@ class Devices:
             return None
         gpu = self.cluster.gpu
         samples = 0 if full else {Verify.OFF: None, Verify.FULL: 0}.get(gpu.verify, SAMPLES)
-        fast = gpu.fast_path is not FastPath.OFF and not (plain or helper.host().fast_path)
+        if gpu.fast_path is FastPath.OFF:
+            plain = "gpu.fast_path is off"
+        plain = plain or helper.host().fast_path
         limit = self.cluster.timeouts.gpu_lock
-        return DeviceTree(resident, helper, migration, limit, samples, fast, only)
+        return DeviceTree(resident, helper, migration, limit, samples, plain, only)
 
 
 class DeviceLost(StepFailed):
@@ -118,9 +120,9 @@ class CudaProcess:
 class DeviceTree:
     """The CUDA processes of one capsule, for one migration.
 
-    ``samples``: of each allocation, 0 for every byte, None for no checksums; ``fast``: whether the
-    helper may take memory over; ``only``: some processes, by their pids inside; none: all of them.
-    Every method blocks.
+    ``samples``: of each allocation, 0 for every byte, None for no checksums; ``plain``: why the
+    helper may not take memory over, "" where it may; ``only``: some processes, by their pids
+    inside; none: all of them. Every method blocks.
     """
 
     resident: Resident
@@ -128,7 +130,7 @@ class DeviceTree:
     migration: str
     lock_s: float
     samples: int | None = SAMPLES
-    fast: bool = True
+    plain: str = ""
     only: Collection[int] = ()
     saved: list[Saved] = field(default_factory=list)
     _held: list[int] = field(default_factory=list)  # by arrive
@@ -136,15 +138,14 @@ class DeviceTree:
     def warm(self, gpus: Sequence[str]) -> str:
         """Have the helper ready to take memory of these GPUs, while the job trains; returns why it
         can't: then the driver's own checkpoint takes all of it. Undone by drop and bring_back."""
-        if not self.fast or not gpus:
+        if self.plain or not gpus:
             return ""
         try:
             self.helper.warm(self._warm, gpus)
         except LiveshiftError as error:
             log.warning("%s: the fast path is not taken: %s", self.migration, error)
-            self.fast = False
-            return str(error)
-        return ""
+            self.plain = str(error)
+        return self.plain
 
     @property
     def _warm(self) -> str:
@@ -163,7 +164,7 @@ class DeviceTree:
                 for process in found:
                     self.saved.append(self._save(process))
                 lap.bytes = sum(sum(saved.used.values()) for saved in self.saved) or None
-                lap.detail = _words(self.saved)
+                lap.detail = words(self.saved, self.plain)
         return self.saved
 
     def _save(self, process: CudaProcess) -> Saved:
@@ -171,12 +172,12 @@ class DeviceTree:
         used = helper.used(pid)
         helper.lock(pid, self.lock_s)
         saved = Saved(process.inner, used=used)
-        if process.page is not None and (self.fast or self.samples is not None):
+        if process.page is not None and not (self.plain and self.samples is None):
             helper.hold(pid)
             helper.unlock(pid)
             with self._session(process) as session:
                 sums = {} if self.samples is None else session.checksums(self.samples)
-                blocks = session.give_up(self.key(process.inner)) if self.fast else []
+                blocks = [] if self.plain else session.give_up(self.key(process.inner))
             helper.lock(pid, self.lock_s)
             helper.release(pid)
             saved = Saved(process.inner, blocks, used, sums, self.samples)
@@ -201,7 +202,7 @@ class DeviceTree:
             for process in found:
                 self._bring_back(process, gpus)
                 self.helper.release(process.pid)
-            lap.detail = _words(self.saved)
+            lap.detail = _brought(self.saved)
         self.helper.drop(self._warm)
 
     def off_gpus(self) -> bool:
@@ -223,7 +224,7 @@ class DeviceTree:
                 self._held.append(process.pid)
                 os.kill(process.pid, signal.SIGCONT)
                 self._bring_back(process, gpus)
-            lap.detail = _words(self.saved)
+            lap.detail = _brought(self.saved)
 
     def spare_from_exit(self) -> None:
         """What :meth:`arrive` holds was granted: it does not end with its helper any more."""
@@ -356,8 +357,11 @@ def _compare(saved: Saved, now: Mapping[int, int]) -> None:
         )
 
 
-def _words(saved: Sequence[Saved]) -> str:
-    """ "2 processes, 3 allocations by the fast path, checksums of 40 alike"."""
+def words(saved: Sequence[Saved], plain: str = "") -> str:
+    """ "2 CUDA processes, 3 allocations from GPU to GPU, 12 MiB by the driver, 40 checksums".
+
+    ``plain``: why none went by the fast path.
+    """
     if not saved:
         return "no CUDA process"
     parts = [f"{len(saved)} CUDA process{'es' if len(saved) > 1 else ''}"]
@@ -365,11 +369,18 @@ def _words(saved: Sequence[Saved]) -> str:
     used = sum(sum(s.used.values()) for s in saved)
     handed = sum(s.bytes for s in saved)
     if blocks:
-        parts.append(
-            f"{blocks} allocations from GPU to GPU, {max(0, used - handed)} B by the driver"
-        )
+        left = max(0, used - handed) >> 20
+        parts.append(f"{blocks} allocations from GPU to GPU, {left} MiB by the driver")
     else:
-        parts.append("all by the driver's own checkpoint")
+        why = plain or "it has no memory that the interposer may move"
+        parts.append(f"all by the driver's own checkpoint ({why})")
     sums = sum(len(s.sums) for s in saved)
     parts.append(f"{sums} checksums" if sums else "no checksums")
     return ", ".join(parts)
+
+
+def _brought(saved: Sequence[Saved]) -> str:
+    """ "2 CUDA processes, 40 checksums alike"."""
+    sums = sum(len(s.sums) for s in saved)
+    parts = [f"{len(saved)} CUDA process{'' if len(saved) == 1 else 'es'}"]
+    return ", ".join(parts + ([f"{sums} checksums alike"] if sums else []))

@@ -36,7 +36,8 @@ def plan(survey: GpuSurvey, here: GpuHost | None, why: str, wanted: Mapping[str,
     made = GpuPlan(troubles=list(survey.problems))
     if not survey.processes:
         return made
-    if here is None:
+    if here is None or not here.gpus:
+        why = why if here is None else here.why_none
         made.rows.append(("GPUs", "none can be used here"))
         made.troubles.append(
             (f"no GPU can be used there: {why}", "`liveshift doctor` there says what is missing")

@@ -186,7 +186,7 @@ def _of_host(host: GpuHost) -> Iterator[Trouble]:
             "install a driver of CUDA 12.8 (570) or later; moving to another GPU needs 13.0 (580)",
         )
     if not host.gpus:
-        yield "NVML names none of the GPUs here", "`nvidia-smi -L` there says more"
+        yield f"NVML names no GPU at the source: {host.why_none}", "`nvidia-smi` there says more"
 
 
 def _of_gpus(processes: list[GpuProcess], host: GpuHost) -> Iterator[Trouble]:

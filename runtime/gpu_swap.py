@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from ..errors import LiveshiftError, Refused, StepFailed
+from ..errors import LiveshiftError, StepFailed
 from . import messages
 from .faultpoints import reached
 from .ground import Ground, as_ours
@@ -23,8 +23,6 @@ from .story import Story
 from .timeline import Timeline
 
 log = logging.getLogger("liveshift.migration")
-
-HINT = "HOST/GPU, or just GPU on the host where it runs: an index, or the beginning of a UUID"
 
 
 class GpuSwap(Story):
@@ -144,19 +142,6 @@ class GpuSwap(Story):
                 said = problem
                 self._ground.tell(self, problem)
             await asyncio.sleep(self._limits.heartbeat)
-
-
-def where(asked: str, capsule: Capsule) -> str:
-    """The GPU of ``HOST/GPU`` or ``GPU``; raises Refused where that is no GPU of its host."""
-    host, slash, gpu = asked.rpartition("/")
-    if not gpu or (slash and not host):
-        raise Refused(f'"{asked}" names no GPU', hint=HINT)
-    if host and host != capsule.host:
-        raise Refused(
-            f"{capsule.name} is on {capsule.host}: it cannot go to a certain GPU of {host}",
-            hint=f"`liveshift migrate {capsule.name} --to {host}` takes a free one there",
-        )
-    return gpu
 
 
 def way_of(host: str, plan: messages.SwapPlan) -> tuple[str, str]:

@@ -74,6 +74,7 @@ class GpuWatch:
             fast_path=seen.fast_path if self._fast_path else "gpu.fast_path is off",
             gpus=list(seen.gpus),
             taken={**busy, **taken},
+            why_none=seen.why_none or "",
         )
         return self._last
 
@@ -113,6 +114,7 @@ class GpuWatch:
                     await asyncio.to_thread(self.host, {})
                 except LiveshiftError as error:
                     log.warning("%s", error)
+                    self._last = None  # beats tell of none that can be used
                 missing = self._helper is None
             await asyncio.sleep(MISSING_S if missing else LOOK_S)
 

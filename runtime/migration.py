@@ -17,11 +17,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
 from . import messages
 from .faultpoints import reached
+from .gpu_asked import left
 from .ground import Gone, Ground, as_ours, expected_bytes, limit_bytes
 from .jobs import Capsule, Job
 from .messages import MigrationRow
@@ -47,6 +48,7 @@ class Move(Story):
     ) -> None:  # fmt: skip
         super().__init__(ground, number, job, capsule, destination, reason, by, changed)
         self.tried: set[str] = set()
+        self.to_gpu = self.from_gpu = ""  # one of the destination, by UUID; which is to be left
         self.released = False  # its source was told to run (again): the promise is spent
         self._seen = self._closed = False  # its image was asked for; it never became complete
         self._look: messages.Inspected | None = None
@@ -116,17 +118,22 @@ class Move(Story):
             )
             self._look = look
             self.times.expected_bytes = expected_bytes(look)
-            reserved = await self._reserve(look, self.source, self.destination, limit)
+            wanted = []
+            if self.to_gpu:
+                wanted.append((left(self.capsule.name, look.gpu, self.from_gpu), self.to_gpu))
+            reserved = await self._reserve(look, self.source, self.destination, limit, wanted)
             detail.append(f"{len(look.survey.pids)} tasks")
         return reserved
 
     async def _reserve(
-        self, look: messages.Inspected, source: str, destination: str, limit: float
-    ) -> messages.Reserved:
+        self, look: messages.Inspected, source: str, destination: str, limit: float,
+        wanted: Sequence[tuple[str, str]] = (),
+    ) -> messages.Reserved:  # fmt: skip
         spec = self.job.spec(self.capsule, self._ground.cluster)
         reserve = messages.Reserve(
             self.name, spec, look.survey, look.facts, source, self.capsule.epoch + 1,
             self.job.book(), limit_bytes(look), dry_run=False, gpu=look.gpu,
+            gpus_wanted=list(wanted),
         )  # fmt: skip
         return await self._ask(destination, reserve, limit, messages.Reserved)
 

@@ -15,7 +15,8 @@ from . import messages
 from .config import Cluster
 from .fleet import Fleet
 from .gates import Gates
-from .gpu_swap import GpuSwap, way_of, where
+from .gpu_asked import GpuAsked, left, seat
+from .gpu_swap import GpuSwap, way_of
 from .ground import expected_bytes, limit_bytes
 from .jobs import Capsule, Job
 from .link import Switchboard
@@ -55,30 +56,30 @@ class Moves:
         self._gates = Gates(self.ask)
 
     def start(
-        self, job: Job, capsule: Capsule, to: str, reason: str, by: str, *, verify: bool = False
-    ) -> Move:
+        self, job: Job, capsule: Capsule, to: str, reason: str, by: str,
+        *, verify: bool = False, gpu: GpuAsked | None = None,
+    ) -> Move:  # fmt: skip
         """Begin to move a capsule; raises Refused, NotFound or Unreachable with nothing begun.
 
-        ``verify``: every byte of device memory is compared after it.
+        ``verify``: every byte of device memory is compared after it; ``gpu``: one of ``to``.
         """
         destination, why = self._destination(job, capsule, to)
+        to_gpu = self._seat(gpu)
         number = self._fleet.journal.next_migration()
         move = Move(self, number, job, capsule, destination, reason, by, self._changed)
         move.verify = verify
+        move.to_gpu, move.from_gpu = to_gpu, gpu.leave if gpu else ""
         self._begin(move, why)
         return move
 
     def start_swap(
-        self, job: Job, capsule: Capsule, to: str, leave: str, reason: str, by: str,
+        self, job: Job, capsule: Capsule, gpu: GpuAsked, reason: str, by: str,
         *, verify: bool = False,
     ) -> GpuSwap:  # fmt: skip
-        """Begin to bring a capsule to another GPU of its host; raises as :meth:`start` does.
-
-        ``to`` is HOST/GPU or GPU, ``leave`` the same for the GPU to leave, or empty.
-        """
-        to, leave = self._gpus(job, capsule, to, leave)
+        """Begin to bring a capsule to another GPU of its host; raises as :meth:`start` does."""
+        self._check_free(job, capsule)
         number = self._fleet.journal.next_migration()
-        swap = GpuSwap(self, number, job, capsule, to, leave, reason, by, self._changed)
+        swap = GpuSwap(self, number, job, capsule, gpu.gpu, gpu.leave, reason, by, self._changed)
         swap.verify = verify
         self._begin(swap, "as asked")
         return swap
@@ -126,15 +127,19 @@ class Moves:
             row = msgspec.structs.replace(row, state=Step.COMMITTED.value)
         return Move.left_behind(self, job, capsule, row, self._changed)
 
-    async def plan(self, job: Job, capsule: Capsule, to: str) -> messages.Planned:
+    async def plan(
+        self, job: Job, capsule: Capsule, to: str, gpu: GpuAsked | None = None
+    ) -> messages.Planned:
         """What a move would do and find; nothing is changed. Raises what the move would."""
         destination, why = self._destination(job, capsule, to)
+        to_gpu = self._seat(gpu)
         limit = self.cluster.timeouts.prepare
         look = await self.ask(capsule.host, messages.Inspect(capsule.name), limit)
         assert isinstance(look, messages.Inspected)
         reserve = messages.Reserve(
             "plan", job.spec(capsule, self.cluster), look.survey, look.facts, capsule.host,
             capsule.epoch + 1, job.book(), limit_bytes(look), dry_run=True, gpu=look.gpu,
+            gpus_wanted=[(left(capsule.name, look.gpu, gpu.leave), to_gpu)] if gpu else [],
         )  # fmt: skip
         reserved = await self.ask(destination, reserve, limit)
         assert isinstance(reserved, messages.Reserved)
@@ -144,10 +149,10 @@ class Moves:
             look.carried_bytes,
         )  # fmt: skip
 
-    async def plan_swap(self, job: Job, capsule: Capsule, to: str, leave: str) -> messages.Planned:
+    async def plan_swap(self, job: Job, capsule: Capsule, gpu: GpuAsked) -> messages.Planned:
         """The same for another GPU of its host."""
-        to, leave = self._gpus(job, capsule, to, leave)
-        look = messages.LookAtGpus(capsule.name, to, leave)
+        self._check_free(job, capsule)
+        look = messages.LookAtGpus(capsule.name, gpu.gpu, gpu.leave)
         found = await self.ask(capsule.host, look, self.cluster.timeouts.prepare)
         assert isinstance(found, messages.SwapPlan)
         return messages.Planned(capsule.name, *way_of(capsule.host, found), found.checks, 0, 0)
@@ -291,13 +296,9 @@ class Moves:
         )  # fmt: skip
         return chosen.name, why
 
-    def _gpus(self, job: Job, capsule: Capsule, to: str, leave: str) -> tuple[str, str]:
-        """The two GPUs, by what their host calls them."""
-        for host in {gpu.rpartition("/")[0] for gpu in (to, leave)} - {""}:
-            self.cluster.host(host)
-        gpus = where(to, capsule), where(leave, capsule) if leave else ""
-        self._check_free(job, capsule)
-        return gpus
+    def _seat(self, gpu: GpuAsked | None) -> str:
+        """The UUID of a GPU of another host, "" where none was asked for."""
+        return seat(gpu.gpu, gpu.host, self._fleet.hosts[gpu.host].gpus) if gpu else ""
 
     def _check_free(self, job: Job, capsule: Capsule) -> None:
         """Raises unless the capsule runs, on a host that is up, and in no migration."""

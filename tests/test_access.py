@@ -18,6 +18,7 @@ from liveshift.runtime import access, config, messages
 from liveshift.runtime.access import Principal, Role, Roles
 from liveshift.runtime.desk import Desk
 from liveshift.runtime.fleet import Fleet
+from liveshift.runtime.gpu_asked import GpuAsked
 from liveshift.runtime.jobs import Capsule, Job
 from liveshift.runtime.keyring import Holder
 from liveshift.runtime.messages import Message, Run
@@ -175,12 +176,21 @@ class Stubs:
         self.told: list[str] = []
 
     def start(
-        self, job: Job, capsule: Capsule, to: str, reason: str, by: str, *, verify: bool = False
-    ) -> Any:
+        self, job: Job, capsule: Capsule, to: str, reason: str, by: str, *, verify: bool,
+        gpu: GpuAsked | None,
+    ) -> Any:  # fmt: skip
         self.told.append(f"move {capsule.name} {to} {reason} by {by}")
         return SimpleNamespace(name="m1")
 
-    async def plan(self, job: Job, capsule: Capsule, to: str) -> Message:
+    def start_swap(
+        self, job: Job, capsule: Capsule, gpu: GpuAsked, reason: str, by: str, *, verify: bool
+    ) -> Any:
+        self.told.append(f"swap {capsule.name} {gpu.gpu} {reason} by {by}")
+        return SimpleNamespace(name="m1")
+
+    async def plan(
+        self, job: Job, capsule: Capsule, to: str, gpu: GpuAsked | None = None
+    ) -> Message:
         return messages.Planned(capsule.name, capsule.host, to, [], 0, 0)
 
     async def publish(self, job: Job) -> None:
@@ -252,6 +262,7 @@ def scene(tmp_path: Path) -> Scene:
 
 TAINT, UNTAINT = messages.SetTaint("h1", "hot"), messages.Untaint("h1")
 MOVE = messages.Migrate("a/0", "h1", "", False)
+SWAP = messages.Migrate("a/0", "", "", False, "h0/5")
 STOP, HUP = messages.SignalJob("a", signal.SIGTERM), messages.SignalJob("a", signal.SIGHUP)
 READ = messages.ReadOutput("a/0", 0, 0)
 EVENTS = messages.GetEvents("a", 0)
@@ -265,7 +276,7 @@ OWNER, VIEW, OPERATE, ADMIN = "owner", Role.VIEW, Role.OPERATE, Role.ADMIN
     ("ask", "needs"),
     [
         (EVENTS, VIEW), (INSPECT, VIEW), (messages.GetEvents("a/0", 0), VIEW), (MOVE, OPERATE),
-        (STOP, OPERATE),
+        (SWAP, OPERATE), (STOP, OPERATE),
         (messages.SignalJob("a", signal.SIGKILL), OPERATE), (HUP, ADMIN), (READ, ADMIN),
     ],
 )  # fmt: skip

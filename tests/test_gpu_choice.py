@@ -10,7 +10,7 @@ import pytest
 from test_gpu_assignment import A100, GIB, gpu
 
 from liveshift.cuda_snapshot.devices import Gpu
-from liveshift.errors import LiveshiftError, NotFound, Refused
+from liveshift.errors import Refused
 from liveshift.runtime.gpu_choice import choose
 from liveshift.runtime.messages import GpuHost, GpuProcess, GpuSurvey, SwapPlan
 
@@ -36,10 +36,8 @@ def chosen(seen: GpuSurvey | None, to: str = "3", leave: str = "") -> SwapPlan:
     return choose("gpt/3", seen, to, leave, {UUIDS[0]: "is promised to llm/0 (m4)"})
 
 
-def refusal(
-    seen: GpuSurvey | None, to: str = "3", leave: str = "", kind: type[LiveshiftError] = Refused
-) -> tuple[str, str]:
-    with pytest.raises(kind) as caught:
+def refusal(seen: GpuSurvey | None, to: str = "3", leave: str = "") -> tuple[str, str]:
+    with pytest.raises(Refused) as caught:
         chosen(seen, to, leave)
     assert caught.value.hint
     return str(caught.value), caught.value.hint
@@ -71,14 +69,6 @@ def test_only_the_processes_on_it_go() -> None:
     assert dict(plan.pairs)[UUIDS[2]] == UUIDS[2], "what it has elsewhere stays there"
 
 
-def test_a_capsule_on_several_gpus_is_asked_which() -> None:
-    said, hint = refusal(survey(ONE, process(1002, g2=70)))
-    assert said.startswith("gpt/3 uses GPU 1 (")
-    assert "GPU 2" in said
-    assert said.endswith("which one is to be left?")
-    assert "--from-gpu" in hint
-
-
 def test_a_gpu_that_others_use_is_taken_if_there_is_room_and_said_so() -> None:
     theirs = {UUIDS[3]: "is used by process 77"}
     gpus = [*GPUS[:3], replace(GPUS[3], free_bytes=100 * GIB)]
@@ -92,29 +82,16 @@ def test_a_gpu_that_others_use_is_taken_if_there_is_room_and_said_so() -> None:
 @pytest.mark.parametrize(
     ("seen", "to", "leave", "said"),
     [
-        (None, "3", "", "gpt/3 uses no GPU"),
-        (survey(), "3", "", "gpt/3 uses no GPU"),
         (survey(ONE), "1", "", "gpt/3 is on GPU 1 .* already"),
-        (survey(ONE), "3", "2", "gpt/3 has nothing on GPU 2"),
         (survey(ONE), "0", "", r"GPU 0 .* is promised to llm/0 \(m4\)"),
-        (survey(ONE), "GPU-a", "", '"GPU-a" names several GPUs'),
         (survey(process(1001, g1=80, g3=1)), "3", "1", r"process 1001 \(python3\) uses GPU 3"),
         (survey(ONE, gpus=[*GPUS[:3], gpu(3, name=A100)]), "3", "", "is another model"),
         (survey(ONE, gpus=[*GPUS[:3], replace(GPUS[3], mig=True)]), "3", "", "MIG"),
         (survey(ONE, can_remap=False), "3", "", "cannot restore onto another GPU"),
         (survey(ONE, problems=[("it has managed memory", "do not")]), "3", "", "managed memory"),
-        (survey(process(1001)), "3", "", "none that NVML tells of"),
         (survey(gpus=[], problems=[("NVML names none", "ask it")]), "3", "", "NVML names none"),
     ],
 )
 def test_what_is_refused(seen: GpuSurvey | None, to: str, leave: str, said: str) -> None:
     words, _ = refusal(seen, to, leave)
     assert re.search(said, words), words
-
-
-@pytest.mark.parametrize(("to", "leave"), [("4", ""), ("3", "9"), ("GPU-b", "")])
-def test_a_gpu_that_is_not_there(to: str, leave: str) -> None:
-    said, hint = refusal(survey(ONE), to, leave, NotFound)
-    assert said.startswith('no GPU "')
-    assert "GPU 0 (" in hint
-    assert "GPU 3 (" in hint

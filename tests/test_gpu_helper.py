@@ -14,6 +14,7 @@ from cuda_process import CudaProcess, doubles
 from gpu_helper import MIB, A, B, C, StartHelper, StartProcess, helper, process
 
 from liveshift.cuda_snapshot.checkpoint import ProcessState
+from liveshift.cuda_snapshot.fast_path.probe import PROBING
 from liveshift.cuda_snapshot.helper.calls import LOG, Checkpointed, Lock
 from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.errors import LiveshiftError, StepFailed
@@ -57,10 +58,12 @@ def test_a_rollback_needs_no_map(helper: StartHelper, process: StartProcess) -> 
 def test_the_host_is_described(helper: StartHelper, process: StartProcess) -> None:
     gpu, target = helper(SIMCUDA_DRIVER="580.159.03"), process()
     target.do(f"alloc({MIB})")
-    until(lambda: gpu.host().fast_path == "")  # the trial's processes have gone
     host = gpu.host()
     assert (host.cuda, host.driver, host.can_remap) == ((13, 0), "580.159.03", True)
     assert [each.uuid for each in host.gpus] == [A, B]
+    while host.fast_path == PROBING:  # its processes are nobody's
+        assert host.gpus[0].processes == {target.pid: MIB}
+        host = gpu.host()
     assert host.gpus[0].processes == {target.pid: MIB}
     assert host.why_none is None
     assert not host.mps
@@ -212,8 +215,8 @@ def test_one_operation_at_a_time_and_questions_meanwhile(
         ):
             gpu.lock(other.pid, 5, turn_s=0.01)
         gpu.lock(other.pid, 5)
-        assert locking.done(), "it had its turn first"
-        assert locking.result() is None
+        assert gpu.state(slow.pid) is ProcessState.LOCKED, "it had its turn first"
+        locking.result(20)
     assert gpu.state(other.pid) is ProcessState.LOCKED
 
 

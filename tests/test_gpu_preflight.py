@@ -73,6 +73,10 @@ def test_no_helper_there() -> None:
     what, hint = trouble(here=None, why="no NVIDIA driver is installed")
     assert what == "no GPU can be used there: no NVIDIA driver is installed"
     assert "liveshift doctor" in hint
+    hanging = msgspec.structs.replace(THERE, gpus=[], why_none="NVML did not answer within 20 s")
+    assert trouble(here=hanging)[0] == (
+        "no GPU can be used there: NVML did not answer within 20 s"
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -136,7 +140,8 @@ def test_memory_of_the_destination_counts_the_drivers_copy(criu: Criu) -> None:
 
 
 def test_every_finding_is_said_at_once(tmp_path: Path) -> None:
-    against = plan(STREAMED, msgspec.structs.replace(THERE, gpus=[], driver="1"), "", {})
+    other = gpu("b", 0, name="NVIDIA A100")
+    against = plan(STREAMED, msgspec.structs.replace(THERE, gpus=[other], driver="1"), "", {})
     with pytest.raises(Refused) as caught:
         preflight.check(survey(), HERE, HERE, None, 1 << 50, against)
     assert "CRIU is missing" in str(caught.value)

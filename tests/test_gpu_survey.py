@@ -126,8 +126,9 @@ def test_a_driver_that_takes_no_checkpoint() -> None:
 
 
 def test_a_host_whose_gpus_are_not_told() -> None:
-    what, _ = trouble(of=page(arena=GIB), host=msgspec.structs.replace(HOST, gpus=[]), used={})
-    assert what == "NVML names none of the GPUs here"
+    hanging = msgspec.structs.replace(HOST, gpus=[], why_none="NVML did not answer within 20 s")
+    what, _ = trouble(of=page(arena=GIB), host=hanging, used={})
+    assert what == "NVML names no GPU at the source: NVML did not answer within 20 s"
 
 
 def test_states_that_are_somebody_elses() -> None:

@@ -51,6 +51,8 @@ class FastPath:
 
     def __init__(self, directory: Path, libraries: Path | None) -> None:
         self.why = PROBING
+        self.pids: set[int] = set()
+        """Of the trial's processes, while it lasts: they hold memory of a GPU, and no job does."""
         self._file, self._libraries = directory / FILE, libraries
 
     def begin(
@@ -92,7 +94,7 @@ class FastPath:
             why = host.why_none or "every GPU is partitioned by MIG or shared by MPS"
             return f"not tried: {why}"
         gpu = max(fit, key=lambda gpu: gpu.free_bytes)
-        why, lasting = watched(gpu.uuid, self._libraries)
+        why, lasting = watched(gpu.uuid, self._libraries, self.pids)
         if lasting and host.driver:
             known = _Known(_boot(), host.driver, VERSION, why)
             part = self._file.with_suffix(".part")
@@ -104,12 +106,15 @@ class FastPath:
 def watched(
     uuid: str,
     libraries: Path | None = None,
+    pids: set[int] | None = None,
     *,
     step_s: float = STEP_S,
     start_s: float = START_S,
 ) -> tuple[str, bool]:
     """Makes the trial on that GPU; "" or why the fast path does not work, and whether the next
-    trial would say so too. Takes seconds; at most ``step_s`` for each step."""
+    trial would say so too. Takes seconds; at most ``step_s`` for each step. ``pids`` are kept to
+    those of the processes that take part."""
+    pids = set() if pids is None else pids
     child = subprocess.Popen(
         [sys.executable, "-m", trial.__spec__.name, uuid],
         stdin=subprocess.DEVNULL,
@@ -119,6 +124,7 @@ def watched(
         cwd="/",
         start_new_session=True,
     )
+    pids.add(child.pid)
     threading.Thread(target=child.wait, daemon=True).start()  # it may outlast our patience
     assert child.stdout is not None
     said = _Lines(child.stdout.fileno())
@@ -135,6 +141,7 @@ def watched(
             word, _, rest = line.partition(" ")
             match word:
                 case "rank":
+                    pids.add(int(rest))
                     with contextlib.suppress(OSError):  # it has ended already
                         rank = os.pidfd_open(int(rest))
                 case "step":
@@ -149,6 +156,9 @@ def watched(
         child.stdout.close()
         if rank >= 0:
             os.close(rank)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(DYING_S)
+        pids.clear()
 
 
 class _Lines:

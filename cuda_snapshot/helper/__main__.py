@@ -45,7 +45,7 @@ def main(directory: Path, idle_s: float, libraries: Path | None) -> int:
     try:
         driver = Checkpoint()
         operations, fast_path = Operations(driver, nvml), FastPath(directory, libraries)
-        control, holding = Control(operations, lambda: fast_path.why), Holding(operations)
+        control, holding = Control(operations, fast_path), Holding(operations)
         memory = MemoryService(Cuda())
         handlers = {**control.handlers(), **holding.handlers(), **memory.handlers()}
         server = Server(

@@ -95,7 +95,7 @@ class GpuHelper(DeviceMemoryCalls):
     one where it has gone), and NotPermitted for who is not root.
     """
 
-    def __init__(self, directory: Path, libraries: Path | None, idle_s: float) -> None:
+    def __init__(self, directory: Path, libraries: Path | None, idle_s: float = IDLE_S) -> None:
         self._directory, self._libraries, self._idle_s = directory, libraries, idle_s
         self._mutex = threading.Lock()
         self._idle: list[Line] = []

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from ...errors import StepFailed
 from ..checkpoint import ProcessState
 from ..devices import Gpu
+from ..fast_path.probe import FastPath
 from .calls import (
     Ask,
     Checkpoint,
@@ -30,9 +31,9 @@ from .server import Caller, Handler
 
 
 class Control:
-    """The handlers. ``fast_path`` says why device memory can't be handed over, "" where it can."""
+    """The handlers."""
 
-    def __init__(self, operations: Operations, fast_path: Callable[[], str]) -> None:
+    def __init__(self, operations: Operations, fast_path: FastPath) -> None:
         self._operations, self._fast_path = operations, fast_path
 
     def handlers(self) -> Mapping[type[Ask], Handler]:
@@ -49,15 +50,15 @@ class Control:
 
     def _host(self, caller: Caller, ask: Host) -> HostGpus:
         told = self._operations.nvml.inventory()
-        driver = self._operations.driver
+        driver, us = self._operations.driver, {os.getpid(), *self._fast_path.pids}
         return HostGpus(
             cuda=driver.cuda,
             driver=told.driver or "",
-            gpus=tuple(map(_without_us, told.devices)),
+            gpus=tuple(_without(gpu, us) for gpu in told.devices),
             why_none=told.why_none,
             can_remap=driver.can_remap,
             mps=any(gpu.mps for gpu in told.devices),
-            fast_path=self._fast_path(),
+            fast_path=self._fast_path.why,
         )
 
     def _state(self, caller: Caller, ask: State) -> ProcessState | None:
@@ -88,9 +89,10 @@ class Control:
             yield
 
 
-def _without_us(gpu: Gpu) -> Gpu:
-    """Whoever asks who uses a GPU does not mean the helper, which has a context for copying."""
-    if not gpu.processes or os.getpid() not in gpu.processes:
+def _without(gpu: Gpu, pids: Collection[int]) -> Gpu:
+    """Whoever asks who uses a GPU does not mean the helper, which has a context for copying, nor
+    the processes of its trial."""
+    if not gpu.processes or gpu.processes.keys().isdisjoint(pids):
         return gpu
-    others = {pid: size for pid, size in gpu.processes.items() if pid != os.getpid()}
+    others = {pid: held for pid, held in gpu.processes.items() if pid not in pids}
     return replace(gpu, processes=others)

@@ -20,7 +20,8 @@ class GpuHost(msgspec.Struct, frozen=True):
     """What the helper of a host says of its driver and GPUs, all of them, in NVML's order.
 
     ``fast_path``: empty, or why device memory can't be streamed here, in words.
-    ``taken``: GPU uuid → what of others is on it, in words.
+    ``taken``: GPU uuid → what of others is on it, in words. ``why_none``: why ``gpus`` is empty,
+    where it is: NVML may hang, since a GPU has fallen off the bus.
     """
 
     driver: str
@@ -30,6 +31,7 @@ class GpuHost(msgspec.Struct, frozen=True):
     fast_path: str
     gpus: list[Gpu]
     taken: dict[str, str] = msgspec.field(default_factory=dict)
+    why_none: str = ""
 
 
 class GpuProcess(msgspec.Struct, frozen=True):

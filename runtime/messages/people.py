@@ -58,8 +58,8 @@ class Untaint(Message, frozen=True):
 class Migrate(Message, frozen=True):
     """Move one capsule; ``to`` empty picks a spare; answers Planned, or Named when it began.
 
-    ``to_gpu`` given: to another GPU of the host that it is on; ``HOST/GPU`` or just ``GPU``, an
-    index or the beginning of a UUID. ``from_gpu``: which GPU to leave, if it uses several.
+    ``to_gpu`` given: to that GPU of ``HOST/GPU``, or with just ``GPU`` of the host that it is on;
+    an index or the beginning of a UUID. ``from_gpu``: which one to leave, if it uses several.
     ``verify``: compare every byte of device memory after it, whatever the cluster file says.
     """
 

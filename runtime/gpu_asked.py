@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a person asks for with ``--to-gpu`` and ``--from-gpu``: an index, or part of a UUID."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import NotFound, Refused
+from .jobs import Capsule
+from .messages import GpuSeat, GpuSurvey, Migrate
+
+HINT = "HOST/GPU, or just GPU on the host where it runs: an index, or the beginning of a UUID"
+
+
+@dataclass(frozen=True)
+class GpuAsked:
+    """``host`` and ``gpu``: where to; ``leave``: the GPU to leave; empty: the only one in use."""
+
+    host: str
+    gpu: str
+    leave: str
+
+
+def asked(ask: Migrate, capsule: Capsule) -> GpuAsked | None:
+    """None when no GPU was named; raises Refused for what names none, or not one to go to."""
+    if not ask.to_gpu:
+        if ask.from_gpu:
+            raise Refused("a GPU to leave, and none to go to", hint="name it: --to-gpu HOST/GPU")
+        return None
+    if ask.to:
+        raise Refused("both a host and a GPU to go to", hint="--to-gpu HOST/GPU alone will do")
+    host, gpu = _split(ask.to_gpu)
+    on, leave = _split(ask.from_gpu) if ask.from_gpu else ("", "")
+    if on and on != capsule.host:
+        raise Refused(
+            f"{capsule.name} is on {capsule.host}: it has no GPU of {on} to leave",
+            hint=f"--from-gpu {capsule.host}/GPU",
+        )
+    return GpuAsked(host or capsule.host, gpu, leave)
+
+
+def find(text: str, gpus: Sequence[tuple[int, str]]) -> str:
+    """The UUID of the GPU that somebody means, of these (index, UUID).
+
+    Raises NotFound, or Refused where it could be several.
+    """
+    if text.isdecimal():
+        found = [uuid for index, uuid in gpus if index == int(text)]
+    else:
+        found = [uuid for _, uuid in gpus if uuid.lower().startswith(text.lower())]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(f"{index} ({uuid})" for index, uuid in gpus) or "none"
+    if found:
+        raise Refused(f'"{text}" names several GPUs', hint=f"the GPUs there: {known}")
+    raise NotFound(f'no GPU "{text}" there', hint=f"the GPUs there: {known}")
+
+
+def seat(text: str, host: str, seats: Sequence[GpuSeat]) -> str:
+    """The UUID of a GPU of another host, as that host's beats name them."""
+    if not seats:
+        raise Refused(f"{host} has no GPU that can be used", hint="`liveshift doctor` there")
+    return find(text, list(enumerate(gpu.uuid for gpu in seats)))
+
+
+def left(capsule: str, survey: GpuSurvey | None, leave: str) -> str:
+    """The UUID of the GPU that a surveyed capsule is to leave: the one that was named, or else
+    the only one in use. Raises Refused and NotFound."""
+    if survey is None or not (survey.processes or survey.problems):
+        raise Refused(f"{capsule} uses no GPU", hint="--to-gpu is for ranks that do")
+    gpus = survey.host.gpus
+    used = [gpu for gpu in gpus if survey.used.get(gpu.uuid)]
+    words = ", ".join(f"GPU {gpu.index} ({gpu.uuid})" for gpu in used) or "none that NVML tells of"
+    if leave:
+        uuid = find(leave, [(gpu.index, gpu.uuid) for gpu in gpus])
+        if uuid not in {gpu.uuid for gpu in used}:
+            raise Refused(f"{capsule} has nothing on GPU {leave}", hint=f"it uses {words}")
+        return uuid
+    if len(used) != 1:
+        refuse(survey.problems)
+        raise Refused(
+            f"{capsule} uses {words}: which one is to be left?", hint="say so: --from-gpu GPU"
+        )
+    return used[0].uuid
+
+
+def refuse(troubles: Sequence[tuple[str, str]]) -> None:
+    """Raises Refused with all of them, if there are any."""
+    if troubles:
+        hints = dict.fromkeys(remedy for _, remedy in troubles)
+        raise Refused("; ".join(text for text, _ in troubles), hint="; ".join(hints))
+
+
+def _split(text: str) -> tuple[str, str]:
+    host, slash, gpu = text.rpartition("/")
+    if not gpu or (slash and not host):
+        raise Refused(f'"{text}" names no GPU', hint=HINT)
+    return host, gpu
