@@ -104,8 +104,8 @@ def _reduces(step: Step) -> None:
             step.figure(f"{where}/microseconds", statistics.median(took[WITHOUT]) * 1e6)
             for variant in (CHANCE, GATE):
                 step.figure(f"{where}/{variant}_ratio", _ratio(took, variant))
-            made += 2 + times * turns
-    _seen(step, "reduce", GATE, made // 2)
+            made += (2 + times * turns) * (name == "both")
+    _seen(step, "reduce", GATE, made)
 
 
 def _reducing(pair: Pair, name: str, size: int, times: int) -> Any:

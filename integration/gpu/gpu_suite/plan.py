@@ -39,6 +39,8 @@ BUDGET_S = 520.0
 
 
 def named(names: list[str]) -> list[Step]:
-    """The steps of these names, all without any; raises KeyError with the one unknown."""
+    """The steps of these names in the plan's order, all without any; raises KeyError with the one
+    unknown."""
     known = {step.name: step for step in STEPS}
-    return [known[name.upper()] for name in names] if names else list(STEPS)
+    wanted = {known[name.upper()].name for name in names} or set(known)
+    return [step for step in STEPS if step.name in wanted]
