@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_session import ROOT, environment
+from lab_session import BIN, ROOT, environment
 from whereabouts import every_pid
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -24,7 +24,7 @@ def suite(out: Path, *words: str, code: int = 0) -> dict[str, Any]:
     kept = sorted(RESULTS.iterdir())
     done = subprocess.run(
         [RUN, "--simulated", "--short", "--out", out, *words],
-        env=environment(VENV=str(Path(environment()["PATH"].partition(":")[0]).parent)),
+        env=environment(VENV=str(BIN.parent)),
         cwd="/",
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -98,12 +98,13 @@ def test_a_step_that_hangs_costs_only_itself(place: Path) -> None:
     assert not over["passed"]
     assert "not done after 2 s" in over["why"]
     assert "figures" in after
-    named = [pid for pid in every_pid() if b"gpu_suite" in _command(pid)]
-    assert named == []
+    commands = map(_command, every_pid())
+    ours = [words for words in commands if "gpu_suite" in words and str(BIN) in words]
+    assert ours == [], "processes of the suite have outlived it"
 
 
-def _command(pid: int) -> bytes:
+def _command(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
     except OSError:
-        return b""
+        return ""

@@ -8,8 +8,13 @@ bit what an undisturbed run computes. Where torch has no CUDA, jobs/device_ddp.p
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from lab_session import JOBS
+from moving_job import Job
+
+from liveshift.criu_glue.room import PAGES
+from liveshift.interposer.page import opened, paths
 
 from .e5_training import GPT
 from .lab import in_capsule, lab
@@ -32,14 +37,32 @@ def measure(step: Step) -> None:
         for name, job in jobs.items():
             with step.part(name):
                 argv = (*in_capsule(step), *job)
-                moved = compare(step, session, name, argv, [(1, "")], ranks=2)
-                _rebuilt(step, name, moved.moves)
+                moved = compare(step, session, name, argv, [(1, "")], ranks=2, after=_slowest)
+                _rebuilt(step, name, moved)
     step.check(step.outcome.bit_identical is not None, "no job was compared")
 
 
-def _rebuilt(step: Step, name: str, moves: list) -> None:  # type: ignore[type-arg]
+def _slowest(step: Step, where: str, job: Job) -> None:
+    """What the ranks' own service threads took for all their communicators, the slower of them."""
+    took = {"drained_ns": 0.0, "torn_down_ns": 0.0, "rebuilt_ns": 0.0}
+    count = 0
+    for index in range(job.nnodes):
+        pid = next(iter(job.seen(index).tasks.values()))
+        for path in paths(Path(f"/proc/{pid}/root{PAGES}")):
+            with opened(path) as page:
+                answer = page.answer()
+                count = max(count, len(page.communicators()))
+                took = {name: max(value, answer[name] / 1e9) for name, value in took.items()}
+    step.figure(f"{where}/communicators", count)
+    step.figure(f"{where}/streams drained_s", took["drained_ns"])
+    for name in ("torn_down_ns", "rebuilt_ns"):
+        what = name.removesuffix("_ns").replace("_", " ")
+        step.figure(f"{where}/{what}, a communicator_s", took[name] / max(1, count))
+
+
+def _rebuilt(step: Step, name: str, job: Job) -> None:
     """The move found a boundary of NCCL's clocks, and made the communicators again."""
-    for row in moves:
+    for row in job.moves:
         detail = {phase.name: phase.detail for phase in row.phases}
         step.check("of nccl" in detail.get("quiesce", ""), f"{name}: no boundary: {detail}")
         step.check("rebuilt" in detail.get("reopen", ""), f"{name}: nothing was rebuilt: {detail}")

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from lab_session import LabSession, environment
@@ -29,6 +28,7 @@ def compare(
     argv: Sequence[str],
     moves: Sequence[tuple[int, str]],
     ranks: int = 1,
+    after: Callable[[Step, str, Job], None] | None = None,
 ) -> Job:
     """Run ``argv`` with ``ranks`` capsules, move some of them (index, host), and compare with as
     many steps of it that nobody disturbs.
@@ -42,6 +42,8 @@ def compare(
         row = job.migrate(index, host)
         _told(step, f"{name}/move {number}", row)
         job.go_on(AFTER)
+        if after is not None:
+            after(step, f"{name}/move {number}", job)
     (job.out / "enough").touch()
     result = job.result(ranks)
     for number, row in enumerate(job.moves, 1):
@@ -89,8 +91,6 @@ def _told(step: Step, where: str, row: MigrationRow) -> None:
         told = {"start_s": round(phase.start, 3), "s": round(phase.seconds, 3)}
         more = {"bytes": phase.bytes, "frozen": phase.frozen, "detail": phase.detail}
         step.figure(f"{where}/{phase.name}", told | {k: v for k, v in more.items() if v})
-        if found := re.match(r"(\d+) communicators? rebuilt in ([\d.]+)", phase.detail):
-            step.figure(f"{where}/rebuild of a communicator_s", float(found[2]) / int(found[1]))
 
 
 def standstill(job: Job, row: MigrationRow) -> float:

@@ -28,7 +28,7 @@ STEPS = (
     Step("E2", "e2_ring", "copies through the pinned ring, against the link", 45, 15),
     Step("E1", "e1_plain", "the driver's own checkpoint", 110, 30),
     Step("E4", "e4_fast", "the fast path, whole", 80, 30, ("interposer",)),
-    Step("E5", "e5_training", "a training process moves between two hosts", 130, 60, LAB),
+    Step("E5", "e5_training", "a training process moves between two hosts", 150, 60, LAB),
     Step("E6", "e6_nccl", "one of two NCCL ranks moves", 90, 45, (*LAB, "nccl")),
     Step("E7", "e7_contract", "what the doubles claim, on this driver and NCCL", 60, 15),
     Step("E9", "e9_overhead", "what the interposer and its allocator cost", 75, 30, ("nccl",)),
