@@ -147,6 +147,18 @@ def test_one_of_two_processes_of_a_capsule(fast: GpuLab, references: References)
     fast.assert_whole(job, references, ranks=2)
 
 
+def test_a_certain_gpu_of_another_host(fast: GpuLab, references: References) -> None:
+    job = fast.start("far")
+    source = job.seen(0).host
+    other = next(name for name in fast.gpus if name != source)
+    words = ["migrate", "far/0", "--to-gpu", f"{other}/1"]
+    row = msgspec.convert(fast.session.json(*words), MigrationRow)
+    assert (row.state, row.kind, row.destination) == ("done", "move", other), row
+    job.go_on(3)
+    assert fast.where(job) == fast.gpus[other][1]
+    fast.assert_whole(job, references)
+
+
 # ---- what is refused, and what fails: it goes on where it was ----
 
 
@@ -184,7 +196,7 @@ def test_refusals(fast: GpuLab, long: Job) -> None:
         (["--to-gpu", str(here)], 5, "already"),
         (["--to-gpu", "7"], 5, 'no GPU "7"'),
         (["--to-gpu", "h9/1"], 4, 'no host "h9"'),
-        (["--to-gpu", f"{other}/1"], 5, f"cannot go to a certain GPU of {other}"),
+        (["--to-gpu", f"{other}/7"], 4, 'no GPU "7" there'),
         (["--to-gpu", free_gpu(fast, long), "--to", other], 2, "--to-gpu says which host"),
     ):
         assert said in refused(fast, long, *words, code=code)
