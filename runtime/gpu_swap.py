@@ -96,6 +96,7 @@ class GpuSwap(Story):
         )
         moved = await self._ask(self.source, swap, self._limits.answer(limit), messages.Moved)
         self.times.take(moved.phases, began)
+        self._tell_of_devices(moved.phases)
 
     async def _go_on(self) -> None:
         await self._resume()
