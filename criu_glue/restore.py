@@ -25,18 +25,19 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
-
-import psutil
 
 from ..errors import LiveshiftError, StepFailed
 from . import network
 from .dump import COMMON
 from .explain import explain
 from .held import HeldCriu
+from .image_kinds import ImageFile
+from .protobuf import Message
 from .room import STDERR_FD, STDOUT_FD, Room, adopt, enter, evict
-from .survey import tasks
+from .survey import inner_pid, tasks
 from .tool import Criu
 
 STOP_S = 5.0
@@ -51,12 +52,14 @@ AT_DOOR = """post-resume)
     : > at-door
     ;;"""
 
+_ABOUT_TASK, _TASK_STOPPED = 3, 3  # criu: images/core.proto (tc), compel's COMPEL_TASK_STOPPED
+
 
 class Hold(Protocol):
     """What keeps those still that were continued at the door, and ends them with itself."""
 
     def spare_from_exit(self) -> None:
-        """They do not end with it any more."""
+        """They do not end with it any more; raises StepFailed when one was killed meanwhile."""
 
     def end(self) -> None:
         """They may go on."""
@@ -141,8 +144,10 @@ class RestoringTree:
         ``hold``: what keeps those still that were continued at the door.
         """
         try:
-            self._signal(signal.SIGSTOP)  # what ends the hold from here on does not let them run
+            # What ends the hold from here on does not let them run.
+            _send(self._tree(), signal.SIGSTOP)
             hold.spare_from_exit()
+            go_on = self._to_go_on()
             (self._images / "unlocked").write_text(f"{time.time():.9f}\n")
             network.unlock(self._room.init)
             (self._images / "resumed").touch()
@@ -150,14 +155,14 @@ class RestoringTree:
             self.drop()
             raise self._failed(str(error)) from error
         hold.end()
-        self._open_door()
+        self._open_door(go_on)
         adopt(self._room)
 
     def take_up(self) -> None:
         """Go on where an earlier agent left."""
         self._criu.take_up()
         if self.resumed() and (self._images / "at-door").exists():
-            self._open_door()
+            self._open_door(self._to_go_on())
 
     def resumed(self) -> bool:
         """Whether the tasks were let go."""
@@ -174,22 +179,35 @@ class RestoringTree:
             self._lock_again()
         self._criu.close()
 
-    def _open_door(self) -> None:
-        self._signal(signal.SIGCONT)
+    def _open_door(self, pids: list[int]) -> None:
+        _send(pids, signal.SIGCONT)
         (self._images / "at-door").unlink()
 
-    def _signal(self, signum: signal.Signals) -> None:
-        for task in tasks(self._room):
-            _send(task, signum)
+    def _tree(self) -> dict[int, int]:
+        """Its processes, as the host and as the capsule names them."""
+        found = {}
+        for task in tasks(self._room) if self._room.alive() else []:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found[task.pid] = inner_pid(task.pid)
+        return found
+
+    def _to_go_on(self) -> list[int]:
+        """All but those that the job itself had stopped when CRIU came to dump them."""
+        return [pid for pid, inner in self._tree().items() if not self._stood(inner)]
+
+    def _stood(self, inner: int) -> bool:
+        image = self._images / f"core-{inner}.img"
+        if not image.exists():  # started meanwhile by a spared thread
+            return False
+        about = Message(ImageFile(image).entries[0]).message(_ABOUT_TASK)
+        return about is not None and about.uint(1) == _TASK_STOPPED
 
     def _moving(self, seconds: float) -> str:
         """Wait for every thread to be stopped; names one that is not, or a tree that is not."""
         until = time.monotonic() + seconds
         while True:
             states = {
-                (task.pid, tid): state
-                for task in tasks(self._room)
-                for tid, state in _threads(task.pid).items()
+                (pid, tid): state for pid in self._tree() for tid, state in _threads(pid).items()
             }
             if set(states.values()) <= {"T", "Z", "X"} and "T" in states.values():
                 return ""
@@ -221,9 +239,10 @@ class RestoringTree:
         return StepFailed("restore", f"CRIU could not restore {self._room.plan.hostname}: {why}")
 
 
-def _send(task: psutil.Process, signum: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(task.pid, signum)
+def _send(pids: Iterable[int], signum: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
 
 
 def _threads(pid: int) -> dict[int, str]:

@@ -73,6 +73,7 @@ class Hold:
         self._kill_on_exit = kill_on_exit
         self._seized: dict[int, int] = {}  # thread: its process
         self._still: set[int] = set()
+        self._lost: set[int] = set()
         self._asked: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None]
         self._asked = queue.SimpleQueue()
         self._tracer: threading.Thread | None = None
@@ -84,6 +85,7 @@ class Hold:
         """
         if self._tracer is not None:
             raise RuntimeError("it is held already")
+        self._lost.clear()
         self._tracer = threading.Thread(target=self._trace, name="hold", daemon=True)
         self._tracer.start()
         until = time.monotonic() + timeout_s
@@ -94,7 +96,12 @@ class Hold:
             raise
 
     def spare_from_exit(self) -> None:
-        """From now on they go on, as at the end of the hold, should this process end."""
+        """From now on they go on, as at the end of the hold, should this process end.
+
+        Raises StepFailed when one of them was killed meanwhile: the others are not all there is.
+        """
+        if lost := self.lost():
+            raise StepFailed("hold", f"process {min(lost)} was killed while it was held")
         if self._tracer is not None:
             self._ask(lambda: self._set_options(0))
 
@@ -114,6 +121,12 @@ class Hold:
     def held(self) -> frozenset[int]:
         """The threads that stand still, as the host sees them."""
         return frozenset(self._still)
+
+    def lost(self) -> frozenset[int]:
+        """The processes that somebody has killed since they were held, by the last hold."""
+        if self._tracer is not None:
+            self._ask(self._collect)
+        return frozenset(self._lost)
 
     # ---- in the tracer, the only thread that may ask about its tracees --------------------------
 
@@ -192,8 +205,10 @@ class Hold:
             tid, what = event
             with contextlib.suppress(ProcessLookupError):  # killed meanwhile
                 if isinstance(what, ptrace.Ended):
-                    self._seized.pop(tid, None)
-                    self._still.discard(tid)
+                    pid = self._seized.pop(tid, tid)
+                    if tid in self._still:
+                        self._still.discard(tid)
+                        self._lost.add(pid)
                 elif isinstance(what, ptrace.Delivery):
                     # At once, not at the end: a tracer that dies takes an undelivered one along.
                     # The trap that was asked for is still to come.

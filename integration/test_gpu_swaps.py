@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 
 GPUS = {"h0": (1024, 1024, 1024), "h1": (1024, 1024, 1024)}
 HASTY = ("--slots", "3", "--timeouts", "collective=120,heartbeat=0.3,suspicion=1.5,grace=1")
+KILLED = 137
 PHASES = ["prepare", "quiesce", "gpu save", "gpu restore", "reopen", "resume"]
 
 
@@ -147,6 +148,18 @@ def test_one_of_two_processes_of_a_capsule(fast: GpuLab, references: References)
     fast.assert_whole(job, references, ranks=2)
 
 
+def test_a_certain_gpu_of_another_host(fast: GpuLab, references: References) -> None:
+    job = fast.start("far")
+    source = job.seen(0).host
+    other = next(name for name in fast.gpus if name != source)
+    words = ["migrate", "far/0", "--to-gpu", f"{other}/1"]
+    row = msgspec.convert(fast.session.json(*words), MigrationRow)
+    assert (row.state, row.kind, row.destination) == ("done", "move", other), row
+    job.go_on(3)
+    assert fast.where(job) == fast.gpus[other][1]
+    fast.assert_whole(job, references)
+
+
 # ---- what is refused, and what fails: it goes on where it was ----
 
 
@@ -184,7 +197,7 @@ def test_refusals(fast: GpuLab, long: Job) -> None:
         (["--to-gpu", str(here)], 5, "already"),
         (["--to-gpu", "7"], 5, 'no GPU "7"'),
         (["--to-gpu", "h9/1"], 4, 'no host "h9"'),
-        (["--to-gpu", f"{other}/1"], 5, f"cannot go to a certain GPU of {other}"),
+        (["--to-gpu", f"{other}/7"], 4, 'no GPU "7" there'),
         (["--to-gpu", free_gpu(fast, long), "--to", other], 2, "--to-gpu says which host"),
     ):
         assert said in refused(fast, long, *words, code=code)
@@ -288,6 +301,38 @@ def test_a_daemon_that_dies(
     assert (row.state, row.kind) == (state, "swap"), row
     long.go_on(3)
     assert fast.where(long) == (fast.gpus[host][int(to)] if state == "done" else gpu)
+
+
+def killed_helper(lab: GpuLab, points: Held, job: Job) -> tuple[int, str]:
+    """A swap whose GPU helper is killed while the device state is on no GPU: how it ends."""
+    host, to = job.seen(0).host, free_gpu(lab, job)
+    points.arm("swap.saved")
+    with lab.session.popen("migrate", f"{job.name}/0", "--to-gpu", to) as moving:
+        points.wait("swap.saved")
+        lab.kill_helpers(host)
+        points.release("swap.saved")
+        _, err = moving.communicate(timeout=60)
+    return moving.returncode, " ".join(err.decode().split())
+
+
+def test_memory_that_goes_with_its_helper_is_said_to_be_lost(fast: GpuLab, points: Held) -> None:
+    job = fast.start("doomed")
+    code, said = killed_helper(fast, points, job)
+    assert code == 1, said
+    assert "doomed/0 was lost" in said
+    assert "the GPU helper had its memory" in said
+    assert job.wait_end() == KILLED
+    assert job.migrations()[-1].state == "lost"
+
+
+def test_the_driver_s_own_copy_outlives_the_helper(
+    plain: GpuLab, points: Held, references: References
+) -> None:
+    job = plain.start("spared")
+    code, said = killed_helper(plain, points, job)
+    assert code == 0, said
+    job.go_on(3)
+    plain.assert_whole(job, references)
 
 
 def test_in_the_end_the_long_job_is_whole(

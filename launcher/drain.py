@@ -100,7 +100,7 @@ class Draining:
             while True:
                 status = self._status()
                 self.left = self._row(status).capsules
-                moving = [row for row in status.moving if row.source == self.host]
+                moving = [row for row in status.moving if self._leaves(row)]
                 bars.update(moves.look(self.client, row.name) for row in moving)
                 self._tell_ended()
                 if not self.left:
@@ -141,8 +141,12 @@ class Draining:
             if row is None:
                 if event.kind == "not moved":  # the move did not even begin
                     self._refusals[event.subject] = event.text, None
-            elif row.source == self.host:
+            elif self._leaves(row):
                 self._on_move(row)
+
+    def _leaves(self, row: MigrationRow) -> bool:
+        """Whether it leads off this host; a swap of GPUs does not."""
+        return row.kind == "move" and row.source == self.host
 
     def _on_move(self, row: MigrationRow) -> None:
         from . import moves

@@ -32,14 +32,15 @@ import msgspec
 from ..criu_glue import room
 from ..criu_glue.survey import inner_pid, tasks
 from ..cuda_snapshot.checkpoint import ProcessState
-from ..cuda_snapshot.helper.blocks import Block
+from ..cuda_snapshot.helper.blocks import Block, human
 from ..cuda_snapshot.helper.client import GpuHelper
 from ..cuda_snapshot.helper.session_client import DeviceSession
 from ..errors import LiveshiftError, StepFailed
 from ..interposer.layout import Want, text_of
 from ..interposer.orders import OrderedPage
 from .config import Cluster, FastPath, Verify
-from .gpu_watch import GpuWatch
+from .gpu_survey import NO_ARENA
+from .gpu_watch import OFF, GpuWatch
 from .rank_pages import ordered_pages
 from .resident import Resident
 from .stopwatch import Stopwatch
@@ -97,10 +98,11 @@ class Devices:
         gpu = self.cluster.gpu
         samples = 0 if full else {Verify.OFF: None, Verify.FULL: 0}.get(gpu.verify, SAMPLES)
         if gpu.fast_path is FastPath.OFF:
-            plain = "gpu.fast_path is off"
-        plain = plain or helper.host().fast_path
+            why = OFF
+        else:
+            why = helper.host().fast_path or (f"at the destination: {plain}" if plain else "")
         limit = self.cluster.timeouts.gpu_lock
-        return DeviceTree(resident, helper, migration, limit, samples, plain, only)
+        return DeviceTree(resident, helper, migration, limit, samples, why, only)
 
 
 class DeviceLost(StepFailed):
@@ -358,7 +360,7 @@ def _compare(saved: Saved, now: Mapping[int, int]) -> None:
 
 
 def words(saved: Sequence[Saved], plain: str = "") -> str:
-    """ "2 CUDA processes, 3 allocations from GPU to GPU, 12 MiB by the driver, 40 checksums".
+    """ "2 CUDA processes, 3 allocations from GPU to GPU, 12.0 MiB by the driver, 40 checksums".
 
     ``plain``: why none went by the fast path.
     """
@@ -369,11 +371,11 @@ def words(saved: Sequence[Saved], plain: str = "") -> str:
     used = sum(sum(s.used.values()) for s in saved)
     handed = sum(s.bytes for s in saved)
     if blocks:
-        left = max(0, used - handed) >> 20
-        parts.append(f"{blocks} allocations from GPU to GPU, {left} MiB by the driver")
+        left = human(max(0, used - handed))
+        several = "s" if blocks > 1 else ""
+        parts.append(f"{blocks} allocation{several} from GPU to GPU, {left} by the driver")
     else:
-        why = plain or "it has no memory that the interposer may move"
-        parts.append(f"all by the driver's own checkpoint ({why})")
+        parts.append(f"all by the driver's own checkpoint ({plain or NO_ARENA})")
     sums = sum(len(s.sums) for s in saved)
     parts.append(f"{sums} checksums" if sums else "no checksums")
     return ", ".join(parts)

@@ -25,6 +25,9 @@ from .messages import GpuHost, GpuProcess, GpuSurvey
 Trouble = tuple[str, str]
 """(what stands in the way, what to do)."""
 
+NO_ARENA = "none of its memory is from the interposer's arena"
+"""Why nothing of a process is streamed where its host could."""
+
 CHECKPOINTS = (12, 8)
 """CUDA of the first driver (570) whose API takes a checkpoint."""
 
@@ -100,7 +103,7 @@ def _process(
             " LD_PRELOAD was lost on the way)"
         )
     elif not plain and not movable:
-        plain = "none of its memory is from the interposer's arena"
+        plain = NO_ARENA
     return GpuProcess(task.pid, page.rank if page else None, task.name, dict(used), movable, plain)
 
 

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from ..errors import LiveshiftError, StepFailed
+from ..errors import LiveshiftError, Unreachable
 from . import messages
 from .faultpoints import reached
 from .ground import Ground, as_ours
@@ -71,7 +71,7 @@ class GpuSwap(Story):
         if self.step is Step.RESUMING:
             await self._go_on()
         else:
-            await self._after(StepFailed("swap", "the orchestrator was restarted"))
+            await self._after(Unreachable("the orchestrator was restarted"))
 
     # ---- the phases, in order -----------------------------------------------------------------
 
@@ -96,6 +96,7 @@ class GpuSwap(Story):
         )
         moved = await self._ask(self.source, swap, self._limits.answer(limit), messages.Moved)
         self.times.take(moved.phases, began)
+        self._tell_of_devices(moved.phases)
 
     async def _go_on(self) -> None:
         await self._resume()
@@ -108,7 +109,7 @@ class GpuSwap(Story):
         self.error = error
         if self.step is Step.FREEZING:
             settled = await self._settled()
-            if settled.why:
+            if settled.why and (settled.state == "lost" or isinstance(error, Unreachable)):
                 self.error = LiveshiftError(settled.why, hint=error.hint)
             if settled.state == "swapped":
                 self._ground.tell(self, f"it is on {self._way[1]} all the same: {error}")

@@ -28,6 +28,8 @@ MISSING_S = 60.0
 """Between two attempts to start a helper that could not be started."""
 ARENA = "LIVESHIFT_DEVICE_ARENA"
 """Read by the interposer: cudaMalloc is to give out memory that can be taken away and put back."""
+OFF = "gpu.fast_path is off"
+"""Why no memory is streamed where the cluster file says so."""
 LIBCUDA = "libcuda.so.1"
 SIGNS = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"))
 
@@ -71,7 +73,7 @@ class GpuWatch:
             cuda=seen.cuda,
             can_remap=seen.can_remap,
             mps=seen.mps,
-            fast_path=seen.fast_path if self._fast_path else "gpu.fast_path is off",
+            fast_path=seen.fast_path if self._fast_path else OFF,
             gpus=list(seen.gpus),
             taken={**busy, **taken},
             why_none=seen.why_none or "",

@@ -122,7 +122,8 @@ class Move(Story):
             if self.to_gpu:
                 wanted.append((left(self.capsule.name, look.gpu, self.from_gpu), self.to_gpu))
             reserved = await self._reserve(look, self.source, self.destination, limit, wanted)
-            detail.append(f"{len(look.survey.pids)} tasks")
+            tasks = len(look.survey.pids)
+            detail.append(f"{tasks} task{'s' if tasks != 1 else ''}")
         return reserved
 
     async def _reserve(
@@ -167,6 +168,7 @@ class Move(Story):
             raise
         self.times.shipped(frozen.image_bytes)
         self.times.take(frozen.phases, began)
+        self._tell_of_devices(frozen.phases)
 
     async def _until_it_comes_no_further(self, silent: Unreachable) -> None:
         """A source that cannot be reached may be sending all the same."""

@@ -94,8 +94,8 @@ def _check_memory(survey: Survey, memory: int, device_memory: int) -> Check:
     # The image lies in memory until the tree has been restored from it, hence twice.
     needed = 2 * (survey.resident + survey.shared_memory + device_memory) + MEMORY_MARGIN
     found = f"{memory >> 20} MiB offered, {needed >> 20} MiB needed"
-    if device_memory:
-        found += f", of which {2 * device_memory >> 20} MiB for what the driver's checkpoint copies"
+    if copied := 2 * device_memory >> 20:
+        found += f", of which {copied} MiB for what the driver's checkpoint copies"
     if needed > memory:
         also = f", with {device_memory >> 20} MiB of device memory in it" if device_memory else ""
         return "memory", found, (

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, TypeVar
 
 from ..errors import LiveshiftError, Unreachable
@@ -124,6 +124,11 @@ class Story(ABC):
             ask = messages.Resume(self.capsule.name, RESUME_WAIT_S)
             seen = await self._ask(self.destination, ask, RESUME_WAIT_S + 5, messages.Moved)
             self.times.take(seen.phases, began)
+
+    def _tell_of_devices(self, phases: Sequence[messages.Phase]) -> None:
+        """By which path device memory left its GPUs, and why, if it did."""
+        for words in dict.fromkeys(phase.detail for phase in phases if phase.name == "gpu save"):
+            self._ground.tell(self, words)
 
     @property
     def _standstill(self) -> Standstill:

@@ -107,9 +107,13 @@ class Swapper:
 
     @contextlib.contextmanager
     def _keeping(self, ask: messages.SwapGpu) -> Iterator[None]:
-        """No other capsule gets one of the two GPUs meanwhile."""
+        """No other capsule gets one of the two GPUs meanwhile; raises Refused if one has since
+        the plan."""
         words = f"is changed for another one by {ask.capsule} ({ask.migration})"
         ours = {new: words for old, new in ask.pairs if old != new}
+        taken = self._porter.gpus_taken()
+        for uuid in ours.keys() & taken.keys():
+            raise Refused(f"the GPU {uuid} {taken[uuid]}", hint="try again when that has ended")
         self._porter.gpus_swapped |= ours
         try:
             yield

@@ -128,7 +128,11 @@ def test_a_swap_that_fails_leaves_it_on_the_old_gpu(way: Failure) -> None:
     assert stage.steps[-3:] == [Step.FREEZING, Step.ROLLING_BACK, Step.FAILED]
     assert stage.gates == ["closed before 1", "open before 3"]
     row = swap.row()
-    assert (row.error, row.frozen_s > 0) == ("GPU 5 has no room", True)
+    assert row.frozen_s > 0
+    if isinstance(way, Unreachable) or way is None:  # its own words were lost
+        assert row.error == "GPU 5 has no room"
+    else:
+        assert str(way) in str(row.error)
     (reopen,) = [phase for phase in row.phases if phase.name == "reopen"]
     assert reopen.frozen
 

@@ -119,6 +119,7 @@ def test_all_but_the_spared_threads_stand_still_and_then_go_on_undisturbed(
         assert len(held.held) == len(KINDS)  # the first thread too
         subject.stands(*OTHERS)
         subject.runs("liveshift")
+        assert held.lost() == frozenset()
         held.end()
         assert held.held == frozenset()
         subject.runs(*OTHERS, "liveshift")
@@ -263,8 +264,10 @@ def test_a_hold_ends_well_when_what_it_held_was_killed(subjects: Subjects) -> No
     held.begin(5)
     os.kill(child, signal.SIGKILL)
     until(lambda: not held.held)
+    assert held.lost() == {child}
     assert state(child) == "Z"
-    held.spare_from_exit()
+    with pytest.raises(StepFailed, match=f"hold: process {child} was killed while it was held"):
+        held.spare_from_exit()
     held.end()
     subject.runs("busy")
 

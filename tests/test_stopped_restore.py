@@ -15,7 +15,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,13 +101,19 @@ class Image:
         assert self.locked()
 
 
-@pytest.fixture
-def image(criu: Criu, rooms: Rooms, place: Path, sink: Sink) -> Image:
+def arrive(
+    criu: Criu,
+    rooms: Rooms,
+    place: Path,
+    sink: Sink,
+    before: Callable[[Room, Counters], None] = lambda *_: None,
+) -> Image:
     path = place.parent / "counters"
     path.touch()
     counters = Counters(path, KINDS)
     here = rooms.run([str(build(place.parent)), str(path), "2", *KINDS])
     until(lambda: counters.all_began(2))
+    before(here, counters)
     frozen = FrozenTree(here, ROOT_PID, place / "images")
     frozen.dump(criu, sink, 60)
     sink.write_to(place / "arrived")
@@ -115,6 +121,11 @@ def image(criu: Criu, rooms: Rooms, place: Path, sink: Sink) -> Image:
     room.end(here)
     frozen.release()
     return Image(rooms.empty(), place / "arrived", pipes, counters)
+
+
+@pytest.fixture
+def image(criu: Criu, rooms: Rooms, place: Path, sink: Sink) -> Image:
+    return arrive(criu, rooms, place, sink)
 
 
 def spared(pid: int) -> set[int]:
@@ -173,6 +184,39 @@ def test_it_may_be_dropped_at_each_point_and_the_same_image_runs_at_last(
     tree = image.stopped(criu)
     tree.let_run_held(hold_tree(image.room, spared))
     image.all_run()
+
+
+def test_what_the_job_itself_had_stopped_stays_stopped_when_all_is_let_go(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    def stop(here: Room, counters: Counters) -> None:
+        inner = counters.row("signals", 1).tid
+        (task,) = (task for task in tasks(here) if inner_pid(task.pid) == inner)
+        task.suspend()
+        until(lambda: threads.state(task.pid) == "T")
+
+    image = arrive(criu, rooms, place, sink, stop)
+    tree = image.stopped(criu)
+    tree.let_run_held(hold_tree(image.room, spared))
+    image.runs(0, *OTHERS, "liveshift")
+    image.stands(1, *OTHERS, "liveshift")
+    (other,) = (task for task in tasks(image.room) if inner_pid(task.pid) != ROOT_PID)
+    assert threads.state(other.pid) == "T"
+    other.resume()
+    image.all_run()
+
+
+def test_a_tree_of_which_a_process_was_killed_meanwhile_is_not_let_go(
+    criu: Criu, image: Image
+) -> None:
+    tree = image.stopped(criu)
+    held = hold_tree(image.room, spared)
+    other = tasks(image.room)[-1]
+    other.kill()
+    until(held.lost)
+    with pytest.raises(StepFailed, match=f"process {other.pid} was killed while it was held"):
+        tree.let_run_held(held)
+    image.nothing_is_left()
 
 
 def test_a_network_that_cannot_be_opened_leaves_nothing_and_the_next_attempt_runs(

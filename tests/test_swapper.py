@@ -124,6 +124,14 @@ def test_nobody_gets_the_two_gpus_meanwhile(scene: Scene) -> None:
     assert scene.gpus_swapped == {}
 
 
+def test_a_gpu_that_was_promised_since_the_plan_is_not_taken(scene: Scene) -> None:
+    scene.promised = {"GPU-b": "is promised to llm/0 (m8)"}
+    with pytest.raises(Refused, match=r"GPU-b is promised to llm/0"):
+        scene.says(scene.swapper.swap(SWAP))
+    assert (scene.driver.done, scene.gpus_swapped) == ([], {})
+    assert scene.settled().state == "stays"
+
+
 def test_one_that_failed_is_told_with_its_reason(scene: Scene) -> None:
     scene.driver.fails["new 1001"] = [NO_ROOM]
     with pytest.raises(StepFailed, match="out of memory"):

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from ...errors import StepFailed
 from ..hold import Hold, spared_threads
 from .calls import Ask, Holds, HoldThreads, Release, SpareFromExit
 from .operations import Operations
@@ -56,8 +57,9 @@ class Holding:
 
     def _spare_from_exit(self, caller: Caller, ask: SpareFromExit) -> None:
         hold = self._of(ask.pid)
-        if hold is not None:
-            hold.spare_from_exit()
+        if hold is None:
+            raise StepFailed("hold", f"process {ask.pid} is not held: it was killed meanwhile")
+        hold.spare_from_exit()
 
     def _release(self, caller: Caller, ask: Release) -> None:
         with self._mutex:
