@@ -27,10 +27,14 @@ class Library:
 
     def __init__(self, name: str) -> None:
         self._program, self._own = ctypes.CDLL(None), ctypes.CDLL(name)
+        self._found: dict[str, Any] = {}  # looking up takes longer than some calls
 
     def code(self, name: str, *arguments: Any) -> int:
         """Call it and return its result."""
-        function = getattr(self._program, name, None) or getattr(self._own, name)
+        function = self._found.get(name)
+        if function is None:
+            function = getattr(self._program, name, None) or getattr(self._own, name)
+            self._found[name] = function
         return int(function(*arguments))
 
     def __getattr__(self, name: str) -> Any:
