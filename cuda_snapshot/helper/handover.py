@@ -77,8 +77,8 @@ def take_back(
     gpus: Mapping[str, str] | None = None,
 ) -> None:
     """Give the process the key's memory for all blocks that it gave up, on the GPU for which it was
-    made, or that ``gpus`` has in its place; the key is dropped then, unless it is to ``keep``. On an
-    error the key stays, and this may be called again: what the process has is not given twice.
+    made, or that ``gpus`` has in its place; the key is dropped then, unless it is to ``keep``. On
+    an error the key stays, and this may be called again: what the process has is not given twice.
 
     Raises LiveshiftError; before anything is given where blocks or bytes are missing."""
     lacking = [block for block, here in session.blocks() if not here]

@@ -8,6 +8,7 @@ then the process is told END, and keys keep what they hold.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
