@@ -267,7 +267,8 @@ class DeviceTree:
             with self._session(process) as session:
                 if ours:
                     # A restore that fails after all is done again, from the same memory.
-                    session.take_back(key, keep=pid in self._held)
+                    arrived = pid in self._held  # its memory is on this host's GPUs already
+                    session.take_back(key, keep=arrived, gpus=() if arrived else gpus)
                 if verify:
                     _compare(saved, session.checksums(saved.samples or 0))
 

@@ -451,7 +451,6 @@ for first in (0, 1):
     assert pinned == [pair[0]], pinned  # for the next copy
     with memory.use("k") as holding:
         memory.bring_to(holding, holding.pieces[0], pair[1])
-        memory.bring_to(holding, holding.pieces[0], "GPU-of-another-host")
         assert {piece.gpu for piece in holding.pieces} == {pair[1]}
     memory.drop("k")
     rings.unpin_idle(memory.gpus())

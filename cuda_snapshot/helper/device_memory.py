@@ -135,9 +135,8 @@ class DeviceMemory:
             return piece.address
 
     def bring_to(self, holding: Holding, piece: Piece, gpu: str) -> None:
-        """Have a piece's memory on that GPU, copied there if it is on another one of this host. A
-        GPU that is not of this host is one that a process still has in mind: then it is right."""
-        if piece.gpu == gpu or gpu not in self._contexts:
+        """Have a piece's memory on that GPU, copied there if it is on another one of this host."""
+        if piece.gpu == gpu:
             return
         self._settle_on(holding, gpu)
         fresh = self._created(piece.block, gpu)

@@ -7,7 +7,7 @@ by the process only when the helper has it, and dropped by the helper only when 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ...errors import LiveshiftError, StepFailed
 from ...interposer.layout import Memory
@@ -69,10 +69,16 @@ def _undo(
     memory.drop(holding.key)
 
 
-def take_back(session: ProcessSession, memory: DeviceMemory, key: str, keep: bool = False) -> None:
-    """Give the process the key's memory for all blocks that it gave up, on the GPU where it says
-    that they are now; the key is dropped then, unless it is to ``keep``. On an error the key stays,
-    and this may be called again: what the process has by then is not given twice.
+def take_back(
+    session: ProcessSession,
+    memory: DeviceMemory,
+    key: str,
+    keep: bool = False,
+    gpus: Mapping[str, str] | None = None,
+) -> None:
+    """Give the process the key's memory for all blocks that it gave up, on the GPU for which it was
+    made, or that ``gpus`` has in its place; the key is dropped then, unless it is to ``keep``. On
+    an error the key stays, and this may be called again: what the process has is not given twice.
 
     Raises LiveshiftError; before anything is given where blocks or bytes are missing."""
     lacking = [block for block, here in session.blocks() if not here]
@@ -96,7 +102,8 @@ def take_back(session: ProcessSession, memory: DeviceMemory, key: str, keep: boo
             )
         for block in lacking:
             piece = pieces[block.address]
-            memory.bring_to(holding, piece, block.gpu)
+            made_for = piece.block.gpu  # the process may name its GPUs as they were before
+            memory.bring_to(holding, piece, (gpus or {}).get(made_for, made_for))
             with memory.descriptor(piece) as descriptor:
                 session.map(block, descriptor)
     if not keep:

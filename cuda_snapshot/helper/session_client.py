@@ -8,6 +8,7 @@ then the process is told END, and keys keep what they hold.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -53,6 +54,7 @@ class TakeBack(SessionAsk, frozen=True):
 
     key: str
     keep: bool = False
+    gpus: list[tuple[str, str]] = []
 
 
 class SessionReply(msgspec.Struct, frozen=True):
@@ -103,10 +105,15 @@ class DeviceSession:
         error says so where the helper still holds it."""
         return list(self._ask(GiveUp(key), list[Block], LONG_S))
 
-    def take_back(self, key: str, *, keep: bool = False) -> None:
+    def take_back(
+        self, key: str, *, keep: bool = False, gpus: Sequence[tuple[str, str]] = ()
+    ) -> None:
         """Give the process what the key holds, at its old addresses; then the key is dropped. May
-        be tried again after an error, and with ``keep`` also for another process: the key stays."""
-        self._ask(TakeBack(key, keep), None, LONG_S)
+        be tried again after an error, and with ``keep`` also for another process: the key stays.
+
+        ``gpus``: pairs of GPUs of this host; what was given up on the first is brought to the
+        second."""
+        self._ask(TakeBack(key, keep, list(gpus)), None, LONG_S)
 
     def _ask(self, ask: SessionAsk, kind: Any, within_s: float) -> Any:
         try:

@@ -58,8 +58,8 @@ def _answer(raw: bytes, session: ProcessSession, memory: DeviceMemory) -> Any:
             return _checksums(session, samples)
         case GiveUp(key):
             return handover.give_up(session, memory, key)
-        case TakeBack(key, keep):
-            return handover.take_back(session, memory, key, keep)
+        case TakeBack(key, keep, gpus):
+            return handover.take_back(session, memory, key, keep, dict(gpus))
 
 
 def _checksums(session: ProcessSession, samples: int) -> dict[int, int]:
