@@ -34,45 +34,50 @@ def main() -> int:
     parser.add_argument("steps", nargs="*", metavar="STEP", help="of E1 … E9; all without any")
     parser.add_argument("--deadline", type=float, default=1e6, help="seconds for one step")
     parser.add_argument("--budget", type=float, default=plan.BUDGET_S, help="seconds in all")
-    parser.add_argument(
-        "--simulated", action="store_true", help="the doubles, even with a GPU here"
-    )
+    parser.add_argument("--simulated", action="store_true", help="the doubles, even with a GPU")
     parser.add_argument("--short", action="store_true", help="as few repetitions as tell anything")
     parser.add_argument("--out", type=Path, help="folder of the results")
     parser.add_argument("--keep", action="store_true", help="leave the steps' folders in build/")
     args = parser.parse_args()
     try:
-        chosen = plan.named(args.steps)
+        args.steps = plan.named(args.steps)
     except KeyError as unknown:
         parser.error(f"no step {unknown}; there are {', '.join(s.name for s in plan.STEPS)}")
-    began = float(os.environ.get("LIVESHIFT_GPU_SUITE_BEGAN", time.time()))
-    until = began + args.budget
-
     work = BUILD / f"run-{os.getpid()}"
     work.mkdir(parents=True)
     alone.adopt()
+    try:
+        report = _run(args, work)
+    finally:
+        if not args.keep:
+            shutil.rmtree(work)
+    ran = [outcome for outcome in report.outcomes.values() if outcome.ran]
+    return 0 if ran and all(outcome.passed for outcome in ran) else 1
+
+
+def _run(args: argparse.Namespace, work: Path) -> Report:
+    """The steps, one after the other; the results are written after each."""
+    began = float(os.environ.get("LIVESHIFT_GPU_SUITE_BEGAN", time.time()))
     environment = _environment(args.short)
     machine = None if args.simulated else _machine(environment)
     if machine is None:
         environment |= _doubles()
         machine = _machine(environment)
     if machine is None:
-        raise SystemExit(
-            "error: there is no CUDA driver here, and the simulated one does not start"
-        )
-    environment["LD_LIBRARY_PATH"] = ":".join(
-        filter(None, (machine.library_path, environment.get("LD_LIBRARY_PATH")))
-    )
+        raise SystemExit("error: no CUDA driver here, and the simulated one does not start")
+    path = environment.get("LD_LIBRARY_PATH")
+    environment["LD_LIBRARY_PATH"] = ":".join(filter(None, (machine.library_path, path)))
     (work / "machine.json").write_text(dumps(asdict(machine)))
     _say(f"{machine.gpu}, driver {machine.driver}, torch {machine.torch or 'none'}")
+    folder = args.out or (BUILD / "results" if machine.simulated else RESULTS)
+    if machine.simulated and folder.resolve() == RESULTS:
+        raise SystemExit("error: the doubles give no result of a GPU: it does not go there")
 
     today = datetime.date.today().isoformat()
     report = Report(machine, liveshift.__version__, _commit(), today, {})
-    folder = args.out or (BUILD / "results" if machine.simulated else RESULTS)
-    if machine.simulated and folder.resolve() == RESULTS:
-        parser.error("what the doubles give is no result of a GPU: it does not go there")
-    for step in chosen:
-        left = until - time.time()
+    written = folder
+    for step in args.steps:
+        left = began + args.budget - time.time()
         lacking = [machine.lacks[need] for need in step.needs if need in machine.lacks]
         if lacking:
             outcome = Outcome(why="; ".join(lacking))
@@ -87,11 +92,8 @@ def main() -> int:
         written = report.write(folder)
         told = "passed" if outcome.passed else "FAILED" if outcome.ran else "not run"
         _say(f"{step.name} {told:7} {outcome.seconds:6.1f} s  {step.title}  {outcome.why}")
-    if not args.keep:
-        shutil.rmtree(work)
     print(written)
-    ran = [outcome for outcome in report.outcomes.values() if outcome.ran]
-    return 0 if ran and all(outcome.passed for outcome in ran) else 1
+    return report
 
 
 def _environment(short: bool) -> dict[str, str]:
