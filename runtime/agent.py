@@ -95,10 +95,11 @@ class Agent:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         _memory_for_images(self.cluster.paths.run / "images")
         self.porter.receiver.start()
+        address = str(self.cluster.orchestrator)
+        # Before anything is taken up: a command that has ended meanwhile is told of at once.
+        self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
         await self.porter.take_up()
         await self.swapper.take_up()
-        address = str(self.cluster.orchestrator)
-        self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
         await local_socket.serve(self.cluster.paths.run / "agent.sock", self._relay)
         notify.ready()
         await asyncio.gather(

@@ -185,6 +185,8 @@ class Arrival:
     def finish_letting_run(self) -> bool:
         """An earlier agent was to let it run: whether it runs now."""
         if self._tree.resumed():
+            if self._devices is not None:
+                self._devices.end()  # the agent before may not have come to it
             adopt(self.resident.room)
             return True
         try:

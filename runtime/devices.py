@@ -104,6 +104,19 @@ class Devices:
         limit = self.cluster.timeouts.gpu_lock
         return DeviceTree(resident, helper, migration, limit, samples, why, only)
 
+    def forget(self, migration: str) -> None:
+        """Have the helper drop what an earlier agent left with it for a migration. Blocks; raises
+        nothing: what stays is dropped with the helper."""
+        helper = self.gpus.helper()
+        if helper is not None:
+            with suppress(LiveshiftError):
+                _drop(helper, migration)
+
+
+def _drop(helper: GpuHelper, migration: str) -> None:
+    for key in [key for key in helper.held() if key.startswith(migration + "/")]:
+        helper.drop(key)
+
 
 class DeviceLost(StepFailed):
     """The driver can neither go on with a process's device state nor give it back."""
@@ -188,8 +201,7 @@ class DeviceTree:
 
     def drop(self) -> None:
         """Have the helper forget the memory: it lives on elsewhere."""
-        for key in [k for k in self.helper.held() if k.startswith(self.migration + "/")]:
-            self.helper.drop(key)
+        _drop(self.helper, self.migration)
 
     # ---- back on a GPU -------------------------------------------------------------------------
 
@@ -230,14 +242,19 @@ class DeviceTree:
 
     def spare_from_exit(self) -> None:
         """What :meth:`arrive` holds was granted: it does not end with its helper any more."""
-        for pid in self._held:
+        for pid in self._arrived():
             self.helper.spare_from_exit(pid)
 
     def end(self) -> None:
         """Let go what :meth:`arrive` holds."""
-        for pid in self._held:
+        for pid in self._arrived():
             self.helper.release(pid)
         self._held.clear()
+
+    def _arrived(self) -> set[int]:
+        """Whom the helper holds for :meth:`arrive`, be it that of an agent before this one."""
+        there = {task.pid for task in tasks(self.resident.room)}
+        return {*self._held, *(pid for pid in there if self.helper.holds(pid))}
 
     def _bring_back(self, process: CudaProcess, gpus: Sequence[tuple[str, str]]) -> None:
         helper, pid, key = self.helper, process.pid, self.key(process.inner)

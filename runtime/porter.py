@@ -101,6 +101,7 @@ class Porter:
         for name in names:
             await self._take_up_departure(name)
             if name not in self.departures and name not in self.arrivals:
+                await asyncio.to_thread(self.devices.forget, name)
                 shutil.rmtree(images / name, ignore_errors=True)
 
     async def _take_up_departure(self, name: str) -> None:
