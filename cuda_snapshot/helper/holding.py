@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from ...errors import StepFailed
 from ..hold import Hold, spared_threads
 from .calls import Ask, Holds, HoldThreads, Release, SpareFromExit
 from .operations import Operations
@@ -56,8 +57,9 @@ class Holding:
 
     def _spare_from_exit(self, caller: Caller, ask: SpareFromExit) -> None:
         hold = self._of(ask.pid)
-        if hold is not None:
-            hold.spare_from_exit()
+        if hold is None:
+            raise StepFailed("hold", f"process {ask.pid} is not held (any more)")
+        hold.spare_from_exit()
 
     def _release(self, caller: Caller, ask: Release) -> None:
         with self._mutex:
@@ -66,8 +68,10 @@ class Holding:
             hold.end()
 
     def _of(self, pid: int) -> Hold | None:
+        """None also for one that has ended: its pid may be another's by now."""
         with self._mutex:
-            return self._holds.get(pid)
+            hold = self._holds.get(pid)
+        return hold if hold is not None and hold.held else None
 
     def _forget_ended(self) -> None:
         """Their pids may be others' by now."""
