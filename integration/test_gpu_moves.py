@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -253,11 +254,12 @@ def over(job: Job, count: int) -> bool:
     [
         ("source.devices_saved", "source", "failed"),
         ("source.dumped", "source", "failed"),
+        ("source.dumped", "destination", "failed"),  # what had come is not kept in its GPUs
         ("orchestrator.frozen", "ctl", "done"),
         ("orchestrator.committed", "ctl", "done"),
         ("destination.restoring", "destination", "failed"),
         ("destination.devices_back", "destination", "failed"),
-        ("destination.granted", "destination", "done"),
+        ("destination.granted", "destination", "done"),  # held by the helper, to be let go
         ("destination.running", "destination", "done"),
     ],
 )
@@ -273,7 +275,7 @@ def test_a_daemon_that_dies(
     assert long.seen(0).host == (destination if row.state == "done" else source)
 
 
-@pytest.mark.parametrize("point", ["source.dumped", "destination.restoring"])
+@pytest.mark.parametrize("point", ["source.dumped", "destination.restoring", "destination.granted"])
 def test_the_destinations_helper_dies(fast: GpuLab, points: Held, long: Job, point: str) -> None:
     """What it had filled is gone with it; the source's helper has it still."""
     with interrupted(fast, points, long, point) as (source, destination):
@@ -284,6 +286,20 @@ def test_the_destinations_helper_dies(fast: GpuLab, points: Held, long: Job, poi
     fast.wait_probed(destination)  # by a helper that was started anew
     if long.seen(0).host != destination:
         moved(fast, long, to=destination)
+
+
+def test_a_job_that_is_killed_while_it_is_off_the_gpus(fast: GpuLab, points: Held) -> None:
+    """Nothing of it is left, neither in the helpers nor on the GPUs."""
+    job = fast.start("killed")
+    points.arm("source.devices_saved")
+    with fast.session.popen("migrate", f"{job.name}/0") as moving:
+        points.wait("source.devices_saved")
+        for pid in job.seen(0).tasks.values():
+            os.kill(pid, signal.SIGKILL)
+        points.release("source.devices_saved")
+        moving.communicate(timeout=60)
+    for host in fast.gpus:
+        fast.wait_empty(host)
 
 
 def test_in_the_end_the_long_job_is_whole(

@@ -104,10 +104,19 @@ class Agent:
         notify.ready()
         await asyncio.gather(
             self.uplink.serve(), self._report(), self.porter.keep_asking(),
-            self.gatekeeper.keep(), self.gpus.keep(),
+            self.gatekeeper.keep(), self.gpus.keep(), self._forget_device_memory(),
         )  # fmt: skip
 
     # ---- to the orchestrator ----
+
+    async def _forget_device_memory(self) -> None:
+        """Once: the helper has outlived an agent, and keeps what that one had it hold."""
+
+        def known() -> set[str]:
+            return {*self.porter.departures, *self.porter.arrivals, *self.swapper.unfinished()}
+
+        while not await asyncio.to_thread(self.porter.devices.drop_all_but, known):
+            await asyncio.sleep(self.cluster.timeouts.heartbeat)
 
     async def _report(self) -> None:
         greeted: int | None = None  # the orchestrator's life that knows us

@@ -101,7 +101,6 @@ class Porter:
         for name in names:
             await self._take_up_departure(name)
             if name not in self.departures and name not in self.arrivals:
-                await asyncio.to_thread(self.devices.forget, name)
                 shutil.rmtree(images / name, ignore_errors=True)
 
     async def _take_up_departure(self, name: str) -> None:
@@ -114,7 +113,7 @@ class Porter:
             return
         here = await asyncio.to_thread(
             lambda: Departure.take_up(
-                name, resident, self._house.housing, self.devices.tree(name, resident)
+                name, resident, self._house.housing, lambda: self.devices.left(name, resident)
             )
         )
         here.gpus = note.gpus
