@@ -77,7 +77,7 @@ BY_NAME: dict[str, type[LiveshiftError]] = {
 def to_wire(error: BaseException) -> tuple[str, str, str | None]:
     """Flatten an error into (kind, message, hint) for a reply."""
     if isinstance(error, LiveshiftError):
-        kind = next((n for n, c in BY_NAME.items() if type(error) is c), "LiveshiftError")
+        kind = next(c.__name__ for c in type(error).__mro__ if c.__name__ in BY_NAME)
         return kind, error.message, error.hint
     return "LiveshiftError", f"{type(error).__name__}: {error}", None
 

@@ -154,9 +154,11 @@ class RestoringTree:
         except (LiveshiftError, OSError) as error:
             self.drop()
             raise self._failed(str(error)) from error
-        hold.end()
-        self._open_door(go_on)
-        adopt(self._room)
+        try:
+            hold.end()
+        finally:  # it runs, whatever became of the hold
+            self._open_door(go_on)
+            adopt(self._room)
 
     def take_up(self) -> None:
         """Go on where an earlier agent left."""

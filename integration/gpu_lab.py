@@ -185,7 +185,7 @@ class GpuLab:
         tree = (sys.executable, RANKS, str(ranks)) if ranks > 1 else ()
         return (
             *self.device.environment, *tree, sys.executable, TRAIN, "--out", "{out}",
-            "--steps", str(steps), "--pace", "0.05", "--enough", "{out}/enough", *more,
+            "--steps", str(steps), "--pace", "0.1", "--enough", "{out}/enough", *more,
         )  # fmt: skip
 
     def start(self, name: str, *more: str, nnodes: int = 1, ranks: int = 1) -> Job:

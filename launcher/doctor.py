@@ -65,7 +65,7 @@ def examine(criu: str | None, reading: Reading | None = None) -> Iterator[Findin
         "/run": machine.run_directory,
         "write tracking": kernel.write_tracking,
         "deadlines": partial(deadlines.deadlines, timeouts, state, source),
-        "GPU driver": machine.gpus,
+        "GPU driver": partial(machine.gpus, cluster.gpu.libraries if cluster else None),
     }
     for name, check in checks.items():
         try:

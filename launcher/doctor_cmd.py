@@ -19,7 +19,7 @@ def doctor(
             "--config",
             "-c",
             metavar="FILE",
-            help="Look at what this cluster file says: the CRIU that it names, its deadlines.",
+            help="Look at what this cluster file says: its CRIU, GPU libraries and deadlines.",
             show_default=False,
         ),
     ] = None,

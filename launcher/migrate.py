@@ -47,7 +47,7 @@ def migrate(
         typer.Option(
             "--to-gpu",
             metavar="[HOST/]GPU",
-            help="A GPU of the host that it is on, or of another one: an index, or part of a UUID.",
+            help="A GPU of its host or of another one: an index, or the beginning of a UUID.",
             show_default=False,
         ),
     ] = "",

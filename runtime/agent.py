@@ -95,18 +95,28 @@ class Agent:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         _memory_for_images(self.cluster.paths.run / "images")
         self.porter.receiver.start()
+        address = str(self.cluster.orchestrator)
+        # Before anything is taken up: a command that has ended meanwhile is told of at once.
+        self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
         await self.porter.take_up()
         await self.swapper.take_up()
-        address = str(self.cluster.orchestrator)
-        self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
         await local_socket.serve(self.cluster.paths.run / "agent.sock", self._relay)
         notify.ready()
         await asyncio.gather(
             self.uplink.serve(), self._report(), self.porter.keep_asking(),
-            self.gatekeeper.keep(), self.gpus.keep(),
+            self.gatekeeper.keep(), self.gpus.keep(), self._forget_device_memory(),
         )  # fmt: skip
 
     # ---- to the orchestrator ----
+
+    async def _forget_device_memory(self) -> None:
+        """Once: the helper has outlived an agent, and keeps what that one had it hold."""
+
+        def known() -> set[str]:
+            return {*self.porter.departures, *self.porter.arrivals, *self.swapper.unfinished()}
+
+        while not await asyncio.to_thread(self.porter.devices.drop_all_but, known):
+            await asyncio.sleep(self.cluster.timeouts.heartbeat)
 
     async def _report(self) -> None:
         greeted: int | None = None  # the orchestrator's life that knows us

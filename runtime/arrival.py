@@ -12,8 +12,10 @@ and (inbox.py) what had come when it was complete.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -24,9 +26,9 @@ from ..criu_glue.rights import User
 from ..criu_glue.room import Room, adopt, started
 from ..criu_glue.tool import Criu
 from ..cuda_snapshot.assignment import Pairs
-from ..errors import StepFailed
+from ..errors import LiveshiftError, StepFailed
 from . import carried_out
-from .device_memory import DeviceInlet, Pump
+from .device_memory import TABLE, DeviceInlet, Pump, decode
 from .devices import Devices, DeviceTree
 from .faultpoints import reach
 from .inbox import Inbox
@@ -61,6 +63,7 @@ class Arrival:
     ) -> None:  # fmt: skip
         self.migration = reserve.migration
         self._devices = devices
+        self._find_devices: Callable[[], DeviceTree | None] = lambda: None
         self.source = reserve.source
         self.gpus = gpus or []
         self.resident = resident
@@ -98,8 +101,8 @@ class Arrival:
             return None
         room = Room(housing.plan(note.reserve.spec), note.init, note.init_started)
         resident = housing.resident(note.reserve, room)
-        tree = devices.tree(migration, resident) if note.gpus else None
-        here = cls(note.reserve, resident, housing, tree, note.gpus)
+        here = cls(note.reserve, resident, housing, None, note.gpus)
+        here._find_devices = lambda: devices.left(migration, resident)
         here._tree.take_up()
         if not here.inbox.take_up() or not room.alive():
             return None
@@ -141,8 +144,7 @@ class Arrival:
                 self._tree.stop_at_door(deadline_s)
                 devices.arrive(watch, self.gpus)
             except BaseException:
-                self._tree.drop()
-                devices.end()
+                self.drop_tree()
                 raise
             reach("destination.devices_back")
 
@@ -162,18 +164,25 @@ class Arrival:
                 self._let_go(deadline_s)
             except Exception as error:
                 if not self._tree.resumed():
-                    self._tree.drop()
+                    self.drop_tree()
                     here.unnote()
                     raise StepFailed("restore", f"it could not be let go: {error}") from error
                 log.exception("%s runs, though", here.spec.name)
         return Moved(self.inbox.manifest.image_bytes, watch.phases)
 
     def _take_saved(self) -> bool:
-        """What the source has said of device state; whether there is any."""
-        inlet = self.inbox.devices
-        if self._devices is None or inlet is None:
+        """What the source has said of device state; whether there is any. Raises StepFailed where
+        there is, and no helper: without it none of the processes may go on."""
+        if TABLE not in self.inbox.manifest.streams:
             return False
-        self._devices.saved = inlet.saved or []
+        self._devices = self._devices or self._find_devices()
+        if self._devices is None:
+            raise StepFailed(
+                "restore",
+                "the image has device state, and the GPU helper of this host can't be reached",
+                hint="its log is gpu-helper.log in the run directory",
+            )
+        self._devices.saved = decode((self.images / TABLE).read_bytes())
         return bool(self._devices.saved)
 
     def _let_go(self, deadline_s: float) -> None:
@@ -184,14 +193,24 @@ class Arrival:
 
     def finish_letting_run(self) -> bool:
         """An earlier agent was to let it run: whether it runs now."""
-        if self._tree.resumed():
-            adopt(self.resident.room)
-            return True
+        resumed = self._tree.resumed()
         try:
-            self._let_go(self._housing.cluster.timeouts.suspicion)
-        except StepFailed:
-            self.resident.unnote()
-            return False
+            if self._take_saved() and self._devices is not None:
+                if not resumed:
+                    self._devices.take_up()
+                else:
+                    self._devices.take_up(some=True)
+                    self._devices.end()
+            if not resumed:
+                self._let_go(self._housing.cluster.timeouts.suspicion)
+        except LiveshiftError as error:
+            log.error("%s: %s", self.resident.spec.name, error)
+            if not self._tree.resumed():
+                self.drop_tree()
+                self.resident.unnote()
+                return False
+        if resumed:
+            adopt(self.resident.room)
         return True
 
     def forward(self, sender: Sender) -> Frozen:
@@ -203,9 +222,12 @@ class Arrival:
                 self._forward_file(sender, stream, self.inbox.path(kind, name))
         self._take_saved()
         pump = Pump(self._devices, sender.send)
-        for tree in sorted({s.split(":", 2)[2] for s in manifest.streams if s.startswith("tree:")}):
-            self._forward_tree(sender, tree)
-        pump.finish()
+        try:
+            for tree in sorted({s.split(":", 2)[2] for s in manifest.streams if s[:5] == "tree:"}):
+                self._forward_tree(sender, tree)
+            pump.finish()
+        finally:
+            pump.stop()  # it must not use the sender once that is closed
         sender.send_manifest(
             manifest.capsule, manifest.image_bytes, manifest.pipes, manifest.gone()
         )
@@ -234,6 +256,9 @@ class Arrival:
     def drop_tree(self) -> None:
         """End what was restored but may not run; room and image stay."""
         self._tree.drop()
+        if self._devices is not None:
+            with contextlib.suppress(LiveshiftError):  # the helper notes by itself that it ended
+                self._devices.end()
 
     def discard(self) -> None:
         """Drop the room and whatever has arrived. May be called again."""
@@ -243,6 +268,8 @@ class Arrival:
         self.free_images()
 
     def free_images(self) -> None:
+        if self._devices is not None or self.gpus:
+            self._devices = self._devices or self._find_devices()
         if self._devices is not None:
             self._devices.drop()
         (self.images / NOTE).unlink(missing_ok=True)  # first: without it nobody takes it up

@@ -26,10 +26,10 @@ from ..criu_glue.room import STDERR_FD, STDOUT_FD, end
 from ..criu_glue.survey import Survey, survey
 from ..criu_glue.tool import Criu
 from ..criu_glue.trees import Stamp, Tree
-from ..errors import LiveshiftError, Refused
+from ..errors import LiveshiftError, Refused, StepFailed, Unreachable
 from . import carried_out
 from .device_memory import Pump
-from .devices import DeviceLost, DeviceTree
+from .devices import DeviceLost, DeviceTree, has_cuda
 from .faultpoints import reach
 from .messages import Frozen, Moved
 from .resident import ROOT_PID, Housing, Resident
@@ -77,6 +77,7 @@ class Departure:
         self._housing = housing
         self._sender = sender
         self._devices = devices
+        self._find_devices: Callable[[], DeviceTree | None] = lambda: None
         self.gpus: list[str] = []
         self._trees = carried_trees(resident, housing)
         self._listed: dict[str, dict[str, Stamp]] = {}
@@ -88,10 +89,14 @@ class Departure:
 
     @classmethod
     def take_up(
-        cls, migration: str, resident: Resident, housing: Housing, devices: DeviceTree | None
-    ) -> Departure:
-        """What an earlier agent has left in the middle of a freeze, or held frozen after it."""
-        here = cls(migration, resident, housing, None, devices)
+        cls, migration: str, resident: Resident, housing: Housing,
+        find_devices: Callable[[], DeviceTree | None],
+    ) -> Departure:  # fmt: skip
+        """What an earlier agent has left in the middle of a freeze, or held frozen after it.
+
+        ``find_devices``: asked when it is to go on, and again where there was no GPU helper."""
+        here = cls(migration, resident, housing)
+        here._find_devices = find_devices
         here._frozen.take_up()
         here._locked = True
         return here
@@ -144,6 +149,8 @@ class Departure:
         if self._devices is not None:
             self._devices.save(watch)
             reach("source.devices_saved")
+            if time.monotonic() > self._wire.until:
+                raise StepFailed("gpu save", f"it took longer than {deadline_s:g} s")
         with watch.phase("lock", frozen=True):
             network.lock(self.resident.room.init)
             self._locked = True
@@ -203,11 +210,23 @@ class Departure:
             if self._locked and self.resident.room.alive():
                 self._unlock()
             self._locked = False
-        if self._devices is not None and self.resident.room.alive():
-            self._bring_devices_back(self._devices)
+        self._bring_devices_back()
         self._close()
 
-    def _bring_devices_back(self, devices: DeviceTree) -> None:
+    def _bring_devices_back(self) -> None:
+        devices = self._devices = self._devices or self._find_devices()
+        alive = self.resident.room.alive()
+        if devices is None:
+            if alive and has_cuda(self.resident):
+                raise Unreachable(
+                    f"the GPU helper, which has the device state of {self.resident.spec.name},"
+                    " can't be reached",
+                    hint="its log is gpu-helper.log in the run directory",
+                )
+            return
+        if not alive:
+            devices.drop()
+            return
         try:
             devices.bring_back(Stopwatch())
         except DeviceLost as lost:  # it would hang at its next CUDA call, and its job with it
@@ -228,8 +247,9 @@ class Departure:
         network.unplug(self.resident.overlay, self.resident.netns, self.resident.spec.index)
         self.resident.remove()
         self._frozen.release()
-        if self._devices is not None:
-            self._devices.drop()
+        devices = self._devices = self._devices or self._find_devices()
+        if devices is not None:
+            devices.drop()
         self._close()
 
     @property

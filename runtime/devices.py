@@ -23,7 +23,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -41,7 +41,7 @@ from ..interposer.orders import OrderedPage
 from .config import Cluster, FastPath, Verify
 from .gpu_survey import NO_ARENA
 from .gpu_watch import OFF, GpuWatch
-from .rank_pages import ordered_pages
+from .rank_pages import lives, ordered_pages
 from .resident import Resident
 from .stopwatch import Stopwatch
 
@@ -103,6 +103,29 @@ class Devices:
             why = helper.host().fast_path or (f"at the destination: {plain}" if plain else "")
         limit = self.cluster.timeouts.gpu_lock
         return DeviceTree(resident, helper, migration, limit, samples, why, only)
+
+    def left(self, migration: str, resident: Resident) -> DeviceTree | None:
+        """The same for what an earlier life of the agent has begun: to be ended, no more."""
+        return self.tree(migration, resident, plain="an earlier agent has begun it")
+
+    def drop_all_but(self, known: Callable[[], Collection[str]]) -> bool:
+        """Have the helper forget the memory of migrations that are not among the known ones; False:
+        it can't be asked now. Blocks."""
+        if not self.gpus.present():
+            return True
+        try:
+            helper = self.gpus.helper()
+            if helper is None:
+                return False
+            held = helper.held()
+            keep = known()  # asked later: what is new is known before the helper has any of it
+            for key in [k for k in held if k.partition("/")[0] not in keep]:
+                log.warning("device memory of %s, which nobody wants any more, is dropped", key)
+                helper.drop(key)
+        except LiveshiftError as error:
+            log.warning("%s", error)
+            return False
+        return True
 
 
 class DeviceLost(StepFailed):
@@ -205,7 +228,7 @@ class DeviceTree:
                 self._bring_back(process, gpus)
                 self.helper.release(process.pid)
             lap.detail = _brought(self.saved)
-        self.helper.drop(self._warm)
+        self.drop()  # what is left belongs to processes that have ended meanwhile
 
     def off_gpus(self) -> bool:
         """Whether some of it is on no GPU now, and can be brought back to any."""
@@ -228,16 +251,31 @@ class DeviceTree:
                 self._bring_back(process, gpus)
             lap.detail = _brought(self.saved)
 
+    def take_up(self, *, some: bool = False) -> None:
+        """What :meth:`arrive` has left held in an earlier life of the agent; raises StepFailed when
+        it is not all of it, unless ``some`` will do."""
+        of = {saved.pid for saved in self.saved}
+        with self._processes(of) as found:
+            self._held = [process.pid for process in found if self.helper.holds(process.pid)]
+        if len(self._held) < len(of) and not some:
+            raise StepFailed("gpu restore", f"{len(self._held)} of {len(of)} processes are held")
+
     def spare_from_exit(self) -> None:
-        """What :meth:`arrive` holds was granted: it does not end with its helper any more."""
+        """What :meth:`arrive` holds was granted: it does not end with its helper any more. Raises
+        StepFailed when it has ended so already."""
         for pid in self._held:
             self.helper.spare_from_exit(pid)
 
     def end(self) -> None:
-        """Let go what :meth:`arrive` holds."""
-        for pid in self._held:
-            self.helper.release(pid)
-        self._held.clear()
+        """Let go what :meth:`arrive` holds, all that can be; raises what stood in the way."""
+        failed: LiveshiftError | None = None
+        while self._held:
+            try:
+                self.helper.release(self._held.pop())
+            except LiveshiftError as error:
+                failed = error
+        if failed is not None:
+            raise failed
 
     def _bring_back(self, process: CudaProcess, gpus: Sequence[tuple[str, str]]) -> None:
         helper, pid, key = self.helper, process.pid, self.key(process.inner)
@@ -247,6 +285,8 @@ class DeviceTree:
             return
         saved = next((s for s in self.saved if s.pid == process.inner), Saved(process.inner))
         verify = saved.samples is not None and bool(saved.sums)
+        if state is None:
+            raise StepFailed("gpu restore", f"process {process.inner}: the driver does not know it")
         if state is ProcessState.CHECKPOINTED and saved.blocks and not ours:
             raise DeviceLost(
                 "gpu restore",
@@ -260,7 +300,9 @@ class DeviceTree:
         if state is ProcessState.FAILED:
             raise DeviceLost("gpu restore", f"process {process.inner}: its CUDA state has failed")
         if state is ProcessState.CHECKPOINTED:
-            helper.restore(pid, gpus, needed=left_to_driver(saved, gpus))
+            # Where no table was kept, the helper knows what it held at its checkpoint.
+            needed = left_to_driver(saved, gpus) if saved.used else None
+            helper.restore(pid, gpus, needed=needed)
         if state is not ProcessState.RUNNING:
             helper.unlock(pid)
         if process.page is not None and (ours or verify):
@@ -280,22 +322,25 @@ class DeviceTree:
 
     @contextmanager
     def _processes(self, of: Collection[int] = ()) -> Iterator[list[CudaProcess]]:
-        """By pid, those in ``of`` or else whom the driver knows; their pages are open meanwhile."""
+        """By pid, those in ``of`` or else whom the driver knows or whose memory the helper has;
+        their pages are open meanwhile."""
         pages = {page_pid: page for page, page_pid in ordered_pages(self.resident)}
         try:
-            found = []
-            for task in tasks(self.resident.room):
+            found, living = [], [task for task in tasks(self.resident.room) if lives(task.pid)]
+            for task in living:
                 with suppress(FileNotFoundError, ProcessLookupError):
                     inner = inner_pid(task.pid)
-                    if inner in of or (not of and self._is_cuda(task.pid)):
+                    if inner in of or (not of and self._is_cuda(task.pid, inner)):
                         found.append(CudaProcess(task.pid, inner, _served(pages.get(task.pid))))
             yield sorted(found, key=lambda process: process.inner)
         finally:
             for page in pages.values():
                 page.close()
 
-    def _is_cuda(self, pid: int) -> bool:
-        return _has_cuda(pid) and self.helper.state(pid) is not None
+    def _is_cuda(self, pid: int, inner: int) -> bool:
+        if not _has_cuda(pid):
+            return False
+        return self.helper.state(pid) is not None or self.key(inner) in self.helper.held()
 
     @contextmanager
     def _session(self, process: CudaProcess) -> Iterator[DeviceSession]:
@@ -309,6 +354,15 @@ class DeviceTree:
             session.wait(SESSION_S)
             yield session
         _await_served(page)
+
+
+def has_cuda(resident: Resident) -> bool:
+    """Whether a process of it may have device state."""
+    for task in tasks(resident.room):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if _has_cuda(task.pid):
+                return True
+    return False
 
 
 def _has_cuda(pid: int) -> bool:
@@ -353,7 +407,7 @@ def _compare(saved: Saved, now: Mapping[int, int]) -> None:
     wrong = [address for address, value in saved.sums.items() if now.get(address) != value]
     if wrong:
         first = ", ".join(f"{address:#x}" for address in sorted(wrong)[:3])
-        raise StepFailed(
+        raise DeviceLost(
             "gpu verify",
             f"process {saved.pid}: {len(wrong)} of {len(saved.sums)} device allocations are not"
             f" what they were at the boundary (at {first})",

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from ..criu_glue import room
-from ..errors import StepFailed, Unreachable
+from ..errors import LiveshiftError, StepFailed, Unreachable
 from .devices import DeviceLost, DeviceTree, Saved
 from .faultpoints import reach
 from .messages import Moved
@@ -151,7 +151,7 @@ class HostSwap:
                     self._go_back(tree, watch, error)
                     raise
                 if isinstance(error, DeviceLost) or attempt + 1 == ATTEMPTS:
-                    self._lose(str(error))
+                    self._lose(tree, str(error))
                     raise
                 log.warning("%s: again, since it is there already: %s", self.note.migration, error)
         reach("swap.brought")
@@ -173,13 +173,15 @@ class HostSwap:
             except Exception as again:
                 log.error("%s: back, attempt %d: %s", self.note.migration, attempt + 1, again)
                 if isinstance(again, DeviceLost) or attempt + 1 == ATTEMPTS:
-                    self._lose(f"{why}; and it cannot go back: {again}")
+                    self._lose(tree, f"{why}; and it cannot go back: {again}")
                     return
 
-    def _lose(self, why: str) -> None:
+    def _lose(self, tree: DeviceTree, why: str) -> None:
         """It would hang at its next CUDA call, and the others of its job with it."""
         self._note(Stage.LOST, why=f"its device state is lost, so it was ended: {why}")
         room.end(self._resident.room)
+        with contextlib.suppress(LiveshiftError):  # an agent's next life does it again
+            tree.drop()
 
     def _with_done(self, why: str) -> str:
         if not self.note.done:

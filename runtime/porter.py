@@ -113,7 +113,7 @@ class Porter:
             return
         here = await asyncio.to_thread(
             lambda: Departure.take_up(
-                name, resident, self._house.housing, self.devices.tree(name, resident)
+                name, resident, self._house.housing, lambda: self.devices.left(name, resident)
             )
         )
         here.gpus = note.gpus

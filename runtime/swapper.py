@@ -42,6 +42,11 @@ class Swapper:
                 except LiveshiftError as error:  # asked about it, it is tried again
                     log.error("%s: %s", note.migration, error)
 
+    def unfinished(self) -> set[str]:
+        """The swaps that have to be ended still."""
+        notes = [host_swap.read(resident) for resident in list(self._house.capsules.values())]
+        return {note.migration for note in notes if note is not None and not note.over}
+
     async def look(self, ask: messages.LookAtGpus) -> messages.SwapPlan:
         resident = self._porter.free(ask.capsule)
         survey = await self._porter.survey_gpus(resident)

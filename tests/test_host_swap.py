@@ -72,6 +72,9 @@ class Tree:
                 self.driver.where[self.pid] = to
             self.driver.call(f"verify {to} {self.pid}")
 
+    def drop(self) -> None:
+        self.driver.done.append("drop")
+
     def off_gpus(self) -> bool:
         return self.driver.where[self.pid] == "off"
 

@@ -68,8 +68,10 @@ class Holding:
             hold.end()
 
     def _of(self, pid: int) -> Hold | None:
+        """None also for one that has ended: its pid may be another's by now."""
         with self._mutex:
-            return self._holds.get(pid)
+            hold = self._holds.get(pid)
+        return hold if hold is not None and hold.held else None
 
     def _forget_ended(self) -> None:
         """Their pids may be others' by now."""

@@ -48,7 +48,8 @@ class ProcessSession:
         self.over = False
         """Nothing can be asked any more."""
         try:
-            self._folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._folder = os.open(directory, flags)
         except OSError as error:
             raise self._failed(f"can't open {directory}: {error.strerror}") from error
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

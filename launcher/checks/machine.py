@@ -95,9 +95,12 @@ def memory() -> Iterator[Finding]:
     )
 
 
-def gpus() -> Iterator[Finding]:
-    """The GPU driver, its GPUs and whether it can checkpoint."""
-    inventory, cuda = devices.inventory(), driver.survey()
+def gpus(libraries: Path | None = None) -> Iterator[Finding]:
+    """The GPU driver, its GPUs and whether it can checkpoint; ``libraries``: where a cluster file
+    says that the driver's lie."""
+    inventory = devices.inventory(libraries=libraries)
+    own = libraries / driver.LIBRARY if libraries else None
+    cuda = driver.survey(str(own) if own and own.exists() else driver.LIBRARY)
     needed = f"for GPU jobs only: CUDA {driver.NEEDED[0]}.{driver.NEEDED[1]} (driver 580) or newer"
     if inventory.driver is None and cuda.cuda is None:
         absent = (inventory.why_none or "").startswith("no NVIDIA driver")
