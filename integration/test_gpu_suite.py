@@ -89,6 +89,8 @@ def test_contracts_refusals_and_ratios(told: dict[str, Any]) -> None:
     assert refusals["nothing"]["said"] == "it can move"
     assert 0.1 < cost["all-reduce"]["1 KiB"]["gate_ratio"] < 10
     assert 0.1 < cost["training step"]["arena_ratio"] < 10
+    assert cost["all-reduce"]["gate, all-reduces seen"] > 100
+    assert cost["training step"]["arena, all-reduces seen"] > 10
 
 
 def test_a_step_that_hangs_costs_only_itself(place: Path) -> None:

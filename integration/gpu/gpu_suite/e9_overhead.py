@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from liveshift.interposer import page
+from liveshift.interposer.layout import Memory
 from liveshift.interposer.library import library_path
 
 from .child import Child
@@ -48,13 +49,23 @@ def _environment(step: Step, variant: str, what: str) -> dict[str, str]:
 
 
 def _seen(step: Step, what: str, variant: str, at_least: int) -> None:
-    """The interposer must have been there, or the ratio is one of nothing."""
-    pages = page.pages(step.work / f"pages-{what}-{variant}")
-    counts = [each.begun.get("nccl.AllReduce", 0) for each in pages]
-    step.check(
-        bool(counts) and min(counts) >= at_least,
-        f"{what}, {variant}: the interposer saw {counts} all-reduces, not {at_least}",
-    )
+    """The interposer must have been there, and its allocator where it should, or the ratio is one
+    of nothing."""
+    paths = page.paths(step.work / f"pages-{what}-{variant}")
+    step.check(bool(paths), f"{what}, {variant}: the interposer was not there")
+    for path in paths:
+        with page.opened(path) as opened:
+            count = opened.page().begun.get("nccl.AllReduce", 0)
+            kinds = {row.kind for row in opened.allocations()}
+        step.check(
+            count >= at_least,
+            f"{what}, {variant}: the interposer saw {count} all-reduces, not {at_least}",
+        )
+        step.check(
+            (Memory.ARENA in kinds) == (variant == ARENA),
+            f"{what}, {variant}: the memory is of the kinds {sorted(kinds)}",
+        )
+        step.figure(f"{what}/{variant}, all-reduces seen", count)
 
 
 class Pair:
@@ -87,7 +98,7 @@ def _reduces(step: Step) -> None:
         for variant in (WITHOUT, CHANCE, GATE):
             ranks = []
             for rank in range(RANKS):
-                environment = _environment(step, variant, "reduce")
+                environment = _environment(step, variant, "all-reduce")
                 environment["NCCL_HOSTID"] = f"suite-{rank}"  # two ranks on one GPU, by sockets
                 child = Child("reduce", largest, log=step.work, env=environment)
                 ranks.append(stack.enter_context(child))
@@ -105,7 +116,7 @@ def _reduces(step: Step) -> None:
             for variant in (CHANCE, GATE):
                 step.figure(f"{where}/{variant}_ratio", _ratio(took, variant))
             made += (2 + times * turns) * (name == "both")
-    _seen(step, "reduce", GATE, made)
+    _seen(step, "all-reduce", GATE, made)
 
 
 def _reducing(pair: Pair, name: str, size: int, times: int) -> Any:
@@ -119,7 +130,7 @@ def _training(step: Step) -> None:
     with ExitStack() as stack:
         children = {}
         for variant in VARIANTS:
-            environment = _environment(step, variant, "step")
+            environment = _environment(step, variant, "training step")
             child = Child("training", how, log=step.work, env=environment)
             children[variant] = stack.enter_context(child)
         for child in children.values():
@@ -131,7 +142,7 @@ def _training(step: Step) -> None:
     for variant in (CHANCE, GATE, ARENA):
         step.figure(f"training step/{variant}_ratio", _ratio(took, variant))
     for variant in (GATE, ARENA):
-        _seen(step, "step", variant, turns * steps)
+        _seen(step, "training step", variant, turns * steps)
 
 
 def _stepping(child: Child, steps: int) -> Any:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 
@@ -29,12 +28,10 @@ def by_torch() -> Callable[[], None]:
     from ..jobs import gpt
 
     torch.manual_seed(7)
-    with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group(
-            "nccl", init_method=f"file://{folder}/store", rank=0, world_size=1,
-            device_id=torch.device("cuda:0"),
-        )  # fmt: skip
-        model = gpt.wrapped(gpt.GPT().cuda().bfloat16(), "ddp")
+    dist.init_process_group(
+        "nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda:0")
+    )
+    model = gpt.wrapped(gpt.GPT().cuda().bfloat16(), "ddp")
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     tokens, wanted = gpt.batch(0, 1, BATCH)
 
