@@ -21,7 +21,7 @@ from fault_matrix import held
 from fault_matrix.held import Held
 from gpu_lab import MIB, GpuLab, gpu_lab, gpu_references
 from lab_session import NewLab, eventually
-from moving_job import OVER, Job
+from moving_job import AFTER, OVER, Job
 from reference_runs import References
 
 from liveshift.launcher import lab as labs
@@ -42,23 +42,40 @@ PLAIN = ("gpu save", "gpu restore")
 FAST = (*PLAIN, "gpu memory")
 
 
+_labs: list[GpuLab] = []
+LONG = "long"
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """No job but the long one outlives its test: it would hold a GPU."""
+    yield
+    for lab in _labs:
+        for job in lab.session.jobs:
+            if job.name != LONG and job.code() is None:
+                lab.session.cli("stop", job.name)
+
+
 @pytest.fixture(scope="module")
 def points(place: Path) -> Iterator[Held]:
     yield Held(place / "gpu-faultpoints")
     os.environ.pop(held.VARIABLE)
+    _labs.clear()
 
 
 @pytest.fixture(scope="module")
 def fast(new_lab: NewLab, place: Path, points: Held) -> GpuLab:
     """Three hosts that take the fast path."""
-    return gpu_lab(new_lab, place, GPUS, *HASTY)
+    _labs.append(gpu_lab(new_lab, place, GPUS, *HASTY))
+    return _labs[-1]
 
 
 @pytest.fixture(scope="module")
 def plain(new_lab: NewLab, place: Path, points: Held) -> GpuLab:
     """Two that are told not to."""
     two = {host: GPUS[host] for host in ("h0", "h1")}
-    return gpu_lab(new_lab, place, two, "--gpu", "fast_path=off", *HASTY)
+    _labs.append(gpu_lab(new_lab, place, two, "--gpu", "fast_path=off", *HASTY))
+    return _labs[-1]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +85,7 @@ def references(place: Path) -> References:
 
 @pytest.fixture(scope="module")
 def long_job(fast: GpuLab) -> Job:
-    return fast.start("long")
+    return fast.start(LONG)
 
 
 @pytest.fixture
@@ -122,6 +139,7 @@ def test_several_moves_in_a_row(fast: GpuLab, references: References) -> None:
         row = moved(fast, job, to=to)
         assert_phases(row, FAST)
         assert device_bytes(row) == BLOCKS
+    job.go_on(AFTER)
     job.assert_trained_across()
     fast.assert_whole(job, references)
 
@@ -331,6 +349,42 @@ def test_on_the_plain_path_the_image_has_all_of_it(
     assert (job.migrations()[-1].state, job.seen(0).host) == ("done", destination)
     job.go_on(5)
     plain.assert_whole(job, references)
+
+
+def test_memory_that_came_by_the_fast_path_cannot_go_by_the_plain_one(
+    fast: GpuLab, references: References
+) -> None:
+    """It was made by another process, the helper, which the driver's checkpoint does not bear: the
+    rank goes on where it is."""
+    job = fast.start("turned")
+    moved(fast, job)
+    with told(fast, 'fast_path = "auto"', 'fast_path = "off"'):
+        source, gpu = job.seen(0).host, fast.where(job)
+        said = fast.session.refused("migrate", "turned/0", code=1)
+        assert "memory shared with another process" in said
+        job.go_on(5)
+        assert (job.seen(0).host, fast.where(job)) == (source, gpu)
+    moved(fast, job)
+    fast.assert_whole(job, references)
+
+
+@contextmanager
+def told(lab: GpuLab, old: str, new: str) -> Iterator[None]:
+    """The lab's daemons, started anew, find another line in the cluster file."""
+    config = lab.session.lab.config
+
+    def write(old: str, new: str) -> None:
+        assert old in config.read_text()
+        config.write_text(config.read_text().replace(old, new))
+        labs.stop_daemon(lab.session.lab, "ctl")
+        labs.start_daemon(lab.session.lab, "ctl")
+        lab.restart_agents()
+
+    write(old, new)
+    try:
+        yield
+    finally:
+        write(new, old)
 
 
 # ---- refused in words, nothing changed ----
