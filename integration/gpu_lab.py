@@ -155,6 +155,12 @@ class GpuLab:
         """Nobody must hold memory of the host's GPUs, soon."""
         eventually(lambda: not any(self.used(host).values()), f"{host}'s GPUs to be empty", 20)
 
+    def wait_forgotten(self, host: str) -> None:
+        """The host's helper must hold no device memory for anybody, soon."""
+        run = self.session.lab.directory / host / "run"
+        with GpuHelper.start(run, self.libraries) as helper:
+            eventually(lambda: not helper.held(), f"{host}'s helper to hold nothing", 20)
+
     @contextmanager
     def occupied(self, host: str, left: int) -> Iterator[None]:
         """Somebody else takes the memory of all the host's GPUs but ``left`` bytes of each."""

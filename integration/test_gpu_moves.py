@@ -99,6 +99,8 @@ def long(fast: GpuLab, points: Held, long_job: Job) -> Iterator[Job]:
     assert fast.where(long_job) in fast.gpus[host]
     for other in fast.gpus.keys() - {host}:
         fast.wait_empty(other)
+    for each in fast.gpus:
+        fast.wait_forgotten(each)
 
 
 def moved(lab: GpuLab, job: Job, index: int = 0, to: str = "") -> MigrationRow:
@@ -307,7 +309,7 @@ def test_the_destinations_helper_dies(fast: GpuLab, points: Held, long: Job, poi
 
 
 def test_a_job_that_is_killed_while_it_is_off_the_gpus(fast: GpuLab, points: Held) -> None:
-    """Nothing of it is left, neither in the helpers nor on the GPUs."""
+    """No helper keeps its memory."""
     job = fast.start("killed")
     points.arm("source.devices_saved")
     with fast.session.popen("migrate", f"{job.name}/0") as moving:
@@ -317,7 +319,7 @@ def test_a_job_that_is_killed_while_it_is_off_the_gpus(fast: GpuLab, points: Hel
         points.release("source.devices_saved")
         moving.communicate(timeout=60)
     for host in fast.gpus:
-        fast.wait_empty(host)
+        fast.wait_forgotten(host)
 
 
 def test_in_the_end_the_long_job_is_whole(

@@ -149,15 +149,16 @@ class Departure:
         if self._devices is not None:
             self._devices.save(watch)
             reach("source.devices_saved")
-            if time.monotonic() > self._wire.until:
-                raise StepFailed("gpu save", f"it took longer than {deadline_s:g} s")
+        left = self._wire.until - time.monotonic()
+        if left <= 0:
+            raise StepFailed("freeze", f"the dump could not begin within {deadline_s:g} s")
         with watch.phase("lock", frozen=True):
             network.lock(self.resident.room.init)
             self._locked = True
         reach("source.locked")
         pump = Pump(self._devices, self._wire.send)
         try:
-            removed = self._dump_tree(watch, criu, deadline_s)
+            removed = self._dump_tree(watch, criu, left)
             if pump.bytes:
                 with watch.phase("gpu memory", frozen=True) as lap:
                     lap.bytes = pump.finish()

@@ -34,7 +34,7 @@ from liveshift.criu_glue.survey import inner_pid, tasks
 from liveshift.criu_glue.tool import Criu
 from liveshift.cuda_snapshot import threads
 from liveshift.cuda_snapshot.hold import spared_threads
-from liveshift.errors import LiveshiftError, StepFailed
+from liveshift.errors import LiveshiftError, StepFailed, Unreachable
 
 __all__ = ["criu", "place", "rooms", "sink"]
 
@@ -235,6 +235,25 @@ def test_a_network_that_cannot_be_opened_leaves_nothing_and_the_next_attempt_run
     image.nothing_is_left()
     tree = image.stopped(criu)
     tree.let_run_held(hold_tree(image.room, spared))
+    image.all_run()
+
+
+def test_a_helper_that_dies_at_the_last_moment_leaves_nothing_stopped(
+    criu: Criu, image: Image
+) -> None:
+    tree = image.stopped(criu)
+    held = hold_tree(image.room, spared)
+
+    class Dying:
+        spare_from_exit = staticmethod(held.spare_from_exit)
+
+        def end(self) -> None:
+            held.end()
+            raise Unreachable("the GPU helper does not answer")
+
+    with pytest.raises(Unreachable):
+        tree.let_run_held(Dying())
+    assert tree.resumed()
     image.all_run()
 
 

@@ -199,14 +199,15 @@ class GpuHelper(DeviceMemoryCalls):
         return self._question(Holds(pid), bool)
 
     def spare_from_exit(self, pid: int) -> None:
-        """What was held with ``kill_on_exit`` does not end with the helper any more."""
+        """What was held with ``kill_on_exit`` does not end with the helper any more. Raises
+        StepFailed where it is not held: it has ended with an earlier helper, say."""
         self._change(SpareFromExit(pid))
 
     def release(self, pid: int) -> None:
-        """Let its threads go on, if they are held."""
-        self._change(Release(pid))
+        """Let its threads go on, if they are held: a helper that has gone holds nobody."""
+        self._question(Release(pid), None)
 
-    def _change(self, ask: HoldThreads | SpareFromExit | Release, within_s: float = 0.0) -> None:
+    def _change(self, ask: HoldThreads | SpareFromExit, within_s: float = 0.0) -> None:
         with self.line() as line:
             line.ask(ask, None, QUESTION_S + within_s)
 
