@@ -96,7 +96,11 @@ class Devices:
             return None
         gpu = self.cluster.gpu
         samples = 0 if full else {Verify.OFF: None, Verify.FULL: 0}.get(gpu.verify, SAMPLES)
-        fast = gpu.fast_path is not FastPath.OFF and not (plain or helper.host().fast_path)
+        here = helper.host()
+        fast = gpu.fast_path is not FastPath.OFF and not (plain or here.fast_path)
+        if here.sessions and samples is not None:
+            log.warning("%s: no checksums of device memory: %s", migration, here.sessions)
+            samples = None
         limit = self.cluster.timeouts.gpu_lock
         return DeviceTree(resident, helper, migration, limit, samples, fast, only)
 
