@@ -36,7 +36,7 @@ from ..cuda_snapshot.helper.blocks import Block
 from ..cuda_snapshot.helper.client import GpuHelper
 from ..cuda_snapshot.helper.session_client import DeviceSession
 from ..errors import LiveshiftError, StepFailed
-from ..interposer.layout import Want, text_of
+from ..interposer.layout import Memory, Want, text_of
 from ..interposer.orders import OrderedPage
 from .config import Cluster, FastPath, Verify
 from .gpu_watch import GpuWatch
@@ -102,7 +102,9 @@ class Devices:
             log.warning("%s: no checksums of device memory: %s", migration, here.sessions)
             samples = None
         limit = self.cluster.timeouts.gpu_lock
-        return DeviceTree(resident, helper, migration, limit, samples, fast, only)
+        return DeviceTree(
+            resident, helper, migration, limit, samples, fast, only, not here.sessions
+        )
 
 
 class DeviceLost(StepFailed):
@@ -123,7 +125,8 @@ class DeviceTree:
     """The CUDA processes of one capsule, for one migration.
 
     ``samples``: of each allocation, 0 for every byte, None for no checksums; ``fast``: whether the
-    helper may take memory over; ``only``: some processes, by their pids inside; none: all of them.
+    helper may take memory over; ``only``: some processes, by their pids inside; none: all of them;
+    ``sessions``: whether there can be any with this driver.
     Every method blocks.
     """
 
@@ -134,6 +137,7 @@ class DeviceTree:
     samples: int | None = SAMPLES
     fast: bool = True
     only: Collection[int] = ()
+    sessions: bool = True
     saved: list[Saved] = field(default_factory=list)
     _held: list[int] = field(default_factory=list)  # by arrive
 
@@ -175,17 +179,25 @@ class DeviceTree:
         used = helper.used(pid)
         helper.lock(pid, self.lock_s)
         saved = Saved(process.inner, used=used)
-        if process.page is not None and (self.fast or self.samples is not None):
+        if process.page is not None and self._needs_session(process.page):
             helper.hold(pid)
             helper.unlock(pid)
             with self._session(process) as session:
                 sums = {} if self.samples is None else session.checksums(self.samples)
                 blocks = session.give_up(self.key(process.inner)) if self.fast else []
+                if not self.fast:
+                    session.own()
             helper.lock(pid, self.lock_s)
             helper.release(pid)
             saved = Saved(process.inner, blocks, used, sums, self.samples)
         helper.checkpoint(pid)
         return saved
+
+    def _needs_session(self, page: OrderedPage) -> bool:
+        """For the memory's way, for checksums, or to have memory that once came from a helper be
+        the process's own, without which its checkpoint may fail."""
+        arena = any(row.kind == Memory.ARENA for row in page.allocations())
+        return self.sessions and (self.fast or self.samples is not None or arena)
 
     def drop(self) -> None:
         """Have the helper forget the memory: it lives on elsewhere."""

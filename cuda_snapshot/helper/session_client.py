@@ -55,6 +55,10 @@ class TakeBack(SessionAsk, frozen=True):
     keep: bool = False
 
 
+class Own(SessionAsk, frozen=True):
+    """None."""
+
+
 class SessionReply(msgspec.Struct, frozen=True):
     """``ok`` of the type that the ask's docstring names, or an error as errors.to_wire says it."""
 
@@ -107,6 +111,11 @@ class DeviceSession:
         """Give the process what the key holds, at its old addresses; then the key is dropped. May
         be tried again after an error, and with ``keep`` also for another process: the key stays."""
         self._ask(TakeBack(key, keep), None, LONG_S)
+
+    def own(self) -> None:
+        """Have the process make memory of its own of what it was given, for the driver's checkpoint
+        to take along; an error may mean that a GPU has no room for that."""
+        self._ask(Own(), None, LONG_S)
 
     def _ask(self, ask: SessionAsk, kind: Any, within_s: float) -> Any:
         try:
