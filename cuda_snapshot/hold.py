@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Container, Iterable
@@ -31,6 +32,11 @@ REAP_S = 0.02
 """How often a hold looks whether somebody has killed what it holds: a traced thread stays a zombie
 until its tracer has taken note."""
 
+DRIVERS = re.compile(r"cuda-EvtHandlr|cuda[0-9a-f]{8,}")
+"""The CUDA driver's own threads: what one of them holds of the driver, or is to tell it, a call of
+the service thread may wait for. Without a hold they run all through a checkpoint; they run nothing
+of the application's but host functions, of which a lock has seen the last."""
+
 Spared = Callable[[int], Container[int]]
 """The threads (as the host sees them) of a process that are not to be held."""
 
@@ -45,7 +51,8 @@ def spared_threads(pid: int, restore_thread: int) -> set[int]:
     for tid in threads.of(pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             names = (tid, threads.innermost(tid))
-            if restore_thread in names or (tid != pid and threads.name(tid) == SERVICE):
+            name = threads.name(tid) if tid != pid else ""
+            if restore_thread in names or name == SERVICE or DRIVERS.fullmatch(name):
                 found.add(tid)
     if not found and not os.path.exists(f"/proc/{pid}"):
         raise ProcessLookupError(f"process {pid} has ended")

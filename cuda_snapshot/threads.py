@@ -26,6 +26,15 @@ def state(tid: int) -> str:
         return "X"
 
 
+def switches(tid: int) -> str:
+    """How often it has been taken off a processor: another text once it has run. "" when gone."""
+    try:
+        kinds = ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
+        return "+".join(_status(tid, kind) for kind in kinds)
+    except _GONE:
+        return ""
+
+
 def ended(tid: int) -> bool:
     return state(tid) in "ZX"
 

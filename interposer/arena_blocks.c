@@ -67,6 +67,7 @@ struct arena_block *block_enter(uint64_t address, uint64_t size, int32_t device)
         atomic_store(&block->size, size);
         atomic_store(&block->device, device);
         atomic_store(&block->gone, 0);
+        atomic_store(&block->shared, 0);
         atomic_store(&block->state, BLOCK_LIVE);
         link_in(block);
         if (entry_of(block) == so_far)

@@ -24,6 +24,7 @@ enum block_state {
 struct arena_block {
     _Atomic uint32_t state; /* written last when the block is made */
     _Atomic uint32_t gone;  /* its physical memory was given up; the addresses are still reserved */
+    _Atomic uint32_t shared; /* its physical memory was exported, or came from elsewhere */
     _Atomic uint64_t address, size;
     _Atomic int32_t device;
     uint32_t next; /* entry + 1 in the chain, or of the free ones; under the mutex */

@@ -84,10 +84,14 @@ static int export_memory(struct device_session *session,
 
 static void export_block(struct device_session *session, struct arena_block *block,
                          struct liveshift_device_reply *reply) {
-    if (atomic_load(&block->gone) != 0)
+    if (atomic_load(&block->gone) != 0) {
         device_says(reply, -EALREADY, "its memory was given up");
-    else
-        device_says(reply, export_memory(session, reply), "the driver gave no descriptor of it");
+        return;
+    }
+    int result = export_memory(session, reply);
+    if (result == CUDA_OK)
+        atomic_store(&block->shared, 1);
+    device_says(reply, result, "the driver gave no descriptor of it");
 }
 
 static void release_block(struct arena_block *block, struct liveshift_device_reply *reply) {
@@ -116,10 +120,29 @@ static void map_block(struct device_session *session, struct arena_block *block,
         if (result == CUDA_OK)
             result = memory_import(reply->address, size, reply->device,
                                    arena_accessors(reply->device), session->descriptor);
-        if (result == CUDA_OK)
+        if (result == CUDA_OK) {
+            atomic_store(&block->shared, 1);
             atomic_store(&block->gone, 0);
+        }
         device_says(reply, result, "the driver did not map it");
     }
+}
+
+static void own_block(struct device_session *session, struct arena_block *block,
+                      struct liveshift_device_reply *reply) {
+    if (atomic_load(&block->gone) != 0) {
+        device_says(reply, -EALREADY, "its memory was given up");
+        return;
+    }
+    if (atomic_load(&block->shared) == 0)
+        return;
+    int result = contexts_enter(&session->contexts, reply->device, 0);
+    if (result == CUDA_OK)
+        result = memory_renew(reply->address, reply->size, reply->device,
+                              arena_accessors(reply->device));
+    if (result == CUDA_OK)
+        atomic_store(&block->shared, 0);
+    device_says(reply, result, "it could not be copied to memory of its own");
 }
 
 /* What concerns one block. What came with the request is used up. */
@@ -137,6 +160,8 @@ static void with_block(struct device_session *session,
             export_block(session, block, reply);
         else if (request->op == LIVESHIFT_DEVICE_RELEASE)
             release_block(block, reply);
+        else if (request->op == LIVESHIFT_DEVICE_OWN)
+            own_block(session, block, reply);
         else
             map_block(session, block, request->size, reply);
         reply->value = atomic_load(&block->gone) == 0;
@@ -172,6 +197,7 @@ void device_answer(struct device_session *session, const struct liveshift_device
     case LIVESHIFT_DEVICE_EXPORT:
     case LIVESHIFT_DEVICE_RELEASE:
     case LIVESHIFT_DEVICE_MAP:
+    case LIVESHIFT_DEVICE_OWN:
         with_block(session, request, reply);
         break;
     case LIVESHIFT_DEVICE_SYNC:

@@ -56,6 +56,10 @@ enum liveshift_device_op {
     /* Waits for all work of every device that the process uses. */
     LIVESHIFT_DEVICE_SYNC = 6,
     LIVESHIFT_DEVICE_END = 7,
+    /* Sees to it that the memory of the arena block at `address` is this process's alone: what was
+       exported, or came by MAP, is copied to fresh memory, which needs as much again for that
+       moment. The driver's checkpoint takes no memory along that was imported. */
+    LIVESHIFT_DEVICE_OWN = 8,
 };
 
 #define LIVESHIFT_DEVICE_SAMPLE 4096

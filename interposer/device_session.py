@@ -39,6 +39,7 @@ class Op(enum.IntEnum):
     MAP = 5
     SYNC = 6
     END = 7
+    OWN = 8
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from ..cuda_snapshot.helper.blocks import Block, human
 from ..cuda_snapshot.helper.client import GpuHelper
 from ..cuda_snapshot.helper.session_client import DeviceSession
 from ..errors import LiveshiftError, StepFailed
-from ..interposer.layout import Want, text_of
+from ..interposer.layout import Memory, Want, text_of
 from ..interposer.orders import OrderedPage
 from .config import Cluster, FastPath, Verify
 from .gpu_survey import NO_ARENA
@@ -97,12 +97,18 @@ class Devices:
             return None
         gpu = self.cluster.gpu
         samples = 0 if full else {Verify.OFF: None, Verify.FULL: 0}.get(gpu.verify, SAMPLES)
+        here = helper.host()
         if gpu.fast_path is FastPath.OFF:
             why = OFF
         else:
-            why = helper.host().fast_path or (f"at the destination: {plain}" if plain else "")
+            why = here.fast_path or (f"at the destination: {plain}" if plain else "")
+        if here.sessions and samples is not None:
+            log.warning("%s: no checksums of device memory: %s", migration, here.sessions)
+            samples = None
         limit = self.cluster.timeouts.gpu_lock
-        return DeviceTree(resident, helper, migration, limit, samples, why, only)
+        return DeviceTree(
+            resident, helper, migration, limit, samples, why, only, not here.sessions
+        )
 
     def left(self, migration: str, resident: Resident) -> DeviceTree | None:
         """The same for what an earlier life of the agent has begun: to be ended, no more."""
@@ -147,7 +153,8 @@ class DeviceTree:
 
     ``samples``: of each allocation, 0 for every byte, None for no checksums; ``plain``: why the
     helper may not take memory over, "" where it may; ``only``: some processes, by their pids
-    inside; none: all of them. Every method blocks.
+    inside; none: all of them; ``sessions``: whether there can be any with this driver. Every
+    method blocks.
     """
 
     resident: Resident
@@ -157,6 +164,7 @@ class DeviceTree:
     samples: int | None = SAMPLES
     plain: str = ""
     only: Collection[int] = ()
+    sessions: bool = True
     saved: list[Saved] = field(default_factory=list)
     _held: list[int] = field(default_factory=list)  # by arrive
 
@@ -197,17 +205,25 @@ class DeviceTree:
         used = helper.used(pid)
         helper.lock(pid, self.lock_s)
         saved = Saved(process.inner, used=used)
-        if process.page is not None and not (self.plain and self.samples is None):
+        if process.page is not None and self._needs_session(process.page):
             helper.hold(pid)
             helper.unlock(pid)
             with self._session(process) as session:
                 sums = {} if self.samples is None else session.checksums(self.samples)
                 blocks = [] if self.plain else session.give_up(self.key(process.inner))
+                if self.plain:
+                    session.own()
             helper.lock(pid, self.lock_s)
             helper.release(pid)
             saved = Saved(process.inner, blocks, used, sums, self.samples)
         helper.checkpoint(pid)
         return saved
+
+    def _needs_session(self, page: OrderedPage) -> bool:
+        """For the memory's way, for checksums, or to have memory that once came from a helper be
+        the process's own, without which its checkpoint may fail."""
+        arena = any(row.kind == Memory.ARENA for row in page.allocations())
+        return self.sessions and (not self.plain or self.samples is not None or arena)
 
     def drop(self) -> None:
         """Have the helper forget the memory: it lives on elsewhere."""

@@ -44,9 +44,10 @@ def test_it_works_and_leaves_nothing(doubles: Doubles, monkeypatch: pytest.Monke
     ("environment", "why", "lasting"),
     [
         ({"SIMCUDA_BARE_RESERVATIONS": "refuse"}, "checkpoint: .*NOT_SUPPORTED", True),
-        ({"SIMCUDA_DEVICES": f"{A}:H200:1MiB"}, "giving memory away: .*OUT_OF_MEMORY", False),
-        ({"SIMCUDA_DEVICES": f"{B}:H200:1GiB"}, "giving memory away: .*sees no GPU", True),
-        ({"SIMCUDA_DRIVER": "560"}, "giving memory away: .*has no cuCheckpoint", True),
+        ({"SIMCUDA_DOOR": "given"}, "lock with its threads held: .*NOT_READY", True),
+        ({"SIMCUDA_DEVICES": f"{A}:H200:1MiB"}, "starting with CUDA: .*OUT_OF_MEMORY", False),
+        ({"SIMCUDA_DEVICES": f"{B}:H200:1GiB"}, "starting with CUDA: .*sees no GPU", True),
+        ({"SIMCUDA_DRIVER": "560"}, "starting with CUDA: .*has no cuCheckpoint", True),
     ],
 )
 def test_why_it_does_not_work(

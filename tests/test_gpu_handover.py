@@ -16,6 +16,7 @@ from liveshift.cuda_snapshot.checkpoint import ProcessState
 from liveshift.cuda_snapshot.helper.blocks import Block
 from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.cuda_snapshot.helper.session_client import DeviceSession
+from liveshift.errors import StepFailed
 from liveshift.interposer.layout import Memory, Want
 from liveshift.runtime.devices import Saved, left_to_driver
 
@@ -139,6 +140,31 @@ def test_memory_follows_to_the_other_gpu(helper: Helper, start: Callable[[], Pro
         assert session.checksums(0) == sums
     assert process.right()
     assert gpu.held() == {}
+
+
+def test_what_was_handed_over_once_goes_by_the_drivers_checkpoint_later(
+    helper: Helper, start: Callable[[], Process]
+) -> None:
+    gpu, process = helper(devices=GPUS), start()
+    with process.with_helper(gpu) as session:
+        session.give_up(KEY)
+        session.take_back(KEY)
+    gpu.lock(process.pid, 20)
+    with pytest.raises(StepFailed, match="memory shared with another process"):
+        gpu.checkpoint(process.pid)  # now it is imported, which driver 580 takes from nobody
+    gpu.unlock(process.pid)
+    with process.with_helper(gpu) as session:
+        sums = session.checksums(0)
+        session.own()
+        assert session.checksums(0) == sums
+    freeze(gpu, process)
+    thaw(gpu, process)
+    with process.with_helper(gpu) as session:
+        session.own()  # nothing to do
+        assert session.checksums(0) == sums
+        assert len(session.give_up(KEY)) == len(SIZES)
+        session.take_back(KEY)
+    assert process.right()
 
 
 def test_the_source_goes_on_with_what_it_gave_up(

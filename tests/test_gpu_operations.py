@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -33,7 +34,8 @@ class Driver:
 
     def state(self, pid: int) -> ProcessState:
         if self.is_now is None:
-            raise CudaError("cuCheckpointProcessGetState", CUresult.INVALID_VALUE)
+            why = self.fails.get("state", CUresult.INVALID_VALUE)
+            raise CudaError("cuCheckpointProcessGetState", why)
         return self.is_now
 
     def _do(self, name: str, then: ProcessState) -> None:
@@ -77,6 +79,19 @@ def host(used: Mapping[int, int] | None, free: int = 1000 * MIB) -> Inventory:
 def made(driver: Driver, *told: Inventory) -> Operations:
     fake: Any = Told(*told)
     return Operations(cast(Checkpoint, driver), cast(Nvml, fake))
+
+
+def test_a_driver_that_names_another_error_for_no_cuda_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver()
+    driver.is_now, driver.fails["state"] = None, CUresult.OPERATING_SYSTEM
+    todo = made(driver, host({}))
+    assert todo.state(os.getpid()) is None, "it has no device file open"
+    assert todo.state(PID) is None, "it has ended"
+    monkeypatch.setattr(operations, "_has_device_files", lambda pid: True)
+    with pytest.raises(CudaError):  # then it may hold a GPU, and an image would lack that
+        todo.state(os.getpid())
 
 
 def test_memory_that_stays_is_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -374,6 +374,12 @@ def test_spared_are_the_service_thread_and_the_drivers_by_either_number(
         spared_threads(subject.pid, drivers)
 
 
+def test_spared_are_all_threads_that_only_the_driver_names_so(subjects: Subjects) -> None:
+    named = ["cuda-EvtHandlr", "cuda00006000019"]  # as stack traces of users show them
+    subject = subjects.start([f"{name}:forever" for name in (*named, "cuda worker", "cudaface")])
+    assert spared_threads(subject.pid, -1) == {subject.counters.row(name).tid for name in named}
+
+
 def test_the_drivers_thread_may_go_by_its_number_in_the_capsule(
     program: Path, tmp_path: Path
 ) -> None:

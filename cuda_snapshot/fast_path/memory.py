@@ -34,6 +34,7 @@ CUresult cuMemAddressReserve(
     uint64_t *address, size_t size, size_t alignment, uint64_t hint, uint64_t flags);
 CUresult cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, uint64_t flags);
 CUresult cuMemUnmap(uint64_t address, size_t size);
+CUresult cuMemRetainAllocationHandle(uint64_t *handle, void *address);
 CUresult cuMemSetAccess(uint64_t address, size_t size, struct access *, size_t count);
 CUresult cuMemExportToShareableHandle(void *to, uint64_t handle, int type, uint64_t flags);
 CUresult cuMemImportFromShareableHandle(uint64_t *handle, void *from, int type);
@@ -43,7 +44,8 @@ _READ_WRITE = 3
 
 
 class Memory:
-    """One GPU's, in this process and thread. Methods raise CudaError."""
+    """One GPU's, in this process and thread, and those that :meth:`enter`. Methods raise
+    CudaError."""
 
     def __init__(self, uuid: str) -> None:
         """Makes a context on that GPU. Raises LiveshiftError where there is none."""
@@ -54,7 +56,8 @@ class Memory:
         self._device = self._find(uuid)
         context = self._ffi.new("void **")
         self._call("cuDevicePrimaryCtxRetain", context, self._device)
-        self._call("cuCtxSetCurrent", context[0])
+        self._context = context[0]
+        self.enter()
         self._properties = self._ffi.new(
             "struct properties *", (_PINNED, _DESCRIPTOR, _DEVICE, self._device)
         )
@@ -68,6 +71,10 @@ class Memory:
             if uuid_text(bytes(raw)) == uuid:
                 return device
         raise LiveshiftError(f"CUDA sees no GPU {uuid}")
+
+    def enter(self) -> None:
+        """Makes the context the calling thread's, too."""
+        self._call("cuCtxSetCurrent", self._context)
 
     def allocate(self) -> int:
         """The address of ``size`` bytes of the ordinary kind."""
@@ -88,6 +95,15 @@ class Memory:
         """And lets go of the handle; the address stays reserved."""
         self._call("cuMemUnmap", address, self.size)
         self._call("cuMemRelease", handle)
+
+    def release(self, handle: int) -> None:
+        """What is mapped stays."""
+        self._call("cuMemRelease", handle)
+
+    def retained(self, address: int) -> int:
+        """A handle of what is mapped there."""
+        pointer = self._ffi.cast("void *", address)
+        return self._number("uint64_t", "cuMemRetainAllocationHandle", pointer)
 
     def exported(self, handle: int) -> int:
         """A descriptor, to be closed."""

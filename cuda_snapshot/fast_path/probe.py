@@ -28,7 +28,7 @@ from . import trial
 
 log = logging.getLogger("liveshift.gpu")
 
-VERSION = 1
+VERSION = 2
 FILE = "gpu-fast-path.json"
 PROBING = "being probed"
 
@@ -54,6 +54,12 @@ class FastPath:
         self.pids: set[int] = set()
         """Of the trial's processes, while it lasts: they hold memory of a GPU, and no job does."""
         self._file, self._libraries = directory / FILE, libraries
+
+    @property
+    def sessions(self) -> str:
+        """ "" where a process's service thread may call CUDA while others are held, as far as is
+        known; else why not, in words."""
+        return self.why if trial.HELD in self.why else ""
 
     def begin(
         self,

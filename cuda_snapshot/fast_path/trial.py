@@ -4,6 +4,9 @@
 It writes a line before each step, "rank PID" and "step WORDS", and last "works", "fails WHY" (so
 will the next trial) or "unable WHY" (it could not be tried now). Killing who calls the driver in
 mid-operation puts the driver at odds, so nobody kills this process.
+
+The order is that of a move (runtime/devices.py), with a thread that is in a CUDA call whenever the
+others are held: what that thread may keep the driver from doing is documented nowhere.
 """
 
 from __future__ import annotations
@@ -14,15 +17,23 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 from ...errors import LiveshiftError
+from .. import threads
 from ..checkpoint import Checkpoint, ProcessState
 from ..driver import CudaError, CUresult
+from ..hold import Hold, spared_threads
 from . import rank
 from .memory import Memory
 
-LOCK_MS = 20_000
+LOCK_MS = 10_000
+HOLD_S = 10.0
 MOST_WORDS = 400
+HELD = "with its threads held"
+"""Ends the steps without which there are no device sessions, on no path."""
+SETTLED, SETTLE_S = 5, 2.0
+"""Looks in a row, 10 ms apart, at which a thread has not run; and how long to look."""
 
 
 class Unable(LiveshiftError):
@@ -54,19 +65,33 @@ def main(uuid: str) -> None:
     )
     theirs.close()
     say(f"rank {child.pid}")
+    pid, hold = child.pid, Hold([child.pid])
     try:
-        begin("giving memory away")
+        begin("starting with CUDA")
         driver, memory = Checkpoint(), Memory(uuid)
+        if not ours.recv(16):
+            raise Unable(_last_words(child))
+        hold = Hold([pid], spared_threads(pid, driver.restore_thread(pid)))
+        begin("lock")
+        driver.lock(pid, LOCK_MS)
+        begin("hold")
+        _settle(pid)
+        hold.begin(HOLD_S)
+        begin(f"unlock {HELD}")
+        driver.unlock(pid)
+        begin(f"giving memory away {HELD}")
+        ours.sendall(b"give")
         word, descriptors, _, _ = socket.recv_fds(ours, 16, 1)
         if not word:
-            raise Unable(_last_words(child))
+            raise LiveshiftError(_last_words(child))
         handle = memory.imported(descriptors[0])
         os.close(descriptors[0])
-        begin("lock")
-        driver.lock(child.pid, LOCK_MS)
+        begin(f"lock {HELD}")
+        driver.lock(pid, LOCK_MS)
         begin("checkpoint")
-        driver.checkpoint(child.pid)
-        if driver.state(child.pid) is not ProcessState.CHECKPOINTED:
+        hold.end()
+        driver.checkpoint(pid)
+        if driver.state(pid) is not ProcessState.CHECKPOINTED:
             raise LiveshiftError("the process is not checkpointed then")
         begin("reading given memory")
         here = memory.reserve()
@@ -74,29 +99,58 @@ def main(uuid: str) -> None:
         if not memory.holds(here, rank.GIVEN):
             raise LiveshiftError("memory that was given away has lost its content")
         begin("restore")
-        driver.restore(child.pid)
+        _settle(pid)
+        hold.begin(HOLD_S)
+        driver.restore(pid)
         begin("unlock")
-        driver.unlock(child.pid)
+        driver.unlock(pid)
         begin("taking memory back")
+        ours.sendall(b"take")
+        _hear(ours, child, b"ready")
         descriptor = memory.exported(handle)
         socket.send_fds(ours, [b"back"], [descriptor])
         os.close(descriptor)
-        word = ours.recv(16)
-        if not word:
-            raise LiveshiftError(_last_words(child))
-        if word != b"right":
-            raise LiveshiftError("memory holds other bytes than before")
+        _hear(ours, child, b"right")
+        begin("going on")
+        hold.end()
+        ours.sendall(b"go on")
+        _hear(ours, child, b"right")
         say("works")
     except Unable as error:
-        say(f"unable {step}: {error}")
+        say(f"unable {_tried(step)}: {error}")
     except CudaError as error:
         now = error.result in (CUresult.OUT_OF_MEMORY, CUresult.DEVICE_UNAVAILABLE)
-        say(f"{'unable' if now else 'fails'} {step}: {error}")
+        say(f"unable {_tried(step)}: {error}" if now else f"fails {step}: {error}")
     except (LiveshiftError, OSError) as error:
         say(f"fails {step}: {error}")
     finally:
         child.kill()
+        hold.end()
         child.wait()
+
+
+def _tried(step: str) -> str:
+    """A step that could not be tried: that says nothing of sessions."""
+    return step.removesuffix(f" {HELD}")
+
+
+def _hear(peer: socket.socket, child: subprocess.Popen[bytes], expected: bytes) -> None:
+    """Raises LiveshiftError for any other word."""
+    word = peer.recv(16)
+    if not word:
+        raise LiveshiftError(_last_words(child))
+    if word != expected:
+        raise LiveshiftError("memory holds other bytes than before")
+
+
+def _settle(tid: int) -> None:
+    """Until that thread waits in a call, as it soon will: it must not be held in Python's code."""
+    looks, before, until = 0, "", time.monotonic() + SETTLE_S
+    while looks < SETTLED and time.monotonic() < until:
+        now = threads.switches(tid) if threads.state(tid) == "S" else ""
+        looks = looks + 1 if now and now == before else 0
+        before = now
+        time.sleep(0.01)
 
 
 def _last_words(child: subprocess.Popen[bytes]) -> str:

@@ -143,6 +143,8 @@ class HostGpus:
     """A GPU is shared by MPS clients."""
     fast_path: str
     """"" where device memory can be handed over by descriptor, else why not."""
+    sessions: str = ""
+    """Why there can't be a device session with anybody, not even for checksums; else ""."""
 
 
 @dataclass(frozen=True)

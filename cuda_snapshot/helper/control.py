@@ -59,6 +59,7 @@ class Control:
             can_remap=driver.can_remap,
             mps=any(gpu.mps for gpu in told.devices),
             fast_path=self._fast_path.why,
+            sessions=self._fast_path.sessions,
         )
 
     def _state(self, caller: Caller, ask: State) -> ProcessState | None:

@@ -108,3 +108,14 @@ def take_back(
                 session.map(block, descriptor)
     if not keep:
         memory.drop(key)
+
+
+def own(session: ProcessSession) -> None:
+    """Have all arena memory that the process has be its own again, before a checkpoint takes it
+    along: drivers take none that was imported, as what came back from a helper was.
+
+    Raises LiveshiftError, where a GPU has no room for the largest block twice, say; it may then be
+    called again."""
+    for block, here in session.blocks():
+        if here and block.kind == Memory.ARENA:
+            session.own(block)

@@ -32,6 +32,9 @@ SETTLE_S = 2.0
 
 NO_CUDA = (CUresult.INVALID_VALUE, CUresult.NOT_INITIALIZED)
 """What the driver says of a process that does not use it, or is not there."""
+PERHAPS_NO_CUDA = (CUresult.OPERATING_SYSTEM, CUresult.NOT_SUPPORTED)
+"""What it may say of one, too: cuda.h names no result for it. A process that has none of NVIDIA's
+device files, and was not checkpointed here, has nothing on a GPU."""
 
 _WORDS: dict[tuple[str, int], str] = {
     ("lock", CUresult.NOT_READY): "work that it has submitted to its GPU did not end in time",
@@ -107,6 +110,9 @@ class Operations:
             return self.driver.state(pid)
         except CudaError as error:
             if error.result in NO_CUDA:
+                return None
+            checkpointed = (pid, _began(pid)) in self._held
+            if error.result in PERHAPS_NO_CUDA and not checkpointed and not _has_device_files(pid):
                 return None
             raise
 
@@ -238,6 +244,20 @@ def _began(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""
+
+
+def _has_device_files(pid: int) -> bool:
+    """Whether it has any of /dev/nvidia* open; true where that can't be seen."""
+    try:
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                if os.readlink(entry.path).startswith("/dev/nvidia"):
+                    return True
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 def _mib(size: int) -> str:

@@ -9,6 +9,7 @@ then says of its memory it could as well have lied about to itself: it gets back
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -162,6 +163,13 @@ class ProcessSession:
         """Have memory mapped at a block that was given up. The descriptor stays the caller's."""
         reply, _ = self._exchange(Op.MAP, block.address, block.size, descriptor=descriptor)
         self._check(reply, f"map device memory at {block.address:#x}")
+
+    def own(self, block: Block) -> None:
+        """Have an arena block's memory be of the process's own making."""
+        reply, _ = self._exchange(Op.OWN, block.address)
+        if reply.result == -errno.ENOSYS:
+            return  # an older interposer: the driver will say what it can't take along
+        self._check(reply, f"copy device memory at {block.address:#x} that came from elsewhere")
 
     def sync(self) -> None:
         """Wait for all its device work."""

@@ -57,6 +57,10 @@ class TakeBack(SessionAsk, frozen=True):
     gpus: list[tuple[str, str]] = []
 
 
+class Own(SessionAsk, frozen=True):
+    """None."""
+
+
 class SessionReply(msgspec.Struct, frozen=True):
     """``ok`` of the type that the ask's docstring names, or an error as errors.to_wire says it."""
 
@@ -114,6 +118,11 @@ class DeviceSession:
         ``gpus``: pairs of GPUs of this host; what was given up on the first is brought to the
         second."""
         self._ask(TakeBack(key, keep, list(gpus)), None, LONG_S)
+
+    def own(self) -> None:
+        """Have the process make memory of its own of what it was given, for the driver's checkpoint
+        to take along; an error may mean that a GPU has no room for that."""
+        self._ask(Own(), None, LONG_S)
 
     def _ask(self, ask: SessionAsk, kind: Any, within_s: float) -> Any:
         try:

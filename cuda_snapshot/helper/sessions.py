@@ -15,9 +15,9 @@ from .blocks import Block
 from .channel import Channel
 from .device_memory import DeviceMemory
 from .process_session import ProcessSession
-from .session_client import Blocks, Checksums, GiveUp, SessionReply, TakeBack, Wait
+from .session_client import Blocks, Checksums, GiveUp, Own, SessionReply, TakeBack, Wait
 
-_asks = msgspec.msgpack.Decoder(Wait | Blocks | Checksums | GiveUp | TakeBack)
+_asks = msgspec.msgpack.Decoder(Wait | Blocks | Checksums | GiveUp | TakeBack | Own)
 
 
 def serve(channel: Channel, session: ProcessSession, memory: DeviceMemory) -> None:
@@ -60,6 +60,8 @@ def _answer(raw: bytes, session: ProcessSession, memory: DeviceMemory) -> Any:
             return handover.give_up(session, memory, key)
         case TakeBack(key, keep, gpus):
             return handover.take_back(session, memory, key, keep, dict(gpus))
+        case Own():
+            return handover.own(session)
 
 
 def _checksums(session: ProcessSession, samples: int) -> dict[int, int]:

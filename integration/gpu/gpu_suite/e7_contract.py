@@ -65,8 +65,16 @@ def _cuda(step: Step, name: str, libraries: list[Path]) -> Result:
         return _hung(error)
     where = "simulated" if step.simulated else "real"
     right = result.code == 0 and f"on {where}:" in result.output
-    told: Result = {"passed": right, "claims that hold": len(result.passed)}
+    told: Result = {"passed": right, "claims that hold": len(result.passed), **_notes(result)}
     return told if right else told | {"output": result.output.splitlines()[-LINES:]}
+
+
+def _notes(result: run.Result) -> Result:
+    """What a program asked of which nothing is claimed: "note WORDS: NUMBER"."""
+    lines = [line for line in result.output.splitlines() if line.startswith("note ")]
+    return {
+        what.removeprefix("note "): value for what, _, value in (x.rpartition(": ") for x in lines)
+    }
 
 
 def _nccl(step: Step, name: str, libraries: run_nccl.Libraries) -> Result:

@@ -8,6 +8,7 @@
 #include <linux/futex.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -15,6 +16,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed;
 static _Atomic uint32_t shut;
 static unsigned int inside;
+/* With SIMCUDA_DOOR=given, a waiter is inside from the moment the gate opens, as with glibc's
+   read-write lock, be it stopped or not: how the real driver does it is documented nowhere. */
+static unsigned int waiting;
+static _Atomic uint32_t openings;
 static atomic_bool initialised;
 static atomic_bool forked;
 static _Thread_local unsigned int depth;
@@ -51,6 +56,16 @@ CUresult gate_enter(void) {
         return CUDA_ERROR_NOT_PERMITTED;
     if (depth++ > 0)
         return CUDA_SUCCESS;
+    if (getenv("SIMCUDA_DOOR") != NULL) {
+        pthread_mutex_lock(&lock);
+        uint32_t before = atomic_load(&openings);
+        bool wait = atomic_load(&shut) != 0;
+        *(wait ? &waiting : &inside) += 1;
+        pthread_mutex_unlock(&lock);
+        while (wait && atomic_load(&openings) == before)
+            syscall(SYS_futex, &openings, FUTEX_WAIT_PRIVATE, before, NULL, NULL, 0);
+        return CUDA_SUCCESS;
+    }
     for (bool in = false; !in;) {
         /* Without the mutex: who waits here may be stopped while others are let in. */
         while (atomic_load(&shut) != 0)
@@ -90,8 +105,12 @@ bool gate_shut(const struct timespec *deadline) {
 void gate_open(void) {
     pthread_mutex_lock(&lock);
     atomic_store(&shut, 0);
+    inside += waiting;
+    waiting = 0;
+    atomic_fetch_add(&openings, 1);
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
+    syscall(SYS_futex, &openings, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
     syscall(SYS_futex, &shut, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
