@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a person asks for with ``--to-gpu`` and ``--from-gpu``: an index, or the beginning of a UUID."""
+"""What a person asks for with ``--to-gpu`` and ``--from-gpu``: an index, or a UUID's beginning."""
 
 from __future__ import annotations
 
