@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 from cluster_files import SMALL
+from cuda_process import doubles
+from doubles.gpu import build
 
 from liveshift.errors import Refused
 from liveshift.launcher.checks import deadlines, kernel, machine, network
@@ -21,6 +23,7 @@ from liveshift.launcher.doctor import doctor, examine
 from liveshift.runtime.config import parse
 from liveshift.runtime.timeouts import Timeouts
 
+__all__ = ["doubles"]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
 
@@ -105,6 +108,13 @@ def test_the_deadlines_are_those_of_the_cluster_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "nothing is left"
     (finding,) = [f for f in examine(None) if f.check == "deadlines"]
     assert "collective 600 s (the defaults: no --config)" in finding.found
+
+
+def test_the_gpu_libraries_are_those_of_the_cluster_file(doubles: build.Doubles) -> None:
+    text = f'{SMALL}[gpu]\nlibraries = "{doubles.folder}"\n'
+    (finding,) = [f for f in examine(None, parse(text, "prod.toml")) if f.check == "GPU driver"]
+    assert "CUDA 13.0" in finding.found
+    assert "simulated GPU" in finding.found
 
 
 def test_a_host_too_slow_for_its_deadlines_is_warned_of(
