@@ -32,7 +32,7 @@ def measure(step: Step) -> None:
     else:
         step.remark("no torch with CUDA here: DDP by ctypes, computed on the CPU; no FSDP2")
         script = str(JOBS / "device_ddp.py")
-        jobs = {"ctypes": (python, script, *out, "--steps", "120", "--pace", "0.05")}
+        jobs = {"ctypes": (python, script, *out, "--steps", "300", "--pace", "0.05")}
     with lab(step, 3) as session:
         for name, job in jobs.items():
             with step.part(name):
