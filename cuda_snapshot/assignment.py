@@ -35,7 +35,9 @@ def assign(
     may be one that others use.
 
     A GPU that is at both ends is the same one and its own: what the capsule uses stays there. The
-    largest use goes first, and where most is free.
+    largest use goes first: onto the GPU with the same PCI address, or else where most is free. A
+    restored process goes on telling the old address (NVIDIA/cuda-checkpoint issue 48), by which
+    NCCL looks for its GPU.
     """
     by_uuid = {gpu.uuid: gpu for gpu in targets}
     chosen: dict[str, str] = {}
@@ -83,7 +85,8 @@ def _best(
     why = {gpu.uuid: _why_not(gpu, source, used, {**taken, **given}) for gpu in targets}
     able = [gpu for gpu in targets if not why[gpu.uuid]]
     if able:
-        return max(able, key=lambda gpu: (gpu.free_bytes, -gpu.index)).uuid
+        alike = [gpu for gpu in able if gpu.pci_bus_id == source.pci_bus_id]
+        return max(alike or able, key=lambda gpu: (gpu.free_bytes, -gpu.index)).uuid
     reasons = "; ".join(f"{named(gpu)} {why[gpu.uuid]}" for gpu in targets)
     raise Refused(
         f"no GPU there can take what is on {named(source)} ({source.name},"

@@ -113,6 +113,15 @@ def _rows(survey: GpuSurvey, here: GpuHost, made: GpuPlan) -> Iterator[tuple[str
     ]
     if words:
         yield "GPUs", _some(words)
+    strange = [
+        f"{named(new[b])} for {named(old[a])}, which is at {old[a].pci_bus_id}"
+        for a, b in made.pairs
+        if a in used and old[a].pci_bus_id not in {gpu.pci_bus_id for gpu in here.gpus}
+    ]
+    if strange:
+        # NVIDIA/cuda-checkpoint issue 48: the process goes on telling the old one.
+        told = "no GPU here has that PCI address, by which NCCL will look for it"
+        yield "PCI addresses", f"{_some(strange)}: {told}"
     streamed = survey.total - made.host_memory
     if why := _why_plain(survey, made):
         found = f"{made.host_memory >> 20} MiB copied by the driver's checkpoint: {why}"

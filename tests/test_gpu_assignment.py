@@ -55,6 +55,15 @@ def test_the_largest_goes_where_most_is_free() -> None:
     }  # fmt: skip
 
 
+def test_the_same_pci_address_goes_before_the_most_memory() -> None:
+    source, there = host("a", 3), host("b", 3)
+    there[1] = replace(there[1], free_bytes=100 * GIB)
+    used = {source[1].uuid: 80 * GIB}
+    assert dict(assign(source, used, there, {}, {}))[source[1].uuid] == there[1].uuid
+    there[1] = replace(there[1], free_bytes=80 * GIB)  # too full
+    assert dict(assign(source, used, there, {}, {}))[source[1].uuid] == there[0].uuid
+
+
 def test_a_gpu_that_both_hosts_see_is_its_own() -> None:
     """Full, used by its own process and shared by another one: it stays there."""
     shared = [gpu(0, "a", free=1 * GIB), gpu(1, "a")]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -56,6 +57,15 @@ def test_why_a_plan_is_plain_is_said() -> None:
     two = gpu_survey(process({A: 30 * GIB}, 30 * GIB), process({A: 10 * GIB}, 0, "no page"))
     assert dict(plan(two, THERE, "", {}).rows)["device memory"] == (
         f"{30 << 10} MiB streamed, {10 << 10} MiB copied by the driver's checkpoint: no page"
+    )
+
+
+def test_a_gpu_that_nccl_may_not_find_afterwards_is_named() -> None:
+    [there] = gpu_host("b").gpus
+    moved = msgspec.structs.replace(THERE, gpus=[replace(there, pci_bus_id="0000:7f:00.0")])
+    assert dict(plan(STREAMED, moved, "", {}).rows)["PCI addresses"] == (
+        "GPU 0 (GPU-b0000000) for GPU 0 (GPU-a0000000), which is at 0000:00:00.0: no GPU here has"
+        " that PCI address, by which NCCL will look for it"
     )
 
 
