@@ -152,6 +152,8 @@ def test_the_plain_path_carries_the_same_in_the_image(
     job, other = (lab.start("heavy", "--ballast", str(BALLAST_MIB)) for lab in (plain, fast))
     slow, quick = moved(plain, job), moved(fast, other)
     assert_phases(slow, PLAIN)
+    told = " ".join(plain.session.cli("events", "heavy").out.split())
+    assert "all by the driver's own checkpoint (gpu.fast_path is off)" in told
     assert device_bytes(slow) == 0
     assert device_bytes(quick) == BLOCKS + BALLAST_MIB * MIB
     # A step under way has some tens of MiB on the host, too.

@@ -18,6 +18,9 @@ PROTOCOL = 1
 SAMPLE = 4096
 """Bytes of one sampled piece of a checksum."""
 
+MAX_ERRNO = 4095
+"""Linux has none above; the process may say any number."""
+
 REQUEST = Record((
     ("op", "I"), ("device", "i"), ("address", "Q"), ("size", "Q"), ("argument", "Q"),
 ))  # fmt: skip
@@ -61,7 +64,8 @@ class Reply:
         """Why ``result`` is not 0, for people; empty where it is."""
         if self.result == 0:
             return ""
-        code = f"CUDA error {self.result}" if self.result > 0 else os.strerror(-self.result)
+        error = min(-self.result, MAX_ERRNO)
+        code = f"CUDA error {self.result}" if self.result > 0 else os.strerror(error)
         return f"{self.trouble} ({code})" if self.trouble else code
 
     @property

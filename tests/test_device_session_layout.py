@@ -64,6 +64,11 @@ def test_a_reply_is_read() -> None:
         device_session.reply(packet[:100])
 
 
+def test_a_process_may_say_any_error_number() -> None:
+    packet = device_session.REPLY.struct.pack(Op.SYNC, -(2**31), 0, 0, 0, 0, 0, b"u" * 16, b"")
+    assert device_session.reply(packet).failure
+
+
 def test_a_request_is_the_headers() -> None:
     packet = device_session.request(Op.CHECKSUM, 0x1000, 4096, 8)
     assert device_session.REQUEST.struct.unpack(packet) == (2, 0, 0x1000, 4096, 8)

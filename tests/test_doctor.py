@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from cluster_files import SMALL
+from doubles.gpu import build
 
 from liveshift.errors import Refused
 from liveshift.launcher.checks import deadlines, kernel, machine, network
@@ -105,6 +106,13 @@ def test_the_deadlines_are_those_of_the_cluster_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "nothing is left"
     (finding,) = [f for f in examine(None) if f.check == "deadlines"]
     assert "collective 600 s (the defaults: no --config)" in finding.found
+
+
+def test_the_gpu_libraries_are_those_of_the_cluster_file(doubles: build.Doubles) -> None:
+    text = f'{SMALL}[gpu]\nlibraries = "{doubles.folder}"\n'
+    (finding,) = [f for f in examine(None, parse(text, "prod.toml")) if f.check == "GPU driver"]
+    assert "CUDA 13.0" in finding.found
+    assert "simulated GPU" in finding.found
 
 
 def test_a_host_too_slow_for_its_deadlines_is_warned_of(

@@ -4,14 +4,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+"""Also where it comes from another host."""
 
 
 @dataclass(frozen=True)
 class Block:
     """One device allocation of a process."""
 
-    address: int
-    size: int
+    address: Natural
+    size: Natural
     """Bytes."""
     gpu: str
     """The UUID of the GPU that has, had or shall have its memory."""

@@ -26,9 +26,11 @@ from zmq.utils import z85
 
 from liveshift.criu_glue import trees
 from liveshift.criu_glue.image_kinds import KINDS
-from liveshift.interposer import layout
+from liveshift.cuda_snapshot.helper.blocks import Block
+from liveshift.interposer import device_session, layout
 from liveshift.runtime import manifest as manifests
 from liveshift.runtime import messages, wire
+from liveshift.runtime.devices import Saved
 from liveshift.runtime.messages import frames as _frames
 
 FOLDER = Path(__file__).parent / "seeds"
@@ -212,6 +214,23 @@ heartbeat = 1.5
 def keys() -> list[bytes]:
     public, secret = zmq.curve_keypair()
     return [b"\0" + secret + b"\n", b"\1" + public + b"\n", b"\0" + z85.encode(bytes(32))]
+
+
+def device_tables() -> list[bytes]:
+    blocks = [Block(0x7F00_0000_0000 + n * (2 << 20), 2 << 20, "GPU-1", 15) for n in range(2)]
+    sums = {block.address: 2**64 - 1 for block in blocks}
+    saved = [Saved(1001, blocks, {"GPU-1": 5 << 20}, sums, 4), Saved(1002)]
+    return [msgspec.msgpack.encode(saved), msgspec.msgpack.encode(saved[1:])]
+
+
+def device_replies() -> list[bytes]:
+    """Of NEXT, of a refusal with words, of an error number that there is not."""
+    gpu = bytes(range(16))
+    return [
+        device_session.REPLY.struct.pack(1, 0, 0x7F0000000000, 2 << 20, 1, 0, 15, gpu, b""),
+        device_session.REPLY.struct.pack(3, -2, 0, 0, 0, 0, 0, gpu, b"no arena block begins there"),
+        device_session.REPLY.struct.pack(5, -(2**31), 0, 0, 0, 0, 0, gpu, b""),
+    ]
 
 
 def outputs() -> list[bytes]:

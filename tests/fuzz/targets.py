@@ -31,9 +31,10 @@ from liveshift.criu_glue.protobuf import Damaged, Message, fields
 from liveshift.criu_glue.rights import User
 from liveshift.criu_glue.survey import build_id
 from liveshift.criu_glue.unpacking import Unpacker
+from liveshift.cuda_snapshot.checkpoint import uuid_text
 from liveshift.errors import ConfigError, LiveshiftError, StepFailed
-from liveshift.interposer import layout, page
-from liveshift.runtime import config, keys, local_socket, manifest, messages, wire
+from liveshift.interposer import device_session, layout, page
+from liveshift.runtime import config, device_memory, keys, local_socket, manifest, messages, wire
 from liveshift.runtime.inbox import Inbox
 from liveshift.runtime.toml_lines import key_lines
 
@@ -275,6 +276,26 @@ def _announcement(data: bytes) -> None:
 # ---- trees -------------------------------------------------------------------------------------
 
 
+def _devices(data: bytes) -> None:
+    """What a source says of device memory: whatever is understood can be summed up."""
+    try:
+        table = device_memory.decode(data)
+    except StepFailed:
+        return
+    assert all(process.bytes >= 0 for process in table)
+
+
+def _device_reply(data: bytes) -> None:
+    """A process's answer in a device session."""
+    try:
+        reply = device_session.reply(data)
+    except ValueError:
+        return
+    assert reply.failure.isprintable()
+    assert bool(reply.failure) == bool(reply.result)
+    assert len(uuid_text(reply.uuid)) == 40
+
+
 def _tar() -> Target:
     """The first byte says whose tree it is and how it is to be unpacked."""
     place = Place()
@@ -417,6 +438,8 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "image-file": _image_file,
     "image": _image,
     "announcement": lambda: Target("announcement", _announcement, seeds.announcements, 512),
+    "devices": lambda: Target("devices", _devices, seeds.device_tables),
+    "device-reply": lambda: Target("device-reply", _device_reply, seeds.device_replies, 512),
     "tar": _tar,
     "page": _page,
     "config": _config,
@@ -427,7 +450,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
 
 PACES = {
     "frame": 20, "header": 20, "answer": 20, "manifest": 20, "announcement": 10, "output": 10,
-    "local-socket": 10, "elf": 10, "protobuf": 4, "page": 4, "config": 4, "key": 4,
-    "image-file": 4,
+    "devices": 10, "device-reply": 20, "local-socket": 10, "elf": 10, "protobuf": 4, "page": 4,
+    "config": 4, "key": 4, "image-file": 4,
 }  # fmt: skip
 """Executions of a target for each one of the slowest."""
