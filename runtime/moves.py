@@ -78,6 +78,8 @@ class Moves:
     ) -> GpuSwap:  # fmt: skip
         """Begin to bring a capsule to another GPU of its host; raises as :meth:`start` does."""
         self._check_free(job, capsule)
+        if self._fleet.hosts[capsule.host].gpus:  # else its host is asked, which knows more
+            self._seat(gpu)
         number = self._fleet.journal.next_migration()
         swap = GpuSwap(self, number, job, capsule, gpu.gpu, gpu.leave, reason, by, self._changed)
         swap.verify = verify
@@ -297,7 +299,7 @@ class Moves:
         return chosen.name, why
 
     def _seat(self, gpu: GpuAsked | None) -> str:
-        """The UUID of a GPU of another host, "" where none was asked for."""
+        """The UUID of a GPU as its host's beats name it, "" where none was asked for."""
         return seat(gpu.gpu, gpu.host, self._fleet.hosts[gpu.host].gpus) if gpu else ""
 
     def _check_free(self, job: Job, capsule: Capsule) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from cluster_files import SMALL
+from cuda_process import doubles
 from doubles.gpu import build
 
 from liveshift.errors import Refused
@@ -22,6 +23,7 @@ from liveshift.launcher.doctor import doctor, examine
 from liveshift.runtime.config import parse
 from liveshift.runtime.timeouts import Timeouts
 
+__all__ = ["doubles"]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
 

@@ -14,11 +14,11 @@ import pytest
 from test_evacuation import CLUSTER
 
 from liveshift.criu_glue.network import Overlay
-from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable
+from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
 from liveshift.runtime import config, messages, orchestrator
 from liveshift.runtime.gpu_asked import GpuAsked
 from liveshift.runtime.jobs import Capsule, Job
-from liveshift.runtime.messages import Message, MigrationRow, Run
+from liveshift.runtime.messages import GpuSeat, Message, MigrationRow, Run
 from liveshift.runtime.orchestrator import Orchestrator
 
 PLAN = messages.SwapPlan(
@@ -165,6 +165,17 @@ def test_a_host_that_is_away_is_not_asked(scene: Scene) -> None:
     with pytest.raises(Unreachable, match="the agent on h1"):
         begun(scene)
     assert scene.board.asked == []
+
+
+def test_a_gpu_that_its_host_does_not_have_begins_nothing(scene: Scene) -> None:
+    scene.fleet.hosts["h1"].gpus = tuple(GpuSeat(f"GPU-{n}2ab", "H200", free=True) for n in (0, 1))
+    for to in ("5", "GPU-5"):
+        with pytest.raises(NotFound, match=f'no GPU "{to}" there'):
+            begun(scene, to=to)
+    assert scene.board.asked == []
+    assert scene.told() == []
+    begun(scene, to="GPU-1")
+    assert scene.row().state == "done"
 
 
 def test_a_refusal_changes_nothing(scene: Scene) -> None:
