@@ -40,7 +40,10 @@ def plan(survey: GpuSurvey, here: GpuHost | None, why: str, wanted: Mapping[str,
         why = why if here is None else here.why_none
         made.rows.append(("GPUs", "none can be used here"))
         made.troubles.append(
-            (f"no GPU can be used there: {why}", "`liveshift doctor` there says what is missing")
+            (
+                f"no GPU can be used there: {why}",
+                "`liveshift doctor --config FILE` there says what is missing",
+            )
         )
         return made
     made.plain = here.fast_path

@@ -88,7 +88,7 @@ def _holds(task: GpuTask, pages: Mapping[int, ProcessState]) -> bool:
 def _without_helper(task: GpuTask, why: str) -> Trouble:
     return (
         f"{who(task)} holds a GPU, and this host's GPU helper is not there: {why}",
-        "`liveshift doctor` there looks for the driver and its libraries",
+        "`liveshift doctor --config FILE` there looks for the driver and its libraries",
     )
 
 

@@ -104,7 +104,8 @@ class Swapper:
             found = self._porter.devices.tree(note.migration, resident, full=full, only=(pid,))
             if found is None:
                 raise Unreachable(
-                    f"{self._house.host} has no GPU helper", hint="`liveshift doctor` there"
+                    f"{self._house.host} has no GPU helper",
+                    hint="`liveshift doctor --config FILE` there",
                 )
             return found
 
