@@ -106,9 +106,7 @@ class Devices:
             log.warning("%s: no checksums of device memory: %s", migration, here.sessions)
             samples = None
         limit = self.cluster.timeouts.gpu_lock
-        return DeviceTree(
-            resident, helper, migration, limit, samples, why, only, not here.sessions
-        )
+        return DeviceTree(resident, helper, migration, limit, samples, why, only, not here.sessions)
 
     def left(self, migration: str, resident: Resident) -> DeviceTree | None:
         """The same for what an earlier life of the agent has begun: to be ended, no more."""
