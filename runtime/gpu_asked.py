@@ -58,9 +58,11 @@ def find(text: str, gpus: Sequence[tuple[int, str]]) -> str:
 
 
 def seat(text: str, host: str, seats: Sequence[GpuSeat]) -> str:
-    """The UUID of a GPU of another host, as that host's beats name them."""
+    """The UUID of a GPU of a host, as its beats name them; raises as :func:`find` does."""
     if not seats:
-        raise Refused(f"{host} has no GPU that can be used", hint="`liveshift doctor` there")
+        raise Refused(
+            f"{host} has no GPU that can be used", hint="`liveshift doctor --config FILE` there"
+        )
     return find(text, list(enumerate(gpu.uuid for gpu in seats)))
 
 
