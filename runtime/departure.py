@@ -29,7 +29,8 @@ from ..criu_glue.trees import Stamp, Tree
 from ..errors import LiveshiftError, Refused, StepFailed, Unreachable
 from . import carried_out
 from .device_memory import Pump
-from .devices import DeviceLost, DeviceTree, has_cuda
+from .device_state import DeviceLost
+from .devices import DeviceTree, has_cuda
 from .faultpoints import reach
 from .messages import Frozen, Moved
 from .resident import ROOT_PID, Housing, Resident

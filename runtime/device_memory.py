@@ -18,7 +18,8 @@ from ..cuda_snapshot.helper.blocks import Block
 from ..cuda_snapshot.helper.client import GpuHelper
 from ..cuda_snapshot.helper.ring_client import Filler
 from ..errors import StepFailed
-from .devices import DeviceTree, Saved
+from .device_state import Saved
+from .devices import DeviceTree
 
 TABLE = "devices"
 MEMORY = "device"

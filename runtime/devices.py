@@ -23,23 +23,27 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-
-import msgspec
 
 from ..criu_glue import room
 from ..criu_glue.survey import inner_pid, tasks
 from ..cuda_snapshot.checkpoint import ProcessState
-from ..cuda_snapshot.helper.blocks import Block, human
 from ..cuda_snapshot.helper.client import GpuHelper
 from ..cuda_snapshot.helper.session_client import DeviceSession
 from ..errors import LiveshiftError, StepFailed
 from ..interposer.layout import Memory, Want, text_of
 from ..interposer.orders import OrderedPage
 from .config import Cluster, FastPath, Verify
-from .gpu_survey import NO_ARENA
+from .device_state import (
+    DeviceLost,
+    Saved,
+    compare,
+    left_to_driver,
+    words_of_return,
+    words_of_save,
+)
 from .gpu_watch import OFF, GpuWatch
 from .rank_pages import lives, ordered_pages
 from .resident import Resident
@@ -52,25 +56,6 @@ SAMPLES = 4
 
 SESSION_S = 20.0
 """For a service thread to answer: it looks for orders once a second at the least."""
-
-
-class Saved(msgspec.Struct, frozen=True):
-    """One process's device state at the boundary.
-
-    ``pid``: as the capsule sees it; ``blocks``: the memory that the helper has; ``used``: bytes of
-    device memory by GPU; ``sums``: checksum by address, each of ``samples`` (None: none taken).
-    """
-
-    pid: int
-    blocks: list[Block] = []
-    used: dict[str, int] = {}
-    sums: dict[int, int] = {}
-    samples: int | None = None
-
-    @property
-    def bytes(self) -> int:
-        """Of ``blocks``: what goes from GPU to GPU."""
-        return sum(block.size for block in self.blocks)
 
 
 @dataclass(frozen=True)
@@ -132,10 +117,6 @@ class Devices:
         return True
 
 
-class DeviceLost(StepFailed):
-    """The driver can neither go on with a process's device state nor give it back."""
-
-
 @dataclass
 class CudaProcess:
     """A process that holds device state; ``pid`` as the host sees it."""
@@ -195,7 +176,7 @@ class DeviceTree:
                 for process in found:
                     self.saved.append(self._save(process))
                 lap.bytes = sum(sum(saved.used.values()) for saved in self.saved) or None
-                lap.detail = words(self.saved, self.plain)
+                lap.detail = words_of_save(self.saved, self.plain)
         return self.saved
 
     def _save(self, process: CudaProcess) -> Saved:
@@ -241,7 +222,7 @@ class DeviceTree:
             for process in found:
                 self._bring_back(process, gpus)
                 self.helper.release(process.pid)
-            lap.detail = _brought(self.saved)
+            lap.detail = words_of_return(self.saved)
         self.drop()  # what is left belongs to processes that have ended meanwhile
 
     def off_gpus(self) -> bool:
@@ -263,7 +244,7 @@ class DeviceTree:
                 self._held.append(process.pid)
                 os.kill(process.pid, signal.SIGCONT)
                 self._bring_back(process, gpus)
-            lap.detail = _brought(self.saved)
+            lap.detail = words_of_return(self.saved)
 
     def take_up(self, *, some: bool = False) -> None:
         """What :meth:`arrive` has left held in an earlier life of the agent; raises StepFailed when
@@ -326,7 +307,7 @@ class DeviceTree:
                     arrived = pid in self._held  # its memory is on this host's GPUs already
                     session.take_back(key, keep=arrived, gpus=() if arrived else gpus)
                 if verify:
-                    _compare(saved, session.checksums(saved.samples or 0))
+                    compare(saved, session.checksums(saved.samples or 0))
 
     # ---- both ----------------------------------------------------------------------------------
 
@@ -405,53 +386,3 @@ def _await_served(page: OrderedPage) -> None:
         if time.monotonic() > until:
             raise StepFailed("gpu", f"process {page.pid}: its service thread does not answer")
         time.sleep(0.001)
-
-
-def left_to_driver(saved: Saved, gpus: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """Bytes by new GPU that the driver's restore will ask for: not what the helper has, which has
-    its memory there already."""
-    left = dict(saved.used)
-    for block in saved.blocks:
-        left[block.gpu] = max(0, left.get(block.gpu, 0) - block.size)
-    to = dict(gpus)
-    return {to.get(gpu, gpu): size for gpu, size in left.items()}
-
-
-def _compare(saved: Saved, now: Mapping[int, int]) -> None:
-    wrong = [address for address, value in saved.sums.items() if now.get(address) != value]
-    if wrong:
-        first = ", ".join(f"{address:#x}" for address in sorted(wrong)[:3])
-        raise DeviceLost(
-            "gpu verify",
-            f"process {saved.pid}: {len(wrong)} of {len(saved.sums)} device allocations are not"
-            f" what they were at the boundary (at {first})",
-        )
-
-
-def words(saved: Sequence[Saved], plain: str = "") -> str:
-    """ "2 CUDA processes, 3 allocations from GPU to GPU, 12.0 MiB by the driver, 40 checksums".
-
-    ``plain``: why none went by the fast path.
-    """
-    if not saved:
-        return "no CUDA process"
-    parts = [f"{len(saved)} CUDA process{'es' if len(saved) > 1 else ''}"]
-    blocks = sum(len(s.blocks) for s in saved)
-    used = sum(sum(s.used.values()) for s in saved)
-    handed = sum(s.bytes for s in saved)
-    if blocks:
-        left = human(max(0, used - handed))
-        several = "s" if blocks > 1 else ""
-        parts.append(f"{blocks} allocation{several} from GPU to GPU, {left} by the driver")
-    else:
-        parts.append(f"all by the driver's own checkpoint ({plain or NO_ARENA})")
-    sums = sum(len(s.sums) for s in saved)
-    parts.append(f"{sums} checksums" if sums else "no checksums")
-    return ", ".join(parts)
-
-
-def _brought(saved: Sequence[Saved]) -> str:
-    """ "2 CUDA processes, 40 checksums alike"."""
-    sums = sum(len(s.sums) for s in saved)
-    parts = [f"{len(saved)} CUDA process{'' if len(saved) == 1 else 'es'}"]
-    return ", ".join(parts + ([f"{sums} checksums alike"] if sums else []))

@@ -22,7 +22,8 @@ import msgspec
 
 from ..criu_glue import room
 from ..errors import LiveshiftError, StepFailed, Unreachable
-from .devices import DeviceLost, DeviceTree, Saved
+from .device_state import DeviceLost, Saved
+from .devices import DeviceTree
 from .faultpoints import reach
 from .messages import Moved
 from .resident import Resident

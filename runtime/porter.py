@@ -53,7 +53,8 @@ class Porter:
         self._house = house
         self._criu = criu
         self._claim = claim
-        self._gpus_used: dict[str, list[str]] = {}  # by capsule, when it was inspected last
+        # By capsule, when it was inspected last; None: it has nothing to do with a GPU.
+        self._gpus_used: dict[str, list[str] | None] = {}
         self._reservations = GpuReservations(gpus, self.gpus_taken)
         self._own = house.cluster.host(house.host)
         self._tasks = Tasks()
@@ -150,7 +151,7 @@ class Porter:
         tops = [plan.tmp, *map(Path, self._house.housing.placement.carried)]
         carried = await asyncio.to_thread(_size_of, tops) + plan.log.stat().st_size
         gpu = await asyncio.to_thread(self._reservations.survey, resident, found)
-        self._gpus_used[ask.capsule] = list(gpu.used) if gpu else []
+        self._gpus_used[ask.capsule] = list(gpu.used) if gpu else None
         return messages.Inspected(found, self.facts, carried, gpu)
 
     async def survey_gpus(self, resident: Resident) -> messages.GpuSurvey | None:
@@ -192,11 +193,13 @@ class Porter:
         self._dumper()
         resident = self.free(ask.capsule)
         sender = self._sender(ask)
-        devices = await asyncio.to_thread(
-            self.devices.tree, ask.migration, resident, full=ask.verify, plain=ask.plain
-        )
+        devices = None
+        if self._gpus_used.get(ask.capsule) is not None:  # a GPU that hangs is no CPU job's matter
+            devices = await asyncio.to_thread(
+                self.devices.tree, ask.migration, resident, full=ask.verify, plain=ask.plain
+            )
         departure = Departure(ask.migration, resident, self._house.housing, sender, devices)
-        departure.gpus = self._gpus_used.get(ask.capsule, [])
+        departure.gpus = self._gpus_used.get(ask.capsule) or []
         self.departures[ask.migration] = departure
         with self._working(ask.migration):
             if devices is not None:
@@ -244,7 +247,9 @@ class Porter:
             resident = await self._house.blocking(
                 name, lambda: self._house.housing.house_empty(ask)
             )
-        devices = await asyncio.to_thread(self.devices.tree, ask.migration, resident)
+        devices = None
+        if ask.gpu is not None:
+            devices = await asyncio.to_thread(self.devices.tree, ask.migration, resident)
         arrival = Arrival(ask, resident, self._house.housing, devices, gpus.pairs)
         arrival.note()
         self.arrivals[ask.migration] = arrival

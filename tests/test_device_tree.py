@@ -12,7 +12,8 @@ import pytest
 from liveshift.cuda_snapshot.checkpoint import ProcessState
 from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.errors import LiveshiftError, StepFailed, Unreachable, from_wire, to_wire
-from liveshift.runtime.devices import CudaProcess, DeviceLost, Devices, DeviceTree, Saved
+from liveshift.runtime.device_state import DeviceLost, Saved
+from liveshift.runtime.devices import CudaProcess, Devices, DeviceTree
 from liveshift.runtime.resident import Resident
 from liveshift.runtime.stopwatch import Stopwatch
 

@@ -19,7 +19,8 @@ import pytest
 from liveshift.criu_glue import room
 from liveshift.errors import LiveshiftError, StepFailed, Unreachable
 from liveshift.runtime import host_swap
-from liveshift.runtime.devices import DeviceLost, DeviceTree, Saved
+from liveshift.runtime.device_state import DeviceLost, Saved
+from liveshift.runtime.devices import DeviceTree
 from liveshift.runtime.host_swap import HostSwap, Stage, SwapNote
 from liveshift.runtime.resident import Resident
 from liveshift.runtime.stopwatch import Stopwatch

@@ -30,7 +30,7 @@ from liveshift.cuda_snapshot.helper.blocks import Block
 from liveshift.interposer import device_session, layout
 from liveshift.runtime import manifest as manifests
 from liveshift.runtime import messages, wire
-from liveshift.runtime.devices import Saved
+from liveshift.runtime.device_state import Saved
 from liveshift.runtime.messages import frames as _frames
 
 FOLDER = Path(__file__).parent / "seeds"
