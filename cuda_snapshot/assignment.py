@@ -121,16 +121,16 @@ def _place_unused(sources: Sequence[Gpu], targets: Sequence[Gpu], chosen: dict[s
 def _why_not(
     target: Gpu, source: Gpu, used: Mapping[str, int], taken: Mapping[str, str]
 ) -> str | None:
-    needed = used.get(source.uuid, 0)
+    needed = used.get(source.uuid)  # a context alone is a use, too
     if not _same_model(target, source):
         return f"is another model ({target.name}, not {source.name})"
-    if needed and target.mig:
+    if needed is not None and target.mig:
         return "is partitioned by MIG"
-    if needed and target.mps:
+    if needed is not None and target.mps:
         return "is shared by MPS clients"
     if target.uuid in taken:
         return taken[target.uuid]
-    if not needed:
+    if needed is None:
         return None
     if target.memory_bytes < needed + MARGIN:
         return f"has less memory ({_mib(target.memory_bytes)}, {_mib(needed + MARGIN)} needed)"

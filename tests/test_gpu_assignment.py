@@ -169,7 +169,7 @@ def scenes(draw: st.DrawFn) -> tuple[list[Gpu], dict[str, int], list[Gpu], dict[
     return source, used, there, taken
 
 
-@settings(max_examples=400, deadline=None, database=None)
+@settings(max_examples=1000, deadline=None, database=None)
 @given(scenes())
 def test_a_map_is_whole_and_fits(
     scene: tuple[list[Gpu], dict[str, int], list[Gpu], dict[str, str]],
