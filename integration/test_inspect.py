@@ -3,38 +3,24 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_session import JOBS, LabSession, NewLab
+from gpu_lab import GpuLab, gpu_lab
+from lab_session import LabSession, NewLab
 from moving_job import Job
 from open_python import NOBODY, OpenPython
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 
-TESTS = Path(__file__).resolve().parents[1] / "tests"
 BUFFERS = 4 * (64 * 64 + 64 + 64 * 64 + 64 + 16 + 16 + 1)
 """Bytes that a rank of device_ddp.py allocates: gradients, what is passed on, the loss."""
 
 
 @pytest.fixture(scope="module")
-def lab(new_lab: NewLab) -> LabSession:
-    return new_lab("--hosts", "3")
-
-
-@pytest.fixture(scope="module")
-def libraries(place: Path) -> str:
-    """Where the doubles are, for LD_LIBRARY_PATH."""
-    sys.path.insert(0, str(TESTS))
-    try:
-        from doubles.gpu.build import build
-        from doubles.gpu.build_nccl import build_nccl
-    finally:
-        sys.path.remove(str(TESTS))
-    folder = place / "doubles"
-    return f"{build(folder).folder}:{build_nccl(folder).parent}"
+def gpus(new_lab: NewLab, place: Path) -> GpuLab:
+    return gpu_lab(new_lab, place, {f"h{host}": (1024,) for host in range(3)})
 
 
 def process(lab: LabSession, capsule: str) -> tuple[str, dict[str, Any]]:
@@ -45,13 +31,10 @@ def process(lab: LabSession, capsule: str) -> tuple[str, dict[str, Any]]:
 
 
 def test_a_rank_is_inspected_where_it_runs_before_and_after_its_move(
-    lab: LabSession, libraries: str, open_python: OpenPython
+    gpus: GpuLab, open_python: OpenPython
 ) -> None:
-    argv = (
-        *("env", f"LD_LIBRARY_PATH={libraries}", sys.executable, str(JOBS / "device_ddp.py")),
-        *("--steps", "100000", "--pace", "0.05", "--out", "{out}"),
-    )
-    job: Job = lab.start("held", argv, nnodes=2)
+    lab = gpus.session
+    job: Job = lab.start("held", gpus.device.ddp(100_000), nnodes=2)
     job.wait_step(10)
     host, before = process(lab, "held/1")
     assert (host, before["rank"], before["driver"]) == ("h1", 1, 13000)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from device_jobs import Device
+from gpu_lab import gpu_lab
 from lab_session import LabSession, NewLab, eventually
 from moving_job import Job
 from reference_runs import References
@@ -23,8 +24,8 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
-def lab(new_lab: NewLab) -> LabSession:
-    return new_lab("--hosts", "4")
+def lab(new_lab: NewLab, place: Path) -> LabSession:
+    return gpu_lab(new_lab, place, {f"h{host}": (1024,) for host in range(4)}).session
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +134,11 @@ def test_a_c_program_with_three_ranks(lab: LabSession, gpu: Device, place: Path)
     """Two threads with communicators of their own, groups, pipelines, splits that come and go."""
     argv = gpu.train(3, 5000)
     job = lab.start("train", argv, nnodes=3)
-    for index, step in ((1, "step 50\n"), (0, "step 300\n"), (2, "step 600\n")):
+    for index, step, to in (
+        (1, "step 50\n", "h3"), (0, "step 300\n", "h1"), (2, "step 600\n", "h0"),
+    ):  # fmt: skip
         eventually(lambda step=step: step in job.output(), f"{step!r}", 60)
-        job.migrate(index)
+        job.migrate(index, to)
     job.wait_end(120)
     found = re.findall(r"train/(\d): result (\w+)", job.output())
     out = place / "train-alone"

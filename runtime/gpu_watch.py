@@ -80,14 +80,18 @@ class GpuWatch:
         )
         return self._last
 
+    def look(self) -> None:
+        """See how the GPUs are now, for beats; blocks, and raises nothing."""
+        try:
+            self.host({})
+        except LiveshiftError as error:
+            log.warning("%s", error)
+
     def environment(self) -> dict[str, str]:
         """What a capsule that starts here is given so that its device memory can be streamed when
         it moves; blocks."""
         if not (self._last and not self._last.fast_path):
-            try:
-                self.host({})
-            except LiveshiftError as error:
-                log.warning("%s", error)
+            self.look()
         return {ARENA: "1"} if self._last and not self._last.fast_path else {}
 
     def seats(self, taken: Collection[str]) -> list[GpuSeat]:

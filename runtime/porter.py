@@ -416,6 +416,8 @@ class Porter:
                 self._house.capsules.pop(name)
             await self._house.blocking(name, departure.finish)
             self.departures.pop(departure.migration, None)
+            if departure.gpus:  # the next beat tells that they are free
+                self._tasks.spawn(asyncio.to_thread(self._gpus.look))
             return "ended"
         return "held"
 
