@@ -417,7 +417,7 @@ class Porter:
             await self._house.blocking(name, departure.finish)
             self.departures.pop(departure.migration, None)
             if departure.gpus:  # the next beat tells that they are free
-                self._tasks.spawn(asyncio.to_thread(self._gpus.look))
+                self._tasks.spawn(asyncio.to_thread(self.devices.gpus.look))
             return "ended"
         return "held"
 
