@@ -8,6 +8,8 @@ and the final parameters are equal to the bit.
 
 from __future__ import annotations
 
+import argparse
+import fcntl
 import os
 import platform
 import shutil
@@ -25,13 +27,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from .. import __version__
 from ..criu_glue import tool
-from ..errors import LiveshiftError
+from ..errors import LiveshiftError, Refused
 from ..runtime.messages import Events, GetEvents, GetStatus, JobRow, MigrationRow, Status
 from . import report
 from .client import Client
 from .context import find_socket
 
 LAB = "demo"
+RUNNING = Path("/run/liveshift-demo.lock")
 STEPS = 200
 TAINT_AT = 80
 """The step after which the host of rank 1 is tainted."""
@@ -48,8 +51,12 @@ console = Console(stderr=True)
 
 def main() -> int:
     """Run the demo; returns the exit code."""
+    argparse.ArgumentParser(
+        prog="make demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    ).parse_args()
     try:
-        return demo()
+        with _alone():
+            return demo()
     except LiveshiftError as error:
         console.print(f"error: {error}", style="red", markup=False)
         if error.hint:
@@ -81,6 +88,24 @@ def demo() -> int:
 
 
 @contextmanager
+def _alone() -> Iterator[None]:
+    """One demo at a time: the next one takes away the lab of what it takes for a killed one."""
+    try:
+        lock = RUNNING.open("w")
+    except PermissionError:  # `lab up` says who may
+        yield
+        return
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Refused(
+                "a demo runs on this machine already", hint="wait for its end, or interrupt it"
+            ) from None
+        yield
+
+
+@contextmanager
 def _lab() -> Iterator[Client]:
     _command("lab", "down", LAB, quiet=True)  # what a demo that was killed has left
     _command("lab", "up", LAB, "--hosts", "3")
@@ -88,8 +113,10 @@ def _lab() -> Iterator[Client]:
     try:
         with Client(find_socket(lab=LAB)) as client:
             yield client
-    finally:
-        _command("lab", "down", LAB)
+    except BaseException:
+        _command("lab", "down", LAB, quiet=True)  # what went wrong before is what is told
+        raise
+    _command("lab", "down", LAB)
 
 
 def _train(client: Client, name: str, taint: bool = False) -> dict[int, str]:
