@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..errors import NotFound, Refused
 from .jobs import Capsule
 from .messages import GpuSeat, GpuSurvey, Migrate
+from .troubles import refuse
 
 HINT = "HOST/GPU, or just GPU on the host where it runs: an index, or the beginning of a UUID"
 
@@ -85,13 +86,6 @@ def left(capsule: str, survey: GpuSurvey | None, leave: str) -> str:
             f"{capsule} uses {words}: which one is to be left?", hint="say so: --from-gpu GPU"
         )
     return used[0].uuid
-
-
-def refuse(troubles: Sequence[tuple[str, str]]) -> None:
-    """Raises Refused with all of them, if there are any."""
-    if troubles:
-        hints = dict.fromkeys(remedy for _, remedy in troubles)
-        raise Refused("; ".join(text for text, _ in troubles), hint="; ".join(hints))
 
 
 def _split(text: str) -> tuple[str, str]:

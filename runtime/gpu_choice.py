@@ -14,8 +14,9 @@ import msgspec
 from ..cuda_snapshot.assignment import named
 from ..errors import Refused
 from . import gpu_preflight
-from .gpu_asked import find, left, refuse
+from .gpu_asked import find, left
 from .messages import GpuSurvey, SwapPlan
+from .troubles import refuse
 
 
 def choose(

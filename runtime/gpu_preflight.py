@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from ..cuda_snapshot.assignment import Pairs, assign, changes, named
 from ..errors import Refused
-from .gpu_survey import CHECKPOINTS, Trouble
+from .gpu_survey import CHECKPOINTS, NEWER, dotted
 from .messages import GpuHost, GpuSurvey
+from .troubles import Trouble
 
 SHOWN = 4
 """How many reasons of one kind an answer names; the rest is counted."""
@@ -56,7 +57,7 @@ def plan(survey: GpuSurvey, here: GpuHost | None, why: str, wanted: Mapping[str,
     if changes(made.pairs) and not here.can_remap:
         made.troubles.append(
             (
-                f"the driver {here.driver} (CUDA {here.cuda[0]}.{here.cuda[1]}) cannot restore onto"
+                f"the driver {here.driver} (CUDA {dotted(here.cuda)}) cannot restore onto"
                 " another GPU than the one of the checkpoint",
                 "install a driver of CUDA 13.0 (580) or later on both hosts",
             )
@@ -69,9 +70,9 @@ def plan(survey: GpuSurvey, here: GpuHost | None, why: str, wanted: Mapping[str,
 def _of_driver(source: GpuHost, here: GpuHost) -> Iterator[Trouble]:
     if here.cuda < CHECKPOINTS:
         yield (
-            f"the driver there, {here.driver} (CUDA {here.cuda[0]}.{here.cuda[1]}), cannot restore"
+            f"the driver there, {here.driver} (CUDA {dotted(here.cuda)}), cannot restore"
             " a checkpoint",
-            "install a driver of CUDA 12.8 (570) or later; moving to another GPU needs 13.0 (580)",
+            NEWER,
         )
     if source.driver and here.driver and source.driver != here.driver:
         kind = "older" if _version(here.driver) < _version(source.driver) else "newer"
@@ -102,7 +103,7 @@ def _why_plain(survey: GpuSurvey, made: GpuPlan) -> str:
 
 
 def _rows(survey: GpuSurvey, here: GpuHost, made: GpuPlan) -> Iterator[tuple[str, str]]:
-    yield "GPU driver", f"{here.driver or 'unknown'} (CUDA {here.cuda[0]}.{here.cuda[1]})"
+    yield "GPU driver", f"{here.driver or 'unknown'} (CUDA {dotted(here.cuda)})"
     old = {gpu.uuid: gpu for gpu in survey.host.gpus}
     new = {gpu.uuid: gpu for gpu in here.gpus}
     used = survey.used

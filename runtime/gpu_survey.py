@@ -21,15 +21,15 @@ from ..cuda_snapshot.devices import Gpu
 from ..interposer.inspection import KINDS, ProcessState
 from ..interposer.layout import Memory
 from .messages import GpuHost, GpuProcess, GpuSurvey
-
-Trouble = tuple[str, str]
-"""(what stands in the way, what to do)."""
+from .troubles import Trouble
 
 NO_ARENA = "none of its memory is from the interposer's arena"
 """Why nothing of a process is streamed where its host could."""
 
 CHECKPOINTS = (12, 8)
 """CUDA of the first driver (570) whose API takes a checkpoint."""
+
+NEWER = "install a driver of CUDA 12.8 (570) or later; moving to another GPU needs 13.0 (580)"
 
 
 class Drivers(Protocol):
@@ -185,8 +185,8 @@ def _mps(what: str) -> Trouble:
 def _of_host(host: GpuHost) -> Iterator[Trouble]:
     if host.cuda < CHECKPOINTS:
         yield (
-            f"the driver {host.driver} (CUDA {_dotted(host.cuda)}) cannot take a checkpoint",
-            "install a driver of CUDA 12.8 (570) or later; moving to another GPU needs 13.0 (580)",
+            f"the driver {host.driver} (CUDA {dotted(host.cuda)}) cannot take a checkpoint",
+            NEWER,
         )
     if not host.gpus:
         yield f"NVML names no GPU at the source: {host.why_none}", "`nvidia-smi` there says more"
@@ -216,5 +216,5 @@ def _used(processes: list[GpuProcess], host: GpuHost) -> list[Gpu]:
     return [gpu for gpu in host.gpus if gpu.uuid in uuids]
 
 
-def _dotted(cuda: tuple[int, int]) -> str:
+def dotted(cuda: tuple[int, int]) -> str:
     return ".".join(map(str, cuda))

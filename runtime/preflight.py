@@ -10,9 +10,10 @@ from pathlib import Path
 
 from ..criu_glue.survey import NeededFile, Survey, fingerprint, open_plain
 from ..criu_glue.tool import Criu
-from ..errors import LiveshiftError, Refused
+from ..errors import LiveshiftError
 from .gpu_preflight import GpuPlan
 from .messages import HostFacts
+from .troubles import Trouble, refuse
 
 MEMORY_MARGIN = 128 << 20
 SHOWN = 3
@@ -37,7 +38,7 @@ def check(
     """
     gpus = gpus or GpuPlan()
     rows: list[tuple[str, str]] = []
-    against: list[tuple[str, str]] = list(survey.problems)
+    against: list[Trouble] = list(survey.problems)
     for what, found, trouble in (
         _check_criu(criu),
         _check_machine(source, here),
@@ -50,13 +51,11 @@ def check(
             against.append(trouble)
     rows += gpus.rows
     against += gpus.troubles
-    if against:
-        hints = dict.fromkeys(remedy for _, remedy in against)
-        raise Refused("; ".join(text for text, _ in against), hint="; ".join(hints))
+    refuse(against)
     return rows
 
 
-Check = tuple[str, str, tuple[str, str] | None]
+Check = tuple[str, str, Trouble | None]
 
 
 def _check_criu(criu: Criu | None) -> Check:

@@ -15,8 +15,8 @@ from liveshift.criu_glue.tool import Criu
 from liveshift.errors import Refused
 from liveshift.runtime import preflight
 from liveshift.runtime.gpu_preflight import GpuPlan, plan
-from liveshift.runtime.gpu_survey import Trouble
 from liveshift.runtime.messages import GpuHost, GpuSurvey
+from liveshift.runtime.troubles import Trouble
 
 __all__ = ["criu"]
 
