@@ -71,16 +71,16 @@ def up(
         list[str] | None,
         typer.Option(
             "--spare",
-            metavar="HOST=KIND",
-            help="floating, dedicated (only receives) or none; may be repeated.",
+            metavar="HOST=KIND,…",
+            help="floating, dedicated (only receives) or none; repeatable.",
         ),
     ] = None,
     memory: Annotated[
         list[str] | None,
         typer.Option(
             "--memory",
-            metavar="HOST=SIZE",
-            help="Limit for incoming capsules, such as 2GiB; may be repeated.",
+            metavar="HOST=SIZE,…",
+            help="Limit for incoming capsules, such as 2GiB; repeatable.",
         ),
     ] = None,
     local: Annotated[
@@ -125,8 +125,8 @@ def up(
         name,
         hosts,
         slots=slots,
-        spare=_by_host("--spare", spare),
-        memory=_by_host("--memory", memory),
+        spare=_by_key("--spare", spare, "h0=none"),
+        memory=_by_key("--memory", memory, "h0=2GiB"),
         local=local or (),
         shared=shared or (),
         timeouts=_by_key("--timeouts", timeouts, "suspicion=1.5"),
@@ -289,17 +289,6 @@ def _row(name: str) -> dict[str, Any]:
         "hosts": list(found.hosts),
         "directory": str(found.directory),
     }
-
-
-def _by_host(option: str, given: list[str] | None) -> dict[str, str]:
-    """``h4=dedicated`` as a mapping; raises BadParameter."""
-    found: dict[str, str] = {}
-    for text in given or ():
-        host, equals, value = text.partition("=")
-        if not (host and equals and value):
-            raise typer.BadParameter(f'{option} "{text}": write it as h0=…')
-        found[host] = value
-    return found
 
 
 def _by_key(option: str, given: list[str] | None, example: str) -> dict[str, str]:
