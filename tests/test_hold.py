@@ -24,7 +24,7 @@ from liveshift.errors import StepFailed
 
 pytestmark = [
     needs_compiler,
-    pytest.mark.skipif(os.geteuid() != 0, reason="whom one may trace is the host's rule"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="tracing others takes root"),
 ]
 
 KINDS = ["busy:busy", "sleep:sleep", "poll:poll", "futex:futex", "read:read", "liveshift:busy"]
