@@ -32,6 +32,10 @@ def key_directory(tmp_path: Path) -> Path:
     return directory
 
 
+def host_key(key_directory: Path, name: str = "h0") -> Path:
+    return keys.secret_path(key_directory, name)
+
+
 def free_address() -> str:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

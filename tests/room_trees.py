@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from captured import ENV, PYTHON, ROOT_PID, numbers, until
+from one_room import said
 
-from liveshift.criu_glue import network, output, room, tool
+from liveshift.criu_glue import network, room, tool
 from liveshift.criu_glue.room import PID_FLOOR, STDERR_FD, STDOUT_FD, Room, RoomPlan
 from liveshift.criu_glue.survey import tasks
 from liveshift.criu_glue.tool import Criu
@@ -95,11 +96,6 @@ for n in range(10**9):
     os.write(1, b"%d\\n" % n)
     time.sleep(0.002)
 """
-
-
-def said(stands: Room, stream: int = output.STDOUT) -> str:
-    records = output.split(stands.plan.log.read_bytes())
-    return b"".join(r.data for r in records if r.stream == stream).decode()
 
 
 def count(stands: Room) -> int:

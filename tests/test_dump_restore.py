@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from captured import ROOT_PID, Sink, as_root, sink, until
 from image_edits import change_first
+from one_room import said
 from room_trees import (
     COUNTER,
     Rooms,
@@ -27,7 +28,6 @@ from room_trees import (
     place,
     rights_of,
     rooms,
-    said,
     states,
 )
 

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real room with the real capsule-init: made, started, waited for, and ended after the test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from captured import ENV, numbers, until
+
+from liveshift.criu_glue import output, room
+from liveshift.criu_glue.output import STDOUT
+from liveshift.criu_glue.room import Room, RoomPlan
+
+
+@pytest.fixture
+def netns() -> Iterator[Path]:
+    name = f"ls-test-{os.getpid()}-{next(numbers)}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    yield Path("/run/netns") / name
+    subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+@pytest.fixture
+def plan(tmp_path: Path, netns: Path) -> RoomPlan:
+    directory = tmp_path / "capsules" / "gpt.1"
+    directory.mkdir(parents=True)
+    hosts = "127.0.0.1 localhost\n10.99.0.2 gpt-1\n"
+    return RoomPlan(directory, netns, "gpt-1", hosts, 0, 0, ())
+
+
+Start = Callable[..., Room]
+
+
+@pytest.fixture
+def start(plan: RoomPlan) -> Iterator[Start]:
+    rooms: list[Room] = []
+
+    def begin(*argv: str, cwd: str = "/", plan: RoomPlan = plan) -> Room:
+        rooms.append(room.start(plan, argv, ENV, cwd))
+        return rooms[-1]
+
+    yield begin
+    for stands in rooms:
+        room.end(stands)
+
+
+def ended(stands: Room) -> str:
+    until(lambda: not stands.alive())
+    return stands.plan.status.read_text().strip()
+
+
+def said(stands: Room, stream: int = STDOUT) -> str:
+    records = output.split(stands.plan.log.read_bytes())
+    return b"".join(r.data for r in records if r.stream == stream).decode()

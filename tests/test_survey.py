@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is seen of the tree in a room: can it move, what stands in the way, what does it need."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from captured import PYTHON, ROOT_PID, as_root, numbers, until
+from one_room import Start, ended, netns, plan, said, start
+
+from liveshift.criu_glue.mounts import Placement
+from liveshift.criu_glue.output import STDERR
+from liveshift.criu_glue.survey import Survey, fingerprint, survey
+
+__all__ = ["netns", "plan", "start"]
+
+
+@pytest.fixture
+def foreign() -> Iterator[Path]:
+    """A file system that nobody has listed."""
+    path = Path(f"/var/tmp/ls-test-foreign-{os.getpid()}")
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "ls-test", str(path)], check=True)
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+    path.rmdir()
+
+
+@pytest.fixture
+def local() -> Iterator[Path]:
+    """A directory on the root file system, outside /tmp."""
+    path = Path(f"/var/tmp/ls-test-local-{os.getpid()}")
+    path.mkdir()
+    yield path
+    subprocess.run(["rm", "-rf", str(path)], check=True)
+
+
+def surveyed(start: Start, program: str, placement: Placement, cwd: str = "/") -> Survey:
+    ready = f"ready {next(numbers)}\n"
+    head, tail = (
+        "import os, sys, time, mmap, socket",
+        f"os.write(1, {ready.encode()}); time.sleep(60)",
+    )
+    stands = start(PYTHON, "-Sc", f"{head}\n{program}\n{tail}", cwd=cwd)
+    until(lambda: ready in said(stands) or not stands.alive())
+    assert stands.alive(), said(stands, STDERR)
+    return survey(stands, ROOT_PID, placement)
+
+
+@as_root
+def test_a_plain_tree_can_move(start: Start, local: Path) -> None:
+    (local / "read.txt").write_text("x")
+    seen = surveyed(
+        start,
+        "a = open('/dev/shm/m', 'w+b'); a.truncate(8 << 20); a.write(b'x' * (8 << 20)); a.flush()\n"
+        "b = open('/tmp/mapped', 'w+b'); b.truncate(4096); m = mmap.mmap(b.fileno(), 4096)\n"
+        "c = open('/tmp/private', 'w'); r, w = os.pipe(); s = socket.create_server(('', 0))\n"
+        f"f = open('{local}/read.txt'); d = open('{local}/log', 'a'); e = open('/dev/urandom')\n"
+        "big = bytearray(50 << 20); pid = os.fork()\n"
+        "if not pid: time.sleep(60)",
+        Placement((), ()),
+        str(local),
+    )
+    assert seen.problems == ()
+    assert seen.pids == (ROOT_PID, ROOT_PID + 1)
+    assert seen.resident > 50 << 20
+    assert 8 << 20 <= seen.shared_memory < 10 << 20
+    assert seen.single_files == (f"{local}/log",)
+    assert seen.directories == (str(local),)
+    assert seen.mapped_writable == ("/tmp/mapped",)
+    needed = {file.path: file for file in seen.needed}
+    assert needed[PYTHON] == fingerprint(PYTHON)
+    assert needed[PYTHON].size == os.stat(PYTHON).st_size
+    assert f"{local}/read.txt" in needed
+    assert any("libc.so" in path for path in needed)
+    assert not [path for path in needed if path.startswith(("/tmp", "/dev/shm"))]
+
+
+@as_root
+def test_listed_files_are_no_trouble_and_foreign_ones_are(start: Start, foreign: Path) -> None:
+    for name in ("shared", "carried", "other"):
+        (foreign / name).mkdir()
+    program = "; ".join(f"{n[0]} = open('{foreign}/{n}/log', 'a')" for n in ("shared", "carried"))
+    placement = Placement((f"{foreign}/shared",), (f"{foreign}/carried",))
+    seen = surveyed(start, program, placement, f"{foreign}/carried")
+    assert seen.problems == ()
+    assert seen.single_files == ()
+    assert seen.directories == ()
+    seen = surveyed(start, f"o = open('{foreign}/other/log', 'a')", placement)
+    ((text, remedy),) = seen.problems
+    assert f"has {foreign}/other/log open for writing, on the tmpfs file system {foreign}" in text
+    assert f'list "{foreign}" under files.shared' in remedy
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("d = os.open('/dev/kmsg', os.O_WRONLY)", "holds the device /dev/kmsg"),
+        ("import ctypes; u = ctypes.CDLL(None).syscall(323, 1)", "holds a userfaultfd"),
+        (
+            "pid = os.fork()\nif not pid:\n os.setsid()\n if os.fork(): os._exit(0)\n"
+            " time.sleep(60)\nos.waitpid(pid, 0); time.sleep(0.1)",
+            "has left the command's process tree",
+        ),
+    ],
+    ids=["device", "userfaultfd", "daemon"],
+)
+@as_root
+def test_what_stands_in_the_way_is_named(start: Start, program: str, words: str) -> None:
+    ((text, remedy),) = surveyed(start, program, Placement((), ())).problems
+    assert words in text
+    assert text.startswith("process 100")
+    assert remedy
+
+
+@as_root
+def test_a_capsule_that_has_ended_cannot_be_surveyed(start: Start) -> None:
+    stands = start("true")
+    ended(stands)
+    with pytest.raises(ProcessLookupError):
+        survey(stands, ROOT_PID, Placement((), ()))
+
+
+def test_a_fingerprint_names_a_file_that_can_be_compared(tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.write_bytes(b"no ELF")
+    found = fingerprint(str(plain))
+    assert found is not None
+    assert (found.size, found.build_id) == (6, "")
+    assert fingerprint(str(tmp_path)) is None
+    assert fingerprint(str(tmp_path / "missing")) is None
+    said = subprocess.run(["file", "/bin/true"], capture_output=True, text=True, check=False).stdout
+    true = fingerprint("/bin/true")
+    assert true is not None
+    assert len(true.build_id) == 40
+    assert "BuildID" not in said or true.build_id in said
