@@ -29,7 +29,7 @@ __all__ = ["doubles", "helper", "process"]
 
 def pid_of(gpu: GpuHelper) -> int:
     with gpu.line() as line:
-        welcome, _ = line.ask(Hello(), Welcome)
+        welcome = line.ask(Hello(), Welcome)
     assert isinstance(welcome, Welcome)
     return welcome.pid
 
@@ -227,7 +227,7 @@ def test_what_it_does_not_understand_is_answered(helper: StartHelper, tmp_path: 
     for raw in (b"\xc1", b"\x81\xa1t\xa4What", b"\x82\xa1t\xa5Hello\xa1x\x01"):
         with gpu.line() as line:
             line.channel.send(raw)
-            answer, _ = line.channel.receive()
+            answer = line.channel.receive()
         assert b"does not understand" in answer
     stranger = Channel(connect(tmp_path, SOCKET))
     stranger.socket.settimeout(20)

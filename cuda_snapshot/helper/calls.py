@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from ...errors import to_wire
 from ..devices import Gpu
 
 PROTOCOL = 1
@@ -29,6 +30,14 @@ class Ask(msgspec.Struct, frozen=True, tag_field="t", tag=True, forbid_unknown_f
 class Reply(msgspec.Struct, frozen=True):
     ok: Raw | UnsetType = UNSET
     error: tuple[str, str, str | None] | UnsetType = UNSET
+
+
+def done(answer: object) -> Reply:
+    return Reply(ok=Raw(msgspec.msgpack.encode(answer)))
+
+
+def failed(error: Exception) -> Reply:
+    return Reply(error=to_wire(error))
 
 
 class Hello(Ask, frozen=True):

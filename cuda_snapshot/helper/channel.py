@@ -9,7 +9,7 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 LENGTH = struct.Struct("<I")
@@ -39,7 +39,14 @@ class Channel:
         if sent < len(data):
             self.socket.sendall(memoryview(data)[sent:], socket.MSG_NOSIGNAL)
 
-    def receive(self) -> tuple[bytes, list[int]]:
+    def receive(self) -> bytes:
+        """The next message. Nobody asked for the descriptors that come with it: they are closed."""
+        raw, descriptors = self.receive_all()
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return raw
+
+    def receive_all(self) -> tuple[bytes, list[int]]:
         """The next message, and the descriptors that came with it, which are the caller's then."""
         head, descriptors = b"", list[int]()
         try:
@@ -120,8 +127,7 @@ def listen(directory: Path, name: str) -> socket.socket:
     return made
 
 
-def _by_folder(directory: Path, name: str, use: object) -> None:
-    assert callable(use)
+def _by_folder(directory: Path, name: str, use: Callable[[str], object]) -> None:
     folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         use(f"/proc/self/fd/{folder}/{name}")

@@ -8,19 +8,15 @@ operation runs. One is kept for as long as the client lives, which keeps the hel
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar, cast
 
-import msgspec
-from msgspec import Raw
-
-from ...errors import LiveshiftError, NotPermitted, StepFailed, Unreachable, from_wire
+from ...errors import LiveshiftError, NotPermitted, StepFailed, Unreachable
 from ..checkpoint import ProcessState
 from .calls import (
+    LOG,
     PROTOCOL,
     SOCKET,
     Ask,
@@ -34,7 +30,6 @@ from .calls import (
     Leave,
     Lock,
     Release,
-    Reply,
     Restore,
     RestoreThread,
     SpareFromExit,
@@ -44,12 +39,11 @@ from .calls import (
     Welcome,
 )
 from .channel import Channel, connect
+from .line import QUESTION_S, Closing, Line
 from .memory_client import DeviceMemoryCalls
 from .starting import starting
 
 IDLE_S = 60.0
-QUESTION_S = 60.0
-"""NVML may take its whole deadline, and be asked by others before."""
 TURN_S = 120.0
 """How long an operation waits for those before it on its host, by default."""
 OPERATION_S = 600.0
@@ -61,34 +55,9 @@ DRAIN_S = 30.0
 """Over a lock's own time limit, which the driver counts where the process can run."""
 
 T = TypeVar("T")
-_decoder = msgspec.msgpack.Decoder(Reply)
 
 
-class Line:
-    """A connection to the helper, for one thread at a time."""
-
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self.usable = True
-        """No answer is outstanding on it."""
-
-    def ask(self, ask: Ask, returns: Any, within_s: float = QUESTION_S) -> tuple[Any, list[int]]:
-        """The answer, decoded as ``returns``, and the descriptors that came with it. Raises what
-        the helper raised, TimeoutError after ``within_s`` seconds, EOFError and OSError where the
-        helper has gone."""
-        self.usable = False
-        self.channel.socket.settimeout(within_s)
-        self.channel.send(msgspec.msgpack.encode(ask))
-        raw, descriptors = self.channel.receive()
-        self.usable = True
-        reply = _decoder.decode(raw)
-        if isinstance(reply.error, tuple):
-            raise from_wire(*reply.error)
-        assert isinstance(reply.ok, Raw)
-        return msgspec.msgpack.decode(reply.ok, type=returns), descriptors
-
-
-class GpuHelper(DeviceMemoryCalls):
+class GpuHelper(Closing, DeviceMemoryCalls):
     """A host's helper; use :meth:`start`. pids are as this process sees them.
 
     Every method raises Unreachable where the helper does not answer (it is started anew by the next
@@ -121,17 +90,6 @@ class GpuHelper(DeviceMemoryCalls):
             idle, self._idle = self._idle, []
         for line in idle:
             line.channel.close()
-
-    def __enter__(self) -> GpuHelper:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # ---- questions -----------------------------------------------------------------------------
 
@@ -296,7 +254,7 @@ class GpuHelper(DeviceMemoryCalls):
             raise self._unreachable(error) from error
         line = Line(channel)
         try:
-            welcome, _ = line.ask(Hello(), Welcome)
+            welcome = line.ask(Hello(), Welcome)
         except (EOFError, ConnectionError):
             channel.close()  # it was leaving
             return None
@@ -317,19 +275,19 @@ class GpuHelper(DeviceMemoryCalls):
         said = "no answer in time" if isinstance(error, TimeoutError) else str(error)
         return Unreachable(
             f"the GPU helper in {self._directory} does not answer: {said}",
-            hint=f"its log is {os.fspath(self._directory)}/gpu-helper.log",
+            hint=f"its log is {self._directory / LOG}",
         )
 
     def _question(self, ask: Ask, returns: type[T] | Any) -> T:
         """Asked once more where the helper left meanwhile, which changes no answer."""
         try:
             with self.line() as line:
-                return cast(T, line.ask(ask, returns)[0])
+                return cast(T, line.ask(ask, returns))
         except Unreachable as error:
             if not isinstance(error.__cause__, EOFError | ConnectionError):
                 raise
         with self.line() as line:
-            return cast(T, line.ask(ask, returns)[0])
+            return cast(T, line.ask(ask, returns))
 
     def _operation(
         self,
@@ -340,7 +298,7 @@ class GpuHelper(DeviceMemoryCalls):
     ) -> Any:
         with self.line() as line:
             try:
-                return line.ask(ask, returns, ask.turn_s + within_s)[0]
+                return line.ask(ask, returns, ask.turn_s + within_s)
             except TimeoutError:
                 raise StepFailed(
                     f"gpu {what}",

@@ -7,17 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from .blocks import Block
+from .line import Line
 from .memory_calls import CopyIn, CopyOut, Create, Drop, Held, Session, Warm
 from .ring_client import Drain, Filler
 from .session_client import DeviceSession
-
-if TYPE_CHECKING:
-    from .client import Line
 
 CREATE_S = 300.0
 """Making memory, and contexts on several GPUs; the driver clears what it gives."""
@@ -54,7 +51,7 @@ class DeviceMemoryCalls(ABC):
     def held(self) -> dict[str, int]:
         """Bytes by key; a warmed key has 0."""
         with self.line() as line:
-            return dict(line.ask(Held(), dict[str, int])[0])
+            return dict(line.ask(Held(), dict[str, int]))
 
     def drain(self, key: str) -> Drain:
         """All bytes of the key's blocks, in their order; the memory stays. Close it, or read it to
@@ -75,4 +72,4 @@ class DeviceMemoryCalls(ABC):
         caller then writes the order DEVICES into its page. Raises StepFailed."""
         with self.apart() as line:
             line.ask(Session(pid, str(directory.absolute()), inner_pid), None)
-            return DeviceSession(line.channel)
+            return DeviceSession(line)

@@ -12,7 +12,7 @@ import msgspec
 from ..cuda import Cuda
 from . import sessions
 from .blocks import human
-from .calls import Ask, Reply
+from .calls import Ask, done
 from .contexts import Contexts
 from .device_memory import DeviceMemory
 from .memory_calls import CopyIn, CopyOut, Create, Drop, Held, Session, Warm
@@ -61,7 +61,6 @@ class MemoryService:
 
     def _session(self, caller: Caller, ask: Session) -> None:
         session = ProcessSession(ask.pid, Path(ask.directory), ask.inner_pid)
-        nothing = msgspec.Raw(msgspec.msgpack.encode(None))
-        caller.channel.send(msgspec.msgpack.encode(Reply(ok=nothing)))
+        caller.channel.send(msgspec.msgpack.encode(done(None)))
         sessions.serve(caller.channel, session, self._memory)
         self._rings.unpin_idle(self._memory.gpus())

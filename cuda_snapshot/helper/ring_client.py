@@ -12,21 +12,22 @@ import mmap
 import os
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from types import TracebackType
-from typing import Self
+from contextlib import suppress
 
 from ...errors import LiveshiftError, Unreachable, from_wire
 from .blocks import Figures
 from .channel import Channel
+from .line import Closing, contact
 from .ring import PATIENCE_S
 from .slots import Ended, Filled, Finish, Free, Said, hear, hear_ring, say
 
 STALL_S = 120.0
 """Without a word of the helper's while it should copy: a GPU hangs."""
 
+COPY = "a copy of device memory"
 
-class _RingUser:
+
+class _RingUser(Closing):
     """A connection, and the ring that came by it, mapped here."""
 
     def __init__(self, channel: Channel) -> None:
@@ -35,7 +36,7 @@ class _RingUser:
         self.figures: Figures | None = None
         """Known once the copy is complete."""
         try:
-            with _connected():
+            with contact(COPY):
                 channel.socket.settimeout(PATIENCE_S + STALL_S)  # it may wait for a ring
                 self._ring, fd = hear_ring(channel)
                 channel.socket.settimeout(STALL_S)
@@ -49,17 +50,6 @@ class _RingUser:
             raise
         self.total = self._ring.total
         """Bytes of all the key's blocks."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the copy, complete or not. May be called again."""
@@ -79,12 +69,12 @@ class _RingUser:
         return memoryview(self._memory)[at + start : at + end]
 
     def _hear(self) -> Said:
-        with _connected():
+        with contact(COPY):
             return hear(self._channel)
 
     def _say(self, word: Said) -> None:
         try:
-            with _connected():
+            with contact(COPY):
                 say(self._channel, word)
         except Unreachable:
             # The helper may have said why before it closed.
@@ -194,16 +184,3 @@ class Filler(_RingUser):
             self._free.append(word.slot)
         else:
             raise LiveshiftError(f"the GPU helper said {word!r} while memory was copied in")
-
-
-@contextmanager
-def _connected() -> Iterator[None]:
-    """Words of a connection that was lost."""
-    try:
-        yield
-    except (OSError, EOFError) as error:
-        said = "no word from it in time" if isinstance(error, TimeoutError) else str(error)
-        raise Unreachable(
-            f"the GPU helper was lost during a copy of device memory: {said}",
-            hint="Its log is gpu-helper.log in the agent's run directory.",
-        ) from error

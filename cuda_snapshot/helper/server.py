@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
 import logging
 import os
 import select
@@ -20,8 +19,8 @@ from typing import Any, Union
 
 import msgspec
 
-from ...errors import LiveshiftError, Refused, Unreachable, to_wire
-from .calls import LOCK, PROTOCOL, SOCKET, Ask, Change, Hello, Leave, Reply, Welcome
+from ...errors import LiveshiftError, Refused, Unreachable
+from .calls import LOCK, PROTOCOL, SOCKET, Ask, Change, Hello, Leave, Reply, Welcome, done, failed
 from .channel import Channel, listen
 
 log = logging.getLogger("liveshift.gpu")
@@ -36,22 +35,10 @@ class Caller:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.pid, self.uid = channel.peer()
-        self.at_end: list[Callable[[], None]] = []
-        """Called when the connection has ended, the last one first."""
-        self._descriptors: list[int] = []
-
-    def attach(self, descriptor: int) -> None:
-        """Sends it along with the answer of this ask, and closes it here."""
-        self._descriptors.append(descriptor)
-
-    def attached(self) -> list[int]:
-        taken, self._descriptors = self._descriptors, []
-        return taken
 
 
 Handler = Callable[[Caller, Any], object]
-"""Called with an ask of its type; gives what is encoded as the answer. Descriptors that came along
-with an ask are refused: nothing of ours sends any to the helper this way."""
+"""Called with an ask of its type; gives what is encoded as the answer."""
 
 
 class Server:
@@ -173,21 +160,13 @@ class Server:
                 return
             connection.settimeout(HELLO_S)
             while True:
-                raw, descriptors = channel.receive()
-                for descriptor in descriptors:
-                    os.close(descriptor)
-                self._serve_one(caller, raw)
+                self._serve_one(caller, channel.receive())
                 connection.settimeout(None)
         except (EOFError, OSError):
             pass  # the client has hung up, or does not take its answer
         except Exception:
             log.exception("a connection of process %d", caller.pid)
         finally:
-            for step in reversed(caller.at_end):
-                try:
-                    step()
-                except Exception:
-                    log.exception("after a connection of process %d", caller.pid)
             channel.close()
             with self._mutex:
                 self._connections -= 1
@@ -200,7 +179,7 @@ class Server:
             ask = self._decoder.decode(raw)
         except msgspec.DecodeError as error:
             wrong = LiveshiftError(f"the GPU helper does not understand an ask: {error}")
-            caller.channel.send(_encode(Reply(error=to_wire(wrong))))
+            caller.channel.send(msgspec.msgpack.encode(failed(wrong)))
             return
         changing = isinstance(ask, Change)
         with self._mutex:
@@ -208,16 +187,11 @@ class Server:
             self._under_way += changing
         try:
             if refused:
-                reply = Reply(error=to_wire(Unreachable("the GPU helper is leaving")))
+                reply = failed(Unreachable("the GPU helper is leaving"))
             else:
                 reply = self._answer(caller, ask)
             caller.channel.socket.settimeout(HELLO_S)
-            attached = caller.attached()
-            try:
-                caller.channel.send(_encode(reply), attached)
-            finally:
-                for descriptor in attached:
-                    os.close(descriptor)
+            caller.channel.send(msgspec.msgpack.encode(reply))
         finally:
             with self._mutex:
                 self._under_way -= changing
@@ -226,13 +200,10 @@ class Server:
 
     def _answer(self, caller: Caller, ask: Ask) -> Reply:
         try:
-            return Reply(ok=msgspec.Raw(_encode(self._handlers[type(ask)](caller, ask))))
+            return done(self._handlers[type(ask)](caller, ask))
         except LiveshiftError as error:
             log.warning("%s: %s", ask, error)
-            return Reply(error=to_wire(error))
+            return failed(error)
         except Exception as error:
             log.exception("%s", ask)
-            return Reply(error=to_wire(error))
-
-
-_encode = functools.partial(msgspec.msgpack.encode)
+            return failed(error)

@@ -7,89 +7,63 @@ then the process is told END, and keys keep what they hold.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
-import msgspec
-
-from ...errors import Unreachable, from_wire
 from .blocks import Block
-from .channel import Channel
+from .calls import Ask
+from .line import Closing, Line, contact
 
 QUICK_S, LONG_S, FULL_S = 120.0, 900.0, 3600.0
 """For an answer: about what is in tables; about memory; about every byte of a GPU, which a process
 reads by its host's memory. The helper's own deadlines for the process are shorter."""
 
 
-class SessionAsk(msgspec.Struct, frozen=True, tag_field="t", tag=True, forbid_unknown_fields=True):
-    """Base of what is asked in a session; the tag is the class name."""
-
-
-class Wait(SessionAsk, frozen=True):
+class Wait(Ask, frozen=True):
     """None."""
 
     timeout_s: float
 
 
-class Blocks(SessionAsk, frozen=True):
+class Blocks(Ask, frozen=True):
     """list[Block]."""
 
 
-class Checksums(SessionAsk, frozen=True):
+class Checksums(Ask, frozen=True):
     """dict[int, int]."""
 
     samples: int
 
 
-class GiveUp(SessionAsk, frozen=True):
+class GiveUp(Ask, frozen=True):
     """list[Block]."""
 
     key: str
 
 
-class TakeBack(SessionAsk, frozen=True):
+class TakeBack(Ask, frozen=True):
     """None."""
 
     key: str
-    keep: bool = False
-    gpus: list[tuple[str, str]] = []
+    keep: bool
+    gpus: list[tuple[str, str]]
 
 
-class Own(SessionAsk, frozen=True):
+class Own(Ask, frozen=True):
     """None."""
 
 
-class SessionReply(msgspec.Struct, frozen=True):
-    """``ok`` of the type that the ask's docstring names, or an error as errors.to_wire says it."""
-
-    ok: msgspec.Raw
-    error: tuple[str, str, str | None] | None = None
-
-
-class DeviceSession:
+class DeviceSession(Closing):
     """A process's device memory, while all its other threads stand still. A context manager: the
     process is told END on exit. All methods raise LiveshiftError."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, line: Line) -> None:
         """Takes over a connection on which the helper has agreed to the session."""
-        self._channel = channel
-
-    def __enter__(self) -> DeviceSession:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.close()
+        self._line = line
 
     def close(self) -> None:
         """End the session. May be called again."""
-        self._channel.close()
+        self._line.channel.close()
 
     def wait(self, timeout_s: float) -> None:
         """Until the process's service thread has connected."""
@@ -124,21 +98,10 @@ class DeviceSession:
         to take along; an error may mean that a GPU has no room for that."""
         self._ask(Own(), None, LONG_S)
 
-    def _ask(self, ask: SessionAsk, kind: Any, within_s: float) -> Any:
+    def _ask(self, ask: Ask, returns: Any, within_s: float) -> Any:
         try:
-            self._channel.socket.settimeout(within_s)
-            self._channel.send(msgspec.msgpack.encode(ask))
-            raw, descriptors = self._channel.receive()
-        except (OSError, EOFError) as error:
-            self.close()  # an answer that is late must not be taken for that of another ask
-            said = "no answer in time" if isinstance(error, TimeoutError) else str(error)
-            raise Unreachable(
-                f"the GPU helper was lost during a device session: {said}",
-                hint="Its log is gpu-helper.log in the agent's run directory.",
-            ) from error
-        for descriptor in descriptors:
-            os.close(descriptor)
-        reply = msgspec.msgpack.decode(raw, type=SessionReply)
-        if reply.error is not None:
-            raise from_wire(*reply.error)
-        return msgspec.msgpack.decode(reply.ok, type=kind)
+            with contact("a device session"):
+                return self._line.ask(ask, returns, within_s)
+        finally:
+            if not self._line.usable:  # a late answer must not be taken for that of another ask
+                self.close()

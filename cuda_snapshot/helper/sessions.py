@@ -3,19 +3,19 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from typing import Any
 
 import msgspec
 
-from ...errors import LiveshiftError, to_wire
+from ...errors import LiveshiftError
 from . import handover
 from .blocks import Block
+from .calls import done, failed
 from .channel import Channel
 from .device_memory import DeviceMemory
 from .process_session import ProcessSession
-from .session_client import Blocks, Checksums, GiveUp, Own, SessionReply, TakeBack, Wait
+from .session_client import Blocks, Checksums, GiveUp, Own, TakeBack, Wait
 
 _asks = msgspec.msgpack.Decoder(Wait | Blocks | Checksums | GiveUp | TakeBack | Own)
 
@@ -25,23 +25,17 @@ def serve(channel: Channel, session: ProcessSession, memory: DeviceMemory) -> No
     with closing(session):
         while True:
             try:
-                raw, descriptors = channel.receive()
+                raw = channel.receive()
             except (OSError, EOFError):
                 return
-            for descriptor in descriptors:
-                os.close(descriptor)
             try:
-                reply = SessionReply(_packed(_answer(raw, session, memory)))
+                reply = done(_answer(raw, session, memory))
             except Exception as error:
-                reply = SessionReply(_packed(None), to_wire(error))
+                reply = failed(error)
             try:
                 channel.send(msgspec.msgpack.encode(reply))
             except OSError:
                 return
-
-
-def _packed(value: object) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.msgpack.encode(value))
 
 
 def _answer(raw: bytes, session: ProcessSession, memory: DeviceMemory) -> Any:

@@ -66,17 +66,14 @@ def say(channel: Channel, word: Said, *descriptors: int) -> None:
 
 
 def hear(channel: Channel) -> Said:
-    """The next word without descriptors. Raises OSError, EOFError."""
-    raw, descriptors = channel.receive()
-    for descriptor in descriptors:
-        os.close(descriptor)
-    return _decode(raw)
+    """The next word. Raises OSError, EOFError."""
+    return _decode(channel.receive())
 
 
 def hear_ring(channel: Channel) -> tuple[RingHere, int | None]:
     """The first word, and the memfd, the caller's from then on. Raises LiveshiftError where the
     helper says instead why there is none; OSError, EOFError."""
-    raw, descriptors = channel.receive()
+    raw, descriptors = channel.receive_all()
     try:
         word = _decode(raw)
         if isinstance(word, Ended) and word.error is not None:
