@@ -45,16 +45,13 @@ print(json.dumps({nvml.nvmlDeviceGetUUID(g): nvml.nvmlDeviceGetMemoryInfo(g).use
 _OCCUPY = """
 import ctypes, sys
 cu = ctypes.CDLL("libcuda.so.1")
-context, left = ctypes.c_void_p(), int(sys.argv[1])
+context, pointer = ctypes.c_void_p(), ctypes.c_ulonglong()
 assert cu.cuInit(0) == 0
-count = ctypes.c_int()
-cu.cuDeviceGetCount(ctypes.byref(count))
-for device in range(count.value):
-    cu.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-    cu.cuCtxSetCurrent(context)
-    size = int(sys.argv[2 + device]) - left
-    pointer = ctypes.c_ulonglong()
-    assert size <= 0 or cu.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(size)) == 0
+for word in sys.argv[1:]:
+    device, size = map(int, word.split(":"))
+    assert cu.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+    assert cu.cuCtxSetCurrent(context) == 0
+    assert cu.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(size)) == 0
 print("taken", flush=True)
 sys.stdin.read()
 """
@@ -77,14 +74,18 @@ class GpuLab:
 
     # ---- making it ----
 
-    def give(self, host: str, *sizes: int, chip: str = "H200") -> None:
+    def give(self, host: str, *sizes: int) -> None:
         """Let a host have one GPU of each of these sizes, in MiB; for daemons that start later."""
         index = int(host.removeprefix("h"))
         self.gpus[host] = tuple(uuid(index, gpu) for gpu in range(len(sizes)))
         self.sizes[host] = tuple(size * MIB for size in sizes)
-        lines = [f"{u}:{chip}:{size}MiB\n" for u, size in zip(self.gpus[host], sizes, strict=True)]
+        gpus = zip(self.gpus[host], sizes, strict=True)
+        self.describe(host, *(f"{gpu}:H200:{size}MiB" for gpu, size in gpus))
+
+    def describe(self, host: str, *entries: str) -> None:
+        """Let a host have what these entries of the doubles' inventory say."""
         words = [*self.entry(host), "sh", "-c", f"mkdir -p ${{0%/*}}; cat >{DEVICES}", DEVICES]
-        subprocess.run(words, input="".join(lines), text=True, check=True)
+        subprocess.run(words, input="\n".join(entries), text=True, check=True)
 
     def install(self) -> None:
         """Put the driver's libraries where the hosts look for them."""
@@ -162,24 +163,33 @@ class GpuLab:
             eventually(lambda: not helper.held(), f"{host}'s helper to hold nothing", 20)
 
     @contextmanager
-    def occupied(self, host: str, left: int) -> Iterator[None]:
-        """Somebody else takes the memory of all the host's GPUs but ``left`` bytes of each."""
-        free = [
-            str(size - used)
-            for size, used in zip(self.sizes[host], self.used(host).values(), strict=True)
+    def occupied(self, host: str, left: int, gpu: str = "") -> Iterator[None]:
+        """Somebody else takes the memory of a GPU of the host, by its UUID, or of all of them, but
+        for ``left`` bytes of each."""
+        found = zip(self.used(host).items(), self.sizes[host], strict=True)
+        sizes = [
+            f"{index}:{size - used - left}"
+            for index, ((each, used), size) in enumerate(found)
+            if gpu in ("", each) and size - used > left
         ]
-        words = [*self.entry(host), *self._with_driver(), sys.executable, "-c", _OCCUPY]
+        words = [*self._with_driver(), sys.executable, "-c", _OCCUPY, *sizes]
+        with self.somebody(host, "taken", *words):
+            yield
+
+    @contextmanager
+    def somebody(self, host: str, ready: str, *words: str) -> Iterator[None]:
+        """A program on the host that says ``ready``, and ends when its standard input does."""
         with subprocess.Popen(
-            [*words, str(left), *free], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as somebody:
-            assert somebody.stdin is not None
-            assert somebody.stdout is not None
+            [*self.entry(host), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as program:
+            assert program.stdin is not None
+            assert program.stdout is not None
             try:
-                assert somebody.stdout.readline() == b"taken\n"
+                assert program.stdout.readline() == f"{ready}\n"
                 yield
             finally:
-                somebody.stdin.close()
-                somebody.wait(10)
+                program.stdin.close()
+                program.wait(10)
 
     def _with_driver(self) -> tuple[str, ...]:
         return ("env", f"LD_LIBRARY_PATH={self.libraries}")

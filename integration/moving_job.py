@@ -120,7 +120,8 @@ class Job:
             self.session.cli("drain", before.host, "--reason", "a test")
         else:
             self.session.cli("taint", "host", before.host, "--reason", "a test")
-        row = self._migration_after(len(self.moves), name)
+        row = self.migration_after(len(self.moves))
+        assert row.capsule == name
         assert "a test" in row.reason
         self.assert_moved(before, row)
         return row
@@ -131,13 +132,12 @@ class Job:
         rows = {e["migration"]["name"]: e["migration"] for e in events if e["migration"]}
         return [msgspec.convert(row, MigrationRow) for row in rows.values()]
 
-    def _migration_after(self, count: int, capsule: str) -> MigrationRow:
+    def migration_after(self, count: int, timeout: float = 60.0) -> MigrationRow:
         """The migration that follows the ``count`` ones that this job has had, once it is over."""
-        until = time.monotonic() + 60
+        until = time.monotonic() + timeout
         while len(rows := self.migrations()) <= count or rows[count].state not in OVER:
-            assert time.monotonic() < until, f"{capsule} does not move: {rows}"
+            assert time.monotonic() < until, f"{self.name} does not move: {rows}"
             time.sleep(0.2)
-        assert rows[count].capsule == capsule
         return rows[count]
 
     def assert_moved(self, before: Seen, row: MigrationRow) -> None:

@@ -20,8 +20,9 @@ import pytest
 from fault_matrix import held
 from fault_matrix.held import Held
 from gpu_lab import MIB, GpuLab, gpu_lab, gpu_references
-from lab_session import NewLab, eventually
-from moving_job import AFTER, OVER, Job
+from held_moves import HASTY, held_at, interrupted
+from lab_session import NewLab
+from moving_job import AFTER, Job
 from reference_runs import References
 
 from liveshift.launcher import lab as labs
@@ -32,7 +33,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 GPUS = {"h0": (420, 420), "h1": (420, 420), "h2": (420, 420)}
 """MiB: room for what the jobs use and what a restore spares, but not for twice as much."""
 
-HASTY = ("--slots", "2", "--timeouts", "collective=120,heartbeat=0.3,suspicion=1.5,grace=1")
+OPTIONS = ("--slots", "2", *HASTY)
 BLOCKS = 40 * MIB
 """What of device_train.py's memory the arena holds: six matrices and two blocks of 7.75 MiB."""
 
@@ -66,7 +67,7 @@ def points(place: Path) -> Iterator[Held]:
 @pytest.fixture(scope="module")
 def fast(new_lab: NewLab, place: Path, points: Held) -> GpuLab:
     """Three hosts that take the fast path."""
-    _labs.append(gpu_lab(new_lab, place, GPUS, *HASTY))
+    _labs.append(gpu_lab(new_lab, place, GPUS, *OPTIONS))
     return _labs[-1]
 
 
@@ -74,7 +75,7 @@ def fast(new_lab: NewLab, place: Path, points: Held) -> GpuLab:
 def plain(new_lab: NewLab, place: Path, points: Held) -> GpuLab:
     """Two that are told not to."""
     two = {host: GPUS[host] for host in ("h0", "h1")}
-    _labs.append(gpu_lab(new_lab, place, two, "--gpu", "fast_path=off", *HASTY))
+    _labs.append(gpu_lab(new_lab, place, two, "--gpu", "fast_path=off", *OPTIONS))
     return _labs[-1]
 
 
@@ -190,6 +191,12 @@ def test_two_cuda_processes_in_one_capsule(
 # ---- moves that fail: the job goes on at its source, its device memory as it was ----
 
 
+def way(lab: GpuLab, job: Job) -> tuple[str, str]:
+    """The job's host, and another one for it to move to."""
+    source = job.seen(0).host
+    return source, next(host for host in lab.gpus if host != source)
+
+
 def fails(fast: GpuLab, job: Job, to: str) -> str:
     """Move the job, which must fail; what was said."""
     lab = fast.session
@@ -203,7 +210,7 @@ def fails(fast: GpuLab, job: Job, to: str) -> str:
 
 
 def test_no_room_for_the_image(fast: GpuLab, long: Job) -> None:
-    to = next(host for host in fast.gpus if host != long.seen(0).host)
+    _, to = way(fast, long)
     resize = [*fast.entry(to), "mount", "-o", "remount,size={}", "/run/liveshift/images"]
     subprocess.run([word.format("8m") for word in resize], check=True)
     try:
@@ -215,8 +222,7 @@ def test_no_room_for_the_image(fast: GpuLab, long: Job) -> None:
 
 
 def test_a_gpu_that_is_full_is_refused_before_anything_stands(fast: GpuLab, long: Job) -> None:
-    source = long.seen(0).host
-    to = next(host for host in fast.gpus if host != source)
+    _, to = way(fast, long)
     with fast.occupied(to, left=16 * MIB):
         said = fast.session.refused("migrate", "long/0", "--to", to)
     assert "MiB" in said
@@ -228,17 +234,13 @@ def test_memory_that_is_taken_after_the_preflight(fast: GpuLab, points: Held, lo
     """No restore on a GPU works, after the commit: the job returns to its source."""
     source, gpu = long.seen(0).host, fast.where(long)
     to, other = (host for host in fast.gpus if host != source)
-    points.arm("destination.restoring")
-    with fast.session.popen("migrate", "long/0", "--to", to) as moving:
-        try:
-            points.wait("destination.restoring")
-            with fast.occupied(to, left=MIB), fast.occupied(other, left=MIB):
-                points.release("destination.restoring")
-                _, err = moving.communicate(timeout=90)
-        finally:
-            moving.kill()
-    said = " ".join(err.decode().split())
-    assert moving.returncode == 1, said
+    with (
+        held_at(points, "destination.restoring", long, "--to", to) as go_on,
+        fast.occupied(to, left=MIB),
+        fast.occupied(other, left=MIB),
+    ):
+        code, said = go_on()
+    assert code == 1, said
     assert re.search(r"needs \d+ MiB and \d+ MiB to spare on GPU-", said), said
     long.go_on(5)
     assert (long.seen(0).host, fast.where(long)) == (source, gpu)
@@ -246,29 +248,6 @@ def test_memory_that_is_taken_after_the_preflight(fast: GpuLab, points: Held, lo
 
 
 # ---- daemons that die ----
-
-
-@contextmanager
-def interrupted(lab: GpuLab, points: Held, job: Job, point: str) -> Iterator[tuple[str, str]]:
-    """A move that is held at a point, for harm; then waits until the move is over."""
-    source = job.seen(0).host
-    to = next(host for host in lab.gpus if host != source)
-    count = len(job.migrations())
-    points.arm(point)
-    with lab.session.popen("migrate", f"{job.name}/0", "--to", to) as moving:
-        try:
-            points.wait(point)
-            yield source, to
-            points.release(point)
-            moving.communicate(timeout=120)
-        finally:
-            moving.kill()
-    eventually(lambda: over(job, count), "the move to end", 90)
-
-
-def over(job: Job, count: int) -> bool:
-    rows = job.migrations()
-    return len(rows) > count and rows[count].state in OVER
 
 
 @pytest.mark.parametrize(
@@ -288,7 +267,8 @@ def over(job: Job, count: int) -> bool:
 def test_a_daemon_that_dies(
     fast: GpuLab, points: Held, long: Job, point: str, who: str, state: str
 ) -> None:
-    with interrupted(fast, points, long, point) as (source, destination):
+    source, destination = way(fast, long)
+    with interrupted(points, point, long, "--to", destination):
         victim = {"source": source, "destination": destination}.get(who, who)
         labs.stop_daemon(fast.session.lab, victim)
         labs.start_daemon(fast.session.lab, victim)
@@ -300,7 +280,8 @@ def test_a_daemon_that_dies(
 @pytest.mark.parametrize("point", ["source.dumped", "destination.restoring", "destination.granted"])
 def test_the_destinations_helper_dies(fast: GpuLab, points: Held, long: Job, point: str) -> None:
     """What it had filled is gone with it; the source's helper has it still."""
-    with interrupted(fast, points, long, point) as (source, destination):
+    source, destination = way(fast, long)
+    with interrupted(points, point, long, "--to", destination):
         fast.kill_helpers(destination)
     row = long.migrations()[-1]
     assert long.seen(0).host == (row.destination if row.state == "done" else source), row
@@ -313,13 +294,10 @@ def test_the_destinations_helper_dies(fast: GpuLab, points: Held, long: Job, poi
 def test_a_job_that_is_killed_while_it_is_off_the_gpus(fast: GpuLab, points: Held) -> None:
     """No helper keeps its memory."""
     job = fast.start("killed")
-    points.arm("source.devices_saved")
-    with fast.session.popen("migrate", f"{job.name}/0") as moving:
-        points.wait("source.devices_saved")
+    with held_at(points, "source.devices_saved", job) as go_on:
         for pid in job.seen(0).tasks.values():
             os.kill(pid, signal.SIGKILL)
-        points.release("source.devices_saved")
-        moving.communicate(timeout=60)
+        go_on()
     for host in fast.gpus:
         fast.wait_forgotten(host)
 
@@ -337,7 +315,8 @@ def test_memory_that_goes_with_the_sources_helper_is_said_to_be_lost(
 ) -> None:
     """Nobody else has it: the rank is ended rather than let go on without its memory."""
     job = fast.start("doomed")
-    with interrupted(fast, points, job, "source.devices_saved") as (source, _):
+    source, destination = way(fast, job)
+    with interrupted(points, "source.devices_saved", job, "--to", destination):
         fast.kill_helpers(source)
     assert job.wait_end() == 137
     assert "has it no more; so it was ended" in (job.migrations()[-1].error or "")
@@ -348,7 +327,8 @@ def test_on_the_plain_path_the_image_has_all_of_it(
     plain: GpuLab, points: Held, references: References
 ) -> None:
     job = plain.start("calm")
-    with interrupted(plain, points, job, "source.dumped") as (source, destination):
+    source, destination = way(plain, job)
+    with interrupted(points, "source.dumped", job, "--to", destination):
         plain.kill_helpers(source)
     assert (job.migrations()[-1].state, job.seen(0).host) == ("done", destination)
     job.go_on(5)

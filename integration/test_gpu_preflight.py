@@ -7,15 +7,12 @@ On the doubles (gpu_lab.py). Nothing moves here.
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from device_jobs import Device
-from gpu_lab import DEVICES, GpuLab, uuid
+from gpu_lab import GpuLab, uuid
 from lab_session import NewLab, eventually
 from moving_job import Job
 
@@ -42,8 +39,8 @@ def lab(new_lab: NewLab, place: Path) -> GpuLab:
     made.give("h0", 1024, 1024)
     made.give("h1", 1024, 1024, 2048)
     made.give("h3", 1024)
-    with_words(made, "h2", "{}:H200:1GiB", "{}:H200:1GiB", "driver=570.86.15")
-    with_words(made, "h4", "{}:H200:1GiB mig", "{}:H200:1GiB mig")
+    made.describe("h2", *(f"{uuid(2, gpu)}:H200:1GiB" for gpu in (0, 1)), "driver=570.86.15")
+    made.describe("h4", *(f"{uuid(4, gpu)}:H200:1GiB mig" for gpu in (0, 1)))
     made.install()
     eventually(lambda: all(host.gpus for host in made.session.status().hosts), "all helpers")
     made.wait_probed("h0")
@@ -51,34 +48,9 @@ def lab(new_lab: NewLab, place: Path) -> GpuLab:
     return made
 
 
-def with_words(lab: GpuLab, host: str, *lines: str) -> None:
-    """Let a host have what the double's inventory calls so; {} stands for a UUID."""
-    index = int(host.removeprefix("h"))
-    text = "\n".join(line.format(uuid(index, gpu)) for gpu, line in enumerate(lines))
-    make = [*lab.entry(host), "sh", "-c", f"mkdir -p ${{0%/*}}; cat >{DEVICES}", DEVICES]
-    subprocess.run(make, input=text, text=True, check=True)
-
-
 @pytest.fixture(scope="module")
 def job(lab: GpuLab) -> Job:
     return lab.start("gpt")
-
-
-@contextmanager
-def traced(lab: GpuLab, host: str) -> Iterator[None]:
-    """Somebody on the host traces the rank there."""
-    with subprocess.Popen(
-        [*lab.entry(host), sys.executable, "-S", "-c", TRACE],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    ) as tracer:  # fmt: skip
-        assert tracer.stdin is not None
-        assert tracer.stdout is not None
-        try:
-            assert tracer.stdout.readline() == b"attached\n"
-            yield
-        finally:
-            tracer.stdin.close()
-            tracer.wait(10)
 
 
 def plan(lab: GpuLab, *more: str) -> dict[str, str]:
@@ -122,7 +94,7 @@ def test_why_a_host_cannot_take_it(lab: GpuLab, job: Job, to: str, words: list[s
 
 
 def test_a_debugger_is_in_the_way(lab: GpuLab, job: Job) -> None:
-    with traced(lab, "h0"):
+    with lab.somebody("h0", "attached", sys.executable, "-S", "-c", TRACE):
         said = lab.session.refused("migrate", "gpt/0", "--dry-run")
     assert re.search(r"process \d+ \(\S+\) is traced by process", said), said
     assert "detach it" in said

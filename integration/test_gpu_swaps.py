@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -20,8 +17,9 @@ import pytest
 from fault_matrix import held
 from fault_matrix.held import Held
 from gpu_lab import MIB, GpuLab, gpu_lab, gpu_references
+from held_moves import HASTY, held_at, interrupted
 from lab_session import NewLab, eventually
-from moving_job import OVER, Job
+from moving_job import Job
 from reference_runs import References
 
 from liveshift.launcher import lab as labs
@@ -30,24 +28,12 @@ from liveshift.runtime.messages import MigrationRow
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 
 GPUS = {"h0": (1024, 1024, 1024), "h1": (1024, 1024, 1024)}
-HASTY = ("--slots", "3", "--timeouts", "collective=120,heartbeat=0.3,suspicion=1.5,grace=1")
+OPTIONS = ("--slots", "3", *HASTY)
 KILLED = 137
 PHASES = ["prepare", "quiesce", "gpu save", "gpu restore", "reopen", "resume"]
 
-
-TAKE = """
-import ctypes, sys
-cu = ctypes.CDLL("libcuda.so.1")
-context, pointer = ctypes.c_void_p(), ctypes.c_ulonglong()
-assert cu.cuInit(0) == 0
-assert cu.cuDevicePrimaryCtxRetain(ctypes.byref(context), int(sys.argv[1])) == 0
-cu.cuCtxSetCurrent(context)
-assert cu.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(int(sys.argv[2]))) == 0
-print("taken", flush=True)
-sys.stdin.read()
-"""
-MOST = 1000
-"""MiB of 1024 that somebody takes: what is left is too little for device_train.py."""
+LEFT = 24 * MIB
+"""What somebody leaves of a GPU: too little for device_train.py."""
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +45,14 @@ def points(place: Path) -> Iterator[Held]:
 @pytest.fixture(scope="module")
 def fast(new_lab: NewLab, place: Path, points: Held) -> GpuLab:
     """Two hosts that take the fast path."""
-    return gpu_lab(new_lab, place, GPUS, *HASTY)
+    return gpu_lab(new_lab, place, GPUS, *OPTIONS)
 
 
 @pytest.fixture(scope="module")
 def plain(new_lab: NewLab, place: Path, points: Held) -> GpuLab:
     """One that is told not to."""
-    return gpu_lab(new_lab, place, {"h0": GPUS["h0"]}, "--gpu", "fast_path=off,verify=off", *HASTY)
+    off = ("--gpu", "fast_path=off,verify=off")
+    return gpu_lab(new_lab, place, {"h0": GPUS["h0"]}, *off, *OPTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +189,7 @@ def test_refusals(fast: GpuLab, long: Job) -> None:
     ):
         assert said in refused(fast, long, *words, code=code)
     to = free_gpu(fast, long)
-    with taken(fast, host, int(to)):
+    with fast.occupied(host, LEFT, fast.gpus[host][int(to)]):
         said = refused(fast, long, "--to-gpu", to)
     assert "MiB free" in said
     long.go_on(2)
@@ -222,18 +209,12 @@ def test_the_plan(fast: GpuLab, long: Job) -> None:
 
 def test_memory_that_is_taken_after_the_preflight(fast: GpuLab, points: Held, long: Job) -> None:
     host, gpu, to = long.seen(0).host, fast.where(long), free_gpu(fast, long)
-    points.arm("swap.saved")
-    words = ["migrate", "long/0", "--to-gpu", to]
-    with fast.session.popen(*words) as moving:
-        try:
-            points.wait("swap.saved")
-            with taken(fast, host, int(to)):
-                points.release("swap.saved")
-                _, err = moving.communicate(timeout=60)
-        finally:
-            moving.kill()
-    said = " ".join(err.decode().split())
-    assert moving.returncode == 1, said
+    with (
+        held_at(points, "swap.saved", long, "--to-gpu", to) as go_on,
+        fast.occupied(host, LEFT, fast.gpus[host][int(to)]),
+    ):
+        code, said = go_on()
+    assert code == 1, said
     assert f"did not move {host} GPU" in said
     assert "memory" in said
     long.go_on(3)
@@ -241,41 +222,7 @@ def test_memory_that_is_taken_after_the_preflight(fast: GpuLab, points: Held, lo
     swap(fast, long, 0, to)
 
 
-@contextmanager
-def taken(fast: GpuLab, host: str, gpu: int) -> Iterator[None]:
-    """Somebody else has most of the memory of one GPU."""
-    driver = ["env", f"LD_LIBRARY_PATH={fast.libraries}", sys.executable, "-c", TAKE]
-    words = [*fast.entry(host), *driver, str(gpu), str(MOST * MIB)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as somebody:
-        assert somebody.stdin is not None
-        assert somebody.stdout is not None
-        try:
-            assert somebody.stdout.readline() == b"taken\n"
-            yield
-        finally:
-            somebody.stdin.close()
-            somebody.wait(10)
-
-
 # ---- daemons that die ----
-
-
-@contextmanager
-def interrupted(fast: GpuLab, points: Held, long: Job, point: str) -> Iterator[str]:
-    """A swap that is held at a point, for harm; then waits until it is over."""
-    count, to = len(long.migrations()), free_gpu(fast, long)
-    points.arm(point)
-    with fast.session.popen("migrate", "long/0", "--to-gpu", to) as moving:
-        points.wait(point)
-        yield to
-        points.release(point)
-        moving.communicate(timeout=60)
-
-    def over() -> bool:
-        rows = long.migrations()
-        return len(rows) > count and rows[count].state in OVER
-
-    eventually(over, "the swap to end", 60)
 
 
 @pytest.mark.parametrize(
@@ -290,8 +237,8 @@ def interrupted(fast: GpuLab, points: Held, long: Job, point: str) -> Iterator[s
 def test_a_daemon_that_dies(
     fast: GpuLab, points: Held, long: Job, point: str, who: str, state: str
 ) -> None:
-    host, gpu = long.seen(0).host, fast.where(long)
-    with interrupted(fast, points, long, point) as to:
+    host, gpu, to = long.seen(0).host, fast.where(long), free_gpu(fast, long)
+    with interrupted(points, point, long, "--to-gpu", to):
         victim = host if who == "agent" else who
         labs.stop_daemon(fast.session.lab, victim)
         if who == "ctl":
@@ -306,13 +253,9 @@ def test_a_daemon_that_dies(
 def killed_helper(lab: GpuLab, points: Held, job: Job) -> tuple[int, str]:
     """A swap whose GPU helper is killed while the device state is on no GPU: how it ends."""
     host, to = job.seen(0).host, free_gpu(lab, job)
-    points.arm("swap.saved")
-    with lab.session.popen("migrate", f"{job.name}/0", "--to-gpu", to) as moving:
-        points.wait("swap.saved")
+    with held_at(points, "swap.saved", job, "--to-gpu", to) as go_on:
         lab.kill_helpers(host)
-        points.release("swap.saved")
-        _, err = moving.communicate(timeout=60)
-    return moving.returncode, " ".join(err.decode().split())
+        return go_on()
 
 
 def test_memory_that_goes_with_its_helper_is_said_to_be_lost(fast: GpuLab, points: Held) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import os
 import secrets
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from device_jobs import Device
-from gpu_lab import DEVICES, PROBED_S, GpuLab
+from gpu_lab import PROBED_S, GpuLab
 from lab_session import ROOT, LabSession, a_lab, eventually
 
 from liveshift.cuda_snapshot.helper.client import GpuHelper
@@ -48,9 +47,7 @@ def _simulate(step: Step, session: LabSession, hosts: int, libraries: Path) -> N
     simulated = GpuLab(session, Device(driver.parent, driver, driver), libraries)
     for host in (f"h{index}" for index in range(hosts)):
         simulated.gpus[host] = (step.machine.uuid,)
-        words = [*simulated.entry(host), "sh", "-c", f"mkdir -p ${{0%/*}}; cat >{DEVICES}", DEVICES]
-        line = os.environ["SIMCUDA_DEVICES"] + "\n"
-        subprocess.run(words, input=line, text=True, check=True)
+        simulated.describe(host, os.environ["SIMCUDA_DEVICES"])
     simulated.install()
     simulated.restart_agents()
 
