@@ -21,6 +21,8 @@ from pathlib import Path
 import msgspec
 
 from ..criu_glue import image_check, network, trees
+from ..criu_glue.memory.fill import FillEngine
+from ..criu_glue.memory.store import MemoryStore
 from ..criu_glue.restore import RestoringTree
 from ..criu_glue.rights import User
 from ..criu_glue.room import Room, adopt, started
@@ -33,9 +35,10 @@ from .devices import Devices, DeviceTree
 from .faultpoints import reach
 from .inbox import Inbox
 from .messages import Frozen, Moved, Reserve
+from .page_table import TABLE as PAGE_TABLE
 from .resident import Housing, Resident
 from .stopwatch import Stopwatch
-from .wire import CHUNK, Sender
+from .wire import CHUNK, Lanes
 
 log = logging.getLogger("liveshift.arrival")
 
@@ -137,8 +140,12 @@ class Arrival:
         reach("destination.restoring")
         with watch.phase("restore", frozen=True) as lap:
             devices = self._devices if self._take_saved() else None
-            self._tree.bring_up(criu, manifest.pipes, deadline_s, stopped=devices is not None)
+            store = self.inbox.memory
+            fill = FillEngine(self.images, store) if store is not None else None
+            self._tree.bring_up(criu, manifest.pipes, deadline_s, devices is not None, fill)
             lap.bytes = sum(n for s, (n, _) in manifest.streams.items() if s.startswith("image:"))
+            if fill is not None:
+                lap.bytes += fill.bytes
         if devices is not None:
             try:
                 self._tree.stop_at_door(deadline_s)
@@ -213,13 +220,15 @@ class Arrival:
             adopt(self.resident.room)
         return True
 
-    def forward(self, sender: Sender) -> Frozen:
+    def forward(self, sender: Lanes) -> Frozen:
         """Send all of the image on to another host, as its source did."""
         manifest = self.inbox.manifest
         for stream in manifest.streams:
             kind, _, name = stream.partition(":")
             if kind in ("image", "output"):
                 self._forward_file(sender, stream, self.inbox.path(kind, name))
+        if self.inbox.memory is not None:
+            self._forward_memory(sender, self.inbox.memory)
         self._take_saved()
         pump = Pump(self._devices, sender.send)
         try:
@@ -234,13 +243,20 @@ class Arrival:
         sender.finish()
         return Frozen(manifest.image_bytes, [])
 
-    def _forward_file(self, sender: Sender, stream: str, path: Path) -> None:
+    @staticmethod
+    def _forward_memory(sender: Lanes, store: MemoryStore) -> None:
+        store.forward(sender.pages)
+        sender.finish()
+        sender.send(PAGE_TABLE, msgspec.msgpack.encode(store.table))
+        sender.send(PAGE_TABLE, b"")
+
+    def _forward_file(self, sender: Lanes, stream: str, path: Path) -> None:
         with path.open("rb") as file:
             while data := file.read(CHUNK):
                 sender.send(stream, data)
         sender.send(stream, b"")
 
-    def _forward_tree(self, sender: Sender, name: str) -> None:
+    def _forward_tree(self, sender: Lanes, name: str) -> None:
         """What came; of the capsule's own directories all there is."""
         top, stream = self.inbox.top(name), f"tree:2:{name}"
         only = None
@@ -273,4 +289,5 @@ class Arrival:
         if self._devices is not None:
             self._devices.drop()
         (self.images / NOTE).unlink(missing_ok=True)  # first: without it nobody takes it up
+        self.inbox.forget_memory()
         shutil.rmtree(self.images, ignore_errors=True)

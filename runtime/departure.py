@@ -2,7 +2,9 @@
 """The source's side of a migration. Every method blocks; the agent runs them in a thread.
 
 A capsule with CUDA processes has a DeviceTree: its device state leaves the GPUs before CRIU comes,
-and the memory that the helper then has goes onto the wire beside CRIU's images.
+and the memory that the helper then has goes onto the wire beside CRIU's images. So does the
+capsule's own memory where it can be followed (precopy.py): most of it went before, CRIU dumps none
+of it. Where it cannot, CRIU's images have all of it.
 
 Order: ``precopy`` while the job trains, ``freeze`` to have the tree dumped and held, then
 exactly one of ``thaw`` (it goes on here) and ``finish`` (it has gone). Within ``freeze`` the
@@ -22,6 +24,7 @@ import msgspec
 
 from ..criu_glue import network, output, trees
 from ..criu_glue.dump import FrozenTree
+from ..criu_glue.page_filter import PageFilter
 from ..criu_glue.room import STDERR_FD, STDOUT_FD, end
 from ..criu_glue.survey import Survey, survey
 from ..criu_glue.tool import Criu
@@ -33,9 +36,10 @@ from .device_state import DeviceLost
 from .devices import DeviceTree, has_cuda
 from .faultpoints import reach
 from .messages import Frozen, Moved
+from .precopy import Delta, Precopy, words_of_delta, words_of_rounds
 from .resident import ROOT_PID, Housing, Resident
 from .stopwatch import Stopwatch
-from .wire import Sender
+from .wire import Lanes
 
 BLOCK = 1 << 20
 NOTE, PROMISED = "departure", "promised"
@@ -70,7 +74,7 @@ class Departure:
     """
 
     def __init__(
-        self, migration: str, resident: Resident, housing: Housing, sender: Sender | None = None,
+        self, migration: str, resident: Resident, housing: Housing, sender: Lanes | None = None,
         devices: DeviceTree | None = None,
     ) -> None:  # fmt: skip
         self.migration = migration
@@ -79,6 +83,8 @@ class Departure:
         self._sender = sender
         self._devices = devices
         self._find_devices: Callable[[], DeviceTree | None] = lambda: None
+        self.memory: Precopy | None = None
+        self.full_dump = ""  # why its memory goes with CRIU's images, all of it at the standstill
         self.gpus: list[str] = []
         self._trees = carried_trees(resident, housing)
         self._listed: dict[str, dict[str, Stamp]] = {}
@@ -107,10 +113,11 @@ class Departure:
         """Whether only a ruling may let the tree go on here."""
         return (self._images / PROMISED).exists()
 
-    def precopy(self) -> Moved:
-        """Send directories and output as they are now; the job trains meanwhile."""
+    def precopy(self, until: float) -> Moved:
+        """Send directories, output and memory as they are now, again and again until ``until``
+        (monotonic seconds) at the latest; the job trains meanwhile."""
         watch = Stopwatch()
-        with watch.phase("pre-copy") as lap:
+        with watch.phase("files ahead") as lap:
             for tree in self._trees[:-1]:
                 now = trees.listing(tree)
                 self._pack(tree, now, 1)
@@ -118,6 +125,13 @@ class Departure:
             self._send_log()
             self._wire.finish()
             lap.bytes = self._wire.bytes
+        with watch.phase("pre-copy") as lap:
+            lap.detail = f"full dump: {self.full_dump}"
+            if self.memory is not None:
+                done = self.memory.rounds(until)
+                lap.bytes = done.sent
+                lap.detail = words_of_rounds(done)
+                self.memory.keep_fresh()
         return Moved(self._wire.bytes, watch.phases)
 
     def freeze(self, criu: Criu, deadline_s: float) -> Frozen:
@@ -128,9 +142,11 @@ class Departure:
         """
         if self.promised:
             raise Refused(f"{self.resident.spec.name} is held frozen already")
-        before = self._wire.bytes
         watch = Stopwatch()
         self._wire.until = time.monotonic() + deadline_s
+        if self.memory is not None:
+            self.memory.stop_rounds()
+        before = self._wire.bytes
         try:
             removed = self._dump(watch, criu, deadline_s)
             self._promise()
@@ -158,24 +174,38 @@ class Departure:
             self._locked = True
         reach("source.locked")
         pump = Pump(self._devices, self._wire.send)
+        delta, page_filter = None, None
+        if self.memory is not None:
+            page_filter = PageFilter(self._images)
+            delta = Delta(self.memory, self._wire, page_filter, self._wire.until)
         try:
-            removed = self._dump_tree(watch, criu, left)
+            removed = self._dump_tree(watch, criu, left, page_filter)
+            if delta is not None:
+                with watch.phase("memory", frozen=True) as lap:
+                    found = delta.finish()
+                    lap.bytes = found.sent_bytes
+                    lap.detail = words_of_delta(found)
             if pump.bytes:
                 with watch.phase("gpu memory", frozen=True) as lap:
                     lap.bytes = pump.finish()
                     lap.detail = "what was not over yet"
         finally:
             pump.stop()
+            if delta is not None:
+                delta.stop()
         with watch.phase("ship", frozen=True) as lap:
             self._wire.finish()
             lap.detail = "the rest of the image, on its way"
         return removed
 
-    def _dump_tree(self, watch: Stopwatch, criu: Criu, deadline_s: float) -> dict[str, list[str]]:
+    def _dump_tree(
+        self, watch: Stopwatch, criu: Criu, deadline_s: float, page_filter: PageFilter | None
+    ) -> dict[str, list[str]]:
         with watch.phase("dump", frozen=True) as lap:
             self._frozen.dump(
-                criu, lambda name, data: self._wire.send("image:" + name, data), deadline_s
-            )
+                criu, lambda name, data: self._wire.send("image:" + name, data), deadline_s,
+                page_filter,
+            )  # fmt: skip
             lap.bytes = self._frozen.image_bytes
         reach("source.dumped")
         with watch.phase("files", frozen=True) as lap:
@@ -255,11 +285,13 @@ class Departure:
         self._close()
 
     @property
-    def _wire(self) -> Sender:
+    def _wire(self) -> Lanes:
         assert self._sender is not None  # one that was taken up is only thawed or finished
         return self._sender
 
     def _close(self) -> None:
+        if self.memory is not None:
+            self.memory.close()
         if self._sender is not None:
             with contextlib.suppress(Exception):
                 self._sender.close()

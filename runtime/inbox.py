@@ -17,6 +17,7 @@ from pathlib import Path
 
 import xxhash
 
+from ..criu_glue.memory.store import MemoryStore
 from ..criu_glue.rights import User
 from ..criu_glue.room import STDERR_FD, STDOUT_FD
 from ..criu_glue.unpacking import Unpacker
@@ -24,6 +25,9 @@ from ..errors import LiveshiftError, NotFound, StepFailed
 from . import manifest
 from .device_memory import MEMORY, TABLE, DeviceInlet, decode
 from .manifest import Landed, Manifest
+from .page_table import PAGES, decode_table
+from .page_table import LIMIT as TABLE_LIMIT
+from .page_table import TABLE as PAGE_TABLE
 from .resident import Resident
 
 log = logging.getLogger("liveshift.inbox")
@@ -37,6 +41,7 @@ OPEN = 512
 after the other, and some for all of them."""
 
 OUTPUT = "output"
+_LANE = re.compile(PAGES + "[0-9]{1,3}")
 
 
 @dataclass
@@ -49,6 +54,9 @@ class Inbox:
     resident: Resident
     carried: tuple[str, ...] = ()
     devices: DeviceInlet | None = None
+    memory_limit: int = 0
+    """Bytes of the capsule's own memory that may come in pages; they may come again and again."""
+    memory: MemoryStore | None = None
     bytes: dict[str, int] = field(default_factory=dict)
     came: dict[str, set[str]] = field(default_factory=dict)  # carried path → names
     written: dict[str, set[str]] = field(default_factory=dict)  # tree → names put there
@@ -58,6 +66,7 @@ class Inbox:
     _files: dict[str, int] = field(default_factory=dict)
     _unpackers: dict[str, Unpacker] = field(default_factory=dict)
     _manifest: bytearray = field(default_factory=bytearray)
+    _page_table: bytearray = field(default_factory=bytearray)
     _closed: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -84,6 +93,12 @@ class Inbox:
         if self.devices is not None and (self.images / TABLE).exists():
             self.devices.saved = decode((self.images / TABLE).read_bytes())
         self.bytes = {stream: size for stream, (size, _) in self.manifest.streams.items()}
+        if PAGE_TABLE in self.bytes:
+            try:
+                self.memory = MemoryStore.load(self.images)
+            except LiveshiftError as error:
+                log.error("the memory in %s is lost: %s", self.images, error)
+                return False
         return True
 
     def write(self, stream: str, data: memoryview) -> None:
@@ -107,6 +122,10 @@ class Inbox:
                 self._end(stream)
             elif stream in self._unpackers:
                 self._unpackers[stream].write(data)
+            elif stream.startswith(PAGES) and self.memory is not None:
+                self.memory.write(data)
+            elif stream == PAGE_TABLE:
+                self._take_page_table(data)
             elif self.devices is not None and stream == TABLE:
                 self.devices.write_table(data)
             elif self.devices is not None and (pid := _device(stream)):
@@ -128,6 +147,13 @@ class Inbox:
             self._unpackers.clear()
             if self.devices is not None:
                 self.devices.close()
+
+    def forget_memory(self) -> None:
+        """Let go of the pages; the image's directory is about to be removed."""
+        with self._lock:
+            if self.memory is not None:
+                self.memory.close()
+            self.memory = None
 
     def path(self, kind: str, name: str) -> Path:
         """Where a stream that is a file lies here; raises StepFailed for one no image has."""
@@ -172,6 +198,11 @@ class Inbox:
                 user=User(plan.uid, plan.gid, plan.groups),
                 as_user=tree == "open",
             )
+        elif _LANE.fullmatch(stream) and self.memory_limit:
+            if self.memory is None:
+                self.memory = MemoryStore.create(self.images, self.memory_limit)
+        elif stream == PAGE_TABLE and self.memory_limit:
+            pass
         elif self.devices is None or not (stream == TABLE or _device(stream)):
             raise _unknown(stream)
         self.bytes[stream] = 0
@@ -181,6 +212,10 @@ class Inbox:
         self._ended.add(stream)
         if stream in self._files:
             os.close(self._files.pop(stream))
+        elif stream.startswith(PAGES):
+            return
+        elif stream == PAGE_TABLE:
+            self._end_page_table()
         elif self.devices is not None and stream == TABLE:
             self.devices.end_table()
             (self.images / TABLE).write_bytes(self.devices.table)
@@ -193,6 +228,18 @@ class Inbox:
             self.came.setdefault(tree.removeprefix("carried:"), set()).update(unpacker.names)
             self.written.setdefault(tree, set()).update(unpacker.written)
 
+    def _take_page_table(self, data: memoryview) -> None:
+        if len(self._page_table) + len(data) > TABLE_LIMIT:
+            raise StepFailed("ship", f"a table of pages of more than {TABLE_LIMIT} bytes")
+        self._page_table += data
+
+    def _end_page_table(self) -> None:
+        """Every page that there is has come, or this raises StepFailed: before the source promises
+        anything."""
+        if self.memory is None:  # nothing but zeros
+            self.memory = MemoryStore.create(self.images, self.memory_limit)
+        self.memory.end(decode_table(bytes(self._page_table)))
+
     def _take_manifest(self, data: memoryview) -> None:
         if data:
             if len(self._manifest) + len(data) > manifest.LIMIT:
@@ -201,6 +248,8 @@ class Inbox:
             return
         found = manifest.decode(self._manifest)
         self._verify(found)
+        if self.memory is not None:
+            self.memory.save()
         manifest.save(self.images, found, self.came, self.written)
         self.landed = Landed(found, self.came, self.written)
 

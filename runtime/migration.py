@@ -139,15 +139,17 @@ class Move(Story):
         return await self._ask(destination, reserve, limit, messages.Reserved)
 
     async def _precopy(self, reserved: messages.Reserved) -> None:
-        """Directories and output go over while the job trains."""
+        """Directories, output and memory go over while the job trains."""
         self._advance(Step.PRECOPYING)
+        limit = self._limits.precopy
         precopy = messages.Precopy(
-            self.name, self.capsule.name, self.destination, reserved.endpoint, reserved.plain,
-            self.verify,
+            self.name, self.capsule.name, self.destination, reserved.endpoint,
+            limit - self._limits.suspicion, reserved.plain, self.verify, reserved.full_dump,
         )  # fmt: skip
         began = time.monotonic()
-        moved = await self._ask(self.source, precopy, self._limits.precopy, messages.Moved)
+        moved = await self._ask(self.source, precopy, limit, messages.Moved)
         self.times.take(moved.phases, began)
+        self._tell_of_memory(moved.phases)
 
     async def _freeze(self) -> None:
         """The job stands still from here: dump into the wire, held frozen at the source.

@@ -36,7 +36,9 @@ from .ownership import Ruling, Side
 from .resident import ROOT_PID, Resident, finished_by_pid
 from .stopwatch import Stopwatch
 from .tasks import Tasks
-from .wire import Receiver, Sender
+from .precopy import Precopy, full_dump_because
+from .progress import Reporter
+from .wire import Lanes, Receiver
 
 log = logging.getLogger("liveshift.porter")
 
@@ -201,16 +203,24 @@ class Porter:
         departure = Departure(ask.migration, resident, self._house.housing, sender, devices)
         departure.gpus = self._gpus_used.get(ask.capsule) or []
         self.departures[ask.migration] = departure
+        until = time.monotonic() + ask.deadline
         with self._working(ask.migration):
             if devices is not None:
                 await asyncio.to_thread(devices.warm, departure.gpus)
-            return await self._house.blocking(ask.capsule, departure.precopy)
+            cluster, why = self._house.cluster, ask.full_dump
+            why = why or await asyncio.to_thread(full_dump_because, resident, cluster.precopy)
+            departure.full_dump = why
+            if not why:
+                reporter = Reporter(self.tell, ask.migration)
+                departure.memory = Precopy(resident, sender, cluster.precopy, reporter)
+            return await self._house.blocking(ask.capsule, lambda: departure.precopy(until))
 
-    def _sender(self, ask: messages.Precopy | messages.Forward) -> Sender:
+    def _sender(self, ask: messages.Precopy | messages.Forward) -> Lanes:
         cluster = self._house.cluster
-        return Sender(
+        return Lanes(
             ask.migration, ask.endpoint, cluster.paths.keys, self._house.host, ask.destination,
-            patience=2 * cluster.timeouts.suspicion,
+            patience=2 * cluster.timeouts.suspicion, streams=cluster.wire.streams,
+            compress=cluster.wire.compress,
         )  # fmt: skip
 
     async def freeze(self, ask: messages.Freeze) -> messages.Frozen:
@@ -258,7 +268,9 @@ class Porter:
         plain = gpus.plain
         if devices is not None and not plain:
             plain = await asyncio.to_thread(devices.warm, arrival.gpus_promised)
-        return messages.Reserved(rows, f"tcp://{self._own.data}", gpus.pairs, plain)
+        return messages.Reserved(
+            rows, f"tcp://{self._own.data}", gpus.pairs, plain, cannot_fill()
+        )
 
     async def progress(self, ask: messages.Progress) -> messages.Arrived:
         arrival = self.arrivals.get(ask.migration)
@@ -364,6 +376,9 @@ class Porter:
 
     async def settle(self, ask: messages.Settle) -> messages.Settled:
         """The orchestrator's word to ask now, after what is under way here for that migration."""
+        departure = self.departures.get(ask.migration)
+        if departure is not None and departure.memory is not None:
+            departure.memory.hurry()  # nobody waits for its rounds any more
         while ask.migration in self._busy:
             await asyncio.sleep(POLL_S)
         state = await self._settle(ask.migration)

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,9 @@ ROOT_PID = room.PID_FLOOR + 1
 """The pid of a capsule's root task inside: the first one above the floor."""
 
 READ_LIMIT = 4 << 20
+
+BEATS, LOOK_S = 60, 2.0
+"""How many beats tell what a job's usual rate is, and how far apart they lie at least, in all."""
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -57,7 +61,7 @@ class Resident:
     leaving: bool = False  # its end here is a move's doing, not the job's
     code: int | None = None
     finished: dict[int, int] = field(default_factory=dict)  # by pid, when it was last restored
-    _last: tuple[float, int] = (0.0, 0)
+    _beats: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=BEATS))
     _rate: float = 0.0
 
     @property
@@ -89,10 +93,11 @@ class Resident:
                 resident += task.memory_info().rss
         seen = interposer_pages(self.room)
         collectives = max((page.finished for page in seen), default=0)
-        now, (then, before) = time.monotonic(), self._last
-        if then and now > then:
+        now = time.monotonic()
+        if self._beats and now > self._beats[-1][0]:
+            then, before = self._beats[-1]
             self._rate = max(0.0, (collectives - before) / (now - then))
-        self._last = (now, collectives)
+        self._beats.append((now, collectives))
         return CapsuleState(
             name=self.spec.name,
             epoch=self.epoch,
@@ -104,6 +109,18 @@ class Resident:
             command=" ".join(self.spec.argv)[:200],
             gpus=gpus_of({task.pid for task in found}),
         )
+
+    def collectives(self) -> int:
+        """Finished ones, of the rank that has made most."""
+        return max((page.finished for page in interposer_pages(self.room)), default=0)
+
+    def usual_rate(self) -> float:
+        """Collectives per second over the last beats; 0 where there were none, or too few to say."""
+        beats = list(self._beats)
+        if len(beats) < 2 or beats[-1][0] - beats[0][0] < LOOK_S:
+            return 0.0
+        (began, before), (now, after) = beats[0], beats[-1]
+        return max(0.0, (after - before) / (now - began))
 
     def read_output(self, offset: int) -> tuple[bytes, int]:
         """(whole records from ``offset`` on, the next offset)."""

@@ -125,6 +125,12 @@ class Story(ABC):
             seen = await self._ask(self.destination, ask, RESUME_WAIT_S + 5, messages.Moved)
             self.times.take(seen.phases, began)
 
+    def _tell_of_memory(self, phases: Sequence[messages.Phase]) -> None:
+        """By which way memory goes, if not by the one that takes least."""
+        for phase in phases:
+            if phase.name == "pre-copy" and phase.detail.startswith("full dump"):
+                self._ground.tell(self, phase.detail)
+
     def _tell_of_devices(self, phases: Sequence[messages.Phase]) -> None:
         """By which path device memory left its GPUs, and why, if it did."""
         for words in dict.fromkeys(phase.detail for phase in phases if phase.name == "gpu save"):

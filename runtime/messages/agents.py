@@ -88,27 +88,33 @@ class Reserved(Answer, frozen=True):
 
     ``gpus``: (GPU of the source, GPU here), for every GPU of the source; empty where the capsule
     holds none. ``plain``: why device memory can't be streamed to this host, in words, else empty.
+    ``full_dump``: why this host can't take the capsule's own memory while it trains, else empty.
     """
 
     checks: list[tuple[str, str]]
     endpoint: str
     gpus: list[tuple[str, str]] = msgspec.field(default_factory=list)
     plain: str = ""
+    full_dump: str = ""
 
 
 class Precopy(Message, frozen=True):
-    """Open the wire and send directories and output while the job runs; answers Moved.
+    """Open the wire and send directories, output and memory while the job runs, until what it
+    rewrites meanwhile gets no less or ``deadline`` seconds are over; answers Moved.
 
-    For a capsule with CUDA processes: ``plain`` says why its device memory can't be streamed to the
-    destination, "" where it can; ``verify``: checksums over every byte of it.
+    ``full_dump`` says why its memory can't go ahead, "" where it can. For a capsule with CUDA
+    processes: ``plain`` says why its device memory can't be streamed to the destination, "" where
+    it can; ``verify``: checksums over every byte of it.
     """
 
     migration: str
     capsule: str
     destination: str
     endpoint: str
+    deadline: float
     plain: str = ""
     verify: bool = False
+    full_dump: str = ""
 
 
 class Freeze(Message, frozen=True):
