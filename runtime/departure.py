@@ -116,6 +116,7 @@ class Departure:
                 self._pack(tree, now, 1)
                 self._listed[tree.name] = now
             self._send_log()
+            network.prepare_lock(self.resident.room.init)
             self._wire.finish()
             lap.bytes = self._wire.bytes
         return Moved(self._wire.bytes, watch.phases)
