@@ -31,17 +31,20 @@ from typing import Any, ParamSpec, TypeVar
 from ..errors import LiveshiftError
 from . import fence
 from .iproute import ip, links, nft, run
+from .network_lock import LOCK_RULES, LOCK_TABLE, lock, locked, prepare_lock, unlock
 from .overlay import VXLAN_OVERHEAD, VXLAN_PORT, Overlay, address_of, mac
 
 __all__ = [
-    "UNLOCK",
+    "LOCK_TABLE",
     "Overlay",
     "end_namespace",
     "locate",
     "lock",
+    "locked",
     "lower_overlay",
     "mac",
     "plug_in",
+    "prepare_lock",
     "raise_overlay",
     "underlay",
     "unlock",
@@ -50,9 +53,6 @@ __all__ = [
 
 COMPLETE = "liveshift"
 """Alias of a job's bridge once all of its overlay stands on this host."""
-
-LOCK_TABLE = "liveshift_lock"
-UNLOCK = ("nft", "delete", "table", "inet", LOCK_TABLE)
 
 
 P = ParamSpec("P")
@@ -167,7 +167,7 @@ def plug_in(overlay: Overlay, netns: str, index: int, peers: Iterable[str], lock
     limit = "echo 0 > /proc/sys/net/ipv4/icmp_ratelimit"
     run(["ip", "netns", "exec", netns, "sh", "-c", limit])
     if locked:
-        nft(_LOCK, netns)
+        nft(LOCK_RULES, netns)
     own = mac(address)
     ip(f"link add {veth} mtu {mtu} type veth peer name eth0 address {own} mtu {mtu} netns {netns}")
     fence.guard(overlay, index)
@@ -237,34 +237,6 @@ def locate(overlay: Overlay, where: Mapping[str, str | None]) -> None:
             for address in where
         )
     )
-
-
-def lock(pid: int) -> None:
-    """Let nothing through eth0 of the network namespace of ``pid``; loopback stays open.
-
-    With lo locked too CRIU's probe of 127.0.0.1 takes 133 s. What peers send is answered with
-    ICMP host unreachable, not dropped: an established connection takes that for a soft error
-    and does not back its retransmissions off meanwhile (RFC 6069; tcp_ld_RTO_revert), so data
-    in flight arrives milliseconds after the unlock instead of up to twice the freeze later.
-    """
-    run(["nsenter", "--target", str(pid), "--net", "--", "nft", "-f", "-"], _LOCK)
-
-
-def unlock(pid: int) -> None:
-    run(["nsenter", "--target", str(pid), "--net", "--", *UNLOCK])
-
-
-_LOCK = f"""table inet {LOCK_TABLE} {{
-  chain in {{ type filter hook input priority -300;
-    iifname "eth0" meta l4proto tcp reject with icmp type host-unreachable
-    iifname "eth0" drop
-  }}
-  chain out {{ type filter hook output priority -300;
-    oifname "eth0" icmp type destination-unreachable accept
-    oifname "eth0" drop
-  }}
-}}
-"""
 
 
 def _forwarding(overlay: Overlay) -> list[dict[str, Any]]:

@@ -3,8 +3,8 @@
 
 ``bring_up`` ends in CRIU's ``post-restore`` hook: tasks and sockets exist, no task runs, sockets
 are in repair mode, the network is locked. There it waits until the agent knows that the tree may
-run. ``let_run`` opens the network in that hook: earlier the kernel answers the peers with RST;
-later every first retransmission is lost and costs seconds. Then CRIU lets the tasks go.
+run. ``let_run`` opens the network while CRIU is in that hook: earlier the kernel answers the peers
+with RST; later every first retransmission is lost and costs seconds. Then CRIU lets the tasks go.
 
 A tree whose GPU state has still to come must be out of CRIU's hands for that, and yet not run. It
 is brought up to be *stopped* and goes through more doors:
@@ -85,7 +85,6 @@ class RestoringTree:
             (self._images / mark).unlink(missing_ok=True)
         options = ["restore", "--log-file", "restore.log", "-v2", "--restore-detached", *COMMON]
         options += ["--leave-stopped"] if stopped else []
-        unlock = f"date +%s.%N > unlocked; exec {' '.join(network.UNLOCK)}"
         ends: dict[int, int] = {}
         try:
             for fd in (STDOUT_FD, STDERR_FD):
@@ -96,7 +95,7 @@ class RestoringTree:
                 enter(self._room),
                 criu.command(*options),
                 "post-restore",
-                go=":" if stopped else unlock,
+                go=":",
                 after=AT_DOOR if stopped else RESUMED,
                 pass_fds=tuple(ends.values()),
             )
@@ -116,6 +115,12 @@ class RestoringTree:
 
     def let_run(self, deadline_s: float) -> None:
         """Open the network and let the tasks run; raises StepFailed when none of them did."""
+        if self._criu.alive():  # else there are no sockets, and peers would be turned away
+            try:
+                self._open_network()
+            except (LiveshiftError, OSError) as error:
+                self.drop()
+                raise self._failed(str(error)) from error
         ended = self._criu.tell("go", deadline_s)
         if not self.resumed():
             self.drop()
@@ -148,8 +153,7 @@ class RestoringTree:
             _send(self._tree(), signal.SIGSTOP)
             hold.spare_from_exit()
             go_on = self._to_go_on()
-            (self._images / "unlocked").write_text(f"{time.time():.9f}\n")
-            network.unlock(self._room.init)
+            self._open_network()
             (self._images / "resumed").touch()
         except (LiveshiftError, OSError) as error:
             self.drop()
@@ -180,6 +184,10 @@ class RestoringTree:
         if (self._images / "unlocked").exists():
             self._lock_again()
         self._criu.close()
+
+    def _open_network(self) -> None:
+        (self._images / "unlocked").write_text(f"{time.time():.9f}\n")
+        network.unlock(self._room.init)
 
     def _open_door(self, pids: list[int]) -> None:
         _send(pids, signal.SIGCONT)

@@ -21,7 +21,6 @@ from fault_matrix.watcher import COMING, FROZEN, IMAGE, OLD, RUNNING, Watcher
 from lab_session import LabSession, NewLab, eventually
 from reference_runs import References
 
-from liveshift.criu_glue import network
 from liveshift.launcher import lab as labs
 from liveshift.runtime.faultpoints import POINTS
 
@@ -171,11 +170,14 @@ class Twins:
         self.inside(host, f"nsenter -t {init} -m -p -n sh -c '{born}'")
 
     def lock(self, host: str) -> None:
-        lock = "import sys; from liveshift.criu_glue import network; network.lock(int(sys.argv[1]))"
-        self.inside(host, f"{sys.executable} -c '{lock}' {self._inits[host]}")
+        self._network(host, "lock")
 
     def unlock(self, host: str) -> None:
-        self.inside(host, f"nsenter -t {self._inits[host]} -n {' '.join(network.UNLOCK)}")
+        self._network(host, "unlock")
+
+    def _network(self, host: str, what: str) -> None:
+        code = f"from liveshift.criu_glue import network; network.{what}({self._inits[host]})"
+        self.inside(host, f"{sys.executable} -c '{code}'")
 
     def signal(self, host: str, name: str) -> None:
         self.inside(host, f"nsenter -t {self._inits[host]} -m -p kill -{name} {ROOT}")

@@ -32,6 +32,7 @@ from .house import House
 from .link import Uplink
 from .messages import Message
 from .porter import Porter
+from .progress import Teller
 from .resident import Resident
 from .swapper import Swapper
 from .tasks import Tasks
@@ -98,6 +99,7 @@ class Agent:
         address = str(self.cluster.orchestrator)
         # Before anything is taken up: a command that has ended meanwhile is told of at once.
         self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
+        self.porter.tell = Teller(self.uplink.line.ask, self.cluster.timeouts.suspicion)
         await self.porter.take_up()
         await self.swapper.take_up()
         await local_socket.serve(self.cluster.paths.run / "agent.sock", self._relay)

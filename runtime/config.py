@@ -24,6 +24,7 @@ from typing import Annotated, Any, get_type_hints
 from ..errors import ConfigError, NotFound
 from .access import Role
 from .config_errors import Mistake, WrongCluster, syntax_mistake
+from .config_memory import Compress, Precopy, WireSettings
 from .config_rules import HOSTS, Setting, Values, examine
 from .config_values import (
     CLUSTER_NAME,
@@ -51,6 +52,7 @@ from .toml_lines import Key, key_lines
 __all__ = [
     "Access",
     "Cluster",
+    "Compress",
     "Endpoint",
     "Env",
     "FastPath",
@@ -59,10 +61,12 @@ __all__ = [
     "Host",
     "NetworkMode",
     "Paths",
+    "Precopy",
     "Reading",
     "Spare",
     "Timeouts",
     "Verify",
+    "WireSettings",
     "dump",
     "load",
     "parse",
@@ -206,6 +210,8 @@ class Cluster:
     env: Env = field(default_factory=Env)
     paths: Paths = field(default_factory=Paths)
     gpu: Gpu = field(default_factory=Gpu)
+    wire: WireSettings = field(default_factory=WireSettings)
+    precopy: Precopy = field(default_factory=Precopy)
     timeouts: Timeouts = field(default_factory=Timeouts)
     access: Access = field(default_factory=Access)
 
@@ -240,6 +246,10 @@ class Cluster:
             del settings["env"]["defaults"]
         if self.gpu == Gpu():
             del settings["gpu"]
+        if self.wire == WireSettings():
+            del settings["wire"]
+        if self.precopy == Precopy():
+            del settings["precopy"]
         if self.timeouts.gpu_lock == RUNGS["gpu_lock"].derive(self.timeouts.freeze):
             del settings["timeouts"]["gpu_lock"]
         text = json.dumps(settings, sort_keys=True)
@@ -253,6 +263,8 @@ _TABLES: dict[str, type[Any]] = {
     "env": Env,
     "paths": Paths,
     "gpu": Gpu,
+    "wire": WireSettings,
+    "precopy": Precopy,
     "timeouts": Timeouts,
     "access": Access,
 }
@@ -366,7 +378,7 @@ def settings_of(cluster: Cluster) -> dict[str, Any]:
 
     tables: dict[str, Any] = {"cluster": table("cluster", cluster)}
     tables[HOSTS] = {host.name: table(HOSTS, host) for host in cluster.hosts}
-    for name in ("files", "env", "paths", "gpu", "timeouts", "access"):
+    for name in [n for n in _TABLES if n not in tables]:
         tables[name] = table(name, getattr(cluster, name))
     return tables
 

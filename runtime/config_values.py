@@ -111,6 +111,41 @@ class WholeNumber:
 
 
 @dataclass(frozen=True)
+class Flag:
+    """true or false."""
+
+    expected: str = "true or false"
+
+    def read(self, raw: object) -> bool:
+        if isinstance(raw, bool):
+            return raw
+        raise _unfit(raw, self.expected)
+
+    def write(self, value: bool) -> bool:
+        return value
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of a whole, from ``low`` to ``high``."""
+
+    low: float
+    high: float
+
+    @property
+    def expected(self) -> str:
+        return f"a share from {self.low:g} to {self.high:g}, such as 0.2 for a fifth"
+
+    def read(self, raw: object) -> float:
+        if isinstance(raw, float) and self.low <= raw <= self.high:
+            return raw
+        raise _unfit(raw, self.expected)
+
+    def write(self, value: float) -> float:
+        return value
+
+
+@dataclass(frozen=True)
 class Seconds:
     """A span of time; whole numbers are taken too."""
 

@@ -123,6 +123,7 @@ class Departure:
                 self._pack(tree, now, 1)
                 self._listed[tree.name] = now
             self._send_log()
+            network.prepare_lock(self.resident.room.init)
             self._wire.finish()
             lap.bytes = self._wire.bytes
         with watch.phase("pre-copy") as lap:

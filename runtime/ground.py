@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..errors import LiveshiftError, StepFailed
 from .config import Cluster
 from .jobs import Capsule, Job
-from .messages import Inspected, Message
+from .messages import Inspected, Message, Prediction
 
 if TYPE_CHECKING:
     from .migration import Move
@@ -51,6 +51,9 @@ class Ground(Protocol):
 
     def another_spare(self, move: Move) -> str:
         """A host that could take the capsule instead; raises Refused when there is none."""
+
+    def predict(self, capsule: Capsule, look: Inspected) -> Prediction:
+        """The standstill of a move of a capsule that looks like this."""
 
     def tell(self, move: Story, text: str) -> None:
         """Add a line to the history."""

@@ -171,6 +171,12 @@ class Journal:
         rows = self._db.execute(query.format(", ".join("?" * len(over))), over).fetchall()
         return [(n, msgspec.msgpack.decode(row, type=MigrationRow)) for n, row in rows]
 
+    def migrations_in(self, state: str, most: int) -> list[MigrationRow]:
+        """The last migrations that are in this state, newest first."""
+        query = "SELECT row FROM migrations WHERE state = ? ORDER BY number DESC LIMIT ?"
+        rows = self._db.execute(query, (state, most)).fetchall()
+        return [msgspec.msgpack.decode(row, type=MigrationRow) for (row,) in rows]
+
     def migration(self, number: int) -> MigrationRow | None:
         found = self._db.execute(
             "SELECT row FROM migrations WHERE number = ?", (number,)

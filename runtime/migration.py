@@ -26,6 +26,7 @@ from .gpu_asked import left
 from .ground import Gone, Ground, as_ours, expected_bytes, limit_bytes
 from .jobs import Capsule, Job
 from .messages import MigrationRow
+from .prediction import besides_memory
 from .steps import ALLOWED, Step
 from .story import Story
 from .timeline import Timeline
@@ -62,6 +63,7 @@ class Move(Story):
         move = cls(ground, int(row.name[1:]), job, capsule, row.destination, row.reason, row.by,
                    changed)  # fmt: skip
         move.source, move.step, move.times = row.source, Step(row.state), Timeline.of(row)
+        move.precopy, move.predicted = row.precopy, row.predicted
         move.released = move.step is Step.ROLLING_BACK  # perhaps
         move.holds_gates = move.step not in (Step.PREPARING, Step.PRECOPYING)  # perhaps
         return move
@@ -107,6 +109,17 @@ class Move(Story):
         await reached("orchestrator.resumed")
         await self._finish()
 
+    def progressed(self, word: messages.Progressed) -> None:
+        """How far its pre-copy is. Once the job stands nothing is copied beside it."""
+        if self.step not in (Step.PRECOPYING, Step.QUIESCING):
+            return
+        stop = None
+        if word.delta_s is not None and self.predicted is not None:
+            stop = word.delta_s + besides_memory(self.predicted)
+        self.precopy = messages.Rounds(
+            word.round, word.bytes, word.dirty, word.left, word.rate, word.slow_down, stop
+        )
+
     # ---- the phases, in order -----------------------------------------------------------------
 
     async def _prepare(self) -> messages.Reserved:
@@ -118,6 +131,7 @@ class Move(Story):
             )
             self._look = look
             self.times.expected_bytes = expected_bytes(look)
+            self.predicted = self._ground.predict(self.capsule, look)
             wanted = []
             if self.to_gpu:
                 wanted.append((left(self.capsule.name, look.gpu, self.from_gpu), self.to_gpu))

@@ -23,6 +23,7 @@ from .link import Switchboard
 from .messages import Message, MigrationRow
 from .migration import Move
 from .ownership import BEFORE_COMMIT, Ruling, Side, may_pass, rule
+from .prediction import FULL_DUMP, PRECOPY, Load, learn, predict
 from .spares import choose_destination
 from .steps import ENDS, Step
 from .story import Story
@@ -36,6 +37,9 @@ PUBLISH_AT_ONCE, PUBLISHED_AT_ONCE = 50, 4
 job does not wait for it."""
 KEEP_MOVES = 200
 """Ended migrations that are kept at hand; the journal has them all."""
+
+LESSONS = 200
+"""Of the last moves those are learnt from that fit."""
 
 UNCOMMITTED = frozenset(step.value for step in {*BEFORE_COMMIT, Step.ROLLING_BACK})
 
@@ -148,7 +152,7 @@ class Moves:
         checks = [("destination", f"{destination}, {why}"), *reserved.checks]
         return messages.Planned(
             capsule.name, capsule.host, destination, checks, expected_bytes(look),
-            look.carried_bytes,
+            look.carried_bytes, self.predict(capsule, look),
         )  # fmt: skip
 
     async def plan_swap(self, job: Job, capsule: Capsule, gpu: GpuAsked) -> messages.Planned:
@@ -178,6 +182,11 @@ class Moves:
         epoch = capsule.epoch + 1
         self._fleet.journal.commit(capsule.name, host, epoch)
         capsule.host, capsule.epoch, capsule.granted = host, epoch, False
+
+    def predict(self, capsule: Capsule, look: messages.Inspected) -> messages.Prediction:
+        rows = self._fleet.journal.migrations_in(Step.DONE.value, LESSONS)
+        way = FULL_DUMP if look.full_dump else PRECOPY
+        return predict(Load.of(look), learn(rows, way, capsule.name.partition("/")[0]))
 
     def tell(self, move: Story, text: str) -> None:
         log.warning("%s: %s", move.name, text)
@@ -288,6 +297,12 @@ class Moves:
         log.error("%s holds %s, which this journal does not know", host, claim.capsule)
         return messages.Ruled(Ruling.WAIT.value, 0)
 
+    def progressed(self, host: str, word: messages.Progressed) -> None:
+        """A source says how far it is; a word that came late changes nothing."""
+        move = self._fleet.moves.get(word.migration)
+        if isinstance(move, Move) and move.source == host:
+            move.progressed(word)
+
     # ---- one move ------------------------------------------------------------------------------
 
     def _destination(self, job: Job, capsule: Capsule, to: str) -> tuple[str, str]:
@@ -342,6 +357,8 @@ class Moves:
         way = f"{row.source} → {row.destination}"
         if move.step is Step.DONE:
             kind, text = "moved", f"{way}: stood still {row.frozen_s:.2f} s"
+            if row.predicted is not None:
+                text += f" (predicted {row.predicted.seconds:.2f} s)"
             if isinstance(move, Move):
                 text += f", image {row.image_bytes / 1e6:.0f} MB"
         else:

@@ -80,6 +80,9 @@ class Orchestrator:
             return messages.Books(running)
         if isinstance(ask, messages.Claim):
             return self.moves.rule(host, ask)
+        if isinstance(ask, messages.Progressed):
+            self.moves.progressed(host, ask)
+            return None
         if isinstance(ask, messages.Ended):
             found = self.fleet.find(ask.capsule)
             if found and (found[1].host, found[1].epoch) == (host, ask.epoch):

@@ -23,7 +23,7 @@ from ..criu_glue.survey import Survey, survey
 from ..criu_glue.tool import Criu
 from ..errors import LiveshiftError, NotFound, Refused, StepFailed
 from . import departure as leaving
-from . import host_facts, messages, preflight
+from . import forecast, host_facts, messages, preflight
 from .arrival import Arrival
 from .departure import Departure
 from .devices import Devices
@@ -67,6 +67,8 @@ class Porter:
         self.gpus_swapped: dict[str, str] = {}  # by uuid, while capsules change GPUs; in words
         self.departures: dict[str, Departure] = {}
         self.arrivals: dict[str, Arrival] = {}
+        self.tell: Callable[[messages.Progressed], None] = lambda _word: None
+        """Carries a word about progress to the orchestrator, or loses it; from any thread."""
 
     def memory_offered(self) -> int:
         """Bytes that an incoming capsule may take."""
@@ -154,7 +156,8 @@ class Porter:
         carried = await asyncio.to_thread(_size_of, tops) + plan.log.stat().st_size
         gpu = await asyncio.to_thread(self._reservations.survey, resident, found)
         self._gpus_used[ask.capsule] = list(gpu.used) if gpu else None
-        return messages.Inspected(found, self.facts, carried, gpu)
+        size, rate, full = await asyncio.to_thread(forecast.look, resident)
+        return messages.Inspected(found, self.facts, carried, gpu, size, rate, full)
 
     async def survey_gpus(self, resident: Resident) -> messages.GpuSurvey | None:
         """What its processes hold of GPUs, and what of it could not be taken off them."""

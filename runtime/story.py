@@ -18,7 +18,7 @@ from . import messages
 from .deadlines import Standstill
 from .ground import Ground, NoBoundary
 from .jobs import Capsule, Job
-from .messages import Message, MigrationRow
+from .messages import Message, MigrationRow, Prediction, Rounds
 from .steps import Step
 from .timeline import Timeline
 
@@ -57,6 +57,8 @@ class Story(ABC):
         self.holds_gates = False  # of all ranks of the job
         self.verify = False  # every byte of device memory
         self.times = Timeline()
+        self.precopy: Rounds | None = None
+        self.predicted: Prediction | None = None
         self._ground = ground
         self._limits = job.timeouts(ground.cluster)
         self._changed = changed
@@ -86,7 +88,7 @@ class Story(ABC):
             phases=list(times.phases),
             error=str(self.error) if self.error else None,
             hint=self.error.hint if self.error else None,
-            kind=self.kind,
+            kind=self.kind, precopy=self.precopy, predicted=self.predicted,
         )  # fmt: skip
 
     async def _quiesce(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from liveshift.criu_glue.network import Overlay
 from liveshift.criu_glue.survey import Survey
 from liveshift.errors import Refused, StepFailed, Unreachable
-from liveshift.runtime import config, messages, migration
+from liveshift.runtime import config, messages, migration, prediction
 from liveshift.runtime.gpu_swap import GpuSwap
 from liveshift.runtime.jobs import Capsule, Job
 from liveshift.runtime.messages import Message, Phase
@@ -117,6 +117,9 @@ class Stage:
         if not self.spare or self.spare in move.tried:
             raise Refused("no spare can take it")
         return self.spare
+
+    def predict(self, capsule: Capsule, look: messages.Inspected) -> messages.Prediction:
+        return prediction.predict(prediction.Load.of(look))
 
     def tell(self, move: Story, text: str) -> None:
         self.told.append(text)

@@ -16,6 +16,7 @@ from cluster_files import EXAMPLE, SMALL, mistakes
 from liveshift.errors import NotFound
 from liveshift.runtime.config import (
     SCHEMA,
+    Compress,
     Endpoint,
     Env,
     FastPath,
@@ -23,9 +24,11 @@ from liveshift.runtime.config import (
     Gpu,
     Host,
     Paths,
+    Precopy,
     Spare,
     Timeouts,
     Verify,
+    WireSettings,
     dump,
     load,
     parse,
@@ -77,6 +80,20 @@ def test_gpus_move_as_the_driver_bears_it_unless_told_otherwise() -> None:
     assert parse(SMALL + table).cluster.gpu == Gpu(
         libraries=Path("/usr/local/nvidia/lib64"), fast_path=FastPath.OFF, verify=Verify.FULL
     )
+
+
+def test_memory_goes_over_before_the_stop_unless_told_otherwise() -> None:
+    cluster = parse(SMALL).cluster
+    assert cluster.wire == WireSettings(streams=4, compress=Compress.AUTO)
+    assert cluster.precopy == Precopy(enabled=True, slow_down=0.2, rounds=30, post_copy=False)
+    tables = (
+        '[wire]\nstreams = 8\ncompress = "never"\n'
+        "[precopy]\nenabled = false\nslow_down = 0.05\nrounds = 3\npost_copy = true\n"
+    )
+    told = parse(SMALL + tables).cluster
+    assert told.wire == WireSettings(streams=8, compress=Compress.NEVER)
+    assert told.precopy == Precopy(enabled=False, slow_down=0.05, rounds=3, post_copy=True)
+    assert told.digest != cluster.digest
 
 
 def test_unknown_host_is_answered_with_those_there_are() -> None:

@@ -43,7 +43,7 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
      ' (a-z, 0-9 and, inside, -) other than "orchestrator"'),
     ('[hosts.h1]\naddress = "10.88.0.11"', "[host.h1]\n",
      "9: host: found an unknown table, expected one of cluster, hosts, files, env, paths, gpu,"
-     ' timeouts, access (did you mean "hosts"?)'),
+     ' wire, precopy, timeouts, access (did you mean "hosts"?)'),
     ('name = "prod"', 'name = "prod"\nheartbeat = 2',
      "3: cluster.heartbeat: found an unknown key, expected one of name, orchestrator, overlay,"
      ' network ("heartbeat" belongs in [timeouts])'),
@@ -98,6 +98,20 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
      '2: gpu.fast_path: found true, expected "auto" or "off"'),
     ("[cluster]", '[gpu]\nverify = "some"\n[cluster]',
      '2: gpu.verify: found "some", expected "sampled", "full" or "off"'),
+    ("[cluster]", "[wire]\nstreams = 0\n[cluster]",
+     "2: wire.streams: found 0, expected a whole number from 1 to 32"),
+    ("[cluster]", "[wire]\ncompress = true\n[cluster]",
+     '2: wire.compress: found true, expected "auto", "never" or "always"'),
+    ("[cluster]", "[precopy]\nenabled = 1\n[cluster]",
+     "2: precopy.enabled: found 1, expected true or false"),
+    ("[cluster]", "[precopy]\nslow_down = 20\n[cluster]",
+     "2: precopy.slow_down: found 20, expected a share from 0.01 to 0.9, such as 0.2 for a fifth"),
+    ("[cluster]", '[precopy]\nslow_down = "20%"\n[cluster]',
+     '2: precopy.slow_down: found "20%", expected a share from 0.01 to 0.9, such as 0.2 for a'
+     " fifth"),
+    ("[cluster]", "[precopy]\npostcopy = true\n[cluster]",
+     "2: precopy.postcopy: found an unknown key, expected one of enabled, slow_down, rounds,"
+     ' post_copy (did you mean "post_copy"?)'),
     ("[cluster]", 'files = 3\n[cluster]', "1: files: found 3, expected a table [files]"),
     ('"prod"', '"prod"\nname = "twice"',
      '3: found name = "twice", expected correct TOML: Cannot overwrite a value at column 15'),

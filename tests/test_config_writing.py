@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from liveshift.runtime.config import (
     Cluster,
+    Compress,
     Endpoint,
     Env,
     FastPath,
@@ -22,9 +23,11 @@ from liveshift.runtime.config import (
     Gpu,
     Host,
     Paths,
+    Precopy,
     Spare,
     Timeouts,
     Verify,
+    WireSettings,
     dump,
     load,
     parse,
@@ -88,6 +91,15 @@ def clusters(draw: st.DrawFn) -> Cluster:
             libraries=draw(st.none() | folders),
             fast_path=draw(st.sampled_from(FastPath)),
             verify=draw(st.sampled_from(Verify)),
+        ),
+        wire=WireSettings(
+            streams=draw(st.integers(1, 32)), compress=draw(st.sampled_from(Compress))
+        ),
+        precopy=Precopy(
+            enabled=draw(st.booleans()),
+            slow_down=draw(st.floats(0.01, 0.9)),
+            rounds=draw(st.integers(1, 1000)),
+            post_copy=draw(st.booleans()),
         ),
         timeouts=draw(timeouts()),
     )

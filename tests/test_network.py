@@ -95,20 +95,42 @@ def test_a_locked_capsule_is_silent_but_for_itself_and_its_connections_outlast_i
     line = connected(zero, "10.99.7.2")
     assert asked(line, "1") == "one 10.99.7.1 1"
     pid = net.pid_in(one)
+    network.prepare_lock(pid)
+    assert asked(line, "open") == "one 10.99.7.1 open"
     network.lock(pid)
+    network.lock(pid)
+    assert network.locked(pid)
     line.settimeout(0.4)
     with pytest.raises(TimeoutError):
         asked(line, "2")
     with pytest.raises(OSError, match=r"No route to host|timed out"):
         connected(zero, "10.99.7.2", 1.0)
     assert answer_from(one, "127.0.0.1") == "one 127.0.0.1 hello"
+    network.prepare_lock(pid)
+    assert network.locked(pid)
     network.unlock(pid)
+    network.unlock(pid)
+    assert not network.locked(pid)
     began = time.monotonic()
     line.settimeout(5)
     assert line.recv(100) == b"one 10.99.7.1 2"  # what was under way arrives, and soon
     assert time.monotonic() - began < 1
     assert asked(line, "3") == "one 10.99.7.1 3"
     line.close()
+
+
+def test_a_namespace_that_was_never_locked_is_open_and_one_that_has_gone_is_told_of(
+    net: Net,
+) -> None:
+    net.raised("h0")
+    pid = net.pid_in(net.plug("h0", 0))
+    assert not network.locked(pid)
+    network.unlock(pid)
+    assert not network.locked(pid)
+    network.lock(pid)
+    assert network.locked(pid)
+    with pytest.raises(LiveshiftError, match="of process 999999999 cannot be moved"):
+        network.lock(999999999)
 
 
 def test_an_address_moves_and_packets_follow(net: Net, serve: Callable[..., None]) -> None:

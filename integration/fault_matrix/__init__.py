@@ -6,7 +6,6 @@ faults   how harm is done, and healed
 held     daemons held at a named point of a migration, by the files of runtime/faultpoints.py
 scene    the lab and the training job on it, made anew where needed
 watcher  what really runs where, sampled from this machine's /proc throughout a cell
-locks    whether a network namespace is locked, asked of the kernel
 cell     one pair, from a healthy job to a verdict
 report   the table on a terminal, build/fault-matrix.json
 """

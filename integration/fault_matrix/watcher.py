@@ -31,10 +31,9 @@ from types import TracebackType
 
 from whereabouts import GONE, spaces
 
+from liveshift.criu_glue.network import locked
 from liveshift.errors import LiveshiftError
 from liveshift.launcher.lab import Lab
-
-from .locks import locked
 
 RUNNING, FROZEN, COMING = "running", "frozen", "coming"
 OLD = "running, though old"

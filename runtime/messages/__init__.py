@@ -6,6 +6,7 @@ How a planned migration flows (data goes source agent → destination agent, not
 A. orchestrator → source       ``Inspect``   what the capsule consists of, what stands in the way
 B. orchestrator → destination  ``Reserve``   preflight; an empty, locked room; an inbox
 C. orchestrator → source       ``Precopy``   directories and output so far, while training runs
+   source → orchestrator       ``Progressed``  how far that is; nobody waits for it
 D. orchestrator → all ranks    ``Arm`` …     quiesce: gates closed at a collective boundary
 E. orchestrator → source       ``Freeze``    network locked, dumped into the wire, held frozen
 F. orchestrator: the journal   commit        the destination owns epoch + 1 from here on
@@ -45,6 +46,7 @@ from .agents import (
     Moved,
     Precopy,
     Progress,
+    Progressed,
     Relay,
     Reserve,
     Reserved,
@@ -102,6 +104,7 @@ from .people import (
     Untaint,
     WhoAmI,
 )
+from .predictions import Part, Prediction
 from .records import (
     Book,
     CapsuleRow,
@@ -113,6 +116,7 @@ from .records import (
     JobRow,
     MigrationRow,
     Phase,
+    Rounds,
 )
 
 __all__ = [
@@ -169,10 +173,13 @@ __all__ = [
     "OpenGate",
     "Output",
     "Owing",
+    "Part",
     "Phase",
     "Planned",
     "Precopy",
+    "Prediction",
     "Progress",
+    "Progressed",
     "ReadOutput",
     "Rebuild",
     "Relay",
@@ -180,6 +187,7 @@ __all__ = [
     "Reserved",
     "Restore",
     "Resume",
+    "Rounds",
     "Ruled",
     "Run",
     "SetTaint",

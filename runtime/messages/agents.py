@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ...criu_glue.footprint import Footprint
 from ...criu_glue.survey import Survey
 from .base import Answer, Message
 from .gpus import GpuSeat, GpuSurvey
@@ -55,12 +56,19 @@ class Inspect(Message, frozen=True):
 
 class Inspected(Answer, frozen=True):
     """``carried_bytes``: of the directories that go along, and of the output so far; ``gpu`` None:
-    no process of it has to do with a GPU."""
+    no process of it has to do with a GPU.
+
+    ``dirty_rate``: bytes a second that it writes anew, None where that was not looked at;
+    ``full_dump``: why its memory cannot be copied while it trains, in words, else empty.
+    """
 
     survey: Survey
     facts: HostFacts
     carried_bytes: int
     gpu: GpuSurvey | None = None
+    footprint: Footprint | None = None
+    dirty_rate: float | None = None
+    full_dump: str = ""
 
 
 class Reserve(Message, frozen=True):
@@ -310,6 +318,24 @@ class Beat(Message, frozen=True):
     memory_free: int
     capsules: list[CapsuleState]
     gpus: list[GpuSeat] = msgspec.field(default_factory=list)
+
+
+class Progressed(Message, frozen=True):
+    """How far the pre-copy of a migration's memory is, a few times a second; answers None. One
+    that is lost does no harm: each says all. Fields as in Rounds.
+
+    ``delta_s``: seconds that sending what would be left over at a stop would take, None while
+    that is not known; the orchestrator knows what a stop takes besides.
+    """
+
+    migration: str
+    round: int
+    bytes: int
+    dirty: int
+    left: int
+    rate: float
+    slow_down: float | None = None
+    delta_s: float | None = None
 
 
 class Ended(Message, frozen=True):

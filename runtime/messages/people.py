@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from ...interposer.inspection import ProcessState
 from .base import Answer, Message
+from .predictions import Prediction
 from .records import Event, HostRow, JobRow, MigrationRow
 
 
@@ -74,7 +75,7 @@ class Migrate(Message, frozen=True):
 
 class Planned(Answer, frozen=True):
     """What --dry-run prints: (what, found) rows, estimates in bytes; those of an image are 0 where
-    a move makes none."""
+    a move makes none, and so is ``prediction`` None where nothing is known of its standstill."""
 
     capsule: str
     source: str
@@ -82,6 +83,7 @@ class Planned(Answer, frozen=True):
     checks: list[tuple[str, str]]
     image_bytes: int
     carried_bytes: int
+    prediction: Prediction | None = None
 
 
 class GetMigration(Message, frozen=True):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from .gpus import GpuSeat
+from .predictions import Prediction
 
 
 class Phase(msgspec.Struct, frozen=True):
@@ -124,11 +125,30 @@ class HostRow(msgspec.Struct, frozen=True):
     gpus: list[GpuSeat] = msgspec.field(default_factory=list)
 
 
+class Rounds(msgspec.Struct, frozen=True):
+    """How far the pre-copy of memory is, as its source said last; bytes, bytes per second.
+
+    ``bytes``: sent in all rounds; ``dirty``: the last set that was found written since it was
+    sent, ``left``: what of it this round has to send yet. ``slow_down``: the share by which the
+    job is slower than before, None while not known. ``stop_s``: for how many seconds the job would
+    stand still if it was stopped now, None while nothing tells how much it writes.
+    """
+
+    round: int
+    bytes: int
+    dirty: int
+    left: int
+    rate: float
+    slow_down: float | None = None
+    stop_s: float | None = None
+
+
 class MigrationRow(msgspec.Struct, frozen=True):
     """A migration; ``state`` is a Step's value; ``frozen_s`` is how long the job stood still.
 
     ``kind``: move (from host to host) or swap, whose source and destination are GPUs of one host
-    (``h1 GPU 3``).
+    (``h1 GPU 3``). ``precopy``: None where its memory was not copied while it trained, or not yet;
+    ``predicted``: what was expected before anything was done, None for what has no prediction.
     """
 
     name: str
@@ -150,6 +170,8 @@ class MigrationRow(msgspec.Struct, frozen=True):
     error: str | None
     hint: str | None
     kind: str = "move"
+    precopy: Rounds | None = None
+    predicted: Prediction | None = None
 
 
 class Event(msgspec.Struct, frozen=True):

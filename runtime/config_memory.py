@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How memory goes from host to host: the tables [wire] and [precopy] of the cluster file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from .config_values import Choice, Flag, Share, WholeNumber
+
+
+class Compress(StrEnum):
+    """Whether memory is compressed on its way."""
+
+    AUTO = "auto"  # while the link is measured to be slower than the compressor
+    NEVER = "never"
+    ALWAYS = "always"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WireSettings:
+    """What lies between two hosts."""
+
+    streams: Annotated[int, WholeNumber(1, 32)] = 4  # connections that carry memory at once
+    compress: Annotated[Compress, Choice(Compress)] = Compress.AUTO
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precopy:
+    """What is sent of memory while the job still trains."""
+
+    enabled: Annotated[bool, Flag()] = True
+    slow_down: Annotated[float, Share(0.01, 0.9)] = 0.2  # of the job's speed, at most
+    rounds: Annotated[int, WholeNumber(1, 1000)] = 30  # at most
+    post_copy: Annotated[bool, Flag()] = False  # run before all has arrived

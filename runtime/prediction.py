@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a job will stand still in a move, reckoned before anything is done; and what it was.
+
+A model of few terms gives each part of a standstill from what is to be moved (:class:`Load`). Its
+constants are this project's measurements on one machine (docs/measurements.md); another machine is
+faster or slower, so each part is multiplied by how far off it was in the earlier moves of the
+cluster: the median of seen over untaught, of the same job's moves where there are any.
+
+Where memory is copied while the job trains, what it writes meanwhile goes over at the standstill.
+A round that sends D bytes at r bytes a second lets a job that writes w bytes a second write D·w/r
+anew, and what it writes while the tracker looks and the ranks come to their boundary (c seconds)
+comes to it: rounds shrink towards D = w·c / (1 - w/r), where w < r.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from ..criu_glue.footprint import Footprint
+from .messages import Inspected, MigrationRow, Part, Prediction
+from .steps import Step
+
+PRECOPY, FULL_DUMP = "pre-copy", "full dump"
+
+QUIESCE_S = 0.01
+"""To the boundary, and communicators taken down."""
+LOCK_S = 0.003
+DUMP_S, DUMP_TASK_S, DUMP_MAPPING_S = 0.02, 0.002, 100e-6
+RESTORE_S, RESTORE_TASK_S, RESTORE_MAPPING_S = 0.015, 0.001, 20e-6
+"""CRIU's own start; for each process; for each mapping."""
+FILES_S = 0.01
+"""To list the directories again."""
+HANDOVER_S = 0.05
+"""Promise, commit, checks of the image, grant, network open, gates open."""
+LOOK_S = 0.03
+"""A tracker's last look, besides what it finds."""
+LINK, SHM, EAGER, FILL = 1.3e9, 0.5e9, 3.3e9, 3.0e9
+"""Bytes per second: memory onto the wire; /dev/shm; read back by CRIU; put in place by us."""
+
+WRONG_BY = 30.0
+"""No part is corrected by more than this factor, either way."""
+LAST = 20
+"""Earlier moves that count: the newest ones."""
+
+PART_OF = {
+    "quiesce": "quiesce",
+    "lock": "lock",
+    "dump": "dump",
+    "delta": "memory",
+    "ship": "memory",
+    "files": "files",
+    "gpu save": "gpu save",
+    "gpu memory": "gpu save",
+    "restore": "restore",
+    "fill": "fill",
+    "gpu restore": "gpu restore",
+}
+"""Which part a phase belongs to; all others of the standstill, and gaps between, are handover."""
+HANDOVER = "handover"
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is to be moved, in bytes and bytes per second; ``files``: those of /dev/shm.
+
+    ``dirty_rate`` None: nobody has looked at what it writes; ``full_dump``: why its memory can't
+    be copied while it trains, else empty.
+    """
+
+    footprint: Footprint
+    files: int = 0
+    device_memory: int = 0
+    dirty_rate: float | None = None
+    full_dump: str = ""
+
+    @classmethod
+    def of(cls, look: Inspected) -> Load:
+        """As its source has seen the capsule."""
+        survey, tasks = look.survey, len(look.survey.pids)
+        return cls(
+            look.footprint or Footprint(survey.resident, survey.shared_memory, tasks, tasks, 0),
+            survey.shared_memory,
+            look.gpu.total if look.gpu else 0,
+            look.dirty_rate,
+            look.full_dump,
+        )
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """What earlier moves teach: by part, the factor on the model, and seconds per byte for device
+    memory, which the model says nothing of. ``moves``: how many taught it."""
+
+    moves: int = 0
+    factors: Mapping[str, float] = field(default_factory=dict)
+    per_byte: Mapping[str, float] = field(default_factory=dict)
+
+
+def predict(load: Load, lessons: Lessons | None = None, rate: float | None = None) -> Prediction:
+    """The standstill of a move; ``rate``: bytes per second of the way there, as measured."""
+    lessons, link = lessons or Lessons(), rate or LINK
+    size, full = load.footprint, bool(load.full_dump)
+    tasks = f"{_count(size.processes, 'process', 'processes')}, {size.mappings} mappings"
+    mapped = max(0, size.shared - load.files)
+    dump = DUMP_S + DUMP_TASK_S * size.processes + DUMP_MAPPING_S * size.mappings
+    restore = RESTORE_S + RESTORE_TASK_S * size.processes + RESTORE_MAPPING_S * size.mappings
+    parts = [_part(lessons, "quiesce", QUIESCE_S), _part(lessons, "lock", LOCK_S)]
+    if full:
+        image = size.private + mapped
+        said = f"{tasks}, {_size(image)} at {_size(link)}/s"
+        parts.append(_part(lessons, "dump", dump + image / link, image, said))
+    else:
+        delta, how = _delta(load, link)
+        parts.append(_part(lessons, "dump", dump + mapped / link, mapped, tasks))
+        parts.append(_part(lessons, "memory", delta / link, delta, f"{how} at {_size(link)}/s"))
+    listed = "changes, and /dev/shm"
+    parts.append(_part(lessons, "files", FILES_S + load.files / SHM, load.files, listed))
+    if load.device_memory:
+        parts.append(_device(lessons, "gpu save", load.device_memory))
+    if full:
+        restore += (size.private + mapped) / EAGER
+    parts.append(_part(lessons, "restore", restore, None, tasks))
+    if not full:
+        parts.append(_part(lessons, "fill", size.private / FILL, size.private))
+    if load.device_memory:
+        parts.append(_device(lessons, "gpu restore", load.device_memory))
+    parts.append(_part(lessons, HANDOVER, HANDOVER_S, None, "commit, checks, grant, network"))
+    unknown = any(part.seconds is None for part in parts)
+    return Prediction(
+        FULL_DUMP if full else PRECOPY, load.full_dump, sum(part.seconds or 0.0 for part in parts),
+        parts, size.private, lessons.moves,
+        "device memory, which no earlier move of this cluster tells of" if unknown else "",
+    )  # fmt: skip
+
+
+def besides_memory(prediction: Prediction) -> float:
+    """Seconds of a standstill that are not for what was written lately."""
+    return sum(part.seconds or 0.0 for part in prediction.parts if part.name != "memory")
+
+
+def _delta(load: Load, rate: float) -> tuple[int, str]:
+    """Bytes of memory that are left for the standstill, and why so many."""
+    private, written = load.footprint.private, load.dirty_rate
+    if written is None:
+        return private, f"all {_size(private)}, as what it writes is not known,"
+    said = f"{_size(written)}/s are written"
+    if written >= rate:
+        return private, f"all {_size(private)}, since {said},"
+    delta = min(private, int(written * (LOOK_S + QUIESCE_S) / (1 - written / rate)))
+    return delta, f"{_size(delta)} of {_size(private)}, since {said},"
+
+
+def learn(rows: Iterable[MigrationRow], way: str, job: str = "") -> Lessons:
+    """From earlier moves, newest first, that went the same way and had a prediction; from those of
+    the same job alone, where there are any."""
+    fitting = [row for row in rows if _teaches(row, way)]
+    own = [row for row in fitting if row.capsule.partition("/")[0] == job]
+    chosen = (own or fitting)[:LAST]
+    factors: defaultdict[str, list[float]] = defaultdict(list)
+    per_byte: defaultdict[str, list[float]] = defaultdict(list)
+    for row in chosen:
+        assert row.predicted is not None
+        took = seen(row)
+        for part in row.predicted.parts:
+            if part.untaught:
+                factors[part.name].append(took.get(part.name, 0.0) / part.untaught)
+            elif part.bytes and part.name in took:
+                per_byte[part.name].append(took[part.name] / part.bytes)
+    return Lessons(
+        len(chosen),
+        {name: min(WRONG_BY, max(1 / WRONG_BY, median(of))) for name, of in factors.items()},
+        {name: median(of) for name, of in per_byte.items()},
+    )
+
+
+def _teaches(row: MigrationRow, way: str) -> bool:
+    if row.state != Step.DONE.value or row.predicted is None or row.predicted.way != way:
+        return False
+    return way == FULL_DUMP or row.precopy is not None  # else it had to be dumped whole after all
+
+
+def stood(row: MigrationRow) -> float:
+    """Seconds that a move has held the job up: the way to the boundary, and the standstill."""
+    return sum(p.seconds for p in row.phases if p.name == "quiesce") + row.frozen_s
+
+
+def seen(row: MigrationRow) -> dict[str, float]:
+    """What the parts of a standstill took; together they are :func:`stood`.
+
+    Time in which two phases ran side by side counts for the one that began first.
+    """
+    full = row.predicted is not None and row.predicted.way == FULL_DUMP
+    took: defaultdict[str, float] = defaultdict(float)
+    until = float("-inf")
+    for phase in sorted(row.phases, key=lambda phase: phase.start):
+        part = PART_OF.get(phase.name)
+        if part is None or not (phase.frozen or part == "quiesce"):
+            continue
+        if full and part == "memory":
+            part = "dump"  # CRIU itself has put the memory onto the wire
+        end = phase.start + phase.seconds
+        took[part] += max(0.0, end - max(phase.start, until))
+        until = max(until, end)
+    took[HANDOVER] = max(0.0, stood(row) - sum(took.values()))
+    return dict(took)
+
+
+def _part(
+    lessons: Lessons, name: str, untaught: float, size: int | None = None, detail: str = ""
+) -> Part:
+    return Part(name, untaught * lessons.factors.get(name, 1.0), size, detail, untaught)
+
+
+def _device(lessons: Lessons, name: str, size: int) -> Part:
+    """Nothing is assumed of a GPU: without a move that has shown it, its seconds are not known."""
+    each = lessons.per_byte.get(name)
+    return Part(name, None if each is None else each * size, size)
+
+
+def _size(value: float) -> str:
+    return f"{value / 1e9:.2f} GB" if value >= 1e9 else f"{value / 1e6:.1f} MB"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The predicted standstill in numbers, what it learns of earlier moves, and how these compare."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from liveshift.criu_glue.footprint import Footprint
+from liveshift.runtime import prediction
+from liveshift.runtime.messages import MigrationRow, Phase, Prediction, Rounds
+from liveshift.runtime.prediction import Lessons, Load, learn, predict, seen, stood
+
+GB = 10**9
+SMALL = Footprint(0, 0, 1, 1, 0)
+
+
+def seconds(found: Prediction) -> dict[str, float | None]:
+    return {part.name: part.seconds for part in found.parts}
+
+
+def size(private: int, shared: int = 0, processes: int = 1, mappings: int = 0) -> Footprint:
+    return Footprint(private, shared, processes, processes, mappings)
+
+
+def test_a_full_dump_in_numbers() -> None:
+    load = Load(size(2 * GB, GB // 2, 4, 1000), files=GB // 10, full_dump="kernel 6.1 is too old")
+    found = predict(load, rate=1e9)
+    assert (found.way, found.why) == ("full dump", "kernel 6.1 is too old")
+    assert seconds(found) == pytest.approx(
+        {
+            "quiesce": 0.01,
+            "lock": 0.003,
+            "dump": 0.02 + 4 * 0.002 + 1000 * 100e-6 + 2.4,  # 2 GB, and 0.4 GB that is no file
+            "files": 0.01 + 0.1 / 0.5,
+            "restore": 0.015 + 4 * 0.001 + 1000 * 20e-6 + 2.4 / 3.3,
+            "handover": 0.05,
+        }
+    )
+    assert found.seconds == pytest.approx(sum(filter(None, seconds(found).values())))
+    assert (found.memory, found.learnt, found.left_out) == (2 * GB, 0, "")
+
+
+def test_a_pre_copy_leaves_what_is_written_between_the_last_look_and_the_boundary() -> None:
+    found = predict(Load(size(8 * GB, processes=2), dirty_rate=0.5e9), rate=2e9)
+    assert (found.way, found.why) == ("pre-copy", "")
+    delta = 0.5e9 * (0.03 + 0.01) / (1 - 0.25)
+    parts = {part.name: part for part in found.parts}
+    assert parts["memory"].bytes == pytest.approx(delta, rel=1e-6)
+    assert seconds(found) == pytest.approx(
+        {
+            "quiesce": 0.01,
+            "lock": 0.003,
+            "dump": 0.02 + 2 * 0.002,
+            "memory": delta / 2e9,
+            "files": 0.01,
+            "restore": 0.015 + 2 * 0.001,
+            "fill": 8 / 3,
+            "handover": 0.05,
+        }
+    )
+    assert "26.7 MB of 8.00 GB, since 500.0 MB/s are written" in parts["memory"].detail
+
+
+@pytest.mark.parametrize("rate", [0.1e9, 1e9, 5e9])
+def test_cold_memory_costs_no_transfer(rate: float) -> None:
+    small, large = (
+        predict(Load(size(private), dirty_rate=0.05e9), rate=rate) for private in (GB, 100 * GB)
+    )
+    assert seconds(small)["memory"] == seconds(large)["memory"]
+    assert seconds(small)["dump"] == seconds(large)["dump"]
+
+
+def test_what_is_written_faster_than_it_is_sent_goes_over_whole() -> None:
+    for written in (1e9, 9e9):
+        found = predict(Load(size(GB), dirty_rate=written), rate=1e9)
+        assert seconds(found)["memory"] == pytest.approx(1.0)
+    nearly = predict(Load(size(GB), dirty_rate=0.999e9), rate=1e9)
+    assert seconds(nearly)["memory"] == pytest.approx(1.0), "never more than there is"
+
+
+def test_without_a_look_at_what_it_writes_the_worst_is_assumed() -> None:
+    found = predict(Load(size(GB)), rate=1e9)
+    (memory,) = [part for part in found.parts if part.name == "memory"]
+    assert (memory.bytes, memory.seconds) == (GB, pytest.approx(1.0))
+    assert "what it writes is not known" in memory.detail
+
+
+def test_nothing_is_invented_of_a_gpu() -> None:
+    load = Load(SMALL, device_memory=10 * GB, full_dump="x")
+    found = predict(load)
+    assert seconds(found)["gpu save"] is None
+    assert seconds(found)["gpu restore"] is None
+    assert "device memory" in found.left_out
+    assert found.seconds < 1
+    taught = predict(
+        load, Lessons(1, {}, {"gpu save": 1 / (20 * GB), "gpu restore": 1 / (10 * GB)})
+    )
+    assert (seconds(taught)["gpu save"], seconds(taught)["gpu restore"]) == (0.5, 1.0)
+    assert taught.left_out == ""
+    assert taught.seconds == pytest.approx(found.seconds + 1.5)
+
+
+# ---- what a move took, and what that teaches ----------------------------------------------------
+
+PHASES = [
+    Phase("prepare", 0.0, 0.3),
+    Phase("pre-copy", 0.3, 5.0, 9 * GB),
+    Phase("quiesce", 5.3, 0.02),
+    Phase("lock", 5.32, 0.01, frozen=True),
+    Phase("dump", 5.33, 0.10, frozen=True),
+    Phase("delta", 5.38, 0.25, GB, frozen=True),  # 0.05 s of it beside the dump
+    Phase("files", 5.63, 0.01, frozen=True),
+    Phase("commit", 5.64, 0.02, frozen=True),
+    Phase("restore", 5.70, 0.20, frozen=True),
+    Phase("fill", 5.75, 0.10, frozen=True),  # all of it beside the restore
+    Phase("unlock", 5.90, 0.03, frozen=True),
+    Phase("resume", 5.94, 0.5),
+]
+
+ROUNDS = Rounds(3, GB, 0, 0, 1e9)
+
+
+def row(
+    predicted: Prediction | None, phases: list[Phase] = PHASES, job: str = "gpt",
+    precopy: Rounds | None = ROUNDS, frozen: float = 0.62, state: str = "done",
+) -> MigrationRow:  # fmt: skip
+    return MigrationRow(
+        "m1", f"{job}/1", "h1", "h2", "asked for", "root", 2, state, 1.0, 7.0, frozen, GB, GB, GB,
+        1e9, phases, None, None, precopy=precopy, predicted=predicted,
+    )  # fmt: skip
+
+
+def test_what_the_parts_of_a_move_took() -> None:
+    move = row(predict(Load(size(GB))))
+    assert stood(move) == pytest.approx(0.64)
+    took = seen(move)
+    assert took == pytest.approx(
+        {
+            "quiesce": 0.02, "lock": 0.01, "dump": 0.10, "memory": 0.20, "files": 0.01,
+            "restore": 0.20, "fill": 0.0, "handover": 0.10,
+        }
+    )  # fmt: skip
+    assert sum(took.values()) == pytest.approx(stood(move))
+
+
+def test_the_memory_of_a_full_dump_is_the_dumps() -> None:
+    phases = [Phase("dump", 0.0, 0.4, GB, True), Phase("ship", 0.4, 0.1, None, True)]
+    took = seen(row(predict(Load(size(GB), full_dump="x")), phases, precopy=None, frozen=0.5))
+    assert took == pytest.approx({"dump": 0.5, "handover": 0.0})
+
+
+def test_parts_are_corrected_by_the_median_of_earlier_moves() -> None:
+    load = Load(size(GB), full_dump="x")
+    before = predict(load)
+    untaught = {part.name: part.untaught for part in before.parts}
+    rows = []
+    for factor in (0.5, 2.0, 40.0):  # one was quite out of the way
+        phases = [
+            Phase(name, 1000.0 * n, untaught[name] * factor, frozen=name != "quiesce")
+            for n, name in enumerate(("quiesce", "lock", "dump", "files", "restore"))
+        ]
+        frozen = sum(p.seconds for p in phases[1:]) + untaught["handover"] * factor
+        rows.append(row(before, phases, precopy=None, frozen=frozen))
+    lessons = learn(rows, "full dump")
+    assert lessons.moves == 3
+    assert predict(load, lessons).seconds == pytest.approx(2 * before.seconds, rel=0.01)
+    assert predict(load, lessons).learnt == 3
+    assert [part.untaught for part in predict(load, lessons).parts] == list(untaught.values())
+
+
+def test_device_memory_is_learnt_per_byte() -> None:
+    load = Load(SMALL, device_memory=10 * GB, full_dump="x")
+    phases = [
+        Phase("gpu save", 0.0, 2.0, 10 * GB, True),
+        Phase("gpu restore", 2.0, 1.0, None, True),
+    ]
+    lessons = learn([row(predict(load), phases, precopy=None, frozen=3.0)], "full dump")
+    double = predict(Load(SMALL, device_memory=20 * GB, full_dump="x"), lessons)
+    assert (seconds(double)["gpu save"], seconds(double)["gpu restore"]) == (4.0, 2.0)
+
+
+def test_who_teaches_and_who_does_not() -> None:
+    full, copied = predict(Load(SMALL, full_dump="x")), predict(Load(SMALL))
+    teaches = [row(copied), row(copied, job="other")]
+    no_teachers = [
+        row(None),
+        row(copied, state="failed"),
+        row(copied, precopy=None),  # it was to be a pre-copy, and was not
+        row(full, precopy=None),
+    ]
+    assert learn([*teaches, *no_teachers], "pre-copy").moves == 2
+    assert learn([*teaches, *no_teachers], "pre-copy", "other").moves == 1, "its own know best"
+    assert learn([*teaches, *no_teachers], "pre-copy", "new").moves == 2
+    assert learn([row(copied)] * 100, "pre-copy").moves == prediction.LAST
+    assert learn([], "pre-copy") == Lessons()
+
+
+def test_a_freak_of_a_move_teaches_within_bounds() -> None:
+    before = predict(Load(SMALL, full_dump="x"))
+    slow = row(before, [Phase("lock", 0.0, 3000.0, frozen=True)], precopy=None, frozen=3000.0)
+    factors = learn([slow], "full dump").factors
+    assert factors["lock"] == prediction.WRONG_BY
+    assert factors["dump"] == pytest.approx(1 / prediction.WRONG_BY)
+
+
+def test_a_record_keeps_its_prediction_and_older_ones_load_without() -> None:
+    kept = row(predict(Load(SMALL)))
+    raw = msgspec.msgpack.encode(kept)
+    assert msgspec.msgpack.decode(raw, type=MigrationRow) == kept
+    old = msgspec.to_builtins(kept)
+    del old["precopy"], old["predicted"]
+    loaded = msgspec.convert(old, MigrationRow)
+    assert (loaded.precopy, loaded.predicted) == (None, None)
