@@ -22,7 +22,7 @@ class Footprint:
     """All processes of a capsule together; memory in bytes, resident or swapped out.
 
     ``private``: anonymous memory, where a page that processes share after a fork counts once;
-    ``shared``: mapped shared memory, files of /dev/shm among it. ``mappings``: lines of their maps.
+    ``copied``: the same where each of them counts it. ``shared``: mapped shared memory, files of /dev/shm among it. ``mappings``: lines of their maps.
     """
 
     private: int
@@ -30,6 +30,7 @@ class Footprint:
     processes: int
     threads: int
     mappings: int
+    copied: int = 0
 
 
 def footprint(room: Room) -> Footprint:
@@ -40,7 +41,7 @@ def footprint(room: Room) -> Footprint:
 
 def measure(pids: Iterable[int]) -> Footprint:
     """The same for some processes, by their pids here."""
-    private = shared = processes = threads = mappings = 0
+    private = copied = shared = processes = threads = mappings = 0
     for pid in pids:
         try:
             sizes = _rolled_up(pid)
@@ -49,10 +50,11 @@ def measure(pids: Iterable[int]) -> Footprint:
         except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
             continue
         private += sizes.get("Pss_Anon", 0) + sizes.get("SwapPss", 0)
+        copied += sizes.get("Anonymous", 0) + sizes.get("Swap", 0)
         shared += sizes.get("Pss_Shmem", 0)
         processes += 1
         mappings += lines
-    return Footprint(private, shared, processes, threads, mappings)
+    return Footprint(private, shared, processes, threads, mappings, copied)
 
 
 def _rolled_up(pid: int) -> dict[str, int]:

@@ -35,10 +35,9 @@ from .devices import Devices, DeviceTree
 from .faultpoints import reach
 from .inbox import Inbox
 from .messages import Frozen, Moved, Reserve
-from .page_table import TABLE as PAGE_TABLE
 from .resident import Housing, Resident
 from .stopwatch import Stopwatch
-from .wire import CHUNK, Lanes
+from .wire import CHUNK, PAGE_TABLE, Lanes, Sender
 
 log = logging.getLogger("liveshift.arrival")
 
@@ -77,7 +76,9 @@ class Arrival:
         inlet = None
         if devices is not None:
             inlet = DeviceInlet(devices.helper, reserve.migration, dict(self.gpus))
-        self.inbox = Inbox(self.images, resident, housing.placement.carried, inlet)
+        self.inbox = Inbox(
+            self.images, resident, housing.placement.carried, inlet, reserve.limit_bytes
+        )
         self._tree = RestoringTree(resident.room, self.images)
         self._settled_files = False
         self.failed_epoch = 0  # of the last attempt that failed: a late ask for it is over, too
@@ -220,7 +221,7 @@ class Arrival:
             adopt(self.resident.room)
         return True
 
-    def forward(self, sender: Lanes) -> Frozen:
+    def forward(self, sender: Sender, lanes: Lanes) -> Frozen:
         """Send all of the image on to another host, as its source did."""
         manifest = self.inbox.manifest
         for stream in manifest.streams:
@@ -228,7 +229,7 @@ class Arrival:
             if kind in ("image", "output"):
                 self._forward_file(sender, stream, self.inbox.path(kind, name))
         if self.inbox.memory is not None:
-            self._forward_memory(sender, self.inbox.memory)
+            self._forward_memory(self.inbox.memory, sender, lanes)
         self._take_saved()
         pump = Pump(self._devices, sender.send)
         try:
@@ -238,25 +239,25 @@ class Arrival:
         finally:
             pump.stop()  # it must not use the sender once that is closed
         sender.send_manifest(
-            manifest.capsule, manifest.image_bytes, manifest.pipes, manifest.gone()
+            manifest.capsule, manifest.image_bytes, manifest.pipes, manifest.gone(), lanes.end()
         )
         sender.finish()
         return Frozen(manifest.image_bytes, [])
 
     @staticmethod
-    def _forward_memory(sender: Lanes, store: MemoryStore) -> None:
-        store.forward(sender.pages)
-        sender.finish()
+    def _forward_memory(store: MemoryStore, sender: Sender, lanes: Lanes) -> None:
+        store.forward(lanes.pages)
+        lanes.finish()
         sender.send(PAGE_TABLE, msgspec.msgpack.encode(store.table))
         sender.send(PAGE_TABLE, b"")
 
-    def _forward_file(self, sender: Lanes, stream: str, path: Path) -> None:
+    def _forward_file(self, sender: Sender, stream: str, path: Path) -> None:
         with path.open("rb") as file:
             while data := file.read(CHUNK):
                 sender.send(stream, data)
         sender.send(stream, b"")
 
-    def _forward_tree(self, sender: Lanes, name: str) -> None:
+    def _forward_tree(self, sender: Sender, name: str) -> None:
         """What came; of the capsule's own directories all there is."""
         top, stream = self.inbox.top(name), f"tree:2:{name}"
         only = None

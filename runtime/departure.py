@@ -39,7 +39,7 @@ from .messages import Frozen, Moved
 from .precopy import Delta, Precopy, words_of_delta, words_of_rounds
 from .resident import ROOT_PID, Housing, Resident
 from .stopwatch import Stopwatch
-from .wire import Lanes
+from .wire import Sender
 
 BLOCK = 1 << 20
 NOTE, PROMISED = "departure", "promised"
@@ -74,7 +74,7 @@ class Departure:
     """
 
     def __init__(
-        self, migration: str, resident: Resident, housing: Housing, sender: Lanes | None = None,
+        self, migration: str, resident: Resident, housing: Housing, sender: Sender | None = None,
         devices: DeviceTree | None = None,
     ) -> None:  # fmt: skip
         self.migration = migration
@@ -133,7 +133,7 @@ class Departure:
                 lap.bytes = done.sent
                 lap.detail = words_of_rounds(done)
                 self.memory.keep_fresh()
-        return Moved(self._wire.bytes, watch.phases)
+        return Moved(self._sent, watch.phases)
 
     def freeze(self, criu: Criu, deadline_s: float) -> Frozen:
         """Freeze, dump into the wire, promise, complete the image; hold.
@@ -147,7 +147,7 @@ class Departure:
         self._wire.until = time.monotonic() + deadline_s
         if self.memory is not None:
             self.memory.stop_rounds()
-        before = self._wire.bytes
+        before = self._sent
         try:
             removed = self._dump(watch, criu, deadline_s)
             self._promise()
@@ -156,9 +156,11 @@ class Departure:
             raise
         reach("source.promised")
         self._wire.until = float("inf")  # the orchestrator decides from here on
+        if self.memory is not None:
+            self.memory.lanes.until = float("inf")
         with watch.phase("promise", frozen=True):
-            self._send_manifest(removed, before)
-        return Frozen(self._wire.bytes - before, watch.phases)
+            self._send_manifest(removed, self._sent - before)
+        return Frozen(self._sent - before, watch.phases)
 
     def _dump(self, watch: Stopwatch, criu: Criu, deadline_s: float) -> dict[str, list[str]]:
         self._images.mkdir(parents=True, exist_ok=True)
@@ -178,6 +180,7 @@ class Departure:
         delta, page_filter = None, None
         if self.memory is not None:
             page_filter = PageFilter(self._images)
+            self.memory.lanes.until = self._wire.until
             delta = Delta(self.memory, self._wire, page_filter, self._wire.until)
         try:
             removed = self._dump_tree(watch, criu, left, page_filter)
@@ -228,11 +231,16 @@ class Departure:
         self._frozen.pin()
         (self._images / PROMISED).touch()
 
-    def _send_manifest(self, removed: dict[str, list[str]], before: int) -> None:
+    @property
+    def _sent(self) -> int:
+        """Bytes, on all lanes."""
+        return self._wire.bytes + (self.memory.lanes.bytes if self.memory is not None else 0)
+
+    def _send_manifest(self, removed: dict[str, list[str]], size: int) -> None:
         room = self.resident.room
         pipes = {room.pipe_inode(fd): fd for fd in (STDOUT_FD, STDERR_FD)}
-        size = self._wire.bytes - before
-        self._wire.send_manifest(self.resident.spec.name, size, pipes, removed)
+        lanes = self.memory.lanes.end() if self.memory is not None else {}
+        self._wire.send_manifest(self.resident.spec.name, size, pipes, removed, lanes)
         self._wire.finish()
 
     def thaw(self) -> None:
@@ -286,7 +294,7 @@ class Departure:
         self._close()
 
     @property
-    def _wire(self) -> Lanes:
+    def _wire(self) -> Sender:
         assert self._sender is not None  # one that was taken up is only thawed or finished
         return self._sender
 

@@ -4,24 +4,21 @@
 from __future__ import annotations
 
 from ..criu_glue.footprint import Footprint, footprint
+from .config import Precopy
+from .precopy import full_dump_because
 from .resident import Resident
 
 LOOK_S = 0.25
 """How long a capsule is watched for how much it writes."""
 
 
-def look(resident: Resident) -> tuple[Footprint, float | None, str]:
+def look(resident: Resident, settings: Precopy) -> tuple[Footprint, float | None, str]:
     """(how large it is, bytes it writes a second if that is known, why it has to be dumped whole).
 
     The last is empty where its memory can be copied while it trains.
     """
-    why = why_full_dump(resident)
+    why = full_dump_because(resident, settings)
     return footprint(resident.room), None if why else look_at_writing(resident, LOOK_S), why
-
-
-def why_full_dump(_resident: Resident) -> str:
-    """Why its memory cannot be copied while it trains, in words."""
-    return "memory is not followed while the job trains"
 
 
 def look_at_writing(_resident: Resident, _seconds: float) -> float | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import xxhash
 
-from ..criu_glue.memory.store import MemoryStore
+from ..criu_glue.memory.store import TABLE_LIMIT, MemoryStore, read_table
 from ..criu_glue.rights import User
 from ..criu_glue.room import STDERR_FD, STDOUT_FD
 from ..criu_glue.unpacking import Unpacker
@@ -25,10 +25,8 @@ from ..errors import LiveshiftError, NotFound, StepFailed
 from . import manifest
 from .device_memory import MEMORY, TABLE, DeviceInlet, decode
 from .manifest import Landed, Manifest
-from .page_table import PAGES, decode_table
-from .page_table import LIMIT as TABLE_LIMIT
-from .page_table import TABLE as PAGE_TABLE
 from .resident import Resident
+from .wire import PAGE_TABLE, PageStreams
 
 log = logging.getLogger("liveshift.inbox")
 
@@ -41,7 +39,6 @@ OPEN = 512
 after the other, and some for all of them."""
 
 OUTPUT = "output"
-_LANE = re.compile(PAGES + "[0-9]{1,3}")
 
 
 @dataclass
@@ -67,8 +64,13 @@ class Inbox:
     _unpackers: dict[str, Unpacker] = field(default_factory=dict)
     _manifest: bytearray = field(default_factory=bytearray)
     _page_table: bytearray = field(default_factory=bytearray)
+    pages: PageStreams = field(init=False)
+    """Takes what comes on the lanes for memory."""
     _closed: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.pages = PageStreams(self._take_pages)
 
     @property
     def complete(self) -> bool:
@@ -122,8 +124,6 @@ class Inbox:
                 self._end(stream)
             elif stream in self._unpackers:
                 self._unpackers[stream].write(data)
-            elif stream.startswith(PAGES) and self.memory is not None:
-                self.memory.write(data)
             elif stream == PAGE_TABLE:
                 self._take_page_table(data)
             elif self.devices is not None and stream == TABLE:
@@ -198,9 +198,6 @@ class Inbox:
                 user=User(plan.uid, plan.gid, plan.groups),
                 as_user=tree == "open",
             )
-        elif _LANE.fullmatch(stream) and self.memory_limit:
-            if self.memory is None:
-                self.memory = MemoryStore.create(self.images, self.memory_limit)
         elif stream == PAGE_TABLE and self.memory_limit:
             pass
         elif self.devices is None or not (stream == TABLE or _device(stream)):
@@ -212,8 +209,6 @@ class Inbox:
         self._ended.add(stream)
         if stream in self._files:
             os.close(self._files.pop(stream))
-        elif stream.startswith(PAGES):
-            return
         elif stream == PAGE_TABLE:
             self._end_page_table()
         elif self.devices is not None and stream == TABLE:
@@ -228,6 +223,14 @@ class Inbox:
             self.came.setdefault(tree.removeprefix("carried:"), set()).update(unpacker.names)
             self.written.setdefault(tree, set()).update(unpacker.written)
 
+    def _take_pages(self, chunk: memoryview) -> None:
+        with self._lock:
+            if self.complete or self._closed or not self.memory_limit:
+                raise StepFailed("ship", "no pages of memory are taken for this image")
+            if self.memory is None:
+                self.memory = MemoryStore.create(self.images, self.memory_limit)
+            self.memory.write(chunk)
+
     def _take_page_table(self, data: memoryview) -> None:
         if len(self._page_table) + len(data) > TABLE_LIMIT:
             raise StepFailed("ship", f"a table of pages of more than {TABLE_LIMIT} bytes")
@@ -238,7 +241,7 @@ class Inbox:
         anything."""
         if self.memory is None:  # nothing but zeros
             self.memory = MemoryStore.create(self.images, self.memory_limit)
-        self.memory.end(decode_table(bytes(self._page_table)))
+        self.memory.end(read_table(self._page_table))
 
     def _take_manifest(self, data: memoryview) -> None:
         if data:
@@ -258,10 +261,11 @@ class Inbox:
         who = (found.migration, found.capsule)
         if who != (self.images.name, self.resident.spec.name):
             raise StepFailed("ship", f"the manifest of another image: {who!a}")
-        not_ended = [s for s in self.bytes if s not in self._ended]
+        not_ended = [s for s in self.bytes if s not in self._ended] + self.pages.not_ended()
         if not_ended:
             raise StepFailed("ship", f"the image is not complete: {_some(not_ended)} did not end")
         have = {s: (size, self._hashes[s].intdigest()) for s, size in self.bytes.items()}
+        have |= self.pages.streams()
         if have != found.streams:
             wrong = [s for s in have.keys() | found.streams if have.get(s) != found.streams.get(s)]
             raise StepFailed("ship", f"the image is not complete or damaged: {_some(wrong)}")

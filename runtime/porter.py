@@ -38,7 +38,7 @@ from .stopwatch import Stopwatch
 from .tasks import Tasks
 from .precopy import Precopy, full_dump_because
 from .progress import Reporter
-from .wire import Lanes, Receiver
+from .wire import LANES, Lanes, Receiver, Sender
 
 log = logging.getLogger("liveshift.porter")
 
@@ -156,7 +156,7 @@ class Porter:
         carried = await asyncio.to_thread(_size_of, tops) + plan.log.stat().st_size
         gpu = await asyncio.to_thread(self._reservations.survey, resident, found)
         self._gpus_used[ask.capsule] = list(gpu.used) if gpu else None
-        size, rate, full = await asyncio.to_thread(forecast.look, resident)
+        size, rate, full = await asyncio.to_thread(forecast.look, resident, self._house.cluster.precopy)
         return messages.Inspected(found, self.facts, carried, gpu, size, rate, full)
 
     async def survey_gpus(self, resident: Resident) -> messages.GpuSurvey | None:
@@ -215,16 +215,20 @@ class Porter:
             departure.full_dump = why
             if not why:
                 reporter = Reporter(self.tell, ask.migration)
-                departure.memory = Precopy(resident, sender, cluster.precopy, reporter)
+                lanes = self._lanes(sender)
+                departure.memory = Precopy(resident, lanes, cluster.precopy, reporter)
             return await self._house.blocking(ask.capsule, lambda: departure.precopy(until))
 
-    def _sender(self, ask: messages.Precopy | messages.Forward) -> Lanes:
+    def _sender(self, ask: messages.Precopy | messages.Forward) -> Sender:
         cluster = self._house.cluster
-        return Lanes(
+        return Sender(
             ask.migration, ask.endpoint, cluster.paths.keys, self._house.host, ask.destination,
-            patience=2 * cluster.timeouts.suspicion, streams=cluster.wire.streams,
-            compress=cluster.wire.compress,
+            patience=2 * cluster.timeouts.suspicion,
         )  # fmt: skip
+
+    def _lanes(self, beside: Sender) -> Lanes:
+        wire = self._house.cluster.wire
+        return Lanes(beside.to, wire.streams, wire.compress)
 
     async def freeze(self, ask: messages.Freeze) -> messages.Frozen:
         criu, departure = self._dumper(), self.departures.get(ask.migration)
@@ -266,7 +270,9 @@ class Porter:
         arrival = Arrival(ask, resident, self._house.housing, devices, gpus.pairs)
         arrival.note()
         self.arrivals[ask.migration] = arrival
-        self.receiver.expect(ask.migration, ask.source, arrival.inbox, ask.limit_bytes)
+        self.receiver.expect(
+            ask.migration, ask.source, arrival.inbox, ask.limit_bytes, arrival.inbox.pages, LANES
+        )
         await asyncio.to_thread(preflight.warm, ask.survey.needed)
         plain = gpus.plain
         if devices is not None and not plain:
@@ -330,10 +336,14 @@ class Porter:
         if arrival is None or not arrival.complete:
             raise NotFound(f"{self._house.host} has no image of {ask.capsule}")
         sender = self._sender(ask)
+        lanes = self._lanes(sender)
         try:
             with self._working(ask.migration):
-                return await self._house.blocking(ask.capsule, lambda: arrival.forward(sender))
+                return await self._house.blocking(
+                    ask.capsule, lambda: arrival.forward(sender, lanes)
+                )
         finally:
+            lanes.close()
             sender.close()
 
     async def _may_run(self, arrival: Arrival, epoch: int) -> None:

@@ -27,10 +27,9 @@ from ..criu_glue.survey import tasks
 from ..errors import LiveshiftError, StepFailed
 from .config import Precopy as Settings
 from .pace import Pace
-from .page_table import TABLE
 from .progress import Reporter
 from .resident import Resident
-from .wire import Lanes
+from .wire import PAGE_TABLE, Lanes, Sender
 
 ENOUGH_S = 0.02
 """A round that would take no longer than this at standstill is as good as none."""
@@ -64,7 +63,7 @@ class Precopy:
         self, resident: Resident, lanes: Lanes, settings: Settings, reporter: Reporter
     ) -> None:
         self.tracker = MemoryTracker(lambda: [task.pid for task in tasks(resident.room)], untrusted)
-        self._lanes = lanes
+        self.lanes = lanes
         self._pace = Pace(resident.collectives, resident.usual_rate(), settings.slow_down)
         self._limit = settings.rounds
         self._reporter = reporter
@@ -123,7 +122,7 @@ class Precopy:
             if late():
                 release()
                 raise Interrupted
-            self._lanes.pages(chunk, release)
+            self.lanes.pages(chunk, release)
             self._reporter.moved(len(chunk))
 
         self._reporter.round_began(self._number + 1, 0)
@@ -131,7 +130,7 @@ class Precopy:
             done = self.tracker.round(sink, self._pace)
         except Interrupted:
             return None
-        self._lanes.finish()
+        self.lanes.finish()
         self._number += 1
         self._sent += done.sent_bytes
         seconds = time.monotonic() - began
@@ -143,18 +142,20 @@ class Precopy:
     def close(self) -> None:
         """The kernel follows the job's writes no longer. May be called again."""
         self.stop_rounds()
+        self.lanes.close()
         self.tracker.close()
 
 
 class Delta:
     """What is left at the standstill, sent in a thread of its own while CRIU dumps the rest."""
 
-    def __init__(self, precopy: Precopy, lanes: Lanes, hide: PageFilter, until: float) -> None:
+    def __init__(self, precopy: Precopy, table: Sender, hide: PageFilter, until: float) -> None:
         self.found: Standstill | None = None
         self.frozen_after = 0.0
         self._error: BaseException | None = None
         self._stopped = False
-        self._tracker, self._lanes, self._hide, self._until = precopy.tracker, lanes, hide, until
+        self._tracker, self._lanes = precopy.tracker, precopy.lanes
+        self._table, self._hide, self._until = table, hide, until
         self._thread = threading.Thread(target=self._run, name="delta", daemon=True)
         self._thread.start()
 
@@ -165,8 +166,8 @@ class Delta:
             raise self._error
         assert self.found is not None
         self._lanes.finish()
-        self._lanes.send(TABLE, msgspec.msgpack.encode(self.found.table))
-        self._lanes.send(TABLE, b"")
+        self._table.send(PAGE_TABLE, msgspec.msgpack.encode(self.found.table))
+        self._table.send(PAGE_TABLE, b"")
         return self.found
 
     def stop(self) -> None:

@@ -48,6 +48,7 @@ def test_what_processes_share_counts_once() -> None:
     assert 64 * MIB <= both.private < 64 * MIB + 24 * MIB
     assert 16 * MIB <= both.shared < 20 * MIB
     assert alone.private < both.private
+    assert both.copied >= 2 * 64 * MIB
 
 
 def test_what_has_ended_is_left_out() -> None:

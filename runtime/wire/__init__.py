@@ -20,7 +20,7 @@ lanes and up to the size that were announced; whatever else comes is answered wi
 that its sender fails at once. The last stream is the manifest.
 """
 
-from .header import CHUNK, HEADER, OVERHEAD, Header, read_answer, read_header
+from .header import CHUNK, HEADER, LANES, OVERHEAD, PAGE_TABLE, Header, read_answer, read_header
 from .lane import Destination
 from .lanes import Lanes
 from .page_streams import PageStreams
@@ -30,7 +30,9 @@ from .sender import WINDOW, Sender
 __all__ = [
     "CHUNK",
     "HEADER",
+    "LANES",
     "OVERHEAD",
+    "PAGE_TABLE",
     "WINDOW",
     "Destination",
     "Header",

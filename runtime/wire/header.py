@@ -22,7 +22,9 @@ LANES = 32
 """Lanes for memory that one migration has at most, besides lane 0."""
 
 MEMORY, RATE = "memory", "rate"
-"""``memory:k`` is the one stream of lane k. ``rate:k`` is nothing but bytes to measure with."""
+PAGE_TABLE = MEMORY
+"""``memory:k`` is the one stream of lane k; ``memory``, on lane 0 and behind them all, says which
+pages there are. ``rate:k`` is nothing but bytes to measure with."""
 
 RATE_LIMIT = 256 << 20
 """Bytes of ``rate`` streams that one migration may send."""

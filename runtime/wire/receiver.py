@@ -60,6 +60,7 @@ class _Migration:
     pages: Pages | None
     expected: list[int]  # number of the next chunk, by lane
     bytes: int = 0
+    ordered: int = 0  # bytes of lane 0
     measured: int = 0
     refused: str | None = None
 
@@ -101,8 +102,8 @@ class Receiver:
     ) -> None:  # fmt: skip
         """Accept an image for a migration that the orchestrator announced.
 
-        From that host only, and not more than ``limit_bytes`` over all of its streams, as they are
-        once decompressed. An inlet that is complete already (its agent was started anew) takes no
+        From that host only, and not more than ``limit_bytes`` over all the streams of lane 0. Pages
+        of memory may come again and again: how many there may be is for ``pages`` to say. An inlet that is complete already (its agent was started anew) takes no
         more, and its sender, whose last chunks may have found no one to acknowledge them, is told
         that they are here. ``pages`` takes what comes as ``memory:k`` on lane k, 1 to ``lanes``;
         without it no lane but 0 is taken.
@@ -190,7 +191,7 @@ class Receiver:
             raise LiveshiftError(f"{header.stream[:200]!a} came on lane {lane}")
         if not lane and header.raw:
             raise LiveshiftError("a compressed chunk came on lane 0")
-        if entry.bytes + size > entry.limit:
+        if not lane and entry.ordered + size > entry.limit:
             raise LiveshiftError(
                 f"more has come than the {entry.limit} bytes that were announced"
                 f" for {header.migration}"
@@ -201,6 +202,7 @@ class Receiver:
             entry.pages.write(lane, data, header.digest)
         else:
             entry.inlet.write(header.stream, data)
+            entry.ordered += size
         entry.bytes += size
 
     def _complain(self, text: str) -> None:
