@@ -19,9 +19,10 @@ from pathlib import Path
 
 import msgspec
 
-from ..criu_glue.memory.tracker import Interrupted, MemoryTracker, Round, Standstill
+from ..criu_glue.footprint import footprint
+from ..criu_glue.memory.pulling import Stopped
+from ..criu_glue.memory.tracker import MemoryTracker, Round, Standstill
 from ..criu_glue import gpu_tasks
-from ..criu_glue.memory import tracker
 from ..criu_glue.page_filter import PageFilter
 from ..criu_glue.survey import tasks
 from ..errors import LiveshiftError, StepFailed
@@ -33,6 +34,9 @@ from .wire import PAGE_TABLE, Lanes, Sender
 
 ENOUGH_S = 0.02
 """A round that would take no longer than this at standstill is as good as none."""
+
+SOME = 1 << 20
+"""Bytes from which on a round tells a rate."""
 
 SHRINKS = 0.9
 STALE = 2
@@ -62,7 +66,11 @@ class Precopy:
     def __init__(
         self, resident: Resident, lanes: Lanes, settings: Settings, reporter: Reporter
     ) -> None:
-        self.tracker = MemoryTracker(lambda: [task.pid for task in tasks(resident.room)], untrusted)
+        self._late: Callable[[], bool] = lambda: False
+        self.tracker = MemoryTracker(
+            lambda: [task.pid for task in tasks(resident.room)], untrusted,
+            stopped=lambda: self._late(),
+        )  # fmt: skip
         self.lanes = lanes
         self._pace = Pace(resident.collectives, resident.usual_rate(), settings.slow_down)
         self._limit = settings.rounds
@@ -115,29 +123,30 @@ class Precopy:
             return
 
     def _round(self, late: Callable[[], bool]) -> Round | None:
-        """One round; None when it was interrupted."""
+        """One round; None when it was interrupted: what it has not sent is the next one's."""
         began = time.monotonic()
+        self._late = late
 
         def sink(chunk: memoryview, release: Callable[[], None]) -> None:
-            if late():
-                release()
-                raise Interrupted
             self.lanes.pages(chunk, release)
             self._reporter.moved(len(chunk))
 
         self._reporter.round_began(self._number + 1, 0)
         try:
             done = self.tracker.round(sink, self._pace)
-        except Interrupted:
+        except Stopped:
             return None
         self.lanes.finish()
         self._number += 1
         self._sent += done.sent_bytes
-        seconds = time.monotonic() - began
-        if done.sent_bytes > 1 << 20:
-            self.rate = done.sent_bytes / seconds
+        if done.sent_bytes > SOME:
+            self.rate = done.sent_bytes / (time.monotonic() - began)
         self._reporter.round_ended(done.dirty_bytes, self._pace.lost())
         return done
+
+    def interrupt_on(self, stopped: Callable[[], bool]) -> None:
+        """From now on the tracker stops whatever it does once this is so."""
+        self._late = stopped
 
     def close(self) -> None:
         """The kernel follows the job's writes no longer. May be called again."""
@@ -147,15 +156,20 @@ class Precopy:
 
 
 class Delta:
-    """What is left at the standstill, sent in a thread of its own while CRIU dumps the rest."""
+    """What is left at the standstill, sent in a thread of its own while CRIU dumps the rest.
 
-    def __init__(self, precopy: Precopy, table: Sender, hide: PageFilter, until: float) -> None:
-        self.found: Standstill | None = None
-        self.frozen_after = 0.0
+    ``table``: where the table of pages is sent; ``page_filter`` tells CRIU what is not its own.
+    """
+
+    def __init__(
+        self, precopy: Precopy, table: Sender, page_filter: PageFilter, until: float
+    ) -> None:
+        self._precopy, self._table = precopy, table
+        self._filter, self._until = page_filter, until
+        self._found: Standstill | None = None
         self._error: BaseException | None = None
-        self._stopped = False
-        self._tracker, self._lanes = precopy.tracker, precopy.lanes
-        self._table, self._hide, self._until = table, hide, until
+        self._stop = threading.Event()
+        precopy.interrupt_on(self._stop.is_set)
         self._thread = threading.Thread(target=self._run, name="delta", daemon=True)
         self._thread.start()
 
@@ -164,27 +178,22 @@ class Delta:
         self._thread.join()
         if self._error is not None:
             raise self._error
-        assert self.found is not None
-        self._lanes.finish()
-        self._table.send(PAGE_TABLE, msgspec.msgpack.encode(self.found.table))
+        assert self._found is not None
+        self._precopy.lanes.finish()
+        self._table.send(PAGE_TABLE, msgspec.msgpack.encode(self._found.table))
         self._table.send(PAGE_TABLE, b"")
-        return self.found
+        return self._found
 
     def stop(self) -> None:
         """Send nothing more; may be called again."""
-        self._stopped = True
+        self._stop.set()
         self._thread.join()
 
     def _run(self) -> None:
-        def sink(chunk: memoryview, release: Callable[[], None]) -> None:
-            if self._stopped:
-                release()
-                raise StepFailed("dump", "stopped, because the dump has failed")
-            self._lanes.pages(chunk, release)
-
+        tracker = self._precopy.tracker
         try:
-            self._tracker.wait_frozen(self._until, lambda: self._stopped)
-            self.found = self._tracker.standstill(sink, self._hide.hide)
+            tracker.wait_frozen(self._until)
+            self._found = tracker.standstill(self._precopy.lanes.pages, self._filter.hide)
         except BaseException as error:
             self._error = error
 
@@ -193,7 +202,7 @@ def full_dump_because(resident: Resident, settings: Settings) -> str:
     """Why a capsule's memory can't be sent while it trains, in words; "" where it can."""
     if not settings.enabled:
         return "precopy.enabled is false in the cluster file"
-    if why := tracker.probe():
+    if why := MemoryTracker.probe():
         return why
     size = footprint(resident.room)
     shared = size.copied - size.private
@@ -226,5 +235,4 @@ def words_of_rounds(done: Rounds) -> str:
 
 
 def words_of_delta(found: Standstill) -> str:
-    pages = sum(count for process in found.table.values() for _, count in process["runs"])
-    return f"{found.dirty_bytes / 1e6:.0f} MB rewritten of {pages * 4096 / 1e6:.0f} MB"
+    return f"{found.dirty_bytes / 1e6:.0f} MB rewritten, found within {found.scan_s * 1e3:.0f} ms"
