@@ -29,7 +29,7 @@ from .. import __version__
 from ..criu_glue import tool
 from ..errors import LiveshiftError, Refused
 from ..runtime.messages import Events, GetEvents, GetStatus, JobRow, MigrationRow, Status
-from . import report
+from . import forecast, report
 from .client import Client
 from .context import find_socket
 
@@ -169,7 +169,7 @@ def _report(row: MigrationRow, hosts: dict[int, str]) -> report.Report:
     rank = int(row.capsule.partition("/")[2])
     covered = report.Migration(
         row.capsule, row.source, row.destination, row.reason, row.epoch, row.asked, row.asked,
-        phases, 0.0, 0.0, row.image_bytes, row.link_rate, (rank,),
+        phases, 0.0, 0.0, row.image_bytes, row.link_rate, (rank,), expected=forecast.compared(row),
     )  # fmt: skip
     gap = report.measured_downtime(moved, row.asked, row.asked + row.seconds)
     migration = replace(

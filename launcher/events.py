@@ -16,7 +16,7 @@ from .options import AsLayout, Connect, Key, Lab, Layout, Socket, any_names
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..runtime.messages import Event, MigrationRow
+    from ..runtime.messages import Event, MigrationRow, Phase
     from .client import Client
 
 EXAMPLES = """\
@@ -89,7 +89,7 @@ def _migration(client: Client, name: str) -> MigrationRow:
 
 
 def _print_migration(row: MigrationRow, output: Layout) -> None:
-    from . import moves
+    from . import forecast, moves
 
     if output is Layout.JSON:
         render.print_json(row)
@@ -101,8 +101,12 @@ def _print_migration(row: MigrationRow, output: Layout) -> None:
     to.print(asked, soft_wrap=True)
     render.out(markup=True).print(moves.phase_table(row))
     to.print(moves.sum_up(row), soft_wrap=True)
+    if (expected := forecast.compared(row)) is not None and moves.over(row):
+        to.print(forecast.in_short(expected), soft_wrap=True)
+        render.show(forecast.table(expected))
     if not moves.over(row):
-        to.print(f"under way: {row.state}")
+        about = forecast.now(row)
+        to.print(f"under way: {row.state}{f', {about}' if about else ''}", soft_wrap=True)
     elif row.error:
         to.print(f"{moves.outcome(row)}\n{row.hint or ''}".rstrip(), soft_wrap=True)
 
@@ -125,14 +129,23 @@ def _print(found: list[Event], *, wide: bool) -> None:
 
 
 def _phases(row: MigrationRow) -> list[str]:
+    from . import forecast
+
+    expected = forecast.compared(row)
+    return [
+        *([f"  {forecast.in_short(expected)}"] if expected else []),
+        *(_phase(phase) for phase in row.phases),
+    ]
+
+
+def _phase(phase: Phase) -> str:
     from .report import quantities as q
 
-    return [
+    return (
         f"  {phase.name:<12} {q.seconds(phase.seconds):>8}"
         f"  {q.size(phase.bytes) if phase.bytes is not None else '':>8}"
         f"  {'frozen' if phase.frozen else ''}".rstrip()
-        for phase in row.phases
-    ]
+    )
 
 
 def _time(seconds: float) -> str:

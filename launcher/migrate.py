@@ -65,7 +65,10 @@ def migrate(
         typer.Option("--verify", help="Compare every byte of device memory, not samples of it."),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan and the preflight, do nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Print plan, preflight and predicted standstill; do nothing."
+        ),
     ] = False,
     reason: Annotated[
         str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; shown wherever it matters.")
@@ -107,6 +110,7 @@ def _plan(client: Client, ask: Migrate, output: TableOrJson) -> None:
 
 
 def _print_plan(plan: Planned) -> None:
+    from . import forecast
     from .report import quantities as q
 
     to = render.out()
@@ -118,6 +122,11 @@ def _print_plan(plan: Planned) -> None:
         table.add_row("image", f"about {q.size(plan.image_bytes)}")
         table.add_row("carried files", q.size(plan.carried_bytes))
     render.show(table)
+    if plan.prediction is not None:
+        expected = forecast.planned(plan.prediction)
+        to.print()
+        to.print(forecast.in_short(expected), style="bold", soft_wrap=True)
+        render.show(forecast.table(expected))
 
 
 def _move(client: Client, ask: Migrate, output: TableOrJson) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import LiveshiftError, Refused, StepFailed
 from ..runtime.messages import GetMigration, Migration, MigrationRow
 from ..runtime.steps import ENDS, Step
-from . import patience, render
+from . import forecast, patience, render
 from .client import Client
 from .report import quantities as q
 
@@ -49,23 +49,26 @@ class Bars:
     """One progress bar for each migration under way; nothing when ``progress`` is None."""
 
     def __init__(self, progress: Progress | None) -> None:
-        self._progress = progress
+        self.progress = progress
+        self.lines: list[str] = []  # what is said below the bars
         self._tasks: dict[str, TaskID] = {}
 
     def update(self, rows: Iterable[MigrationRow]) -> None:
         """Show these migrations; one that is over keeps its bar only until the next update."""
-        if self._progress is None:
+        if self.progress is None:
             return
         present = {row.name: row for row in rows}
+        self.lines = forecast.lines(present.values())
         for gone in self._tasks.keys() - present.keys():
-            self._progress.remove_task(self._tasks.pop(gone))
+            self.progress.remove_task(self._tasks.pop(gone))
         for name, row in present.items():
             if name not in self._tasks:
-                self._tasks[name] = self._progress.add_task("", what="", step="", amount="")
-            self._progress.update(
+                self._tasks[name] = self.progress.add_task("", what="", step="", amount="")
+            sent, total = across(row)
+            self.progress.update(
                 self._tasks[name],
-                total=max(row.expected_bytes, row.bytes) or None,
-                completed=row.bytes,
+                total=total or None,
+                completed=sent,
                 what=f"{row.capsule} {row.source} → {row.destination}",
                 step=row.state,
                 amount=amount(row),
@@ -79,6 +82,16 @@ def bars() -> Iterator[Bars]:
         yield Bars(None)
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.text import Text
+
+    shown = Bars(None)
+
+    class Picture(Progress):
+        """A bar for each move, and below them a line about their standstills."""
+
+        def get_renderables(self) -> Iterator[RenderableType]:
+            yield self.make_tasks_table(self.tasks)
+            yield from (Text(line, style="dim") for line in shown.lines)
 
     columns = (
         TextColumn("{task.fields[what]}", markup=False),
@@ -87,22 +100,35 @@ def bars() -> Iterator[Bars]:
         TextColumn("{task.fields[amount]}", markup=False),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=render.err(), transient=True) as progress:
-        yield Bars(progress)
+    with Picture(*columns, console=render.err(), transient=True) as progress:
+        shown.progress = progress
+        yield shown
+
+
+def across(row: MigrationRow) -> tuple[int, int]:
+    """(bytes that have gone over, bytes in all as far as is known or 0).
+
+    While memory is copied beside the job, that is counted where it lies: each round adds to it.
+    """
+    if (seen := row.precopy) is not None:
+        return seen.bytes, seen.bytes + seen.left
+    return row.bytes, max(row.expected_bytes, row.bytes) if row.expected_bytes else 0
 
 
 def amount(row: MigrationRow) -> str:
     """``180 MB of 246 MB``, as far as either is known."""
-    if not row.expected_bytes:
-        return q.size(row.bytes) if row.bytes else ""
-    return f"{q.size(row.bytes)} of {q.size(max(row.expected_bytes, row.bytes))}"
+    gone, total = across(row)
+    if not total:
+        return q.size(gone) if gone else ""
+    return f"{q.size(gone)} of {q.size(total)}"
 
 
 def bar(row: MigrationRow, width: int = 10) -> str:
     """How far a move is, as text: ``━━━━━━──── 60 %``; empty when that is not known."""
-    if not row.expected_bytes:
+    gone, total = across(row)
+    if not total:
         return ""
-    part = min(1.0, row.bytes / row.expected_bytes)
+    part = min(1.0, gone / total)
     filled = int(part * width)
     return f"{'━' * filled}{'─' * (width - filled)} {part * 100:.0f} %"
 
@@ -111,7 +137,7 @@ def outcome(row: MigrationRow) -> str:
     """One line about a migration that is over."""
     way = f"{row.source} → {row.destination}"
     if row.state == Step.DONE.value:
-        return f"{row.capsule} moved {way}, stood still {q.seconds(row.frozen_s)}"
+        return f"{row.capsule} moved {way}, stood still {stood_still(row)}"
     if row.state == Step.LOST.value:
         return f"{row.capsule} was lost on its way {way}: {row.error or 'no reason given'}"
     still = f", stood still {q.seconds(row.frozen_s)}" if row.frozen_s else ""
@@ -157,12 +183,19 @@ def phase_table(row: MigrationRow) -> RenderableType:
             image_bytes=row.image_bytes,
             link_rate=row.link_rate or None,
             committed=row.state == Step.DONE.value,
+            expected=forecast.compared(row),
         )
     )
 
 
+def stood_still(row: MigrationRow) -> str:
+    """``0.700 s``, ``0.700 s (predicted 0.810 s)``."""
+    said = f" (predicted {q.seconds(row.predicted.seconds)})" if row.predicted else ""
+    return f"{q.seconds(row.frozen_s)}{said}"
+
+
 def sum_up(row: MigrationRow) -> str:
-    """``stood still 0.7 s, image 246 MB at 612 MB/s``."""
+    """``stood still 0.700 s (predicted 0.810 s), image 246 MB at 612 MB/s``."""
     at = f" at {q.rate(row.link_rate)}" if row.link_rate else ""
     image = f", image {q.size(row.image_bytes)}{at}" if row.image_bytes else ""
-    return f"stood still {q.seconds(row.frozen_s)}{image}"
+    return f"stood still {stood_still(row)}{image}"

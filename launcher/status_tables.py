@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from . import moves, render
+from . import forecast, moves, render
 from .report import quantities as q
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def parts(status: Status, *, wide: bool = False) -> list[RenderableType]:
     found: list[RenderableType] = [jobs(status, wide=wide) if status.jobs else nothing]
     if status.moving:
         found += [Text(), moving(status.moving, wide=wide)]
+        found += map(Text, forecast.lines(status.moving))
     return [*found, Text(), hosts(status.hosts, wide=wide)]
 
 

@@ -115,7 +115,7 @@ def predict(load: Load, lessons: Lessons | None = None, rate: float | None = Non
     else:
         delta, how = _delta(load, link)
         parts.append(_part(lessons, "dump", dump + mapped / link, mapped, tasks))
-        parts.append(_part(lessons, "memory", delta / link, delta, f"{how} at {_size(link)}/s"))
+        parts.append(_part(lessons, "memory", delta / link, delta, how))
     listed = "changes, and /dev/shm"
     parts.append(_part(lessons, "files", FILES_S + load.files / SHM, load.files, listed))
     if load.device_memory:
@@ -144,13 +144,14 @@ def besides_memory(prediction: Prediction) -> float:
 def _delta(load: Load, rate: float) -> tuple[int, str]:
     """Bytes of memory that are left for the standstill, and why so many."""
     private, written = load.footprint.private, load.dirty_rate
+    sent = f"{_size(rate)}/s sent"
     if written is None:
-        return private, f"all {_size(private)}, as what it writes is not known,"
-    said = f"{_size(written)}/s are written"
+        return private, f"all of it, as what it writes is not known; {sent}"
+    said = f"{_size(written)}/s written, {sent}"
     if written >= rate:
-        return private, f"all {_size(private)}, since {said},"
+        return private, f"all of it: {said}"
     delta = min(private, int(written * (LOOK_S + QUIESCE_S) / (1 - written / rate)))
-    return delta, f"{_size(delta)} of {_size(private)}, since {said},"
+    return delta, f"of {_size(private)}: {said}"
 
 
 def learn(rows: Iterable[MigrationRow], way: str, job: str = "") -> Lessons:
@@ -211,7 +212,7 @@ def seen(row: MigrationRow) -> dict[str, float]:
 def _part(
     lessons: Lessons, name: str, untaught: float, size: int | None = None, detail: str = ""
 ) -> Part:
-    return Part(name, untaught * lessons.factors.get(name, 1.0), size, detail, untaught)
+    return Part(name, untaught * lessons.factors.get(name, 1.0), size or None, detail, untaught)
 
 
 def _device(lessons: Lessons, name: str, size: int) -> Part:
@@ -221,7 +222,9 @@ def _device(lessons: Lessons, name: str, size: int) -> Part:
 
 
 def _size(value: float) -> str:
-    return f"{value / 1e9:.2f} GB" if value >= 1e9 else f"{value / 1e6:.1f} MB"
+    if value >= 1e9:
+        return f"{value / 1e9:.2f} GB"
+    return f"{value / 1e6:.0f} MB" if value >= 1e8 else f"{value / 1e6:.1f} MB"
 
 
 def _count(number: int, one: str, many: str) -> str:

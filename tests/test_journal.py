@@ -98,6 +98,14 @@ def test_migrations_under_way_are_found_again(journal: Journal, path: Path) -> N
     assert [(number, found.state) for number, found in left] == [(2, "freezing"), (4, "restoring")]
 
 
+def test_the_last_migrations_of_a_state_come_newest_first(journal: Journal) -> None:
+    for number, state in enumerate(("done", "failed", "done", "done", "lost"), 1):
+        journal.save_migration(number, row(number, state=state))
+    assert [found.name for found in journal.migrations_in("done", 9)] == ["m4", "m3", "m1"]
+    assert [found.name for found in journal.migrations_in("done", 2)] == ["m4", "m3"]
+    assert journal.migrations_in("freezing", 9) == []
+
+
 def test_a_journal_of_another_format_is_refused(journal: Journal, path: Path) -> None:
     with sqlite3.connect(path) as other:
         other.execute("PRAGMA user_version=1")

@@ -59,7 +59,7 @@ def test_a_pre_copy_leaves_what_is_written_between_the_last_look_and_the_boundar
             "handover": 0.05,
         }
     )
-    assert "26.7 MB of 8.00 GB, since 500.0 MB/s are written" in parts["memory"].detail
+    assert "of 8.00 GB: 500 MB/s written, 2.00 GB/s sent" in parts["memory"].detail
 
 
 @pytest.mark.parametrize("rate", [0.1e9, 1e9, 5e9])

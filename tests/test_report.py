@@ -16,6 +16,8 @@ from rich.console import Console
 
 from liveshift.errors import ConfigError
 from liveshift.launcher.report import (
+    Expected,
+    ExpectedPart,
     Migration,
     Phase,
     RankRun,
@@ -220,6 +222,28 @@ def test_the_page_holds_the_numbers(report: Report) -> None:
     assert words.count("1f" * 32) == 2
     assert "max |difference|, all ranks = <b>0</b>" in render(report)
     assert re.search(r"unaccounted.*0\.070 s5\.2 %", words)
+
+
+def test_the_page_holds_the_prediction_against_what_was_seen(
+    report: Report, migration: Migration
+) -> None:
+    parts = (
+        ExpectedPart("memory", 0.31, 0.42, 48_000_000, f"of 2 GB {HOSTILE}"),
+        ExpectedPart("gpu save", None, 0.05),
+    )
+    expected = Expected("full dump", f"too old {HOSTILE}", 0.765, 0.876, parts, 3)
+    told = replace(report, migrations=(replace(migration, expected=expected),))
+    page = Page(render(told))
+    for words in ("predicted 0.765 s", "0.310 s0.420 s", "?0.050 s", "0.765 s0.876 s"):
+        assert words in page.words
+    assert "learnt from 3 earlier moves" in page.words
+    assert "By full dump: too old" in page.words
+    assert not {"script", "img"} & page.tags
+    found = as_json(told)
+    assert found["predicted_s"] == 0.765
+    assert found["migrations"][0]["expected"]["parts"][0]["seen_s"] == 0.42
+    assert as_json(report)["predicted_s"] is None
+    assert "standstillpredicted" not in Page(render(report)).words
 
 
 def test_hostile_names_stay_words(report: Report, migration: Migration) -> None:

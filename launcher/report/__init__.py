@@ -2,6 +2,7 @@
 """Reports: a moved run held against an undisturbed one, as a page, as JSON and as a table."""
 
 from .document import as_json
+from .expected import Expected, ExpectedPart
 from .headline import headline
 from .page import render, write
 from .phases import phase_table
@@ -20,6 +21,8 @@ from .record import (
 from .training_log import read_rank
 
 __all__ = [
+    "Expected",
+    "ExpectedPart",
     "Gap",
     "Migration",
     "Phase",

@@ -27,6 +27,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "destination": move.destination if move else None,
         "downtime_s": move.downtime_s if move else 0.0,
         "frozen_s": move.frozen_s if move else 0.0,
+        "predicted_s": move.expected.predicted_s if move and move.expected else None,
         "unaccounted_s": move.unaccounted_s if move else 0.0,
         "image_bytes": move.image_bytes if move else 0,
         "link_rate": move.link_rate if move else None,

@@ -66,6 +66,8 @@ def tiles(report: Report) -> str:
     made = [tile("Bit-identical", "Yes" if good else "No", found, "good" if good else "bad")]
     if move:
         stood = f"frozen {q.seconds(move.frozen_s)}, step {q.seconds(report.median_step_s)}"
+        if move.expected:
+            stood += f", predicted {q.seconds(move.expected.predicted_s)}"
         over = f"{q.rate(move.link_rate)} over the link" if move.link_rate else "process image"
         asked = "from the first phase to the last"
         made += [
@@ -103,7 +105,7 @@ def migration_section(report: Report, move: Migration) -> str:
     name = text(f"{kind}: {move.source} → {move.destination}")
     return (
         f'<section><h2>{name}</h2><p class="facts">{facts}</p>{legend}'
-        f"{timeline(report, move)}{phase_rows(move)}</section>"
+        f"{timeline(report, move)}{phase_rows(move)}{expected_rows(move)}</section>"
     )
 
 
@@ -133,6 +135,26 @@ def phase_rows(move: Migration) -> str:
     head = '<th>phase</th><th class="num">time</th><th class="num">share</th>'
     head += '<th class="num">bytes</th>'
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def expected_rows(move: Migration) -> str:
+    """The standstill as it was predicted, beside what was seen of each part."""
+    if (expected := move.expected) is None:
+        return ""
+    rows = [
+        row(
+            "",
+            phase_cell(p.name, True, p.detail),
+            number("?" if p.predicted_s is None else q.seconds(p.predicted_s)),
+            number(q.seconds(p.seen_s or 0.0)),
+        )
+        for p in expected.parts
+    ]
+    both = number(q.seconds(expected.predicted_s)), number(q.seconds(expected.seen_s or 0.0))
+    rows.append(row("sum", f"<td>total<small>{text(expected.grounds)}</small></td>", *both))
+    head = '<th>standstill</th><th class="num">predicted</th><th class="num">seen</th>'
+    note = f'<p class="facts">By {text(expected.by)}</p>'
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{note}"
 
 
 def phase_cell(name: str, frozen: bool, detail: str) -> str:

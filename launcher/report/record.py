@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
+from .expected import Expected
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -73,6 +75,7 @@ class Migration:
     link_rate: float | None = None  # bytes per second while the image crossed the link
     ranks: tuple[int, ...] = ()
     committed: bool = True  # False: it failed before the commit, the capsule never left
+    expected: Expected | None = None  # None: nothing was predicted, or the job never stood
 
     @property
     def frozen_s(self) -> float:

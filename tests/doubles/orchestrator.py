@@ -36,6 +36,7 @@ from liveshift.runtime.messages import (
 from liveshift.runtime.steps import Step
 
 LENGTH = struct.Struct("<I")
+UNDER_WAY = (Step.PRECOPYING.value, Step.FREEZING.value)
 CHUNK = 4096
 """Most bytes of output in one answer, whole records or not: a reader has to cope."""
 
@@ -82,6 +83,7 @@ class Orchestrator:
         self.processes: dict[str, list[ProcessState]] = {}  # of a capsule
         self.asks: list[Message] = []
         self.refuse: dict[type[Message], LiveshiftError] = {}  # what to answer, from now on
+        self.prediction: messages.Prediction | None = None  # of every move and plan
         self.hold_moves = False  # moves begun by an ask stay under way until finish_move()
         self.changed = threading.Condition()
         self._listener: socket.socket | None = None
@@ -176,10 +178,19 @@ class Orchestrator:
                 by=by, epoch=moved.epoch, state=Step.FREEZING.value, asked=time.time(),
                 seconds=0.5, frozen_s=0.2, image_bytes=0, bytes=123_000_000,
                 expected_bytes=246_000_000, link_rate=0.0, phases=[], error=None, hint=None,
+                predicted=self.prediction,
             )  # fmt: skip
             moved.migration = name
             self._tell(capsule, "move", f"{moved.host} → {to} begins", by)
             return name
+
+    def precopying(self, name: str, rounds: messages.Rounds | None) -> None:
+        """The move's memory is being copied while the job trains; it does not stand yet."""
+        with self.changed:
+            self.moves[name] = msgspec.structs.replace(
+                self.moves[name], state=Step.PRECOPYING.value, frozen_s=0.0, precopy=rounds
+            )
+            self.changed.notify_all()
 
     def finish_move(self, name: str, error: LiveshiftError | None = None) -> None:
         """The move ends, with an error before its commit if there is one."""
@@ -277,7 +288,7 @@ class Orchestrator:
             time=time.time(),
             jobs=[self._job_row(job) for job in self.jobs.values()],
             hosts=[self._host_row(host) for host in self.hosts.values()],
-            moving=[row for row in self.moves.values() if row.state == Step.FREEZING.value],
+            moving=[row for row in self.moves.values() if row.state in UNDER_WAY],
         )
 
     def _job_row(self, job: Job) -> JobRow:
@@ -351,7 +362,9 @@ class Orchestrator:
             raise Refused(f"{capsule.name} cannot move to {to}", hint="name another host")
         if ask.dry_run:
             checks = [("destination", f"{to}, as asked"), ("CRIU", "4.2.1")]
-            return messages.Planned(capsule.name, capsule.host, to, checks, 250_000_000, 1_000)
+            return messages.Planned(
+                capsule.name, capsule.host, to, checks, 250_000_000, 1_000, self.prediction
+            )
         name = self.begin_move(capsule.name, to, ask.reason)
         if not self.hold_moves:
             self.finish_move(name)
@@ -405,7 +418,7 @@ class Orchestrator:
 
     def _free(self) -> str | None:
         taken = {c.host for c in self._everyone() if c.code is None}
-        taken |= {row.destination for row in self.moves.values() if row.state == "freezing"}
+        taken |= {row.destination for row in self.moves.values() if row.state in UNDER_WAY}
         able = (h.name for h in self.hosts.values() if h.name not in taken and h.taint is None)
         return next(able, None)
 

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Standstills as a person sees them: predicted, coming nearer, and beside what was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ..runtime import prediction
+from ..runtime.steps import Step
+from . import render
+from .report import quantities as q
+from .report.expected import Expected, ExpectedPart
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..runtime.messages import MigrationRow, Prediction
+
+COPYING = frozenset({Step.PREPARING.value, Step.PRECOPYING.value, Step.QUIESCING.value})
+STANDING = frozenset(
+    {Step.FREEZING.value, Step.COMMITTED.value, Step.RESTORING.value, Step.RETURNING.value}
+)
+
+
+def planned(found: Prediction) -> Expected:
+    """Before anything is done."""
+    parts = tuple(ExpectedPart(p.name, p.seconds, None, p.bytes, p.detail) for p in found.parts)
+    return Expected(found.way, found.why, found.seconds, None, parts, found.learnt, found.left_out)
+
+
+def compared(row: MigrationRow) -> Expected | None:
+    """With what was seen; None without a prediction, or where the job was not stopped."""
+    found = row.predicted
+    if found is None or not row.frozen_s:
+        return None
+    took = prediction.seen(row)
+    parts = [
+        ExpectedPart(p.name, p.seconds, took.pop(p.name, 0.0), p.bytes, p.detail)
+        for p in found.parts
+    ]
+    parts += [ExpectedPart(name, None, seconds) for name, seconds in took.items() if seconds]
+    return Expected(
+        found.way, found.why, found.seconds, prediction.stood(row), tuple(parts), found.learnt,
+        found.left_out,
+    )  # fmt: skip
+
+
+def table(expected: Expected) -> Table:
+    """Its parts and their sum; with a column of what was seen once there is such."""
+    seen = expected.seen_s is not None
+    columns = ["part", "predicted", *(["seen"] if seen else []), "bytes", "what"]
+    made = render.table(*columns, right=("predicted", "seen", "bytes"))
+
+    def add(name: str, predicted: str, took: float | None, size: int | None, what: str) -> None:
+        cells = [name, predicted, *([q.seconds(took or 0.0)] if seen else [])]
+        made.add_row(*cells, "" if size is None else q.size(size), what)
+
+    for part in expected.parts:
+        known = "?" if part.predicted_s is None else q.seconds(part.predicted_s)
+        add(part.name, known, part.seen_s, part.bytes, part.detail)
+    add("total", q.seconds(expected.predicted_s), expected.seen_s, None, expected.grounds)
+    return made
+
+
+def in_short(expected: Expected) -> str:
+    """``predicted standstill 0.62 s, by pre-copy``; with what was seen where it is over."""
+    without = f", without {expected.left_out}" if expected.left_out else ""
+    seen = "" if expected.seen_s is None else f", seen {q.seconds(expected.seen_s)}"
+    about = q.seconds(expected.predicted_s)
+    return f"predicted standstill {about}{without}{seen}, by {expected.by}"
+
+
+def lines(rows: Iterable[MigrationRow]) -> list[str]:
+    """A line below the bars or the table of some moves, for each of which there is one to say."""
+    said = [(row.capsule, words) for row in rows if (words := now(row))]
+    return [f"  {f'{capsule}: ' if len(said) > 1 else ''}{words}" for capsule, words in said]
+
+
+def now(row: MigrationRow) -> str:
+    """How a move under way stands with respect to its standstill, in a line; often empty."""
+    total = row.precopy.stop_s if row.precopy and row.precopy.stop_s is not None else None
+    if total is None and row.predicted is not None:
+        total = row.predicted.seconds
+    about = "" if total is None else q.seconds(total)
+    if row.state in STANDING and row.frozen_s:
+        of = f" of about {about}" if about else ""
+        return f"stands still for {q.seconds(row.frozen_s)}{of}"
+    if row.state not in COPYING:
+        return ""
+    will = f"standstill about {about}" if about else ""
+    if (seen := row.precopy) is None:
+        return will
+    words = [f"round {seen.round}: {q.size(seen.dirty)} dirty", q.rate(seen.rate)]
+    if seen.slow_down is not None:
+        words.append(f"job {q.share(seen.slow_down, 1.0)} slower")
+    return ", ".join([*words, *filter(None, [will])])

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A predicted standstill, part by part, beside what was seen of it once the move is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedPart:
+    """Seconds and bytes; ``predicted_s`` None: nothing told; ``seen_s`` None: not over yet."""
+
+    name: str
+    predicted_s: float | None
+    seen_s: float | None = None
+    bytes: int | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """From the first closed gate to the first task that runs again.
+
+    ``way``: "pre-copy" or "full dump", ``why`` a full one; ``learnt``: from how many earlier moves;
+    ``left_out``: what ``predicted_s`` does not count, in words.
+    """
+
+    way: str
+    why: str
+    predicted_s: float
+    seen_s: float | None
+    parts: tuple[ExpectedPart, ...]
+    learnt: int
+    left_out: str = ""
+
+    @property
+    def by(self) -> str:
+        """The way in words: ``pre-copy``, ``full dump: the kernel is too old``."""
+        return f"{self.way}: {self.why}" if self.why else self.way
+
+    @property
+    def grounds(self) -> str:
+        """What the prediction rests on."""
+        if not self.learnt:
+            return "by defaults, as no earlier move was like it"
+        return f"learnt from {self.learnt} earlier move{'s' if self.learnt > 1 else ''}"

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the orchestrator makes of a source's words about its progress, and of the moves before."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+import pytest
+from move_stage import ANSWERS, Stage, a_move, no_waiting, play
+from test_books import brain, says
+
+from liveshift.criu_glue.footprint import Footprint
+from liveshift.runtime import messages
+from liveshift.runtime.messages import Progressed, Rounds
+from liveshift.runtime.migration import Move
+from liveshift.runtime.orchestrator import Orchestrator
+from liveshift.runtime.prediction import Load, besides_memory, predict
+from liveshift.runtime.steps import Step
+
+__all__ = ["brain", "no_waiting"]
+
+WORD = Progressed("m7", 3, 2300, 48, 12, 6e8, 0.06, 0.3)
+
+
+def under_way(step: Step = Step.PRECOPYING) -> Move:
+    move = a_move(Stage())
+    move.step = step
+    move.predicted = predict(Load(Footprint(10**9, 0, 1, 1, 0)))
+    return move
+
+
+def test_the_last_word_is_kept_with_what_a_stop_takes_besides() -> None:
+    move = under_way()
+    move.progressed(WORD)
+    assert move.predicted is not None
+    stop = 0.3 + besides_memory(move.predicted)
+    assert move.row().precopy == Rounds(3, 2300, 48, 12, 6e8, 0.06, pytest.approx(stop))
+    assert besides_memory(move.predicted) < move.predicted.seconds
+    move.progressed(msgspec.structs.replace(WORD, round=4, delta_s=None))
+    assert move.row().precopy == Rounds(4, 2300, 48, 12, 6e8, 0.06, None)
+
+
+@pytest.mark.parametrize("step", [step for step in Step if step is not Step.PRECOPYING])
+def test_a_word_that_comes_late_changes_nothing(step: Step) -> None:
+    move = under_way(step)
+    move.progressed(WORD)
+    assert (move.precopy is None) == (step is not Step.QUIESCING)
+
+
+def test_only_the_source_is_heard(brain: Orchestrator) -> None:
+    move = under_way()
+    brain.fleet.moves["m7"] = move
+    for host, word in (("h2", WORD), ("h1", msgspec.structs.replace(WORD, migration="m8"))):
+        assert says(brain, host, word) is None
+        assert move.precopy is None
+    assert says(brain, "h1", WORD) is None
+    assert move.precopy is not None
+    brain.fleet.moves["m7"] = cast(Any, object())  # a swap of GPUs has no pre-copy
+    assert says(brain, "h1", WORD) is None
+
+
+def test_both_outlive_the_orchestrator() -> None:
+    move = under_way()
+    move.progressed(WORD)
+    raw = msgspec.msgpack.encode(move.row())
+    row = msgspec.msgpack.decode(raw, type=messages.MigrationRow)
+    stage = Stage()
+    again = Move.left_behind(stage, move.job, move.capsule, row, stage.changed)
+    assert (again.row().precopy, again.row().predicted) == (move.precopy, move.predicted)
+
+
+def test_a_move_is_predicted_before_anything_is_done() -> None:
+    stage = Stage()
+    seen: list[tuple[list[str], float | None]] = []
+    stage.changed = lambda move: seen.append(  # type: ignore[method-assign]
+        (list(stage.said), move.predicted.seconds if move.predicted else None)
+    )
+    move = play(stage)
+    look = cast(messages.Inspected, ANSWERS[messages.Inspect])
+    assert move.row().predicted == predict(Load.of(look))
+    assert seen[0] == (["Inspect h1", "Reserve h2"], predict(Load.of(look)).seconds)
+
+
+def test_plans_and_moves_learn_from_the_journal(brain: Orchestrator) -> None:
+    capsule = brain.fleet.jobs["a"].capsules["a/1"]
+    look = msgspec.structs.replace(
+        cast(messages.Inspected, ANSWERS[messages.Inspect]),
+        footprint=Footprint(10**9, 0, 1, 1, 0), full_dump="not today",
+    )  # fmt: skip
+    first = brain.moves.predict(capsule, look)
+    assert (first.learnt, first.why) == (0, "not today")
+    slow = messages.Phase("dump", 0.0, 10 * first.seconds, None, True)
+    for number in range(1, 4):
+        row = messages.MigrationRow(
+            f"m{number}", "a/1", "h1", "h2", "", "root", 2, "done", 1.0, 9.0, slow.seconds, 1, 1,
+            1, 0.0, [slow], None, None, predicted=first,
+        )  # fmt: skip
+        brain.fleet.journal.save_migration(number, row)
+    taught = brain.moves.predict(capsule, look)
+    assert taught.learnt == 3
+    assert taught.seconds > 5 * first.seconds
+    other = msgspec.structs.replace(look, full_dump="")
+    assert brain.moves.predict(capsule, other).learnt == 0, (
+        "another way teaches nothing of this one"
+    )
