@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import zmq
 from wire_ends import (
     LIMIT,
     Inbox,
@@ -29,9 +27,9 @@ from wire_ends import (
     senders,
     traffic,
 )  # fmt: skip
+from wire_mishaps import Fate, MiddleMan, Proxy, sometimes
 
 from liveshift.errors import StepFailed
-from liveshift.runtime import keys
 from liveshift.runtime.wire import WINDOW, Sender
 
 __all__ = ["impatient", "key_directory", "quick", "senders"]
@@ -106,51 +104,6 @@ def test_no_more_than_the_credit_is_in_flight(
 # ---- when the way between them is bad ----------------------------------------------------------
 
 
-class Proxy:
-    """Forwards TCP connections to the receiver; :meth:`cut` breaks those there are."""
-
-    def __init__(self, target: int) -> None:
-        self._target = target
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
-        self.passed = 0
-        self.connections = 0
-        self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._server.accept()
-                far = socket.create_connection(("127.0.0.1", self._target))
-            except OSError:
-                return
-            self.connections += 1
-            self._pairs.append((near, far))
-            for a, b in ((near, far), (far, near)):
-                threading.Thread(target=self._pump, args=(a, b), daemon=True).start()
-
-    def _pump(self, a: socket.socket, b: socket.socket) -> None:
-        try:
-            while data := a.recv(65536):
-                b.sendall(data)
-                self.passed += len(data)
-        except OSError:
-            pass
-
-    def cut(self) -> None:
-        pairs, self._pairs = self._pairs, []
-        for pair in pairs:
-            for one in pair:
-                one.shutdown(socket.SHUT_RDWR)
-                one.close()
-
-    def close(self) -> None:
-        self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        self.cut()
-
-
 def test_a_broken_connection_is_resumed_without_loss(
     key_directory: Path, senders: Callable[..., Sender], quick: None
 ) -> None:
@@ -196,69 +149,6 @@ def test_a_destination_that_has_gone_is_given_up(
     thread.join(10)
     assert not thread.is_alive(), "the sender waits for ever"
     assert "h1 has taken no image bytes for 1 s" in str(failed[0])
-
-
-Fate = Callable[[int, random.Random], str]
-
-
-class MiddleMan(threading.Thread):
-    """Speaks CURVE to both sides; ``fate`` says what becomes of the n-th chunk that passes."""
-
-    def __init__(self, key_directory: Path, target: str, fate: Fate) -> None:
-        super().__init__(daemon=True)
-        self._fate = fate
-        self.seen = self.mishaps = 0
-        self._over = threading.Event()
-        self._context = zmq.Context()
-        theirs, ours = (keys.load_private(key_directory, host) for host in ("h1", "h0"))
-        self._front = self._context.socket(zmq.ROUTER)
-        self._front.curve_server = True
-        self._front.curve_secretkey, self._front.curve_publickey = theirs.secret, theirs.public
-        self.endpoint = f"tcp://127.0.0.1:{self._front.bind_to_random_port('tcp://127.0.0.1')}"
-        self._back = self._context.socket(zmq.DEALER)
-        self._back.curve_serverkey = theirs.public
-        self._back.curve_secretkey, self._back.curve_publickey = ours.secret, ours.public
-        self._back.connect(target)
-        self.start()
-
-    def run(self) -> None:
-        rng, kept, who = random.Random(7), None, b""
-        while not self._over.is_set():
-            if self._back.poll(5):
-                answer = self._back.recv()
-                if self._fate(-1, rng) == "pass":
-                    self._front.send_multipart([who, answer])
-                else:
-                    self.mishaps += 1
-            while self._front.poll(0):
-                who, header, data = self._front.recv_multipart()
-                fate = self._fate(self.seen, rng)
-                self.seen += 1
-                self.mishaps += fate != "pass"
-                if fate == "lose":
-                    continue
-                if fate == "swap" and kept is None:
-                    kept = [header, data]
-                    continue
-                if fate == "damage":
-                    data = bytes([data[0] ^ 4]) + data[1:] if data else b"x"
-                self._back.send_multipart([header, data])
-                if fate == "repeat":
-                    self._back.send_multipart([header, data])
-                if kept is not None:
-                    self._back.send_multipart(kept)
-                    kept = None
-        for end in (self._front, self._back):
-            end.close(0)
-        self._context.term()
-
-    def close(self) -> None:
-        self._over.set()
-        self.join()
-
-
-def sometimes(what: str, chance: float = 0.01) -> Fate:
-    return lambda n, rng: what if n >= 0 and rng.random() < chance else "pass"
 
 
 @pytest.mark.parametrize(

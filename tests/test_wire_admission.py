@@ -27,6 +27,7 @@ from wire_ends import (
 
 from liveshift.errors import StepFailed
 from liveshift.runtime import keys, manifest, wire
+from liveshift.runtime.keyring import NOBODY, Known
 from liveshift.runtime.wire import Sender
 
 __all__ = ["impatient", "key_directory", "quick", "senders"]
@@ -117,7 +118,7 @@ def test_a_key_that_was_taken_away_sends_no_more(
     sender = senders("m1", endpoint, key_directory, "h0", "h1")
     send_all(sender, traffic(4, 3))
     writes = inbox.writes
-    monkeypatch.setattr(wire.Known, "owner", lambda known, frame: wire.NOBODY)
+    monkeypatch.setattr(Known, "owner", lambda known, frame: NOBODY)
     with pytest.raises(StepFailed, match="a key that is not known here any more"):
         send_all(sender, traffic(4, 3))
     assert inbox.writes == writes

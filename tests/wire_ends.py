@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from liveshift.runtime import keys, wire
-from liveshift.runtime.wire import Receiver, Sender
+from liveshift.runtime import keys
+from liveshift.runtime.wire import Receiver, Sender, lane
 
 CHUNKS = 300
 LIMIT = 1 << 30
@@ -27,12 +27,12 @@ def key_directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "SEND_AGAIN_S", 0.2)
+    monkeypatch.setattr(lane, "SEND_AGAIN_S", 0.2)
 
 
 @pytest.fixture
 def impatient(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "GIVE_UP_S", 1.0)
+    monkeypatch.setattr(lane, "GIVE_UP_S", 1.0)
 
 
 def free_port() -> int:

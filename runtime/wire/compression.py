@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chunks of memory made smaller by zstd, where that is quicker than to send them as they are."""
+
+from __future__ import annotations
+
+import time
+
+import zstandard
+
+from ...errors import LiveshiftError
+from ..config_memory import Compress
+from .header import CHUNK
+
+LEVEL = 1
+"""The quickest that also shrinks numbers: memory of a training job is mostly those, and what only
+looks for repeated bytes (lz4, zstd's negative levels) finds nothing in them."""
+
+TRY_EACH = 64
+"""Chunks between two looks at what compression would bring, while there is none."""
+
+WORTH = 0.9
+"""Of its size a chunk must come down to, else it goes as it is."""
+
+
+class Compressor:
+    """Compresses chunks, or not, by what it has measured: its own speed and what it gains."""
+
+    def __init__(self, mode: Compress) -> None:
+        self._mode = mode
+        self._zstd = zstandard.ZstdCompressor(level=LEVEL)
+        self._seen = 0
+        self._speed = 0.0  # bytes in, a second
+        self._share = 1.0  # bytes out, of those in
+
+    def squeeze(self, data: bytes | memoryview, link_rate: float) -> tuple[bytes | memoryview, int]:
+        """What to send, and the header's ``raw``. ``link_rate``: bytes a second that the lanes
+        carry, 0.0 while it is not known."""
+        self._seen += 1
+        if not self._wanted(link_rate):
+            return data, 0
+        begin = time.monotonic()
+        small = self._zstd.compress(data)
+        speed = len(data) / max(time.monotonic() - begin, 1e-6)
+        self._speed = (self._speed + speed) / 2 if self._speed else speed
+        self._share = (self._share + len(small) / len(data)) / 2
+        if len(small) > WORTH * len(data):
+            return data, 0
+        return small, len(data)
+
+    def _wanted(self, link_rate: float) -> bool:
+        if self._mode is not Compress.AUTO:
+            return self._mode is Compress.ALWAYS
+        if not link_rate:
+            return False
+        if self._speed and (link_rate > self._speed or self._share > WORTH):
+            return self._seen % TRY_EACH == 0
+        return True
+
+
+def restore(data: memoryview, raw: int) -> memoryview:
+    """The ``raw`` bytes that :meth:`Compressor.squeeze` was given.
+
+    Raises LiveshiftError when they are not that many, and does not write out more: what a peer
+    sends decides nothing here but the bytes of one chunk.
+    """
+    try:
+        size = zstandard.frame_content_size(data)
+        if size != raw or not len(data) < raw <= CHUNK:
+            raise LiveshiftError(
+                f"a chunk of {len(data)} bytes that holds {size}, not {raw}, once decompressed"
+            )
+        whole = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise LiveshiftError(f"a chunk that cannot be decompressed: {error}") from error
+    if len(whole) != raw:
+        raise LiveshiftError(f"a chunk of {len(whole)} bytes that was said to hold {raw}")
+    return memoryview(whole)

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lanes 1 to n of a migration at its source: pages of memory, over several connections at once.
+
+The slots that pages lie in go onto the wire as they are: nothing copies them at the source. A slot
+is given back (``release``) once the destination has acknowledged its chunk, or once the lanes have
+ended and nothing can read it any more; exactly once in either case.
+
+One thread owns all lanes. ``pages`` only puts a chunk into its queue; libzmq's own threads encrypt
+and write to the network.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import xxhash
+import zmq
+
+from ...errors import StepFailed
+from ..config_memory import Compress
+from .compression import Compressor
+from .header import CHUNK, LANES, MEMORY, RATE
+from .lane import TICK_MS, Destination, Lane
+from .meter import Meter, burst_sizes
+
+LANE_WINDOW = 16
+"""Chunks in flight on each lane."""
+
+
+class _Waiting(NamedTuple):
+    kind: str
+    data: bytes | memoryview
+    release: Callable[[], None] | None
+
+
+class Lanes:
+    """One migration's pages on their way. ``streams``: how many connections, 1 to LANES.
+
+    Threads may call :meth:`pages` at the same time. Every method raises StepFailed once the
+    destination has refused something, was silent for too long (Destination.patience) or has not
+    acknowledged what was sent by ``until`` (monotonic seconds), which may be set at any time.
+    """
+
+    until = float("inf")
+
+    def __init__(self, to: Destination, streams: int, compress: Compress = Compress.AUTO) -> None:
+        assert 1 <= streams <= LANES
+        self._to = to
+        self._context = zmq.Context(io_threads=min(streams, os.cpu_count() or 1))
+        self._lanes = [Lane(self._context, to, k, LANE_WINDOW) for k in range(1, streams + 1)]
+        self._sent = [0] * streams  # bytes of memory, by lane
+        self._hashes = [xxhash.xxh3_64() for _ in self._lanes]
+        self._compressor = Compressor(compress)
+        self._meter = Meter()
+        self._queue: deque[_Waiting] = deque()
+        self._open = 0  # chunks that are queued or not acknowledged
+        self._changed = threading.Condition()
+        self._failed: StepFailed | None = None
+        self._closing = False
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread = threading.Thread(target=self._run, name="lanes", daemon=True)
+        self._thread.start()
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second that the lanes were last seen to carry; 0.0 where it is not known."""
+        return self._meter.rate
+
+    @property
+    def bytes(self) -> int:
+        """Of memory that were sent."""
+        return sum(self._sent)
+
+    @property
+    def wire_bytes(self) -> int:
+        """That went over the lanes, acknowledged: less than :attr:`bytes` where compressed."""
+        return sum(lane.acknowledged for lane in self._lanes)
+
+    def pages(self, chunk: memoryview, release: Callable[[], None]) -> None:
+        """Send a chunk of at most CHUNK bytes on the lane with the most credit.
+
+        Its memory stays as it is until ``release`` is called, from another thread; it must not
+        raise or wait. Where this raises, it is not called. Blocks while all windows are full.
+        """
+        assert 0 < len(chunk) <= CHUNK
+        self._put(_Waiting(MEMORY, chunk, release))
+
+    def finish(self) -> None:
+        """Return when the destination has acknowledged every chunk: a barrier."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._open or self._closing)
+            self._raise()
+
+    def end(self) -> dict[str, tuple[int, int]]:
+        """End every lane's stream; returns what stands of them in the manifest: name → (bytes,
+        xxh3-64 of the digests of its chunks, 8 bytes each, little-endian)."""
+        self.finish()
+        used = [n for n, sent in enumerate(self._sent) if sent]
+        for n in used:
+            self._put(_Waiting(f"{MEMORY}:{n + 1}", b"", None))
+        self.finish()
+        return {f"{MEMORY}:{n + 1}": (self._sent[n], self._hashes[n].intdigest()) for n in used}
+
+    def measure(self) -> float:
+        """Bytes a second that the way to the destination carries now, by a burst of bytes that mean
+        nothing: 50 ms, longer only where the way is slower than some MB/s."""
+        block = memoryview(os.urandom(CHUNK))
+        for _ in self._lanes:  # connections and keys first
+            self._put(_Waiting(RATE, block[:1], None))
+        self.finish()
+        sizes = burst_sizes(len(self._lanes))
+        chunks = next(sizes)
+        while True:
+            begin = time.monotonic()
+            for size in chunks:
+                self._put(_Waiting(RATE, block[:size], None))
+            self.finish()
+            took = time.monotonic() - begin
+            self._meter.saw(sum(chunks), took)
+            try:
+                chunks = sizes.send(took)
+            except StopIteration:
+                return self.rate
+
+    def close(self) -> None:
+        """Give up what is not acknowledged and release all slots. May be called again."""
+        with self._changed:
+            self._closing = True
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        with self._changed:
+            if self._wake >= 0:
+                os.close(self._wake)
+                self._wake = -1
+
+    def _put(self, chunk: _Waiting) -> None:
+        most = len(self._lanes) * LANE_WINDOW
+        with self._changed:
+            self._changed.wait_for(lambda: self._open < most or self._closing)
+            self._raise()
+            self._open += 1
+            self._queue.append(chunk)
+            os.eventfd_write(self._wake, 1)
+
+    def _raise(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+        if self._closing:
+            raise StepFailed("ship", f"the lanes to {self._to.name} are closed")
+
+    # ---- the lanes' own thread ----
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wake, zmq.POLLIN)
+        for lane in self._lanes:
+            poller.register(lane.socket, zmq.POLLIN)
+        failed: StepFailed | None = None
+        try:
+            while not self._closing:
+                ready = dict(poller.poll(TICK_MS))
+                if ready.pop(self._wake, 0):
+                    os.eventfd_read(self._wake)
+                self._turn()
+        except StepFailed as error:
+            failed = error
+        except Exception as error:  # whatever it is, nobody may wait for ever
+            failed = StepFailed("ship", f"the lanes to {self._to.name} broke: {error!r}")
+        self._end(failed)
+
+    def _turn(self) -> None:
+        """Take the answers that have come, send what there is credit for."""
+        for lane in self._lanes:
+            lane.hear()
+            lane.check(self.until)
+        while self._queue and (lane := max(self._lanes, key=_credit)).credit > 0:
+            self._send(lane, self._queue.popleft())
+        pending = sum(len(lane.pending) for lane in self._lanes)
+        self._meter.note(self.wire_bytes, pending > len(self._lanes))
+        with self._changed:
+            self._open = pending + len(self._queue)
+            self._changed.notify_all()
+
+    def _send(self, lane: Lane, chunk: _Waiting) -> None:
+        kind, _, number = chunk.kind.partition(":")
+        if number:
+            lane = self._lanes[int(number) - 1]
+        n = lane.index - 1
+        data, raw = chunk.data, 0
+        if kind == MEMORY and data:
+            data, raw = self._compressor.squeeze(data, self._meter.rate)
+        digest = lane.send(f"{kind}:{lane.index}", data, raw, chunk.release)
+        if kind == MEMORY:
+            self._sent[n] += len(chunk.data)
+            self._hashes[n].update(digest.to_bytes(8, "little"))
+
+    def _end(self, failed: StepFailed | None) -> None:
+        """Nothing reads the slots once the context is gone; then they are given back."""
+        for lane in self._lanes:
+            lane.close()
+        self._context.term()
+        with self._changed:
+            self._failed = failed
+            self._closing = True
+            left = [chunk.release for lane in self._lanes for chunk in lane.pending]
+            left += [chunk.release for chunk in self._queue]
+            self._queue.clear()
+            self._changed.notify_all()
+        for release in left:
+            if release is not None:
+                release()
+
+
+def _credit(lane: Lane) -> int:
+    return lane.credit

@@ -1,0 +1,485 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages over several lanes at once: each slot sent once it is due, given back once, and no bytes
+taken that were not announced; also where the way is bad."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import xxhash
+import zmq
+import zstandard
+from wire_ends import LIMIT, Inbox, impatient, key_directory, quick, receiver
+from wire_mishaps import Fate, MiddleMan, Proxy, sometimes
+
+from liveshift.errors import LiveshiftError, StepFailed
+from liveshift.runtime import keys
+from liveshift.runtime.config import Compress
+from liveshift.runtime.wire import CHUNK, Destination, Header, Lanes, PageStreams, Receiver
+from liveshift.runtime.wire import read_answer as answered
+from liveshift.runtime.wire.compression import restore
+from liveshift.runtime.wire.header import RATE_LIMIT
+from liveshift.runtime.wire.lanes import LANE_WINDOW
+
+__all__ = ["impatient", "key_directory", "quick"]
+
+STREAMS = 4
+
+
+class Store:
+    """Keeps chunks by the number in their first bytes; may be told to wait or to fail."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[int, bytes] = {}
+        self.writes = 0
+        self.threads: set[str] = set()
+        self.open = threading.Event()
+        self.open.set()
+        self.fails: OSError | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, chunk: memoryview) -> None:
+        self.open.wait(20)
+        if self.fails is not None:
+            raise self.fails
+        with self._lock:
+            self.writes += 1
+            self.chunks[struct.unpack_from("<Q", chunk)[0]] = bytes(chunk)
+
+
+class Slots:
+    """Chunks to send, and how often each was given back. ``arrived`` says what the store has."""
+
+    def __init__(self, store: Store, count: int, largest: int = 20_000, seed: int = 1) -> None:
+        rng = random.Random(seed)
+        self.data = [
+            struct.pack("<Q", n) + rng.randbytes(rng.randint(1, largest)) for n in range(count)
+        ]
+        self.released = [0] * count
+        self.early: list[int] = []
+        self._store = store
+
+    def release(self, n: int) -> Callable[[], None]:
+        def released() -> None:
+            self.released[n] += 1
+            if n not in self._store.chunks:
+                self.early.append(n)
+
+        return released
+
+    def send(self, lanes: Lanes, among: range | None = None) -> None:
+        for n in among or range(len(self.data)):
+            lanes.pages(memoryview(self.data[n]), self.release(n))
+
+    def all_over(self) -> bool:
+        return (
+            self.released == [1] * len(self.data)
+            and not self.early
+            and [self._store.chunks[n] for n in range(len(self.data))] == self.data
+        )
+
+
+def send_all(slots: Slots, lanes: Lanes, among: range | None = None) -> None:
+    slots.send(lanes, among)
+    lanes.finish()
+
+
+@pytest.fixture
+def lanes_to(key_directory: Path) -> Iterator[Callable[..., Lanes]]:
+    made: list[Lanes] = []
+
+    def make(endpoint: str, streams: int = STREAMS, **named: object) -> Lanes:
+        to = Destination.of("m1", endpoint, key_directory, "h0", "h1")
+        made.append(Lanes(to, streams, **named))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for lanes in made:
+        lanes.close()
+
+
+def expecting(
+    key_directory: Path, lanes: int = STREAMS, limit: int = LIMIT
+) -> tuple[Receiver, str, Store, PageStreams]:
+    here, endpoint = receiver(key_directory)
+    store = Store()
+    pages = PageStreams(store)
+    here.expect("m1", "h0", Inbox(), limit, pages, lanes)
+    return here, endpoint, store, pages
+
+
+# ---- the plain way -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streams", [1, 4, 8])
+def test_pages_arrive_over_all_lanes(
+    key_directory: Path, lanes_to: Callable[..., Lanes], streams: int
+) -> None:
+    here, endpoint, store, pages = expecting(key_directory, streams)
+    lanes = lanes_to(endpoint, streams)
+    slots = Slots(store, 400)
+    slots.send(lanes)
+    lanes.finish()
+    assert slots.all_over()
+    size = sum(map(len, slots.data))
+    assert lanes.bytes == lanes.wire_bytes == here.received("m1") == size
+    assert pages.not_ended() == [f"memory:{k}" for k in range(1, streams + 1)]
+    ended = lanes.end()
+    assert not pages.not_ended()
+    assert ended == pages.streams()
+    assert sum(n for n, _ in ended.values()) == size
+
+
+def test_a_lane_that_was_not_used_has_no_stream(
+    key_directory: Path, lanes_to: Callable[..., Lanes]
+) -> None:
+    _, endpoint, store, pages = expecting(key_directory)
+    lanes = lanes_to(endpoint)
+    assert lanes.end() == {} == pages.streams()
+    Slots(store, 1).send(lanes)
+    assert len(lanes.end()) == 1
+
+
+def test_several_threads_send_at_once(key_directory: Path, lanes_to: Callable[..., Lanes]) -> None:
+    _, endpoint, store, _ = expecting(key_directory)
+    lanes = lanes_to(endpoint)
+    slots = Slots(store, 800)
+    threads = [
+        threading.Thread(target=slots.send, args=(lanes, range(k, 800, 4))) for k in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    lanes.finish()
+    assert slots.all_over()
+
+
+def test_finish_is_a_barrier_and_credit_is_kept(
+    key_directory: Path, lanes_to: Callable[..., Lanes], quick: None
+) -> None:
+    _, endpoint, store, _ = expecting(key_directory)
+    store.open.clear()
+    lanes = lanes_to(endpoint)
+    slots = Slots(store, 2 * STREAMS * LANE_WINDOW, largest=500)
+    over = threading.Event()
+
+    def send() -> None:
+        slots.send(lanes)
+        lanes.finish()
+        over.set()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert not over.wait(0.8)  # several SEND_AGAIN_S: what is on its way is sent again meanwhile
+    assert lanes.bytes <= sum(map(len, slots.data[: STREAMS * LANE_WINDOW]))
+    assert not any(slots.released)
+    store.open.set()
+    thread.join(20)
+    assert over.is_set()
+    assert slots.all_over()
+    assert store.writes == len(slots.data)  # what came twice was written once
+
+
+def test_the_largest_chunk_is_taken(key_directory: Path, lanes_to: Callable[..., Lanes]) -> None:
+    _, endpoint, store, _ = expecting(key_directory)
+    lanes = lanes_to(endpoint)
+    data = struct.pack("<Q", 0) + os.urandom(CHUNK - 8)
+    lanes.pages(memoryview(data), lambda: None)
+    lanes.finish()
+    assert store.chunks == {0: data}
+
+
+# ---- when the way between them is bad ----------------------------------------------------------
+
+
+def test_lanes_whose_connections_break_come_back(
+    key_directory: Path, lanes_to: Callable[..., Lanes], quick: None
+) -> None:
+    here, _, store, pages = expecting(key_directory)
+    proxy = Proxy(int(here.address.rpartition(":")[2]))
+    lanes = lanes_to(proxy.endpoint)
+    slots = Slots(store, 600, largest=60_000)
+    for part in range(6):
+        slots.send(lanes, range(100 * part, 100 * part + 100))
+        proxy.cut(1 if part % 2 else None)
+    lanes.finish()
+    assert proxy.connections > STREAMS
+    assert slots.all_over()
+    assert store.writes == len(slots.data)
+    assert lanes.end() == pages.streams()
+    proxy.close()
+
+
+@pytest.mark.parametrize(
+    "fate",
+    [
+        pytest.param(sometimes("lose"), id="lost"),
+        pytest.param(sometimes("repeat", 0.2), id="repeated"),
+        pytest.param(sometimes("swap"), id="swapped"),
+        pytest.param(sometimes("damage"), id="damaged"),
+        pytest.param(
+            lambda n, rng: "answer lost" if n < 0 and rng.random() < 0.3 else "pass",
+            id="answers lost",
+        ),
+    ],
+)
+@pytest.mark.parametrize("compress", [Compress.NEVER, Compress.ALWAYS])
+def test_a_bad_way_is_mended_on_every_lane(
+    key_directory: Path, lanes_to: Callable[..., Lanes], quick: None, fate: Fate, compress: Compress
+) -> None:
+    _, endpoint, store, pages = expecting(key_directory)
+    middle = MiddleMan(key_directory, endpoint, fate)
+    lanes = lanes_to(middle.endpoint, compress=compress)
+    slots = Slots(store, 600)
+    slots.data = [data[:8] + data[8:] * 3 for data in slots.data]  # for the compressor
+    slots.send(lanes)
+    lanes.finish()
+    assert slots.all_over()
+    assert store.writes == len(slots.data)
+    assert lanes.end() == pages.streams()
+    assert (lanes.wire_bytes < lanes.bytes) == (compress is Compress.ALWAYS)
+    middle.close()
+    assert middle.mishaps
+    assert middle.seen < len(slots.data) + (middle.mishaps + 8) * LANE_WINDOW
+
+
+def test_a_destination_that_has_gone_is_given_up(
+    key_directory: Path, lanes_to: Callable[..., Lanes], impatient: None
+) -> None:
+    here, _, store, _ = expecting(key_directory)
+    proxy = Proxy(int(here.address.rpartition(":")[2]))
+    lanes = lanes_to(proxy.endpoint)
+    slots = Slots(store, 100)
+    slots.send(lanes, range(10))
+    lanes.finish()
+    proxy.close()
+    slots.send(lanes, range(10, 20))
+    with pytest.raises(StepFailed, match="h1 has taken no image bytes for 1 s"):
+        lanes.finish()
+    with pytest.raises(StepFailed, match="h1 has taken no image bytes for 1 s"):
+        slots.send(lanes, range(20, 21))
+    lanes.close()
+    assert slots.released == [1] * 20 + [0] * 80  # the last was never taken
+
+
+def test_what_is_not_acknowledged_in_time_fails(
+    key_directory: Path, lanes_to: Callable[..., Lanes]
+) -> None:
+    _, endpoint, store, _ = expecting(key_directory)
+    store.open.clear()
+    lanes = lanes_to(endpoint)
+    lanes.until = 0.0
+    Slots(store, 1).send(lanes)
+    with pytest.raises(StepFailed, match="h1 has not taken the image in time"):
+        lanes.finish()
+    store.open.set()
+
+
+def test_closing_gives_every_slot_back_once(
+    key_directory: Path, lanes_to: Callable[..., Lanes]
+) -> None:
+    _, endpoint, store, _ = expecting(key_directory)
+    store.open.clear()
+    lanes = lanes_to(endpoint)
+    slots = Slots(store, 2 * STREAMS * LANE_WINDOW)
+    stuck: list[BaseException] = []
+
+    def send() -> None:
+        try:
+            slots.send(lanes)
+        except StepFailed as error:
+            stuck.append(error)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive()  # no credit is left
+    lanes.close()
+    thread.join(10)
+    assert "the lanes to h1 are closed" in str(stuck[0])
+    taken = STREAMS * LANE_WINDOW
+    assert slots.released == [1] * taken + [0] * (len(slots.data) - taken)
+    store.open.set()
+    with pytest.raises(StepFailed, match="the lanes to h1 are closed"):
+        lanes.finish()
+
+
+# ---- what is not taken -------------------------------------------------------------------------
+
+
+def test_a_refusal_ends_every_lane(key_directory: Path, lanes_to: Callable[..., Lanes]) -> None:
+    here, endpoint, store, _ = expecting(key_directory)
+    lanes = lanes_to(endpoint)
+    slots = Slots(store, 40)
+    slots.send(lanes, range(20))
+    lanes.finish()
+    store.fails = OSError(28, "No space left on device")
+    with pytest.raises(StepFailed, match=r"ship: h1 refused the image: .*No space left on device"):
+        send_all(slots, lanes, range(20, 40))
+    store.fails = None
+    lanes.close()
+    assert sum(slots.released) <= 40
+    assert max(slots.released) == 1
+    for lane in range(STREAMS + 1):  # and so it stays, whoever tries
+        header = Header("m1", 0, f"memory:{lane}", 0, lane)
+        assert here._take("h0", header, memoryview(b""))[0] == "refused"
+
+
+def test_no_lane_is_taken_that_was_not_announced(
+    key_directory: Path, lanes_to: Callable[..., Lanes]
+) -> None:
+    here, endpoint = receiver(key_directory)
+    inbox = Inbox()
+    here.expect("m1", "h0", inbox, LIMIT)
+    lanes = lanes_to(endpoint)
+    with pytest.raises(StepFailed, match="h0 sent lane 1 of m1, which was not announced"):
+        lanes.measure()
+    assert not inbox.streams
+    _, endpoint, store, _ = expecting(key_directory, lanes=2)
+    lanes = lanes_to(endpoint)
+    with pytest.raises(StepFailed, match=r"h0 sent lane [34] of m1, which was not announced"):
+        lanes.measure()
+    assert not store.chunks
+
+
+def test_more_than_was_announced_is_refused_over_all_lanes(
+    key_directory: Path, lanes_to: Callable[..., Lanes]
+) -> None:
+    here, endpoint, store, _ = expecting(key_directory, limit=100_000)
+    lanes = lanes_to(endpoint, compress=Compress.ALWAYS)
+    slots = Slots(store, 12)
+    slots.data = [data[:8] + bytes(9_992) for data in slots.data]
+    with pytest.raises(StepFailed, match="than the 100000 bytes that were announced for m1"):
+        send_all(slots, lanes)
+    assert here.received("m1") == 10_000 * len(store.chunks) == 100_000
+
+
+def spoken(key_directory: Path, endpoint: str, header: Header, data: bytes) -> tuple[str, object]:
+    """What the receiver says to one chunk."""
+    own = keys.load_private(key_directory, "h0")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as raw:
+        raw.curve_serverkey = keys.public_keys(key_directory)["h1"]
+        raw.curve_secretkey, raw.curve_publickey = own.secret, own.public
+        raw.linger = 0
+        raw.connect(endpoint)
+        raw.send_multipart([msgspec.msgpack.encode(header), data])
+        assert raw.poll(10_000)
+        return answered(raw.recv())
+
+
+BOMB = zstandard.ZstdCompressor().compress(bytes(CHUNK * 512))
+SMALL = zstandard.ZstdCompressor().compress(bytes(1000))
+UNSIZED = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1000))
+LYING = SMALL[:5] + (500 - 256).to_bytes(2, "little") + SMALL[7:]
+
+assert zstandard.frame_content_size(LYING) == 500
+
+
+@pytest.mark.parametrize(
+    ("stream", "data", "lane", "raw", "words"),
+    [
+        ("memory:1", BOMB, 1, CHUNK, "holds 536870912, not 1048576"),
+        ("memory:1", SMALL, 1, 999, "holds 1000, not 999"),
+        ("memory:1", SMALL, 1, 1001, "holds 1000, not 1001"),
+        ("memory:1", UNSIZED, 1, 1000, "holds -1, not 1000"),
+        ("memory:1", LYING, 1, 500, "cannot be decompressed"),
+        ("memory:1", SMALL + b"more", 1, 1000, "cannot be decompressed"),
+        ("memory:1", SMALL[:-1], 1, 1000, "cannot be decompressed"),
+        ("memory:1", b"no frame", 1, 1000, "cannot be decompressed"),
+        ("memory:1", b"", 1, 1000, "cannot be decompressed"),
+        ("output", SMALL, 0, 1000, "a compressed chunk came on lane 0"),
+        ("memory:2", b"x", 1, 0, "'memory:2' came on lane 1"),
+        ("output", b"x", 1, 0, "'output' came on lane 1"),
+        ("image:core-1.img", b"x", 1, 0, "came on lane 1"),
+        ("rate:2", b"x", 1, 0, "'rate:2' came on lane 1"),
+    ],
+)
+def test_what_no_source_sends_is_refused(
+    key_directory: Path, stream: str, data: bytes, lane: int, raw: int, words: str
+) -> None:
+    here, endpoint, store, _ = expecting(key_directory)
+    header = Header("m1", 0, stream, xxhash.xxh3_64_intdigest(data), lane, raw)
+    kind, text = spoken(key_directory, endpoint, header, data)
+    assert kind == "refused"
+    assert words in str(text)
+    assert not store.chunks
+    assert here.received("m1") == 0
+
+
+def test_a_raw_size_above_a_chunk_is_no_header(key_directory: Path) -> None:
+    _, endpoint, store, _ = expecting(key_directory)
+    kind, text = spoken(key_directory, endpoint, Header("m1", 0, "memory:1", 0, 1, CHUNK + 1), b"x")
+    assert kind == "refused"
+    assert "a header that is not understood" in str(text)
+    assert not store.chunks
+
+
+def test_bytes_to_measure_with_are_written_nowhere_and_have_an_end(key_directory: Path) -> None:
+    here, _, store, pages = expecting(key_directory)
+    block = memoryview(bytes(CHUNK))
+    digest = xxhash.xxh3_64_intdigest(block)
+    answers = {
+        n: here._take("h0", Header("m1", n, "rate:3", digest, 3), block)
+        for n in range(RATE_LIMIT // CHUNK + 1)
+    }
+    refused = [n for n, (kind, _) in answers.items() if kind == "refused"]
+    assert refused == [RATE_LIMIT // CHUNK]
+    assert not store.chunks
+    assert not pages.streams()
+    assert here.received("m1") == 0
+
+
+# ---- compression and rate ----------------------------------------------------------------------
+
+
+def test_compressed_pages_arrive_as_they_were(
+    key_directory: Path, lanes_to: Callable[..., Lanes]
+) -> None:
+    _, endpoint, store, _ = expecting(key_directory)
+    lanes = lanes_to(endpoint, compress=Compress.ALWAYS)
+    slots = Slots(store, 100)
+    slots.data[::2] = [data[:8] + bytes(100_000) for data in slots.data[::2]]
+    slots.send(lanes)
+    lanes.finish()
+    assert slots.all_over()
+    assert lanes.wire_bytes < lanes.bytes / 4
+
+
+def test_nothing_is_compressed_where_that_was_not_wanted(
+    key_directory: Path, lanes_to: Callable[..., Lanes]
+) -> None:
+    _, endpoint, _, _ = expecting(key_directory)
+    lanes = lanes_to(endpoint, compress=Compress.NEVER)
+    lanes.pages(memoryview(bytes(100_000)), lambda: None)
+    lanes.finish()
+    assert lanes.wire_bytes == lanes.bytes == 100_000
+
+
+@pytest.mark.parametrize("raw", [0, 1, CHUNK, CHUNK + 1])
+def test_a_chunk_that_compression_has_made_larger_is_refused(raw: int) -> None:
+    small = zstandard.ZstdCompressor().compress(b"x" * raw)
+    if len(small) < raw <= CHUNK:
+        assert restore(memoryview(small), raw) == b"x" * raw
+    else:
+        with pytest.raises(LiveshiftError, match="decompressed"):
+            restore(memoryview(small), raw)
+
+
+def test_the_rate_is_measured_on_the_lanes(
+    key_directory: Path, lanes_to: Callable[..., Lanes]
+) -> None:
+    _, endpoint, store, _ = expecting(key_directory)
+    lanes = lanes_to(endpoint)
+    assert lanes.rate == 0.0
+    assert lanes.measure() > 1e6
+    assert lanes.bytes == 0
+    assert not store.chunks
+    assert lanes.end() == {}
