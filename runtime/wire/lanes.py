@@ -85,7 +85,7 @@ class Lanes:
         """Send a chunk of at most CHUNK bytes on the lane with the most credit.
 
         Its memory stays as it is until ``release`` is called, from another thread; it must not
-        raise or wait. Where this raises, it is not called. Blocks while all lanes' windows are full.
+        raise or wait. Where this raises, it is not called. Blocks while all windows are full.
         """
         assert 0 < len(chunk) <= CHUNK
         self._put(_Waiting(MEMORY, chunk, release))
