@@ -22,7 +22,6 @@ import functools
 import json
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -132,7 +131,8 @@ def _lay_again(
     indices = [overlay.index(link["ifname"]) for link in links("master", overlay.bridge)]
     ports = [index for index in indices if index is not None]
     where: dict[str, str | None] = dict.fromkeys(map(overlay.address, ports))
-    where |= {address_of(line["mac"]): line["dst"] for line in _forwarding(overlay)}
+    lines = _forwarding(overlay)
+    where |= {address_of(line["mac"]): line["dst"] for line in lines if "dst" in line}
     fence.lay(overlay, host_address, cluster, overlays, control)
     for index in ports:
         fence.guard(overlay, index)
@@ -213,22 +213,20 @@ def locate(overlay: Overlay, where: Mapping[str, str | None]) -> None:
     """
     fence.hear(overlay, where)
     commands: list[str] = []
-    macs = {mac(address) for address in where}
-    for line in _forwarding(overlay):
-        if line["mac"] in macs:
+    macs = {mac(address): host for address, host in where.items()}
+    known = [line for line in _forwarding(overlay) if line["mac"] in macs]
+    for line in known:
+        if "dst" in line:
             commands.append(f"fdb del {line['mac']} dev {overlay.vxlan} dst {line['dst']} self")
-    for address, host in where.items():
+    for at, host in macs.items():
         if host is not None:
-            commands.append(f"fdb append {mac(address)} dev {overlay.vxlan} dst {host} self static")
-            commands.append(f"fdb replace {mac(address)} dev {overlay.vxlan} master static")
+            commands.append(f"fdb append {at} dev {overlay.vxlan} dst {host} self static")
+            commands.append(f"fdb replace {at} dev {overlay.vxlan} master static")
     # The bridge's own entry for an address that is here follows its veth by learning; an entry
-    # that points to the VXLAN from earlier would win over it and is taken out first.
-    for address in (a for a, host in where.items() if host is None):
-        subprocess.run(
-            ["bridge", "fdb", "del", mac(address), "dev", overlay.vxlan, "master"],
-            capture_output=True,
-            check=False,
-        )
+    # that points to the VXLAN from earlier would win over it and is taken out.
+    for line in known:
+        if line.get("master") and macs[line["mac"]] is None:
+            commands.append(f"fdb del {line['mac']} dev {overlay.vxlan} master")
     if commands:
         run(["bridge", "-batch", "-"], "\n".join(commands) + "\n")
     ip(
@@ -240,9 +238,9 @@ def locate(overlay: Overlay, where: Mapping[str, str | None]) -> None:
 
 
 def _forwarding(overlay: Overlay) -> list[dict[str, Any]]:
-    """The lines of the VXLAN's table that say which host has a MAC."""
-    lines = json.loads(run(["bridge", "-json", "fdb", "show", "dev", overlay.vxlan]))
-    return [line for line in lines if "dst" in line]
+    """The lines of the VXLAN's table, which say which host has a MAC (``dst``), and of the bridge's
+    that lead to it (``master``)."""
+    return list(json.loads(run(["bridge", "-json", "fdb", "show", "dev", overlay.vxlan])))
 
 
 def _sysctl(key: str, value: str) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..criu_glue import network
+from ..criu_glue import network, nft_library
 from ..criu_glue.tool import Criu, find
 from ..errors import LiveshiftError, Refused, Unreachable
 from . import local_socket, messages, notify
@@ -199,6 +199,7 @@ async def serve(cluster: Cluster, host: str) -> None:
     """Run the agent of ``host`` until cancelled; raises LiveshiftError when it cannot start."""
     if os.geteuid() != 0:
         raise Refused("the agent makes namespaces and runs CRIU, so it must run as root")
+    nft_library.hold_open()
     await Agent(cluster, host).run()
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..criu_glue import image_check, network, trees
+from ..criu_glue import image_check, trees
 from ..criu_glue.memory.fill import FillEngine
 from ..criu_glue.memory.store import MemoryStore
 from ..criu_glue.restore import RestoringTree
@@ -34,7 +34,7 @@ from .device_memory import TABLE, DeviceInlet, Pump, decode
 from .devices import Devices, DeviceTree
 from .faultpoints import reach
 from .inbox import Inbox
-from .messages import Frozen, Moved, Reserve
+from .messages import Book, Frozen, Locate, Moved, Reserve
 from .resident import Housing, Resident
 from .stopwatch import Stopwatch
 from .wire import CHUNK, PAGE_TABLE, Lanes, Sender
@@ -156,8 +156,16 @@ class Arrival:
                 raise
             reach("destination.devices_back")
 
+    def here(self, epoch: int) -> Locate:
+        """Its line of the address book once it was committed to this host."""
+        book = self._reserve.book
+        where = {
+            self.resident.overlay.address(self.resident.spec.index): (self._housing.host, epoch)
+        }
+        return Locate(Book(book.job, book.vni, book.subnet, where))
+
     def let_run(self, watch: Stopwatch, epoch: int, deadline_s: float) -> Moved:
-        """The ruling was to run: the address is here now, the tree goes on.
+        """The ruling was to run: the network opens, the tree goes on.
 
         Raises StepFailed when it did not; then no task is left.
         """
@@ -168,7 +176,6 @@ class Arrival:
                 # Before it runs: should this agent die now, the next one must not take it away.
                 here.note()
                 reach("destination.granted")
-                network.locate(here.overlay, {here.overlay.address(here.spec.index): None})
                 self._let_go(deadline_s)
             except Exception as error:
                 if not self._tree.resumed():

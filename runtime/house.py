@@ -138,27 +138,32 @@ class House:
                 await asyncio.to_thread(network.lower_overlay, overlay)
 
     async def locate(self, ask: messages.Locate) -> None:
-        book = ask.book
-        known = self.books.get(book.job)
-        newer = {
-            address: (host, epoch)
-            for address, (host, epoch) in book.where.items()
-            if known is None or epoch > known.where.get(address, ("", 0))[1]
-        }
-        merged = {**(known.where if known else {}), **newer}
-        self.books[book.job] = Book(book.job, book.vni, book.subnet, merged)
-        if not newer:
-            return
-        table = {
-            address: None if host == self.host else self.cluster.host(host).address
-            for address, (host, _) in newer.items()
-        }
-
-        def enter() -> None:
-            network.locate(self.housing.raise_overlay(book), table)
-
+        """Enter what is newer than what is known here; returns once it is in force."""
         async with self.network:
-            await asyncio.to_thread(enter)
+            book = ask.book
+            known = self.books.get(book.job)
+            newer = {
+                address: (host, epoch)
+                for address, (host, epoch) in book.where.items()
+                if known is None or epoch > known.where.get(address, ("", 0))[1]
+            }
+            if not newer:
+                return
+            table = {
+                address: None if host == self.host else self.cluster.host(host).address
+                for address, (host, _) in newer.items()
+            }
+
+            def enter() -> None:
+                network.locate(self.housing.raise_overlay(book), table)
+
+            merged = {**(known.where if known else {}), **newer}
+            self.books[book.job] = Book(book.job, book.vni, book.subnet, merged)
+            try:
+                await asyncio.to_thread(enter)
+            except BaseException:  # the next book brings it again
+                self.books[book.job] = known or Book(book.job, book.vni, book.subnet, {})
+                raise
 
     async def get_inspection(self, ask: messages.GetInspection) -> messages.Inspection:
         """Beside whatever else is done with the capsule: it only looks."""

@@ -320,7 +320,15 @@ class Porter:
 
     async def _restore(self, arrival: Arrival, criu: Criu, ask: messages.Restore) -> messages.Moved:
         name, watch = ask.capsule, Stopwatch()
-        await self._house.blocking(name, lambda: arrival.bring_up(criu, watch, ask.deadline))
+        # Beside CRIU: whose the address is by now was committed, whatever comes of this attempt.
+        located = asyncio.ensure_future(self._house.locate(arrival.here(ask.epoch)))
+        try:
+            await self._house.blocking(name, lambda: arrival.bring_up(criu, watch, ask.deadline))
+        finally:
+            await asyncio.wait({located})
+        if (error := located.exception()) is not None:
+            await self._house.blocking(name, arrival.drop_tree)
+            raise StepFailed("restore", f"its address could not be located here: {error}")
         await reached("destination.claiming")
         await self._may_run(arrival, ask.epoch)
         arrival.resident.finished = finished_by_pid(arrival.resident.room)
