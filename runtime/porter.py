@@ -33,11 +33,11 @@ from .gpu_reservations import GpuReservations
 from .gpu_watch import GpuWatch
 from .house import House
 from .ownership import Ruling, Side
+from .precopy import Precopy, full_dump_because
+from .progress import Reporter
 from .resident import ROOT_PID, Resident, finished_by_pid
 from .stopwatch import Stopwatch
 from .tasks import Tasks
-from .precopy import Precopy, full_dump_because
-from .progress import Reporter
 from .wire import LANES, Lanes, Receiver, Sender
 
 log = logging.getLogger("liveshift.porter")
@@ -156,7 +156,9 @@ class Porter:
         carried = await asyncio.to_thread(_size_of, tops) + plan.log.stat().st_size
         gpu = await asyncio.to_thread(self._reservations.survey, resident, found)
         self._gpus_used[ask.capsule] = list(gpu.used) if gpu else None
-        size, rate, full = await asyncio.to_thread(forecast.look, resident, self._house.cluster.precopy)
+        size, rate, full = await asyncio.to_thread(
+            forecast.look, resident, self._house.cluster.precopy
+        )
         return messages.Inspected(found, self.facts, carried, gpu, size, rate, full)
 
     async def survey_gpus(self, resident: Resident) -> messages.GpuSurvey | None:
@@ -277,9 +279,7 @@ class Porter:
         plain = gpus.plain
         if devices is not None and not plain:
             plain = await asyncio.to_thread(devices.warm, arrival.gpus_promised)
-        return messages.Reserved(
-            rows, f"tcp://{self._own.data}", gpus.pairs, plain, cannot_fill()
-        )
+        return messages.Reserved(rows, f"tcp://{self._own.data}", gpus.pairs, plain, cannot_fill())
 
     async def progress(self, ask: messages.Progress) -> messages.Arrived:
         arrival = self.arrivals.get(ask.migration)

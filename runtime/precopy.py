@@ -19,13 +19,13 @@ from pathlib import Path
 
 import msgspec
 
+from ..criu_glue import gpu_tasks
 from ..criu_glue.footprint import footprint
 from ..criu_glue.memory.pulling import Stopped
 from ..criu_glue.memory.tracker import MemoryTracker, Round, Standstill
-from ..criu_glue import gpu_tasks
 from ..criu_glue.page_filter import PageFilter
 from ..criu_glue.survey import tasks
-from ..errors import LiveshiftError, StepFailed
+from ..errors import LiveshiftError
 from .config import Precopy as Settings
 from .pace import Pace
 from .progress import Reporter
