@@ -3,25 +3,43 @@
 
 from __future__ import annotations
 
+import logging
+import time
+
 from ..criu_glue.footprint import Footprint, footprint
+from ..criu_glue.memory.tracker import MemoryTracker
+from ..criu_glue.survey import tasks
+from ..errors import LiveshiftError
 from .config import Precopy
 from .precopy import full_dump_because
 from .resident import Resident
 
-LOOK_S = 0.25
+log = logging.getLogger("liveshift.forecast")
+
+LOOK_S = 1.0
 """How long a capsule is watched for how much it writes."""
 
 
-def look(resident: Resident, settings: Precopy) -> tuple[Footprint, float | None, str]:
+def look(resident: Resident, settings: Precopy, watch: bool) -> tuple[Footprint, float | None, str]:
     """(how large it is, bytes it writes a second if that is known, why it has to be dumped whole).
 
     The last is empty where its memory can be copied while it trains.
     """
     why = full_dump_because(resident, settings)
-    return footprint(resident.room), None if why else look_at_writing(resident, LOOK_S), why
+    rate = look_at_writing(resident, LOOK_S) if watch and not why else None
+    return footprint(resident.room), rate, why
 
 
-def look_at_writing(_resident: Resident, _seconds: float) -> float | None:
+def look_at_writing(resident: Resident, seconds: float) -> float | None:
     """Bytes a second that its processes write anew, watched for so long; None where that can't be
     seen."""
-    return None
+    tracker = MemoryTracker(lambda: [task.pid for task in tasks(resident.room)])
+    try:
+        tracker.look()
+        time.sleep(seconds)
+        return tracker.look() / seconds
+    except LiveshiftError as error:
+        log.warning("%s: what it writes cannot be seen: %s", resident.spec.name, error)
+        return None
+    finally:
+        tracker.close()

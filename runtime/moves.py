@@ -140,7 +140,7 @@ class Moves:
         destination, why = self._destination(job, capsule, to)
         to_gpu = self._seat(gpu)
         limit = self.cluster.timeouts.prepare
-        look = await self.ask(capsule.host, messages.Inspect(capsule.name), limit)
+        look = await self.ask(capsule.host, messages.Inspect(capsule.name, watch=True), limit)
         assert isinstance(look, messages.Inspected)
         reserve = messages.Reserve(
             "plan", job.spec(capsule, self.cluster), look.survey, look.facts, capsule.host,

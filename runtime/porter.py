@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..criu_glue.memory.tracker import MemoryTracker
 from ..criu_glue.survey import Survey, survey
 from ..criu_glue.tool import Criu
 from ..errors import LiveshiftError, NotFound, Refused, StepFailed

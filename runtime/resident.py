@@ -115,7 +115,7 @@ class Resident:
         return max((page.finished for page in interposer_pages(self.room)), default=0)
 
     def usual_rate(self) -> float:
-        """Collectives per second over the last beats; 0 where there were none, or too few to say."""
+        """Collectives per second over the last beats; 0 without any, or before one can say."""
         beats = list(self._beats)
         if len(beats) < 2 or beats[-1][0] - beats[0][0] < LOOK_S:
             return 0.0

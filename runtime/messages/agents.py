@@ -49,9 +49,11 @@ class Locate(Message, frozen=True):
 
 
 class Inspect(Message, frozen=True):
-    """Survey a capsule while it runs; answers Inspected."""
+    """Survey a capsule while it runs; answers Inspected. ``watch``: for a second also how much it
+    writes."""
 
     capsule: str
+    watch: bool = False
 
 
 class Inspected(Answer, frozen=True):

@@ -102,10 +102,10 @@ class Receiver:
     ) -> None:  # fmt: skip
         """Accept an image for a migration that the orchestrator announced.
 
-        From that host only, and not more than ``limit_bytes`` over all the streams of lane 0. Pages
-        of memory may come again and again: how many there may be is for ``pages`` to say. An inlet that is complete already (its agent was started anew) takes no
-        more, and its sender, whose last chunks may have found no one to acknowledge them, is told
-        that they are here. ``pages`` takes what comes as ``memory:k`` on lane k, 1 to ``lanes``;
+        From that host only, and not more than ``limit_bytes`` over all the streams of lane 0. An
+        inlet that is complete already (its agent was started anew) takes no more, and its sender,
+        whose last chunks may have found no one to acknowledge them, is told that they are here.
+        ``pages`` takes what comes as ``memory:k`` on lane k, 1 to ``lanes``, as often as it comes;
         without it no lane but 0 is taken.
         """
         assert lanes <= LANES
