@@ -35,6 +35,8 @@ from .dump import COMMON
 from .explain import explain
 from .held import HeldCriu
 from .image_kinds import ImageFile
+from .memory.eager import restore_at_once
+from .memory.fill import FillEngine
 from .protobuf import Message
 from .room import STDERR_FD, STDOUT_FD, Room, adopt, enter, evict
 from .survey import inner_pid, tasks
@@ -51,6 +53,9 @@ RESUMED = """post-resume)
 AT_DOOR = """post-resume)
     : > at-door
     ;;"""
+
+UNFILLED = "unfilled"
+"""Lies in the images' directory as long as a restored tree's memory is not all there."""
 
 _ABOUT_TASK, _TASK_STOPPED = 3, 3  # criu: images/core.proto (tc), compel's COMPEL_TASK_STOPPED
 
@@ -72,21 +77,31 @@ class RestoringTree:
         self._room = room
         self._images = images
         self._criu = HeldCriu(images)
+        self._fill: FillEngine | None = None
 
     def bring_up(
-        self, criu: Criu, pipes: dict[int, int], deadline_s: float, *, stopped: bool = False
-    ) -> None:
+        self, criu: Criu, pipes: dict[int, int], deadline_s: float, *,
+        stopped: bool = False, fill: FillEngine | None = None,
+    ) -> None:  # fmt: skip
         """Restore up to where the tasks would run; ``stopped``: for :meth:`stop_at_door`.
 
         ``pipes`` maps the dumped tree's pipe inodes (stdout, stderr) to STDOUT_FD or STDERR_FD.
-        Raises StepFailed: then no task is left here, and the room is empty and locked as before.
+        ``fill``, a fresh one, gives the tree the memory that is not in CRIU's images; it is closed
+        here. Raises StepFailed: then no task is left here, and the room is empty and locked as
+        before.
         """
-        for mark in ("resumed", "at-door"):
+        for mark in ("resumed", "at-door", UNFILLED):
             (self._images / mark).unlink(missing_ok=True)
         options = ["restore", "--log-file", "restore.log", "-v2", "--restore-detached", *COMMON]
         options += ["--leave-stopped"] if stopped else []
+        if fill is not None:
+            self._fill = fill
+            (self._images / UNFILLED).touch()
+            options += ["--lazy-pages"]
         ends: dict[int, int] = {}
         try:
+            if fill is not None:
+                restore_at_once(self._images)
             for fd in (STDOUT_FD, STDERR_FD):
                 ends[fd] = os.open(f"/proc/{self._room.init}/fd/{fd}", os.O_WRONLY)
             for inode, fd in pipes.items():
@@ -99,22 +114,34 @@ class RestoringTree:
                 after=AT_DOOR if stopped else RESUMED,
                 pass_fds=tuple(ends.values()),
             )
-        except FileNotFoundError as gone:
-            raise self._failed("its room has ended") from gone
+        except BaseException as error:
+            self._end_fill()
+            if isinstance(error, FileNotFoundError):
+                raise self._failed("its room has ended") from error
+            raise
         finally:
             for write_end in ends.values():
                 os.close(write_end)
+        until = time.monotonic() + deadline_s
         try:
-            held = self._criu.wait_held(time.monotonic() + deadline_s)
+            held = self._criu.wait_held(until)
         except TimeoutError:
             self.drop()
             raise self._failed(f"CRIU did not finish within {deadline_s:g} s") from None
         if not held:
             self.drop()
             raise self._failed(explain(self._images / "restore.log"))
+        if fill is not None:
+            try:
+                fill.wait(until)
+                (self._images / UNFILLED).unlink()
+            except BaseException:
+                self.drop()
+                raise
 
     def let_run(self, deadline_s: float) -> None:
         """Open the network and let the tasks run; raises StepFailed when none of them did."""
+        self._need_filled()
         if self._criu.alive():  # else there are no sockets, and peers would be turned away
             try:
                 self._open_network()
@@ -126,18 +153,21 @@ class RestoringTree:
             self.drop()
             why = explain(self._images / "restore.log") if ended else "CRIU did not finish"
             raise self._failed(why)
+        self._end_fill()
         self._criu.close()
         adopt(self._room)
 
     def stop_at_door(self, deadline_s: float) -> None:
         """Have CRIU let go of the tasks, every one of them stopped; raises StepFailed with none
         left when it does not come to that."""
+        self._need_filled()
         ended = self._criu.tell("go", deadline_s)
         if not (self._images / "at-door").exists():
             why = explain(self._images / "restore.log") if ended else "CRIU did not finish"
         elif moving := self._moving(STOP_S):
             why = f"{moving} was not left stopped"
         else:
+            self._end_fill()
             self._criu.close()
             return
         self.drop()
@@ -181,6 +211,7 @@ class RestoringTree:
         """
         self._criu.tell("stop", STOP_S)
         evict(self._room)
+        self._end_fill()  # not before: what was not filled would read as zeros
         if (self._images / "unlocked").exists():
             self._lock_again()
         self._criu.close()
@@ -188,6 +219,18 @@ class RestoringTree:
     def _open_network(self) -> None:
         (self._images / "unlocked").write_text(f"{time.time():.9f}\n")
         network.unlock(self._room.init)
+
+    def _need_filled(self) -> None:
+        """Raises StepFailed, with no task left, for a tree whose memory an earlier agent was still
+        filling when it ended."""
+        if (self._images / UNFILLED).exists():
+            self.drop()
+            raise self._failed("its memory was not filled when the agent ended")
+
+    def _end_fill(self) -> None:
+        if self._fill is not None:
+            self._fill.close()
+            self._fill = None
 
     def _open_door(self, pids: list[int]) -> None:
         _send(pids, signal.SIGCONT)

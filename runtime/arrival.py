@@ -143,10 +143,12 @@ class Arrival:
             devices = self._devices if self._take_saved() else None
             store = self.inbox.memory
             fill = FillEngine(self.images, store) if store is not None else None
-            self._tree.bring_up(criu, manifest.pipes, deadline_s, devices is not None, fill)
+            self._tree.bring_up(
+                criu, manifest.pipes, deadline_s, stopped=devices is not None, fill=fill
+            )
             lap.bytes = sum(n for s, (n, _) in manifest.streams.items() if s.startswith("image:"))
             if fill is not None:
-                lap.bytes += fill.bytes
+                lap.bytes += fill.seen().bytes
         if devices is not None:
             try:
                 self._tree.stop_at_door(deadline_s)

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "chunk.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static uint32_t word(const uint8_t *at) {
+    uint32_t value;
+    memcpy(&value, at, sizeof value);
+    return value;
+}
+
+static uint64_t long_word(const uint8_t *at) {
+    uint64_t value;
+    memcpy(&value, at, sizeof value);
+    return value;
+}
+
+#define REFUSE(...) return snprintf(why, room, __VA_ARGS__), -1
+
+static int read_run(struct run *run, const uint8_t *at, char *why, size_t room) {
+    *run = (struct run){.address = long_word(at), .pages = word(at + 8), .kind = word(at + 12)};
+    if (run->address % PAGE != 0 || run->address >= ADDRESS_END)
+        REFUSE("a run of pages begins at %#" PRIx64 ", where no page begins", run->address);
+    if (run->pages == 0 || run->pages > (ADDRESS_END - run->address) / PAGE)
+        REFUSE("a run of %" PRIu32 " pages at %#" PRIx64, run->pages, run->address);
+    if (run->kind < RUN_DATA || run->kind > RUN_GONE)
+        REFUSE("a run of the unknown kind %" PRIu32, run->kind);
+    return 0;
+}
+
+int chunk_read(struct chunk *c, const uint8_t *raw, size_t length, char *why, size_t room) {
+    if (length < CHUNK_HEAD || length > CHUNK_LONGEST || memcmp(raw, "LSM1", 4) != 0)
+        REFUSE("%zu bytes that are no chunk of pages", length);
+    c->pid = word(raw + 4);
+    c->incarnation = word(raw + 8);
+    c->round = word(raw + 12);
+    c->runs = word(raw + 16);
+    c->named = c->copied = 0;
+    if (c->pid == 0 || c->pid > LAST_PID)
+        REFUSE("pages of a process with the pid %" PRIu32, c->pid);
+    if (c->runs > (PAGE - CHUNK_HEAD) / CHUNK_RUN || length < CHUNK_HEAD + c->runs * CHUNK_RUN)
+        REFUSE("a chunk of %zu bytes with %" PRIu32 " runs of pages", length, c->runs);
+    uint64_t payload = 0;
+    for (uint32_t i = 0; i < c->runs; i++) {
+        struct run *run = &c->run[i];
+        if (read_run(run, raw + CHUNK_HEAD + i * CHUNK_RUN, why, room) != 0)
+            return -1;
+        run->payload = raw + PAGE + payload;
+        if (run->kind == RUN_DATA || run->kind == RUN_REFERENCE) {
+            payload += run->pages * (uint64_t)(run->kind == RUN_DATA ? PAGE : REFERENCE);
+            c->copied += run->pages;
+            if (payload > CHUNK_LONGEST)
+                REFUSE("runs of more than %d bytes in one chunk", CHUNK_LONGEST);
+        }
+        c->named += run->kind == RUN_GONE ? 0 : run->pages;
+    }
+    if (payload ? length != PAGE + payload : length > PAGE)
+        REFUSE("a chunk of %zu bytes, of which its runs explain %" PRIu64, length, PAGE + payload);
+    return 0;
+}
+
+struct reference chunk_reference(const struct run *run, uint32_t page) {
+    const uint8_t *at = run->payload + (size_t)page * REFERENCE;
+    return (struct reference){
+        .hash = {long_word(at), long_word(at + 8)},
+        .pid = word(at + 16),
+        .address = long_word(at + 20),
+    };
+}

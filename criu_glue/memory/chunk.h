@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A chunk of pages as it comes over the wire, little endian:
+//
+//     header   magic "LSM1", inner pid, incarnation, round, number of runs    (5 × 32 bits)
+//     runs     address (64 bits), pages, kind                                 (16 bytes each)
+//     payload  at offset 4096, that of each run after that of the one before
+//
+// An incarnation tells one process, or one program of a process, from an earlier one that had the
+// same pid. What comes from another host is not trusted: nothing of a chunk is used before all of
+// its head was found sound.
+
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { PAGE = 4096, CHUNK_HEAD = 20, CHUNK_RUN = 16, REFERENCE = 28 };
+
+// At most a MiB of payload behind the head's page.
+enum { CHUNK_LONGEST = (1 << 20) + PAGE };
+
+enum run_kind {
+    RUN_DATA = 1,      // pages × 4096 bytes
+    RUN_ZERO = 2,      // nothing: the pages read as zeros
+    RUN_REFERENCE = 3, // per page: XXH3-128 (low, high), donor's pid, donor's address
+    RUN_GONE = 4,      // nothing: the pages are no more
+};
+
+// One below the highest pid that Linux can be told to use (PID_MAX_LIMIT).
+#define LAST_PID ((1u << 22) - 1)
+// Beyond any user address of x86-64 with five levels of page tables.
+#define ADDRESS_END (UINT64_C(1) << 56)
+
+struct run {
+    uint64_t address;
+    uint32_t pages;
+    uint32_t kind;
+    const uint8_t *payload;
+};
+
+struct chunk {
+    uint32_t pid;
+    uint32_t incarnation;
+    uint32_t round;
+    uint32_t runs;
+    uint64_t named;  // pages that any run names
+    uint64_t copied; // pages that have a payload of their own
+    struct run run[(PAGE - CHUNK_HEAD) / CHUNK_RUN];
+};
+
+// 0, or -1 with the reason in words in why.
+int chunk_read(struct chunk *c, const uint8_t *raw, size_t length, char *why, size_t room);
+
+struct reference {
+    uint64_t hash[2];
+    uint32_t pid;
+    uint64_t address;
+};
+
+struct reference chunk_reference(const struct run *run, uint32_t page);

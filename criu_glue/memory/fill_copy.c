@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "fill.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <linux/userfaultfd.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+
+enum { AGAIN_NS = 1000000 }; // until what was not registered is tried again
+
+uint64_t fill_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+}
+
+enum outcome { COPIED, NOT_YET, DISTURBED, LOST, NOWHERE, BROKEN };
+
+struct job {
+    struct process *process;
+    uint32_t first, end; // pieces
+    uint64_t address;    // where it went wrong
+    int error;
+    uint64_t present;
+};
+
+// As much of the piece as goes; what is left of it is in the piece.
+static enum outcome copy(struct fill *f, struct job *job, struct piece *p, bool settled) {
+    uint32_t most = PIECE_PAGES; // fewer where the pages lie in several VMAs
+    while (p->pages > 0) {
+        uint32_t pages = p->pages < most ? p->pages : most;
+        struct uffdio_copy c = {
+            .dst = p->address,
+            .src = (uintptr_t)store_content(f->store, p->slot),
+            .len = (uint64_t)pages * PAGE,
+        };
+        int rc = ioctl(job->process->fd, UFFDIO_COPY, &c);
+        int error = rc == 0 ? 0 : errno;
+        uint32_t done = rc == 0 ? pages : c.copy > 0 ? (uint32_t)(c.copy / PAGE) : 0;
+        if (done == 0 && error == EEXIST) { // CRIU had it in its images, or it was asked for
+            job->present++;
+            done = 1;
+        }
+        p->address += (uint64_t)done * PAGE;
+        p->slot += done;
+        p->pages -= (uint16_t)done;
+        if (done > 0)
+            continue;
+        job->address = p->address;
+        job->error = error;
+        if (error == EAGAIN)
+            return DISTURBED;
+        if (error == ESRCH)
+            return LOST;
+        if (error == ENOENT && !settled)
+            return NOT_YET;
+        if (error != ENOENT)
+            return BROKEN;
+        if (pages == 1)
+            return NOWHERE;
+        most = pages / 2;
+    }
+    return COPIED;
+}
+
+// With the lock held: pieces of one process that nobody else copies.
+static bool take(struct process *p, struct job *job) {
+    struct pieces *list = &p->pieces;
+    while (list->cursor < list->used && list->piece[list->cursor].state != PIECE_TO_DO)
+        list->cursor++;
+    *job = (struct job){.process = p, .first = list->cursor, .end = list->cursor};
+    for (uint32_t pages = 0; job->end < list->used && pages < PIECE_PAGES; job->end++) {
+        struct piece *next = &list->piece[job->end];
+        if (next->state != PIECE_TO_DO)
+            break;
+        pages += next->pages;
+        next->state = PIECE_BUSY;
+    }
+    list->cursor = job->end;
+    return job->end > job->first;
+}
+
+static void say(struct fill *f, const struct job *job, enum outcome outcome) {
+    uint32_t pid = job->process->pid;
+    if (outcome == NOWHERE)
+        fill_fail(f,
+                  "process %" PRIu32 ": no memory was restored at %#" PRIx64 ", where its table "
+                  "has a page",
+                  pid, job->address);
+    else if (outcome == LOST)
+        fill_fail(f, "process %" PRIu32 " ended while its memory was filled", pid);
+    else
+        fill_fail(f, "process %" PRIu32 ": the page at %#" PRIx64 " cannot be filled: %s", pid,
+                  job->address, strerror(job->error));
+}
+
+// One job; the process is held as it is.
+static void work(struct fill *f, struct job *job) {
+    struct process *p = job->process;
+    uint64_t before = 0, after = 0;
+    enum outcome outcome = COPIED;
+    uint32_t at = job->first;
+    bool settled = f->drained;
+    for (uint32_t i = job->first; i < job->end; i++)
+        before += p->pieces.piece[i].pages;
+    while (at < job->end && (outcome = copy(f, job, &p->pieces.piece[at], settled)) == COPIED)
+        at++;
+    for (uint32_t i = at; i < job->end; i++)
+        after += p->pieces.piece[i].pages;
+    pthread_mutex_lock(&f->lock);
+    f->report.filled += before - after;
+    f->report.present += job->present;
+    for (uint32_t i = job->first; i < job->end; i++) {
+        p->pieces.piece[i].state = i < at ? PIECE_DONE : PIECE_TO_DO;
+        p->pieces.to_do -= i < at;
+    }
+    if (at < job->end) {
+        if (at < p->pieces.cursor)
+            p->pieces.cursor = at;
+        pthread_cond_broadcast(&f->work);
+    }
+    if (outcome == NOT_YET)
+        p->not_before = fill_now() + AGAIN_NS;
+    else if (outcome == LOST && f->finished)
+        p->lost = true; // it has ended as a task may
+    else if (outcome != COPIED && outcome != DISTURBED)
+        say(f, job, outcome);
+    fill_judge(f);
+    pthread_mutex_unlock(&f->lock);
+}
+
+// With the lock held: some process with something to do; when there is one later, when.
+static struct process *choose(struct fill *f, uint64_t *later) {
+    uint64_t now = fill_now();
+    *later = 0;
+    if (f->report.phase == FILL_FAILED)
+        return NULL;
+    for (struct process *p = f->processes; p != NULL; p = p->next) {
+        struct pieces *list = &p->pieces;
+        if (p->lost || list->to_do == 0 || list->cursor >= list->used)
+            continue;
+        if (p->not_before <= now || f->drained)
+            return p;
+        if (*later == 0 || p->not_before < *later)
+            *later = p->not_before;
+    }
+    return NULL;
+}
+
+void *fill_copies(void *fill) {
+    struct fill *f = fill;
+    pthread_mutex_lock(&f->lock);
+    while (!f->stopping) {
+        uint64_t later;
+        struct process *p = choose(f, &later);
+        if (p == NULL && later == 0) {
+            pthread_cond_wait(&f->work, &f->lock);
+        } else if (p == NULL) {
+            struct timespec t = {(time_t)(later / 1000000000), (long)(later % 1000000000)};
+            pthread_cond_timedwait(&f->work, &f->lock, &t);
+        } else {
+            struct job job;
+            pthread_mutex_unlock(&f->lock);
+            pthread_rwlock_rdlock(&p->still);
+            pthread_mutex_lock(&f->lock);
+            bool some = !f->stopping && take(p, &job);
+            pthread_mutex_unlock(&f->lock);
+            if (some)
+                work(f, &job);
+            pthread_rwlock_unlock(&p->still);
+            pthread_mutex_lock(&f->lock);
+        }
+    }
+    pthread_mutex_unlock(&f->lock);
+    return NULL;
+}

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The one thread that hears CRIU, and the kernel's word on each process.
+
+#include "fill.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/userfaultfd.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { MESSAGES = 16, READY = 16 };
+
+void fill_watch(struct fill *f, int fd, void *what) {
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = what};
+    if (epoll_ctl(f->epoll, EPOLL_CTL_ADD, fd, &event) != 0)
+        fill_fail(f, "a descriptor of the fill cannot be watched: %s", strerror(errno));
+}
+
+struct process *fill_adopt(struct fill *f, uint32_t pid, int fd) {
+    struct process *p = calloc(1, sizeof *p);
+    if (p == NULL) {
+        close(fd);
+        fill_fail(f, "no memory for process %" PRIu32, pid);
+        return NULL;
+    }
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    p->fd = fd;
+    p->pid = pid;
+    pthread_rwlockattr_t kind;
+    pthread_rwlockattr_init(&kind);
+    pthread_rwlockattr_setkind_np(&kind, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    pthread_rwlock_init(&p->still, &kind);
+    pthread_rwlockattr_destroy(&kind);
+    p->next = f->processes;
+    f->processes = p;
+    f->report.processes++;
+    fill_watch(f, fd, p);
+    return p;
+}
+
+static int wake(const struct process *p, uint64_t address) {
+    struct uffdio_range range = {.start = address, .len = PAGE};
+    return ioctl(p->fd, UFFDIO_WAKE, &range);
+}
+
+// The kernel waits for that page: the store's, or zeros where the table has none.
+static int serve(struct fill *f, struct process *p, uint64_t address) {
+    struct piece *piece = pieces_find(&p->pieces, address);
+    int rc;
+    f->report.faults++;
+    if (piece != NULL) {
+        uint32_t slot = piece->slot + (uint32_t)((address - piece->address) / PAGE);
+        struct uffdio_copy c = {
+            .dst = address, .src = (uintptr_t)store_content(f->store, slot), .len = PAGE};
+        rc = ioctl(p->fd, UFFDIO_COPY, &c);
+    } else {
+        f->report.zeros++;
+        struct uffdio_zeropage z = {.range = {.start = address, .len = PAGE}};
+        rc = ioctl(p->fd, UFFDIO_ZEROPAGE, &z);
+    }
+    if (rc == 0)
+        return 0;
+    if (errno == ESRCH) {
+        p->lost = true;
+        return 0;
+    }
+    if (errno != EEXIST && errno != EAGAIN && errno != ENOENT)
+        return -1;
+    return wake(p, address) == 0 || errno == ESRCH || errno == ENOENT ? 0 : -1;
+}
+
+// With the lock held, and nobody copying into that process.
+static int heed(struct fill *f, struct process *p, const struct uffd_msg *m) {
+    if (m->event == UFFD_EVENT_PAGEFAULT)
+        return serve(f, p, m->arg.pagefault.address & ~(uint64_t)(PAGE - 1));
+    f->report.events++;
+    if (m->event == UFFD_EVENT_FORK) {
+        struct process *child = fill_adopt(f, p->pid, (int)m->arg.fork.ufd);
+        return child == NULL ? -1 : pieces_copy(&child->pieces, &p->pieces);
+    }
+    p->pieces.cursor = 0;
+    if (m->event == UFFD_EVENT_REMAP)
+        return pieces_move(&p->pieces, m->arg.remap.from, m->arg.remap.to, m->arg.remap.len);
+    if (m->event == UFFD_EVENT_REMOVE || m->event == UFFD_EVENT_UNMAP)
+        return pieces_cut(&p->pieces, m->arg.remove.start, m->arg.remove.end);
+    errno = EPROTO;
+    return -1;
+}
+
+int fill_heed(struct fill *f, struct process *p) {
+    struct uffd_msg messages[MESSAGES];
+    int rc = 0;
+    pthread_rwlock_wrlock(&p->still);
+    ssize_t n = read(p->fd, messages, sizeof messages);
+    pthread_mutex_lock(&f->lock);
+    for (ssize_t i = 0; n > 0 && i < n / (ssize_t)sizeof *messages && rc == 0; i++)
+        rc = heed(f, p, &messages[i]);
+    if (rc != 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
+        fill_fail(f, "process %" PRIu32 ": its page faults cannot be served: %s", p->pid,
+                  strerror(errno));
+    pthread_cond_broadcast(&f->work);
+    fill_judge(f);
+    pthread_mutex_unlock(&f->lock);
+    pthread_rwlock_unlock(&p->still);
+    return rc;
+}
+
+static void drain(struct fill *f) {
+    while (fill_listen(f))
+        continue;
+    pthread_mutex_lock(&f->lock);
+    if (f->settled && !f->drained) {
+        f->drained = true;
+        pthread_cond_broadcast(&f->work);
+        fill_judge(f);
+    }
+    pthread_mutex_unlock(&f->lock);
+}
+
+static void let_go(struct fill *f) {
+    for (struct process *p = f->processes; p != NULL; p = p->next)
+        if (p->fd >= 0) {
+            close(p->fd);
+            p->fd = -1;
+        }
+}
+
+void *fill_events(void *fill) {
+    struct fill *f = fill;
+    struct epoll_event ready[READY];
+    while (true) {
+        pthread_mutex_lock(&f->lock);
+        bool through = f->finished && f->report.phase == FILL_FILLED;
+        bool failed = f->report.phase == FILL_FAILED, stopping = f->stopping;
+        bool settling = f->settled && !f->drained;
+        pthread_mutex_unlock(&f->lock);
+        if (through) { // nobody copies: there is nothing left to be copied
+            let_go(f);
+            pthread_mutex_lock(&f->lock);
+            f->report.phase = FILL_FINISHED;
+            pthread_cond_broadcast(&f->changed);
+            pthread_mutex_unlock(&f->lock);
+        }
+        // Of a fill that failed the descriptors stay open, unheeded, until the tree was ended: what
+        // is missing would read as zeros.
+        if (through || failed || stopping)
+            return NULL;
+        if (settling) {
+            drain(f);
+            continue;
+        }
+        int n = epoll_wait(f->epoll, ready, READY, -1);
+        for (int i = 0; i < n; i++) {
+            void *what = ready[i].data.ptr;
+            uint64_t word;
+            if (what == &f->wake)
+                (void)!read(f->wake, &word, sizeof word);
+            else if (what == &f->listener || what == &f->connection)
+                fill_listen(f);
+            else
+                fill_heed(f, what);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CRIU's side of lazy restoring (criu: uffd.c, send_uffd and lazy_pages_finish_restore): for each
+// process its pid as 32 bits and then one byte that brings the descriptor, for a zombie only its
+// pid, negative, and at last, after its post-restore hook, a number.
+
+#include "fill.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { RESTORE_FINISHED = 0x52535446 };
+
+// CRIU gives the tree up when it cannot say that it is through, and then it has opened the network
+// already. So our end of its connection is left with CRIU as well, as a message that it never
+// reads: whatever becomes of this agent, somebody is there to be told.
+static void leave_with_criu(int connection) {
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control = {.head = {.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
+    control.head.cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(&control.head), &connection, sizeof connection);
+    char byte = 0;
+    struct iovec vector = {&byte, 1};
+    struct msghdr message = {.msg_iov = &vector, .msg_iovlen = 1};
+    message.msg_control = &control;
+    message.msg_controllen = sizeof control;
+    (void)!sendmsg(connection, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static bool accept_criu(struct fill *f) {
+    int connection = accept4(f->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (connection < 0)
+        return false;
+    leave_with_criu(connection);
+    epoll_ctl(f->epoll, EPOLL_CTL_DEL, f->listener, NULL);
+    pthread_mutex_lock(&f->lock);
+    f->connection = connection;
+    fill_watch(f, connection, &f->connection);
+    if (f->report.phase == FILL_WAITS)
+        f->report.phase = FILL_RUNS;
+    pthread_mutex_unlock(&f->lock);
+    return true;
+}
+
+static int descriptor(struct msghdr *message) {
+    int fd = -1;
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c != NULL; c = CMSG_NXTHDR(message, c))
+        if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
+            memcpy(&fd, CMSG_DATA(c), sizeof fd); // there is room for one
+    return fd;
+}
+
+static const struct image *image_of(const struct fill *f, uint32_t pid) {
+    for (uint32_t i = 0; i < f->store->images; i++)
+        if (f->store->image[i].pid == pid)
+            return &f->store->image[i];
+    return NULL;
+}
+
+// With the lock held.
+static void hand_over(struct fill *f, int fd) {
+    uint32_t pid = f->expected;
+    f->expected = 0;
+    for (struct process *p = f->processes; p != NULL; p = p->next)
+        if (p->pid == pid) {
+            close(fd);
+            fill_fail(f, "CRIU hands process %" PRIu32 " over twice", pid);
+            return;
+        }
+    struct process *p = fill_adopt(f, pid, fd);
+    const struct image *image = image_of(f, pid);
+    if (p != NULL && image != NULL && pieces_of(&p->pieces, image) != 0)
+        fill_fail(f, "no memory for the pages of process %" PRIu32, pid);
+    pthread_cond_broadcast(&f->work);
+}
+
+// With the lock held: a whole number has come.
+static void understand(struct fill *f) {
+    int32_t word;
+    memcpy(&word, f->heard, sizeof word);
+    f->heard_bytes = 0;
+    if (word == RESTORE_FINISHED)
+        f->finished = true;
+    else if (word > 0 && (uint32_t)word <= LAST_PID)
+        f->expected = (uint32_t)word;
+    else if (word >= 0)
+        fill_fail(f, "CRIU says %#" PRIx32 " of a process that it restores", word);
+}
+
+static void ended(struct fill *f) {
+    epoll_ctl(f->epoll, EPOLL_CTL_DEL, f->connection, NULL);
+    close(f->connection);
+    f->connection = -1;
+    if (!f->finished)
+        fill_fail(f, "CRIU gave up before the tree was let go");
+}
+
+bool fill_listen(struct fill *f) {
+    if (f->connection < 0)
+        return f->listener >= 0 && f->report.phase == FILL_WAITS && accept_criu(f);
+    char byte;
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct iovec vector = {&byte, 1};
+    if (!f->expected)
+        vector = (struct iovec){f->heard + f->heard_bytes, sizeof f->heard - f->heard_bytes};
+    struct msghdr message = {.msg_iov = &vector, .msg_iovlen = 1};
+    message.msg_control = &control;
+    message.msg_controllen = sizeof control;
+    ssize_t n = recvmsg(f->connection, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return errno == EINTR;
+    int fd = n > 0 ? descriptor(&message) : -1;
+    pthread_mutex_lock(&f->lock);
+    bool more = n > 0;
+    if (n <= 0) {
+        ended(f);
+    } else if (f->expected && fd >= 0) {
+        hand_over(f, fd);
+    } else if (f->expected || fd >= 0) {
+        if (fd >= 0)
+            close(fd);
+        fill_fail(f, "CRIU hands over a descriptor where none belongs, or none where one does");
+    } else {
+        f->heard_bytes += (uint32_t)n;
+        if (f->heard_bytes == sizeof f->heard)
+            understand(f);
+    }
+    fill_judge(f);
+    pthread_mutex_unlock(&f->lock);
+    return more;
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "page_map.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static uint32_t place(const struct page_map *map, uint64_t number) {
+    return (uint32_t)(number * UINT64_C(0x9E3779B97F4A7C15) >> 32) & (map->size - 1);
+}
+
+static struct leaf **look(const struct page_map *map, uint64_t number) {
+    uint32_t at = place(map, number);
+    while (map->table[at] != NULL && map->table[at]->number != number)
+        at = (at + 1) & (map->size - 1);
+    return &map->table[at];
+}
+
+static int grow(struct page_map *map) {
+    struct page_map larger = {.size = map->size ? map->size * 2 : 64};
+    larger.table = calloc(larger.size, sizeof *larger.table);
+    if (larger.table == NULL)
+        return -1;
+    for (uint32_t i = 0; i < map->size; i++)
+        if (map->table[i] != NULL)
+            *look(&larger, map->table[i]->number) = map->table[i];
+    free(map->table);
+    map->table = larger.table;
+    map->size = larger.size;
+    return 0;
+}
+
+static struct leaf *leaf_of(struct page_map *map, uint64_t number) {
+    if (map->last == NULL || map->last->number != number) {
+        if (map->size == 0)
+            return NULL;
+        struct leaf *found = *look(map, number);
+        if (found == NULL)
+            return NULL;
+        map->last = found;
+    }
+    return map->last;
+}
+
+uint32_t *page_map_find(struct page_map *map, uint64_t page) {
+    struct leaf *leaf = leaf_of(map, page >> LEAF_BITS);
+    return leaf == NULL ? NULL : &leaf->page[page & (LEAF_PAGES - 1)];
+}
+
+uint32_t *page_map_need(struct page_map *map, uint64_t page) {
+    uint32_t *found = page_map_find(map, page);
+    if (found != NULL)
+        return found;
+    if ((map->used + 1) * UINT64_C(2) > map->size && grow(map) != 0)
+        return NULL;
+    struct leaf *leaf = calloc(1, sizeof *leaf);
+    if (leaf == NULL)
+        return NULL;
+    leaf->number = page >> LEAF_BITS;
+    *look(map, leaf->number) = leaf;
+    map->used++;
+    map->last = leaf;
+    return &leaf->page[page & (LEAF_PAGES - 1)];
+}
+
+void page_map_clear(struct page_map *map) {
+    for (uint32_t i = 0; i < map->size; i++)
+        free(map->table[i]);
+    free(map->table);
+    map->table = NULL;
+    map->last = NULL;
+    map->size = map->used = 0;
+    map->known = 0;
+}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "store.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+// Slots that were freed and not yet given out again need some beyond the limit.
+enum { SLACK = 65536, POPULATE = 32 << 20 };
+
+#define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
+
+struct store *store_open(int fd, uint64_t limit, char *why) {
+    uint64_t capacity = limit + SLACK;
+    struct store *s = calloc(1, sizeof *s);
+    if (s == NULL || capacity > UINT32_MAX - FIRST_SLOT || ftruncate(fd, capacity * PAGE) != 0) {
+        snprintf(why, WHY, "a store for %" PRIu64 " pages: %s", limit, strerror(errno));
+        free(s);
+        return NULL;
+    }
+    s->map = mmap(NULL, capacity * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (s->map == MAP_FAILED) {
+        snprintf(why, WHY, "a store for %" PRIu64 " pages: %s", limit, strerror(errno));
+        free(s);
+        return NULL;
+    }
+    madvise(s->map, capacity * PAGE, MADV_DONTFORK);
+    s->fd = fd;
+    s->limit = limit;
+    s->capacity = capacity;
+    pthread_mutex_init(&s->lock, NULL);
+    return s;
+}
+
+void store_close(struct store *s) {
+    store_images_clear(s);
+    for (uint32_t i = 0; i < s->processes; i++) {
+        page_map_clear(s->process[i]);
+        free(s->process[i]);
+    }
+    munmap(s->map, s->capacity * PAGE);
+    close(s->fd);
+    free(s->process);
+    free(s->spare.slot);
+    free(s->freed.slot);
+    free(s->want);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+int store_reserve(struct store *s, uint64_t bytes, char *why) {
+    pthread_mutex_lock(&s->lock);
+    uint64_t at = s->next * PAGE, end = s->capacity * PAGE;
+    pthread_mutex_unlock(&s->lock);
+    end = bytes < end - at ? at + bytes / PAGE * PAGE : end;
+    for (; at < end; at += POPULATE) {
+        size_t length = end - at < POPULATE ? end - at : POPULATE;
+        if (madvise(s->map + at, length, MADV_POPULATE_WRITE) != 0 && errno != EINVAL)
+            FAIL("no room for %" PRIu64 " bytes of memory: %s", end - at,
+                 errno == EFAULT ? "the file system is full" : strerror(errno));
+    }
+    return 0;
+}
+
+struct write { // what is to be copied once the lock is released
+    uint32_t slot;
+    size_t bytes;
+    const uint8_t *from;
+};
+
+struct writes {
+    uint32_t used;
+    struct write write[CHUNK_LONGEST / PAGE];
+};
+
+static int take_data(struct store *s, struct page_map *map, const struct run *run, struct writes *w,
+                     char *why) {
+    for (uint32_t i = 0; i < run->pages; i++) {
+        uint32_t *entry = page_map_need(map, run->address / PAGE + i);
+        if (entry == NULL)
+            FAIL("no memory for the index of pages");
+        if (*entry < FIRST_SLOT) {
+            uint32_t slot;
+            if (store_slot(s, &slot, why) != 0 || store_set(s, map, entry, slot, why) != 0)
+                return -1;
+        }
+        const uint8_t *from = run->payload + (size_t)i * PAGE;
+        struct write *last = w->used > 0 ? &w->write[w->used - 1] : NULL;
+        if (last != NULL && last->slot + last->bytes / PAGE == *entry &&
+            last->from + last->bytes == from)
+            last->bytes += PAGE;
+        else
+            w->write[w->used++] = (struct write){*entry, PAGE, from};
+    }
+    return 0;
+}
+
+static int take_run(struct store *s, struct page_map *map, const struct run *run, struct writes *w,
+                    char *why) {
+    if (run->kind == RUN_DATA)
+        return take_data(s, map, run, w, why);
+    for (uint32_t i = 0; i < run->pages; i++) {
+        uint64_t address = run->address + (uint64_t)i * PAGE;
+        if (run->kind == RUN_REFERENCE) {
+            if (store_refer(s, map, address, chunk_reference(run, i), why) != 0)
+                return -1;
+            continue;
+        }
+        bool gone = run->kind == RUN_GONE;
+        uint32_t *entry =
+            gone ? page_map_find(map, address / PAGE) : page_map_need(map, address / PAGE);
+        if (entry == NULL && gone)
+            i += LEAF_PAGES - 1 - (address / PAGE & (LEAF_PAGES - 1)); // nor any of its leaf
+        else if (entry == NULL)
+            FAIL("no memory for the index of pages");
+        else if (store_set(s, map, entry, gone ? PAGE_UNKNOWN : PAGE_ZERO, why) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int take(struct store *s, const struct chunk *c, struct writes *w, char *why) {
+    if (s->broken)
+        FAIL("an earlier write to the store of pages has failed");
+    if (c->named > s->limit)
+        FAIL("process %" PRIu32 ": %" PRIu64 " pages in one chunk, of %" PRIu64 " announced in all",
+             c->pid, c->named, s->limit);
+    struct page_map *map = store_process(s, c->pid);
+    if (map == NULL)
+        FAIL("pages of more than %d processes", PROCESSES_MOST);
+    if (c->incarnation < map->incarnation)
+        return 0; // of a process that is no more
+    if (c->incarnation > map->incarnation) {
+        store_forget(s, map);
+        map->incarnation = c->incarnation;
+    }
+    for (uint32_t i = 0; i < c->runs; i++)
+        if (take_run(s, map, &c->run[i], w, why) != 0)
+            return -1;
+    return 0;
+}
+
+int store_write(struct store *s, const uint8_t *raw, size_t length, char *why) {
+    struct chunk c;
+    struct writes w = {.used = 0};
+    if (chunk_read(&c, raw, length, why, WHY) != 0)
+        return -1;
+    pthread_mutex_lock(&s->lock);
+    s->writers++;
+    int rc = take(s, &c, &w, why);
+    pthread_mutex_unlock(&s->lock);
+    for (uint32_t i = 0; i < w.used && rc == 0; i++)
+        rc = store_put(s, w.write[i].slot, w.write[i].from, w.write[i].bytes, why);
+    pthread_mutex_lock(&s->lock);
+    s->broken |= rc != 0;
+    if (--s->writers == 0)
+        store_reuse(s);
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The pages that have come for one migration: slots of 4 KiB in one file, and which page of which
+// process lies in which slot. At the end the source says which pages exist (the table); what of
+// them is here becomes a list of extents, each contiguous in memory and in the file.
+//
+// Pages are written with pwrite, not through the mapping: a file system that is full says so, and
+// does not end the agent with SIGBUS. All functions may be called from several threads.
+
+#pragma once
+
+#include "chunk.h"
+#include "page_map.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+
+enum { PROCESSES_MOST = 32768, WHY = 256 };
+
+struct extent {
+    uint64_t address;
+    uint32_t pages;
+    uint32_t slot; // PAGE_ZERO, or FIRST_SLOT + the slot's number
+};
+
+struct image { // of one process, at standstill
+    uint32_t pid;
+    uint32_t incarnation;
+    uint32_t extents;
+    uint64_t pages, data; // all, and those that are not zero
+    struct extent *extent;
+};
+
+struct want { // a page whose content was to be found here, and was not
+    uint32_t pid, incarnation;
+    uint64_t address;
+    struct reference like;
+};
+
+struct slots {
+    uint32_t *slot;
+    uint32_t used, room;
+};
+
+struct store {
+    int fd;
+    uint8_t *map;
+    uint64_t limit;    // pages that may be known
+    uint64_t capacity; // slots of the file
+    pthread_mutex_t lock;
+    struct page_map **process; // ordered by pid
+    uint32_t processes;
+    uint64_t known;
+    uint64_t next;      // slots from here on were never used
+    struct slots spare; // may be used again
+    struct slots freed; // may be, once nobody writes
+    uint32_t writers;
+    bool broken; // a write has failed: what is said to be here may not be
+    struct want *want;
+    uint32_t wants, wants_room;
+    struct image *image;
+    uint32_t images;
+};
+
+// Takes the descriptor over when it succeeds. limit: pages. NULL with why.
+struct store *store_open(int fd, uint64_t limit, char *why);
+void store_close(struct store *s);
+
+// One chunk; 0, or -1 with why.
+int store_write(struct store *s, const uint8_t *raw, size_t length, char *why);
+// Have bytes more of the file in memory before they are needed; 0, or -1 with why.
+int store_reserve(struct store *s, uint64_t bytes, char *why);
+
+// store_slots.c; with the lock held, but for store_content.
+int store_slot(struct store *s, uint32_t *slot, char *why);
+// The page takes on a value, and its slot, if it had one and does not keep it, is free.
+int store_set(struct store *s, struct page_map *map, uint32_t *entry, uint32_t value, char *why);
+struct page_map *store_process(struct store *s, uint32_t pid);
+void store_forget(struct store *s, struct page_map *map);
+// What was freed may be given out again: nobody writes.
+void store_reuse(struct store *s);
+int store_put(struct store *s, uint32_t slot, const void *from, size_t bytes, char *why);
+static inline const uint8_t *store_content(const struct store *s, uint32_t slot) {
+    return s->map + (uint64_t)(slot - FIRST_SLOT) * PAGE;
+}
+
+// store_references.c
+int store_refer(struct store *s, struct page_map *map, uint64_t address, struct reference from,
+                char *why);
+// Look once more for what was not here, and list what still is not. NULL with why.
+const struct want *store_wants(struct store *s, uint32_t *count, char *why);
+// A wanted page, found elsewhere, whose content was checked. 0, or -1 with why.
+int store_supply(struct store *s, const struct want *want, const uint8_t *page, char *why);
+
+// store_images.c
+void store_images_clear(struct store *s);
+const struct image *store_images(struct store *s, uint32_t *count);
+// One process of the table: runs of (address, pages). 0, or -1 with why.
+int store_image(struct store *s, uint32_t pid, uint32_t incarnation, const uint64_t *runs,
+                uint32_t count, char *why);
+// The same from extents that were kept.
+int store_image_again(struct store *s, uint32_t pid, uint32_t incarnation,
+                      const struct extent *extent, uint32_t count, char *why);
+
+struct forwarding { // where it stands
+    uint32_t image, extent, page;
+};
+// The next chunk of all that the images consist of, in CHUNK_LONGEST bytes; its length, or 0.
+size_t store_forward(struct store *s, struct forwarding *at, uint8_t *chunk);

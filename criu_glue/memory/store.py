@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages that have come for one migration, in a file in memory, beside CRIU's images.
+
+The source sends pages while the job runs, again when they were written again, and at last, at
+standstill, the table of what exists: only what is in both makes up the image. All that is
+proportional to the size of memory happens in C (store.h); a chunk's form is told in chunk.h.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...errors import StepFailed
+from . import store_library
+
+PAGE = 4096
+CHUNK = (1 << 20) + PAGE
+"""Bytes of the longest chunk: a page with its head, and a MiB."""
+
+PAGES_FILE = "memory"
+INDEX_FILE = "memory.index"
+
+TABLE_LIMIT = 256 << 20
+"""Bytes of a table: 16 for each run, of which the most torn memory has millions."""
+
+_MAGIC = b"LSMI\0\0\0\1"
+_INDEX_HEAD = struct.Struct("<8sQI4x")
+_IMAGE_HEAD = struct.Struct("<III4x")
+_BUFFERS = 8
+
+Sink = Callable[[memoryview, Callable[[], None]], None]
+"""Takes a chunk, which is its own until it calls the second argument."""
+
+
+class ProcessTable(msgspec.Struct, forbid_unknown_fields=True):
+    """The pages of one process that exist: ``runs`` of (address, pages), ordered, as pairs or
+    packed as two little-endian 64-bit numbers each."""
+
+    incarnation: int
+    runs: bytes | list[tuple[int, int]]
+
+
+Table = Mapping[int, ProcessTable]
+"""By inner pid."""
+
+
+@dataclass(frozen=True)
+class Want:
+    """A page that the source thought to be here already: it has to come after all."""
+
+    pid: int
+    incarnation: int
+    address: int
+
+
+def read_table(raw: bytes | memoryview) -> dict[int, ProcessTable]:
+    """The table as it comes over the wire (MessagePack); raises StepFailed."""
+    try:
+        return msgspec.msgpack.decode(raw, type=dict[int, ProcessTable])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise StepFailed("ship", f"no table of memory: {error}") from error
+
+
+class MemoryStore:
+    """``directory`` holds it, and belongs to one migration. Methods block; raise StepFailed."""
+
+    def __init__(self, directory: Path, limit: int, *, fresh: bool) -> None:
+        """``limit``: bytes of memory that the source has announced. See create and load."""
+        self._ffi, self._calls = store_library.load()
+        self._directory = directory
+        self.limit = limit
+        self._open = threading.Condition()
+        self._users = 0
+        self._loaded = not fresh
+        self._why = f"the memory store in {directory}"
+        if not 0 <= limit < 1 << 44:
+            raise StepFailed("ship", f"{limit} bytes of memory are announced")
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            if fresh:
+                (directory / PAGES_FILE).unlink(missing_ok=True)
+                (directory / INDEX_FILE).unlink(missing_ok=True)
+                flags |= os.O_CREAT | os.O_EXCL
+            fd = os.open(directory / PAGES_FILE, flags, 0o600)
+        except OSError as error:
+            raise StepFailed("ship", f"{self._why} cannot be opened: {error}") from error
+        why = self._ffi.new("char[]", store_library.WHY)
+        self._store = self._calls.store_open(fd, -(-limit // PAGE), why)
+        if not self._store:
+            os.close(fd)
+            raise StepFailed("ship", self._said(why))
+
+    @classmethod
+    def create(cls, directory: Path, limit: int) -> MemoryStore:
+        """An empty one; what another has left there is gone."""
+        return cls(directory, limit, fresh=True)
+
+    @classmethod
+    def load(cls, directory: Path) -> MemoryStore:
+        """What :meth:`save` has written, for an agent that was started anew. It is complete:
+        nothing more is taken."""
+        path = directory / INDEX_FILE
+        try:
+            raw = path.read_bytes()
+            magic, limit, count = _INDEX_HEAD.unpack_from(raw)
+            if magic != _MAGIC:
+                raise ValueError(f"it begins with {magic!r}")
+            store = cls(directory, limit, fresh=False)
+        except (OSError, ValueError, struct.error) as error:
+            raise StepFailed("restore", f"{path} cannot be read: {error}") from error
+        try:
+            store._load(memoryview(raw)[_INDEX_HEAD.size :], count)
+        except BaseException as error:
+            store.close()
+            if isinstance(error, (ValueError, struct.error)):
+                raise StepFailed("restore", f"{path} is damaged: {error}") from error
+            raise
+        return store
+
+    def close(self) -> None:
+        """Wait for calls under way and let go of it; the files stay. May be called again."""
+        with self._open:
+            store, self._store = self._store, self._ffi.NULL
+            self._open.wait_for(lambda: self._users == 0)
+        if store:
+            self._calls.store_close(store)
+
+    def write(self, chunk: bytes | memoryview) -> None:
+        """Take one chunk; raises StepFailed for one that is none, or more than was announced."""
+        if self._loaded:
+            raise StepFailed("ship", "nothing more is taken for this memory: it is complete")
+        with self.in_use() as store:
+            self._do("ship", self._calls.store_write, store, self._bytes(chunk), len(chunk))
+
+    def reserve(self, size: int) -> None:
+        """Have so many bytes more in memory before they are needed; raises StepFailed when there
+        is no room for them."""
+        with self.in_use() as store:
+            self._do("ship", self._calls.store_reserve, store, max(0, size))
+
+    def end(self, table: Table) -> None:
+        """These are the pages that exist. Raises StepFailed for one that has not come.
+
+        May be called again after more has come.
+        """
+        with self.in_use() as store:
+            self._calls.store_images_clear(store)
+            for pid, process in table.items():
+                runs = _packed(process.runs)
+                if not (0 < pid < 1 << 32 and 0 <= process.incarnation < 1 << 32):
+                    raise StepFailed("ship", f"a table of process {pid}, {process.incarnation}")
+                self._do(
+                    "ship", self._calls.store_image, store, pid, process.incarnation,
+                    self._ffi.cast("uint64_t *", self._bytes(runs)), len(runs) // 16,
+                )  # fmt: skip
+
+    def wants(self) -> list[Want]:
+        """The pages that were to be found here by their content and were not, even now."""
+        with self.in_use() as store:
+            return [Want(w.pid, w.incarnation, w.address) for w in self._wanted(store)]
+
+    def supply(self, find: Callable[[int], bytes | None]) -> int:
+        """Give the wanted pages of donor 0, which lie elsewhere on this host, their content;
+        returns how many of them were found. ``find`` takes a hash (XXH3-128)."""
+        found = 0
+        with self.in_use() as store:
+            for want in self._wanted(store):
+                if want.like.pid == 0:
+                    page = find(want.like.hash[1] << 64 | want.like.hash[0])
+                    if page is not None and len(page) == PAGE:
+                        self._do(
+                            "ship", self._calls.store_supply, store, self._ffi.addressof(want), page
+                        )
+                        found += 1
+        return found
+
+    def save(self) -> None:
+        """Write down what :meth:`load` needs, beside the pages; after :meth:`end`."""
+        path = self._directory / INDEX_FILE
+        fresh = path.with_suffix(".new")
+        with self.in_use() as store, fresh.open("wb") as file:
+            images = self._images(store)
+            file.write(_INDEX_HEAD.pack(_MAGIC, self.limit, len(images)))
+            for image in images:
+                file.write(_IMAGE_HEAD.pack(image.pid, image.incarnation, image.extents))
+                if image.extents:
+                    file.write(self._ffi.buffer(image.extent, image.extents * 16))
+        fresh.rename(path)
+
+    def forward(self, sink: Sink) -> None:
+        """All of the image again as chunks, for another host; after :meth:`end`."""
+        free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
+        for _ in range(_BUFFERS):
+            free.put(memoryview(bytearray(CHUNK)))
+        at = self._ffi.new("struct forwarding *")
+        with self.in_use() as store:
+            while True:
+                buffer = free.get()
+                chunk = self._ffi.from_buffer("uint8_t[]", buffer, require_writable=True)
+                length = self._calls.store_forward(store, at, chunk)
+                if not length:
+                    return
+                sink(buffer[:length], lambda buffer=buffer: free.put(buffer))  # type: ignore[misc]
+
+    def table(self) -> dict[int, ProcessTable]:
+        """What :meth:`end` was told, for who takes the image over."""
+        found = {}
+        with self.in_use() as store:
+            for image in self._images(store):
+                packed = b"".join(
+                    struct.pack("<QQ", e.address, e.pages)
+                    for e in self._ffi.unpack(image.extent, image.extents)
+                )
+                found[image.pid] = ProcessTable(image.incarnation, packed)
+        return found
+
+    @property
+    def size(self) -> int:
+        """Of memory that the image consists of; after :meth:`end`."""
+        with self.in_use() as store:
+            return sum(int(image.pages) for image in self._images(store)) * PAGE
+
+    @contextmanager
+    def in_use(self) -> Iterator[Any]:
+        """The C object, which is not closed meanwhile. Raises StepFailed for a closed one."""
+        with self._open:
+            if not self._store:
+                raise StepFailed("ship", f"{self._why} was closed")
+            store = self._store
+            self._users += 1
+        try:
+            yield store
+        finally:
+            with self._open:
+                self._users -= 1
+                self._open.notify_all()
+
+    def _load(self, rest: memoryview, count: int) -> None:
+        with self.in_use() as store:
+            for _ in range(count):
+                pid, incarnation, extents = _IMAGE_HEAD.unpack_from(rest)
+                rest = rest[_IMAGE_HEAD.size :]
+                if len(rest) < extents * 16:
+                    raise ValueError(f"process {pid} is cut off")
+                self._do(
+                    "restore", self._calls.store_image_again, store, pid, incarnation,
+                    self._ffi.cast("struct extent *", self._bytes(rest)), extents,
+                )  # fmt: skip
+                rest = rest[extents * 16 :]
+        if rest:
+            raise ValueError(f"{len(rest)} bytes too many")
+
+    def _wanted(self, store: Any) -> Sequence[Any]:
+        count = self._ffi.new("uint32_t *")
+        why = self._ffi.new("char[]", store_library.WHY)
+        found = self._calls.store_wants(store, count, why)
+        if not found:
+            raise StepFailed("ship", self._said(why))
+        return [found[i] for i in range(count[0])]
+
+    def _images(self, store: Any) -> Sequence[Any]:
+        count = self._ffi.new("uint32_t *")
+        images = self._calls.store_images(store, count)
+        return [images[i] for i in range(count[0])]
+
+    def _bytes(self, data: bytes | memoryview) -> Any:
+        return self._ffi.from_buffer("uint8_t[]", data)
+
+    def _do(self, step: str, call: Callable[..., int], *arguments: Any) -> None:
+        why = self._ffi.new("char[]", store_library.WHY)
+        if call(*arguments, why) != 0:
+            raise StepFailed(step, self._said(why))
+
+    def _said(self, why: Any) -> str:
+        said: bytes = self._ffi.string(why)
+        return said.decode("utf-8", "replace")
+
+
+def _packed(runs: bytes | Sequence[tuple[int, int]]) -> bytes:
+    """Runs as C reads them; raises StepFailed."""
+    try:
+        if not isinstance(runs, bytes):
+            runs = struct.pack(f"<{2 * len(runs)}Q", *(number for run in runs for number in run))
+    except struct.error as error:
+        raise StepFailed("ship", f"a table of memory with {error}") from error
+    if len(runs) % 16 or len(runs) > TABLE_LIMIT:
+        raise StepFailed("ship", f"a table of memory with {len(runs)} bytes of runs")
+    return runs

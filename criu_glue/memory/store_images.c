@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "store.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
+
+void store_images_clear(struct store *s) {
+    for (uint32_t i = 0; i < s->images; i++)
+        free(s->image[i].extent);
+    free(s->image);
+    s->image = NULL;
+    s->images = 0;
+}
+
+const struct image *store_images(struct store *s, uint32_t *count) {
+    *count = s->images;
+    return s->image;
+}
+
+static struct image *add(struct store *s, uint32_t pid, uint32_t incarnation, char *why) {
+    for (uint32_t i = 0; i < s->images; i++)
+        if (s->image[i].pid == pid) {
+            snprintf(why, WHY, "process %" PRIu32 " is twice in the table", pid);
+            return NULL;
+        }
+    struct image *larger = NULL;
+    if (s->images < PROCESSES_MOST)
+        larger = realloc(s->image, (s->images + 1) * sizeof *larger);
+    if (larger == NULL) {
+        snprintf(why, WHY, "a table of %" PRIu32 " processes", s->images + 1);
+        return NULL;
+    }
+    s->image = larger;
+    larger[s->images] = (struct image){.pid = pid, .incarnation = incarnation};
+    return &larger[s->images++];
+}
+
+struct missing {
+    uint64_t pages, first;
+};
+
+static int append(struct image *image, uint32_t *room, uint64_t address, uint32_t slot) {
+    struct extent *last = image->extents ? &image->extent[image->extents - 1] : NULL;
+    image->pages++;
+    image->data += slot >= FIRST_SLOT;
+    if (last != NULL && last->address + (uint64_t)last->pages * PAGE == address &&
+        last->pages < UINT32_MAX &&
+        (slot == PAGE_ZERO ? last->slot == PAGE_ZERO
+                           : last->slot >= FIRST_SLOT && last->slot + last->pages == slot)) {
+        last->pages++;
+        return 0;
+    }
+    if (image->extents == *room) {
+        uint32_t more = *room * 2 + 64;
+        struct extent *larger = realloc(image->extent, more * sizeof *larger);
+        if (larger == NULL)
+            return -1;
+        image->extent = larger;
+        *room = more;
+    }
+    image->extent[image->extents++] = (struct extent){address, 1, slot};
+    return 0;
+}
+
+static int collect(struct store *s, struct image *image, const uint64_t *runs, uint32_t count,
+                   struct missing *missing, char *why) {
+    struct page_map *map = store_process(s, image->pid);
+    uint64_t end = 0, left = s->limit;
+    uint32_t room = 0;
+    if (map == NULL)
+        FAIL("a table of more than %d processes", PROCESSES_MOST);
+    bool other = map->incarnation != image->incarnation;
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t address = runs[2 * i], pages = runs[2 * i + 1];
+        if (address % PAGE != 0 || address >= ADDRESS_END || address < end || pages == 0 ||
+            pages > (ADDRESS_END - address) / PAGE || pages > left)
+            FAIL("process %" PRIu32 ": its table has %" PRIu64 " pages at %#" PRIx64, image->pid,
+                 pages, address);
+        end = address + pages * PAGE;
+        left -= pages;
+        for (; address < end; address += PAGE) {
+            uint32_t *entry = other ? NULL : page_map_find(map, address / PAGE);
+            if (entry != NULL && *entry != PAGE_UNKNOWN && *entry != PAGE_WANTED) {
+                if (append(image, &room, address, *entry) != 0)
+                    FAIL("no memory for the table of process %" PRIu32, image->pid);
+            } else if (missing->pages++ == 0) {
+                missing->first = address;
+            }
+        }
+    }
+    return 0;
+}
+
+int store_image(struct store *s, uint32_t pid, uint32_t incarnation, const uint64_t *runs,
+                uint32_t count, char *why) {
+    struct missing missing = {0, 0};
+    if (pid == 0 || pid > LAST_PID)
+        FAIL("a table of a process with the pid %" PRIu32, pid);
+    pthread_mutex_lock(&s->lock);
+    struct image *image = add(s, pid, incarnation, why);
+    int rc = image == NULL ? -1 : collect(s, image, runs, count, &missing, why);
+    bool broken = s->broken;
+    pthread_mutex_unlock(&s->lock);
+    if (rc != 0)
+        return -1;
+    if (broken)
+        FAIL("a write to the store of pages has failed");
+    if (missing.pages > 0)
+        FAIL("process %" PRIu32 ": %" PRIu64 " pages have not come, the first of them at %#" PRIx64,
+             pid, missing.pages, missing.first);
+    return 0;
+}
+
+int store_image_again(struct store *s, uint32_t pid, uint32_t incarnation,
+                      const struct extent *extent, uint32_t count, char *why) {
+    struct image *image = add(s, pid, incarnation, why);
+    if (image == NULL)
+        return -1;
+    uint64_t end = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct extent *e = &extent[i];
+        bool data = e->slot >= FIRST_SLOT;
+        if (e->address % PAGE != 0 || e->address < end || e->address >= ADDRESS_END ||
+            e->pages == 0 || e->pages > (ADDRESS_END - e->address) / PAGE ||
+            (data ? e->slot - FIRST_SLOT + (uint64_t)e->pages > s->capacity : e->slot != PAGE_ZERO))
+            FAIL("process %" PRIu32 ": %" PRIu32 " pages at %#" PRIx64 " in slot %" PRIu32, pid,
+                 e->pages, e->address, e->slot);
+        end = e->address + (uint64_t)e->pages * PAGE;
+        image->pages += e->pages;
+        image->data += data ? e->pages : 0;
+    }
+    image->extent = malloc(count * sizeof *extent + 1);
+    if (image->extent == NULL)
+        FAIL("no memory for the table of process %" PRIu32, pid);
+    memcpy(image->extent, extent, count * sizeof *extent);
+    image->extents = count;
+    return 0;
+}
+
+static void put_word(uint8_t *at, uint32_t value) { memcpy(at, &value, sizeof value); }
+
+size_t store_forward(struct store *s, struct forwarding *at, uint8_t *chunk) {
+    while (at->image < s->images && at->extent == s->image[at->image].extents) {
+        at->image++;
+        at->extent = at->page = 0;
+    }
+    if (at->image == s->images)
+        return 0;
+    const struct image *image = &s->image[at->image];
+    uint32_t runs = 0, copied = 0;
+    memset(chunk, 0, PAGE);
+    while (at->extent < image->extents && runs < (PAGE - CHUNK_HEAD) / CHUNK_RUN) {
+        const struct extent *e = &image->extent[at->extent];
+        bool data = e->slot >= FIRST_SLOT;
+        uint32_t pages = e->pages - at->page, room = CHUNK_LONGEST / PAGE - 1 - copied;
+        if (data && pages > room)
+            pages = room;
+        if (pages == 0)
+            break;
+        uint64_t address = e->address + (uint64_t)at->page * PAGE;
+        uint8_t *run = chunk + CHUNK_HEAD + runs++ * CHUNK_RUN;
+        memcpy(run, &address, sizeof address);
+        put_word(run + 8, pages);
+        put_word(run + 12, data ? RUN_DATA : RUN_ZERO);
+        if (data) {
+            memcpy(chunk + PAGE + (size_t)copied * PAGE, store_content(s, e->slot + at->page),
+                   (size_t)pages * PAGE);
+            copied += pages;
+        }
+        at->page += pages;
+        if (at->page == e->pages) {
+            at->extent++;
+            at->page = 0;
+        }
+    }
+    memcpy(chunk, "LSM1", 4);
+    put_word(chunk + 4, image->pid);
+    put_word(chunk + 8, image->incarnation);
+    put_word(chunk + 16, runs);
+    return copied ? PAGE + (size_t)copied * PAGE : CHUNK_HEAD + (size_t)runs * CHUNK_RUN;
+}

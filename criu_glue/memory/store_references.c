@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Pages whose content the source did not send, since it had sent the same for another page: a
+// forked worker's, most of all. The other page may have been written again meanwhile, or not have
+// come yet, so it goes by its hash; what is not found is noted and may be asked for.
+
+#define XXH_INLINE_ALL
+#include "store.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
+
+static bool is(const uint8_t *page, const uint64_t hash[2]) {
+    XXH128_hash_t seen = XXH3_128bits(page, PAGE);
+    return seen.low64 == hash[0] && seen.high64 == hash[1];
+}
+
+static int keep_page(struct store *s, struct page_map *map, uint32_t *entry, const uint8_t *page,
+                     char *why) {
+    uint32_t slot = *entry;
+    if (slot < FIRST_SLOT && store_slot(s, &slot, why) != 0)
+        return -1;
+    if (store_set(s, map, entry, slot, why) != 0)
+        return -1;
+    return store_put(s, slot, page, PAGE, why);
+}
+
+// 1 when it was found, 0 when not, -1 with why.
+static int find(struct store *s, struct page_map *map, uint64_t address, struct reference from,
+                char *why) {
+    static const uint8_t zeros[PAGE];
+    uint8_t page[PAGE];
+    if (from.pid == 0 || from.pid > LAST_PID || from.address >= ADDRESS_END)
+        return 0;
+    uint32_t value = PAGE_UNKNOWN;
+    for (uint32_t low = 0, high = s->processes; low < high;) { // none is made by looking
+        uint32_t middle = (low + high) / 2;
+        if (s->process[middle]->pid == from.pid) {
+            uint32_t *entry = page_map_find(s->process[middle], from.address / PAGE);
+            value = entry == NULL ? PAGE_UNKNOWN : *entry;
+            break;
+        }
+        if (s->process[middle]->pid < from.pid)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    if (value == PAGE_UNKNOWN || value == PAGE_WANTED)
+        return 0;
+    uint32_t *entry = page_map_need(map, address / PAGE);
+    if (entry == NULL)
+        FAIL("no memory for the index of pages");
+    if (value == PAGE_ZERO)
+        return is(zeros, from.hash) ? store_set(s, map, entry, PAGE_ZERO, why) == 0 ? 1 : -1 : 0;
+    memcpy(page, store_content(s, value), PAGE); // another thread may just be writing to it
+    if (!is(page, from.hash))
+        return 0;
+    return keep_page(s, map, entry, page, why) == 0 ? 1 : -1;
+}
+
+static uint32_t *wanted(struct store *s, const struct want *want) {
+    struct page_map *map = store_process(s, want->pid);
+    if (map == NULL || map->incarnation != want->incarnation)
+        return NULL;
+    uint32_t *entry = page_map_find(map, want->address / PAGE);
+    return entry != NULL && *entry == PAGE_WANTED ? entry : NULL;
+}
+
+static void forget_answered(struct store *s) {
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < s->wants; i++)
+        if (wanted(s, &s->want[i]) != NULL)
+            s->want[left++] = s->want[i];
+    s->wants = left;
+}
+
+static int note(struct store *s, struct want want, char *why) {
+    if (s->wants == s->wants_room) {
+        forget_answered(s);
+        // Said again for the same pages it grows without end.
+        if (s->wants > 2 * s->limit)
+            FAIL("process %u: references without end to pages that are not here", want.pid);
+        uint32_t room = s->wants * 2 + 64;
+        struct want *larger = realloc(s->want, room * sizeof *larger);
+        if (larger == NULL)
+            FAIL("no memory for what is wanted");
+        s->want = larger;
+        s->wants_room = room;
+    }
+    s->want[s->wants++] = want;
+    return 0;
+}
+
+int store_refer(struct store *s, struct page_map *map, uint64_t address, struct reference from,
+                char *why) {
+    int found = find(s, map, address, from, why);
+    if (found != 0)
+        return found < 0 ? -1 : 0;
+    uint32_t *entry = page_map_need(map, address / PAGE);
+    if (entry == NULL)
+        FAIL("no memory for the index of pages");
+    if (store_set(s, map, entry, PAGE_WANTED, why) != 0) // what was here is no longer true
+        return -1;
+    return note(s, (struct want){map->pid, map->incarnation, address, from}, why);
+}
+
+const struct want *store_wants(struct store *s, uint32_t *count, char *why) {
+    int rc = 0;
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t i = 0; i < s->wants && rc >= 0; i++)
+        if (wanted(s, &s->want[i]) != NULL)
+            rc =
+                find(s, store_process(s, s->want[i].pid), s->want[i].address, s->want[i].like, why);
+    forget_answered(s);
+    *count = s->wants;
+    pthread_mutex_unlock(&s->lock);
+    static const struct want none;
+    return rc < 0 ? NULL : s->wants ? s->want : &none;
+}
+
+int store_supply(struct store *s, const struct want *want, const uint8_t *page, char *why) {
+    int rc = 0;
+    pthread_mutex_lock(&s->lock);
+    uint32_t *entry = wanted(s, want);
+    if (entry != NULL && is(page, want->like.hash))
+        rc = keep_page(s, store_process(s, want->pid), entry, page, why);
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}

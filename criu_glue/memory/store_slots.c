@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "store.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
+
+static int keep(struct slots *list, uint32_t slot) {
+    if (list->used == list->room) {
+        uint32_t room = list->room ? list->room * 2 : 1024;
+        uint32_t *larger = realloc(list->slot, room * sizeof *larger);
+        if (larger == NULL)
+            return -1;
+        list->slot = larger;
+        list->room = room;
+    }
+    list->slot[list->used++] = slot;
+    return 0;
+}
+
+int store_slot(struct store *s, uint32_t *slot, char *why) {
+    if (s->spare.used > 0)
+        *slot = s->spare.slot[--s->spare.used];
+    else if (s->next < s->capacity)
+        *slot = FIRST_SLOT + (uint32_t)s->next++;
+    else
+        FAIL("more than %" PRIu64 " pages at once", s->capacity);
+    return 0;
+}
+
+int store_set(struct store *s, struct page_map *map, uint32_t *entry, uint32_t value, char *why) {
+    if (*entry == PAGE_UNKNOWN && value != PAGE_UNKNOWN) {
+        if (s->known == s->limit)
+            FAIL("process %" PRIu32 ": more than the %" PRIu64 " bytes that were announced",
+                 map->pid, s->limit * PAGE);
+        s->known++;
+        map->known++;
+    } else if (*entry != PAGE_UNKNOWN && value == PAGE_UNKNOWN) {
+        s->known--;
+        map->known--;
+    }
+    if (*entry >= FIRST_SLOT && *entry != value)
+        keep(&s->freed, *entry); // without memory for it that slot is lost, and no more
+    *entry = value;
+    return 0;
+}
+
+void store_reuse(struct store *s) {
+    for (uint32_t i = s->freed.used; i-- > 0;) // so that the lowest is given out first
+        keep(&s->spare, s->freed.slot[i]);
+    s->freed.used = 0;
+}
+
+void store_forget(struct store *s, struct page_map *map) {
+    for (uint32_t i = 0; i < map->size; i++)
+        for (int k = 0; map->table[i] != NULL && k < LEAF_PAGES; k++)
+            if (map->table[i]->page[k] >= FIRST_SLOT)
+                keep(&s->freed, map->table[i]->page[k]);
+    s->known -= map->known;
+    page_map_clear(map);
+}
+
+struct page_map *store_process(struct store *s, uint32_t pid) {
+    uint32_t low = 0, high = s->processes;
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (s->process[middle]->pid == pid)
+            return s->process[middle];
+        if (s->process[middle]->pid < pid)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    if (s->processes == PROCESSES_MOST)
+        return NULL;
+    struct page_map **larger = realloc(s->process, (s->processes + 1) * sizeof(*larger));
+    if (larger == NULL)
+        return NULL;
+    s->process = larger;
+    struct page_map *map = calloc(1, sizeof *map);
+    if (map == NULL)
+        return NULL;
+    map->pid = pid;
+    memmove(&larger[low + 1], &larger[low], (s->processes - low) * sizeof(*larger));
+    larger[low] = map;
+    s->processes++;
+    return map;
+}
+
+int store_put(struct store *s, uint32_t slot, const void *from, size_t bytes, char *why) {
+    uint64_t at = (uint64_t)(slot - FIRST_SLOT) * PAGE;
+    const uint8_t *next = from;
+    while (bytes > 0) {
+        ssize_t n = pwrite(s->fd, next, bytes, (off_t)at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            FAIL("%zu bytes of memory could not be kept: %s", bytes, strerror(errno));
+        next += n;
+        at += (uint64_t)n;
+        bytes -= (size_t)n;
+    }
+    return 0;
+}

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real trees whose memory is taken out of CRIU's images and filled in when CRIU restores them."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import memory_parts
+import pytest
+from captured import ROOT_PID, Sink, as_root, sink, until
+from room_trees import Rooms, count, criu, goes_on, pipes_of, place, rooms, said
+
+from liveshift.criu_glue import output, room, trees, unpacking
+from liveshift.criu_glue.dump import FrozenTree
+from liveshift.criu_glue.memory import fill
+from liveshift.criu_glue.memory.fill import FillEngine
+from liveshift.criu_glue.memory.store import MemoryStore
+from liveshift.criu_glue.restore import UNFILLED, RestoringTree
+from liveshift.criu_glue.room import Room
+from liveshift.criu_glue.survey import tasks
+from liveshift.criu_glue.tool import Criu
+from liveshift.errors import StepFailed
+
+__all__ = ["criu", "place", "rooms", "sink"]
+
+CHECKED = """
+import mmap, zlib, random
+size = 48 << 20
+m = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for at in range(0, size, 4096):
+    if at // 4096 % 7:
+        m[at : at + 8] = (at * 2654435761).to_bytes(8, "little")
+def whole():
+    return zlib.crc32(m)
+expected = whole()
+for n in range(10**9):
+    assert whole() == expected, "memory has changed"
+    os.write(1, b"%d\\n" % n)
+    time.sleep(0.002)
+"""
+
+
+@dataclass
+class Parted:
+    """A tree that was dumped, its memory apart; ``here`` still stands frozen."""
+
+    here: Room
+    frozen: FrozenTree
+    images: Path
+    memory: dict[int, memory_parts.Pages]
+    pipes: dict[int, int] = field(default_factory=dict)
+
+    def bring_files(self, there: Room) -> None:
+        for name in ("tmp", "dev/shm"):
+            tree = trees.Tree(name, self.here.root / name, there.root / name)
+            unpacker = unpacking.Unpacker(tree.destination)
+            trees.pack(tree, trees.listing(tree), unpacker.write)
+            unpacker.finish()
+        shutil.copy(self.here.plan.log, there.plan.log)
+
+    def end_source(self) -> None:
+        room.end(self.here)
+        self.frozen.release()
+
+
+class Scene:
+    def __init__(self, criu: Criu, rooms: Rooms, place: Path, sink: Sink) -> None:
+        self.criu, self.rooms, self.place, self.sink = criu, rooms, place, sink
+
+    def part(self, program: str, lines: int = 3) -> Parted:
+        here = self.rooms.start(program)
+        until(lambda: count(here) > lines or not here.alive())
+        assert here.alive(), said(here, output.STDERR)
+        frozen = FrozenTree(here, ROOT_PID, self.place / "dump")
+        frozen.dump(self.criu, self.sink, 60)
+        output.settle(here)
+        images = self.place / "arrived"
+        self.sink.write_to(images)
+        memory = memory_parts.part(images)
+        return Parted(here, frozen, images, memory, pipes_of(here))
+
+
+@pytest.fixture
+def scene(criu: Criu, rooms: Rooms, place: Path, sink: Sink) -> Scene:
+    return Scene(criu, rooms, place, sink)
+
+
+@pytest.fixture
+def stores() -> Iterator[list[MemoryStore]]:
+    opened: list[MemoryStore] = []
+    yield opened
+    for store in opened:
+        store.close()
+
+
+@as_root
+def test_a_tree_gets_its_memory_from_the_store_and_goes_on(scene: Scene) -> None:
+    parted = scene.part(CHECKED)
+    assert sum(map(len, parted.memory.values())) * 4096 > 40 << 20
+    there = scene.rooms.empty()
+    parted.bring_files(there)
+    store = memory_parts.keep(parted.memory, parted.images)
+    parted.end_source()
+    engine = FillEngine(parted.images, store)
+    tree = RestoringTree(there, parted.images)
+    tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
+    seen = engine.seen()
+    assert seen.phase == fill.FILLED
+    assert seen.bytes == seen.total > 40 << 20
+    assert not (parted.images / UNFILLED).exists()
+    waiting = count(there)
+    time.sleep(0.1)
+    assert count(there) == waiting, "it must not run before it may"
+    tree.let_run(60)
+    assert goes_on(there)
+    store.close()
+    assert said(there, output.STDERR) == ""
+    lines = [int(n) for n in said(there).split()]
+    assert lines == list(range(len(lines)))
+
+
+@as_root
+def test_a_page_outside_all_memory_is_told_and_another_attempt_succeeds(
+    scene: Scene, stores: list[MemoryStore]
+) -> None:
+    parted = scene.part(CHECKED)
+    there = scene.rooms.empty()
+    parted.bring_files(there)
+    wrong = {pid: {**pages, 0x1000: b"x" * 4096} for pid, pages in parted.memory.items()}
+    stores.append(memory_parts.keep(wrong, parted.images))
+    tree = RestoringTree(there, parted.images)
+    with pytest.raises(StepFailed, match=r"no memory was restored at 0x1000"):
+        tree.bring_up(scene.criu, parted.pipes, 60, fill=FillEngine(parted.images, stores[0]))
+    assert tasks(there) == []
+    stores.append(memory_parts.keep(parted.memory, parted.images))
+    tree = RestoringTree(there, parted.images)
+    tree.bring_up(scene.criu, parted.pipes, 60, fill=FillEngine(parted.images, stores[1]))
+    parted.end_source()
+    tree.let_run(60)
+    assert goes_on(there)

@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store of pages at the destination: what comes, what is missing, what is refused."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from memory_parts import (
+    DATA,
+    GONE,
+    PAGE,
+    REFERENCE,
+    ZERO,
+    ZEROS,
+    Pages,
+    chunk,
+    chunks,
+    keep,
+    reference,
+    runs_of,
+    table,
+)
+
+from liveshift.criu_glue.memory.store import MemoryStore, ProcessTable, Want, read_table
+from liveshift.errors import StepFailed
+
+BASE = 0x7F00_0000_0000
+
+
+def page(n: int) -> bytes:
+    return random.Random(n).randbytes(16) * (PAGE // 16)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MemoryStore]:
+    made = MemoryStore.create(tmp_path, 4 << 20)
+    yield made
+    made.close()
+
+
+def content(store: MemoryStore) -> dict[int, Pages]:
+    """What the image consists of, as the store would pass it on."""
+    found: dict[int, Pages] = {}
+
+    def take(chunk: memoryview, release: object) -> None:
+        pid, _, _, runs = struct.unpack_from("<IIII", chunk, 4)
+        at = PAGE
+        for n in range(runs):
+            address, pages, kind = struct.unpack_from("<QII", chunk, 20 + 16 * n)
+            for k in range(pages):
+                data = ZEROS if kind == ZERO else bytes(chunk[at : at + PAGE])
+                found.setdefault(pid, {})[address + k * PAGE] = data
+                at += 0 if kind == ZERO else PAGE
+        release()  # type: ignore[operator]
+
+    store.forward(take)
+    return found
+
+
+def test_what_came_is_what_there_is_however_often_it_came(store: MemoryStore) -> None:
+    store.write(
+        chunk(7, [(BASE, 3, DATA), (BASE + 9 * PAGE, 2, ZERO)], page(1) + page(2) + page(3))
+    )
+    store.write(chunk(7, [(BASE + PAGE, 1, DATA)], page(4), round_=1))
+    store.write(chunk(7, [(BASE + 9 * PAGE, 1, DATA), (BASE + 2 * PAGE, 1, ZERO)], page(5)))
+    store.write(chunk(8, [(BASE, 1, DATA)], page(6)))
+    store.end({
+        7: ProcessTable(1, [(BASE, 3), (BASE + 9 * PAGE, 2)]),
+        8: ProcessTable(1, struct.pack("<QQ", BASE, 1)),
+    })  # fmt: skip
+    assert content(store) == {
+        7: {
+            BASE: page(1), BASE + PAGE: page(4), BASE + 2 * PAGE: ZEROS,
+            BASE + 9 * PAGE: page(5), BASE + 10 * PAGE: ZEROS,
+        },
+        8: {BASE: page(6)},
+    }  # fmt: skip
+    assert store.size == 6 * PAGE
+
+
+def test_only_what_the_table_has_exists(store: MemoryStore) -> None:
+    store.write(chunk(7, [(BASE, 3, DATA)], page(1) + page(2) + page(3)))
+    store.end({7: ProcessTable(1, [(BASE + PAGE, 1)])})
+    assert content(store) == {7: {BASE + PAGE: page(2)}}
+
+
+def test_what_is_missing_is_named_and_may_come_after_all(store: MemoryStore) -> None:
+    store.write(chunk(7, [(BASE, 1, DATA)], page(1)))
+    wanted = {7: ProcessTable(1, [(BASE, 1), (BASE + 5 * PAGE, 3)])}
+    said = rf"process 7: 3 pages have not come, the first of them at {BASE + 5 * PAGE:#x}"
+    with pytest.raises(StepFailed, match=said):
+        store.end(wanted)
+    with pytest.raises(StepFailed, match="process 9: 1 pages have not come"):
+        store.end({9: ProcessTable(1, [(BASE, 1)])})
+    store.write(chunk(7, [(BASE + 5 * PAGE, 3, ZERO)]))
+    store.end(wanted)
+
+
+def test_a_process_that_became_another_is_forgotten(store: MemoryStore) -> None:
+    store.write(chunk(7, [(BASE, 2, DATA)], page(1) + page(2), incarnation=1))
+    store.write(chunk(7, [(BASE, 1, DATA)], page(3), incarnation=2))
+    store.write(chunk(7, [(BASE + PAGE, 1, DATA)], page(4), incarnation=1))  # late
+    with pytest.raises(StepFailed, match=r"1 pages have not come, the first .* 0x7f0000001000"):
+        store.end({7: ProcessTable(2, [(BASE, 2)])})
+    with pytest.raises(StepFailed, match="2 pages have not come"):
+        store.end({7: ProcessTable(1, [(BASE, 2)])})
+    store.end({7: ProcessTable(2, [(BASE, 1)])})
+    assert content(store) == {7: {BASE: page(3)}}
+
+
+def test_what_is_gone_is_gone_and_makes_room(tmp_path: Path) -> None:
+    store = MemoryStore.create(tmp_path, 4 * PAGE)
+    for n in range(10):
+        at = BASE + n * (1 << 30)
+        store.write(chunk(7, [(at, 4, DATA)], page(n) * 4))
+        if n < 9:
+            store.write(chunk(7, [(at - (1 << 20), 1 << 10, GONE)]))
+    with pytest.raises(StepFailed, match="4 pages have not come"):
+        store.end({7: ProcessTable(1, [(BASE, 4)])})
+    store.end({7: ProcessTable(1, [(BASE + 9 * (1 << 30), 4)])})
+    store.close()
+
+
+def test_more_than_was_announced_is_refused(tmp_path: Path) -> None:
+    store = MemoryStore.create(tmp_path, 4 * PAGE)
+    store.write(chunk(7, [(BASE, 3, DATA)], page(1) * 3))
+    store.write(chunk(7, [(BASE, 3, DATA)], page(2) * 3))
+    with pytest.raises(StepFailed, match="process 8: more than the 16384 bytes"):
+        store.write(chunk(8, [(BASE, 2, DATA)], page(1) * 2))
+    store.close()
+    store = MemoryStore.create(tmp_path, 4 * PAGE)
+    with pytest.raises(StepFailed, match="1048576 pages in one chunk, of 4 announced"):
+        store.write(chunk(7, [(BASE, 1 << 20, ZERO)]))
+    store.close()
+
+
+def test_equal_pages_are_copied_here_if_they_are_equal(store: MemoryStore) -> None:
+    store.write(chunk(7, [(BASE, 2, DATA), (BASE + 8 * PAGE, 1, ZERO)], page(1) + page(2)))
+    likes = [reference(page(1), 7, BASE), reference(ZEROS, 7, BASE + 8 * PAGE)]
+    likes += [reference(page(9), 7, BASE + PAGE), reference(page(3), 7, BASE + 2 * PAGE)]
+    store.write(chunk(8, [(BASE, 4, REFERENCE)], b"".join(likes)))
+    assert store.wants() == [Want(8, 1, BASE + 2 * PAGE), Want(8, 1, BASE + 3 * PAGE)]
+    with pytest.raises(StepFailed, match="process 8: 2 pages have not come"):
+        store.end({8: ProcessTable(1, [(BASE, 4)])})
+    store.write(chunk(7, [(BASE + 2 * PAGE, 1, DATA)], page(3)))  # it was on its way
+    assert store.wants() == [Want(8, 1, BASE + 2 * PAGE)]
+    store.write(chunk(8, [(BASE + 2 * PAGE, 1, DATA)], page(9)))
+    assert store.wants() == []
+    store.end({8: ProcessTable(1, [(BASE, 4)])})
+    expected = [page(1), ZEROS, page(9), page(3)]
+    assert list(content(store)[8].values()) == expected
+
+
+def test_a_page_that_lies_elsewhere_on_this_host_is_checked(store: MemoryStore) -> None:
+    store.write(
+        chunk(8, [(BASE, 2, REFERENCE)], reference(page(1), 0, 0) + reference(page(2), 0, 0))
+    )
+    there = {
+        xxhash.xxh3_128_intdigest(page(1)): page(1),
+        xxhash.xxh3_128_intdigest(page(2)): page(3),
+    }
+    store.supply(there.get)
+    assert store.wants() == [Want(8, 1, BASE + PAGE)]
+    store.end({8: ProcessTable(1, [(BASE, 1)])})
+    assert content(store) == {8: {BASE: page(1)}}
+
+
+def test_a_later_life_of_the_agent_goes_on_with_what_was_saved(tmp_path: Path) -> None:
+    memory = {7: {BASE + n * PAGE: page(n) if n % 3 else ZEROS for n in range(700)}, 8: {}}
+    first = keep(memory, tmp_path)
+    first.save()
+    first.close()
+    first.close()
+    with pytest.raises(StepFailed, match="was closed"):
+        first.end({})
+    second = MemoryStore.load(tmp_path)
+    assert content(second) == {7: memory[7]}
+    with pytest.raises(StepFailed, match="it is complete"):
+        second.write(chunk(7, [(BASE, 1, ZERO)]))
+    (tmp_path / "on").mkdir()
+    third = MemoryStore.create(tmp_path / "on", 4 << 20)
+    second.forward(lambda chunk, release: (third.write(chunk), release()))  # type: ignore[func-returns-value]
+    third.end(second.table())
+    assert content(third) == content(second)
+    second.close()
+    third.close()
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "0 bytes that are no chunk"),
+        (b"LSM2" + bytes(16), "no chunk of pages"),
+        (bytes(2 << 20), "2097152 bytes that are no chunk"),
+        (chunk(0, []), "a process with the pid 0"),
+        (chunk(1 << 22, []), "the pid 4194304"),
+        (chunk(7, [(BASE, 1, 5)]), "unknown kind 5"),
+        (chunk(7, [(BASE, 1, 0)]), "unknown kind 0"),
+        (chunk(7, [(BASE + 1, 1, ZERO)]), "begins at 0x7f0000000001"),
+        (chunk(7, [(1 << 56, 1, ZERO)]), "begins at 0x100000000000000"),
+        (chunk(7, [((1 << 64) - PAGE, 2, ZERO)]), "begins at 0xfffffffffffff000"),
+        (chunk(7, [((1 << 56) - PAGE, 2, ZERO)]), "a run of 2 pages at 0xfffffffffff000"),
+        (chunk(7, [(BASE, 0, ZERO)]), "a run of 0 pages"),
+        (chunk(7, [(BASE, 1, DATA)]), "a chunk of 36 bytes, of which its runs explain 8192"),
+        (chunk(7, [(BASE, 1, DATA)], b"x" * 4095), "explain 8192"),
+        (chunk(7, [(BASE, 1, DATA)], b"x" * 4097), "explain 8192"),
+        (chunk(7, [(BASE, 1, ZERO)], b"x"), "a chunk of 4097 bytes"),
+        (chunk(7, [(BASE, 0xFFFFFFFF, DATA)]), "runs of more than"),
+        (chunk(7, [(BASE, 0xFFFFFFFF, REFERENCE)]), "runs of more than"),
+        (chunk(7, [(BASE, 1, ZERO)])[:30], "30 bytes with 1 runs"),
+        (struct.pack("<4sIIII", b"LSM1", 7, 1, 0, 255) + bytes(4076), "255 runs of pages"),
+        (struct.pack("<4sIIII", b"LSM1", 7, 1, 0, 1 << 31) + bytes(4076), "2147483648 runs"),
+    ],
+)
+def test_what_is_no_chunk_is_refused_and_changes_nothing(
+    store: MemoryStore, raw: bytes, words: str
+) -> None:
+    store.write(chunk(7, [(BASE, 1, DATA)], page(1)))
+    with pytest.raises(StepFailed, match=words):
+        store.write(raw)
+    store.end({7: ProcessTable(1, [(BASE, 1)])})
+    assert content(store) == {7: {BASE: page(1)}}
+
+
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [
+        ([(BASE, 1), (BASE, 1)], "its table has 1 pages at 0x7f0000000000"),
+        ([(BASE + PAGE, 1), (BASE, 1)], "its table has"),
+        ([(BASE, 2), (BASE + PAGE, 1)], "its table has"),
+        ([(BASE + 1, 1)], "its table has"),
+        ([(BASE, 0)], "its table has 0 pages"),
+        ([(BASE, 1 << 63)], "its table has"),
+        ([(BASE, 1025)], "its table has 1025 pages"),  # more than was announced
+        ([(BASE + n * 8192 * PAGE, 1024) for n in range(3)], "its table has"),
+        ([(-1, 1)], "a table of memory with"),
+        ([(1 << 64, 1)], "a table of memory with"),
+        (b"123", "3 bytes of runs"),
+    ],
+)
+def test_what_is_no_table_is_refused(store: MemoryStore, runs: object, words: str) -> None:
+    store.write(chunk(7, [(BASE, 3, ZERO)]))
+    with pytest.raises(StepFailed, match=words):
+        store.end({7: ProcessTable(1, runs)})  # type: ignore[arg-type]
+
+
+def test_tables_come_as_messagepack() -> None:
+    sent = {7: {"incarnation": 3, "runs": [[BASE, 2], [BASE + 5 * PAGE, 1]]}}
+    read = read_table(msgspec.msgpack.encode(sent))
+    assert read == {7: ProcessTable(3, [(BASE, 2), (BASE + 5 * PAGE, 1)])}
+    packed = {7: {"incarnation": 3, "runs": struct.pack("<QQ", BASE, 2)}}
+    assert read_table(msgspec.msgpack.encode(packed))[7].runs == struct.pack("<QQ", BASE, 2)
+    for raw in (b"", b"\x80\x80", msgspec.msgpack.encode([1]), b"\x91" * 5000):
+        with pytest.raises(StepFailed, match="no table of memory"):
+            read_table(raw)
+
+
+def test_a_full_file_system_is_told_and_nothing_is_taken_for_complete(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("root mounts a small file system")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "ls-test", tmp_path], check=True)
+    try:
+        store = MemoryStore.create(tmp_path, 64 << 20)
+        with pytest.raises(StepFailed, match=r"no room for .* the file system is full"):
+            store.reserve(8 << 20)
+        several = [chunk(7, [(BASE + (n << 20), 256, DATA)], page(n) * 256) for n in range(4)]
+        with pytest.raises(StepFailed, match="could not be kept: No space left"):
+            list(map(store.write, several))
+        with pytest.raises(StepFailed, match="has failed"):
+            store.end({7: ProcessTable(1, [(BASE, 1)])})
+        with pytest.raises(StepFailed, match="has failed"):
+            store.write(chunk(7, [(BASE, 1, ZERO)]))
+        store.close()
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+@pytest.mark.parametrize("cut", [0, 10, 24, 39, 41, -1])
+def test_a_damaged_index_is_told(tmp_path: Path, cut: int) -> None:
+    keep({7: {BASE + 2 * n * PAGE: page(n) for n in range(10)}}, tmp_path).save()
+    path = tmp_path / "memory.index"
+    raw = path.read_bytes()
+    path.write_bytes(raw[:cut] if cut >= 0 else raw + b"x")
+    with pytest.raises(StepFailed, match=r"memory\.index (cannot be read|is damaged)"):
+        MemoryStore.load(tmp_path)
+    path.unlink()
+    with pytest.raises(StepFailed, match="No such file"):
+        MemoryStore.load(tmp_path)
+
+
+def test_lanes_write_at_the_same_time(tmp_path: Path) -> None:
+    store = MemoryStore.create(tmp_path, 64 << 20)
+    lanes, failed = 4, []
+
+    def lane(k: int) -> None:
+        try:
+            for round_ in range(3):
+                for n in range(k, 60, lanes):
+                    data = page(n * 10 + round_) * 256
+                    store.write(chunk(7 + n % 2, [(BASE + (n << 20), 256, DATA)], data))
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=lane, args=(k,)) for k in range(lanes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    expected = {
+        pid: {
+            BASE + (n << 20) + k * PAGE: page(n * 10 + 2)
+            for n in range(60) if 7 + n % 2 == pid for k in range(256)
+        }
+        for pid in (7, 8)
+    }  # fmt: skip
+    store.end(table(expected))
+    assert content(store) == expected
+    store.close()
+
+
+_OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from([7, 8]),
+        st.integers(1, 3),
+        st.lists(st.tuples(st.integers(0, 200), st.integers(1, 40), st.sampled_from([1, 2, 4]))),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_OPERATIONS)
+def test_it_does_as_a_dictionary_would(
+    tmp_path_factory: pytest.TempPathFactory, steps: list
+) -> None:  # type: ignore[type-arg]
+    directory = tmp_path_factory.mktemp("store")
+    store = MemoryStore.create(directory, 4 << 20)
+    model: dict[int, Pages] = {}
+    incarnations = {7: 0, 8: 0}
+    number = 0
+    for pid, incarnation, runs in steps:
+        payload, at = b"", []
+        for first, pages, kind in runs[:6]:
+            at.append((BASE + first * PAGE, pages, kind))
+            if kind == DATA:
+                payload += b"".join(page(number + k) for k in range(pages))
+                number += pages
+        store.write(chunk(pid, at, payload, incarnation))
+        if incarnation < incarnations[pid]:
+            continue
+        if incarnation > incarnations[pid]:
+            model[pid] = {}
+            incarnations[pid] = incarnation
+        for address, pages, kind in at:
+            for k in range(pages):
+                if kind == GONE:
+                    model[pid].pop(address + k * PAGE, None)
+                else:
+                    data, payload = (
+                        (payload[:PAGE], payload[PAGE:]) if kind == DATA else (ZEROS, payload)
+                    )
+                    model[pid][address + k * PAGE] = data
+    store.end({pid: ProcessTable(incarnations[pid], runs_of(p)) for pid, p in model.items()})
+    assert content(store) == {pid: pages for pid, pages in model.items() if pages}
+    store.close()
+
+
+def test_a_chunk_holds_as_much_as_it_may(store: MemoryStore) -> None:
+    made = list(chunks(7, {BASE + n * PAGE: page(n) for n in range(600)}))
+    assert len(made[0]) == (1 << 20) + PAGE
+    for each in made:
+        store.write(memoryview(each))
+    store.end({7: ProcessTable(1, [(BASE, 600)])})
+    assert store.size == 600 * PAGE
