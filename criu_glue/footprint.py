@@ -22,7 +22,8 @@ class Footprint:
     """All processes of a capsule together; memory in bytes, resident or swapped out.
 
     ``private``: anonymous memory, where a page that processes share after a fork counts once;
-    ``copied``: the same where each of them counts it. ``shared``: mapped shared memory, files of /dev/shm among it. ``mappings``: lines of their maps.
+    ``copied``: the same where each of them counts it. ``shared``: mapped shared memory, files of
+    /dev/shm among it. ``mappings``: lines of their maps.
     """
 
     private: int

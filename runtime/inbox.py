@@ -241,7 +241,7 @@ class Inbox:
         anything."""
         if self.memory is None:  # nothing but zeros
             self.memory = MemoryStore.create(self.images, self.memory_limit)
-        self.memory.end(read_table(self._page_table))
+        self.memory.end(read_table(bytes(self._page_table)))
 
     def _take_manifest(self, data: memoryview) -> None:
         if data:

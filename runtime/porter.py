@@ -157,9 +157,8 @@ class Porter:
         carried = await asyncio.to_thread(_size_of, tops) + plan.log.stat().st_size
         gpu = await asyncio.to_thread(self._reservations.survey, resident, found)
         self._gpus_used[ask.capsule] = list(gpu.used) if gpu else None
-        size, rate, full = await asyncio.to_thread(
-            forecast.look, resident, self._house.cluster.precopy
-        )
+        settings = self._house.cluster.precopy
+        size, rate, full = await asyncio.to_thread(forecast.look, resident, settings, ask.watch)
         return messages.Inspected(found, self.facts, carried, gpu, size, rate, full)
 
     async def survey_gpus(self, resident: Resident) -> messages.GpuSurvey | None:
@@ -280,7 +279,8 @@ class Porter:
         plain = gpus.plain
         if devices is not None and not plain:
             plain = await asyncio.to_thread(devices.warm, arrival.gpus_promised)
-        return messages.Reserved(rows, f"tcp://{self._own.data}", gpus.pairs, plain, cannot_fill())
+        here, full_dump = f"tcp://{self._own.data}", MemoryTracker.probe()
+        return messages.Reserved(rows, here, gpus.pairs, plain, full_dump)
 
     async def progress(self, ask: messages.Progress) -> messages.Arrived:
         arrival = self.arrivals.get(ask.migration)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from liveshift.runtime.pace import FIRST_DUTY, LEAST_DUTY, Pace
 
 BATCH_S = 0.002
