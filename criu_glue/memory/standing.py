@@ -14,9 +14,11 @@ LOOK_S = 0.001
 _STILL = frozenset("tZX")  # proc_pid_stat(5): in a tracing stop, ended
 
 
-def wait_stopped(tasks: Callable[[], Sequence[int]], until: float) -> None:
+def wait_stopped(
+    tasks: Callable[[], Sequence[int]], until: float, given_up: Callable[[], bool] = lambda: False
+) -> None:
     """Return once every thread of ``tasks()`` was seen in a tracing stop, at ``until`` (monotonic
-    seconds) raise TimeoutError, naming one that was not.
+    seconds), or once it is given up, raise TimeoutError, naming one that was not.
 
     For a tracer that stops them one by one and then keeps its hands on them all, as CRIU does:
     what it lets run after that is its own code. Once each thread there is has been seen to stand,
@@ -29,7 +31,7 @@ def wait_stopped(tasks: Callable[[], Sequence[int]], until: float) -> None:
         seen.update(now.difference(waiting))
         if now and not waiting and _threads(tasks()) <= seen:
             return
-        if time.monotonic() > until:
+        if time.monotonic() > until or given_up():
             pid, tid = waiting[0] if waiting else (0, 0)
             raise TimeoutError(f"thread {tid} of process {pid} was not stopped")
         time.sleep(LOOK_S)

@@ -123,9 +123,10 @@ class MemoryTracker:
         return Round(self._rounds - 1, dirty, sent, seconds, len(self._followed), untracked)
 
     def wait_frozen(self, until: float) -> None:
-        """Wait for every task to be stopped by CRIU; raises StepFailed at ``until`` (monotonic)."""
+        """Wait for every task to be stopped by CRIU; raises StepFailed at ``until`` (monotonic), or
+        once nobody wants it any more."""
         try:
-            wait_stopped(self._tasks, until)
+            wait_stopped(self._tasks, until, self._stopped)
         except TimeoutError as late:
             raise StepFailed("freeze", f"CRIU did not stop the tasks in time: {late}") from late
 
