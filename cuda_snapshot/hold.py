@@ -22,8 +22,9 @@ import time
 from collections.abc import Callable, Container, Iterable
 from concurrent.futures import Future
 
+from .. import ptrace
 from ..errors import StepFailed
-from . import ptrace, threads
+from . import threads
 
 SERVICE = "liveshift"
 """The interposer's service thread (interposer/service.c)."""
