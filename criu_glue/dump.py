@@ -28,6 +28,7 @@ from . import repair_mode
 from .capture import Capture, Sink
 from .explain import explain
 from .held import HeldCriu
+from .page_filter import PageFilter
 from .room import STDERR_FD, STDOUT_FD, Room, enter
 from .survey import inner_pid, tasks
 from .tool import Criu
@@ -56,15 +57,26 @@ class FrozenTree:
         self._pinned = False
         self.image_bytes = 0
 
-    def dump(self, criu: Criu, sink: Sink, deadline_s: float) -> None:
-        """Freeze and dump; raises StepFailed (tasks running again) or what the sink raised."""
+    def dump(
+        self, criu: Criu, sink: Sink, deadline_s: float, page_filter: PageFilter | None = None
+    ) -> None:
+        """Freeze and dump; raises StepFailed (tasks running again) or what the sink raised.
+
+        With ``page_filter`` the image has no pages of what somebody has it hide meanwhile.
+        """
         self._directory.mkdir(parents=True, exist_ok=True)
         until = time.monotonic() + deadline_s
         self._capture = Capture(self._directory, sink)
         self._begun = True
         try:
-            command = criu.command(*self._options())
-            self._criu.start(enter(self._room), command, "post-dump", go=":")
+            preload = (page_filter.library,) if page_filter else ()
+            self._criu.start(
+                enter(self._room),
+                criu.command(*self._options(), preload=preload),
+                "post-dump",
+                go=":",
+                environment=page_filter.environment if page_filter else None,
+            )
             self._wait_held(until)
             self._capture.wait_idle(deadline_s)
         except BaseException as failed:

@@ -20,7 +20,7 @@ import select
 import subprocess
 import termios
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from .room import started
@@ -61,11 +61,13 @@ class HeldCriu:
     def start(
         self, prefix: Sequence[str], command: Sequence[str], action: str, go: str,
         after: str = "", pass_fds: Sequence[int] = (),
+        environment: Callable[[int], Mapping[str, str]] | None = None,
     ) -> None:  # fmt: skip
         """Run CRIU (``command``, entering the room by ``prefix``) on the directory's images.
 
         ``go`` is what the hook does when told to go on, and ``after`` further cases of the shell's
-        ``case``; both run in the directory.
+        ``case``; both run in the directory. ``environment`` is asked what else CRIU's is to have,
+        given the number of the descriptor that the directory is open under in it.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         for name in ("held", "verdict"):
@@ -81,6 +83,7 @@ class HeldCriu:
                 [*prefix, "sh", "-c", RUN, str(directory), *command],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 pass_fds=(*pass_fds, directory),
+                env={**os.environ, **environment(directory)} if environment else None,
             )  # fmt: skip
         finally:
             os.close(directory)

@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -41,17 +42,17 @@ class Criu:
     argv: tuple[str, ...]
     """What we call: the program itself, or the private loader with its library path and program."""
 
-    def command(self, *args: str) -> list[str]:
-        """The command line that runs CRIU with ``args``.
+    def command(self, *args: str, preload: Sequence[Path] = ()) -> list[str]:
+        """The command line that runs CRIU with ``args`` and the libraries of ``preload`` in it.
 
-        Where root lacks CAP_SYS_RESOURCE, rlimit_shim.so is preloaded into it (see there).
+        Where root lacks CAP_SYS_RESOURCE, rlimit_shim.so is preloaded too (see there).
         """
-        shim = _rlimit_shim()
-        if shim is None:
+        libraries = ":".join(map(str, filter(None, (*preload, _rlimit_shim()))))
+        if not libraries:
             return [*self.argv, *args]
         if len(self.argv) > 1:  # the loader's option, which CRIU's hooks don't inherit
-            return [self.argv[0], "--preload", str(shim), *self.argv[1:], *args]
-        return ["/usr/bin/env", f"LD_PRELOAD={shim}", *self.argv, *args]
+            return [self.argv[0], "--preload", libraries, *self.argv[1:], *args]
+        return ["/usr/bin/env", f"LD_PRELOAD={libraries}", *self.argv, *args]
 
     def check(self) -> tuple[bool, str]:
         """Run ``criu check`` (50 ms, needs root): does this kernel have what CRIU needs?"""

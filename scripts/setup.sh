@@ -50,6 +50,7 @@ setpriv util-linux
 mount mount
 LIST
     [ -e /usr/include/stdio.h ] || echo libc6-dev
+    [ -e /usr/include/xxhash.h ] || echo libxxhash-dev
     python=$(find_python) || { echo python3 && python=/usr/bin/python3; }
     "$python" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
 }

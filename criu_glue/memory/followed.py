@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process whose memory the tracker follows."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+
+from . import userfault
+from .maps import About, own_ranges
+from .source_engine import Pull, Ranges, Regions, Sent, scan_standstill, scan_written
+
+TRIES = 3
+"""How often a process that cannot be tracked is tried again, once a round."""
+
+_OTHER_MEMORY = (errno.EPERM, errno.EBUSY)
+
+
+class Followed:
+    """A process, by the host's ``pid``. What it has written is known as long as it is tracked."""
+
+    def __init__(self, pid: int, who: About, incarnation: int) -> None:
+        self.pid = pid
+        self.who = who
+        self.incarnation = incarnation
+        self.sent = Sent()
+        self.untracked = ""
+        """Why it is not tracked, in words."""
+        self.written = Regions()
+        """What the next pull is to read."""
+        self.present = Regions()
+        self.ranges: Ranges = []
+        self._uffd: int | None = None
+        self._tries = 0
+        self._whole = True  # nothing is known of what it has written so far
+        self._read_once = False
+        self._memory = -1
+
+    def close(self) -> None:
+        self._close_uffd()
+        self._close_memory()
+
+    def mistrust(self) -> None:
+        """What was listed has not all been read: the next look takes everything for written."""
+        self._whole = True
+
+    def look(self, known: int, only_look: bool = False) -> None:
+        """List in ``written`` what it wrote since the last look, and protect that.
+
+        Raises FileNotFoundError or ProcessLookupError when it has ended. One that cannot be tracked
+        is listed whole, once; the rest of it is left to the standstill. With ``only_look`` what is
+        listed will not be read.
+        """
+        whole = self._whole and not only_look
+        self.written.clear()
+        self.ranges = own_ranges(self.pid, self.who.locked)
+        with self._pagemap() as pagemap:
+            for _ in range(2):
+                if not self._track():
+                    break
+                assert self._uffd is not None
+                try:
+                    scan_written(
+                        pagemap, self._uffd, self.ranges, known, whole, self.sent, self.written
+                    )
+                    self._whole = only_look
+                    self._read_once = not only_look
+                    self._tries = 0
+                    return
+                except OSError as error:
+                    self._other_memory(error)
+                    whole = not only_look
+            if not self._read_once and not only_look:
+                self.look_at_all(pagemap, known, distrust=True)
+                self._read_once = True
+
+    def look_standing(self, known: int, distrust: bool) -> None:
+        """List in ``present`` all pages that there are, and in ``written`` those that the
+        destination may not have; all of them with ``distrust``. It must stand still."""
+        self.written.clear()
+        self.present.clear()
+        with self._pagemap() as pagemap:
+            self.look_at_all(pagemap, known, distrust or self._whole or self._uffd is None)
+
+    def look_at_all(self, pagemap: int, known: int, distrust: bool) -> None:
+        scan_standstill(
+            pagemap, self.ranges, known, distrust, self.sent, self.present, self.written
+        )
+
+    def pull(self, round: int, number: int, donor: Followed | None) -> Pull:
+        """What reads the pages that were listed."""
+        self._close_memory()
+        with contextlib.suppress(OSError):  # for pages only that process_vm_readv cannot read
+            self._memory = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        return Pull(
+            self.pid, self._memory, inner=self.who.inner, incarnation=self.incarnation,
+            round=round, number=number, regions=self.written, sent=self.sent,
+            donor=(donor.who.inner, donor.sent) if donor else None,
+        )  # fmt: skip
+
+    def _track(self) -> bool:
+        if self._uffd is not None:
+            return True
+        if self._tries >= TRIES:
+            return False
+        self._tries += 1
+        try:
+            self._uffd = userfault.open_in(self.pid)
+        except userfault.Untrackable as reason:
+            self.untracked = str(reason)
+            return False
+        self.untracked = ""
+        self._whole = True
+        return True
+
+    def _other_memory(self, error: OSError) -> None:
+        """It has run another program meanwhile, or shares its memory with another process."""
+        self._close_uffd()
+        self.written.clear()
+        self._whole = True
+        if error.errno == errno.ESRCH:
+            raise ProcessLookupError(errno.ESRCH, "it has ended", str(self.pid)) from error
+        if error.errno not in _OTHER_MEMORY:
+            raise error
+        self.untracked = "its memory is another process's, too"
+        self.sent.clear()
+        self.incarnation += 1
+        self._read_once = False
+
+    @contextlib.contextmanager
+    def _pagemap(self) -> Iterator[int]:
+        # Opened each time: an open one stays the old program's after an exec.
+        pagemap = os.open(f"/proc/{self.pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield pagemap
+        finally:
+            os.close(pagemap)
+
+    def _close_uffd(self) -> None:
+        if self._uffd is not None:
+            os.close(self._uffd)
+            self._uffd = None
+
+    def _close_memory(self) -> None:
+        if self._memory >= 0:
+            os.close(self._memory)
+            self._memory = -1

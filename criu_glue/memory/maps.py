@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which memory of a process travels apart from CRIU's images.
+
+It is what ``criu restore --lazy-pages`` leaves to others (criu: vma_entry_can_be_lazy): anonymous,
+private, not locked, no huge pages of hugetlbfs. Executable parts stay CRIU's: it works in them
+while it has the process in its hands.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+# proc_pid_maps(5): private and not executable, no file (device 00:00, inode 0), and no name but
+# those of plain memory. The others in brackets are the kernel's ([vdso], [vvar] …).
+_OURS = re.compile(
+    rb"^([0-9a-f]+)-([0-9a-f]+) ..-p [0-9a-f]+ 00:00 0 *(?:|\[heap\]|\[stack\]|\[anon:[^\n]*\])$",
+    re.MULTILINE,
+)
+_VDSO = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) .*\[vdso\]$", re.MULTILINE)
+_FLAGS = re.compile(rb"^VmFlags: (.*)$")
+_NO_PAGES = frozenset({b"lo", b"ht", b"pf", b"io"})
+"""Locked, hugetlbfs, and what a driver has mapped (proc_pid_smaps(5))."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """Who a process is: ``started`` (clock ticks since boot) tells it from a later one of its pid.
+    ``inner`` and ``parent`` are pids; ``inner`` is the capsule's, the other the host's."""
+
+    inner: int
+    parent: int
+    started: int
+    state: str
+    locked: bool
+    """Some of its memory is (mlock(2))."""
+    filtered: bool
+    """By seccomp(2)."""
+
+
+def about(pid: int) -> About:
+    """Raises FileNotFoundError or ProcessLookupError when it has gone."""
+    stat = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    fields = {}
+    for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
+        key, _, value = line.partition(b":")
+        fields[key] = value.split()
+    return About(
+        inner=int(fields[b"NSpid"][-1]),
+        parent=int(stat[1]),
+        started=int(stat[19]),
+        state=stat[0].decode(),
+        locked=fields.get(b"VmLck", [b"0"])[0] != b"0",
+        filtered=fields.get(b"Seccomp", [b"0"])[0] != b"0",
+    )
+
+
+def own_ranges(pid: int, locked: bool) -> list[tuple[int, int]]:
+    """Its memory that is ours to carry, [start, end), sorted; [] of a zombie.
+
+    ``locked``: some of its memory is, which takes a closer look (5 ms per GiB). Raises
+    FileNotFoundError or ProcessLookupError when it has gone.
+    """
+    if locked:
+        return _plain_ranges(Path(f"/proc/{pid}/smaps").read_bytes())
+    text = Path(f"/proc/{pid}/maps").read_bytes()
+    return [(int(start, 16), int(end, 16)) for start, end in _OURS.findall(text)]
+
+
+def _plain_ranges(smaps: bytes) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    at: tuple[int, int] | None = None
+    for line in smaps.splitlines():
+        if header := _OURS.match(line):
+            at = int(header[1], 16), int(header[2], 16)
+        elif flags := _FLAGS.match(line):
+            if at and _NO_PAGES.isdisjoint(flags[1].split()):
+                found.append(at)
+            at = None
+    return found
+
+
+def vdso(pid: int) -> tuple[int, int] | None:
+    """Where the kernel's own code lies in the process."""
+    found = _VDSO.search(Path(f"/proc/{pid}/maps").read_bytes())
+    return (int(found[1], 16), int(found[2], 16)) if found else None

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "pull.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+enum { MOST_PAGES = PULL_PAYLOAD / PAGE_BYTES };
+
+// Some pages of the process, and where the batch has come to.
+struct batch {
+    size_t count, pages;
+    struct iovec part[MOST_PAGES];
+    bool there[MOST_PAGES];
+    uint8_t *at; // the pages, one behind the other
+};
+
+struct pull *pull_new(pid_t pid, int memory, uint32_t inner, uint32_t incarnation, uint32_t round,
+                      uint16_t pass, const struct regions *regions, struct sent *sent,
+                      const struct sent *donor, uint32_t donor_pid) {
+    struct pull *pull = calloc(1, sizeof *pull);
+    if (pull == NULL)
+        return NULL;
+    *pull = (struct pull){
+        .pid = pid,
+        .memory = memory,
+        .inner = inner,
+        .incarnation = incarnation,
+        .round = round,
+        .pass = pass,
+        .regions = regions,
+        .sent = sent,
+        .donor = donor,
+        .donor_pid = donor_pid,
+        .lock = PTHREAD_MUTEX_INITIALIZER,
+    };
+    return pull;
+}
+
+void pull_free(struct pull *pull) {
+    pthread_mutex_destroy(&pull->lock);
+    free(pull);
+}
+
+struct pull_state pull_state(struct pull *pull) {
+    pthread_mutex_lock(&pull->lock);
+    struct pull_state state = pull->state;
+    pthread_mutex_unlock(&pull->lock);
+    return state;
+}
+
+// The next pages, at most most of them.
+static void take(struct pull *pull, struct batch *batch, size_t most) {
+    batch->count = batch->pages = 0;
+    pthread_mutex_lock(&pull->lock);
+    while (batch->pages < most && pull->state.error == 0 && pull->next < pull->regions->count) {
+        const struct region *region = &pull->regions->at[pull->next];
+        uint64_t start = region->start + pull->offset;
+        size_t pages = (region->end - start) / PAGE_BYTES;
+        if (pages > most - batch->pages) {
+            pages = most - batch->pages;
+            pull->offset += pages * PAGE_BYTES;
+        } else {
+            pull->next++;
+            pull->offset = 0;
+        }
+        batch->part[batch->count++] = (struct iovec){(void *)start, pages * PAGE_BYTES};
+        batch->pages += pages;
+    }
+    pthread_mutex_unlock(&pull->lock);
+}
+
+// By /proc/PID/mem, which reads also what the process may not, page by page where it must.
+static void read_rest(const struct pull *pull, struct batch *batch, size_t done) {
+    size_t page = 0;
+    for (size_t i = 0; i < batch->count; i++) {
+        uint64_t address = (uintptr_t)batch->part[i].iov_base;
+        size_t pages = batch->part[i].iov_len / PAGE_BYTES;
+        for (size_t k = 0; k < pages;) {
+            if (page + k < done) {
+                k++;
+                continue;
+            }
+            ssize_t got = pread(pull->memory, batch->at + (page + k) * PAGE_BYTES,
+                                (pages - k) * PAGE_BYTES, (off_t)(address + k * PAGE_BYTES));
+            size_t whole = got > 0 ? (size_t)got / PAGE_BYTES : 0;
+            memset(batch->there + page + k, true, whole);
+            k += whole ? whole : 1;
+        }
+        page += pages;
+    }
+}
+
+// 0, or -ESRCH when the process has ended.
+static int read_batch(const struct pull *pull, struct batch *batch) {
+    struct iovec here = {batch->at, batch->pages * PAGE_BYTES};
+    ssize_t got = process_vm_readv(pull->pid, &here, 1, batch->part, batch->count, 0);
+    if (got < 0 && errno == ESRCH)
+        return -ESRCH;
+    size_t done = got > 0 ? (size_t)got / PAGE_BYTES : 0;
+    memset(batch->there, true, done);
+    memset(batch->there + done, false, batch->pages - done);
+    if (done < batch->pages && pull->memory >= 0)
+        read_rest(pull, batch, done);
+    return 0;
+}
+
+static bool is_zero(const uint8_t *page) {
+    uint64_t first;
+    memcpy(&first, page, sizeof first);
+    return first == 0 && memcmp(page, page + 8, PAGE_BYTES - 8) == 0;
+}
+
+static bool same(struct sent_hash a, struct sent_hash b) {
+    return a.low == b.low && a.high == b.high;
+}
+
+// The hash of a page; both 0, which stands for nothing sent, is nobody's.
+static struct sent_hash hash_of(const uint8_t *page) {
+    XXH128_hash_t hash = XXH3_128bits(page, PAGE_BYTES);
+    return (struct sent_hash){hash.low64, hash.high64 | (hash.low64 == 0 && hash.high64 == 0)};
+}
+
+// Whether the parent's page at the address is the same and came to the destination before this pass.
+static bool donor_has(const struct pull *pull, uint64_t address, struct sent_hash hash) {
+    if (pull->donor == NULL)
+        return false;
+    const struct sent_block *block = sent_find(pull->donor, address);
+    size_t index = sent_index(address);
+    return block != NULL && same(block->hash[index], hash) && block->pass[index] < pull->pass;
+}
+
+static void add_run(struct pull_run *run, size_t *runs, uint64_t address, uint32_t kind) {
+    struct pull_run *last = *runs ? &run[*runs - 1] : NULL;
+    if (last != NULL && last->kind == kind &&
+        last->address + (uint64_t)last->pages * PAGE_BYTES == address)
+        last->pages++;
+    else
+        run[(*runs)++] = (struct pull_run){address, 1, kind};
+}
+
+static void refer(const struct pull *pull, struct pull_chunk *chunk, uint64_t address,
+                  struct sent_hash hash) {
+    uint8_t *at = chunk->reference + chunk->references++ * PULL_REFERENCE;
+    memcpy(at, &hash.low, 8);
+    memcpy(at + 8, &hash.high, 8);
+    memcpy(at + 16, &pull->donor_pid, 4);
+    memcpy(at + 20, &address, 8);
+    add_run(chunk->reference_run, &chunk->reference_runs, address, PULL_REFERENCE_TO);
+}
+
+// Puts one page that was read into the chunk, in the way that is the shortest.
+static void put(const struct pull *pull, struct pull_chunk *chunk, uint64_t address,
+                const uint8_t *page, uint64_t *unchanged) {
+    struct sent_block *block = sent_find(pull->sent, address);
+    size_t index = sent_index(address);
+    struct sent_hash hash = hash_of(page);
+    if (same(block->hash[index], hash)) {
+        ++*unchanged;
+    } else if (is_zero(page)) {
+        add_run(chunk->run, &chunk->runs, address, PULL_ZERO);
+        sent_record(block, index, hash, pull->pass);
+    } else if (donor_has(pull, address, hash)) {
+        refer(pull, chunk, address, hash);
+        sent_record(block, index, hash, pull->pass);
+    } else {
+        uint8_t *to = chunk->at + PAGE_BYTES + chunk->pages++ * PAGE_BYTES;
+        if (to != page) // pages before it were left out
+            memmove(to, page, PAGE_BYTES);
+        add_run(chunk->run, &chunk->runs, address, PULL_DATA);
+        sent_record(block, index, hash, pull->pass);
+    }
+    sent_make_current(block, index);
+}
+
+static void put_all(struct pull *pull, struct pull_chunk *chunk, const struct batch *batch) {
+    uint64_t unchanged = 0, unreadable = 0, first = 0;
+    const uint8_t *page = batch->at;
+    const bool *there = batch->there;
+    for (size_t i = 0; i < batch->count; i++) {
+        uint64_t address = (uintptr_t)batch->part[i].iov_base, end;
+        end = address + batch->part[i].iov_len;
+        for (; address < end; address += PAGE_BYTES, page += PAGE_BYTES, there++) {
+            if (*there)
+                put(pull, chunk, address, page, &unchanged);
+            else if (unreadable++ == 0)
+                first = address;
+        }
+    }
+    pthread_mutex_lock(&pull->lock);
+    pull->state.unchanged += unchanged;
+    if (unreadable && pull->state.unreadable == 0)
+        pull->state.first_unreadable = first;
+    pull->state.unreadable += unreadable;
+    pthread_mutex_unlock(&pull->lock);
+}
+
+// How many pages may be read behind those of the chunk, whatever becomes of each.
+static size_t space(const struct pull_chunk *chunk) {
+    size_t used = chunk->pages * PAGE_BYTES + chunk->references * PULL_REFERENCE;
+    size_t pages = (PULL_PAYLOAD - used) / PAGE_BYTES;
+    size_t runs = PULL_MOST_RUNS - chunk->runs - chunk->reference_runs;
+    size_t references = PULL_MOST_REFERENCES - chunk->references;
+    pages = pages < runs ? pages : runs;
+    return pages < references ? pages : references;
+}
+
+int pull_fill(struct pull *pull, struct pull_chunk *chunk, uint64_t budget, uint64_t *read) {
+    struct batch batch;
+    for (*read = 0; *read < budget; *read += batch.pages * PAGE_BYTES) {
+        size_t most = space(chunk);
+        if (most == 0)
+            return PULL_FULL;
+        take(pull, &batch, most);
+        if (batch.pages == 0)
+            return PULL_DONE;
+        batch.at = chunk->at + PAGE_BYTES + chunk->pages * PAGE_BYTES;
+        int rc = read_batch(pull, &batch);
+        if (rc != 0) {
+            pthread_mutex_lock(&pull->lock);
+            pull->state.error = rc;
+            pthread_mutex_unlock(&pull->lock);
+            return PULL_DONE;
+        }
+        put_all(pull, chunk, &batch);
+    }
+    return PULL_PAUSE;
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Pages of a process into chunks for the wire, by any number of threads, each with a chunk of its
+// own. Pages of which the destination has the content already are left out.
+//
+// A chunk, little endian: magic "LSM1", inner pid, incarnation, round, number of runs (5 × 32 bits);
+// runs of address (64 bits), pages, kind; from offset 4096 on the payload of the runs in their order.
+
+#pragma once
+
+#include <pthread.h>
+#include <sys/types.h>
+
+#include "regions.h"
+#include "sent.h"
+
+enum { PULL_CHUNK = 1 << 20, PULL_HEAD = 20, PULL_RUN = 16, PULL_REFERENCE = 28 };
+enum { PULL_MOST_RUNS = (PAGE_BYTES - PULL_HEAD) / PULL_RUN };
+enum { PULL_PAYLOAD = PULL_CHUNK - PAGE_BYTES, PULL_MOST_REFERENCES = 4096 };
+
+enum pull_kind {
+    PULL_DATA = 1,         // the pages themselves
+    PULL_ZERO = 2,         // nothing: they read as zeros
+    PULL_REFERENCE_TO = 3, // per page: XXH3-128 (low, high), donor's inner pid, donor's address
+};
+
+struct pull_state {
+    uint64_t unreadable, first_unreadable; // pages that were not there any more
+    uint64_t unchanged;                    // pages that the destination has
+    int error;                             // why it ended early: -ESRCH
+};
+
+// One process's pages that are to be read.
+struct pull {
+    pid_t pid;
+    int memory; // its /proc/PID/mem, for pages that it may not read itself; -1: none
+    uint32_t inner, incarnation, round;
+    uint16_t pass;
+    const struct regions *regions;
+    struct sent *sent;
+    const struct sent *donor; // of the process that it was forked from, or NULL
+    uint32_t donor_pid;
+
+    pthread_mutex_t lock; // what follows is all threads'
+    size_t next;          // region
+    uint64_t offset;      // in it
+    struct pull_state state;
+};
+
+struct pull_run {
+    uint64_t address;
+    uint32_t pages, kind;
+};
+
+// A chunk that is being made.
+struct pull_chunk {
+    uint8_t *at; // PULL_CHUNK bytes; the pages lie at 4096 already
+    size_t pages;
+    size_t runs, reference_runs, references;
+    struct pull_run run[PULL_MOST_RUNS];           // those with pages and zeros
+    struct pull_run reference_run[PULL_MOST_RUNS]; // come behind them
+    uint8_t reference[PULL_MOST_REFERENCES * PULL_REFERENCE];
+};
+
+struct pull *pull_new(pid_t pid, int memory, uint32_t inner, uint32_t incarnation, uint32_t round,
+                      uint16_t pass, const struct regions *regions, struct sent *sent,
+                      const struct sent *donor, uint32_t donor_pid);
+void pull_free(struct pull *pull);
+
+struct pull_state pull_state(struct pull *pull);
+
+enum { PULL_DONE = 0, PULL_FULL = 1, PULL_PAUSE = 2 };
+// Read on until the chunk is full, nothing is left, or about budget bytes were read; read says how
+// many were. What was put into a chunk counts as sent from then on.
+int pull_fill(struct pull *pull, struct pull_chunk *chunk, uint64_t budget, uint64_t *read);
+
+struct pull_chunk *pull_chunk_new(void);
+void pull_chunk_free(struct pull_chunk *chunk);
+void pull_chunk_begin(struct pull_chunk *chunk, void *at);
+// Writes the head; the chunk's length in bytes, 0 when there is nothing in it.
+size_t pull_chunk_end(struct pull_chunk *chunk, const struct pull *pull);

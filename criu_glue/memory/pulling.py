@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read pages of processes with several threads and hand them on in chunks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from .ring import Ring, Slot
+from .source_engine import DONE, PAUSE, Chunk, Pull
+
+BATCH = 4 << 20
+"""The most bytes that a thread reads between two words to its pace."""
+
+Sink = Callable[[memoryview, Callable[[], None]], None]
+"""Takes a chunk on. The memory may be used until the sink's second argument is called, which says
+that the destination has got it. Called by one thread at a time."""
+
+
+class Pace(Protocol):
+    """Slows the reading down; called from several threads at once."""
+
+    def spent(self, read: int) -> None:
+        """So many bytes were just read of a process; returns when the next may be."""
+
+
+class Unhurried:
+    """The pace of who need not spare anybody."""
+
+    def spent(self, read: int) -> None:
+        pass
+
+
+class Stopped(Exception):
+    """It is not wanted any more. What was handed on is in order."""
+
+
+class Pulling:
+    """Threads that read; one job for all of them at a time."""
+
+    def __init__(self, threads: int, ring: Ring) -> None:
+        self._threads = threads
+        self._ring = ring
+        self._pool = ThreadPoolExecutor(threads, "pull")
+        self._sink_lock = threading.Lock()
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def scan(self, scans: Sequence[Callable[[], None]]) -> None:
+        """Run these, several at a time; raises what one of them did."""
+        if len(scans) == 1:
+            scans[0]()
+        for _ in self._pool.map(lambda scan: scan(), scans if len(scans) > 1 else ()):
+            pass
+
+    def pull(
+        self, pulls: Sequence[Pull], sink: Sink, pace: Pace, stopped: Callable[[], bool]
+    ) -> int:
+        """Read all of it, one process after the other; the bytes of the chunks.
+
+        Raises Stopped, or what the sink or the pace raised: then part of it got lost.
+        """
+        failed = threading.Event()
+
+        def give_up() -> bool:
+            return failed.is_set() or stopped()
+
+        def work() -> int:
+            try:
+                return _Worker(self._ring, sink, self._sink_lock, pace, give_up).run(pulls)
+            except BaseException:
+                failed.set()
+                raise
+
+        errors: list[BaseException] = []
+        sent = 0
+        for each in [self._pool.submit(work) for _ in range(self._threads)] if pulls else []:
+            if error := each.exception():
+                errors.append(error)
+            else:
+                sent += each.result()
+        for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
+            raise error
+        return sent
+
+
+class _Worker:
+    def __init__(
+        self, ring: Ring, sink: Sink, sink_lock: threading.Lock, pace: Pace,
+        stopped: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._ring = ring
+        self._sink = sink
+        self._sink_lock = sink_lock
+        self._pace = pace
+        self._stopped = stopped
+        self._chunk = Chunk()
+        self._slot: Slot | None = None
+        self._sent = 0
+
+    def run(self, pulls: Sequence[Pull]) -> int:
+        try:
+            for pull in pulls:
+                self._read(pull)
+        finally:
+            if self._slot is not None:
+                self._slot.release()
+        return self._sent
+
+    def _read(self, pull: Pull) -> None:
+        how = PAUSE
+        while how != DONE:
+            if self._slot is None:
+                self._slot = self._ring.take(self._stopped)
+                if self._slot is None:
+                    raise Stopped
+            self._chunk.begin(self._slot.memory)
+            how, read = self._chunk.fill(pull, BATCH)
+            self._pace.spent(read)
+            while how == PAUSE and not self._stopped():
+                how, read = self._chunk.fill(pull, BATCH)
+                self._pace.spent(read)
+            self._hand_on(pull)
+            if how == PAUSE:
+                raise Stopped
+
+    def _hand_on(self, pull: Pull) -> None:
+        length = self._chunk.end(pull)
+        if not length:
+            return
+        slot, self._slot = self._slot, None
+        assert slot is not None
+        with self._sink_lock:
+            self._sink(slot.memory[:length], slot.release)
+        self._sent += length

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "regions.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+int regions_reserve(struct regions *list, size_t more) {
+    if (list->count + more <= list->room)
+        return 0;
+    size_t room = list->room ? 2 * list->room : 1024;
+    if (room < list->count + more)
+        room = list->count + more;
+    struct region *larger = realloc(list->at, room * sizeof *larger);
+    if (larger == NULL)
+        return -ENOMEM;
+    list->at = larger;
+    list->room = room;
+    return 0;
+}
+
+int regions_add(struct regions *list, uint64_t start, uint64_t end, uint64_t categories) {
+    struct region *last = list->count ? &list->at[list->count - 1] : NULL;
+    list->bytes += end - start;
+    if (last != NULL && last->end == start && last->categories == categories) {
+        last->end = end;
+        return 0;
+    }
+    int rc = regions_reserve(list, 1);
+    if (rc == 0)
+        list->at[list->count++] = (struct region){start, end, categories};
+    return rc;
+}
+
+struct regions *regions_new(void) { return calloc(1, sizeof(struct regions)); }
+
+void regions_clear(struct regions *list) {
+    list->count = 0;
+    list->bytes = 0;
+}
+
+void regions_free(struct regions *list) {
+    free(list->at);
+    free(list);
+}

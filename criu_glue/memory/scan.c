@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "scan.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+
+// linux/fs.h and linux/userfaultfd.h
+struct pm_scan_arg {
+    uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
+    uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
+};
+#define PAGEMAP_SCAN _IOWR('f', 16, struct pm_scan_arg)
+enum { PROTECT_MATCHING = 1 << 0, REFUSE_UNTRACKED = 1 << 1 };
+
+struct uffdio_api {
+    uint64_t api, features, ioctls;
+};
+struct uffdio_register {
+    uint64_t start, length, mode, ioctls;
+};
+#define UFFDIO_API _IOWR(0xAA, 0x3F, struct uffdio_api)
+#define UFFDIO_REGISTER _IOWR(0xAA, 0x00, struct uffdio_register)
+enum { REGISTER_WRITE_PROTECT = 1 << 1 };
+enum { FEATURE_WP = 1 << 0, FEATURE_WP_UNPOPULATED = 1 << 13, FEATURE_WP_ASYNC = 1 << 15 };
+
+// The kernel holds the lock of the address space during a call (20 ms per GiB that is there), and
+// mmap() in the process waits for that long.
+#define WINDOW (UINT64_C(128) << 20)
+
+enum { BATCH = 4096 }; // regions per call
+
+int scan_prepare(int uffd) {
+    struct uffdio_api api = {
+        .api = 0xAA,
+        .features = FEATURE_WP | FEATURE_WP_UNPOPULATED | FEATURE_WP_ASYNC,
+    };
+    return ioctl(uffd, UFFDIO_API, &api) == 0 ? 0 : -errno;
+}
+
+static struct pm_scan_arg about_pages(uint64_t known) {
+    // The pages that CRIU would dump: there, and not of a file, the kernel's zero page or a guard.
+    uint64_t not = (PAGE_OF_FILE | PAGE_ZERO_FRAME | PAGE_GUARD) & known;
+    return (struct pm_scan_arg){
+        .size = sizeof(struct pm_scan_arg),
+        .category_inverted = not,
+        .category_mask = not,
+        .category_anyof_mask = PAGE_PRESENT | PAGE_SWAPPED,
+        .return_mask = PAGE_PRESENT | PAGE_SWAPPED,
+    };
+}
+
+uint64_t scan_known(int pagemap) {
+    uint64_t known = PAGE_WRITE_TRACKED | PAGE_WRITTEN | PAGE_OF_FILE | PAGE_PRESENT |
+                     PAGE_SWAPPED | PAGE_ZERO_FRAME | PAGE_GUARD;
+    for (; known >= PAGE_ZERO_FRAME; known &= ~(uint64_t)PAGE_GUARD) {
+        struct pm_scan_arg nothing = {.size = sizeof nothing, .category_mask = known};
+        if (ioctl(pagemap, PAGEMAP_SCAN, &nothing) == 0)
+            return known;
+        if (!(known & PAGE_GUARD))
+            break;
+    }
+    return 0;
+}
+
+// All of [start, end) that the arguments select, added to the list.
+static int scan(int pagemap, struct pm_scan_arg args, uint64_t start, uint64_t end,
+                struct regions *list) {
+    while (start < end) {
+        int rc = regions_reserve(list, BATCH);
+        if (rc != 0)
+            return rc;
+        args.start = start;
+        args.end = end - start > WINDOW ? start + WINDOW : end;
+        args.vec = (uintptr_t)(list->at + list->count);
+        args.vec_len = BATCH;
+        int found = ioctl(pagemap, PAGEMAP_SCAN, &args);
+        if (found < 0)
+            return -errno;
+        for (int i = 0; i < found; i++)
+            list->bytes +=
+                list->at[list->count + (size_t)i].end - list->at[list->count + (size_t)i].start;
+        list->count += (size_t)found;
+        start = args.walk_end;
+    }
+    return 0;
+}
+
+static int track(int uffd, uint64_t start, uint64_t end) {
+    struct uffdio_register range = {
+        .start = start, .length = end - start, .mode = REGISTER_WRITE_PROTECT};
+    return ioctl(uffd, UFFDIO_REGISTER, &range) == 0 ? 0 : -errno;
+}
+
+static int written_in(int pagemap, int uffd, struct pm_scan_arg args, uint64_t start, uint64_t end,
+                      bool whole, struct regions *list) {
+    size_t count = list->count;
+    uint64_t bytes = list->bytes;
+    struct pm_scan_arg only_written = args;
+    only_written.category_mask |= PAGE_WRITTEN;
+    int rc = scan(pagemap, whole ? args : only_written, start, end, list);
+    if (rc != -EPERM)
+        return rc;
+    // A part of it is a mapping that is not tracked. What the failed call protected, and what such a
+    // mapping brought along of an earlier one (mremap), must not pass for known: all is listed.
+    list->count = count;
+    list->bytes = bytes;
+    rc = track(uffd, start, end);
+    if (rc == -EINVAL || rc == -ENOENT)
+        return 0; // unmapped meanwhile
+    if (rc == -ENOMEM || rc == -ESRCH)
+        return -EPERM; // its address space is no more
+    return rc != 0 ? rc : scan(pagemap, args, start, end, list);
+}
+
+int scan_written(int pagemap, int uffd, const uint64_t *ranges, size_t count, uint64_t known,
+                 bool whole, struct sent *sent, struct regions *written) {
+    struct pm_scan_arg args = about_pages(known);
+    args.flags = PROTECT_MATCHING | REFUSE_UNTRACKED;
+    int rc = 0;
+    size_t before = written->count;
+    for (size_t i = 0; i < count && rc == 0; i++)
+        rc = written_in(pagemap, uffd, args, ranges[2 * i], ranges[2 * i + 1], whole, written);
+    for (size_t i = before; i < written->count && rc == 0; i++)
+        rc = sent_expect(sent, written->at[i].start, written->at[i].end);
+    return rc;
+}
+
+static int add_stale(struct sent *sent, struct region part, bool distrust, struct regions *stale) {
+    bool all =
+        distrust || part.categories & PAGE_WRITTEN || !(part.categories & PAGE_WRITE_TRACKED);
+    if (all) {
+        int rc = sent_expect(sent, part.start, part.end);
+        return rc != 0 ? rc : regions_add(stale, part.start, part.end, 0);
+    }
+    for (uint64_t at = part.start; at < part.end;) {
+        bool current;
+        uint64_t end = sent_same(sent, at, part.end, &current);
+        int rc = current ? 0 : sent_expect(sent, at, end);
+        if (rc == 0 && !current)
+            rc = regions_add(stale, at, end, 0);
+        if (rc != 0)
+            return rc;
+        at = end;
+    }
+    return 0;
+}
+
+int scan_standstill(int pagemap, const uint64_t *ranges, size_t count, uint64_t known,
+                    bool distrust, struct sent *sent, struct regions *present,
+                    struct regions *stale) {
+    struct pm_scan_arg args = about_pages(known);
+    args.return_mask = PAGE_WRITTEN | PAGE_WRITE_TRACKED;
+    struct regions found = {0};
+    int rc = 0;
+    for (size_t i = 0; i < count && rc == 0; i++)
+        rc = scan(pagemap, args, ranges[2 * i], ranges[2 * i + 1], &found);
+    for (size_t i = 0; i < found.count && rc == 0; i++) {
+        rc = regions_add(present, found.at[i].start, found.at[i].end, 0);
+        if (rc == 0)
+            rc = add_stale(sent, found.at[i], distrust, stale);
+    }
+    free(found.at);
+    return rc;
+}

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which pages of a process were written, by the PAGEMAP_SCAN ioctl and a userfaultfd of the process
+// that write-protects asynchronously (Linux 6.7): the kernel itself lifts the protection at a write.
+
+#pragma once
+
+#include "regions.h"
+#include "sent.h"
+
+// linux/fs.h, which is older than the kernel where this is built
+enum {
+    PAGE_WRITE_TRACKED = 1 << 0,
+    PAGE_WRITTEN = 1 << 1,
+    PAGE_OF_FILE = 1 << 2,
+    PAGE_PRESENT = 1 << 3,
+    PAGE_SWAPPED = 1 << 4,
+    PAGE_ZERO_FRAME = 1 << 5,
+    PAGE_GUARD = 1 << 8, // Linux 6.15; madvise(MADV_GUARD_INSTALL)
+};
+
+// Makes a userfaultfd one that tracks writes; 0 or -errno.
+int scan_prepare(int uffd);
+
+// The categories that this kernel lets a page be selected by, of those that matter here.
+uint64_t scan_known(int pagemap);
+
+// What a process has written in some ranges since the last call, or all that is there (whole, and
+// ranges not tracked so far); each page that is listed is protected first. Ranges are pairs of start
+// and end. It is all recorded in sent as no longer current. 0 or -errno:
+//   -EPERM  the userfaultfd is not this address space's (it has run another program, or forked)
+//   -EBUSY  somebody else has registered a part of it
+int scan_written(int pagemap, int uffd, const uint64_t *ranges, size_t count, uint64_t known,
+                 bool whole, struct sent *sent, struct regions *written);
+
+// Of a process at a standstill: all pages that are there, and those of them of which the destination
+// has not surely got the content (all with distrust). 0 or -errno.
+int scan_standstill(int pagemap, const uint64_t *ranges, size_t count, uint64_t known,
+                    bool distrust, struct sent *sent, struct regions *present,
+                    struct regions *stale);

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "sent.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { FIRST_SIZE = 64 };
+#define BLOCK_BYTES ((uint64_t)BLOCK_PAGES * PAGE_BYTES)
+
+struct sent *sent_new(void) { return calloc(1, sizeof(struct sent)); }
+
+void sent_clear(struct sent *sent) {
+    for (size_t i = 0; i < sent->size; i++)
+        free(sent->table[i]);
+    free(sent->table);
+    *sent = (struct sent){0};
+}
+
+void sent_free(struct sent *sent) {
+    sent_clear(sent);
+    free(sent);
+}
+
+// Where the block is, or would be.
+static struct sent_block **place(struct sent_block **table, size_t size, uint64_t number) {
+    size_t at = (number * UINT64_C(0x9e3779b97f4a7c15)) >> 20 & (size - 1);
+    while (table[at] != NULL && table[at]->number != number)
+        at = (at + 1) & (size - 1);
+    return &table[at];
+}
+
+struct sent_block *sent_find(const struct sent *sent, uint64_t address) {
+    return sent->size ? *place(sent->table, sent->size, address / BLOCK_BYTES) : NULL;
+}
+
+static int grow(struct sent *sent) {
+    size_t size = sent->size ? 2 * sent->size : FIRST_SIZE;
+    struct sent_block **table = calloc(size, sizeof *table);
+    if (table == NULL)
+        return -ENOMEM;
+    for (size_t i = 0; i < sent->size; i++)
+        if (sent->table[i] != NULL)
+            *place(table, size, sent->table[i]->number) = sent->table[i];
+    free(sent->table);
+    sent->table = table;
+    sent->size = size;
+    return 0;
+}
+
+static struct sent_block *need(struct sent *sent, uint64_t number) {
+    if (2 * (sent->used + 1) > sent->size && grow(sent) != 0)
+        return NULL;
+    struct sent_block **at = place(sent->table, sent->size, number);
+    if (*at == NULL) {
+        *at = calloc(1, sizeof **at);
+        if (*at == NULL)
+            return NULL;
+        (*at)->number = number;
+        sent->used++;
+    }
+    return *at;
+}
+
+// The bits of the pages [first, last) that lie in word i of a block.
+static uint64_t bits(size_t i, size_t first, size_t last) {
+    size_t low = first > 64 * i ? first - 64 * i : 0;
+    size_t high = last < 64 * (i + 1) ? last - 64 * i : 64;
+    uint64_t below_high = high == 64 ? UINT64_MAX : (UINT64_C(1) << high) - 1;
+    return below_high & ~((UINT64_C(1) << low) - 1);
+}
+
+int sent_expect(struct sent *sent, uint64_t start, uint64_t end) {
+    while (start < end) {
+        uint64_t number = start / BLOCK_BYTES, next = (number + 1) * BLOCK_BYTES;
+        uint64_t stop = end < next ? end : next;
+        struct sent_block *block = need(sent, number);
+        if (block == NULL)
+            return -ENOMEM;
+        size_t first = sent_index(start), last = first + (stop - start) / PAGE_BYTES;
+        for (size_t i = first / 64; i <= (last - 1) / 64; i++)
+            block->current[i] &= ~bits(i, first, last);
+        start = stop;
+    }
+    return 0;
+}
+
+int sent_forget(struct sent *sent, uint64_t start, uint64_t end) {
+    int rc = sent_expect(sent, start, end);
+    for (; rc == 0 && start < end; start += PAGE_BYTES)
+        sent_record(sent_find(sent, start), sent_index(start), (struct sent_hash){0}, 0);
+    return rc;
+}
+
+// The same within one block.
+static uint64_t same_in_block(const struct sent_block *block, uint64_t start, uint64_t stop,
+                              bool current) {
+    size_t at = sent_index(start), last = at + (stop - start) / PAGE_BYTES;
+    while (at < last) {
+        uint64_t word = block->current[at / 64];
+        uint64_t others = (current ? ~word : word) >> at % 64;
+        if (others != 0) {
+            at += (size_t)__builtin_ctzll(others);
+            break;
+        }
+        at = (at / 64 + 1) * 64;
+    }
+    return at < last ? start + (at - sent_index(start)) * PAGE_BYTES : stop;
+}
+
+uint64_t sent_same(const struct sent *sent, uint64_t start, uint64_t end, bool *current) {
+    *current = false;
+    for (bool first = true; start < end; first = false) {
+        uint64_t next = (start / BLOCK_BYTES + 1) * BLOCK_BYTES, stop = end < next ? end : next;
+        const struct sent_block *block = sent_find(sent, start);
+        size_t index = sent_index(start);
+        bool here = block != NULL && (block->current[index / 64] >> index % 64 & 1);
+        if (first)
+            *current = here;
+        if (here != *current)
+            break;
+        uint64_t to = block != NULL ? same_in_block(block, start, stop, here) : stop;
+        start = to;
+        if (to < stop)
+            break;
+    }
+    return start;
+}

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seeing from outside that every thread of some processes has been stopped by a tracer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+LOOK_S = 0.001
+
+_STILL = frozenset("tZX")  # proc_pid_stat(5): in a tracing stop, ended
+
+
+def wait_stopped(tasks: Callable[[], Sequence[int]], until: float) -> None:
+    """Return once every thread of ``tasks()`` was seen in a tracing stop, at ``until`` (monotonic
+    seconds) raise TimeoutError, naming one that was not.
+
+    For a tracer that stops them one by one and then keeps its hands on them all, as CRIU does:
+    what it lets run after that is its own code. Once each thread there is has been seen to stand,
+    and no other has appeared meanwhile, nothing of the program's runs any more.
+    """
+    seen: set[tuple[int, int]] = set()
+    while True:
+        now = _threads(tasks())
+        waiting = [thread for thread in now if thread not in seen and not _stands(*thread)]
+        seen.update(now.difference(waiting))
+        if now and not waiting and _threads(tasks()) <= seen:
+            return
+        if time.monotonic() > until:
+            pid, tid = waiting[0] if waiting else (0, 0)
+            raise TimeoutError(f"thread {tid} of process {pid} was not stopped")
+        time.sleep(LOOK_S)
+
+
+def _threads(pids: Sequence[int]) -> set[tuple[int, int]]:
+    found: set[tuple[int, int]] = set()
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found.update((pid, int(tid)) for tid in os.listdir(f"/proc/{pid}/task"))
+    return found
+
+
+def _stands(pid: int, tid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/task/{tid}/stat").read_text("utf-8", "replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] in _STILL

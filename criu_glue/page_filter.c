@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Preloaded into CRIU where the agent carries memory itself. CRIU learns by the PAGEMAP_SCAN ioctl
+// (Linux 6.7) which pages of a task it has to dump; to ranges that the agent carries this answers
+// "no pages", so that they are in CRIU's images as ranges without content. Nothing else is changed.
+//
+// LIVESHIFT_PAGE_FILTER is "<descriptor of CRIU's directory>:<milliseconds>". The ranges come in its
+// file `hide`, one a line: pid, start, end (hexadecimal). The first scan of a task waits for it, as
+// all tasks must have stopped before anyone can tell the ranges; CRIU has no use for it earlier.
+// Without the file nothing is hidden. `hidden` then tells how many bytes of address space were.
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+// linux/fs.h, which is older than the kernel where this is built
+struct page_region {
+    uint64_t start, end, categories;
+};
+struct pm_scan_arg {
+    uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
+    uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
+};
+#define PAGEMAP_SCAN _IOWR('f', 16, struct pm_scan_arg)
+#define PAGE_IS_PRESENT (1 << 3)
+#define PAGE_IS_SWAPPED (1 << 4)
+
+enum { PAGE_SIZE = 4096, LOOK_NS = 300 * 1000 };
+
+struct range {
+    long pid;
+    uint64_t start, end;
+};
+
+static struct {
+    pthread_mutex_t lock;
+    bool asked;
+    int directory;
+    struct range *ranges; // by pid and address
+    size_t count;
+    uint64_t bytes;
+} hide = {.lock = PTHREAD_MUTEX_INITIALIZER, .directory = -1};
+
+static int in_order(const void *left, const void *right) {
+    const struct range *a = left, *b = right;
+    if (a->pid != b->pid)
+        return a->pid < b->pid ? -1 : 1;
+    return a->start < b->start ? -1 : a->start > b->start;
+}
+
+static uint64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+static FILE *open_when_there(int directory, uint64_t patience_ms) {
+    for (uint64_t until = now_ms() + patience_ms;;) {
+        int fd = openat(directory, "hide", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        if (fd >= 0)
+            return fdopen(fd, "re");
+        if (errno != ENOENT || now_ms() > until)
+            return NULL;
+        nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+    }
+}
+
+static void read_ranges(void) {
+    const char *said = getenv("LIVESHIFT_PAGE_FILTER");
+    int directory;
+    unsigned patience_ms;
+    if (said == NULL || sscanf(said, "%d:%u", &directory, &patience_ms) != 2)
+        return;
+    FILE *f = open_when_there(directory, patience_ms);
+    if (f == NULL)
+        return;
+    struct range next;
+    size_t room = 0;
+    while (fscanf(f, "%ld %" SCNx64 " %" SCNx64, &next.pid, &next.start, &next.end) == 3) {
+        if (hide.count == room) {
+            room = room ? 2 * room : 1024;
+            struct range *larger = realloc(hide.ranges, room * sizeof next);
+            if (larger == NULL)
+                break; // those that we have are enough to go on with
+            hide.ranges = larger;
+        }
+        hide.ranges[hide.count++] = next;
+    }
+    fclose(f);
+    qsort(hide.ranges, hide.count, sizeof next, in_order);
+    hide.directory = directory;
+}
+
+// Whose pagemap this is; 0 for CRIU's own and for what is none.
+static long scanned_pid(int fd) {
+    char link[64], path[256], *end;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    if (length < 0)
+        return 0;
+    path[length] = '\0';
+    char *file = strrchr(path, '/');
+    if (file == NULL || strcmp(file, "/pagemap") != 0)
+        return 0;
+    *file = '\0';
+    char *number = strrchr(path, '/');
+    long pid = strtol(number ? number + 1 : path, &end, 10);
+    return *end == '\0' && pid != getpid() ? pid : 0;
+}
+
+// The first range of the task that ends behind the address; NULL when there is none.
+static const struct range *next_range(long pid, uint64_t address) {
+    size_t low = 0, high = hide.count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        const struct range *at = &hide.ranges[middle];
+        if (at->pid < pid || (at->pid == pid && at->end <= address))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < hide.count && hide.ranges[low].pid == pid ? &hide.ranges[low] : NULL;
+}
+
+static void count(uint64_t bytes) {
+    char text[32];
+    hide.bytes += bytes;
+    int length = snprintf(text, sizeof text, "%" PRIu64 "\n", hide.bytes);
+    int fd = openat(hide.directory, "hidden", O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0)
+        return;
+    if (pwrite(fd, text, (size_t)length, 0) < 0) {
+        // then the agent believes that nothing was hidden, and says so
+    }
+    close(fd);
+}
+
+typedef int (*ioctl_call)(int, unsigned long, ...);
+
+// Asks the kernel for what lies between the hidden ranges, one after the other.
+static int scan_around(ioctl_call real, int fd, struct pm_scan_arg *asked, long pid) {
+    struct pm_scan_arg part = *asked;
+    struct page_region *out = (struct page_region *)(uintptr_t)asked->vec;
+    uint64_t skipped = 0;
+    int found = 0;
+    for (uint64_t at = asked->start; at < asked->end;) {
+        const struct range *hidden = next_range(pid, at);
+        uint64_t end = asked->end;
+        if (hidden != NULL && hidden->start <= at) {
+            end = hidden->end < end ? hidden->end : end;
+            skipped += end - at;
+            asked->walk_end = at = end;
+            continue;
+        }
+        if (hidden != NULL && hidden->start < end)
+            end = hidden->start;
+        part.start = at;
+        part.end = end;
+        part.vec = (uintptr_t)(out + found);
+        part.vec_len = asked->vec_len - (uint64_t)found;
+        int more = real(fd, PAGEMAP_SCAN, &part);
+        if (more < 0)
+            return more;
+        for (int i = 0; i < more && asked->max_pages; i++)
+            part.max_pages -= (out[found + i].end - out[found + i].start) / PAGE_SIZE;
+        found += more;
+        asked->walk_end = at = part.walk_end;
+        bool full = (uint64_t)found == asked->vec_len || (asked->max_pages && !part.max_pages);
+        if (part.walk_end < end || full)
+            break;
+    }
+    if (skipped)
+        count(skipped);
+    return found;
+}
+
+static bool selects_pages(const struct pm_scan_arg *asked) {
+    return asked->category_anyof_mask & (PAGE_IS_PRESENT | PAGE_IS_SWAPPED) && asked->vec_len;
+}
+
+__attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, ...) {
+    static ioctl_call real;
+    va_list list;
+    va_start(list, request);
+    void *argument = va_arg(list, void *);
+    va_end(list);
+    if (real == NULL)
+        real = (ioctl_call)dlsym(RTLD_NEXT, "ioctl");
+    if (request != PAGEMAP_SCAN || argument == NULL || !selects_pages(argument))
+        return real(fd, request, argument);
+    long pid = scanned_pid(fd);
+    if (pid == 0)
+        return real(fd, request, argument);
+    pthread_mutex_lock(&hide.lock);
+    if (!hide.asked)
+        read_ranges();
+    hide.asked = true;
+    pthread_mutex_unlock(&hide.lock);
+    return hide.count ? scan_around(real, fd, argument, pid) : real(fd, request, argument);
+}

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real CRIU that is told of memory which it need not dump."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from captured import ROOT_PID, Sink, as_root, sink, until
+from page_chunks import Pages, anonymous_ranges
+from room_trees import Rooms, count, criu, goes_on, place, rooms
+
+from liveshift.criu_glue.dump import FrozenTree
+from liveshift.criu_glue.memory.tracker import MemoryTracker
+from liveshift.criu_glue.page_filter import PageFilter
+from liveshift.criu_glue.room import Room
+from liveshift.criu_glue.survey import inner_pid, tasks
+from liveshift.criu_glue.tool import Criu
+from liveshift.errors import StepFailed
+
+__all__ = ["criu", "place", "rooms", "sink"]
+
+BIG = 64 << 20
+
+HOLDER = f"""
+import mmap
+memory = mmap.mmap(-1, {BIG}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for at in range(0, {BIG}, 4096): memory[at:at + 8] = at.to_bytes(8, "little")
+child = os.fork()
+number = 0
+while True:
+    number += 1
+    at = number * 4096 * 7 % {BIG}
+    memory[at:at + 8] = (number << 20).to_bytes(8, "little")
+    if child: os.write(1, b"%d\\n" % number)
+    time.sleep(0.002)
+"""
+
+
+def host_pids(room: Room) -> list[int]:
+    return [task.pid for task in tasks(room)]
+
+
+@as_root
+def test_criu_dumps_no_page_of_what_is_hidden_and_the_tracker_has_sent_all_of_it(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    here = rooms.start(HOLDER)
+    until(lambda: count(here) > 3)
+    page_filter = PageFilter(place / "images")
+    pages = Pages()
+    tracker = MemoryTracker(lambda: host_pids(here))
+    assert tracker.probe() == ""
+    for _ in range(2):
+        assert tracker.round(pages).processes == 2
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    errors: list[BaseException] = []
+
+    def dump() -> None:
+        try:
+            frozen.dump(criu, sink, 60, page_filter)
+        except BaseException as error:
+            errors.append(error)
+
+    dumping = threading.Thread(target=dump)
+    dumping.start()
+    tracker.wait_frozen(time.monotonic() + 10)
+    found = tracker.standstill(pages, page_filter.hide)
+    dumping.join()
+    assert errors == []
+    assert page_filter.hidden() > 2 * BIG
+    assert sum(len(sink.images[name]) for name in sink.images if name.startswith("pages-")) < 4e6
+    for pid in host_pids(here):
+        assert found.ranges[inner_pid(pid)] == anonymous_ranges(pid)
+        assert pages.differences(pid, inner_pid(pid), found.table) == []
+    frozen.thaw()
+    tracker.close()
+    assert goes_on(here)
+
+
+@as_root
+@pytest.mark.parametrize("said", [True, False], ids=["nothing hidden", "nothing said"])
+def test_without_ranges_criu_dumps_everything(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink, said: bool
+) -> None:
+    here = rooms.start(HOLDER)
+    until(lambda: count(here) > 3)
+    page_filter = PageFilter(place / "images", patience_s=0.2)
+    if said:
+        page_filter.hide({})
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    frozen.dump(criu, sink, 60, page_filter)
+    assert page_filter.hidden() == 0
+    assert sum(len(sink.images[name]) for name in sink.images if name.startswith("pages-")) > BIG
+    frozen.thaw()
+    assert goes_on(here)
+
+
+@as_root
+def test_parts_of_a_mapping_are_hidden_to_the_page(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    """CRIU asks for windows of several mappings; the rest of each must still be found."""
+    here = rooms.start(HOLDER)
+    until(lambda: count(here) > 3)
+    pid = next(pid for pid in host_pids(here) if inner_pid(pid) == ROOT_PID)
+    start, end = max(anonymous_ranges(pid), key=lambda pair: pair[1] - pair[0])
+    holes = [(at, at + 3 * 4096) for at in range(start, end, 16 * 4096)]
+    page_filter = PageFilter(place / "images")
+    page_filter.hide({ROOT_PID: holes})
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    frozen.dump(criu, sink, 60, page_filter)
+    assert page_filter.hidden() >= len(holes) * 3 * 4096
+    both = sum(len(sink.images[name]) for name in sink.images if name.startswith("pages-"))
+    assert 2 * BIG * 27 / 32 < both < 2 * BIG * 29 / 32 + 16e6
+    frozen.thaw()
+    assert goes_on(here)
+
+
+def test_ranges_of_an_earlier_dump_are_not_taken(tmp_path: Path) -> None:
+    PageFilter(tmp_path).hide({1: [(0, 4096)]})
+    assert (tmp_path / "hide").read_text() == "1 0 1000\n"
+    (tmp_path / "hidden").write_text("4096\n")
+    assert PageFilter(tmp_path).hidden() == 0
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_tree_that_is_not_frozen_in_time_is_named() -> None:
+    tracker = MemoryTracker(lambda: [os.getpid()])
+    with pytest.raises(StepFailed, match=rf"did not stop .* of process {os.getpid()}"):
+        tracker.wait_frozen(time.monotonic() + 0.05)
+    tracker.close()
