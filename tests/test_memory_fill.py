@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,7 +14,8 @@ from pathlib import Path
 import memory_parts
 import pytest
 from captured import ROOT_PID, Sink, as_root, sink, until
-from room_trees import Rooms, count, criu, goes_on, pipes_of, place, rooms, said
+from held_tree import hold_tree
+from room_trees import Rooms, count, criu, goes_on, pipes_of, place, rooms, said, states
 
 from liveshift.criu_glue import output, room, trees, unpacking
 from liveshift.criu_glue.dump import FrozenTree
@@ -39,6 +42,47 @@ def whole():
 expected = whole()
 for n in range(10**9):
     assert whole() == expected, "memory has changed"
+    os.write(1, b"%d\\n" % n)
+    time.sleep(0.002)
+"""
+
+
+FORKED = """
+import mmap, signal, zlib
+size = 24 << 20
+m = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for at in range(0, size, 4096):
+    m[at : at + 8] = (at * 2654435761).to_bytes(8, "little")
+shared = mmap.mmap(-1, 4096)
+pipes = [os.pipe() for _ in range(6)]
+ready = os.pipe()
+def other(n):
+    own = bytearray(os.urandom(3 << 20))
+    m[n * 4096 : n * 4096 + 8] = b"mine %03d" % n
+    threads = [threading.Thread(target=time.sleep, args=(600,), daemon=True) for _ in range(3)]
+    [t.start() for t in threads]
+    expected = zlib.crc32(own), zlib.crc32(m)
+    os.write(ready[1], b"r")
+    while True:
+        shared[n] = (shared[n] + 1) % 256
+        assert (zlib.crc32(own), zlib.crc32(m)) == expected
+        os.write(pipes[2 * n + 1][1], os.read(pipes[2 * n][0], 1))
+for n in range(3):
+    if os.fork() == 0:
+        try:
+            other(n)
+        finally:
+            os._exit(1)
+if os.fork() == 0:  # a zombie
+    os._exit(0)
+expected = zlib.crc32(m)
+for n in range(3):
+    os.read(ready[0], 1)
+for n in range(10**9):
+    for k in range(3):
+        os.write(pipes[2 * k][1], b"x")
+        assert os.read(pipes[2 * k + 1][0], 1) == b"x"
+    assert zlib.crc32(m) == expected
     os.write(1, b"%d\\n" % n)
     time.sleep(0.002)
 """
@@ -142,3 +186,104 @@ def test_a_page_outside_all_memory_is_told_and_another_attempt_succeeds(
     parted.end_source()
     tree.let_run(60)
     assert goes_on(there)
+
+
+@as_root
+def test_a_tree_of_several_processes_and_threads(scene: Scene, stores: list[MemoryStore]) -> None:
+    parted = scene.part(FORKED)
+    assert len(parted.memory) == 4
+    there = scene.rooms.empty()
+    parted.bring_files(there)
+    stores.append(memory_parts.keep(parted.memory, parted.images))
+    parted.end_source()
+    engine = FillEngine(parted.images, stores[0])
+    tree = RestoringTree(there, parted.images)
+    tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
+    assert engine.seen().processes == 4
+    tree.let_run(60)
+    assert goes_on(there)
+    assert said(there, output.STDERR) == ""
+    assert len(tasks(there)) == 5
+
+
+@as_root
+def test_a_tree_that_criu_cannot_restore_leaves_a_room_for_the_next_attempt(
+    scene: Scene, stores: list[MemoryStore]
+) -> None:
+    data = scene.place.parent / "data.bin"
+    data.write_bytes(b"0123456789")
+    parted = scene.part(f"data = open('{data}')\n{CHECKED}")
+    there = scene.rooms.empty()
+    parted.bring_files(there)
+    stores.append(memory_parts.keep(parted.memory, parted.images))
+    data.rename(data.with_suffix(".away"))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        tree = RestoringTree(there, parted.images)
+        with pytest.raises(StepFailed, match=r"data\.bin is not there on the destination"):
+            tree.bring_up(scene.criu, parted.pipes, 60, fill=FillEngine(parted.images, stores[0]))
+        assert tasks(there) == []
+    assert len(os.listdir("/proc/self/fd")) == before
+    data.with_suffix(".away").rename(data)
+    tree = RestoringTree(there, parted.images)
+    tree.bring_up(scene.criu, parted.pipes, 60, fill=FillEngine(parted.images, stores[0]))
+    parted.end_source()
+    tree.let_run(60)
+    assert goes_on(there)
+
+
+@as_root
+def test_a_tree_that_is_left_stopped_has_its_memory(
+    scene: Scene, stores: list[MemoryStore]
+) -> None:
+    parted = scene.part(CHECKED)
+    there = scene.rooms.empty()
+    parted.bring_files(there)
+    stores.append(memory_parts.keep(parted.memory, parted.images))
+    parted.end_source()
+    tree = RestoringTree(there, parted.images)
+    engine = FillEngine(parted.images, stores[0])
+    tree.bring_up(scene.criu, parted.pipes, 60, stopped=True, fill=engine)
+    tree.stop_at_door(60)
+    assert states(there) == {"T"}
+    tree.let_run_held(hold_tree(there, lambda _: ()))
+    assert goes_on(there)
+    assert said(there, output.STDERR) == ""
+
+
+@pytest.mark.parametrize("filled", [True, False])
+@as_root
+def test_an_agent_that_is_killed_meanwhile(
+    scene: Scene, stores: list[MemoryStore], filled: bool
+) -> None:
+    """What was filled runs on the next one's word; what was not never runs, and is done again."""
+    parted = scene.part(CHECKED)
+    there = scene.rooms.empty()
+    parted.bring_files(there)
+    stores.append(memory_parts.keep(parted.memory, parted.images))
+    stores[0].save()
+    parted.end_source()
+    child = os.fork()
+    if child == 0:
+        try:
+            tree = RestoringTree(there, parted.images)
+            engine = FillEngine(parted.images, MemoryStore.load(parted.images))
+            if not filled:
+                engine.wait = lambda until: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore
+            tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert (parted.images / UNFILLED).exists() is not filled
+    tree = RestoringTree(there, parted.images)
+    tree.take_up()
+    if not filled:
+        with pytest.raises(StepFailed, match="its memory was not filled when the agent ended"):
+            tree.let_run(60)
+        assert tasks(there) == []
+        tree = RestoringTree(there, parted.images)
+        engine = FillEngine(parted.images, MemoryStore.load(parted.images))
+        tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
+    tree.let_run(60)
+    assert goes_on(there)
+    assert said(there, output.STDERR) == ""

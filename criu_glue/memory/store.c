@@ -14,8 +14,9 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-// Slots that were freed and not yet given out again need some beyond the limit.
-enum { SLACK = 65536, POPULATE = 32 << 20 };
+// Slots beyond the limit, for those that were freed and may not be given out again while anybody
+// writes: half of them for what was freed, before which writers wait, half for the writers.
+enum { SLACK = 16384, POPULATE = 32 << 20 };
 
 #define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
 
@@ -38,6 +39,7 @@ struct store *store_open(int fd, uint64_t limit, char *why) {
     s->limit = limit;
     s->capacity = capacity;
     pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->quiet, NULL);
     return s;
 }
 
@@ -53,6 +55,7 @@ void store_close(struct store *s) {
     free(s->spare.slot);
     free(s->freed.slot);
     free(s->want);
+    pthread_cond_destroy(&s->quiet);
     pthread_mutex_destroy(&s->lock);
     free(s);
 }
@@ -155,6 +158,8 @@ int store_write(struct store *s, const uint8_t *raw, size_t length, char *why) {
     if (chunk_read(&c, raw, length, why, WHY) != 0)
         return -1;
     pthread_mutex_lock(&s->lock);
+    while (s->freed.used > SLACK / 2 && s->writers > 0)
+        pthread_cond_wait(&s->quiet, &s->lock);
     s->writers++;
     int rc = take(s, &c, &w, why);
     pthread_mutex_unlock(&s->lock);
@@ -162,8 +167,10 @@ int store_write(struct store *s, const uint8_t *raw, size_t length, char *why) {
         rc = store_put(s, w.write[i].slot, w.write[i].from, w.write[i].bytes, why);
     pthread_mutex_lock(&s->lock);
     s->broken |= rc != 0;
-    if (--s->writers == 0)
+    if (--s->writers == 0) {
         store_reuse(s);
+        pthread_cond_broadcast(&s->quiet);
+    }
     pthread_mutex_unlock(&s->lock);
     return rc;
 }

@@ -48,6 +48,7 @@ struct store {
     uint64_t limit;    // pages that may be known
     uint64_t capacity; // slots of the file
     pthread_mutex_t lock;
+    pthread_cond_t quiet; // nobody writes
     struct page_map **process; // ordered by pid
     uint32_t processes;
     uint64_t known;
@@ -101,6 +102,9 @@ int store_image(struct store *s, uint32_t pid, uint32_t incarnation, const uint6
 // The same from extents that were kept.
 int store_image_again(struct store *s, uint32_t pid, uint32_t incarnation,
                       const struct extent *extent, uint32_t count, char *why);
+
+// An image's runs as store_image takes them, at most as many as there are extents; their number.
+uint32_t store_runs(const struct image *image, uint64_t *runs);
 
 struct forwarding { // where it stands
     uint32_t image, extent, page;

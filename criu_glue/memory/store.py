@@ -67,7 +67,7 @@ def read_table(raw: bytes | memoryview) -> dict[int, ProcessTable]:
     """The table as it comes over the wire (MessagePack); raises StepFailed."""
     try:
         return msgspec.msgpack.decode(raw, type=dict[int, ProcessTable])
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise StepFailed("ship", f"no table of memory: {error}") from error
 
 
@@ -217,11 +217,11 @@ class MemoryStore:
         found = {}
         with self.in_use() as store:
             for image in self._images(store):
-                packed = b"".join(
-                    struct.pack("<QQ", e.address, e.pages)
-                    for e in self._ffi.unpack(image.extent, image.extents)
+                packed = self._ffi.new("uint64_t[]", 2 * image.extents + 1)
+                runs = self._calls.store_runs(self._ffi.addressof(image), packed)
+                found[image.pid] = ProcessTable(
+                    image.incarnation, bytes(self._ffi.buffer(packed, 16 * runs))
                 )
-                found[image.pid] = ProcessTable(image.incarnation, packed)
         return found
 
     @property

@@ -142,6 +142,20 @@ int store_image_again(struct store *s, uint32_t pid, uint32_t incarnation,
     return 0;
 }
 
+uint32_t store_runs(const struct image *image, uint64_t *runs) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < image->extents; i++) {
+        const struct extent *e = &image->extent[i];
+        if (count > 0 && runs[2 * count - 2] + runs[2 * count - 1] * PAGE == e->address) {
+            runs[2 * count - 1] += e->pages;
+        } else {
+            runs[2 * count] = e->address;
+            runs[2 * count++ + 1] = e->pages;
+        }
+    }
+    return count;
+}
+
 static void put_word(uint8_t *at, uint32_t value) { memcpy(at, &value, sizeof value); }
 
 size_t store_forward(struct store *s, struct forwarding *at, uint8_t *chunk) {

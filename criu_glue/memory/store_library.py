@@ -33,6 +33,7 @@ int store_image(struct store *s, uint32_t pid, uint32_t incarnation, const uint6
 int store_image_again(struct store *s, uint32_t pid, uint32_t incarnation,
                       const struct extent *extent, uint32_t count, char *why);
 const struct image *store_images(struct store *s, uint32_t *count);
+uint32_t store_runs(const struct image *image, uint64_t *runs);
 size_t store_forward(struct store *s, struct forwarding *at, uint8_t *chunk);
 
 struct fill;

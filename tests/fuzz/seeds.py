@@ -136,6 +136,10 @@ def image_files() -> list[bytes]:
     return found + [bytes([names.index(name)]) + raw for name, raw in plain if name in names]
 
 
+def pagemaps() -> list[bytes]:
+    return [raw for name, raw in images().items() if name.startswith("pagemap")]
+
+
 def protobufs() -> list[bytes]:
     return [raw[12:] for raw in images().values() if len(raw) > 12]
 

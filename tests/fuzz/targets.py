@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import memory_inputs
 import msgspec
 import seeds
 import xxhash
@@ -330,6 +331,19 @@ def _no_right_of_others(top: Path) -> None:
                 assert not bits & 0o2000 or ALICE.is_in(s.st_gid), f"{name} runs as {s.st_gid}"
 
 
+def _memory() -> Target:
+    place = Place()
+    run = memory_inputs.conversation(place)
+    return Target("memory", run, memory_inputs.conversations, 16384, places=[place])
+
+
+def _memory_index() -> Target:
+    place = Place()
+    return Target(
+        "memory-index", memory_inputs.index(place), memory_inputs.indexes, 512, places=[place]
+    )
+
+
 # ---- what jobs, users and operators write ------------------------------------------------------
 
 
@@ -441,6 +455,9 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "devices": lambda: Target("devices", _devices, seeds.device_tables),
     "device-reply": lambda: Target("device-reply", _device_reply, seeds.device_replies, 512),
     "tar": _tar,
+    "memory": _memory,
+    "memory-index": _memory_index,
+    "pagemap": lambda: Target("pagemap", memory_inputs.pagemap, seeds.pagemaps),
     "page": _page,
     "config": _config,
     "key": _key,
@@ -451,6 +468,6 @@ TARGETS: dict[str, Callable[[], Target]] = {
 PACES = {
     "frame": 20, "header": 20, "answer": 20, "manifest": 20, "announcement": 10, "output": 10,
     "devices": 10, "device-reply": 20, "local-socket": 10, "elf": 10, "protobuf": 4, "page": 4,
-    "config": 4, "key": 4, "image-file": 4,
+    "config": 4, "key": 4, "image-file": 4, "pagemap": 10,
 }  # fmt: skip
 """Executions of a target for each one of the slowest."""
