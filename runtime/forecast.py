@@ -4,23 +4,26 @@
 from __future__ import annotations
 
 from ..criu_glue.footprint import Footprint, footprint
+from .config_memory import Precopy
 from .resident import Resident
 
 LOOK_S = 0.25
 """How long a capsule is watched for how much it writes."""
 
 
-def look(resident: Resident) -> tuple[Footprint, float | None, str]:
+def look(resident: Resident, precopy: Precopy) -> tuple[Footprint, float | None, str]:
     """(how large it is, bytes it writes a second if that is known, why it has to be dumped whole).
 
     The last is empty where its memory can be copied while it trains.
     """
-    why = why_full_dump(resident)
+    why = why_full_dump(resident, precopy)
     return footprint(resident.room), None if why else look_at_writing(resident, LOOK_S), why
 
 
-def why_full_dump(_resident: Resident) -> str:
+def why_full_dump(_resident: Resident, precopy: Precopy) -> str:
     """Why its memory cannot be copied while it trains, in words."""
+    if not precopy.enabled:
+        return "precopy.enabled is false in the cluster file"
     return "memory is not followed while the job trains"
 
 

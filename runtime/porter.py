@@ -154,7 +154,9 @@ class Porter:
         carried = await asyncio.to_thread(_size_of, tops) + plan.log.stat().st_size
         gpu = await asyncio.to_thread(self._reservations.survey, resident, found)
         self._gpus_used[ask.capsule] = list(gpu.used) if gpu else None
-        size, rate, full = await asyncio.to_thread(forecast.look, resident)
+        size, rate, full = await asyncio.to_thread(
+            forecast.look, resident, self._house.cluster.precopy
+        )
         return messages.Inspected(found, self.facts, carried, gpu, size, rate, full)
 
     async def survey_gpus(self, resident: Resident) -> messages.GpuSurvey | None:
