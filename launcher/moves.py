@@ -198,4 +198,7 @@ def sum_up(row: MigrationRow) -> str:
     """``stood still 0.700 s (predicted 0.810 s), image 246 MB at 612 MB/s``."""
     at = f" at {q.rate(row.link_rate)}" if row.link_rate else ""
     image = f", image {q.size(row.image_bytes)}{at}" if row.image_bytes else ""
-    return f"stood still {stood_still(row)}{image}"
+    before = ""
+    if (seen := row.precopy) is not None:
+        before = f", after {q.size(seen.bytes)} in {render.count(seen.round, 'round')}"
+    return f"stood still {stood_still(row)}{image}{before}"

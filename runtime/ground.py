@@ -52,8 +52,8 @@ class Ground(Protocol):
     def another_spare(self, move: Move) -> str:
         """A host that could take the capsule instead; raises Refused when there is none."""
 
-    def predict(self, capsule: Capsule, look: Inspected) -> Prediction:
-        """The standstill of a move of a capsule that looks like this."""
+    def predict(self, capsule: Capsule, to: str, look: Inspected) -> Prediction:
+        """The standstill of a move to a host, of a capsule that looks like this."""
 
     def tell(self, move: Story, text: str) -> None:
         """Add a line to the history."""

@@ -117,7 +117,14 @@ class Move(Story):
         if word.delta_s is not None and self.predicted is not None:
             stop = word.delta_s + besides_memory(self.predicted)
         self.precopy = messages.Rounds(
-            word.round, word.bytes, word.dirty, word.left, word.rate, word.slow_down, stop
+            word.round,
+            word.bytes,
+            word.dirty,
+            word.left,
+            word.rate,
+            word.slow_down,
+            stop,
+            word.best,
         )
 
     # ---- the phases, in order -----------------------------------------------------------------
@@ -131,7 +138,7 @@ class Move(Story):
             )
             self._look = look
             self.times.expected_bytes = expected_bytes(look)
-            self.predicted = self._ground.predict(self.capsule, look)
+            self.predicted = self._ground.predict(self.capsule, self.destination, look)
             wanted = []
             if self.to_gpu:
                 wanted.append((left(self.capsule.name, look.gpu, self.from_gpu), self.to_gpu))

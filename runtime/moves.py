@@ -23,7 +23,7 @@ from .link import Switchboard
 from .messages import Message, MigrationRow
 from .migration import Move
 from .ownership import BEFORE_COMMIT, Ruling, Side, may_pass, rule
-from .prediction import FULL_DUMP, PRECOPY, Load, learn, predict
+from .prediction import FULL_DUMP, PRECOPY, Load, learn, predict, rate_between
 from .spares import choose_destination
 from .steps import ENDS, Step
 from .story import Story
@@ -38,7 +38,7 @@ job does not wait for it."""
 KEEP_MOVES = 200
 """Ended migrations that are kept at hand; the journal has them all."""
 
-LESSONS = 200
+LESSONS = 50
 """Of the last moves those are learnt from that fit."""
 
 UNCOMMITTED = frozenset(step.value for step in {*BEFORE_COMMIT, Step.ROLLING_BACK})
@@ -152,7 +152,7 @@ class Moves:
         checks = [("destination", f"{destination}, {why}"), *reserved.checks]
         return messages.Planned(
             capsule.name, capsule.host, destination, checks, expected_bytes(look),
-            look.carried_bytes, self.predict(capsule, look),
+            look.carried_bytes, self.predict(capsule, destination, look),
         )  # fmt: skip
 
     async def plan_swap(self, job: Job, capsule: Capsule, gpu: GpuAsked) -> messages.Planned:
@@ -183,10 +183,12 @@ class Moves:
         self._fleet.journal.commit(capsule.name, host, epoch)
         capsule.host, capsule.epoch, capsule.granted = host, epoch, False
 
-    def predict(self, capsule: Capsule, look: messages.Inspected) -> messages.Prediction:
+    def predict(self, capsule: Capsule, to: str, look: messages.Inspected) -> messages.Prediction:
         rows = self._fleet.journal.migrations_in(Step.DONE.value, LESSONS)
-        way = FULL_DUMP if look.full_dump else PRECOPY
-        return predict(Load.of(look), learn(rows, way, capsule.name.partition("/")[0]))
+        lessons = learn(
+            rows, FULL_DUMP if look.full_dump else PRECOPY, capsule.name.partition("/")[0]
+        )
+        return predict(Load.of(look), lessons, rate_between(rows, capsule.host, to))
 
     def tell(self, move: Story, text: str) -> None:
         log.warning("%s: %s", move.name, text)

@@ -35,8 +35,8 @@ FILES_S = 0.01
 """To list the directories again."""
 HANDOVER_S = 0.05
 """Promise, commit, checks of the image, grant, network open, gates open."""
-LOOK_S = 0.03
-"""A tracker's last look, besides what it finds."""
+LOOK_S, LOOK_BYTE_S = 0.01, 12e-3 / 2**30
+"""A tracker's last look, besides sending what it finds; per byte, in small pages."""
 LINK, SHM, EAGER, FILL = 1.3e9, 0.5e9, 3.3e9, 3.0e9
 """Bytes per second: memory onto the wire; /dev/shm; read back by CRIU; put in place by us."""
 
@@ -100,7 +100,8 @@ class Lessons:
 
 
 def predict(load: Load, lessons: Lessons | None = None, rate: float | None = None) -> Prediction:
-    """The standstill of a move; ``rate``: bytes per second of the way there, as measured."""
+    """The standstill of a move; ``rate``: bytes per second at which memory has gone there before,
+    None: it has not."""
     lessons, link = lessons or Lessons(), rate or LINK
     size, full = load.footprint, bool(load.full_dump)
     tasks = f"{_count(size.processes, 'process', 'processes')}, {size.mappings} mappings"
@@ -110,12 +111,13 @@ def predict(load: Load, lessons: Lessons | None = None, rate: float | None = Non
     parts = [_part(lessons, "quiesce", QUIESCE_S), _part(lessons, "lock", LOCK_S)]
     if full:
         image = size.private + mapped
-        said = f"{tasks}, {_size(image)} at {_size(link)}/s"
-        parts.append(_part(lessons, "dump", dump + image / link, image, said))
+        parts.append(_part(lessons, "dump", dump + image / LINK, image, tasks))
     else:
         delta, how = _delta(load, link)
+        how += f", {_size(link)}/s {'seen' if rate else 'assumed'} on the way"
         parts.append(_part(lessons, "dump", dump + mapped / link, mapped, tasks))
-        parts.append(_part(lessons, "memory", delta / link, delta, how))
+        last = _look_s(size.private) + delta / link
+        parts.append(_part(lessons, "memory", last, delta, how))
     listed = "changes, and /dev/shm"
     parts.append(_part(lessons, "files", FILES_S + load.files / SHM, load.files, listed))
     if load.device_memory:
@@ -137,21 +139,38 @@ def predict(load: Load, lessons: Lessons | None = None, rate: float | None = Non
 
 
 def besides_memory(prediction: Prediction) -> float:
-    """Seconds of a standstill that are not for what was written lately."""
-    return sum(part.seconds or 0.0 for part in prediction.parts if part.name != "memory")
+    """Seconds of a standstill that do not go with how much was written lately."""
+    others = sum(part.seconds or 0.0 for part in prediction.parts if part.name != "memory")
+    return others + (_look_s(prediction.memory) if prediction.way == PRECOPY else 0.0)
+
+
+def _look_s(private: int) -> float:
+    """Seconds of a tracker's last look at so many bytes."""
+    return LOOK_S + LOOK_BYTE_S * private
 
 
 def _delta(load: Load, rate: float) -> tuple[int, str]:
     """Bytes of memory that are left for the standstill, and why so many."""
     private, written = load.footprint.private, load.dirty_rate
-    sent = f"{_size(rate)}/s sent"
     if written is None:
-        return private, f"all of it, as what it writes is not known; {sent}"
-    said = f"{_size(written)}/s written, {sent}"
+        return private, "all of it, as what it writes is not known"
+    said = f"{_size(written)}/s written"
     if written >= rate:
         return private, f"all of it: {said}"
-    delta = min(private, int(written * (LOOK_S + QUIESCE_S) / (1 - written / rate)))
+    between = _look_s(private) + QUIESCE_S
+    delta = min(private, int(written * between / (1 - written / rate)))
     return delta, f"of {_size(private)}: {said}"
+
+
+def rate_between(rows: Iterable[MigrationRow], one: str, other: str) -> float | None:
+    """Bytes per second at which memory went between two hosts, either way: the median of what
+    earlier moves have seen at their best; None without any."""
+    best = [
+        row.precopy.best
+        for row in rows
+        if row.precopy and row.precopy.best and {row.source, row.destination} == {one, other}
+    ]
+    return median(best) if best else None
 
 
 def learn(rows: Iterable[MigrationRow], way: str, job: str = "") -> Lessons:

@@ -118,7 +118,7 @@ class Reporter:
         delta = self._delta / rate if self._delta is not None and rate else None
         return Progressed(
             self._migration, self._round, self._bytes, self._dirty, self._left, self._rate(),
-            self._slow_down, delta,
+            self._slow_down, delta, rate,
         )  # fmt: skip
 
 

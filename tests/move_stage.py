@@ -118,7 +118,7 @@ class Stage:
             raise Refused("no spare can take it")
         return self.spare
 
-    def predict(self, capsule: Capsule, look: messages.Inspected) -> messages.Prediction:
+    def predict(self, capsule: Capsule, to: str, look: messages.Inspected) -> messages.Prediction:
         return prediction.predict(prediction.Load.of(look))
 
     def tell(self, move: Story, text: str) -> None:

@@ -35,8 +35,9 @@ def test_a_word_says_all_there_is() -> None:
     told.reporter.round_began(1, 400 * MB)
     told.send(1.0, 200 * MB)
     told.reporter.done()
+    near = pytest.approx(200 * MB, rel=0.01)
     assert told.words[-1] == Progressed(
-        "m7", 1, 200 * MB, 400 * MB, 200 * MB, pytest.approx(200 * MB, rel=0.01)
+        "m7", 1, 200 * MB, 400 * MB, 200 * MB, near, None, None, near
     )
     told.send(1.0, 200 * MB)
     told.reporter.round_ended(400 * MB)

@@ -20,7 +20,7 @@ from liveshift.runtime.steps import Step
 
 __all__ = ["brain", "no_waiting"]
 
-WORD = Progressed("m7", 3, 2300, 48, 12, 6e8, 0.06, 0.3)
+WORD = Progressed("m7", 3, 2300, 48, 12, 6e8, 0.06, 0.3, 9e8)
 
 
 def under_way(step: Step = Step.PRECOPYING) -> Move:
@@ -35,10 +35,10 @@ def test_the_last_word_is_kept_with_what_a_stop_takes_besides() -> None:
     move.progressed(WORD)
     assert move.predicted is not None
     stop = 0.3 + besides_memory(move.predicted)
-    assert move.row().precopy == Rounds(3, 2300, 48, 12, 6e8, 0.06, pytest.approx(stop))
+    assert move.row().precopy == Rounds(3, 2300, 48, 12, 6e8, 0.06, pytest.approx(stop), 9e8)
     assert besides_memory(move.predicted) < move.predicted.seconds
     move.progressed(msgspec.structs.replace(WORD, round=4, delta_s=None))
-    assert move.row().precopy == Rounds(4, 2300, 48, 12, 6e8, 0.06, None)
+    assert move.row().precopy == Rounds(4, 2300, 48, 12, 6e8, 0.06, None, 9e8)
 
 
 @pytest.mark.parametrize("step", [step for step in Step if step is not Step.PRECOPYING])
@@ -88,7 +88,7 @@ def test_plans_and_moves_learn_from_the_journal(brain: Orchestrator) -> None:
         cast(messages.Inspected, ANSWERS[messages.Inspect]),
         footprint=Footprint(10**9, 0, 1, 1, 0), full_dump="not today",
     )  # fmt: skip
-    first = brain.moves.predict(capsule, look)
+    first = brain.moves.predict(capsule, "h2", look)
     assert (first.learnt, first.why) == (0, "not today")
     slow = messages.Phase("dump", 0.0, 10 * first.seconds, None, True)
     for number in range(1, 4):
@@ -97,10 +97,10 @@ def test_plans_and_moves_learn_from_the_journal(brain: Orchestrator) -> None:
             1, 0.0, [slow], None, None, predicted=first,
         )  # fmt: skip
         brain.fleet.journal.save_migration(number, row)
-    taught = brain.moves.predict(capsule, look)
+    taught = brain.moves.predict(capsule, "h2", look)
     assert taught.learnt == 3
     assert taught.seconds > 5 * first.seconds
     other = msgspec.structs.replace(look, full_dump="")
-    assert brain.moves.predict(capsule, other).learnt == 0, (
+    assert brain.moves.predict(capsule, "h2", other).learnt == 0, (
         "another way teaches nothing of this one"
     )

@@ -237,7 +237,7 @@ def test_the_page_holds_the_prediction_against_what_was_seen(
     for words in ("predicted 0.765 s", "0.310 s0.420 s", "?0.050 s", "0.765 s0.876 s"):
         assert words in page.words
     assert "learnt from 3 earlier moves" in page.words
-    assert "By full dump: too old" in page.words
+    assert "by full dump: too old" in page.words
     assert not {"script", "img"} & page.tags
     found = as_json(told)
     assert found["predicted_s"] == 0.765

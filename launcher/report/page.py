@@ -151,9 +151,9 @@ def expected_rows(move: Migration) -> str:
         for p in expected.parts
     ]
     both = number(q.seconds(expected.predicted_s)), number(q.seconds(expected.seen_s or 0.0))
-    rows.append(row("sum", f"<td>total<small>{text(expected.grounds)}</small></td>", *both))
+    rows.append(row("sum", "<td>total</td>", *both))
     head = '<th>standstill</th><th class="num">predicted</th><th class="num">seen</th>'
-    note = f'<p class="facts">By {text(expected.by)}</p>'
+    note = f'<p class="facts">{text(f"by {expected.by} · {expected.grounds}")}</p>'
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{note}"
 
 

@@ -338,6 +338,7 @@ class Progressed(Message, frozen=True):
     rate: float
     slow_down: float | None = None
     delta_s: float | None = None
+    best: float = 0.0
 
 
 class Ended(Message, frozen=True):

@@ -129,9 +129,10 @@ class Rounds(msgspec.Struct, frozen=True):
     """How far the pre-copy of memory is, as its source said last; bytes, bytes per second.
 
     ``bytes``: sent in all rounds; ``dirty``: the last set that was found written since it was
-    sent, ``left``: what of it this round has to send yet. ``slow_down``: the share by which the
-    job is slower than before, None while not known. ``stop_s``: for how many seconds the job would
-    stand still if it was stopped now, None while nothing tells how much it writes.
+    sent, ``left``: what of it this round has to send yet. ``rate`` of the last second, ``best`` of
+    the best one: rounds are paced. ``slow_down``: the share by which the job is slower than before,
+    None while not known. ``stop_s``: for how many seconds the job would stand still if it was
+    stopped now, None while nothing tells how much it writes.
     """
 
     round: int
@@ -141,6 +142,7 @@ class Rounds(msgspec.Struct, frozen=True):
     rate: float
     slow_down: float | None = None
     stop_s: float | None = None
+    best: float = 0.0
 
 
 class MigrationRow(msgspec.Struct, frozen=True):
