@@ -147,7 +147,8 @@ class Porter:
 
     async def inspect(self, ask: messages.Inspect) -> messages.Inspected:
         resident = self.free(ask.capsule)
-        self._dumper()  # said now, before a plan promises what the move could not do
+        criu = self._dumper()  # said now, before a plan promises what the move could not do
+        await asyncio.to_thread(preflight.warm_tools, criu)
         found = await self._survey(resident)
         plan = resident.room.plan
         tops = [plan.tmp, *map(Path, self._house.housing.placement.carried)]
@@ -258,6 +259,8 @@ class Porter:
         self.arrivals[ask.migration] = arrival
         self.receiver.expect(ask.migration, ask.source, arrival.inbox, ask.limit_bytes)
         await asyncio.to_thread(preflight.warm, ask.survey.needed)
+        if self._criu is not None:
+            await asyncio.to_thread(preflight.warm_tools, self._criu)
         plain = gpus.plain
         if devices is not None and not plain:
             plain = await asyncio.to_thread(devices.warm, arrival.gpus_promised)
