@@ -315,7 +315,8 @@ class Porter:
             await self._house.blocking(name, arrival.drop_tree)
             raise StepFailed("restore", f"its address could not be located here: {error}")
         await reached("destination.claiming")
-        await self._may_run(arrival, ask.epoch)
+        with watch.phase("grant", frozen=True):
+            await self._may_run(arrival, ask.epoch)
         arrival.resident.finished = finished_by_pid(arrival.resident.room)
         return await self._house.blocking(
             name, lambda: arrival.let_run(watch, ask.epoch, ask.deadline)
