@@ -7,6 +7,7 @@ next moment, which CRIU then finds while the job can still go on at its source.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -63,6 +64,15 @@ class Survey:
     """(what stands in the way, what to do), one for each finding."""
     gpu_tasks: tuple[GpuTask, ...] = ()
     """Those that have to do with a GPU; what of it stands in the way others decide."""
+
+
+@dataclass(frozen=True)
+class Changing:
+    """Files of a tree that may have changed without their size and time saying so, or that go
+    along only if they are open; paths as the capsule sees them."""
+
+    single_files: tuple[str, ...]
+    mapped_writable: tuple[str, ...]
 
 
 @dataclass
@@ -131,6 +141,31 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
         problems=tuple(found.problems),
         gpu_tasks=tuple(sorted(on_gpus, key=lambda task: task.pid)),
     )
+
+
+def changing(room: Room, placement: Placement) -> Changing:
+    """That part of a survey, which is taken again once the tree is frozen: a tenth of its time.
+
+    Raises ProcessLookupError when the capsule has ended meanwhile.
+    """
+    found = _Findings()
+    seen = 0
+    try:
+        own_pipes = {f"pipe:[{room.pipe_inode(fd)}]" for fd in (STDOUT_FD, STDERR_FD)}
+        mounts: dict[int, dict[int, tuple[str, str]]] = {}  # by mount namespace: mostly one
+        for task in tasks(room):
+            with contextlib.suppress(FileNotFoundError):
+                space = os.stat(f"/proc/{task.pid}/ns/mnt").st_ino
+                if space not in mounts:
+                    mounts[space] = placement.mounts_of(task.pid)
+                _look_at_maps(task.pid, found)
+                _look_at_descriptors(task.pid, "", own_pipes, placement, mounts[space], found)
+                seen += 1
+    except FileNotFoundError as gone:
+        raise ProcessLookupError(f"{room.plan.hostname} has just ended") from gone
+    if not seen:
+        raise ProcessLookupError(f"no task runs in {room.plan.hostname}")
+    return Changing(tuple(sorted(found.single)), tuple(sorted(found.mapped_writable)))
 
 
 def tasks(room: Room) -> list[psutil.Process]:

@@ -27,6 +27,10 @@ there (criu issues 2705, 2718, 2829)."""
 VARIABLE = "LIVESHIFT_CRIU"
 FETCH = "python -m liveshift.criu_glue.fetch"
 
+KERNEL_DATA = Path("/run/criu.kdat")
+"""What CRIU found out about this kernel (criu: kerndat.c): 20-40 ms that it need not spend again.
+It is kept on a tmpfs only, so that no later kernel meets it."""
+
 _SYSTEM_PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin")
 _CAP_SYS_RESOURCE = 24  # linux/capability.h
 _DEADLINE_S = 30.0
@@ -53,6 +57,18 @@ class Criu:
         if len(self.argv) > 1:  # the loader's option, which CRIU's hooks don't inherit
             return [self.argv[0], "--preload", libraries, *self.argv[1:], *args]
         return ["/usr/bin/env", f"LD_PRELOAD={libraries}", *self.argv, *args]
+
+    def files(self) -> list[Path]:
+        """The program, and where it came with them its loader and libraries."""
+        loader = Path(self.argv[0])
+        libraries = loader.parent.glob("*.so*") if len(self.argv) > 1 else ()
+        return [Path(self.argv[-1]), *libraries]
+
+    def warm(self) -> None:
+        """See to it that the next run loses no time on its first steps; its files are left to
+        the caller. Takes 50 ms where the kernel data are not there."""
+        if not KERNEL_DATA.exists():
+            self.check()
 
     def check(self) -> tuple[bool, str]:
         """Run ``criu check`` (50 ms, needs root): does this kernel have what CRIU needs?"""

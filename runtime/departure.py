@@ -26,7 +26,7 @@ from ..criu_glue import network, output, trees
 from ..criu_glue.dump import FrozenTree
 from ..criu_glue.page_filter import PageFilter
 from ..criu_glue.room import STDERR_FD, STDOUT_FD, end
-from ..criu_glue.survey import Survey, survey
+from ..criu_glue.survey import Changing, changing
 from ..criu_glue.tool import Criu
 from ..criu_glue.trees import Stamp, Tree
 from ..errors import LiveshiftError, Refused, StepFailed, Unreachable
@@ -308,7 +308,7 @@ class Departure:
 
     def _send_changes(self) -> dict[str, list[str]]:
         """Second pass over the directories, exact since nothing writes; returns what is gone."""
-        look = self.survey()
+        look = changing(self.resident.room, self._housing.placement)
         removed: dict[str, list[str]] = {}
         for tree in [*self._trees, *_single(look)]:
             before = self._listed.get(tree.name, {})
@@ -319,9 +319,6 @@ class Departure:
             if tree.name.startswith("carried:"):
                 self._taken[str(tree.source)] = now
         return removed
-
-    def survey(self) -> Survey:
-        return survey(self.resident.room, ROOT_PID, self._housing.placement)
 
     def _pack(
         self, tree: Tree, names: Iterable[str], pass_: int, forced: Iterable[str] = ()
@@ -343,7 +340,7 @@ class Departure:
         self._log_sent += len(raw)
 
 
-def _single(look: Survey) -> list[Tree]:
+def _single(look: Changing) -> list[Tree]:
     """Open files on unlisted places of the root file system, each by itself."""
     if not look.single_files:
         return []

@@ -190,7 +190,7 @@ class Move(Story):
             await self._until_it_comes_no_further(silent)
             raise
         self.times.shipped(frozen.image_bytes)
-        self.times.take(frozen.phases, began)
+        self.times.answered(frozen.phases, began, self.source)
         self._tell_of_devices(frozen.phases)
 
     async def _until_it_comes_no_further(self, silent: Unreachable) -> None:
@@ -261,18 +261,21 @@ class Move(Story):
         Raises what stands in the way once it is certain that nothing runs at the destination.
         """
         self._advance(Step.RESTORING)
-        began = time.monotonic()
         failed = 0
         while True:
+            began = time.monotonic()
             limit = self._restore_limit(ATTEMPTS - failed)
             restore = messages.Restore(self.name, self.capsule.name, self.capsule.epoch, limit)
             try:
-                _, moved = await asyncio.gather(
-                    self._ground.publish(self.job),
-                    self._ask(
-                        self.destination, restore, self._limits.answer(limit), messages.Moved
-                    ),
+                published = asyncio.ensure_future(self._ground.publish(self.job))
+                published.add_done_callback(lambda done: done.cancelled() or done.exception())
+                moved = await asyncio.ensure_future(
+                    self._ask(self.destination, restore, self._limits.answer(limit), messages.Moved)
                 )
+                self.times.answered(moved.phases, began, self.destination)
+                with self.times.phase("address book", frozen=True) as detail:
+                    detail.append("what of it was not over yet")
+                    await published
                 break
             except StepFailed as error:  # nothing runs there, by its agent's word
                 # Under a new epoch: what was ruled for the attempt that failed is over.
@@ -292,7 +295,6 @@ class Move(Story):
                 log.warning("%s: %s", self.name, error)
                 await asyncio.sleep(self._limits.heartbeat)
         self.error = None
-        self.times.take(moved.phases, began)
 
     def _restore_limit(self, attempts: int) -> float:
         """Seconds for one attempt of so many: near the end of the standstill it is the source's

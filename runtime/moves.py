@@ -41,6 +41,12 @@ KEEP_MOVES = 200
 LESSONS = 50
 """Of the last moves those are learnt from that fit."""
 
+UNHURRIED = frozenset({Step.COMMITTED, Step.RESTORING, Step.RESUMING})
+SOON_S = 0.004
+"""The job stands still at these steps of a move, and the disk is not waited for: an orchestrator
+that is started anew knows from the commit that it came so far (_left_behind), and what it asks
+again of the destination is answered as it was. So they are written a little later."""
+
 UNCOMMITTED = frozenset(step.value for step in {*BEFORE_COMMIT, Step.ROLLING_BACK})
 
 
@@ -58,6 +64,7 @@ class Moves:
         self._tasks = Tasks()
         self._publishing = asyncio.Semaphore(PUBLISHED_AT_ONCE)
         self._gates = Gates(self.ask)
+        self._unsaved: dict[int, asyncio.TimerHandle] = {}
 
     def start(
         self, job: Job, capsule: Capsule, to: str, reason: str, by: str,
@@ -198,9 +205,10 @@ class Moves:
         boundary = await self._gates.close(
             move.job, move.job.timeouts(self.cluster), shared=bool(self._others_at_gates(move))
         )
-        self._fleet.journal.tell(
-            move.capsule.name, "boundary", boundary.words, move.by, move.number
-        )
+        asyncio.get_running_loop().call_later(  # the disk is not waited for: the job stands
+            SOON_S, self._fleet.journal.tell,
+            move.capsule.name, "boundary", boundary.words, move.by, move.number,
+        )  # fmt: skip
         return boundary.words
 
     async def reopen(self, move: Story) -> str:
@@ -349,10 +357,20 @@ class Moves:
         await self._over(move)
 
     def _changed(self, move: Story) -> None:
-        self._fleet.journal.save_migration(move.number, move.row())
+        if isinstance(move, Move) and move.step in UNHURRIED:
+            if move.number not in self._unsaved:
+                loop = asyncio.get_running_loop()
+                self._unsaved[move.number] = loop.call_later(SOON_S, self._save, move)
+            return
+        self._save(move)
         if move.step in ENDS:
             move.capsule.migration = None
             self._tell_end(move)
+
+    def _save(self, move: Story) -> None:
+        if (waiting := self._unsaved.pop(move.number, None)) is not None:
+            waiting.cancel()
+        self._fleet.journal.save_migration(move.number, move.row())
 
     def _tell_end(self, move: Story) -> None:
         row = move.row()

@@ -150,7 +150,8 @@ class Porter:
 
     async def inspect(self, ask: messages.Inspect) -> messages.Inspected:
         resident = self.free(ask.capsule)
-        self._dumper()  # said now, before a plan promises what the move could not do
+        criu = self._dumper()  # said now, before a plan promises what the move could not do
+        await asyncio.to_thread(preflight.warm_tools, criu)
         found = await self._survey(resident)
         plan = resident.room.plan
         tops = [plan.tmp, *map(Path, self._house.housing.placement.carried)]
@@ -276,6 +277,8 @@ class Porter:
             ask.migration, ask.source, arrival.inbox, ask.limit_bytes, arrival.inbox.pages, LANES
         )
         await asyncio.to_thread(preflight.warm, ask.survey.needed)
+        if self._criu is not None:
+            await asyncio.to_thread(preflight.warm_tools, self._criu)
         plain = gpus.plain
         if devices is not None and not plain:
             plain = await asyncio.to_thread(devices.warm, arrival.gpus_promised)
@@ -331,7 +334,8 @@ class Porter:
             await self._house.blocking(name, arrival.drop_tree)
             raise StepFailed("restore", f"its address could not be located here: {error}")
         await reached("destination.claiming")
-        await self._may_run(arrival, ask.epoch)
+        with watch.phase("grant", frozen=True):
+            await self._may_run(arrival, ask.epoch)
         arrival.resident.finished = finished_by_pid(arrival.resident.room)
         return await self._house.blocking(
             name, lambda: arrival.let_run(watch, ask.epoch, ask.deadline)

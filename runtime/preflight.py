@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -141,8 +142,22 @@ def _check_directories(directories: Iterable[str]) -> Check:
 
 def warm(needed: Iterable[NeededFile]) -> None:
     """Ask the kernel to read the files that the restored tree maps into the page cache."""
-    for file in needed:
-        with contextlib.suppress(OSError, ValueError), open_plain(Path(file.path)) as opened:
+    _read_ahead(Path(file.path) for file in needed)
+
+
+TOOLS = ("nsenter", "sh")
+"""What runs while the job stands, besides CRIU."""
+
+
+def warm_tools(criu: Criu) -> None:
+    """The same for the programs that dump or restore it, and what they keep of this kernel."""
+    _read_ahead([*criu.files(), *(Path(p) for p in map(shutil.which, TOOLS) if p is not None)])
+    criu.warm()
+
+
+def _read_ahead(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError), open_plain(path) as opened:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 

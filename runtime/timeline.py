@@ -75,6 +75,15 @@ class Timeline:
             Phase(p.name, p.start + offset, p.seconds, p.bytes, p.frozen, p.detail) for p in phases
         ]
 
+    def answered(self, phases: list[Phase], since: float, by: str) -> None:
+        """As :meth:`take`, now that the agent has answered; what its phases leave of the time is
+        what order and answer took, to be read and to wake those who wait for them."""
+        self.take(phases, since)
+        taken = max((p.start + p.seconds for p in phases), default=0.0)
+        start = since - self.began + taken
+        left = max(0.0, time.monotonic() - self.began - start)
+        self.phases.append(Phase("messages", start, left, None, True, f"order to {by}, its answer"))
+
     def seconds(self) -> float:
         return (self.ended or time.monotonic()) - self.began
 

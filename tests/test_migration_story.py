@@ -109,8 +109,8 @@ def test_the_record() -> None:
     assert (row.state, row.epoch, row.reason, row.by) == ("done", 2, "h1 is tainted", "root")
     assert (row.image_bytes, row.expected_bytes) == (1000, 320)
     assert [phase.name for phase in row.phases] == [
-        "prepare", "pre-copy", "quiesce", "dump", "commit", "restore", "reopen", "resume",
-        "finish",
+        "prepare", "pre-copy", "quiesce", "dump", "messages", "commit", "restore", "messages",
+        "address book", "reopen", "resume", "finish",
     ]  # fmt: skip
     assert 0 < row.frozen_s <= row.seconds
     assert row.error is None
