@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -20,9 +21,10 @@ from rich.table import Table
 import liveshift
 from liveshift.criu_glue.tool import dotted, find
 from liveshift.errors import LiveshiftError
+from liveshift.runtime.config import Precopy
 
 from . import page
-from .cases import KINDS, LINKS, SIZES, Effort, chosen, estimate, lacking
+from .cases import KINDS, LINKS, SIZES, Case, Effort, chosen, estimate, lacking
 from .record import FILE, Run, earlier, kernel, product
 from .story import bench
 
@@ -70,7 +72,7 @@ def main() -> int:
     PLACE.chmod(0o755)
     try:
         with console.status("making a lab") as status:
-            lines = _Lines(len(cases), run, estimate(todo, effort))
+            lines = _Lines(cases, run)
             bench("b" + secrets.token_hex(3), place, cases, run, path,
                   lambda text: status.update(escape(lines.line(text))))  # fmt: skip
     except (LiveshiftError, AssertionError) as error:
@@ -114,9 +116,6 @@ def fresh(effort: Effort) -> Run:
     """A run of nothing yet, on this machine."""
     import torch
 
-    from liveshift.runtime import config
-
-    precopy = getattr(config, "PreCopy", None) or getattr(config, "Precopy", None)
     return Run(
         liveshift=liveshift.__version__,
         product=product(),
@@ -126,7 +125,7 @@ def fresh(effort: Effort) -> Run:
         kernel=kernel(),
         torch=str(torch.__version__),
         criu=dotted(find().version),
-        slow_down_allowed=precopy().slow_down if precopy else 0.2,
+        slow_down_allowed=Precopy().slow_down,
         began=time.time(),
         load_before=os.getloadavg()[0],
     )
@@ -135,16 +134,20 @@ def fresh(effort: Effort) -> Run:
 class _Lines:
     """How far it is, in a line; printed where there is no terminal."""
 
-    def __init__(self, count: int, run: Run, expected_s: float) -> None:
-        self._count, self._run, self._expected = count, run, expected_s
+    def __init__(self, cases: Sequence[Case], run: Run) -> None:
+        self._cases, self._run = cases, run
+        self._before = list(run.cases)
         self._began = time.monotonic()
         self._told = ""
 
     def line(self, text: str) -> str:
         took = time.monotonic() - self._began
-        left = _long(max(0.0, self._expected - took))
-        done = len(self._run.cases)
-        said = f"{done} of {self._count} cases, {_long(took)}, about {left} left; {text}"
+        done = [r.case for r in self._run.cases if r not in self._before]
+        todo = [case for case in self._cases if self._run.of(case) is None]
+        pace = took / estimate(done, self._run.effort) if done else 1.0
+        left = _long(estimate(todo, self._run.effort) * min(3.0, max(0.3, pace)))
+        count = len(self._cases)
+        said = f"{count - len(todo)} of {count} cases, {_long(took)}, about {left} left; {text}"
         topic = text.partition(":")[0]
         if not console.is_terminal and topic != self._told:
             self._told = topic

@@ -22,9 +22,9 @@ LINKS = {"unlimited": "none", "10g": "10gbit", "1g": "1gbit"}
 RATES = {"unlimited": 1.5e9, "10g": 1.15e9, "1g": 0.118e9}
 """About what crosses them, bytes per second: for the estimate."""
 
-COPIES = {"ours": 3.0, "by hand": 3.0, "restart": 1.3}
+COPIES = {"ours": 3.0, "by hand": 3.0, "restart": 2.0}
 """How many times a job's memory the machine must hold at once, being source and destination: the
-frozen tree, the image, and what is restored from it."""
+frozen tree, the image, and what is restored from it; or a job with the checkpoint it reads."""
 BESIDE = 2_500_000_000
 """Bytes that the lab's daemons, Python and the machine itself need."""
 

@@ -20,8 +20,9 @@ from .record import Goal, Result, Run
 
 FILE = "bench-downtime.html"
 COLOURS = {
-    "lock": "c6", "dump": "c1", "delta": "c2", "ship": "c2", "gpu memory": "c2", "files": "c4",
-    "verify": "c4", "restore": "c3", "fill": "c5", "unlock": "c6", "reopen": "c6",
+    "lock": "c6", "dump": "c1", "delta": "c2", "memory": "c2", "gpu memory": "c2",
+    "ship": "c7", "files": "c4", "verify": "c4", "restore": "c3", "fill": "c5",
+    "unlock": "c6", "reopen": "c6",
 }  # fmt: skip
 """The same phase has the same colour everywhere; others are grey."""
 Piece = tuple[str, float, str]
@@ -144,8 +145,8 @@ def _goals(goals: Sequence[Goal]) -> str:
 
 def _overview(run: Run) -> str:
     columns = (
-        "downtime", "× limit", "(strict)", "by hand ×", "restart ×", "slower", "sent before",
-        "sent standing", "changed", "full speed after", "same bits",
+        "downtime", "predicted", "× limit", "(strict)", "by hand ×", "restart ×", "slower",
+        "sent before", "sent standing", "changed", "full speed after", "same bits",
     )  # fmt: skip
     head = "<th>case</th>" + "".join(f'<th class="num">{name}</th>' for name in columns)
     rows = "".join(_overview_row(result) for result in run.cases)
@@ -156,10 +157,11 @@ def _overview_row(result: Result) -> str:
     if not result.moves:
         why = f"skipped: {result.skipped.get('ours', '')}"
         why = f"failed: {result.failed['ours']}" if "ours" in result.failed else why
-        return f'<tr><td>{_called(result)}</td><td colspan="11">{escape(why)}</td></tr>'
+        return f'<tr><td>{_called(result)}</td><td colspan="12">{escape(why)}</td></tr>'
     slower = None if result.slow_down is None else f"{100 * result.slow_down:.0f} %"
     cells = [
         _or_dash(result.downtime_s, q.seconds),
+        _or_dash(result.predicted_s, q.seconds),
         _or_dash(result.ratio_to_limit, _ratio),
         _or_dash(result.ratio_to_limit_strict, _ratio),
         _or_dash(result.ratio_by_hand, _ratio),
@@ -179,6 +181,7 @@ def _section(run: Run, result: Result) -> str:
     case = result.case
     facts = [KINDS[case.kind], f"{q.size(result.resident_bytes)} resident" * bool(result.moves)]
     facts += [f"{len(result.moves)} moves, {result.steps} steps" * bool(result.moves)]
+    facts += sorted({move.way for move in result.moves})[:1]
     facts += [f"{what} skipped: {why}" for what, why in result.skipped.items()]
     facts += [f"{what} FAILED: {why}" for what, why in result.failed.items()]
     if result.limit:

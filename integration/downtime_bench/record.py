@@ -33,9 +33,15 @@ class PhaseRow(msgspec.Struct, frozen=True):
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """One move by liveshift, from the job's step log and the migration's record."""
+    """One move by liveshift, from the job's step log and the migration's record.
 
+    ``way``: what became of the pre-copy of memory, in the product's words. ``predicted_s``: what
+    was expected of the standstill before anything was done.
+    """
+
+    way: str
     downtime_s: float
+    predicted_s: float | None
     step_s: float
     seconds: float
     frozen_s: float
@@ -120,6 +126,7 @@ class Result(msgspec.Struct):
     ratio_to_limit_strict: float | None = None
     ratio_by_hand: float | None = None
     ratio_checkpoint_restart: float | None = None
+    predicted_s: float | None = None
     slow_down: float | None = None
     time_to_full_speed_s: float | None = None
     bytes: int | None = None
@@ -137,6 +144,7 @@ class Result(msgspec.Struct):
         if not self.moves:
             return
         self.downtime_s = median(m.downtime_s for m in self.moves)
+        self.predicted_s = middle(m.predicted_s for m in self.moves)
         self.slow_down = middle(m.slow_down for m in self.moves)
         self.time_to_full_speed_s = middle(m.time_to_full_speed_s for m in self.moves)
         self.bytes_before = int(median(m.bytes_before for m in self.moves))

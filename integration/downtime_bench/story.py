@@ -54,9 +54,10 @@ def bench(name: str, place: Path, cases: Sequence[Case], run: Run, path: Path, t
         same = list(group)
         for case in same:
             if run.of(case) is None:
-                run.cases.append(result := Result(case))
+                result = Result(case)
                 with _lab(name, place) as session:
                     _case(session, result, run.effort, place, kept, tell)
+                run.cases.append(result)
                 save()
         results = [found for case in same if (found := run.of(case))]
         with _lab(name, place) as session:
