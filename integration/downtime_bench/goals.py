@@ -33,10 +33,13 @@ def of_case(result: Result, slow_down_allowed: float) -> Iterable[Goal]:
         yield _at_most("downtime against the limit", result.ratio_to_limit, LIMIT, "×", where)
     if result.ratio_by_hand is not None and case.gb == BY_HAND_GB:
         name = f"shorter than by hand, {BY_HAND_GB:g} GB {case.kind}"
-        yield _at_least(name, result.ratio_by_hand, BY_HAND[case.kind], where)
+        wanted = BY_HAND[case.kind]
+        yield _at_least(name, result.ratio_by_hand, wanted,
+                        _even_the_limit(result, by_hand_s(result), wanted) or where)  # fmt: skip
     if result.ratio_checkpoint_restart is not None:
         seen = result.ratio_checkpoint_restart
-        yield _at_least("shorter than checkpoint-restart", seen, RESTART, where)
+        yield _at_least("shorter than checkpoint-restart", seen, RESTART,
+                        _even_the_limit(result, restart_s(result), RESTART) or where)  # fmt: skip
     if result.slow_down is not None:
         name = "slower while pre-copying"
         yield _at_most(name, 100 * result.slow_down, 100 * slow_down_allowed, " %", "")
@@ -76,6 +79,13 @@ def time_goes(result: Result, rows: int = 3) -> str:
     shares.append(((result.unaccounted_s or 0.0) / result.downtime_s, "unaccounted"))
     most = sorted(shares, reverse=True)[:rows]
     return "time goes to " + ", ".join(f"{name} {100 * share:.0f} %" for share, name in most)
+
+
+def _even_the_limit(result: Result, other_s: float | None, wanted: float) -> str:
+    """That no move could reach the goal, if so."""
+    if not result.limit or not other_s or other_s / result.limit.seconds >= wanted:
+        return ""
+    return f"even the limit would be {other_s / result.limit.seconds:.1f} ×"
 
 
 def _names(cases: list[Result]) -> list[str]:

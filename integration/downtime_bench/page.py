@@ -118,7 +118,8 @@ def _headline(run: Run) -> str:
     moves = sum(len(result.moves) for result in run.cases)
     same = [r.bit_identical for r in run.cases if r.bit_identical is not None]
     bits = "every loss equal to the bit" if same and all(same) else "losses are NOT all equal"
-    second = f"{moves} moves of {len(run.cases)} cases" + (f", {bits}" if same else "")
+    cases = f"{len(run.cases)} case{'s' * (len(run.cases) != 1)}"
+    second = f"{moves} moves in {cases}" + (f", {bits}" if same else "")
     return f"{met} of {len(told)} goals met <small>{escape(second)}</small>"
 
 
@@ -136,8 +137,9 @@ def _goals(goals: Sequence[Goal]) -> str:
         ]
         reasons = "".join(f"<small>{escape(each)}</small>" for each in goal.reason.split("; "))
         rows.append(
-            f"<tr><td>{escape(goal.name)}{reasons}</td><td>{escape(goal.wanted)}</td>"
-            f'<td>{escape(goal.seen)}</td><td class="{kind}">{word}</td></tr>'
+            f"<tr><td>{escape(goal.name)}{reasons}</td>"
+            f'<td class="short">{escape(goal.wanted)}</td>'
+            f'<td class="short">{escape(goal.seen)}</td><td class="{kind}">{word}</td></tr>'
         )
     head = "<th>goal</th><th>wanted</th><th>seen</th><th></th>"
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
