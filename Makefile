@@ -12,10 +12,10 @@ C_FILES = $(shell find $(FOLDERS) tests integration -name '*.[ch]')
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-lab gate-simulation fault-matrix load soak fuzz sanitize compat bench-gate gpu-suite lint format sources clean
+.PHONY: help setup demo test test-fast test-lab gate-simulation fault-matrix load soak fuzz sanitize compat bench-gate bench-downtime gpu-suite lint format sources clean
 
 help: ## List the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 16
 
 setup: $(STAMPS)/package $(STAMPS)/criu ## Make .venv with everything in it, and find or fetch CRIU
 	@:
@@ -63,6 +63,15 @@ compat: $(STAMPS)/package ## The interposer on other glibcs and Pythons (root; F
 # PARTS picks some of cost, device-cost, step-time and quiesce. To be run on a machine that does nothing else.
 bench-gate: $(STAMPS)/package ## What the interposer costs, its gate open, and a boundary takes; build/bench-gate.json
 	@PYTHONPATH=integration $(BIN)/python -m gate_bench $(PARTS) $(ARGS)
+
+# SIZES=0.25,1 (GB), JOBS=hot,cold and LINKS=unlimited,10g,1g pick cases; MOVES, HANDS (by hand) and
+# RESTARTS say how often; LIST=1 tells what would be done, and how long it would take. A run that was
+# interrupted goes on where it was; FRESH=1 begins anew. On a machine that does nothing else.
+bench-downtime: setup ## How long a move stops a job, against three other ways (root); build/bench-downtime.json
+	@PYTHONPATH=integration $(BIN)/python -m downtime_bench $(if $(SIZES),--sizes $(SIZES)) \
+		$(if $(JOBS),--jobs $(JOBS)) $(if $(LINKS),--links $(LINKS)) $(if $(MOVES),--moves $(MOVES)) \
+		$(if $(HANDS),--hands $(HANDS)) $(if $(RESTARTS),--restarts $(RESTARTS)) \
+		$(if $(THREADS),--threads $(THREADS)) $(if $(FRESH),--fresh) $(if $(LIST),--list) $(ARGS)
 
 # STEPS picks some of E1 … E9. Without a GPU it runs on the simulated driver, and says so.
 gpu-suite: setup ## What a move of GPU state takes on this machine's GPU (root); integration/gpu/results/

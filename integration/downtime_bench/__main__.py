@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``make bench-downtime``: how long a job stands still for a move; see the package."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import liveshift
+from liveshift.criu_glue.tool import dotted, find
+from liveshift.errors import LiveshiftError
+from liveshift.runtime.config import Precopy
+
+from . import page
+from .cases import KINDS, LINKS, SIZES, Case, Effort, chosen, estimate, lacking
+from .record import FILE, Run, earlier, kernel, product
+from .story import bench
+
+PLACE = Path("/var/lib/liveshift-test")
+"""On the machine's own disk, which all lab hosts share."""
+
+console = Console(stderr=True, highlight=False)
+
+
+def main() -> int:
+    """Run it; 1 when a goal is missed, or it could not go on."""
+    args = _arguments()
+    effort = Effort(args.moves, args.hands, args.restarts, args.threads)
+    path = args.out / FILE
+    try:
+        cases = chosen(args.jobs, args.sizes, args.links)
+        run = fresh(effort)
+    except LiveshiftError as error:
+        console.print(f"error: {error}", style="red", markup=False)
+        return 1
+    if not args.fresh and (found := earlier(path, run)):
+        run = found
+        console.print(f"goes on with {path}, which has {len(run.cases)} cases; FRESH=1 begins anew")
+    todo = [case for case in cases if run.of(case) is None]
+    console.print(
+        f"{len(todo)} of {len(cases)} cases, about {_long(estimate(todo, effort))};"
+        f" {path} is kept after each"
+    )
+    for case in todo:
+        if why := lacking(case, "ours"):
+            console.print(f"{case.name} will be skipped: it {why}", style="yellow", markup=False)
+    if args.list:
+        return 0
+    if os.geteuid() != 0:
+        console.print("error: a lab is made of namespaces, which needs root", style="red")
+        return 1
+    if run.load_before > (os.cpu_count() or 1) / 4:
+        console.print("this machine is busy with something else: times will tell less")
+    # Started from a background shell we would ignore SIGINT, and hand that on to all daemons.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    os.environ.pop("PYTHONPATH", None)  # how this program is found is not the job's business
+    place = PLACE / secrets.token_hex(4)
+    place.mkdir(parents=True)
+    PLACE.chmod(0o755)
+    try:
+        with console.status("making a lab") as status:
+            lines = _Lines(cases, run)
+            bench("b" + secrets.token_hex(3), place, cases, run, path,
+                  lambda text: status.update(escape(lines.line(text))))  # fmt: skip
+    except (LiveshiftError, AssertionError) as error:
+        console.print(f"error: {error}", style="red", markup=False)
+        console.print(f"{path} has what was measured until then; the same command goes on")
+        return 1
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+        if not any(PLACE.iterdir()):
+            PLACE.rmdir()
+        if run.cases:
+            page.write(run, args.out)
+    _print(run)
+    console.print(f"{path} and {args.out / page.FILE}; {_long(run.seconds)}")
+    failed = [f"{r.case.name}, {what}: {why}" for r in run.cases for what, why in r.failed.items()]
+    for line in failed:
+        console.print(line, style="red", markup=False)
+    return 1 if failed or any(goal.met is False for goal in run.goals) else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make bench-downtime", description=__doc__)
+    sizes = ",".join(f"{size:g}" for size in SIZES)
+    parser.add_argument("--jobs", default="", help=f"of {','.join(KINDS)}")
+    parser.add_argument("--sizes", default="", help=f"GB resident, such as {sizes}")
+    parser.add_argument("--links", default="", help=f"of {','.join(LINKS)}")
+    parser.add_argument("--moves", type=int, default=5, help="of each case")
+    parser.add_argument("--hands", type=int, default=5, help="moves by hand of each case")
+    parser.add_argument("--restarts", type=int, default=3, help="of each job and size")
+    parser.add_argument("--threads", type=int, default=1, help="of the job")
+    parser.add_argument("--fresh", action="store_true", help="do not go on with an earlier run")
+    parser.add_argument("--list", action="store_true", help="say what would be done, and how long")
+    parser.add_argument("--out", type=Path, default=Path("build"), help="directory")
+    args = parser.parse_args()
+    if min(args.moves, args.threads) < 1 or min(args.hands, args.restarts) < 0:
+        parser.error("--moves and --threads: at least 1; --hands and --restarts: at least 0")
+    return args
+
+
+def fresh(effort: Effort) -> Run:
+    """A run of nothing yet, on this machine."""
+    import torch
+
+    return Run(
+        liveshift=liveshift.__version__,
+        product=product(),
+        effort=effort,
+        cores=os.cpu_count() or 1,
+        memory=psutil.virtual_memory().total,
+        kernel=kernel(),
+        torch=str(torch.__version__),
+        criu=dotted(find().version),
+        slow_down_allowed=Precopy().slow_down,
+        began=time.time(),
+        load_before=os.getloadavg()[0],
+    )
+
+
+class _Lines:
+    """How far it is, in a line; printed where there is no terminal."""
+
+    def __init__(self, cases: Sequence[Case], run: Run) -> None:
+        self._cases, self._run = cases, run
+        self._before = list(run.cases)
+        self._began = time.monotonic()
+        self._told = ""
+
+    def line(self, text: str) -> str:
+        took = time.monotonic() - self._began
+        done = [r.case for r in self._run.cases if r not in self._before]
+        todo = [case for case in self._cases if self._run.of(case) is None]
+        pace = took / estimate(done, self._run.effort) if done else 1.0
+        left = _long(estimate(todo, self._run.effort) * min(3.0, max(0.3, pace)))
+        count = len(self._cases)
+        said = f"{count - len(todo)} of {count} cases, {_long(took)}, about {left} left; {text}"
+        topic = text.partition(":")[0]
+        if not console.is_terminal and topic != self._told:
+            self._told = topic
+            console.print(said, markup=False)
+        return said
+
+
+def _print(run: Run) -> None:
+    table = Table("goal", "wanted", "met by", "")
+    for goal in run.goals:
+        verdict = "" if goal.met is None else "[green]met" if goal.met else "[red]missed"
+        table.add_row(goal.name, goal.wanted, goal.seen, verdict)
+    wide = console if console.is_terminal else Console(stderr=True, highlight=False, width=100)
+    wide.print(table)
+
+
+def _long(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

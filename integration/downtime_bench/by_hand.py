@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same job moved as a person would with CRIU alone.
+
+``criu dump`` to a tmpfs, its files over the same link by several TCP streams (sendfile) into the
+other host's tmpfs, ``criu restore`` there. All that can be ready beforehand is: the namespace at
+the destination, both ends of the copy, CRIU's cache on a tmpfs. The job has no connections, so
+that no network has to be locked or moved; and nobody checks, encrypts or could go back.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from liveshift.criu_glue.tool import find
+from liveshift.launcher.lab import Lab
+
+from .cases import Case, Effort
+from .machine import (
+    PATIENCE_S,
+    PORT,
+    SCRIPT,
+    Room,
+    emptied,
+    inside,
+    line,
+    on_host,
+    room,
+    serving,
+    size_of,
+    tell,
+    training,
+)
+from .moves import AFTER, BEFORE, QUIET_S, Tell
+from .record import ByHand
+from .steps import StepTail, gap
+
+STREAMS = 4
+IMAGES = Path("/dev/shm/by-hand")
+FIRST_PID, CRIU_PID = 1000, 30000
+"""CRIU and its helpers must not take the pids that it is to restore."""
+
+OPTIONS = ("--network-lock", "skip", "--ghost-limit", "1G", "-v1")
+
+
+def measure(
+    lab: Lab, case: Case, effort: Effort, out: Path, kept: Path, tell_of: Tell
+) -> list[ByHand]:
+    """Move the case's job so often between the first two hosts; its step log goes to ``kept``."""
+    hosts = [lab.machine("h0"), lab.machine("h1")]
+    emptied(out)
+    log = StepTail(out / "rank0.jsonl")
+    moves = []
+    with ExitStack() as at_end:
+        here = at_end.enter_context(ExitStack())  # the room in which the job is
+        place = here.enter_context(room(hosts[0], FIRST_PID))
+        pid = here.enter_context(place.start(inside(out, training(case, effort)), out / "output"))
+        log.wait(BEFORE, PATIENCE_S, alive_in(place, pid, out))
+        for number in range(effort.hands):
+            tell_of(f"by hand {number + 1} of {effort.hands}")
+            begin = time.time()
+            log.wait_after(begin + QUIET_S, BEFORE, PATIENCE_S, alive_in(place, pid, out))
+            there = at_end.enter_context(ExitStack())
+            new = there.enter_context(room(hosts[(number + 1) % 2], CRIU_PID))
+            asked, dumped, copied, restored, size = _move(place, new, pid)
+            here.close()  # nothing runs in it any more
+            here, place = there, new
+            done = asked + dumped + copied + restored
+            log.wait_after(done + QUIET_S, AFTER, PATIENCE_S, alive_in(place, pid, out))
+            seen = gap(log.times, asked, done, begin)
+            moves.append(ByHand(seen.downtime_s, dumped, copied, restored, size))
+    log.look()
+    shutil.copyfile(log.path, kept)
+    shutil.rmtree(out)
+    return moves
+
+
+def _move(source: Room, destination: Room, pid: int) -> tuple[float, float, float, float, int]:
+    """When it began, the seconds of dump, copy and restore, the bytes of the image."""
+    criu = find()
+    images = [emptied(each.path(IMAGES)) for each in (source, destination)]
+    argv = ("python", str(SCRIPT), "files", destination.machine.address, str(PORT), str(STREAMS))
+    with (
+        serving(destination.machine),
+        on_host(source.machine, [*argv, str(IMAGES), str(IMAGES)]) as sender,
+    ):
+        assert line(sender) == "connected"
+        asked = time.time()
+        where = ("--images-dir", str(IMAGES), "--log-file", "criu.log")
+        dumped = source.criu(criu, "dump", "--tree", str(pid), *where, *OPTIONS)
+        began = time.monotonic()
+        tell(sender)
+        assert line(sender) == "sent"
+        copied = time.monotonic() - began
+        restored = destination.criu(criu, "restore", "--restore-detached", *where, *OPTIONS)
+        sizes = [size_of(each) for each in images]
+    for each in images:
+        shutil.rmtree(each)
+    return asked, dumped, copied, restored, sizes[0]
+
+
+def alive_in(place: Room, pid: int, out: Path) -> Callable[[], None]:
+    """Fails, with what it said, once the job has ended."""
+
+    def look() -> None:
+        said = (out / "output").read_text()
+        assert place.path(Path(f"/proc/{pid}")).exists(), f"the job moved by hand ended:\n{said}"
+
+    return look

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured: kinds of job × sizes × links; what a case needs, about how long it takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+import psutil
+
+from liveshift.errors import Refused
+
+SIZES = (0.25, 1.0, 4.0, 8.0)
+"""GB resident."""
+KINDS = {
+    "hot": "a GPT with AdamW on the CPU: every step writes all of its memory",
+    "cold": "a small GPT that reads a large data set in memory, which nobody writes",
+}
+LINKS = {"unlimited": "none", "10g": "10gbit", "1g": "1gbit"}
+"""Names, and what ``liveshift lab link`` calls these rates."""
+RATES = {"unlimited": 1.5e9, "10g": 1.15e9, "1g": 0.118e9}
+"""About what crosses them, bytes per second: for the estimate."""
+
+COPIES = {"ours": 3.0, "by hand": 3.0, "restart": 2.0}
+"""How many times a job's memory the machine must hold at once, being source and destination: the
+frozen tree, the image, and what is restored from it; or a job with the checkpoint it reads."""
+BESIDE = 2_500_000_000
+"""Bytes that the lab's daemons, Python and the machine itself need."""
+
+
+class Case(msgspec.Struct, frozen=True):
+    """One job on one link."""
+
+    kind: str
+    gb: float
+    link: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.gb:g}-{self.link}"
+
+    @property
+    def size(self) -> int:
+        """Bytes resident."""
+        return round(self.gb * 1e9)
+
+
+class Effort(msgspec.Struct, frozen=True):
+    """How often each thing is done."""
+
+    moves: int = 5
+    hands: int = 5
+    restarts: int = 3
+    threads: int = 1
+    every: int = 100
+    """Steps between two checkpoints."""
+
+
+def chosen(kinds: str, sizes: str, links: str) -> list[Case]:
+    """From lists with commas, all of them where a list is empty; raises Refused."""
+    return [
+        Case(kind, size, link)
+        for kind in _among(kinds, tuple(KINDS), "kind of job")
+        for size in _sizes(sizes)
+        for link in _among(links, tuple(LINKS), "link")
+    ]
+
+
+def lacking(case: Case, what: str, available: int | None = None) -> str:
+    """Why the machine's memory does not suffice, in words; "" when it does."""
+    have = psutil.virtual_memory().available if available is None else available
+    need = int(case.size * COPIES[what]) + BESIDE
+    if have >= need:
+        return ""
+    times = f"{COPIES[what]:g} times {case.gb:g} GB and {BESIDE / 1e9:g} GB beside"
+    return f"needs {need / 1e9:.1f} GB of memory ({times}), there are {have / 1e9:.1f} GB"
+
+
+def step_s(case: Case) -> float:
+    """About how long a step takes on one core."""
+    return 0.09 if case.kind == "cold" else max(0.06, 0.22 * case.gb)
+
+
+def seconds(case: Case, effort: Effort) -> float:
+    """About how long a case takes, without what its size's cases share."""
+    copy = case.size / RATES[case.link]
+    settle = 25 * step_s(case) + 2
+    start = 6 + 2 * case.gb
+    ours = start + effort.moves * (2.5 * copy + 1.0 * case.gb + settle + 2)
+    hand = start + effort.hands * (copy + 3 * case.gb + settle + 2)
+    return ours + hand + 4
+
+
+def shared_seconds(case: Case, effort: Effort) -> float:
+    """About how long the reference run and the restarts take, once for all links of a size."""
+    half = effort.every / 2 * step_s(case)
+    restarts = effort.restarts * (2 * half + 2 * (6 + 2 * case.gb))
+    return restarts + 30 * (effort.moves + effort.hands) * step_s(case) + 10
+
+
+def estimate(cases: Sequence[Case], effort: Effort) -> float:
+    """Seconds."""
+    groups = {(case.kind, case.gb): case for case in cases}
+    own = sum(seconds(case, effort) for case in cases)
+    return 25 + own + sum(shared_seconds(case, effort) for case in groups.values())
+
+
+def _among(text: str, known: Sequence[str], what: str) -> list[str]:
+    names = [word for word in re.split(r"[,\s]+", text) if word] or list(known)
+    for name in names:
+        if name not in known:
+            raise Refused(f'no {what} "{name}"', hint=f"there are: {', '.join(known)}")
+    return names
+
+
+def _sizes(text: str) -> list[float]:
+    words = [word for word in re.split(r"[,\s]+", text) if word]
+    try:
+        found = [float(word) for word in words] or list(SIZES)
+    except ValueError:
+        raise Refused(f'"{text}" are no sizes', hint="such as 0.25,1,4 (GB)") from None
+    if not all(0.2 <= size <= 1000 for size in found):
+        raise Refused(f"sizes {text}", hint="0.2 GB at least: torch itself needs 0.15")
+    return found

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs on lab hosts that liveshift does not run: plain ones, and rooms made by hand."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+from lab_session import JOBS, environment
+
+from liveshift.criu_glue.tool import Criu
+from liveshift.launcher.lab import LabHost, entry
+
+from .cases import Case, Effort
+
+SCRIPT = Path(__file__).resolve().parent / "streams.py"
+PORT = 7999
+PATIENCE_S = 600.0
+
+_ROOM = """
+echo "$1" >/proc/sys/kernel/ns_last_pid
+trap '' CHLD
+echo ready
+exec sleep infinity
+"""
+"""Process 1 of a room: pids begin where they are told to, and nobody stays a zombie."""
+
+
+def training(case: Case, effort: Effort, python: str = "python") -> list[str]:
+    """The command of a case's job, for all who run it; ``{out}`` in it is its directory."""
+    return [
+        *(python, str(JOBS / "sized.py"), case.kind, "--size", str(case.size), "--out", "{out}"),
+        *("--steps", "100000000", "--threads", str(effort.threads)),
+    ]
+
+
+def inside(out: Path, argv: Sequence[str]) -> list[str]:
+    return [word.replace("{out}", str(out)) for word in argv]
+
+
+@contextmanager
+def running(command: Sequence[str], log: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A program for as long as this lasts, its input and output ours, or its output in a file."""
+    with ExitStack() as cleanup:
+        written = cleanup.enter_context(log.open("wb")) if log else None
+        process = cleanup.enter_context(
+            subprocess.Popen(
+                command,
+                env=environment(),
+                stdin=subprocess.PIPE,
+                stdout=written or subprocess.PIPE,
+                stderr=subprocess.STDOUT if log else None,
+                text=True,
+            )
+        )
+        cleanup.callback(process.kill)
+        yield process
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    """The next line that a program says; fails when it says no more."""
+    assert process.stdout is not None
+    said = process.stdout.readline()
+    assert said, f"{process.args!r} ended with {process.wait()}"
+    return said.rstrip("\n")
+
+
+def tell(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+@contextmanager
+def on_host(
+    machine: LabHost, argv: Sequence[str], log: Path | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """A program on a host, in the machine's own pid namespace, so that its pid is known."""
+    command = [*entry(machine, "--mount", "--uts", "--ipc", "--net"), *argv]
+    with running(command, log) as process:
+        yield process
+
+
+@contextmanager
+def serving(machine: LabHost) -> Iterator[subprocess.Popen[str]]:
+    """A host that takes copies over TCP."""
+    argv = ("python", str(SCRIPT), "serve", machine.address, str(PORT))
+    with on_host(machine, argv) as server:
+        assert line(server) == "listening"
+        yield server
+
+
+class Room:
+    """A pid namespace with its own /proc on a lab host, where CRIU finds its pids free."""
+
+    def __init__(self, machine: LabHost, holder: subprocess.Popen[str]) -> None:
+        self.machine = machine
+        (init,) = psutil.Process(holder.pid).children()
+        self.init = init.pid
+
+    def enter(self, argv: Sequence[str]) -> list[str]:
+        spaces = ("--mount", "--uts", "--ipc", "--net", "--pid")
+        return ["nsenter", "--target", str(self.init), *spaces, "--", *argv]
+
+    def path(self, path: Path) -> Path:
+        """A path of the room as this machine sees it."""
+        return Path(f"/proc/{self.init}/root") / str(path).lstrip("/")
+
+    @contextmanager
+    def start(self, argv: Sequence[str], log: Path) -> Iterator[int]:
+        """A program in the room, nothing of ours open in it; its pid there."""
+        shell = 'exec "$@" </dev/null >"$0" 2>&1'
+        command = self.enter(["setsid", "sh", "-c", shell, str(log), *argv])
+        with running(command) as entered:
+            until = time.monotonic() + 10
+            while not (found := psutil.Process(entered.pid).children()):
+                assert time.monotonic() < until, f"{argv} did not start: {entered.poll()}"
+                time.sleep(0.005)
+            yield inner_pid(found[0].pid)
+
+    def criu(self, criu: Criu, *options: str) -> float:
+        """Run CRIU in the room; returns the seconds that it took, fails with its last words."""
+        began = time.monotonic()
+        done = subprocess.run(
+            self.enter(criu.command(*options)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        took = time.monotonic() - began
+        assert done.returncode == 0, f"criu {options[0]}: {done.returncode}, {done.stderr[-500:]}"
+        return took
+
+
+@contextmanager
+def room(machine: LabHost, first_pid: int) -> Iterator[Room]:
+    """A room for as long as this lasts; pids in it begin after ``first_pid``."""
+    command = [
+        *entry(machine, "--mount", "--uts", "--ipc", "--net"),
+        *("unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"),
+        *("sh", "-c", _ROOM, "sh", str(first_pid)),
+    ]
+    with running(command) as holder:
+        assert line(holder) == "ready"
+        yield Room(machine, holder)
+
+
+def inner_pid(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(each for each in lines if each.startswith("NSpid:")).split()[-1])
+
+
+def emptied(directory: Path) -> Path:
+    """Made anew."""
+    with suppress(FileNotFoundError):
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True)
+    os.chmod(directory, 0o755)
+    return directory
+
+
+def size_of(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.iterdir())

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""liveshift's own moves of a job, seen from its step log."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+from lab_session import LabSession
+
+from liveshift.launcher.client import Client
+from liveshift.runtime.messages import (
+    GetMigration,
+    Migrate,
+    Migration,
+    MigrationRow,
+    Named,
+    Phase,
+)
+
+from .cases import Case, Effort
+from .machine import PATIENCE_S, training
+from .record import Moved, PhaseRow
+from .steps import Gap, StepTail, gap, slow_down
+
+BEFORE, AFTER = 12, 12
+"""Steps that are made before a move and after it, at least …"""
+QUIET_S = 0.5
+"""… and seconds."""
+LOOK_S = 0.1
+PRECOPY, DELTA = "pre-copy", ("memory", "delta")
+"""Phases: memory while the job trains; what of it was written since, and so sent again."""
+OVER = ("done", "failed", "lost")
+
+Tell = Callable[[str], None]
+
+
+def measure(
+    session: LabSession, case: Case, effort: Effort, kept: Path, tell: Tell
+) -> tuple[list[Moved], int, int]:
+    """Move the case's job so often; its step log goes to ``kept``.
+
+    Returns the moves, the bytes that the job has resident, and the steps that it made. Raises
+    AssertionError when a move fails.
+    """
+    job = session.start(
+        case.name.replace(".", "-"), [*training(case, effort), "--enough", "{out}/enough"]
+    )
+    log = StepTail(job.out / "rank0.jsonl")
+
+    def alive() -> None:
+        assert job.code() is None, f"{job.name} ended:\n{job.output()}"
+
+    log.wait(BEFORE, PATIENCE_S, alive)
+    resident = 0
+    moves = []
+    with Client(session.lab.socket) as client:
+        for number in range(effort.moves):
+            tell(f"move {number + 1} of {effort.moves}")
+            begin = time.time()
+            log.wait_after(begin + QUIET_S, BEFORE, PATIENCE_S, alive)
+            seen = job.seen(0)
+            resident = max(
+                resident, sum(psutil.Process(pid).memory_info().rss for pid in seen.tasks.values())
+            )
+            row = _over(
+                client, client.get(Named, Migrate(f"{job.name}/0", "", "bench", False)).name
+            )
+            job.assert_moved(seen, row)
+            for more in range(1, 5):  # until it is seen to be as fast as before, if it becomes so
+                log.wait_after(row.asked + row.seconds + QUIET_S, more * AFTER, PATIENCE_S, alive)
+                now = moved(row, log.times, begin)
+                if now.time_to_full_speed_s is not None:
+                    break
+            moves.append(now)
+    job.stop()
+    steps = log.look()
+    shutil.copyfile(log.path, kept)
+    shutil.rmtree(job.out)
+    return moves, resident, steps
+
+
+def moved(row: MigrationRow, times: list[float], begin: float) -> Moved:
+    """One move; ``begin``: since when the job was left alone before."""
+    seen = gap(times, row.asked, row.asked + row.seconds, begin)
+    rows, unaccounted = shares(row, seen)
+    standing = sent(row, frozen=True)
+    window = precopying(row)
+    way = "; ".join(p.detail for p in row.phases if p.name == PRECOPY and p.detail)
+    return Moved(
+        way=way or "full dump",
+        downtime_s=seen.downtime_s,
+        predicted_s=row.predicted.seconds if row.predicted else None,
+        step_s=seen.step_s,
+        seconds=row.seconds,
+        frozen_s=row.frozen_s,
+        bytes_before=sent(row, frozen=False),
+        bytes_standing=standing,
+        image_bytes=row.image_bytes,
+        delta_bytes=changed(row, standing),
+        slow_down=slow_down(times, window, seen.step_s) if window else None,
+        time_to_full_speed_s=seen.full_speed_s,
+        unaccounted_s=unaccounted,
+        phases=rows,
+    )
+
+
+def sent(row: MigrationRow, frozen: bool) -> int:
+    """Bytes that the source sent; what arrives is counted again after the commit."""
+    end = next(p.start for p in row.phases if p.name == "commit")
+    return sum(p.bytes or 0 for p in row.phases if p.frozen == frozen and p.start < end)
+
+
+def precopying(row: MigrationRow) -> tuple[float, float] | None:
+    """When memory went ahead while the job trained, in seconds since the epoch: rounds go on until
+    its ranks are brought to a boundary."""
+    found = [p for p in row.phases if p.name == PRECOPY]
+    if not found or found[0].bytes is None:
+        return None
+    end = min(p.start for p in row.phases if p.frozen or p.name == "quiesce")
+    return row.asked + found[0].start, row.asked + end
+
+
+def changed(row: MigrationRow, standing: int) -> int:
+    """Bytes that were found written at the standstill; where nobody looked, all that was sent."""
+    found = [p.bytes for p in row.phases if p.name in DELTA and p.bytes is not None]
+    return sum(found) if found else standing
+
+
+def shares(row: MigrationRow, seen: Gap) -> tuple[list[PhaseRow], float]:
+    """The phases, and what of the downtime none of them explains.
+
+    Phases lie in each other and beside each other: a moment belongs to the one that began last.
+    """
+    still = [p for p in row.phases if p.frozen]
+    edges = sorted(
+        {seen.start, seen.end}
+        | {edge for p in still for edge in _ends(row, p) if seen.start < edge < seen.end}
+    )
+    own: dict[int, float] = {}
+    covered = 0.0
+    for since, until in pairwise(edges):
+        there = [p for p in still if _ends(row, p)[0] <= since and _ends(row, p)[1] >= until]
+        if there:
+            last = max(there, key=lambda p: p.start)
+            own[id(last)] = own.get(id(last), 0.0) + until - since
+            covered += until - since
+    rows = [PhaseRow(p.name, p.seconds, own.get(id(p), 0.0), p.frozen, p.bytes) for p in row.phases]
+    return rows, seen.downtime_s - covered
+
+
+def _ends(row: MigrationRow, phase: Phase) -> tuple[float, float]:
+    begin = row.asked + phase.start
+    return begin, begin + phase.seconds
+
+
+def _over(client: Client, name: str) -> MigrationRow:
+    until = time.monotonic() + PATIENCE_S * 3
+    while True:
+        row = client.get(Migration, GetMigration(name)).row
+        if row.state in OVER:
+            return row
+        assert time.monotonic() < until, f"{name} is {row.state}: {row}"
+        time.sleep(LOOK_S)

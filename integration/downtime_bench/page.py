@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures as a page with bars, one file that needs nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from html import escape
+from importlib import resources
+from pathlib import Path
+from statistics import median
+from string import Template
+
+from liveshift.launcher.report import quantities as q
+
+from .cases import KINDS, LINKS
+from .goals import by_hand_s, restart_s
+from .record import Goal, Result, Run
+
+FILE = "bench-downtime.html"
+COLOURS = {
+    "lock": "c6", "dump": "c1", "delta": "c2", "memory": "c2", "gpu memory": "c2",
+    "ship": "c7", "files": "c4", "verify": "c4", "restore": "c3", "fill": "c5",
+    "unlock": "c6", "reopen": "c6",
+}  # fmt: skip
+"""The same phase has the same colour everywhere; others are grey."""
+Piece = tuple[str, float, str]
+"""What, seconds, the class of its colour."""
+
+_PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>liveshift: downtime of a move</title>
+<style>
+$style
+</style>
+</head>
+<body>
+<main>
+<header>
+<p class="over">liveshift · make bench-downtime</p>
+<h1>$headline</h1>
+<p class="lead">$lead</p>
+</header>
+<section>
+<h2>Goals</h2>
+$goals
+</section>
+<section>
+<h2>All cases</h2>
+<div class="wide">$overview</div>
+</section>
+$cases
+<section class="two">
+<div>
+<h2>What is held against what</h2>
+<p>The downtime is the longest gap between the ends of two steps around a move, less a median step;
+everywhere from the step log of the same program. Bars are medians.</p>
+<p><b>Limit</b>: the bytes that the job's standstill had to carry, at the rate that a bare copy over
+four TCP streams reaches on the same link (warm memory to warm memory, no hash, no encryption, the
+best of three), and CRIU's dump and restore of an interpreter that has imported torch and idles with
+its own memory and threads ($torch). Strict: the same with that of <code>sleep</code> ($sleep).
+</p>
+<p><b>By hand</b>: <code>criu dump</code> to a tmpfs, its files by four TCP streams with sendfile
+over the same link to the other host's tmpfs, <code>criu restore</code>; namespace, both ends of the
+copy and CRIU's cache made ready before. Nothing is encrypted, checked, or could be undone.</p>
+<p><b>Checkpoint and restart</b>: the same program with <code>torch.save</code> every $every steps,
+killed at a random step and started on the other host at once: the time until the step that it had
+reached, for a kill half way between two checkpoints. The checkpoint lies in this machine's page
+cache, the link is not in the way, and what saving costs meanwhile is not counted.</p>
+</div>
+<div>
+<h2>Where</h2>
+<dl>$where</dl>
+<p>Two hosts of a lab on this one machine: source, destination, copy and job share its cores. Read
+ratios, not seconds.</p>
+</div>
+</section>
+<footer>The same numbers, and every single move: bench-downtime.json beside this page.</footer>
+</main>
+</body>
+</html>
+""")
+
+
+def write(run: Run, out: Path) -> None:
+    """Write the page; a reader never sees half of it."""
+    staged = out / f".{FILE}.new"
+    staged.write_text(render(run), "utf-8")
+    os.replace(staged, out / FILE)
+
+
+def render(run: Run) -> str:
+    report = resources.files("liveshift.launcher.report") / "page.css"
+    own = Path(__file__).with_name("page.css")
+    fixed = run.fixed
+    return _PAGE.substitute(
+        style=report.read_text("utf-8") + own.read_text("utf-8"),
+        headline=_headline(run),
+        lead=escape(_lead(run)),
+        goals=_goals(run.goals),
+        overview=_overview(run),
+        cases="".join(_section(run, result) for result in run.cases),
+        torch=q.seconds(fixed.torch_s) if fixed else "–",
+        sleep=q.seconds(fixed.sleep_s) if fixed else "–",
+        every=run.effort.every,
+        where=_where(run),
+    )
+
+
+def _headline(run: Run) -> str:
+    told = [goal for goal in run.goals if goal.met is not None]
+    met = sum(goal.met is True for goal in told)
+    moves = sum(len(result.moves) for result in run.cases)
+    same = [r.bit_identical for r in run.cases if r.bit_identical is not None]
+    bits = "every loss equal to the bit" if same and all(same) else "losses are NOT all equal"
+    cases = f"{len(run.cases)} case{'s' * (len(run.cases) != 1)}"
+    second = f"{moves} moves in {cases}" + (f", {bits}" if same else "")
+    return f"{met} of {len(told)} goals met <small>{escape(second)}</small>"
+
+
+def _lead(run: Run) -> str:
+    if run.complete:
+        return ""
+    return "Not complete: this is what was measured until now."
+
+
+def _goals(goals: Sequence[Goal]) -> str:
+    rows = []
+    for goal in goals:
+        kind, word = {True: ("met", "met"), False: ("missed", "missed"), None: ("", "not told")}[
+            goal.met
+        ]
+        reasons = "".join(f"<small>{escape(each)}</small>" for each in goal.reason.split("; "))
+        rows.append(
+            f"<tr><td>{escape(goal.name)}{reasons}</td>"
+            f'<td class="short">{escape(goal.wanted)}</td>'
+            f'<td class="short">{escape(goal.seen)}</td><td class="{kind}">{word}</td></tr>'
+        )
+    head = "<th>goal</th><th>wanted</th><th>seen</th><th></th>"
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _overview(run: Run) -> str:
+    columns = (
+        "downtime", "predicted", "× limit", "(strict)", "by hand ×", "restart ×", "slower",
+        "sent before", "sent standing", "changed", "full speed after", "same bits",
+    )  # fmt: skip
+    head = "<th>case</th>" + "".join(f'<th class="num">{name}</th>' for name in columns)
+    rows = "".join(_overview_row(result) for result in run.cases)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _overview_row(result: Result) -> str:
+    if not result.moves:
+        why = f"skipped: {result.skipped.get('ours', '')}"
+        why = f"failed: {result.failed['ours']}" if "ours" in result.failed else why
+        return f'<tr><td>{_called(result)}</td><td colspan="12">{escape(why)}</td></tr>'
+    slower = None if result.slow_down is None else f"{100 * result.slow_down:.0f} %"
+    cells = [
+        _or_dash(result.downtime_s, q.seconds),
+        _or_dash(result.predicted_s, q.seconds),
+        _or_dash(result.ratio_to_limit, _ratio),
+        _or_dash(result.ratio_to_limit_strict, _ratio),
+        _or_dash(result.ratio_by_hand, _ratio),
+        _or_dash(result.ratio_checkpoint_restart, _ratio),
+        slower or "–",
+        q.size(result.bytes_before),
+        q.size(result.bytes_standing),
+        q.size(result.delta_bytes),
+        _or_dash(result.time_to_full_speed_s, q.seconds),
+        {True: "yes", False: "NO", None: "–"}[result.bit_identical],
+    ]
+    return f"<tr><td>{_called(result)}</td>{''.join(_number(cell) for cell in cells)}</tr>"
+
+
+def _section(run: Run, result: Result) -> str:
+    """One case: its bars, and its phases as a table."""
+    case = result.case
+    facts = [KINDS[case.kind], f"{q.size(result.resident_bytes)} resident" * bool(result.moves)]
+    facts += [f"{len(result.moves)} moves, {result.steps} steps" * bool(result.moves)]
+    facts += sorted({move.way for move in result.moves})[:1]
+    facts += [f"{what} skipped: {why}" for what, why in result.skipped.items()]
+    facts += [f"{what} FAILED: {why}" for what, why in result.failed.items()]
+    if result.limit:
+        facts.append(f"a bare copy crosses the link at {q.rate(result.limit.rate)}")
+    ours = _pieces(result)
+    body = _bars(result, ours) + _keys(ours) if result.downtime_s is not None else ""
+    table = _phases(result) if result.moves else ""
+    return (
+        f'<section id="{case.name}"><h2>{_called(result)}</h2>'
+        f'<p class="facts">{escape(" · ".join(filter(None, facts)))}</p>{body}{table}</section>'
+    )
+
+
+def _pieces(result: Result) -> list[Piece]:
+    """The downtime in its phases; those too short to be seen are together."""
+    total = result.downtime_s or 0.0
+    rows = [(row.name, row.own_s) for row in result.phases if row.own_s > 0]
+    large = [(name, own) for name, own in rows if own >= 0.02 * total]
+    found = [(name, own, COLOURS.get(name, "c7")) for name, own in large]
+    rest = total - sum(own for _, own in large)
+    return [*found, ("everything else", max(0.0, rest), "c8")]
+
+
+def _bars(result: Result, ours: list[Piece]) -> str:
+    hand, redone, limit = by_hand_s(result), restart_s(result), result.limit
+    assert result.downtime_s is not None
+    longest = 1.04 * max(result.downtime_s, hand or 0.0, limit.seconds if limit else 0.0)
+    rows = []
+    if limit:
+        rows.append(_bar("limit, strict", [("", limit.strict_s, "strict")], longest,
+                         limit.strict_s, ""))  # fmt: skip
+        rows.append(_bar("limit", [("", limit.seconds, "limit")], longest, limit.seconds, ""))
+    beside = f"{_ratio(result.ratio_to_limit)} limit" if result.ratio_to_limit else ""
+    rows.append(_bar("liveshift", ours, longest, result.downtime_s, beside))
+    if hand and result.ratio_by_hand:
+        parts = [
+            (name, median(getattr(h, key) for h in result.by_hand), colour)
+            for name, key, colour in (
+                ("criu dump", "dump_s", "c1"), ("copy", "copy_s", "c2"),
+                ("criu restore", "restore_s", "c3"),
+            )
+        ]  # fmt: skip
+        rows.append(_bar("by hand: dump, copy, restore", parts, longest, hand,
+                         f"{_ratio(result.ratio_by_hand)} ours"))  # fmt: skip
+    if redone and result.ratio_checkpoint_restart:
+        rows.append(_bar("checkpoint and restart", [("", redone, "c7")], longest, redone,
+                         f"{_ratio(result.ratio_checkpoint_restart)} ours"))  # fmt: skip
+    return f'<div class="bars">{"".join(rows)}</div>'
+
+
+def _bar(name: str, pieces: Iterable[Piece], longest: float, total: float, beside: str) -> str:
+    """One row; a bar longer than the others is cut, its number is not."""
+    drawn = "".join(
+        f'<i class="{colour}" style="width:{min(100.0, 100 * long / longest):.2f}%" '
+        f'title="{escape(f"{what} {q.seconds(long)}".strip())}"></i>'
+        for what, long, colour in pieces
+    )
+    cut = " cut" if total > longest else ""
+    small = f" <small>{escape(beside)}</small>" if beside else ""
+    return (
+        f'<div class="row"><span class="name">{escape(name)}</span>'
+        f'<div class="track{cut}">{drawn}</div>'
+        f'<span class="num">{q.seconds(total)}{small}</span></div>'
+    )
+
+
+def _keys(pieces: Iterable[Piece]) -> str:
+    keys = "".join(
+        f'<span><i class="{colour}"></i>{escape(name)} {q.seconds(own)}</span>'
+        for name, own, colour in pieces
+    )
+    return f'<div class="keys">{keys}</div>'
+
+
+def _phases(result: Result) -> str:
+    total = result.downtime_s or 0.0
+    rows = [
+        f"<tr><td>{escape(row.name)}</td><td>{'stands' if row.frozen else 'trains'}</td>"
+        + _number(q.seconds(row.seconds))
+        + _number(q.seconds(row.own_s) if row.own_s else "")
+        + _number(q.share(row.own_s, total) if row.own_s else "")
+        + _number(q.size(row.bytes) if row.bytes is not None else "")
+        + "</tr>"
+        for row in result.phases
+    ]
+    left = result.unaccounted_s or 0.0
+    rows.append(
+        '<tr class="rest"><td>unaccounted</td><td></td>'
+        + _number("") + _number(q.seconds(left))
+        + _number(q.share(max(0.0, left), total)) + _number("") + "</tr>"
+    )  # fmt: skip
+    rows.append(
+        '<tr class="sum"><td>downtime</td><td></td>'
+        + _number("") + _number(q.seconds(total)) + _number("100 %") + _number("") + "</tr>"
+    )  # fmt: skip
+    head = "<th>phase</th><th>the job</th>" + "".join(
+        f'<th class="num">{name}</th>' for name in ("takes", "of the downtime", "share", "bytes")
+    )
+    return (
+        "<details><summary>Phases, in the median</summary>"
+        f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></details>"
+    )
+
+
+def _where(run: Run) -> str:
+    facts = {
+        "begun": f"{datetime.fromtimestamp(run.began, UTC):%Y-%m-%d %H:%M} UTC",
+        "took": q.seconds(run.seconds),
+        "cores, memory": f"{run.cores}, {q.size(run.memory)}",
+        "kernel": run.kernel,
+        "torch, CRIU": f"{run.torch}, {run.criu}",
+        "liveshift": f"{run.liveshift}, files {run.product}",
+        "moves of a case": str(run.effort.moves),
+        "threads of the job": str(run.effort.threads),
+        "load before": f"{run.load_before:.2f}",
+    }
+    return "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
+
+
+def _called(result: Result) -> str:
+    case = result.case
+    rate = {"none": "unlimited"}.get(LINKS[case.link], LINKS[case.link].replace("gbit", " Gbit/s"))
+    return escape(f"{case.gb:g} GB {case.kind}, {rate}")
+
+
+def _ratio(value: float) -> str:
+    return f"{q.figures(value)} ×"
+
+
+def _or_dash(value: float | None, shown: Callable[[float], str]) -> str:
+    return "–" if value is None else shown(value)
+
+
+def _number(text: str) -> str:
+    return f'<td class="num">{text}</td>'

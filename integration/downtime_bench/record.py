@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""build/bench-downtime.json: what was measured, kept after every case; a run can be resumed.
+
+Seconds and bytes. Medians over the moves of a case, except where a list is given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from .cases import Case, Effort
+
+FILE = "bench-downtime.json"
+
+
+class PhaseRow(msgspec.Struct, frozen=True):
+    """A phase in the median of moves. ``own_s``: its part of the downtime, which no phase that
+    began later in it has; 0 where the job trained on."""
+
+    name: str
+    seconds: float
+    own_s: float
+    frozen: bool
+    bytes: int | None = None
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """One move by liveshift, from the job's step log and the migration's record.
+
+    ``way``: what became of the pre-copy of memory, in the product's words. ``predicted_s``: what
+    was expected of the standstill before anything was done.
+    """
+
+    way: str
+    downtime_s: float
+    predicted_s: float | None
+    step_s: float
+    seconds: float
+    frozen_s: float
+    bytes_before: int
+    bytes_standing: int
+    image_bytes: int
+    delta_bytes: int
+    slow_down: float | None
+    time_to_full_speed_s: float | None
+    unaccounted_s: float
+    phases: list[PhaseRow]
+
+
+class ByHand(msgspec.Struct, frozen=True):
+    """One move by hand: dump, copy, restore."""
+
+    downtime_s: float
+    dump_s: float
+    copy_s: float
+    restore_s: float
+    image_bytes: int
+
+
+class Restart(msgspec.Struct, frozen=True):
+    """One kill and new start from a checkpoint. ``seen_s``: until it had made the ``lost_steps``
+    again; ``expected_s``: the same for a kill half way between two checkpoints, the mean."""
+
+    seen_s: float
+    expected_s: float
+    lost_steps: int
+    first_step_s: float
+    step_s: float
+    checkpoint_bytes: int
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a move of a case cannot be faster than. ``rate``: bytes per second of the bare copy;
+    ``strict_s`` with the fixed cost of ``sleep``, ``seconds`` with that of an idle torch."""
+
+    rate: float
+    seconds: float
+    strict_s: float
+
+
+class Fixed(msgspec.Struct, frozen=True):
+    """CRIU's dump and restore of a process that does nothing, medians."""
+
+    sleep_s: float
+    torch_s: float
+    torch_bytes: int
+
+
+class Goal(msgspec.Struct, frozen=True):
+    """``met`` None: it cannot be told, or does not concern this case."""
+
+    name: str
+    wanted: str
+    seen: str
+    met: bool | None
+    reason: str = ""
+
+
+class Result(msgspec.Struct):
+    """One case; what there is no memory for is in ``skipped``, what went wrong in
+    ``failed``, each with the reason."""
+
+    case: Case
+    resident_bytes: int = 0
+    steps: int = 0
+    moves: list[Moved] = []
+    by_hand: list[ByHand] = []
+    restarts: list[Restart] = []
+    limit: Limits | None = None
+    skipped: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    identical: bool | None = None
+    difference: str = ""
+    goals: list[Goal] = []
+
+    downtime_s: float | None = None
+    ratio_to_limit: float | None = None
+    ratio_to_limit_strict: float | None = None
+    ratio_by_hand: float | None = None
+    ratio_checkpoint_restart: float | None = None
+    predicted_s: float | None = None
+    slow_down: float | None = None
+    time_to_full_speed_s: float | None = None
+    bytes: int | None = None
+    bytes_before: int | None = None
+    bytes_standing: int | None = None
+    delta_bytes: int | None = None
+    bit_identical: bool | None = None
+    phases: list[PhaseRow] = []
+    unaccounted_s: float | None = None
+    unaccounted_share: float | None = None
+
+    def sum_up(self, fixed: Fixed | None) -> None:
+        """Fill in what follows from what was measured."""
+        self.bit_identical = self.identical
+        if not self.moves:
+            return
+        self.downtime_s = median(m.downtime_s for m in self.moves)
+        self.predicted_s = middle(m.predicted_s for m in self.moves)
+        self.slow_down = middle(m.slow_down for m in self.moves)
+        self.time_to_full_speed_s = middle(m.time_to_full_speed_s for m in self.moves)
+        self.bytes_before = int(median(m.bytes_before for m in self.moves))
+        self.bytes_standing = int(median(m.bytes_standing for m in self.moves))
+        self.bytes = self.bytes_before + self.bytes_standing
+        self.delta_bytes = int(median(m.delta_bytes for m in self.moves))
+        self.phases = phase_rows(self.moves)
+        self.unaccounted_s = median(m.unaccounted_s for m in self.moves)
+        self.unaccounted_share = median(
+            m.unaccounted_s / m.downtime_s if m.downtime_s else 0.0 for m in self.moves
+        )
+        if self.limit and fixed:
+            copy = self.delta_bytes / self.limit.rate
+            self.limit = Limits(self.limit.rate, copy + fixed.torch_s, copy + fixed.sleep_s)
+            self.ratio_to_limit = self.downtime_s / self.limit.seconds
+            self.ratio_to_limit_strict = self.downtime_s / self.limit.strict_s
+        if self.by_hand:
+            self.ratio_by_hand = median(h.downtime_s for h in self.by_hand) / self.downtime_s
+        if self.restarts:
+            redone = median(r.expected_s for r in self.restarts)
+            self.ratio_checkpoint_restart = redone / self.downtime_s
+
+
+class Run(msgspec.Struct):
+    """A whole run, as far as it has come."""
+
+    liveshift: str
+    product: str
+    """What the installed package's files hash to: other code, other figures."""
+    effort: Effort
+    cores: int
+    memory: int
+    kernel: str
+    torch: str
+    criu: str
+    slow_down_allowed: float
+    began: float
+    complete: bool = False
+    seconds: float = 0.0
+    load_before: float = 0.0
+    fixed: Fixed | None = None
+    goals: list[Goal] = []
+    cases: list[Result] = []
+
+    def write(self, path: Path) -> None:
+        """A reader, or a run that resumes, never finds half a file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        staged = path.with_name(f".{path.name}.new")
+        staged.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+        os.replace(staged, path)
+
+    def of(self, case: Case) -> Result | None:
+        return next((found for found in self.cases if found.case == case), None)
+
+
+def earlier(path: Path, fresh: Run) -> Run | None:
+    """A run that was interrupted and can be gone on with: the same code, machine and effort."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Run)
+    except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError):
+        return None
+    same = ("product", "effort", "cores", "kernel", "torch", "criu")
+    alike = all(getattr(found, key) == getattr(fresh, key) for key in same)
+    return found if alike and not found.complete else None
+
+
+def product() -> str:
+    """Of the package's files, the ones that run."""
+    found = hashlib.sha256()
+    root = Path(str(files("liveshift")))
+    for path in sorted(root.rglob("*")):
+        if path.suffix in (".py", ".so") or path.name == "capsule-init":
+            found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def kernel() -> str:
+    return platform.release()
+
+
+def middle(values: Iterable[float | None]) -> float | None:
+    """The median of those that are known."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def phase_rows(moves: list[Moved]) -> list[PhaseRow]:
+    """Each phase in the median of all moves that had it, in the order of the last move."""
+    rows = []
+    for name in dict.fromkeys(row.name for move in reversed(moves) for row in move.phases):
+        seen = [[row for row in move.phases if row.name == name] for move in moves]
+        have = [rows for rows in seen if rows]
+        amounts = [sum(r.bytes or 0 for r in each) for each in have]
+        told = any(r.bytes is not None for each in have for r in each)
+        rows.append(
+            PhaseRow(
+                name,
+                median(sum(r.seconds for r in each) for each in have),
+                median(sum(r.own_s for r in each) for each in seen),
+                any(r.frozen for each in have for r in each),
+                int(median(amounts)) if told else None,
+            )
+        )
+    return rows

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job's step log tells of a standstill.
+
+The log has a line per step with the time at its end. A job on this machine keeps the machine's
+clock wherever it is moved, so that times are the same as ours.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+LOOK_S = 0.02
+FULL = 1.1
+"""Full speed: the first step of no more than so many usual ones …"""
+IN_A_ROW = 3
+"""… if it and the next ones, so many together, are that in the median too."""
+
+
+class StepTail:
+    """The steps in a log that grows, each line read once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.numbers: list[int] = []
+        self.times: list[float] = []
+        self.losses: list[str] = []
+        self._at = 0
+
+    def look(self) -> int:
+        """Read what is new; returns the number of the last step, 0 before the first."""
+        if self.path.exists():
+            with self.path.open("rb") as log:
+                log.seek(self._at)
+                text = log.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            self._at += len(whole)
+            for line in map(json.loads, whole.splitlines()):
+                self.numbers.append(line["step"])
+                self.times.append(line["time"])
+                self.losses.append(line["loss_hex"])
+        return self.numbers[-1] if self.numbers else 0
+
+    def wait(self, step: int, patience: float, alive: Callable[[], object]) -> None:
+        """Until this step is there. ``alive`` raises when the job has ended; fails when no step
+        comes for ``patience`` seconds."""
+        seen, until, checked = -1, 0.0, time.monotonic()
+        while (last := self.look()) < step:
+            now = time.monotonic()
+            if last != seen:
+                seen, until = last, now + patience
+            assert now < until, f"no step after {last} for {patience:g} s"
+            if now > checked + 1:
+                alive()
+                checked = now
+            time.sleep(LOOK_S)
+
+    def wait_after(
+        self, moment: float, count: int, patience: float, alive: Callable[[], object]
+    ) -> None:
+        """Until so many steps have ended after a moment (seconds since the epoch)."""
+        self.look()
+        done = sum(1 for when in self.times if when > moment)
+        while done < count:
+            self.wait((self.numbers[-1] if self.numbers else 0) + count - done, patience, alive)
+            done = sum(1 for when in self.times if when > moment)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The longest time without the end of a step that touches a window, and what surrounds it."""
+
+    start: float
+    end: float
+    step_s: float
+    """The median step before."""
+    full_speed_s: float | None
+    """From the gap's end until steps are as short as before; None: not seen."""
+
+    @property
+    def downtime_s(self) -> float:
+        return max(0.0, self.end - self.start - self.step_s)
+
+
+def gap(times: Sequence[float], since: float, until: float, begin: float = 0.0) -> Gap:
+    """The standstill around [since, until]; steps from ``begin`` on say how long one takes."""
+    pairs = list(pairwise(times))
+    touching = [pair for pair in pairs if pair[1] >= since and pair[0] <= until]
+    assert touching, "no step before or none after the move"
+    start, end = max(touching, key=lambda pair: pair[1] - pair[0])
+    before = [b - a for a, b in pairs if begin <= a and b <= since]
+    assert before, "no step before the move"
+    usual = median(before)
+    after = [(a, b - a) for a, b in pairs if a >= end]
+    full = None
+    for at in range(len(after) - IN_A_ROW + 1):
+        lengths = [length for _, length in after[at : at + IN_A_ROW]]
+        if max(lengths[0], median(lengths)) <= FULL * usual:
+            full = after[at][0] - end
+            break
+    return Gap(start, end, usual, full)
+
+
+def progress(times: Sequence[float], since: float, until: float) -> float:
+    """Steps made in a window, the parts of steps at its ends with them."""
+    made = 0.0
+    for a, b in pairwise(times):
+        inside = min(b, until) - max(a, since)
+        if inside > 0:
+            made += inside / (b - a)
+    return made
+
+
+def slow_down(times: Sequence[float], window: tuple[float, float], step_s: float) -> float | None:
+    """By what share the job was slower in a window than at ``step_s`` a step; None where the window
+    is too short to tell."""
+    since, until = window
+    if until - since < 3 * step_s:
+        return None
+    return 1 - progress(times, since, until) * step_s / (until - since)

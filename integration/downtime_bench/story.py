@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run, from the lab to the verdict: case by case, what the links of a size share only once."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from itertools import groupby
+from pathlib import Path
+
+from lab_session import ROOT, LabSession, a_lab, environment
+
+from liveshift.errors import LiveshiftError
+from liveshift.launcher import lab as labs
+
+from . import by_hand, limit, moves, restart
+from .cases import LINKS, Case, Effort, lacking
+from .goals import judge
+from .machine import emptied, inside, training
+from .record import Limits, Result, Run
+from .steps import StepTail
+
+TIMEOUTS = "collective=3600"
+"""A slow link with a large image takes minutes, which a job that is moved so would allow for."""
+
+Tell = Callable[[str], None]
+
+
+def bench(name: str, place: Path, cases: Sequence[Case], run: Run, path: Path, tell: Tell) -> None:
+    """Measure what ``run`` does not have yet, on labs ``name``; ``path`` is kept after each case.
+
+    A figure that fails is noted, and the rest goes on.
+    """
+    kept = path.with_suffix("")
+    if not run.cases:
+        emptied(kept)
+    began, before = time.monotonic(), run.seconds
+
+    def save() -> None:
+        for result in run.cases:
+            result.sum_up(run.fixed)
+        judge(run)
+        run.seconds = before + time.monotonic() - began
+        run.write(path)
+
+    if run.fixed is None:
+        with _lab(name, place) as session:
+            tell("CRIU on idle processes")
+            run.fixed = limit.fixed(session.lab, place / "idle", run.effort.threads, 5)
+    for _, group in groupby(cases, key=lambda case: (case.kind, case.gb)):
+        same = list(group)
+        for case in same:
+            if run.of(case) is None:
+                result = Result(case)
+                with _lab(name, place) as session:
+                    _case(session, result, run.effort, place, kept, tell)
+                run.cases.append(result)
+                save()
+        results = [found for case in same if (found := run.of(case))]
+        with _lab(name, place) as session:
+            _shared(session, results, run.effort, place, kept, tell)
+        save()
+    run.complete = True
+    save()
+
+
+def _lab(name: str, place: Path) -> AbstractContextManager[LabSession]:
+    """A lab of its own for each case: none finds what another has left, or broken."""
+    return a_lab(name, place, "--hosts", "2", "--timeouts", TIMEOUTS)
+
+
+def _case(
+    session: LabSession, result: Result, effort: Effort, place: Path, kept: Path, tell: Tell
+) -> None:
+    case = result.case
+
+    def said(text: str) -> None:
+        tell(f"{case.name}: {text}")
+
+    for host in ("h0", "h1"):
+        labs.link(session.lab, host, rate=LINKS[case.link])
+    said("bare copy")
+    result.limit = Limits(limit.rate(session.lab), 0.0, 0.0)
+    with _trouble_noted(result, "by hand"):
+        if effort.hands and not _lacks(result, "by hand"):
+            log = kept / f"{case.name}-by-hand.jsonl"
+            out = place / "by-hand"
+            result.by_hand = by_hand.measure(session.lab, case, effort, out, log, said)
+    with _trouble_noted(result, "ours"):
+        if not _lacks(result, "ours"):
+            log = kept / f"{case.name}.jsonl"
+            found = moves.measure(session, case, effort, log, said)
+            result.moves, result.resident_bytes, result.steps = found
+
+
+def _lacks(result: Result, what: str) -> bool:
+    if why := lacking(result.case, what):
+        result.skipped[what] = why
+    return bool(why)
+
+
+@contextmanager
+def _trouble_noted(result: Result, what: str) -> Iterator[None]:
+    """A failure costs one figure, not the run; it is told in the page and by the exit code."""
+    try:
+        yield
+    except (AssertionError, LiveshiftError) as trouble:
+        result.failed[what] = str(trouble)[:2000]
+
+
+def _shared(
+    session: LabSession, results: list[Result], effort: Effort, place: Path, kept: Path, tell: Tell
+) -> None:
+    """Restarts and the run that nobody touches, once for all links of a job."""
+    case = results[0].case
+    told = f"{case.kind}, {case.gb:g} GB"
+    first = results[0]
+    with _trouble_noted(first, "restart"):
+        if effort.restarts and not first.restarts and not _lacks(first, "restart"):
+            first.restarts = restart.measure(
+                session.lab, case, effort, place / "restart", lambda text: tell(f"{told}: {text}")
+            )
+    for result in results[1:]:
+        result.restarts = first.restarts
+    tails = [_logs(kept, result.case) for result in results]
+    open_cases = [tail for result, tail in zip(results, tails, strict=True)
+                  if tail and result.identical is None]  # fmt: skip
+    if not open_cases:
+        return
+    most = max(log.look() for each in open_cases for log in each)
+    tell(f"{told}: the same untouched, {most} steps")
+    reference = _reference(case, effort, place / "reference", most)
+    for result, each in zip(results, tails, strict=True):
+        if each and result.identical is None:
+            unlike = [text for log in each if (text := differs(log, reference))]
+            result.identical, result.difference = not unlike, "; ".join(unlike)
+
+
+def _logs(kept: Path, case: Case) -> list[StepTail]:
+    names = (f"{case.name}.jsonl", f"{case.name}-by-hand.jsonl")
+    return [_read(kept / name) for name in names if (kept / name).exists()]
+
+
+def _read(path: Path) -> StepTail:
+    tail = StepTail(path)
+    tail.look()
+    return tail
+
+
+def _reference(case: Case, effort: Effort, out: Path, steps: int) -> StepTail:
+    """The same program without anybody near it, as far as the longest of the others went."""
+    emptied(out)
+    argv = inside(out, training(case, effort))
+    argv[argv.index("--steps") + 1] = str(steps)
+    done = subprocess.run(
+        argv, env=environment(), cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"the reference run itself failed:\n{done.stdout}{done.stderr}"
+    tail = _read(out / "rank0.jsonl")
+    assert tail.numbers == list(range(1, steps + 1))
+    shutil.rmtree(out)
+    return tail
+
+
+def differs(tail: StepTail, reference: StepTail) -> str:
+    """The first step whose loss is another float, in words; "" when none is."""
+    name = tail.path.stem
+    if tail.numbers != reference.numbers[: len(tail.numbers)]:
+        return f"{name} does not have every step once"
+    for step, mine, theirs in zip(tail.numbers, tail.losses, reference.losses, strict=False):
+        if mine != theirs:
+            return f"{name} differs first in step {step}: {mine}, not {theirs}"
+    return ""

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The short form of ``make bench-downtime``: one small case; its figures are of real work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from downtime_bench import page
+from downtime_bench.__main__ import fresh
+from downtime_bench.cases import Case, Effort, chosen, estimate, lacking
+from downtime_bench.moves import AFTER, BEFORE
+from downtime_bench.record import FILE, Run, earlier
+from downtime_bench.steps import gap, slow_down
+from downtime_bench.story import bench
+
+from liveshift.errors import Refused
+
+CASE = Case("cold", 0.25, "10g")
+EFFORT = Effort(moves=1, hands=1, restarts=1, every=30)
+
+
+@pytest.fixture(scope="module")
+def run(place: Path, new_lab_name: Callable[[], str]) -> Run:
+    out = place / "bench"
+    measured = fresh(EFFORT)
+    bench(new_lab_name(), place, [CASE], measured, out / FILE, lambda _: None)
+    page.write(measured, out)
+    return measured
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_case_is_measured_and_is_real_work(run: Run, place: Path) -> None:
+    (result,) = run.cases
+    assert (result.failed, result.skipped) == ({}, {})
+    (move,), (hand,), (redone,) = result.moves, result.by_hand, result.restarts
+    log = place / "bench" / FILE.removesuffix(".json") / f"{CASE.name}.jsonl"
+    assert len(log.read_text().splitlines()) == result.steps >= BEFORE + AFTER
+    assert result.bit_identical, result.difference
+    assert result.resident_bytes > CASE.size
+    # The image of a process of 0.25 GB: it went over the wire, and by hand as files.
+    assert result.bytes is not None
+    assert result.bytes > 0.6 * CASE.size
+    assert hand.image_bytes > 0.6 * CASE.size
+    # Each stood still for what it did, and not for much else.
+    assert 0.01 < move.downtime_s < move.seconds
+    assert move.downtime_s == pytest.approx(move.frozen_s, abs=0.25)
+    parts = hand.dump_s + hand.copy_s + hand.restore_s
+    assert hand.downtime_s == pytest.approx(parts, abs=0.25)
+    assert redone.seen_s > redone.first_step_s > 0.5, "an interpreter was started"
+    assert redone.checkpoint_bytes > 1_000_000
+    assert 1 <= redone.lost_steps <= EFFORT.every
+    # What the phases do not explain is the rest of the downtime.
+    told = sum(row.own_s for row in move.phases)
+    assert told + move.unaccounted_s == pytest.approx(move.downtime_s, abs=1e-6)
+    assert {"dump", "restore"} <= {row.name for row in move.phases if row.frozen}
+
+
+def test_the_limit_and_the_ratios_follow_from_what_was_measured(run: Run) -> None:
+    (result,) = run.cases
+    assert result.limit is not None
+    assert run.fixed is not None
+    assert 0.2e9 < result.limit.rate < 1.3e9, "tbf holds the copy to 10 Gbit/s"
+    assert 0.002 < run.fixed.sleep_s < run.fixed.torch_s
+    assert run.fixed.torch_bytes > 20_000_000, "an interpreter with torch was dumped"
+    assert result.limit.strict_s < result.limit.seconds
+    assert result.downtime_s is not None
+    assert result.ratio_to_limit == pytest.approx(result.downtime_s / result.limit.seconds)
+    assert result.ratio_by_hand == pytest.approx(result.by_hand[0].downtime_s / result.downtime_s)
+    assert result.ratio_checkpoint_restart == pytest.approx(
+        result.restarts[0].expected_s / result.downtime_s
+    )
+    assert {goal.name for goal in run.goals} >= {"downtime against the limit", "equal to the bit"}
+
+
+def test_the_file_and_the_page_tell_it(run: Run, place: Path) -> None:
+    read = msgspec.json.decode((place / "bench" / FILE).read_bytes(), type=Run)
+    assert read == run
+    assert read.complete
+    html = (place / "bench" / page.FILE).read_text()
+    assert "0.25 GB cold, 10 Gbit/s" in html
+    assert "unaccounted" in html
+    assert "src=" not in html, "it needs nothing else"
+    assert "http" not in html
+
+
+def test_a_run_goes_on_only_with_its_like(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / FILE
+    assert earlier(path, run) is None
+    run.write(path)
+    assert earlier(path, run) is None, "it is complete"
+    half = msgspec.structs.replace(run, complete=False)
+    half.write(path)
+    assert earlier(path, run) == half
+    assert earlier(path, msgspec.structs.replace(run, product="other code")) is None
+    path.write_text("{")
+    assert earlier(path, run) is None
+
+
+def test_a_gap_is_the_longest_time_without_a_step_less_a_usual_one() -> None:
+    times = [100.0, 101, 102, 103, 110.5, 113, 114, 115, 116]
+    seen = gap(times, since=103.2, until=109.0)
+    assert (seen.start, seen.end, seen.step_s) == (103.0, 110.5, 1.0)
+    assert seen.downtime_s == 6.5
+    assert seen.full_speed_s == 2.5, "one step was slow"
+    slow = gap([*times[:5], 113, 116, 119, 120, 121, 122], since=103.2, until=109.0)
+    assert slow.full_speed_s == 8.5, "steps were slow until 119"
+
+
+def test_a_slow_down_counts_parts_of_steps() -> None:
+    times = [0.0, 1, 2, 3, 5, 7, 9, 10]
+    assert slow_down(times, (3.0, 9.0), 1.0) == pytest.approx(0.5)
+    assert slow_down(times, (2.0, 5.0), 1.0) == pytest.approx(1 / 3)
+    assert slow_down(times, (3.0, 5.0), 1.0) is None, "too short to tell"
+
+
+def test_cases_are_chosen_and_what_does_not_fit_is_told() -> None:
+    assert len(chosen("", "", "")) == 24
+    assert chosen("hot", "0.25 1", "1g")[1] == Case("hot", 1.0, "1g")
+    with pytest.raises(Refused, match="no link"):
+        chosen("", "", "fast")
+    with pytest.raises(Refused, match="sizes"):
+        chosen("", "large", "")
+    large = Case("cold", 8.0, "1g")
+    assert "needs 26.5 GB" in lacking(large, "ours", available=23 << 30)
+    assert lacking(large, "ours", available=64 << 30) == ""
+    few, many = Effort(moves=5), Effort(moves=10)
+    assert 60 < estimate([large], few) < estimate([large], many)
