@@ -79,9 +79,9 @@ class Pages:
         assert row["incarnation"] == self.incarnations.get(inner, row["incarnation"])
         listed = set()
         runs = row["runs"]
-        assert isinstance(runs, list)
+        assert isinstance(runs, bytes)
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-            for address, pages in runs:
+            for address, pages in struct.iter_unpack("<QQ", runs):
                 for here in range(address, address + pages * PAGE, PAGE):
                     memory.seek(here)
                     there = memory.read(PAGE)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator
 
 import pytest
@@ -97,7 +98,7 @@ def test_memory_comes_and_goes_and_moves(
     tracker.round(pages)
     job.do("memory.madvise(mmap.MADV_DONTNEED, 512 * 4096, 256 * 4096)")
     found = finish(job, tracker, pages)
-    runs = found.table[job.pid]["runs"]
+    runs = list(struct.iter_unpack("<QQ", found.table[job.pid]["runs"]))
 
     def there(address: int) -> bool:
         return any(at <= address < at + pages * PAGE for at, pages in runs)

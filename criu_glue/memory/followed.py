@@ -8,14 +8,12 @@ import errno
 import os
 from collections.abc import Iterator
 
-from . import userfault
-from .maps import About, own_ranges
+from . import userfault, writers
+from .maps import About, own_ranges, shares_memory
 from .source_engine import Pull, Ranges, Regions, Sent, scan_standstill, scan_written
 
 TRIES = 3
 """How often a process that cannot be tracked is tried again, once a round."""
-
-_OTHER_MEMORY = (errno.EPERM, errno.EBUSY)
 
 
 class Followed:
@@ -28,13 +26,15 @@ class Followed:
         self.sent = Sent()
         self.untracked = ""
         """Why it is not tracked, in words."""
+        self.distrusted = ""
+        """Why what is tracked is not all that is written, in words."""
         self.written = Regions()
         """What the next pull is to read."""
         self.present = Regions()
         self.ranges: Ranges = []
         self._uffd: int | None = None
         self._tries = 0
-        self._whole = True  # nothing is known of what it has written so far
+        self._whole = True  # there may be pages that were listed and not read
         self._read_once = False
         self._memory = -1
 
@@ -42,8 +42,8 @@ class Followed:
         self._close_uffd()
         self._close_memory()
 
-    def mistrust(self) -> None:
-        """What was listed has not all been read: the next look takes everything for written."""
+    def interrupted(self) -> None:
+        """What was listed has not all been read: the next look lists that as well."""
         self._whole = True
 
     def look(self, known: int, only_look: bool = False) -> None:
@@ -51,30 +51,31 @@ class Followed:
 
         Raises FileNotFoundError or ProcessLookupError when it has ended. One that cannot be tracked
         is listed whole, once; the rest of it is left to the standstill. With ``only_look`` what is
-        listed will not be read.
+        listed will not be read now.
         """
-        whole = self._whole and not only_look
         self.written.clear()
         self.ranges = own_ranges(self.pid, self.who.locked)
+        if not self.distrusted:
+            self.distrusted = writers.past_page_tables(self.pid)
         with self._pagemap() as pagemap:
-            for _ in range(2):
-                if not self._track():
+            for _ in range(2):  # it may have run another program meanwhile
+                if not self._track() or self._look_tracked(pagemap, known, only_look):
                     break
-                assert self._uffd is not None
-                try:
-                    scan_written(
-                        pagemap, self._uffd, self.ranges, known, whole, self.sent, self.written
-                    )
-                    self._whole = only_look
-                    self._read_once = not only_look
-                    self._tries = 0
-                    return
-                except OSError as error:
-                    self._other_memory(error)
-                    whole = not only_look
-            if not self._read_once and not only_look:
-                self.look_at_all(pagemap, known, distrust=True)
+            if self._uffd is None and not self._read_once and not only_look:
+                self._look_at_all(pagemap, known, distrust=True)
                 self._read_once = True
+
+    def _look_tracked(self, pagemap: int, known: int, only_look: bool) -> bool:
+        assert self._uffd is not None
+        whole = self._whole and not only_look
+        try:
+            scan_written(pagemap, self._uffd, self.ranges, known, whole, self.sent, self.written)
+        except OSError as error:
+            self._lose_track(error)
+            return False
+        self._whole = only_look
+        self._tries = 0
+        return True
 
     def look_standing(self, known: int, distrust: bool) -> None:
         """List in ``present`` all pages that there are, and in ``written`` those that the
@@ -82,9 +83,9 @@ class Followed:
         self.written.clear()
         self.present.clear()
         with self._pagemap() as pagemap:
-            self.look_at_all(pagemap, known, distrust or self._whole or self._uffd is None)
+            self._look_at_all(pagemap, known, distrust or bool(self.distrusted))
 
-    def look_at_all(self, pagemap: int, known: int, distrust: bool) -> None:
+    def _look_at_all(self, pagemap: int, known: int, distrust: bool) -> None:
         scan_standstill(
             pagemap, self.ranges, known, distrust, self.sent, self.present, self.written
         )
@@ -105,6 +106,10 @@ class Followed:
             return True
         if self._tries >= TRIES:
             return False
+        if shares_memory(self.pid, self.who.parent):  # vfork(2): it is about to run a program
+            self._read_once = True
+            self.untracked = "its memory is its parent's"
+            return False
         self._tries += 1
         try:
             self._uffd = userfault.open_in(self.pid)
@@ -115,19 +120,23 @@ class Followed:
         self._whole = True
         return True
 
-    def _other_memory(self, error: OSError) -> None:
-        """It has run another program meanwhile, or shares its memory with another process."""
+    def _lose_track(self, error: OSError) -> None:
+        """Its memory is not what the userfaultfd follows. Raises the error if that is not why."""
         self._close_uffd()
         self.written.clear()
+        self.sent.expect_all()
         self._whole = True
-        if error.errno == errno.ESRCH:
-            raise ProcessLookupError(errno.ESRCH, "it has ended", str(self.pid)) from error
-        if error.errno not in _OTHER_MEMORY:
-            raise error
-        self.untracked = "its memory is another process's, too"
-        self.sent.clear()
-        self.incarnation += 1
         self._read_once = False
+        if error.errno == errno.EPERM:  # it has run another program
+            self.sent.clear()
+            self.incarnation += 1
+            self.untracked = "it runs another program each time"
+        elif error.errno == errno.EBUSY:
+            self.untracked = "somebody else follows its memory"
+        elif error.errno == errno.ESRCH:
+            raise ProcessLookupError(errno.ESRCH, "it has ended", str(self.pid)) from error
+        else:
+            raise error
 
     @contextlib.contextmanager
     def _pagemap(self) -> Iterator[int]:

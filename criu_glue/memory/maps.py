@@ -8,6 +8,7 @@ while it has the process in its hands.
 
 from __future__ import annotations
 
+import ctypes
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ _OURS = re.compile(
 )
 _VDSO = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) .*\[vdso\]$", re.MULTILINE)
 _FLAGS = re.compile(rb"^VmFlags: (.*)$")
+_libc = ctypes.CDLL(None)
+_KCMP, _KCMP_VM = 312, 1  # kcmp(2) on x86-64
+
 _NO_PAGES = frozenset({b"lo", b"ht", b"pf", b"io"})
 """Locked, hugetlbfs, and what a driver has mapped (proc_pid_smaps(5))."""
 
@@ -85,3 +89,8 @@ def vdso(pid: int) -> tuple[int, int] | None:
     """Where the kernel's own code lies in the process."""
     found = _VDSO.search(Path(f"/proc/{pid}/maps").read_bytes())
     return (int(found[1], 16), int(found[2], 16)) if found else None
+
+
+def shares_memory(pid: int, other: int) -> bool:
+    """Whether two processes have one address space, as after vfork(2); False when one has gone."""
+    return bool(_libc.syscall(_KCMP, pid, other, _KCMP_VM, 0, 0) == 0)

@@ -2,6 +2,8 @@
 
 #include "regions.h"
 
+#include "sent.h"
+
 #include <errno.h>
 #include <stdlib.h>
 
@@ -30,6 +32,13 @@ int regions_add(struct regions *list, uint64_t start, uint64_t end, uint64_t cat
     if (rc == 0)
         list->at[list->count++] = (struct region){start, end, categories};
     return rc;
+}
+
+void regions_runs(const struct regions *list, uint64_t *out) {
+    for (size_t i = 0; i < list->count; i++) {
+        *out++ = list->at[i].start;
+        *out++ = (list->at[i].end - list->at[i].start) / PAGE_BYTES;
+    }
 }
 
 struct regions *regions_new(void) { return calloc(1, sizeof(struct regions)); }

@@ -23,6 +23,9 @@ int regions_reserve(struct regions *list, size_t more);
 // Adds it, as a part of the last one where that ends here with the same categories.
 int regions_add(struct regions *list, uint64_t start, uint64_t end, uint64_t categories);
 
+// The list as pairs of address and pages, count of them.
+void regions_runs(const struct regions *list, uint64_t *out);
+
 struct regions *regions_new(void);
 void regions_clear(struct regions *list);
 void regions_free(struct regions *list);

@@ -47,7 +47,7 @@ static struct pm_scan_arg about_pages(uint64_t known) {
         .category_inverted = not,
         .category_mask = not,
         .category_anyof_mask = PAGE_PRESENT | PAGE_SWAPPED,
-        .return_mask = PAGE_PRESENT | PAGE_SWAPPED,
+        .return_mask = PAGE_WRITTEN | PAGE_WRITE_TRACKED,
     };
 }
 
@@ -93,44 +93,13 @@ static int track(int uffd, uint64_t start, uint64_t end) {
     return ioctl(uffd, UFFDIO_REGISTER, &range) == 0 ? 0 : -errno;
 }
 
-static int written_in(int pagemap, int uffd, struct pm_scan_arg args, uint64_t start, uint64_t end,
-                      bool whole, struct regions *list) {
-    size_t count = list->count;
-    uint64_t bytes = list->bytes;
-    struct pm_scan_arg only_written = args;
-    only_written.category_mask |= PAGE_WRITTEN;
-    int rc = scan(pagemap, whole ? args : only_written, start, end, list);
-    if (rc != -EPERM)
-        return rc;
-    // A part of it is a mapping that is not tracked. What the failed call protected, and what such a
-    // mapping brought along of an earlier one (mremap), must not pass for known: all is listed.
-    list->count = count;
-    list->bytes = bytes;
-    rc = track(uffd, start, end);
-    if (rc == -EINVAL || rc == -ENOENT)
-        return 0; // unmapped meanwhile
-    if (rc == -ENOMEM || rc == -ESRCH)
-        return -EPERM; // its address space is no more
-    return rc != 0 ? rc : scan(pagemap, args, start, end, list);
+static bool is_listed_whole(struct region part) {
+    return part.categories & PAGE_WRITTEN || !(part.categories & PAGE_WRITE_TRACKED);
 }
 
-int scan_written(int pagemap, int uffd, const uint64_t *ranges, size_t count, uint64_t known,
-                 bool whole, struct sent *sent, struct regions *written) {
-    struct pm_scan_arg args = about_pages(known);
-    args.flags = PROTECT_MATCHING | REFUSE_UNTRACKED;
-    int rc = 0;
-    size_t before = written->count;
-    for (size_t i = 0; i < count && rc == 0; i++)
-        rc = written_in(pagemap, uffd, args, ranges[2 * i], ranges[2 * i + 1], whole, written);
-    for (size_t i = before; i < written->count && rc == 0; i++)
-        rc = sent_expect(sent, written->at[i].start, written->at[i].end);
-    return rc;
-}
-
+// Adds those of the pages that the destination has not surely got.
 static int add_stale(struct sent *sent, struct region part, bool distrust, struct regions *stale) {
-    bool all =
-        distrust || part.categories & PAGE_WRITTEN || !(part.categories & PAGE_WRITE_TRACKED);
-    if (all) {
+    if (distrust || is_listed_whole(part)) {
         int rc = sent_expect(sent, part.start, part.end);
         return rc != 0 ? rc : regions_add(stale, part.start, part.end, 0);
     }
@@ -147,20 +116,64 @@ static int add_stale(struct sent *sent, struct region part, bool distrust, struc
     return 0;
 }
 
+static int add_all_stale(struct sent *sent, const struct regions *found, bool distrust,
+                         struct regions *stale) {
+    int rc = 0;
+    for (size_t i = 0; i < found->count && rc == 0; i++)
+        rc = add_stale(sent, found->at[i], distrust, stale);
+    return rc;
+}
+
+// One range; found is empty before, and may hold anything after an error.
+static int written_in(int pagemap, int uffd, struct pm_scan_arg args, uint64_t start, uint64_t end,
+                      bool whole, struct sent *sent, struct regions *found,
+                      struct regions *written) {
+    args.flags = PROTECT_MATCHING | REFUSE_UNTRACKED;
+    struct pm_scan_arg only_written = args;
+    only_written.category_mask |= PAGE_WRITTEN;
+    int rc = scan(pagemap, whole ? args : only_written, start, end, found);
+    bool distrust = rc == -EPERM;
+    if (distrust) {
+        // A part of it is a mapping that is not tracked. What the failed call protected, and what
+        // such a mapping brought along of an earlier one (mremap), must not pass for known.
+        regions_clear(found);
+        rc = track(uffd, start, end);
+        if (rc == -EINVAL || rc == -ENOENT)
+            return 0; // unmapped meanwhile
+        if (rc == -ENOMEM || rc == -ESRCH)
+            return -EPERM; // its address space is no more
+        if (rc == 0)
+            rc = scan(pagemap, args, start, end, found);
+    }
+    return rc != 0 ? rc : add_all_stale(sent, found, distrust, written);
+}
+
+int scan_written(int pagemap, int uffd, const uint64_t *ranges, size_t count, uint64_t known,
+                 bool whole, struct sent *sent, struct regions *written) {
+    struct pm_scan_arg args = about_pages(known);
+    struct regions found = {0};
+    int rc = 0;
+    for (size_t i = 0; i < count && rc == 0; i++) {
+        regions_clear(&found);
+        rc = written_in(pagemap, uffd, args, ranges[2 * i], ranges[2 * i + 1], whole, sent, &found,
+                        written);
+    }
+    free(found.at);
+    return rc;
+}
+
 int scan_standstill(int pagemap, const uint64_t *ranges, size_t count, uint64_t known,
                     bool distrust, struct sent *sent, struct regions *present,
                     struct regions *stale) {
     struct pm_scan_arg args = about_pages(known);
-    args.return_mask = PAGE_WRITTEN | PAGE_WRITE_TRACKED;
     struct regions found = {0};
     int rc = 0;
     for (size_t i = 0; i < count && rc == 0; i++)
         rc = scan(pagemap, args, ranges[2 * i], ranges[2 * i + 1], &found);
-    for (size_t i = 0; i < found.count && rc == 0; i++) {
+    for (size_t i = 0; i < found.count && rc == 0; i++)
         rc = regions_add(present, found.at[i].start, found.at[i].end, 0);
-        if (rc == 0)
-            rc = add_stale(sent, found.at[i], distrust, stale);
-    }
+    if (rc == 0)
+        rc = add_all_stale(sent, &found, distrust, stale);
     free(found.at);
     return rc;
 }

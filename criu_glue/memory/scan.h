@@ -25,9 +25,9 @@ int scan_prepare(int uffd);
 // The categories that this kernel lets a page be selected by, of those that matter here.
 uint64_t scan_known(int pagemap);
 
-// What a process has written in some ranges since the last call, or all that is there (whole, and
-// ranges not tracked so far); each page that is listed is protected first. Ranges are pairs of start
-// and end. It is all recorded in sent as no longer current. 0 or -errno:
+// What a process has written in some ranges since the last call, as those pages are protected again;
+// with whole also what is there and not current in sent. Ranges are pairs of start and end. All that
+// is listed is recorded as not current. 0 or -errno, after which nothing is known of the pages:
 //   -EPERM  the userfaultfd is not this address space's (it has run another program, or forked)
 //   -EBUSY  somebody else has registered a part of it
 int scan_written(int pagemap, int uffd, const uint64_t *ranges, size_t count, uint64_t known,

@@ -86,6 +86,12 @@ int sent_expect(struct sent *sent, uint64_t start, uint64_t end) {
     return 0;
 }
 
+void sent_expect_all(struct sent *sent) {
+    for (size_t i = 0; i < sent->size; i++)
+        if (sent->table[i] != NULL)
+            memset(sent->table[i]->current, 0, sizeof sent->table[i]->current);
+}
+
 int sent_forget(struct sent *sent, uint64_t start, uint64_t end) {
     int rc = sent_expect(sent, start, end);
     for (; rc == 0 && start < end; start += PAGE_BYTES)

@@ -37,6 +37,8 @@ void sent_clear(struct sent *sent);
 struct sent_block *sent_find(const struct sent *sent, uint64_t address);
 // The pages have been written: what was sent of them may no longer be what they hold. 0 or -ENOMEM.
 int sent_expect(struct sent *sent, uint64_t start, uint64_t end);
+// The same of all pages.
+void sent_expect_all(struct sent *sent);
 // Of these pages nothing is at the destination. 0 or -ENOMEM.
 int sent_forget(struct sent *sent, uint64_t start, uint64_t end);
 // The end of the pages from start on that are all current, or all not; at most end.

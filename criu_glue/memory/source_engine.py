@@ -12,6 +12,7 @@ from typing import Any
 
 from .engine import load, raised
 
+PAGE = 4096
 CHUNK = 1 << 20
 """The most bytes of a chunk, its head included."""
 
@@ -21,6 +22,7 @@ struct regions { struct region *at; size_t count, room; uint64_t bytes; };
 struct regions *regions_new(void);
 void regions_clear(struct regions *);
 int regions_add(struct regions *, uint64_t start, uint64_t end, uint64_t categories);
+void regions_runs(const struct regions *, uint64_t *out);
 void regions_free(struct regions *);
 
 struct sent;
@@ -28,6 +30,7 @@ struct sent *sent_new(void);
 void sent_clear(struct sent *);
 void sent_free(struct sent *);
 int sent_expect(struct sent *, uint64_t start, uint64_t end);
+void sent_expect_all(struct sent *);
 int sent_forget(struct sent *, uint64_t start, uint64_t end);
 
 int scan_prepare(int uffd);
@@ -74,7 +77,8 @@ class Regions:
         self.list = _ffi.gc(_new(_lib.regions_new()), _lib.regions_free)
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
+        """In bytes."""
         return int(self.list.bytes)
 
     def add(self, start: int, end: int) -> None:
@@ -83,13 +87,11 @@ class Regions:
     def clear(self) -> None:
         _lib.regions_clear(self.list)
 
-    def runs(self) -> list[list[int]]:
-        """[[address, pages], …]"""
-        if not self.list.count:
-            return []
-        raw = memoryview(_ffi.buffer(self.list.at, self.list.count * 24)).cast("Q").tolist()
-        starts, ends = raw[::3], raw[1::3]
-        return [[start, end - start >> 12] for start, end in zip(starts, ends, strict=True)]
+    def runs(self) -> bytes:
+        """Pairs of address and pages, each a little-endian number of 64 bits."""
+        packed = bytearray(16 * self.list.count)
+        _lib.regions_runs(self.list, _ffi.from_buffer("uint64_t[]", packed, require_writable=True))
+        return bytes(packed)
 
 
 class Sent:
@@ -100,6 +102,10 @@ class Sent:
 
     def clear(self) -> None:
         _lib.sent_clear(self.pages)
+
+    def expect_all(self) -> None:
+        """Nothing is known of what was written since it was sent."""
+        _lib.sent_expect_all(self.pages)
 
     def forget(self, start: int, end: int) -> None:
         """The destination has not got these, whatever was sent."""

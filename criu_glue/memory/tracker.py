@@ -24,7 +24,7 @@ from .followed import Followed
 from .maps import About, about, own_ranges
 from .pulling import Pace, Pulling, Sink, Stopped, Unhurried
 from .ring import Ring
-from .source_engine import Pull, Ranges, known_categories
+from .source_engine import PAGE, Pull, Ranges, known_categories
 from .standing import wait_stopped
 
 SLOTS = 48
@@ -44,7 +44,7 @@ class Round:
     seconds: float
     processes: int
     untracked: dict[int, str]
-    """Processes (inner pids) that are read in full at the standstill, and why."""
+    """Processes (inner pids) that will be read in full at the standstill, and why."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Standstill:
     dirty_bytes: int
     sent_bytes: int
     table: dict[int, dict[str, Any]]
-    """Inner pid: {"incarnation": n, "runs": [[address, pages], …]}."""
+    """Inner pid: {"incarnation": n, "runs": pairs of address and pages, 64 bits each}."""
     ranges: dict[int, Ranges]
     seconds: float
     scan_s: float
@@ -64,8 +64,8 @@ class MemoryTracker:
     """Follows the memory of the processes that ``tasks`` names (the host's pids).
 
     ``compare`` tells of which of them memory may change without the processor's page tables being
-    asked (pinned for a device): they are read all again at the standstill, and what differs from
-    what was sent goes out. One thread may use it at a time.
+    asked (a GPU's; others that pin memory are known, see writers.py): they are read all again at
+    the standstill, and what differs from what was sent goes out. One thread may use it at a time.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class MemoryTracker:
         """How many bytes were written since the last look or round, which is not sent now."""
         self._refresh()
         self._scan(list(self._followed.values()), only_look=True)
-        return sum(process.written.bytes for process in self._followed.values())
+        return sum(process.written.size for process in self._followed.values())
 
     def round(self, sink: Sink, pace: Pace | None = None) -> Round:
         """Send what was written since the last round; the first one sends everything.
@@ -111,14 +111,15 @@ class MemoryTracker:
         for generation in self._generations():
             self._scan(generation)
             there = [process for process in generation if process.pid in self._followed]
-            dirty += sum(process.written.bytes for process in there)
+            dirty += sum(process.written.size for process in there)
             sent += self._pull(there, sink, pace or Unhurried())
             # Children may refer to pages of their parents only once those have arrived.
             if sent and not self._ring.wait_all_free(self._stopped):
                 raise Stopped
             self._passes += 1
         self._rounds += 1
-        untracked = {p.who.inner: p.untracked for p in self._followed.values() if p.untracked}
+        why = {p.who.inner: p.untracked or p.distrusted for p in self._followed.values()}
+        untracked = {inner: words for inner, words in why.items() if words}
         seconds = time.monotonic() - began
         return Round(self._rounds - 1, dirty, sent, seconds, len(self._followed), untracked)
 
@@ -155,7 +156,7 @@ class MemoryTracker:
             sent += self._pull(generation, sink, Unhurried(), whole=True)
         self._passes += 1
         return Standstill(
-            dirty_bytes=sum(process.written.bytes for process in processes),
+            dirty_bytes=sum(process.written.size for process in processes),
             sent_bytes=sent,
             table={
                 process.who.inner: {
@@ -169,20 +170,20 @@ class MemoryTracker:
             scan_s=scanned - began,
         )
 
-    def again(self, wanted: Iterable[tuple[int, int, int]], sink: Sink) -> int:
-        """Send pages that the destination asks for: (inner pid, address, pages), …; the bytes.
+    def again(self, wanted: Iterable[tuple[int, int]], sink: Sink) -> int:
+        """Send the pages that the destination asks for, (inner pid, address) each; the bytes.
 
         At the standstill this completes what was sent; before it, it only hastens things.
         """
         by_inner = {process.who.inner: process for process in self._followed.values()}
         asked: dict[int, Followed] = {}
-        for inner, address, pages in wanted:
+        for inner, address in wanted:
             if process := by_inner.get(inner):
                 if inner not in asked:
                     process.written.clear()
                 asked[inner] = process
-                process.sent.forget(address, address + pages * 4096)
-                process.written.add(address, address + pages * 4096)
+                process.sent.forget(address, address + PAGE)
+                process.written.add(address, address + PAGE)
         pulls = [process.pull(self._rounds, self._passes, None) for process in asked.values()]
         self._passes += 1
         return self._send(list(asked.values()), pulls, sink, Unhurried())
@@ -250,7 +251,7 @@ class MemoryTracker:
 
     def _pull(self, processes: list[Followed], sink: Sink, pace: Pace, whole: bool = False) -> int:
         """``whole``: every page must be readable."""
-        listed = [process for process in processes if process.written.bytes]
+        listed = [process for process in processes if process.written.size]
         pulls = [
             process.pull(self._rounds, self._passes, self._followed.get(process.who.parent))
             for process in listed
@@ -273,5 +274,5 @@ class MemoryTracker:
         except BaseException as error:
             self._broken = not isinstance(error, Stopped)
             for process in processes:
-                process.mistrust()
+                process.interrupted()
             raise

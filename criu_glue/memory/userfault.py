@@ -17,6 +17,7 @@ import ctypes
 import errno
 import mmap
 import os
+import struct
 import threading
 import time
 from pathlib import Path
@@ -26,7 +27,7 @@ from . import source_engine
 from .engine import load
 from .maps import about, vdso
 
-STOP_S = 1.0
+STOP_S = 0.2
 """How long a thread may take to trap."""
 
 ATTEMPTS = 5
@@ -109,7 +110,8 @@ def _try(uffd: int, pagemap: int) -> str:
             source_engine.scan_written(pagemap, uffd, ranges, known, False, sent, written)
             seen.append(written.runs())
             memory[mmap.PAGESIZE] = 2
-    expected = [[[pointer, 2]], [[pointer + mmap.PAGESIZE, 1]], [[pointer + mmap.PAGESIZE, 1]]]
+    second = struct.pack("<QQ", pointer + mmap.PAGESIZE, 1)
+    expected = [struct.pack("<QQ", pointer, 2), second, second]
     return "" if seen == expected else "PAGEMAP_SCAN does not see what is written"
 
 
@@ -207,7 +209,7 @@ def _words(number: int) -> str:
     known = {
         errno.ENOEXEC: "it does not run 64-bit code",
         errno.EACCES: "its seccomp filter cannot be suspended",
-        errno.EAGAIN: "its threads come and go",
+        errno.EAGAIN: "its threads cannot be disturbed",
         errno.EPERM: "the kernel gives it no userfaultfd",
         errno.ENOSYS: "the kernel has no userfaultfd",
     }
