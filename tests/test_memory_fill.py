@@ -7,11 +7,13 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import memory_parts
+import msgspec
 import pytest
 from captured import ROOT_PID, Sink, as_root, sink, until
 from held_tree import hold_tree
@@ -21,7 +23,9 @@ from liveshift.criu_glue import output, room, trees, unpacking
 from liveshift.criu_glue.dump import FrozenTree
 from liveshift.criu_glue.memory import fill
 from liveshift.criu_glue.memory.fill import FillEngine
-from liveshift.criu_glue.memory.store import MemoryStore
+from liveshift.criu_glue.memory.store import MemoryStore, read_table
+from liveshift.criu_glue.memory.tracker import MemoryTracker, Standstill
+from liveshift.criu_glue.page_filter import PageFilter
 from liveshift.criu_glue.restore import UNFILLED, RestoringTree
 from liveshift.criu_glue.room import Room
 from liveshift.criu_glue.survey import tasks
@@ -126,6 +130,44 @@ class Scene:
         self.sink.write_to(images)
         memory = memory_parts.part(images)
         return Parted(here, frozen, images, memory, pipes_of(here))
+
+    def follow(
+        self, program: str, stores: list[MemoryStore], rounds: int = 3
+    ) -> tuple[Parted, Standstill]:
+        """The same by the source's own tracker: what it sends comes into the store at once."""
+        here = self.rooms.start(program)
+        until(lambda: count(here) > 3 or not here.alive())
+        assert here.alive(), said(here, output.STDERR)
+        images = self.place / "arrived"
+        images.mkdir()
+        store = MemoryStore.create(images, 256 << 20)
+        stores.append(store)
+
+        def take(chunk: memoryview, release: Callable[[], None]) -> None:
+            store.write(chunk)
+            release()
+
+        tracker = MemoryTracker(lambda: [task.pid for task in tasks(here)])
+        for _ in range(rounds):
+            tracker.round(take)
+            assert goes_on(here)
+        frozen = FrozenTree(here, ROOT_PID, self.place / "dump")
+        page_filter = PageFilter(self.place / "dump")
+        with ThreadPoolExecutor(1) as pool:
+            dump = pool.submit(frozen.dump, self.criu, self.sink, 60, page_filter)
+            tracker.wait_frozen(time.monotonic() + 60)
+            last = tracker.standstill(take, page_filter.hide)
+            dump.result()
+        assert page_filter.hidden() > 0
+        output.settle(here)
+        for name, data in self.sink.images.items():
+            (images / name).write_bytes(data)
+        if wants := store.wants():
+            tracker.again(wants, take)
+            assert store.wants() == []
+        store.end(read_table(msgspec.msgpack.encode(last.table)))
+        tracker.close()
+        return Parted(here, frozen, images, {}, pipes_of(here)), last
 
 
 @pytest.fixture
@@ -284,6 +326,27 @@ def test_an_agent_that_is_killed_meanwhile(
         tree = RestoringTree(there, parted.images)
         engine = FillEngine(parted.images, MemoryStore.load(parted.images))
         tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
+    tree.let_run(60)
+    assert goes_on(there)
+    assert said(there, output.STDERR) == ""
+
+
+@pytest.mark.parametrize("program", [CHECKED, FORKED], ids=["one", "forked"])
+@as_root
+def test_from_a_running_tree_through_the_store_to_a_running_one(
+    scene: Scene, stores: list[MemoryStore], program: str
+) -> None:
+    parted, last = scene.follow(program, stores)
+    pages = sum(f.stat().st_size for f in parted.images.glob("pages-*.img"))
+    assert pages < 8 << 20, "what was hidden is in the image"
+    there = scene.rooms.empty()
+    parted.bring_files(there)
+    parted.end_source()
+    engine = FillEngine(parted.images, stores[0])
+    tree = RestoringTree(there, parted.images)
+    tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
+    assert engine.seen().bytes > 20 << 20
+    assert engine.seen().processes == len(last.table)
     tree.let_run(60)
     assert goes_on(there)
     assert said(there, output.STDERR) == ""

@@ -150,11 +150,11 @@ def test_equal_pages_are_copied_here_if_they_are_equal(store: MemoryStore) -> No
     likes = [reference(page(1), 7, BASE), reference(ZEROS, 7, BASE + 8 * PAGE)]
     likes += [reference(page(9), 7, BASE + PAGE), reference(page(3), 7, BASE + 2 * PAGE)]
     store.write(chunk(8, [(BASE, 4, REFERENCE)], b"".join(likes)))
-    assert store.wants() == [Want(8, 1, BASE + 2 * PAGE), Want(8, 1, BASE + 3 * PAGE)]
+    assert store.wants() == [Want(8, BASE + 2 * PAGE, 2)]
     with pytest.raises(StepFailed, match="process 8: 2 pages have not come"):
         store.end({8: ProcessTable(1, [(BASE, 4)])})
     store.write(chunk(7, [(BASE + 2 * PAGE, 1, DATA)], page(3)))  # it was on its way
-    assert store.wants() == [Want(8, 1, BASE + 2 * PAGE)]
+    assert store.wants() == [Want(8, BASE + 2 * PAGE, 1)]
     store.write(chunk(8, [(BASE + 2 * PAGE, 1, DATA)], page(9)))
     assert store.wants() == []
     store.end({8: ProcessTable(1, [(BASE, 4)])})
@@ -171,7 +171,7 @@ def test_a_page_that_lies_elsewhere_on_this_host_is_checked(store: MemoryStore) 
         xxhash.xxh3_128_intdigest(page(2)): page(3),
     }
     store.supply(there.get)
-    assert store.wants() == [Want(8, 1, BASE + PAGE)]
+    assert store.wants() == [Want(8, BASE + PAGE, 1)]
     store.end({8: ProcessTable(1, [(BASE, 1)])})
     assert content(store) == {8: {BASE: page(1)}}
 

@@ -82,7 +82,11 @@ static int scan(int pagemap, struct pm_scan_arg args, uint64_t start, uint64_t e
             list->bytes +=
                 list->at[list->count + (size_t)i].end - list->at[list->count + (size_t)i].start;
         list->count += (size_t)found;
+        // walk_end may lie before what was found: of a call that went to its end the kernel leaves
+        // it where 512 regions were last full (6.18, do_pagemap_scan).
         start = args.walk_end;
+        if (found > 0 && list->at[list->count - 1].end > start)
+            start = list->at[list->count - 1].end;
     }
     return 0;
 }

@@ -48,7 +48,7 @@ struct store {
     uint64_t limit;    // pages that may be known
     uint64_t capacity; // slots of the file
     pthread_mutex_t lock;
-    pthread_cond_t quiet; // nobody writes
+    pthread_cond_t quiet;      // nobody writes
     struct page_map **process; // ordered by pid
     uint32_t processes;
     uint64_t known;

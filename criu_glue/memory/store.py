@@ -14,9 +14,8 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -54,13 +53,12 @@ Table = Mapping[int, ProcessTable]
 """By inner pid."""
 
 
-@dataclass(frozen=True)
-class Want:
-    """A page that the source thought to be here already: it has to come after all."""
+class Want(NamedTuple):
+    """Pages that the source thought to be here already: they have to come after all."""
 
     pid: int
-    incarnation: int
     address: int
+    pages: int
 
 
 def read_table(raw: bytes | memoryview) -> dict[int, ProcessTable]:
@@ -166,8 +164,14 @@ class MemoryStore:
 
     def wants(self) -> list[Want]:
         """The pages that were to be found here by their content and were not, even now."""
+        found: list[Want] = []
         with self.in_use() as store:
-            return [Want(w.pid, w.incarnation, w.address) for w in self._wanted(store)]
+            for pid, address in sorted((w.pid, w.address) for w in self._wanted(store)):
+                if found and found[-1][:2] == (pid, address - found[-1].pages * PAGE):
+                    found[-1] = Want(pid, found[-1].address, found[-1].pages + 1)
+                else:
+                    found.append(Want(pid, address, 1))
+        return found
 
     def supply(self, find: Callable[[int], bytes | None]) -> int:
         """Give the wanted pages of donor 0, which lie elsewhere on this host, their content;
