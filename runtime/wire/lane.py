@@ -75,6 +75,8 @@ class Lane:
         self.socket.curve_serverkey = to.public
         self.socket.curve_secretkey, self.socket.curve_publickey = to.own.secret, to.own.public
         self.socket.linger = 0
+        # One of the context's threads each, in turn: left to itself libzmq gives all to the first.
+        self.socket.affinity = 1 << (index % context.get(zmq.IO_THREADS))
         self.socket.sndhwm = 2 * window
         self.socket.setsockopt(zmq.MAXMSGSIZE, HEADER + OVERHEAD)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)

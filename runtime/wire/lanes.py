@@ -57,6 +57,7 @@ class Lanes:
         self._hashes = [xxhash.xxh3_64() for _ in self._lanes]
         self._compressor = Compressor(compress)
         self._meter = Meter()
+        self._measured = 0  # bytes that were sent only for that
         self._queue: deque[_Waiting] = deque()
         self._open = 0  # chunks that are queued or not acknowledged
         self._changed = threading.Condition()
@@ -79,7 +80,7 @@ class Lanes:
     @property
     def wire_bytes(self) -> int:
         """That went over the lanes, acknowledged: less than :attr:`bytes` where compressed."""
-        return sum(lane.acknowledged for lane in self._lanes)
+        return self._acknowledged() - self._measured
 
     def pages(self, chunk: memoryview, release: Callable[[], None]) -> None:
         """Send a chunk of at most CHUNK bytes on the lane with the most credit.
@@ -112,6 +113,7 @@ class Lanes:
         block = memoryview(os.urandom(CHUNK))
         for _ in self._lanes:  # connections and keys first
             self._put(_Waiting(RATE, block[:1], None))
+        self._measured += len(self._lanes)
         self.finish()
         sizes = burst_sizes(len(self._lanes))
         chunks = next(sizes)
@@ -122,6 +124,7 @@ class Lanes:
             self.finish()
             took = time.monotonic() - begin
             self._meter.saw(sum(chunks), took)
+            self._measured += sum(chunks)
             try:
                 chunks = sizes.send(took)
             except StopIteration:
@@ -138,6 +141,9 @@ class Lanes:
             if self._wake >= 0:
                 os.close(self._wake)
                 self._wake = -1
+
+    def _acknowledged(self) -> int:
+        return sum(lane.acknowledged for lane in self._lanes)
 
     def _put(self, chunk: _Waiting) -> None:
         most = len(self._lanes) * LANE_WINDOW
@@ -182,7 +188,7 @@ class Lanes:
         while self._queue and (lane := max(self._lanes, key=_credit)).credit > 0:
             self._send(lane, self._queue.popleft())
         pending = sum(len(lane.pending) for lane in self._lanes)
-        self._meter.note(self.wire_bytes, pending > len(self._lanes))
+        self._meter.note(self._acknowledged(), pending > len(self._lanes))
         with self._changed:
             self._open = pending + len(self._queue)
             self._changed.notify_all()
