@@ -16,7 +16,7 @@ from rich.text import Text
 from ..errors import Refused
 from ..runtime.config import Paths, Reading
 from ..runtime.timeouts import Timeouts
-from .checks import deadlines, kernel, machine, network, software
+from .checks import data_link, deadlines, kernel, machine, network, software
 from .checks.finding import Check, Finding, Verdict
 
 STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
@@ -57,6 +57,7 @@ def examine(criu: str | None, reading: Reading | None = None) -> Iterator[Findin
         "checkpoint/restore": kernel.checkpoint_restore,
         "namespaces": kernel.namespaces,
         "network": network.links,
+        "data link": partial(data_link.data_link, cluster),
         "CRIU": partial(software.criu, criu),
         "python": software.python,
         "torch": software.torch,

@@ -19,7 +19,8 @@ def doctor(
             "--config",
             "-c",
             metavar="FILE",
-            help="Look at what this cluster file says: its CRIU, GPU libraries and deadlines.",
+            help="Look at what this cluster file says: its CRIU, GPU libraries, deadlines, and the"
+            " address that images go to.",
             show_default=False,
         ),
     ] = None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from ..runtime.link_rates import bits
 from . import forecast, moves, render
 from .report import quantities as q
 
@@ -15,7 +16,15 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from ..runtime.messages import CapsuleRow, GpuSeat, HostRow, JobRow, MigrationRow, Status
+    from ..runtime.messages import (
+        CapsuleRow,
+        DataLink,
+        GpuSeat,
+        HostRow,
+        JobRow,
+        MigrationRow,
+        Status,
+    )
 
 STYLES = {
     "running": "green",
@@ -37,7 +46,7 @@ def parts(status: Status, *, wide: bool = False) -> list[RenderableType]:
     if status.moving:
         found += [Text(), moving(status.moving, wide=wide)]
         found += map(Text, forecast.lines(status.moving))
-    return [*found, Text(), hosts(status.hosts, wide=wide)]
+    return [*found, Text(), hosts(status.hosts, wide=wide), *warnings(status.hosts)]
 
 
 def jobs(status: Status, *, wide: bool) -> Table:
@@ -78,7 +87,7 @@ def hosts(rows: list[HostRow], *, wide: bool) -> Table:
     if with_gpus:
         columns[5:5] = ["GPUs"]
     if wide:
-        columns[1:1] = ["address"]
+        columns[1:1] = ["address", "data link"]
         columns += ["capsules"]
     table = render.table(*columns, right=("slots", "free memory"))
     for row in rows:
@@ -99,10 +108,28 @@ def hosts(rows: list[HostRow], *, wide: bool) -> Table:
         if with_gpus:
             cells[5:5] = [gpus(row.gpus)]
         if wide:
-            cells[1:1] = [row.address]
+            cells[1:1] = [row.address, _link(row.link)]
             cells += [", ".join(row.capsules)]
         table.add_row(*cells)
     return table
+
+
+def warnings(rows: list[HostRow]) -> list[Text]:
+    """What is wrong with the interfaces that images go over."""
+    return [
+        Text(f"{row.name}: {row.link.warning}", style="yellow")
+        for row in rows
+        if row.link is not None and row.link.warning and row.state == "up"
+    ]
+
+
+def _link(link: DataLink | None) -> str:
+    """``eth0, 25 Gbit/s; 9.4 Gbit/s to h1``."""
+    if link is None or not link.interface:
+        return "–"
+    words = f"{link.interface}, {bits(link.speed)}" if link.speed else link.interface
+    words += "" if link.up else ", down"
+    return "; ".join([words, *(f"{bits(8 * r)} to {n}" for n, r in sorted(link.rates.items()))])
 
 
 def gpus(seats: list[GpuSeat]) -> str:

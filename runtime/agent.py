@@ -24,7 +24,7 @@ import msgspec
 from ..criu_glue import network, nft_library
 from ..criu_glue.tool import Criu, find
 from ..errors import LiveshiftError, Refused, Unreachable
-from . import local_socket, messages, notify
+from . import data_link, link_rates, local_socket, messages, notify
 from .config import Cluster, FastPath
 from .gatekeeper import Gatekeeper
 from .gpu_watch import GpuWatch
@@ -41,6 +41,9 @@ log = logging.getLogger("liveshift.agent")
 
 THREADS = 64
 
+LINK_S = 5.0
+"""Between two looks at the interface that images go over."""
+
 
 class Agent:
     """One host's agent; :meth:`run` serves until cancelled."""
@@ -56,6 +59,8 @@ class Agent:
         self.swapper = Swapper(self.house, self.porter)
         self.gatekeeper = Gatekeeper(self.house, lambda: time.monotonic() - self._heard)
         self._heard = time.monotonic()
+        self._link: messages.DataLink | None = None
+        self._link_seen = 0.0
         self._life = uuid.uuid4().hex
         self._tasks = Tasks()
         house, porter, gates = self.house, self.porter, self.gatekeeper
@@ -159,7 +164,16 @@ class Agent:
         running = [c for c in self.house.capsules.values() if c.code is None]
         states = [await asyncio.to_thread(c.state, self.gpus.used_by) for c in running]
         memory = self.porter.memory_offered()
-        return messages.Beat(self.host, memory, states, self.gpus.seats(self.porter.gpus_taken()))
+        seats = self.gpus.seats(self.porter.gpus_taken())
+        return messages.Beat(self.host, memory, states, seats, await self._data_link())
+
+    async def _data_link(self) -> messages.DataLink:
+        if self._link is None or time.monotonic() - self._link_seen > LINK_S:
+            own = self.cluster.host(self.host)
+            rates = link_rates.load(self.cluster.paths.run)
+            self._link = await asyncio.to_thread(data_link.look, self.host, own.address, rates)
+            self._link_seen = time.monotonic()
+        return self._link
 
     def _ended(self, resident: Resident) -> None:
         if self.porter.holds(resident):

@@ -14,7 +14,7 @@ from ..errors import NotFound
 from .config import Cluster
 from .jobs import Capsule, Job
 from .journal import Journal
-from .messages import GpuSeat, Run
+from .messages import DataLink, GpuSeat, Run
 from .spares import NO_GPUS, GpuNeed, HostView
 from .steps import ENDS
 from .story import Story
@@ -33,6 +33,7 @@ class HostState:
     life: str = ""
     told: bool = False
     gpus: tuple[GpuSeat, ...] = ()
+    link: DataLink | None = None
 
 
 class Fleet:

@@ -110,6 +110,7 @@ class Orchestrator:
     def _beat(self, host: str, beat: messages.Beat) -> None:
         state = self.fleet.hosts[host]
         state.memory_free, state.gpus = beat.memory_free, tuple(beat.gpus)
+        state.link = beat.link
         for seen in beat.capsules:
             found = self.fleet.find(seen.name)
             if found is None:

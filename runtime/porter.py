@@ -24,7 +24,7 @@ from ..criu_glue.survey import Survey, survey
 from ..criu_glue.tool import Criu
 from ..errors import LiveshiftError, NotFound, Refused, StepFailed
 from . import departure as leaving
-from . import forecast, host_facts, messages, preflight
+from . import forecast, host_facts, link_rates, messages, preflight
 from .arrival import Arrival
 from .departure import Departure
 from .devices import Devices
@@ -220,6 +220,8 @@ class Porter:
                 reporter = Reporter(self.tell, ask.migration)
                 lanes = self._lanes(sender)
                 departure.memory = Precopy(resident, lanes, cluster.precopy, reporter)
+                departure.memory.rate = await asyncio.to_thread(lanes.measure)
+                link_rates.keep(cluster.paths.run, ask.destination, departure.memory.rate)
             return await self._house.blocking(ask.capsule, lambda: departure.precopy(until))
 
     def _sender(self, ask: messages.Precopy | messages.Forward) -> Sender:

@@ -83,6 +83,7 @@ def _hosts(fleet: Fleet, shown: set[str]) -> list[HostRow]:
                 memory_free=fleet.hosts[host.name].memory_free,
                 capsules=[name for name in held.get(host.name, ()) if name in shown],
                 gpus=list(view.gpus),
+                link=fleet.hosts[host.name].link,
             )
         )
     return rows

@@ -124,6 +124,7 @@ def test_pages_arrive_over_all_lanes(
 ) -> None:
     here, endpoint, store, pages = expecting(key_directory, streams)
     lanes = lanes_to(endpoint, streams)
+    lanes.measure()  # they connect one after the other
     slots = Slots(store, 400)
     slots.send(lanes)
     lanes.finish()
@@ -166,8 +167,9 @@ def test_finish_is_a_barrier_and_credit_is_kept(
     key_directory: Path, lanes_to: Callable[..., Lanes], quick: None
 ) -> None:
     _, endpoint, store, _ = expecting(key_directory)
-    store.open.clear()
     lanes = lanes_to(endpoint)
+    lanes.measure()
+    store.open.clear()
     slots = Slots(store, 2 * STREAMS * LANE_WINDOW, largest=500)
     over = threading.Event()
 
@@ -287,8 +289,9 @@ def test_closing_gives_every_slot_back_once(
     key_directory: Path, lanes_to: Callable[..., Lanes]
 ) -> None:
     _, endpoint, store, _ = expecting(key_directory)
-    store.open.clear()
     lanes = lanes_to(endpoint)
+    lanes.measure()
+    store.open.clear()
     slots = Slots(store, 2 * STREAMS * LANE_WINDOW)
     stuck: list[BaseException] = []
 
@@ -478,6 +481,6 @@ def test_the_rate_is_measured_on_the_lanes(
     lanes = lanes_to(endpoint)
     assert lanes.rate == 0.0
     assert lanes.measure() > 1e6
-    assert lanes.bytes == 0
+    assert lanes.bytes == lanes.wire_bytes == 0
     assert not store.chunks
     assert lanes.end() == {}

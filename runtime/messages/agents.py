@@ -9,7 +9,7 @@ from ...criu_glue.footprint import Footprint
 from ...criu_glue.survey import Survey
 from .base import Answer, Message
 from .gpus import GpuSeat, GpuSurvey
-from .records import Book, CapsuleSpec, CapsuleState, HostFacts, Phase
+from .records import Book, CapsuleSpec, CapsuleState, DataLink, HostFacts, Phase
 
 # ---- orchestrator → agent ----------------------------------------------------------------------
 
@@ -320,6 +320,7 @@ class Beat(Message, frozen=True):
     memory_free: int
     capsules: list[CapsuleState]
     gpus: list[GpuSeat] = msgspec.field(default_factory=list)
+    link: DataLink | None = None
 
 
 class Progressed(Message, frozen=True):

@@ -109,6 +109,20 @@ class JobRow(msgspec.Struct, frozen=True):
     capsules: list[CapsuleRow]
 
 
+class DataLink(msgspec.Struct, frozen=True):
+    """What a host's images go over: the interface that has its address, "" for none; ``speed`` in
+    bit/s, 0 where it is not known; ``rates``: bytes a second last measured to other hosts, by name.
+
+    ``warning``: what is wrong with it and what to do, in words; else "".
+    """
+
+    interface: str
+    speed: int
+    up: bool
+    rates: dict[str, float]
+    warning: str
+
+
 class HostRow(msgspec.Struct, frozen=True):
     """``state``: up or lost; ``taint``: the reason, None when untainted."""
 
@@ -123,6 +137,7 @@ class HostRow(msgspec.Struct, frozen=True):
     memory_free: int
     capsules: list[str]
     gpus: list[GpuSeat] = msgspec.field(default_factory=list)
+    link: DataLink | None = None
 
 
 class Rounds(msgspec.Struct, frozen=True):

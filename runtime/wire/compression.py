@@ -18,7 +18,7 @@ looks for repeated bytes (lz4, zstd's negative levels) finds nothing in them."""
 TRY_EACH = 64
 """Chunks between two looks at what compression would bring, while there is none."""
 
-WORTH = 0.9
+WORTH = 0.95
 """Of its size a chunk must come down to, else it goes as it is."""
 
 

@@ -75,23 +75,29 @@ class Lane:
         self.socket.curve_serverkey = to.public
         self.socket.curve_secretkey, self.socket.curve_publickey = to.own.secret, to.own.public
         self.socket.linger = 0
+        # One of the context's threads each, in turn: left to itself libzmq gives all to the first.
+        self.socket.affinity = 1 << (index % context.get(zmq.IO_THREADS))
         self.socket.sndhwm = 2 * window
         self.socket.setsockopt(zmq.MAXMSGSIZE, HEADER + OVERHEAD)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        self.socket.connect(to.endpoint)
         self.pending: deque[Pending] = deque()
         self.acknowledged = 0  # bytes, as they went over the wire
         self._to = to
         self.index = index
+        self.connected = False
         self._window = window
         self._number = 0
         self._heard = self._sent_again = time.monotonic()
         self._asked = -1
 
+    def connect(self) -> None:
+        self.socket.connect(self._to.endpoint)
+        self.connected = True
+
     @property
     def credit(self) -> int:
         """Chunks that may be sent now."""
-        return self._window - len(self.pending)
+        return self._window - len(self.pending) if self.connected else 0
 
     def send(
         self, stream: str, data: bytes | memoryview, raw: int = 0,

@@ -31,6 +31,9 @@ from .meter import Meter, burst_sizes
 LANE_WINDOW = 16
 """Chunks in flight on each lane."""
 
+GREETING = b"?"
+"""A lane's first chunk; nothing but bytes to measure with."""
+
 
 class _Waiting(NamedTuple):
     kind: str
@@ -57,6 +60,8 @@ class Lanes:
         self._hashes = [xxhash.xxh3_64() for _ in self._lanes]
         self._compressor = Compressor(compress)
         self._meter = Meter()
+        self._measured = 0  # bytes that were sent only for that
+        self._greeted = 0  # lanes whose first chunk was acknowledged
         self._queue: deque[_Waiting] = deque()
         self._open = 0  # chunks that are queued or not acknowledged
         self._changed = threading.Condition()
@@ -79,7 +84,7 @@ class Lanes:
     @property
     def wire_bytes(self) -> int:
         """That went over the lanes, acknowledged: less than :attr:`bytes` where compressed."""
-        return sum(lane.acknowledged for lane in self._lanes)
+        return self._acknowledged() - self._measured
 
     def pages(self, chunk: memoryview, release: Callable[[], None]) -> None:
         """Send a chunk of at most CHUNK bytes on the lane with the most credit.
@@ -110,9 +115,9 @@ class Lanes:
         """Bytes a second that the way to the destination carries now, by a burst of bytes that mean
         nothing: 50 ms, longer only where the way is slower than some MB/s."""
         block = memoryview(os.urandom(CHUNK))
-        for _ in self._lanes:  # connections and keys first
-            self._put(_Waiting(RATE, block[:1], None))
-        self.finish()
+        with self._changed:
+            self._changed.wait_for(lambda: self._greeted == len(self._lanes) or self._closing)
+            self._raise()
         sizes = burst_sizes(len(self._lanes))
         chunks = next(sizes)
         while True:
@@ -122,6 +127,7 @@ class Lanes:
             self.finish()
             took = time.monotonic() - begin
             self._meter.saw(sum(chunks), took)
+            self._measured += sum(chunks)
             try:
                 chunks = sizes.send(took)
             except StopIteration:
@@ -138,6 +144,9 @@ class Lanes:
             if self._wake >= 0:
                 os.close(self._wake)
                 self._wake = -1
+
+    def _acknowledged(self) -> int:
+        return sum(lane.acknowledged for lane in self._lanes)
 
     def _put(self, chunk: _Waiting) -> None:
         most = len(self._lanes) * LANE_WINDOW
@@ -163,6 +172,7 @@ class Lanes:
             poller.register(lane.socket, zmq.POLLIN)
         failed: StepFailed | None = None
         try:
+            self._connect()
             while not self._closing:
                 ready = dict(poller.poll(TICK_MS))
                 if ready.pop(self._wake, 0):
@@ -179,13 +189,27 @@ class Lanes:
         for lane in self._lanes:
             lane.hear()
             lane.check(self.until)
+        self._connect()
         while self._queue and (lane := max(self._lanes, key=_credit)).credit > 0:
             self._send(lane, self._queue.popleft())
         pending = sum(len(lane.pending) for lane in self._lanes)
-        self._meter.note(self.wire_bytes, pending > len(self._lanes))
+        self._meter.note(self._acknowledged(), pending > len(self._lanes))
         with self._changed:
             self._open = pending + len(self._queue)
             self._changed.notify_all()
+
+    def _connect(self) -> None:
+        """One lane after the other. Where several connections come at once, the destination's
+        libzmq gives all of them to the same thread: it goes by those that each has already."""
+        while self._greeted < len(self._lanes):
+            lane = self._lanes[self._greeted]
+            if not lane.connected:
+                lane.connect()
+                lane.send(f"{RATE}:{lane.index}", GREETING)
+                self._measured += len(GREETING)
+            if not lane.acknowledged:
+                return
+            self._greeted += 1
 
     def _send(self, lane: Lane, chunk: _Waiting) -> None:
         kind, _, number = chunk.kind.partition(":")

@@ -36,6 +36,7 @@ class Sender:
         to = Destination.of(migration, endpoint, key_directory, host, destination, patience)
         self._context = zmq.Context()
         self._lane = Lane(self._context, to, 0, WINDOW)
+        self._lane.connect()
         self.to = to
         self.bytes = 0
         self.streams: dict[str, int] = {}

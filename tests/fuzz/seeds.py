@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import xxhash
 import zmq
+import zstandard
 from zmq.utils import z85
 
 from liveshift.criu_glue import trees
@@ -71,7 +72,17 @@ def local_frames() -> list[bytes]:
 def headers() -> list[bytes]:
     streams = ("image:core-1001.img", "tree:1:tmp", "tree:2:carried:/data/x", "output", "manifest")
     made = (wire.Header("m-1", n * 1000, s, (1 << 64) - 1 - n) for n, s in enumerate(streams))
-    return [msgspec.msgpack.encode(header) for header in made]
+    pages = wire.Header("m-1", 9, "memory:3", 1 << 63, 3, 65536)
+    return [msgspec.msgpack.encode(header) for header in (*made, pages)]
+
+
+def compressed() -> list[bytes]:
+    """How much a chunk holds (4 bytes), and the chunk."""
+    plain = (b"x" * 1000, bytes(range(256)) * 40, bytes(1 << 20))
+    whole = zstandard.ZstdCompressor(level=1)
+    streamed = zstandard.ZstdCompressor(write_content_size=False)
+    made = [(data, form.compress(data)) for data in plain for form in (whole, streamed)]
+    return [struct.pack("<I", len(data)) + small for data, small in made]
 
 
 def answers() -> list[bytes]:

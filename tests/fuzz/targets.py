@@ -38,6 +38,7 @@ from liveshift.interposer import device_session, layout, page
 from liveshift.runtime import config, device_memory, keys, local_socket, manifest, messages, wire
 from liveshift.runtime.inbox import Inbox
 from liveshift.runtime.toml_lines import key_lines
+from liveshift.runtime.wire.compression import restore
 
 logging.disable(logging.CRITICAL)
 
@@ -129,6 +130,15 @@ def _header(data: bytes) -> None:
     assert found.number >= 0
     assert found.migration
     assert found.stream
+
+
+def _compressed(data: bytes) -> None:
+    size, chunk = int.from_bytes(data[:4], "little"), memoryview(data)[4:]
+    try:
+        found = restore(chunk, size)
+    except LiveshiftError:
+        return
+    assert len(chunk) < len(found) == size <= wire.CHUNK
 
 
 def _answer(data: bytes) -> None:
@@ -445,6 +455,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "frame": lambda: Target("frame", _frame, seeds.frames),
     "local-socket": _local,
     "header": lambda: Target("header", _header, seeds.headers),
+    "compressed": lambda: Target("compressed", _compressed, seeds.compressed),
     "answer": lambda: Target("answer", _answer, seeds.answers, 512),
     "manifest": lambda: Target("manifest", _manifest, seeds.manifest_seeds),
     "chunks": _chunks,
@@ -468,6 +479,6 @@ TARGETS: dict[str, Callable[[], Target]] = {
 PACES = {
     "frame": 20, "header": 20, "answer": 20, "manifest": 20, "announcement": 10, "output": 10,
     "devices": 10, "device-reply": 20, "local-socket": 10, "elf": 10, "protobuf": 4, "page": 4,
-    "config": 4, "key": 4, "image-file": 4, "pagemap": 10,
+    "config": 4, "key": 4, "image-file": 4, "pagemap": 10, "compressed": 4,
 }  # fmt: skip
 """Executions of a target for each one of the slowest."""

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface that images go over, as a cluster file says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...runtime import link_rates
+from ...runtime.config import Cluster
+from ...runtime.data_link import interfaces, look
+from ...runtime.link_rates import bits
+from .finding import Finding, Verdict
+
+NEEDED = "hosts.NAME.address: the fastest way to the others"
+
+
+def data_link(cluster: Cluster | None) -> Iterator[Finding]:
+    """Which host of the cluster this machine is, over what its images go, and how fast."""
+    if cluster is None:
+        return
+    among = interfaces()
+    mine = {address for interface in among for address in interface.addresses}
+    here = next((host for host in cluster.hosts if host.address in mine), None)
+    if here is None:
+        yield Finding(
+            "data link",
+            "no host's address is this machine's; it has " + ", ".join(sorted(mine)),
+            NEEDED,
+            Verdict.WARN,
+            "correct the addresses of the cluster file, unless this machine is none of its hosts",
+        )
+        return
+    link = look(here.name, here.address, link_rates.load(cluster.paths.run), among)
+    found = f"{here.name}: {here.address} on {link.interface}"
+    found += f", {bits(link.speed)}" if link.speed else ", speed unknown"
+    found += "" if link.up else ", down"
+    for name, rate in sorted(link.rates.items()):
+        found += f"; {bits(8 * rate)} measured to {name}"
+    yield Finding(
+        "data link", found, NEEDED, Verdict.WARN if link.warning else Verdict.OK, link.warning
+    )
