@@ -94,6 +94,7 @@ def test_a_run_goes_on_only_with_its_like(run: Run, tmp_path: Path) -> None:
     assert earlier(path, run) is None
     run.write(path)
     assert earlier(path, run) is None, "it is complete"
+    assert earlier(path, run, more=True) == run
     half = msgspec.structs.replace(run, complete=False)
     half.write(path)
     assert earlier(path, run) == half
