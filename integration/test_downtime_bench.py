@@ -34,7 +34,7 @@ def run(place: Path, new_lab_name: Callable[[], str]) -> Run:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_a_case_is_measured_and_is_real_work(run: Run, place: Path) -> None:
     (result,) = run.cases
     assert (result.failed, result.skipped) == ({}, {})
