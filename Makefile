@@ -66,12 +66,14 @@ bench-gate: $(STAMPS)/package ## What the interposer costs, its gate open, and a
 
 # SIZES=0.25,1 (GB), JOBS=hot,cold and LINKS=unlimited,10g,1g pick cases; MOVES, HANDS (by hand) and
 # RESTARTS say how often; LIST=1 tells what would be done, and how long it would take. A run that was
-# interrupted goes on where it was; FRESH=1 begins anew. On a machine that does nothing else.
+# interrupted goes on where it was; FRESH=1 begins anew, MORE=1 adds cases to one that is complete. On
+# a machine that does nothing else.
 bench-downtime: setup ## How long a move stops a job, against three other ways (root); build/bench-downtime.json
 	@PYTHONPATH=integration $(BIN)/python -m downtime_bench $(if $(SIZES),--sizes $(SIZES)) \
 		$(if $(JOBS),--jobs $(JOBS)) $(if $(LINKS),--links $(LINKS)) $(if $(MOVES),--moves $(MOVES)) \
 		$(if $(HANDS),--hands $(HANDS)) $(if $(RESTARTS),--restarts $(RESTARTS)) \
-		$(if $(THREADS),--threads $(THREADS)) $(if $(FRESH),--fresh) $(if $(LIST),--list) $(ARGS)
+		$(if $(THREADS),--threads $(THREADS)) $(if $(FRESH),--fresh) $(if $(MORE),--more) \
+		$(if $(LIST),--list) $(ARGS)
 
 # STEPS picks some of E1 … E9. Without a GPU it runs on the simulated driver, and says so.
 gpu-suite: setup ## What a move of GPU state takes on this machine's GPU (root); integration/gpu/results/

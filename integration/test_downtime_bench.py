@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -11,12 +12,13 @@ import pytest
 from downtime_bench import page
 from downtime_bench.__main__ import fresh
 from downtime_bench.cases import Case, Effort, chosen, estimate, lacking
-from downtime_bench.moves import AFTER, BEFORE
-from downtime_bench.record import FILE, Run, earlier
+from downtime_bench.moves import AFTER, BEFORE, moved
+from downtime_bench.record import FILE, Result, Run, earlier
 from downtime_bench.steps import gap, slow_down
-from downtime_bench.story import bench
+from downtime_bench.story import CaseLab, bench
 
 from liveshift.errors import Refused
+from liveshift.runtime.messages import MigrationRow, Phase
 
 CASE = Case("cold", 0.25, "10g")
 EFFORT = Effort(moves=1, hands=1, restarts=1, every=30)
@@ -32,7 +34,7 @@ def run(place: Path, new_lab_name: Callable[[], str]) -> Run:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_a_case_is_measured_and_is_real_work(run: Run, place: Path) -> None:
     (result,) = run.cases
     assert (result.failed, result.skipped) == ({}, {})
@@ -92,6 +94,7 @@ def test_a_run_goes_on_only_with_its_like(run: Run, tmp_path: Path) -> None:
     assert earlier(path, run) is None
     run.write(path)
     assert earlier(path, run) is None, "it is complete"
+    assert earlier(path, run, more=True) == run
     half = msgspec.structs.replace(run, complete=False)
     half.write(path)
     assert earlier(path, run) == half
@@ -129,3 +132,46 @@ def test_cases_are_chosen_and_what_does_not_fit_is_told() -> None:
     assert lacking(large, "ours", available=64 << 30) == ""
     few, many = Effort(moves=5), Effort(moves=10)
     assert 60 < estimate([large], few) < estimate([large], many)
+
+
+def test_phases_share_the_downtime_and_the_interrupted_step_is_one_of_them() -> None:
+    """A step of 1 s; frozen from 4 to 9 with a hole of 0.5 s; it works for 1.5 s around it."""
+    phases = [
+        Phase("prepare", 0.0, 0.5),
+        Phase("pre-copy", 0.5, 3.0, bytes=500),
+        Phase("dump", 4.0, 2.0, bytes=40, frozen=True),
+        Phase("memory", 5.0, 1.0, bytes=10, frozen=True),
+        Phase("commit", 6.0, 1.0, frozen=True),
+        Phase("restore", 7.5, 1.5, bytes=50, frozen=True),
+        Phase("finish", 9.0, 1.0),
+    ]
+    row = MigrationRow(
+        "m1", "a/0", "h0", "h1", "", "", 2, "done", 100.0, 10.0, 5.0, 50, 550, 0, 0.0, phases,
+        None, None,
+    )  # fmt: skip
+    times = [97.0, 98, 99, 100, 100.5, 102, 103.5, 110.0, 111.0, 112.0, 113.0]
+    move = moved(row, times, begin=96.0)
+    own = {phase.name: round(phase.own_s, 6) for phase in move.phases if phase.own_s}
+    assert own == {
+        "dump": 1.0, "memory": 1.0, "commit": 1.0, "restore": 1.5, "interrupted step": 0.5,
+    }  # fmt: skip
+    assert move.unaccounted_s == pytest.approx(0.5)
+    assert move.downtime_s == pytest.approx(5.5)
+    assert (move.bytes_before, move.bytes_standing, move.delta_bytes) == (500, 50, 10)
+    assert move.slow_down == pytest.approx(1 / 3), "two steps in the three seconds until the gap"
+    assert move.time_to_full_speed_s == pytest.approx(0.0)
+
+
+def test_a_failure_costs_one_figure(tmp_path: Path) -> None:
+    result = Result(CASE)
+    with ExitStack() as cleanup:
+        lab = CaseLab("none", tmp_path, cleanup)
+        with lab.trouble_noted(result, "ours"):
+            raise AssertionError("it did not move")
+        with lab.trouble_noted(result, "by hand"):
+            pass
+    assert result.failed == {"ours": "it did not move"}
+    run = fresh(EFFORT)
+    run.cases.append(result)
+    result.sum_up(None)
+    assert "failed: it did not move" in page.render(run)

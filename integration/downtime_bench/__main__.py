@@ -45,17 +45,20 @@ def main() -> int:
     except LiveshiftError as error:
         console.print(f"error: {error}", style="red", markup=False)
         return 1
-    if not args.fresh and (found := earlier(path, run)):
+    if not args.fresh and (found := earlier(path, run, args.more)):
+        found.complete = False
         run = found
         console.print(f"goes on with {path}, which has {len(run.cases)} cases; FRESH=1 begins anew")
     todo = [case for case in cases if run.of(case) is None]
+    fits = [case for case in todo if not lacking(case, "ours")]
     console.print(
-        f"{len(todo)} of {len(cases)} cases, about {_long(estimate(todo, effort))};"
+        f"{len(fits)} of {len(cases)} cases to measure, about {_long(estimate(fits, effort))};"
         f" {path} is kept after each"
     )
     for case in todo:
         if why := lacking(case, "ours"):
-            console.print(f"{case.name} will be skipped: it {why}", style="yellow", markup=False)
+            line = f"{case.name} will be skipped: it {why}"
+            console.print(line, style="yellow", markup=False, soft_wrap=True)
     if args.list:
         return 0
     if os.geteuid() != 0:
@@ -75,6 +78,10 @@ def main() -> int:
             lines = _Lines(cases, run)
             bench("b" + secrets.token_hex(3), place, cases, run, path,
                   lambda text: status.update(escape(lines.line(text))))  # fmt: skip
+    except KeyboardInterrupt:
+        console.print(f"interrupted; the same command goes on after the {len(run.cases)} cases"
+                      f" that {path} has")  # fmt: skip
+        return 130
     except (LiveshiftError, AssertionError) as error:
         console.print(f"error: {error}", style="red", markup=False)
         console.print(f"{path} has what was measured until then; the same command goes on")
@@ -104,6 +111,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--restarts", type=int, default=3, help="of each job and size")
     parser.add_argument("--threads", type=int, default=1, help="of the job")
     parser.add_argument("--fresh", action="store_true", help="do not go on with an earlier run")
+    parser.add_argument("--more", action="store_true", help="add cases to a run that is complete")
     parser.add_argument("--list", action="store_true", help="say what would be done, and how long")
     parser.add_argument("--out", type=Path, default=Path("build"), help="directory")
     args = parser.parse_args()
@@ -137,17 +145,18 @@ class _Lines:
     def __init__(self, cases: Sequence[Case], run: Run) -> None:
         self._cases, self._run = cases, run
         self._before = list(run.cases)
+        self._fit = [case for case in cases if not lacking(case, "ours")]
         self._began = time.monotonic()
         self._told = ""
 
     def line(self, text: str) -> str:
         took = time.monotonic() - self._began
         done = [r.case for r in self._run.cases if r not in self._before]
-        todo = [case for case in self._cases if self._run.of(case) is None]
+        todo = [case for case in self._fit if self._run.of(case) is None]
         pace = took / estimate(done, self._run.effort) if done else 1.0
         left = _long(estimate(todo, self._run.effort) * min(3.0, max(0.3, pace)))
         count = len(self._cases)
-        said = f"{count - len(todo)} of {count} cases, {_long(took)}, about {left} left; {text}"
+        said = f"{len(self._run.cases)} of {count} cases, {_long(took)}, about {left} left; {text}"
         topic = text.partition(":")[0]
         if not console.is_terminal and topic != self._told:
             self._told = topic

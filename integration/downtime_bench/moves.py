@@ -36,6 +36,10 @@ PRECOPY, DELTA = "pre-copy", ("memory", "delta")
 """Phases: memory while the job trains; what of it was written since, and so sent again."""
 OVER = ("done", "failed", "lost")
 
+AROUND = "interrupted step"
+"""The row of the step in which the job stood: slower before by the last round, after by page faults
+and caches that are cold; it can be below a usual one by chance."""
+
 Tell = Callable[[str], None]
 
 
@@ -89,7 +93,7 @@ def moved(row: MigrationRow, times: list[float], begin: float) -> Moved:
     seen = gap(times, row.asked, row.asked + row.seconds, begin)
     rows, unaccounted = shares(row, seen)
     standing = sent(row, frozen=True)
-    window = precopying(row)
+    window = precopying(row, seen)
     way = "; ".join(p.detail for p in row.phases if p.name == PRECOPY and p.detail)
     return Moved(
         way=way or "full dump",
@@ -115,14 +119,14 @@ def sent(row: MigrationRow, frozen: bool) -> int:
     return sum(p.bytes or 0 for p in row.phases if p.frozen == frozen and p.start < end)
 
 
-def precopying(row: MigrationRow) -> tuple[float, float] | None:
+def precopying(row: MigrationRow, seen: Gap) -> tuple[float, float] | None:
     """When memory went ahead while the job trained, in seconds since the epoch: rounds go on until
-    its ranks are brought to a boundary."""
+    its ranks are brought to a boundary. The step in which it stood says nothing of its speed."""
     found = [p for p in row.phases if p.name == PRECOPY]
     if not found or found[0].bytes is None:
         return None
     end = min(p.start for p in row.phases if p.frozen or p.name == "quiesce")
-    return row.asked + found[0].start, row.asked + end
+    return row.asked + found[0].start, min(row.asked + end, seen.start)
 
 
 def changed(row: MigrationRow, standing: int) -> int:
@@ -135,6 +139,7 @@ def shares(row: MigrationRow, seen: Gap) -> tuple[list[PhaseRow], float]:
     """The phases, and what of the downtime none of them explains.
 
     Phases lie in each other and beside each other: a moment belongs to the one that began last.
+    What the step in which it stood took more than a usual one, before and after, is a row too.
     """
     still = [p for p in row.phases if p.frozen]
     edges = sorted(
@@ -150,7 +155,11 @@ def shares(row: MigrationRow, seen: Gap) -> tuple[list[PhaseRow], float]:
             own[id(last)] = own.get(id(last), 0.0) + until - since
             covered += until - since
     rows = [PhaseRow(p.name, p.seconds, own.get(id(p), 0.0), p.frozen, p.bytes) for p in row.phases]
-    return rows, seen.downtime_s - covered
+    stood = max(seen.start, min(_ends(row, p)[0] for p in still))
+    went_on = min(seen.end, max(_ends(row, p)[1] for p in still))
+    around = stood - seen.start + seen.end - went_on - seen.step_s
+    rows.append(PhaseRow(AROUND, around + seen.step_s, around, False))
+    return rows, seen.downtime_s - covered - around
 
 
 def _ends(row: MigrationRow, phase: Phase) -> tuple[float, float]:

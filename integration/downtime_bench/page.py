@@ -16,6 +16,7 @@ from liveshift.launcher.report import quantities as q
 
 from .cases import KINDS, LINKS
 from .goals import by_hand_s, restart_s
+from .moves import AROUND
 from .record import Goal, Result, Run
 
 FILE = "bench-downtime.html"
@@ -23,6 +24,7 @@ COLOURS = {
     "lock": "c6", "dump": "c1", "delta": "c2", "memory": "c2", "gpu memory": "c2",
     "ship": "c7", "files": "c4", "verify": "c4", "restore": "c3", "fill": "c5",
     "unlock": "c6", "reopen": "c6",
+    AROUND: "c8",
 }  # fmt: skip
 """The same phase has the same colour everywhere; others are grey."""
 Piece = tuple[str, float, str]
@@ -261,18 +263,19 @@ def _keys(pieces: Iterable[Piece]) -> str:
 def _phases(result: Result) -> str:
     total = result.downtime_s or 0.0
     rows = [
-        f"<tr><td>{escape(row.name)}</td><td>{'stands' if row.frozen else 'trains'}</td>"
+        f"<tr><td>{escape(row.name)}{_why(row.name)}</td>"
+        + f"<td>{'stands' if row.frozen else 'trains'}</td>"
         + _number(q.seconds(row.seconds))
-        + _number(q.seconds(row.own_s) if row.own_s else "")
-        + _number(q.share(row.own_s, total) if row.own_s else "")
+        + _number(_signed(row.own_s) if row.own_s else "")
+        + _number(q.share(row.own_s, total) if row.own_s > 0 else "")
         + _number(q.size(row.bytes) if row.bytes is not None else "")
         + "</tr>"
         for row in result.phases
     ]
     left = result.unaccounted_s or 0.0
     rows.append(
-        '<tr class="rest"><td>unaccounted</td><td></td>'
-        + _number("") + _number(q.seconds(left))
+        '<tr class="rest"><td>unaccounted <small>between the phases</small></td><td></td>'
+        + _number("") + _number(_signed(left))
         + _number(q.share(max(0.0, left), total)) + _number("") + "</tr>"
     )  # fmt: skip
     rows.append(
@@ -301,6 +304,16 @@ def _where(run: Run) -> str:
         "load before": f"{run.load_before:.2f}",
     }
     return "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items())
+
+
+def _why(name: str) -> str:
+    if name != AROUND:
+        return ""
+    return "<small>what it took more than a usual one, before and after the standstill</small>"
+
+
+def _signed(seconds: float) -> str:
+    return q.seconds(seconds) if seconds >= 0 else f"-{q.seconds(-seconds)}"
 
 
 def _called(result: Result) -> str:

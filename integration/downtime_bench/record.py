@@ -200,15 +200,16 @@ class Run(msgspec.Struct):
         return next((found for found in self.cases if found.case == case), None)
 
 
-def earlier(path: Path, fresh: Run) -> Run | None:
-    """A run that was interrupted and can be gone on with: the same code, machine and effort."""
+def earlier(path: Path, fresh: Run, more: bool = False) -> Run | None:
+    """A run that was interrupted and can be gone on with: the same code, machine and effort.
+    ``more``: one that is complete can be, too."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Run)
     except (FileNotFoundError, msgspec.DecodeError, msgspec.ValidationError):
         return None
     same = ("product", "effort", "cores", "kernel", "torch", "criu")
     alike = all(getattr(found, key) == getattr(fresh, key) for key in same)
-    return found if alike and not found.complete else None
+    return found if alike and (more or not found.complete) else None
 
 
 def product() -> str:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from pathlib import Path
 
@@ -25,6 +25,9 @@ from .steps import StepTail
 
 TIMEOUTS = "collective=3600"
 """A slow link with a large image takes minutes, which a job that is moved so would allow for."""
+
+IDLE_TIMES = 5
+"""So often CRIU's fixed cost is measured, at most."""
 
 Tell = Callable[[str], None]
 
@@ -46,54 +49,74 @@ def bench(name: str, place: Path, cases: Sequence[Case], run: Run, path: Path, t
         run.seconds = before + time.monotonic() - began
         run.write(path)
 
-    if run.fixed is None:
-        with _lab(name, place) as session:
+    with ExitStack() as cleanup:
+        lab = CaseLab(name, place, cleanup)
+        if run.fixed is None:
             tell("CRIU on idle processes")
-            run.fixed = limit.fixed(session.lab, place / "idle", run.effort.threads, 5)
-    for _, group in groupby(cases, key=lambda case: (case.kind, case.gb)):
-        same = list(group)
-        for case in same:
-            if run.of(case) is None:
-                result = Result(case)
-                with _lab(name, place) as session:
-                    _case(session, result, run.effort, place, kept, tell)
-                run.cases.append(result)
-                save()
-        results = [found for case in same if (found := run.of(case))]
-        with _lab(name, place) as session:
-            _shared(session, results, run.effort, place, kept, tell)
-        save()
+            times = min(run.effort.moves, IDLE_TIMES)
+            run.fixed = limit.fixed(lab.session().lab, place / "idle", run.effort.threads, times)
+        for _, group in groupby(cases, key=lambda case: (case.kind, case.gb)):
+            same = list(group)
+            for case in same:
+                if run.of(case) is None:
+                    run.cases.append(_case(lab, case, run.effort, place, kept, tell))
+                    save()
+            results = [found for case in same if (found := run.of(case))]
+            _shared(lab, results, run.effort, place, kept, tell)
+            save()
     run.complete = True
     save()
 
 
-def _lab(name: str, place: Path) -> AbstractContextManager[LabSession]:
-    """A lab of its own for each case: none finds what another has left, or broken."""
-    return a_lab(name, place, "--hosts", "2", "--timeouts", TIMEOUTS)
+class CaseLab:
+    """A lab of two hosts, made anew after something went wrong on it."""
+
+    def __init__(self, name: str, place: Path, cleanup: ExitStack) -> None:
+        self._name, self._place = name, place
+        self._up = cleanup.enter_context(ExitStack())
+        self._session: LabSession | None = None
+
+    def session(self) -> LabSession:
+        if self._session is None:
+            options = ("--hosts", "2", "--timeouts", TIMEOUTS)
+            self._session = self._up.enter_context(a_lab(self._name, self._place, *options))
+        return self._session
+
+    @contextmanager
+    def trouble_noted(self, result: Result, what: str) -> Iterator[None]:
+        """A failure costs one figure, not the run; the page and the exit code tell of it."""
+        try:
+            yield
+        except (AssertionError, LiveshiftError) as trouble:
+            result.failed[what] = str(trouble)[:2000]
+            self._session = None
+            self._up.close()
 
 
-def _case(
-    session: LabSession, result: Result, effort: Effort, place: Path, kept: Path, tell: Tell
-) -> None:
-    case = result.case
+def _case(lab: CaseLab, case: Case, effort: Effort, place: Path, kept: Path, tell: Tell) -> Result:
+    result = Result(case)
 
     def said(text: str) -> None:
         tell(f"{case.name}: {text}")
 
-    for host in ("h0", "h1"):
-        labs.link(session.lab, host, rate=LINKS[case.link])
+    def session() -> LabSession:
+        found = lab.session()
+        for host in ("h0", "h1"):
+            labs.link(found.lab, host, rate=LINKS[case.link])
+        return found
+
     said("bare copy")
-    result.limit = Limits(limit.rate(session.lab), 0.0, 0.0)
-    with _trouble_noted(result, "by hand"):
+    result.limit = Limits(limit.rate(session().lab), 0.0, 0.0)
+    with lab.trouble_noted(result, "by hand"):
         if effort.hands and not _lacks(result, "by hand"):
-            log = kept / f"{case.name}-by-hand.jsonl"
-            out = place / "by-hand"
-            result.by_hand = by_hand.measure(session.lab, case, effort, out, log, said)
-    with _trouble_noted(result, "ours"):
+            log, out = kept / f"{case.name}-by-hand.jsonl", place / "by-hand"
+            result.by_hand = by_hand.measure(session().lab, case, effort, out, log, said)
+    with lab.trouble_noted(result, "ours"):
         if not _lacks(result, "ours"):
             log = kept / f"{case.name}.jsonl"
-            found = moves.measure(session, case, effort, log, said)
+            found = moves.measure(session(), case, effort, log, said)
             result.moves, result.resident_bytes, result.steps = found
+    return result
 
 
 def _lacks(result: Result, what: str) -> bool:
@@ -102,26 +125,21 @@ def _lacks(result: Result, what: str) -> bool:
     return bool(why)
 
 
-@contextmanager
-def _trouble_noted(result: Result, what: str) -> Iterator[None]:
-    """A failure costs one figure, not the run; it is told in the page and by the exit code."""
-    try:
-        yield
-    except (AssertionError, LiveshiftError) as trouble:
-        result.failed[what] = str(trouble)[:2000]
-
-
 def _shared(
-    session: LabSession, results: list[Result], effort: Effort, place: Path, kept: Path, tell: Tell
+    lab: CaseLab, results: list[Result], effort: Effort, place: Path, kept: Path, tell: Tell
 ) -> None:
     """Restarts and the run that nobody touches, once for all links of a job."""
     case = results[0].case
     told = f"{case.kind}, {case.gb:g} GB"
     first = results[0]
-    with _trouble_noted(first, "restart"):
+    with lab.trouble_noted(first, "restart"):
         if effort.restarts and not first.restarts and not _lacks(first, "restart"):
             first.restarts = restart.measure(
-                session.lab, case, effort, place / "restart", lambda text: tell(f"{told}: {text}")
+                lab.session().lab,
+                case,
+                effort,
+                place / "restart",
+                lambda text: tell(f"{told}: {text}"),
             )
     for result in results[1:]:
         result.restarts = first.restarts
