@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 @pytest.fixture(scope="module")
 def lab(new_lab: NewLab) -> LabSession:
     """With little patience: a boundary is looked for for 1.5 s, a silent agent waited for 2 s."""
-    return new_lab("--hosts", "4", "--timeouts", "collective=60")
+    # Without pre-copy a freeze takes some seconds on a slow link: time in which to do harm.
+    return new_lab("--hosts", "4", "--timeouts", "collective=60", "--precopy", "enabled=false")
 
 
 def quiesced(job: Job) -> str:

@@ -30,7 +30,8 @@ SLOW = "300mbit"
 
 @pytest.fixture(scope="module")
 def lab(new_lab: NewLab) -> LabSession:
-    return new_lab("--hosts", "3")
+    # All of the memory goes while the job stands: then there is time to do harm.
+    return new_lab("--hosts", "3", "--precopy", "enabled=false")
 
 
 @pytest.fixture(scope="module")

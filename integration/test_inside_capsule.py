@@ -56,7 +56,8 @@ class Inside:
 @pytest.fixture(scope="module")
 def lab(new_lab: NewLab, open_python: OpenPython) -> LabSession:
     """Three hosts, and a place on each for a capsule of every job below."""
-    return new_lab("--hosts", "3", "--slots", "4", python=open_python.python)
+    options = ("--precopy", "enabled=false")  # so that an image takes its time to come
+    return new_lab("--hosts", "3", "--slots", "4", *options, python=open_python.python)
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def a_chain(session: LabSession, name: str = "chain") -> Job:
 
 
 def test_lab_down_with_a_running_job_and_one_on_its_way(session: LabSession) -> None:
-    session.up("--hosts", "3", "--slots", "2")
+    session.up("--hosts", "3", "--slots", "2", "--precopy", "enabled=false")
     staying, leaving = a_chain(session, "staying"), a_chain(session, "leaving")
     assert staying.seen(0).host == "h0"
     session.cli("lab", "link", "h2", "--rate", "2mbit")

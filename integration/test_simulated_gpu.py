@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 
 @pytest.fixture(scope="module")
 def lab(new_lab: NewLab, place: Path) -> LabSession:
-    return gpu_lab(new_lab, place, {f"h{host}": (1024,) for host in range(4)}).session
+    sizes = {f"h{host}": (1024,) for host in range(4)}
+    return gpu_lab(new_lab, place, sizes, "--precopy", "enabled=false").session
 
 
 @pytest.fixture(scope="module")

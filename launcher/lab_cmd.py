@@ -113,6 +113,22 @@ def up(
             help="Of the cluster file's table gpu, such as fast_path=off; repeatable.",
         ),
     ] = None,
+    wire: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--wire",
+            metavar="KEY=VALUE,…",
+            help="Of its table wire, such as streams=8; repeatable.",
+        ),
+    ] = None,
+    precopy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--precopy",
+            metavar="KEY=VALUE,…",
+            help="Of its table precopy, such as enabled=false; repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Make a cluster of virtual hosts on this machine, with an agent in each. Needs root.
 
@@ -130,7 +146,11 @@ def up(
         local=local or (),
         shared=shared or (),
         timeouts=_by_key("--timeouts", timeouts, "suspicion=1.5"),
-        gpu=_by_key("--gpu", gpu, "fast_path=off"),
+        tables={
+            "gpu": _by_key("--gpu", gpu, "fast_path=off"),
+            "wire": _by_key("--wire", wire, "streams=8"),
+            "precopy": _by_key("--precopy", precopy, "enabled=false"),
+        },
         console=render.err(),
     )
     render.out().print(f"lab {made.name} is up: {' '.join(made.hosts)}", soft_wrap=True)

@@ -27,7 +27,7 @@ from liveshift.launcher.lab import (
 )
 from liveshift.launcher.lab.tasks import Task
 from liveshift.runtime import config
-from liveshift.runtime.config import FastPath
+from liveshift.runtime.config import Compress, FastPath
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="changing a lab needs root")
 
@@ -161,15 +161,26 @@ class TestClusterFile:
 
     def test_gpu_settings_are_given_by_their_keys(self, tmp_path: Path) -> None:
         given = {"libraries": "/opt/nvidia/lib", "fast_path": "off"}
-        made = plan.cluster("a", 1, tmp_path, gpu=given).gpu
+        made = plan.cluster("a", 1, tmp_path, tables={"gpu": given}).gpu
         assert (made.libraries, made.fast_path) == (Path("/opt/nvidia/lib"), FastPath.OFF)
-        with pytest.raises(Refused, match='no GPU setting "speed"') as refused:
-            plan.cluster("a", 1, tmp_path, gpu={"speed": "1"})
+        with pytest.raises(Refused, match='no setting of gpu "speed"') as refused:
+            plan.cluster("a", 1, tmp_path, tables={"gpu": {"speed": "1"}})
         assert "there are: libraries, fast_path, verify" in (refused.value.hint or "")
         with pytest.raises(
             ConfigError, match=r'gpu\.fast_path: found "no", expected "auto" or "off"'
         ):
-            plan.cluster("a", 1, tmp_path, gpu={"fast_path": "no"})
+            plan.cluster("a", 1, tmp_path, tables={"gpu": {"fast_path": "no"}})
+
+    def test_how_memory_goes_is_given_by_keys(self, tmp_path: Path) -> None:
+        given = {
+            "wire": {"streams": "8", "compress": "never"},
+            "precopy": {"enabled": "false", "slow_down": "0.5"},
+        }
+        made = plan.cluster("a", 1, tmp_path, tables=given)
+        assert (made.wire.streams, made.wire.compress) == (8, Compress.NEVER)
+        assert (made.precopy.enabled, made.precopy.slow_down) == (False, 0.5)
+        with pytest.raises(ConfigError, match=r'precopy\.enabled: found "no"'):
+            plan.cluster("a", 1, tmp_path, tables={"precopy": {"enabled": "no"}})
 
 
 class TestMounts:

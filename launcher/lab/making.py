@@ -29,16 +29,16 @@ def up(
     local: Sequence[str] = (),
     shared: Sequence[str] = (),
     timeouts: Mapping[str, str] | None = None,
-    gpu: Mapping[str, str] | None = None,
+    tables: plan.Tables | None = None,
     console: Console | None = None,
 ) -> Lab:
     """Make a lab and return it once every agent is up.
 
     ``spare`` and ``memory``, by host, go into the cluster file, ``slots`` for all, ``timeouts`` (in
-    seconds) and ``gpu`` by their keys there. ``local``: directories that every host has for itself.
-    ``shared``: directories below a private place (/tmp …) that all hosts shall see; where the
-    program lives and the current directory always are. A lab of that name that no longer runs is
-    replaced. A terminal shows the progress.
+    seconds) and those of ``tables`` by their keys there. ``local``: directories that every host has
+    for itself. ``shared``: directories below a private place (/tmp …) that all hosts shall see;
+    where the program lives and the current directory always are. A lab of that name that no longer
+    runs is replaced. A terminal shows the progress.
 
     Raises Refused when it runs, ConfigError, NotPermitted without root, LiveshiftError when
     something fails. Whatever is raised, a Ctrl-C too, nothing is left.
@@ -55,7 +55,7 @@ def up(
             local=local,
             shared=shared,
             timeouts=timeouts,
-            gpu=gpu,
+            tables=tables,
         ) as lab,
     ):
         say("switch", 0)
@@ -89,7 +89,7 @@ def fresh(
     local: Sequence[str] = (),
     shared: Sequence[str] = (),
     timeouts: Mapping[str, str] | None = None,
-    gpu: Mapping[str, str] | None = None,
+    tables: plan.Tables | None = None,
 ) -> Iterator[Lab]:
     """A lab that is but a directory, held by its lock: lab.json, cluster file, keys.
 
@@ -97,7 +97,8 @@ def fresh(
     """
     directory = root() / plan.checked_name(name)
     local = plan.local_directories(local)
-    libraries = [path for key, path in (gpu or {}).items() if key == "libraries" and path]
+    gpu = (tables or {}).get("gpu", {})
+    libraries = [path for key, path in gpu.items() if key == "libraries" and path]
     wanted = [*plan.needed_directories(), *map(_directory, [*shared, *libraries]), str(directory)]
     back = plan.brought_back(wanted, local)
     mounted = plan.machine_mounts(Path("/proc/self/mountinfo").read_text(), local)
@@ -110,7 +111,7 @@ def fresh(
         memory=memory,
         shared=[*back, *mounted],
         timeouts=timeouts,
-        gpu=gpu,
+        tables=tables,
     )
     if os.geteuid() != 0:
         raise NotPermitted(

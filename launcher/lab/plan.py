@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
@@ -22,7 +23,19 @@ from typing import Any
 
 from ...criu_glue.mounts import PSEUDO
 from ...errors import ConfigError, Refused
-from ...runtime.config import SCHEMA, Cluster, Endpoint, Env, Files, Gpu, Host, Paths, Timeouts
+from ...runtime.config import (
+    SCHEMA,
+    Cluster,
+    Endpoint,
+    Env,
+    Files,
+    Gpu,
+    Host,
+    Paths,
+    Precopy,
+    Timeouts,
+    WireSettings,
+)
 from ...runtime.config_values import Unfit
 
 CONTROL = "ctl"
@@ -164,6 +177,10 @@ def mounts(directory: Path, host: str, shared: Sequence[str], local: Sequence[st
     return [*options, "--proc"]
 
 
+Tables = Mapping[str, Mapping[str, str]]
+"""Of the cluster file: gpu, wire, precopy; their keys, and values as on a command line."""
+
+
 def cluster(
     name: str,
     hosts: int,
@@ -174,12 +191,13 @@ def cluster(
     memory: Mapping[str, str] | None = None,
     shared: Sequence[str] = (),
     timeouts: Mapping[str, str] | None = None,
-    gpu: Mapping[str, str] | None = None,
+    tables: Tables | None = None,
 ) -> Cluster:
     """The lab's cluster file; raises ConfigError or Refused when the lab is not possible."""
+    given = tables or {}
     names = host_names(hosts)
-    for key, given in (("spare", spare), ("memory", memory)):
-        if unknown := sorted(set(given or {}) - set(names)):
+    for key, by_host in (("spare", spare), ("memory", memory)):
+        if unknown := sorted(set(by_host or {}) - set(names)):
             raise Refused(
                 f"{key} of {unknown[0]}: no such host in a lab of {hosts}",
                 hint=f"its hosts are: {', '.join(names)}",
@@ -202,8 +220,20 @@ def cluster(
         env=Env(set_={"PYTHONUNBUFFERED": "1"}),
         paths=Paths(keys=directory / "keys", criu=Path(os.path.abspath(criu)) if criu else None),
         timeouts=Timeouts(**_table("timeouts", "timeout", timeouts or {}, float)),
-        gpu=Gpu(**_table("gpu", "GPU setting", gpu or {}, str)),
+        gpu=Gpu(**_table("gpu", "setting of gpu", given.get("gpu", {}), _value)),
+        wire=WireSettings(**_table("wire", "setting of wire", given.get("wire", {}), _value)),
+        precopy=Precopy(
+            **_table("precopy", "setting of precopy", given.get("precopy", {}), _value)
+        ),
     )
+
+
+def _value(text: str) -> object:
+    """As TOML would read it; a bare word is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def _table(
