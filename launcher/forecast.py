@@ -80,18 +80,21 @@ def lines(rows: Iterable[MigrationRow]) -> list[str]:
 def now(row: MigrationRow) -> str:
     """How a move under way stands with respect to its standstill, in a line; often empty."""
     total = row.precopy.stop_s if row.precopy and row.precopy.stop_s is not None else None
+    about = "about "
     if total is None and row.predicted is not None:
         total = row.predicted.seconds
-    about = "" if total is None else q.seconds(total)
+        about = "at most " if prediction.at_most(row.predicted) else about
+    about = "" if total is None else about + q.seconds(total)
     if row.state in STANDING and row.frozen_s:
-        of = f" of about {about}" if about else ""
+        of = f" of {about}" if about else ""
         return f"stands still for {q.seconds(row.frozen_s)}{of}"
     if row.state not in COPYING:
         return ""
-    will = f"standstill about {about}" if about else ""
+    will = f"standstill {about}" if about else ""
     if (seen := row.precopy) is None:
         return will
-    words = [f"round {seen.round}: {q.size(seen.dirty)} dirty", q.rate(seen.rate)]
+    dirty = f": {q.size(seen.dirty)} dirty" if seen.dirty else ""  # not looked at yet
+    words = [f"round {seen.round}{dirty}", q.rate(seen.rate)]
     if seen.slow_down is not None:
         words.append(f"job {q.share(seen.slow_down, 1.0)} slower")
     return ", ".join([*words, *filter(None, [will])])

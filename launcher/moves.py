@@ -196,7 +196,8 @@ def stood_still(row: MigrationRow) -> str:
 
 def sum_up(row: MigrationRow) -> str:
     """``stood still 0.700 s (predicted 0.810 s), image 246 MB at 612 MB/s``."""
-    at = f" at {q.rate(row.link_rate)}" if row.link_rate else ""
+    beside = row.precopy is not None  # then the link was busy for a moment only
+    at = f" at {q.rate(row.link_rate)}" if row.link_rate and not beside else ""
     image = f", image {q.size(row.image_bytes)}{at}" if row.image_bytes else ""
     before = ""
     if (seen := row.precopy) is not None:

@@ -16,8 +16,10 @@ from .resident import Resident
 
 log = logging.getLogger("liveshift.forecast")
 
-LOOK_S = 1.0
-"""How long a capsule is watched for how much it writes."""
+LOOKS, LOOK_S = 5, 0.2
+"""How often, and for how long each time, it is looked at how much a capsule writes. About as long
+as between a last round and the boundary: in longer ones what is written again and again counts
+once."""
 
 
 def look(resident: Resident, settings: Precopy, watch: bool) -> tuple[Footprint, float | None, str]:
@@ -26,18 +28,22 @@ def look(resident: Resident, settings: Precopy, watch: bool) -> tuple[Footprint,
     The last is empty where its memory can be copied while it trains.
     """
     why = full_dump_because(resident, settings)
-    rate = look_at_writing(resident, LOOK_S) if watch and not why else None
+    rate = look_at_writing(resident) if watch and not why else None
     return footprint(resident.room), rate, why
 
 
-def look_at_writing(resident: Resident, seconds: float) -> float | None:
-    """Bytes a second that its processes write anew, watched for so long; None where that can't be
-    seen."""
+def look_at_writing(resident: Resident) -> float | None:
+    """Bytes a second that its processes write anew, in the busiest of some looks; None where that
+    can't be seen."""
     tracker = MemoryTracker(lambda: [task.pid for task in tasks(resident.room)])
     try:
         tracker.look()
-        time.sleep(seconds)
-        return tracker.look() / seconds
+        most = 0.0
+        for _ in range(LOOKS):
+            began = time.monotonic()
+            time.sleep(LOOK_S)
+            most = max(most, tracker.look() / (time.monotonic() - began))
+        return most
     except LiveshiftError as error:
         log.warning("%s: what it writes cannot be seen: %s", resident.spec.name, error)
         return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..errors import LiveshiftError, StepFailed
 from .config import Cluster
 from .jobs import Capsule, Job
-from .messages import Inspected, Message, Prediction
+from .messages import Inspected, Message, Prediction, Reserved
 
 if TYPE_CHECKING:
     from .migration import Move
@@ -52,7 +52,7 @@ class Ground(Protocol):
     def another_spare(self, move: Move) -> str:
         """A host that could take the capsule instead; raises Refused when there is none."""
 
-    def predict(self, capsule: Capsule, to: str, look: Inspected) -> Prediction:
+    def predict(self, capsule: Capsule, to: str, look: Inspected, reserved: Reserved) -> Prediction:
         """The standstill of a move to a host, of a capsule that looks like this."""
 
     def tell(self, move: Story, text: str) -> None:

@@ -26,7 +26,7 @@ from .gpu_asked import left
 from .ground import Gone, Ground, as_ours, expected_bytes, limit_bytes
 from .jobs import Capsule, Job
 from .messages import MigrationRow
-from .prediction import besides_memory
+from .prediction import besides_memory, sharpened
 from .steps import ALLOWED, Step
 from .story import Story
 from .timeline import Timeline
@@ -138,11 +138,11 @@ class Move(Story):
             )
             self._look = look
             self.times.expected_bytes = expected_bytes(look)
-            self.predicted = self._ground.predict(self.capsule, self.destination, look)
             wanted = []
             if self.to_gpu:
                 wanted.append((left(self.capsule.name, look.gpu, self.from_gpu), self.to_gpu))
             reserved = await self._reserve(look, self.source, self.destination, limit, wanted)
+            self.predicted = self._ground.predict(self.capsule, self.destination, look, reserved)
             tasks = len(look.survey.pids)
             detail.append(f"{tasks} task{'s' if tasks != 1 else ''}")
         return reserved
@@ -171,6 +171,8 @@ class Move(Story):
         moved = await self._ask(self.source, precopy, limit, messages.Moved)
         self.times.take(moved.phases, began)
         self._tell_of_memory(moved.phases)
+        if self.predicted is not None and self.precopy is not None:
+            self.predicted = sharpened(self.predicted, self.precopy)
 
     async def _freeze(self) -> None:
         """The job stands still from here: dump into the wire, held frozen at the source.

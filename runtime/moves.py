@@ -23,7 +23,7 @@ from .link import Switchboard
 from .messages import Message, MigrationRow
 from .migration import Move
 from .ownership import BEFORE_COMMIT, Ruling, Side, may_pass, rule
-from .prediction import FULL_DUMP, PRECOPY, Load, learn, predict, rate_between
+from .prediction import Load, learn, predict, rate_between
 from .spares import choose_destination
 from .steps import ENDS, Step
 from .story import Story
@@ -159,7 +159,7 @@ class Moves:
         checks = [("destination", f"{destination}, {why}"), *reserved.checks]
         return messages.Planned(
             capsule.name, capsule.host, destination, checks, expected_bytes(look),
-            look.carried_bytes, self.predict(capsule, destination, look),
+            look.carried_bytes, self.predict(capsule, destination, look, reserved),
         )  # fmt: skip
 
     async def plan_swap(self, job: Job, capsule: Capsule, gpu: GpuAsked) -> messages.Planned:
@@ -190,12 +190,13 @@ class Moves:
         self._fleet.journal.commit(capsule.name, host, epoch)
         capsule.host, capsule.epoch, capsule.granted = host, epoch, False
 
-    def predict(self, capsule: Capsule, to: str, look: messages.Inspected) -> messages.Prediction:
+    def predict(
+        self, capsule: Capsule, to: str, look: messages.Inspected, reserved: messages.Reserved
+    ) -> messages.Prediction:
+        load = Load.of(look, look.full_dump or reserved.full_dump)
         rows = self._fleet.journal.migrations_in(Step.DONE.value, LESSONS)
-        lessons = learn(
-            rows, FULL_DUMP if look.full_dump else PRECOPY, capsule.name.partition("/")[0]
-        )
-        return predict(Load.of(look), lessons, rate_between(rows, capsule.host, to))
+        lessons = learn(rows, load.way, capsule.name.partition("/")[0])
+        return predict(load, lessons, rate_between(rows, capsule.host, to))
 
     def tell(self, move: Story, text: str) -> None:
         log.warning("%s: %s", move.name, text)

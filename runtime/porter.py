@@ -257,7 +257,7 @@ class Porter:
             preflight.check, ask.survey, ask.facts, self.facts, self._criu, offered, gpus
         )
         if ask.dry_run:
-            return messages.Reserved(rows, "", gpus.pairs, gpus.plain)
+            return messages.Reserved(rows, "", gpus.pairs, gpus.plain, MemoryTracker.probe())
         name = ask.spec.name
         self._house.refuse_older(ask)
         if name in self._house.capsules and self._house.capsules[name].code is None:

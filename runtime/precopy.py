@@ -131,9 +131,9 @@ class Precopy:
             self.lanes.pages(chunk, release)
             self._reporter.moved(len(chunk))
 
-        self._reporter.round_began(self._number + 1, 0)
+        self._reporter.round_began(self._number + 1)
         try:
-            done = self.tracker.round(sink, self._pace)
+            done = self.tracker.round(sink, self._pace, self._reporter.listed)
         except Stopped:
             return None
         self.lanes.finish()

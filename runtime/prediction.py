@@ -8,8 +8,8 @@ cluster: the median of seen over untaught, of the same job's moves where there a
 
 Where memory is copied while the job trains, what it writes meanwhile goes over at the standstill.
 A round that sends D bytes at r bytes a second lets a job that writes w bytes a second write D·w/r
-anew, and what it writes while the tracker looks and the ranks come to their boundary (c seconds)
-comes to it: rounds shrink towards D = w·c / (1 - w/r), where w < r.
+anew, and what it writes between two rounds, while the tracker looks and while the ranks come to
+their boundary (c seconds) comes to it: rounds shrink towards D = w·c / (1 - w/r), where w < r.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
+import msgspec
+
 from ..criu_glue.footprint import Footprint
-from .messages import Inspected, MigrationRow, Part, Prediction
+from .messages import Inspected, MigrationRow, Part, Prediction, Rounds
 from .steps import Step
 
 PRECOPY, FULL_DUMP = "pre-copy", "full dump"
@@ -37,8 +39,10 @@ HANDOVER_S = 0.05
 """Promise, commit, checks of the image, grant, network open, gates open."""
 LOOK_S, LOOK_BYTE_S = 0.01, 12e-3 / 2**30
 """A tracker's last look, besides sending what it finds; per byte, in small pages."""
+NAP_S = 0.05
+"""Between two rounds, once they bring nothing more."""
 LINK, SHM, EAGER, FILL = 1.3e9, 0.5e9, 3.3e9, 3.0e9
-"""Bytes per second: memory onto the wire; /dev/shm; read back by CRIU; put in place by us."""
+"""Bytes per second: memory onto the wire; /dev/shm; memory read back by CRIU, or by us."""
 
 WRONG_BY = 30.0
 """No part is corrected by more than this factor, either way."""
@@ -49,13 +53,12 @@ PART_OF = {
     "quiesce": "quiesce",
     "lock": "lock",
     "dump": "dump",
-    "delta": "memory",
+    "memory": "memory",
     "ship": "memory",
     "files": "files",
     "gpu save": "gpu save",
     "gpu memory": "gpu save",
     "restore": "restore",
-    "fill": "fill",
     "gpu restore": "gpu restore",
 }
 """Which part a phase belongs to; all others of the standstill, and gaps between, are handover."""
@@ -76,8 +79,12 @@ class Load:
     dirty_rate: float | None = None
     full_dump: str = ""
 
+    @property
+    def way(self) -> str:
+        return FULL_DUMP if self.full_dump else PRECOPY
+
     @classmethod
-    def of(cls, look: Inspected) -> Load:
+    def of(cls, look: Inspected, full_dump: str = "") -> Load:
         """As its source has seen the capsule."""
         survey, tasks = look.survey, len(look.survey.pids)
         return cls(
@@ -85,7 +92,7 @@ class Load:
             survey.shared_memory,
             look.gpu.total if look.gpu else 0,
             look.dirty_rate,
-            look.full_dump,
+            full_dump,
         )
 
 
@@ -122,17 +129,15 @@ def predict(load: Load, lessons: Lessons | None = None, rate: float | None = Non
     parts.append(_part(lessons, "files", FILES_S + load.files / SHM, load.files, listed))
     if load.device_memory:
         parts.append(_device(lessons, "gpu save", load.device_memory))
-    if full:
-        restore += (size.private + mapped) / EAGER
-    parts.append(_part(lessons, "restore", restore, None, tasks))
-    if not full:
-        parts.append(_part(lessons, "fill", size.private / FILL, size.private))
+    put = size.private + (mapped if full else 0)
+    restore += put / (EAGER if full else FILL)
+    parts.append(_part(lessons, "restore", restore, put, tasks))
     if load.device_memory:
         parts.append(_device(lessons, "gpu restore", load.device_memory))
     parts.append(_part(lessons, HANDOVER, HANDOVER_S, None, "commit, checks, grant, network"))
     unknown = any(part.seconds is None for part in parts)
     return Prediction(
-        FULL_DUMP if full else PRECOPY, load.full_dump, sum(part.seconds or 0.0 for part in parts),
+        load.way, load.full_dump, sum(part.seconds or 0.0 for part in parts),
         parts, size.private, lessons.moves,
         "device memory, which no earlier move of this cluster tells of" if unknown else "",
     )  # fmt: skip
@@ -157,9 +162,29 @@ def _delta(load: Load, rate: float) -> tuple[int, str]:
     said = f"{_size(written)}/s written"
     if written >= rate:
         return private, f"all of it: {said}"
-    between = _look_s(private) + QUIESCE_S
+    between = _look_s(private) + NAP_S + QUIESCE_S
     delta = min(private, int(written * between / (1 - written / rate)))
     return delta, f"of {_size(private)}: {said}"
+
+
+def at_most(prediction: Prediction) -> bool:
+    """Whether all memory is counted for lack of anything better."""
+    return any(p.name == "memory" and p.bytes == prediction.memory for p in prediction.parts)
+
+
+def sharpened(prediction: Prediction, rounds: Rounds) -> Prediction:
+    """With what the last round of the pre-copy has found in place of what was assumed."""
+    if prediction.way != PRECOPY or rounds.stop_s is None:
+        return prediction
+    parts = list(prediction.parts)
+    for n, part in enumerate(parts):
+        if part.name == "memory" and part.seconds is not None:
+            untaught = _look_s(prediction.memory) + rounds.dirty / (rounds.best or LINK)
+            said = f"as the last of {_count(rounds.round, 'round', 'rounds')} found"
+            factor = part.seconds / part.untaught if part.untaught else 1.0
+            parts[n] = Part(part.name, untaught * factor, rounds.dirty, said, untaught)
+    total = sum(part.seconds or 0.0 for part in parts)
+    return msgspec.structs.replace(prediction, parts=parts, seconds=total)
 
 
 def rate_between(rows: Iterable[MigrationRow], one: str, other: str) -> float | None:

@@ -44,26 +44,32 @@ class Reporter:
         self._round = 0
         self._dirty = 0
         self._bytes = 0
-        self._left = 0
+        self._before = 0  # bytes sent until this round began
+        self._ended = False  # what is not sent by then need not be: zeros, what is there already
         self._delta: int | None = None  # what the last round found written since the one before
         self._slow_down: float | None = None
         self._best = 0.0
         self._seen: deque[tuple[float, int]] = deque()  # (when, bytes until then)
         self._told = float("-inf")
 
-    def round_began(self, number: int, dirty: int) -> None:
-        """Round ``number`` (from 1) begins with about ``dirty`` bytes to send: all there is in the
-        first, later what the one before could not know yet, as far as that is known."""
+    def round_began(self, number: int, dirty: int = 0) -> None:
+        """Round ``number`` (from 1) begins; it has at least ``dirty`` bytes to send."""
         with self._lock:
-            self._round, self._dirty, self._left = number, dirty, dirty
+            self._round, self._dirty = number, dirty
+            self._before, self._ended = self._bytes, False
             self._note()
         self._tell()
 
+    def listed(self, dirty: int) -> None:
+        """So many bytes were found that this round is to send: in the first one all there is."""
+        with self._lock:
+            self._dirty = dirty
+        self._tell()
+
     def moved(self, count: int) -> None:
-        """``count`` bytes more are on their way, or needed none (zero pages, ones it has)."""
+        """``count`` bytes more are on their way."""
         with self._lock:
             self._bytes += count
-            self._left = max(0, self._left - count)
             self._note()
         self._tell()
 
@@ -71,8 +77,7 @@ class Reporter:
         """The round has sent all that it found written, ``dirty`` bytes; ``slow_down``: by which
         share the job was slower than before, None where that was not measured."""
         with self._lock:
-            self._left = 0
-            self._dirty = dirty
+            self._dirty, self._ended = dirty, True
             if self._round > 1:  # the first one sends all there is, written lately or not
                 self._delta = dirty
             if slow_down is not None:
@@ -115,9 +120,10 @@ class Reporter:
 
     def _word(self) -> Progressed:
         rate = self._best or self._rate()
+        left = 0 if self._ended else max(0, self._dirty - (self._bytes - self._before))
         delta = self._delta / rate if self._delta is not None and rate else None
         return Progressed(
-            self._migration, self._round, self._bytes, self._dirty, self._left, self._rate(),
+            self._migration, self._round, self._bytes, self._dirty, left, self._rate(),
             self._slow_down, delta, rate,
         )  # fmt: skip
 

@@ -118,8 +118,10 @@ class Stage:
             raise Refused("no spare can take it")
         return self.spare
 
-    def predict(self, capsule: Capsule, to: str, look: messages.Inspected) -> messages.Prediction:
-        return prediction.predict(prediction.Load.of(look))
+    def predict(
+        self, capsule: Capsule, to: str, look: messages.Inspected, reserved: messages.Reserved
+    ) -> messages.Prediction:
+        return prediction.predict(prediction.Load.of(look, reserved.full_dump))
 
     def tell(self, move: Story, text: str) -> None:
         self.told.append(text)

@@ -60,6 +60,19 @@ def test_a_first_round_tells_nothing_of_what_a_stop_takes() -> None:
     assert told.words[-1].delta_s is None
 
 
+def test_what_is_to_be_sent_may_be_known_late() -> None:
+    told = Told()
+    told.reporter.round_began(1)
+    told.send(1.0, 10 * MB)
+    told.reporter.listed(100 * MB)
+    told.send(1.0, 30 * MB)
+    told.reporter.done()
+    assert (told.words[-1].dirty, told.words[-1].left) == (100 * MB, 60 * MB)
+    told.reporter.round_ended(100 * MB)  # zeros, for example, need not be sent
+    told.reporter.done()
+    assert (told.words[-1].dirty, told.words[-1].left) == (100 * MB, 0)
+
+
 def test_more_than_was_expected_leaves_nothing_over() -> None:
     told = Told()
     told.reporter.round_began(1, 10 * MB)

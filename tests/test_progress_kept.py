@@ -15,7 +15,7 @@ from liveshift.runtime import messages
 from liveshift.runtime.messages import Progressed, Rounds
 from liveshift.runtime.migration import Move
 from liveshift.runtime.orchestrator import Orchestrator
-from liveshift.runtime.prediction import Load, besides_memory, predict
+from liveshift.runtime.prediction import Load, besides_memory, predict, sharpened
 from liveshift.runtime.steps import Step
 
 __all__ = ["brain", "no_waiting"]
@@ -88,7 +88,8 @@ def test_plans_and_moves_learn_from_the_journal(brain: Orchestrator) -> None:
         cast(messages.Inspected, ANSWERS[messages.Inspect]),
         footprint=Footprint(10**9, 0, 1, 1, 0), full_dump="not today",
     )  # fmt: skip
-    first = brain.moves.predict(capsule, "h2", look)
+    reserved = cast(messages.Reserved, ANSWERS[messages.Reserve])
+    first = brain.moves.predict(capsule, "h2", look, reserved)
     assert (first.learnt, first.why) == (0, "not today")
     slow = messages.Phase("dump", 0.0, 10 * first.seconds, None, True)
     for number in range(1, 4):
@@ -97,10 +98,30 @@ def test_plans_and_moves_learn_from_the_journal(brain: Orchestrator) -> None:
             1, 0.0, [slow], None, None, predicted=first,
         )  # fmt: skip
         brain.fleet.journal.save_migration(number, row)
-    taught = brain.moves.predict(capsule, "h2", look)
+    taught = brain.moves.predict(capsule, "h2", look, reserved)
     assert taught.learnt == 3
     assert taught.seconds > 5 * first.seconds
     other = msgspec.structs.replace(look, full_dump="")
-    assert brain.moves.predict(capsule, "h2", other).learnt == 0, (
-        "another way teaches nothing of this one"
-    )
+    fresh = brain.moves.predict(capsule, "h2", other, reserved)
+    assert fresh.learnt == 0, "another way teaches nothing of this one"
+    unable = msgspec.structs.replace(reserved, full_dump="not there either")
+    assert brain.moves.predict(capsule, "h2", other, unable).why == "not there either"
+    assert brain.moves.predict(capsule, "h2", look, unable).why == "not today"
+
+
+def test_the_rounds_sharpen_what_was_predicted() -> None:
+    stage = Stage()
+    said: list[messages.Prediction | None] = []
+
+    def changed(move: Any) -> None:
+        said.append(move.predicted)
+        if move.step is Step.PRECOPYING:
+            move.progressed(WORD)
+
+    stage.changed = changed  # type: ignore[method-assign]
+    move = play(stage)
+    before, after = said[0], move.predicted
+    assert before is not None
+    assert after is not None
+    assert move.precopy is not None
+    assert after == sharpened(before, move.precopy) != before

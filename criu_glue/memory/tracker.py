@@ -99,9 +99,13 @@ class MemoryTracker:
         self._scan(list(self._followed.values()), only_look=True)
         return sum(process.written.size for process in self._followed.values())
 
-    def round(self, sink: Sink, pace: Pace | None = None) -> Round:
+    def round(
+        self, sink: Sink, pace: Pace | None = None,
+        listed: Callable[[int], None] = lambda _: None,
+    ) -> Round:  # fmt: skip
         """Send what was written since the last round; the first one sends everything.
 
+        ``listed`` hears how many bytes that are, as far as it is known: before they are sent.
         Raises Stopped when it is not wanted any more (what was not sent counts as written), and
         what the sink raised, after which this tracker is of no more use.
         """
@@ -112,6 +116,7 @@ class MemoryTracker:
             self._scan(generation)
             there = [process for process in generation if process.pid in self._followed]
             dirty += sum(process.written.size for process in there)
+            listed(dirty)
             sent += self._pull(there, sink, pace or Unhurried())
             # Children may refer to pages of their parents only once those have arrived.
             if sent and not self._ring.wait_all_free(self._stopped):
