@@ -35,8 +35,8 @@ from .dump import COMMON
 from .explain import explain
 from .held import HeldCriu
 from .image_kinds import ImageFile
-from .memory.eager import restore_at_once
 from .memory.fill import FillEngine
+from .memory.tree_memory import TreeMemory
 from .protobuf import Message
 from .room import STDERR_FD, STDOUT_FD, Room, adopt, enter, evict
 from .survey import inner_pid, tasks
@@ -53,9 +53,6 @@ RESUMED = """post-resume)
 AT_DOOR = """post-resume)
     : > at-door
     ;;"""
-
-UNFILLED = "unfilled"
-"""Lies in the images' directory as long as a restored tree's memory is not all there."""
 
 _ABOUT_TASK, _TASK_STOPPED = 3, 3  # criu: images/core.proto (tc), compel's COMPEL_TASK_STOPPED
 
@@ -77,7 +74,7 @@ class RestoringTree:
         self._room = room
         self._images = images
         self._criu = HeldCriu(images)
-        self._fill: FillEngine | None = None
+        self._memory = TreeMemory(images)
 
     def bring_up(
         self, criu: Criu, pipes: dict[int, int], deadline_s: float, *,
@@ -90,18 +87,13 @@ class RestoringTree:
         here. Raises StepFailed: then no task is left here, and the room is empty and locked as
         before.
         """
-        for mark in ("resumed", "at-door", UNFILLED):
+        for mark in ("resumed", "at-door"):
             (self._images / mark).unlink(missing_ok=True)
         options = ["restore", "--log-file", "restore.log", "-v2", "--restore-detached", *COMMON]
         options += ["--leave-stopped"] if stopped else []
-        if fill is not None:
-            self._fill = fill
-            (self._images / UNFILLED).touch()
-            options += ["--lazy-pages"]
         ends: dict[int, int] = {}
         try:
-            if fill is not None:
-                restore_at_once(self._images)
+            options += self._memory.begin(fill, self._room.init)
             for fd in (STDOUT_FD, STDERR_FD):
                 ends[fd] = os.open(f"/proc/{self._room.init}/fd/{fd}", os.O_WRONLY)
             for inode, fd in pipes.items():
@@ -115,7 +107,7 @@ class RestoringTree:
                 pass_fds=tuple(ends.values()),
             )
         except BaseException as error:
-            self._end_fill()
+            self._memory.end()
             if isinstance(error, FileNotFoundError):
                 raise self._failed("its room has ended") from error
             raise
@@ -131,17 +123,15 @@ class RestoringTree:
         if not held:
             self.drop()
             raise self._failed(explain(self._images / "restore.log"))
-        if fill is not None:
-            try:
-                fill.wait(until)
-                (self._images / UNFILLED).unlink()
-            except BaseException:
-                self.drop()
-                raise
+        try:
+            self._memory.wait(until)
+        except BaseException:
+            self.drop()
+            raise
 
     def let_run(self, deadline_s: float) -> None:
         """Open the network and let the tasks run; raises StepFailed when none of them did."""
-        self._need_filled()
+        self._need_memory()
         if self._criu.alive():  # else there are no sockets, and peers would be turned away
             try:
                 self._open_network()
@@ -153,21 +143,21 @@ class RestoringTree:
             self.drop()
             why = explain(self._images / "restore.log") if ended else "CRIU did not finish"
             raise self._failed(why)
-        self._end_fill()
+        self._memory.let_go(lambda: evict(self._room))
         self._criu.close()
         adopt(self._room)
 
     def stop_at_door(self, deadline_s: float) -> None:
         """Have CRIU let go of the tasks, every one of them stopped; raises StepFailed with none
         left when it does not come to that."""
-        self._need_filled()
+        self._need_memory()
         ended = self._criu.tell("go", deadline_s)
         if not (self._images / "at-door").exists():
             why = explain(self._images / "restore.log") if ended else "CRIU did not finish"
         elif moving := self._moving(STOP_S):
             why = f"{moving} was not left stopped"
         else:
-            self._end_fill()
+            self._memory.at_door()
             self._criu.close()
             return
         self.drop()
@@ -178,6 +168,7 @@ class RestoringTree:
 
         ``hold``: what keeps those still that were continued at the door.
         """
+        self._need_memory()
         try:
             # What ends the hold from here on does not let them run.
             _send(self._tree(), signal.SIGSTOP)
@@ -192,12 +183,15 @@ class RestoringTree:
             hold.end()
         finally:  # it runs, whatever became of the hold
             self._open_door(go_on)
+            self._memory.let_go(lambda: evict(self._room))
             adopt(self._room)
 
     def take_up(self) -> None:
         """Go on where an earlier agent left."""
         self._criu.take_up()
-        if self.resumed() and (self._images / "at-door").exists():
+        if self.resumed() and self._memory.lacking():
+            evict(self._room)  # as the keeper does, which may have been killed as well
+        elif self.resumed() and (self._images / "at-door").exists():
             self._open_door(self._to_go_on())
 
     def resumed(self) -> bool:
@@ -211,7 +205,7 @@ class RestoringTree:
         """
         self._criu.tell("stop", STOP_S)
         evict(self._room)
-        self._end_fill()  # not before: what was not filled would read as zeros
+        self._memory.end()  # not before: what was not filled would read as zeros
         if (self._images / "unlocked").exists():
             self._lock_again()
         self._criu.close()
@@ -220,17 +214,11 @@ class RestoringTree:
         (self._images / "unlocked").write_text(f"{time.time():.9f}\n")
         network.unlock(self._room.init)
 
-    def _need_filled(self) -> None:
-        """Raises StepFailed, with no task left, for a tree whose memory an earlier agent was still
-        filling when it ended."""
-        if (self._images / UNFILLED).exists():
+    def _need_memory(self) -> None:
+        """Raises StepFailed, with no task left, for a tree that would run without its memory."""
+        if why := self._memory.lacking():
             self.drop()
-            raise self._failed("its memory was not filled when the agent ended")
-
-    def _end_fill(self) -> None:
-        if self._fill is not None:
-            self._fill.close()
-            self._fill = None
+            raise self._failed(why)
 
     def _open_door(self, pids: list[int]) -> None:
         _send(pids, signal.SIGCONT)

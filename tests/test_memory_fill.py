@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -25,8 +26,9 @@ from liveshift.criu_glue.memory import fill
 from liveshift.criu_glue.memory.fill import FillEngine
 from liveshift.criu_glue.memory.store import MemoryStore, read_table
 from liveshift.criu_glue.memory.tracker import MemoryTracker, Standstill
+from liveshift.criu_glue.memory.tree_memory import UNFILLED
 from liveshift.criu_glue.page_filter import PageFilter
-from liveshift.criu_glue.restore import UNFILLED, RestoringTree
+from liveshift.criu_glue.restore import RestoringTree
 from liveshift.criu_glue.room import Room
 from liveshift.criu_glue.survey import tasks
 from liveshift.criu_glue.tool import Criu
@@ -349,4 +351,94 @@ def test_from_a_running_tree_through_the_store_to_a_running_one(
     assert engine.seen().processes == len(last.table)
     tree.let_run(60)
     assert goes_on(there)
+    assert said(there, output.STDERR) == ""
+
+
+def arrive(scene: Scene, stores: list[MemoryStore]) -> tuple[Parted, Room]:
+    parted = scene.part(CHECKED)
+    there = scene.rooms.empty()
+    parted.bring_files(there)
+    stores.append(memory_parts.keep(parted.memory, parted.images))
+    parted.end_source()
+    return parted, there
+
+
+@as_root
+def test_a_tree_may_run_before_all_of_its_memory_is_there(
+    scene: Scene, stores: list[MemoryStore]
+) -> None:
+    parted, there = arrive(scene, stores)
+    before = len(os.listdir("/proc/self/fd"))
+    engine = FillEngine(parted.images, stores[0], threads=0, early=True)
+    tree = RestoringTree(there, parted.images)
+    tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
+    assert engine.seen().phase == fill.KNOWN
+    tree.let_run(60)
+    assert goes_on(there), "it asks for what it needs"
+    assert (parted.images / UNFILLED).exists()
+    assert engine.seen().faults > 10000
+    assert engine.seen().phase == fill.KNOWN
+    tree.drop()
+    assert tasks(there) == []
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@as_root
+def test_a_tree_that_runs_gets_all_of_its_memory(scene: Scene, stores: list[MemoryStore]) -> None:
+    parted, there = arrive(scene, stores)
+    before = len(os.listdir("/proc/self/fd"))
+    tree = RestoringTree(there, parted.images)
+    engine = FillEngine(parted.images, stores[0], early=True)
+    tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
+    tree.let_run(60)
+    assert goes_on(there)
+    until(lambda: not (parted.images / UNFILLED).exists())
+    until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    assert goes_on(there)
+    assert said(there, output.STDERR) == ""
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+@as_root
+def test_a_tree_without_all_of_its_memory_ends_with_the_agent_that_fills_it(
+    scene: Scene, stores: list[MemoryStore], resumed: bool
+) -> None:
+    parted, there = arrive(scene, stores)
+    child = os.fork()
+    if child == 0:
+        try:
+            tree = RestoringTree(there, parted.images)
+            store = memory_parts.keep(parted.memory, parted.images)
+            engine = FillEngine(parted.images, store, threads=0, early=True)
+            tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
+            if resumed:
+                tree.let_run(60)
+                goes_on(there)
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    until(lambda: not there.alive())
+    assert said(there, output.STDERR) == "", "nothing was ever seen to be missing"
+    lines = [int(n) for n in said(there).split()]
+    assert lines == list(range(len(lines)))
+    tree = RestoringTree(there, parted.images)
+    tree.take_up()
+    assert tree.resumed() == resumed
+    tree.drop()
+
+
+@as_root
+def test_a_tree_that_runs_and_lacks_a_page_is_ended(
+    scene: Scene, stores: list[MemoryStore]
+) -> None:
+    parted, there = arrive(scene, stores)
+    wrong = {pid: {**pages, 0x1000: b"x" * 4096} for pid, pages in parted.memory.items()}
+    stores[0].close()
+    stores[0] = memory_parts.keep(wrong, parted.images)
+    engine = FillEngine(parted.images, stores[0], early=True)
+    tree = RestoringTree(there, parted.images)
+    with contextlib.suppress(StepFailed):  # it may be known before it runs, or only then
+        tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
+        tree.let_run(60)
+    until(lambda: tasks(there) == [])
     assert said(there, output.STDERR) == ""

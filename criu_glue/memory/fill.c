@@ -36,34 +36,42 @@ static const struct image *absent(const struct fill *f) {
     return NULL;
 }
 
+static void reach(struct fill *f, enum fill_phase phase) {
+    f->report.phase = phase;
+    pthread_cond_broadcast(&f->changed);
+    (void)!write(f->wake, &(uint64_t){1}, sizeof(uint64_t));
+}
+
 void fill_judge(struct fill *f) {
-    if (f->drained && f->report.phase == FILL_WAITS)
-        fill_fail(f, "CRIU did not ask for memory");
-    if (f->report.phase != FILL_RUNS || !f->drained)
+    if (!f->drained || f->report.phase >= FILL_FILLED)
         return;
-    for (const struct process *p = f->processes; p != NULL; p = p->next)
-        if (p->pieces.to_do > 0 && !p->lost)
-            return;
     const struct image *image = absent(f);
+    if (f->report.phase == FILL_WAITS) {
+        fill_fail(f, "CRIU did not ask for memory");
+        return;
+    }
     if (image != NULL) {
         fill_fail(f,
                   "CRIU restored no process %" PRIu32 ", of which the table has %" PRIu64 " pages",
                   image->pid, image->pages);
         return;
     }
-    f->report.phase = FILL_FILLED;
-    pthread_cond_broadcast(&f->changed);
-    (void)!write(f->wake, &(uint64_t){1}, sizeof(uint64_t));
+    if (f->report.phase == FILL_RUNS)
+        reach(f, FILL_KNOWN);
+    for (const struct process *p = f->processes; p != NULL; p = p->next)
+        if (p->pieces.to_do > 0 && !p->lost)
+            return;
+    reach(f, FILL_FILLED);
 }
 
 static int start_threads(struct fill *f, uint32_t threads) {
-    f->thread = calloc(threads, sizeof *f->thread);
+    f->thread = calloc(threads + 1, sizeof *f->thread);
     if (f->thread == NULL || pthread_create(&f->events, NULL, fill_events, f) != 0)
         return -1;
     while (f->threads_used < threads &&
            pthread_create(&f->thread[f->threads_used], NULL, fill_copies, f) == 0)
         f->threads_used++;
-    return f->threads_used > 0 ? 0 : -1;
+    return f->threads_used > 0 || threads == 0 ? 0 : -1;
 }
 
 struct fill *fill_start(struct store *s, int listener, uint32_t threads, char *why) {
@@ -74,7 +82,7 @@ struct fill *fill_start(struct store *s, int listener, uint32_t threads, char *w
     }
     f->store = s;
     f->listener = listener;
-    f->connection = -1;
+    f->connection = f->vault = -1;
     f->epoll = epoll_create1(EPOLL_CLOEXEC);
     f->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_mutex_init(&f->lock, NULL);
@@ -99,6 +107,12 @@ struct fill *fill_start(struct store *s, int listener, uint32_t threads, char *w
         return NULL;
     }
     return f;
+}
+
+void fill_keep(struct fill *f, int vault) {
+    pthread_mutex_lock(&f->lock);
+    f->vault = vault;
+    pthread_mutex_unlock(&f->lock);
 }
 
 void fill_settle(struct fill *f) {

@@ -10,20 +10,25 @@ memory that was not filled would read as zeros, so such a tree must not run.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
+import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...errors import StepFailed
 from . import store_library
+from .keeper import Keeper
 from .store import PAGE, MemoryStore
 
 SOCKET = "lazy-pages.socket"
 
-WAITS, RUNS, FILLED, FINISHED, FAILED = range(5)
+WAITS, RUNS, KNOWN, FILLED, FINISHED, FAILED = range(6)
 
 _TICK_MS = 100
 
@@ -46,10 +51,22 @@ class Filled:
 
 class FillEngine:
     """One attempt at a restore in ``images``, from a store that has its table. A fresh one is
-    needed for each attempt, and must be there before CRIU starts."""
+    needed for each attempt, and must be there before CRIU starts.
 
-    def __init__(self, images: Path, store: MemoryStore, threads: int = 0) -> None:
-        """``threads``: as many as there are processors, at most 8, when 0."""
+    ``early``: the tree may run before all is there. It gets what it asks for first, and waits for
+    it; and it depends on this process: should that end before the last page is in its place, the
+    tree ends too (keeper.py).
+    """
+
+    def __init__(
+        self, images: Path, store: MemoryStore, threads: int | None = None, *, early: bool = False
+    ) -> None:
+        """``threads``: as many as there are processors, at most 8, when None; with 0 of them
+        there comes only what the tree asks for."""
+        self.early = early
+        self._keeper: Keeper | None = None
+        self._used = threading.Condition()
+        self._users = 0
         self._ffi, self._calls = store_library.load()
         self._fill = self._ffi.NULL
         self._held = ExitStack()
@@ -57,19 +74,29 @@ class FillEngine:
             opened = undo.enter_context(store.in_use())  # as long as the library reads it
             listener = _listen(images)
             why = self._ffi.new("char[]", store_library.WHY)
-            threads = threads or min(8, len(os.sched_getaffinity(0)))
+            if threads is None:
+                threads = min(8, len(os.sched_getaffinity(0)))
             self._fill = self._calls.fill_start(opened, listener, threads, why)
             if not self._fill:
                 said = self._ffi.string(why).decode("utf-8", "replace")
                 raise StepFailed("restore", f"memory cannot be filled: {said}")
             self._held = undo.pop_all()
 
+    def stand_by(self, init: int) -> None:
+        """Have the room whose process 1 is ``init`` ended with this process; before CRIU starts.
+        Raises OSError."""
+        self._keeper = Keeper(init)
+        with self._in_use() as fill:
+            self._calls.fill_keep(fill, self._keeper.vault.fileno())
+
     def wait(self, until: float) -> Filled:
-        """Return once every page of the table is in its place; CRIU must have restored all of the
-        tree and wait in its hook. Raises StepFailed, also at ``until`` (monotonic seconds); then
-        the tree must be ended before :meth:`close`."""
-        self._calls.fill_settle(self._fill)
-        return self._until(FILLED, until)
+        """Return once every page of the table is in its place, or, when early, all processes are
+        known that have some; CRIU must have restored all of the tree and wait in its hook. Raises
+        StepFailed, also at ``until`` (monotonic seconds); then the tree must be ended before
+        :meth:`close`."""
+        with self._in_use() as fill:
+            self._calls.fill_settle(fill)
+        return self._until(KNOWN if self.early else FILLED, until)
 
     def wait_finished(self, until: float) -> Filled:
         """Return once CRIU has said that the tree goes on: nothing is held of it any more."""
@@ -80,16 +107,34 @@ class FillEngine:
         return self._report(0, 0)
 
     def close(self) -> None:
-        """Let go of everything. May be called again."""
-        fill, self._fill = self._fill, self._ffi.NULL
+        """Let go of everything. May be called again, and while others wait for it."""
+        with self._used:
+            fill, self._fill = self._fill, self._ffi.NULL
+            self._used.wait_for(lambda: self._users == 0)
         if fill:
             self._calls.fill_stop(fill)
             self._held.close()
+            if self._keeper is not None:
+                self._keeper.dismiss()
+
+    @contextmanager
+    def _in_use(self) -> Iterator[Any]:
+        with self._used:
+            if not self._fill:
+                raise StepFailed("restore", "the fill of memory was ended")
+            fill = self._fill
+            self._users += 1
+        try:
+            yield fill
+        finally:
+            with self._used:
+                self._users -= 1
+                self._used.notify_all()
 
     def _until(self, phase: int, until: float) -> Filled:
         while True:
-            left = max(0, int((until - time.monotonic()) * 1000))
-            report = self._report(phase, min(left, _TICK_MS))
+            left = max(0.0, until - time.monotonic()) * 1000
+            report = self._report(phase, math.ceil(min(left, _TICK_MS)))
             if report.phase == FAILED:
                 raise StepFailed("restore", f"memory could not be filled: {report.why}")
             if report.phase >= phase:
@@ -103,7 +148,8 @@ class FillEngine:
 
     def _report(self, phase: int, wait_ms: int) -> Filled:
         report = self._ffi.new("struct fill_report *")
-        self._calls.fill_wait(self._fill, phase, wait_ms, report)
+        with self._in_use() as fill:
+            self._calls.fill_wait(fill, phase, wait_ms, report)
         return Filled(
             report.phase, report.filled * PAGE, report.total * PAGE, report.faults, report.zeros,
             report.present, report.processes, report.events,
