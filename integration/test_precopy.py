@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that is hardly written goes ahead while the job trains, and is what it was wherever the
+job goes; where that cannot be, or fails, the job loses nothing by it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy
+import pytest
+from lab_session import JOBS, LabSession, NewLab, eventually
+from moving_job import Job
+from reference_runs import References
+
+from liveshift.runtime.messages import MigrationRow, Phase
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
+
+COLD = 192 << 20
+STEPS = 220
+
+
+def command(steps: int = STEPS, *more: str) -> tuple[str, ...]:
+    words = ("python", str(JOBS / "cold.py"), "--out", "{out}", "--cold", str(COLD))
+    return (*words, "--steps", str(steps), "--pace", "0.05", *more)
+
+
+@pytest.fixture(scope="module")
+def lab(new_lab: NewLab) -> LabSession:
+    return new_lab("--hosts", "3", "--slots", "2")
+
+
+def phase(row: MigrationRow, name: str) -> Phase:
+    return next(found for found in row.phases if found.name == name)
+
+
+def cold_digests(job: Job) -> list[str]:
+    return [json.loads((job.out / f"final{rank}.json").read_text())["cold"] for rank in (0, 1)]
+
+
+def test_cold_memory_goes_ahead_three_times_in_a_row(
+    lab: LabSession, references: References
+) -> None:
+    job = lab.start("cold", command(), nnodes=2)
+    job.wait_step(20)
+    rows = [job.migrate(1) for _ in range(3)]
+    for row in rows:
+        ahead, memory = phase(row, "pre-copy"), phase(row, "memory")
+        assert (ahead.bytes or 0) > COLD, ahead
+        assert not ahead.frozen
+        assert (memory.bytes or 0) < COLD / 2, "what was not rewritten was not sent again"
+        assert row.image_bytes < COLD / 2, row
+        assert (phase(row, "restore").bytes or 0) > COLD, "and yet all of it was put in place"
+        assert row.precopy is not None
+        assert row.precopy.round >= 2
+    job.assert_same_as_never_moved(references, 2)
+    reference = references.directory(job.argv, 2)
+    for rank, found in enumerate(cold_digests(job)):
+        assert found == json.loads((reference / f"final{rank}.json").read_text())["cold"]
+
+
+def test_memory_that_processes_share_goes_with_a_full_dump_and_stays_shared(
+    lab: LabSession, references: References
+) -> None:
+    job = lab.start("shared", command(STEPS, "--sharers", "2"), nnodes=2)
+    job.wait_step(20)
+    row = job.migrate(1)
+    assert "share 0." in phase(row, "pre-copy").detail
+    assert row.image_bytes > COLD
+    told = " ".join(lab.cli("events", "shared/1").out.split())
+    assert "full dump: its processes share" in told
+    job.assert_same_as_never_moved(references, 2)
+
+
+@contextmanager
+def in_precopy(lab: LabSession, job: Job, to: str) -> Iterator[Callable[[], str]]:
+    """A move that is in its pre-copy, over a link that makes it last; the callable waits for its
+    end, which must be a failure, and returns what it said."""
+    lab.cli("lab", "link", to, "--rate", "100mbit")
+    try:
+        with lab.popen("migrate", f"{job.name}/1", "--to", to) as moving:
+
+            def failed() -> str:
+                out, err = moving.communicate(timeout=90)
+                assert moving.returncode != 0, out
+                return " ".join(err.decode().split())
+
+            def brought() -> int:
+                rows = lab.status().moving
+                return rows[0].precopy.bytes if rows and rows[0].precopy else 0
+
+            eventually(lambda: brought() > 4 << 20, "pages to flow", 30)
+            yield failed
+            moving.kill()
+    finally:
+        lab.cli("lab", "link", to, "--rate", "none", "--mend")
+
+
+@pytest.fixture(scope="module")
+def endless(lab: LabSession) -> Job:
+    job = lab.start("endless", command(100_000, "--enough", "{out}/enough"), nnodes=2)
+    job.wait_step(10)
+    return job
+
+
+@pytest.mark.parametrize("harm", ["source's agent", "destination's agent", "link cut"])
+def test_a_pre_copy_that_fails_leaves_the_job_alone(
+    lab: LabSession, endless: Job, harm: str
+) -> None:
+    before = endless.seen(1)
+    to = next(host for host in ("h0", "h1", "h2") if host != before.host)
+    with in_precopy(lab, endless, to) as failed:
+        if harm == "link cut":
+            lab.cli("lab", "link", to, "--cut")
+        else:
+            lab.stop_agent(before.host if harm == "source's agent" else to)
+        endless.go_on(20, rank=1)
+        assert failed()
+    if harm != "link cut":
+        lab.start_agent(before.host if harm == "source's agent" else to)
+    eventually(lambda: lab.host(to).state == "up", f"{to} to be up", 30)
+    eventually(lambda: lab.host(before.host).state == "up", f"{before.host} to be up", 30)
+    assert endless.seen(1) == before, "the very same processes, where they were"
+    row = endless.migrate(1, to)
+    assert (phase(row, "pre-copy").bytes or 0) > COLD
+    endless.go_on(5)
+
+
+def test_its_memory_is_what_it_wrote(endless: Job) -> None:
+    """Played again here, as jobs/cold.py does it."""
+    endless.stop()
+    steps = len(endless.steps(0))
+    assert steps > 60
+    for rank, found in enumerate(cold_digests(endless)):
+        cold = numpy.random.Generator(numpy.random.SFC64(rank)).integers(
+            0, 1 << 63, COLD // 8, numpy.int64
+        )
+        for step in range(1, steps + 1):
+            at = step * 7919 * 512 % (len(cold) - (1 << 16))
+            cold[at : at + 512] += step
+        assert hashlib.sha256(cold).hexdigest() == found
