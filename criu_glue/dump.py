@@ -74,7 +74,6 @@ class FrozenTree:
                 enter(self._room),
                 criu.command(*self._options(), preload=preload),
                 "post-dump",
-                go=":",
                 environment=page_filter.environment if page_filter else None,
             )
             self._wait_held(until)

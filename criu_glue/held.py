@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A CRIU process that waits in its hook for a verdict, also for an agent that did not start it.
 
-The hook says on one FIFO that it waits and reads the verdict from another. Who CRIU is stands in
-a file beside them, so that an agent that was started anew finds it and decides in the old one's
-place.
+The hook (criu_hook.c) says on one FIFO that it waits and reads the verdict from another. Who CRIU
+is stands in a file beside them, so that an agent that was started anew finds it and decides in the
+old one's place.
 
 The directory of all that is hidden in the room, where CRIU works. CRIU is handed it open and knows
 it by that descriptor, as ``/proc/<its pid>/fd/<n>``; its hook, for which it closes all descriptors,
@@ -21,27 +21,12 @@ import subprocess
 import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 
 from .room import started
 
-RUN = 'here=/proc/$$/fd/$0; exec "$@" --images-dir "$here" --action-script "$here/hook"'
-"""By the shell that becomes CRIU, whose pid in the room nobody knows before."""
-
-HOOK = """#!/bin/sh
-# Run by CRIU in the capsule's namespaces; at {action} it blocks until the agent has decided.
-cd /proc/$PPID/fd/{directory} || exit 1
-case "$CRTOOLS_SCRIPT_ACTION" in
-{action})
-    echo held > held || exit 1
-    read verdict < verdict
-    [ "$verdict" = go ] && [ -d /proc/$PPID ] || exit 1  # CRIU may have been killed meanwhile
-    {go}
-    ;;
-{after}
-esac
-exit 0
-"""
+HOOK = Path(str(files(__package__) / "criu-hook"))
 
 ORPHAN_S = 0.25
 LOST_S = 30.0
@@ -49,7 +34,7 @@ LOST_S = 30.0
 
 
 class HeldCriu:
-    """One CRIU run with a hook that waits. ``directory`` holds its hook, FIFOs and log."""
+    """One CRIU run with a hook that waits. ``directory`` holds its FIFOs and log."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -59,15 +44,15 @@ class HeldCriu:
         self._hooked = False  # a hook may be waiting
 
     def start(
-        self, prefix: Sequence[str], command: Sequence[str], action: str, go: str,
-        after: str = "", pass_fds: Sequence[int] = (),
+        self, prefix: Sequence[str], command: Sequence[str], action: str,
+        mark: tuple[str, str] = ("none", "none"), pass_fds: Sequence[int] = (),
         environment: Callable[[int], Mapping[str, str]] | None = None,
     ) -> None:  # fmt: skip
         """Run CRIU (``command``, entering the room by ``prefix``) on the directory's images.
 
-        ``go`` is what the hook does when told to go on, and ``after`` further cases of the shell's
-        ``case``; both run in the directory. ``environment`` is asked what else CRIU's is to have,
-        given the number of the descriptor that the directory is open under in it.
+        At ``action`` its hook waits. ``mark``: an action at which a file is made in the directory,
+        and its name. ``environment`` is asked what else CRIU's is to have, given the number of the
+        descriptor that the directory is open under in it.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         for name in ("held", "verdict"):
@@ -75,18 +60,19 @@ class HeldCriu:
             os.mkfifo(self.directory / name, 0o600)
         self._listen()
         directory = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        hook = os.open(HOOK, os.O_RDONLY)
         try:
-            text = HOOK.format(action=action, directory=directory, go=go, after=after)
-            self.hook.write_text(text)
-            self.hook.chmod(0o700)
+            own = {"LIVESHIFT_HOOK": " ".join([str(directory), action, *mark])}
+            more = environment(directory) if environment else {}
+            become = [f"/proc/self/fd/{hook}", "--become", str(directory), str(hook)]
             self._process = subprocess.Popen(
-                [*prefix, "sh", "-c", RUN, str(directory), *command],
+                [*prefix, *become, *command],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                pass_fds=(*pass_fds, directory),
-                env={**os.environ, **environment(directory)} if environment else None,
+                pass_fds=(*pass_fds, directory, hook), env={**os.environ, **own, **more},
             )  # fmt: skip
         finally:
             os.close(directory)
+            os.close(hook)
         self._who = (self._process.pid, started(self._process.pid))
         (self.directory / "criu").write_text("{} {}".format(*self._who))
 
@@ -98,10 +84,6 @@ class HeldCriu:
             self._hooked = True
             self._listen()  # a hook that has yet to come finds a reader
         return self.alive()
-
-    @property
-    def hook(self) -> Path:
-        return self.directory / "hook"
 
     def alive(self) -> bool:
         if self._process is not None:
@@ -124,7 +106,7 @@ class HeldCriu:
 
     def tell(self, verdict: str, seconds: float = LOST_S) -> bool:
         """Tell the hook ``go`` or ``stop``, whether it waits already or not, and wait until CRIU
-        has ended; False when it has not within ``seconds``."""
+        has come to its mark or ended; False when it has not within ``seconds``."""
         with contextlib.suppress(FileNotFoundError):  # it was never started
             # Opened for both directions, so that this never blocks and the word is kept. Also for
             # a CRIU that has been killed: its hook waits on.
@@ -132,7 +114,7 @@ class HeldCriu:
             try:
                 os.write(pipe, f"{verdict}\n".encode())
                 if self.alive():
-                    self._wait_end(time.monotonic() + seconds)
+                    return self._wait_end(time.monotonic() + seconds)
                 elif self._hooked:
                     _wait_read(pipe)
             finally:
@@ -150,7 +132,8 @@ class HeldCriu:
 
     def _listen(self) -> None:
         if self._held is None:
-            self._held = os.open(self.directory / "held", os.O_RDONLY | os.O_NONBLOCK)
+            # For both directions: else it would be at its end whenever no hook has it open.
+            self._held = os.open(self.directory / "held", os.O_RDWR | os.O_NONBLOCK)
 
     def _pause(self, until: float) -> None:
         """Until something happens: a word on the FIFO, CRIU's end, or the time being up."""
@@ -160,21 +143,26 @@ class HeldCriu:
             return
         try:
             left = max(0.0, until - time.monotonic())
-            ready, _, _ = select.select([self._held, pidfd], [], [], left)
-            if ready == [self._held]:  # perhaps only the end of file of a writer that has gone
-                time.sleep(0.001)
+            select.select([self._held, pidfd], [], [], left)
         finally:
             os.close(pidfd)
 
-    def _wait_end(self, until: float) -> None:
+    def _wait_end(self, until: float) -> bool:
+        """Whether it has ended, or come to its mark, by then."""
+        assert self._held is not None
         pidfd = self._pidfd()
         if pidfd is None:
-            return
+            return True
         try:
-            select.select([pidfd], [], [], max(0.0, until - time.monotonic()))
+            while (left := until - time.monotonic()) > 0:
+                ready, _, _ = select.select([self._held, pidfd], [], [], left)
+                if pidfd in ready:
+                    break
+                if b"marked" in os.read(self._held, 64):
+                    return True
         finally:
             os.close(pidfd)
-        self.alive()  # reaps our own child
+        return not self.alive()  # reaps our own child
 
     def _pidfd(self) -> int | None:
         assert self._who is not None

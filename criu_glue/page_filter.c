@@ -6,7 +6,8 @@
 //
 // LIVESHIFT_PAGE_FILTER is "<descriptor of CRIU's directory>:<milliseconds>". The ranges come in its
 // file `hide`, one a line: pid, start, end (hexadecimal). The first scan of a task waits for it, as
-// all tasks must have stopped before anyone can tell the ranges; CRIU has no use for it earlier.
+// all tasks must have stopped before anyone can tell the ranges; CRIU has no use for it earlier. It
+// makes a file `asked` then, by which it is known that all of them have.
 // Without the file nothing is hidden. `hidden` then tells how many bytes of address space were.
 
 #define _GNU_SOURCE
@@ -84,6 +85,9 @@ static void read_ranges(void) {
     unsigned patience_ms;
     if (said == NULL || sscanf(said, "%d:%u", &directory, &patience_ms) != 2)
         return;
+    int asked = openat(directory, "asked", O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (asked >= 0)
+        close(asked);
     FILE *f = open_when_there(directory, patience_ms);
     if (f == NULL)
         return;

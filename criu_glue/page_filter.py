@@ -29,7 +29,7 @@ class PageFilter:
         self._directory = directory
         self._patience_s = patience_s
         directory.mkdir(parents=True, exist_ok=True)
-        for name in ("hide", "hidden"):  # of an earlier dump
+        for name in ("hide", "hidden", "asked"):  # of an earlier dump
             (directory / name).unlink(missing_ok=True)
 
     @property
@@ -49,6 +49,10 @@ class PageFilter:
         unfinished = self._directory / "hide.new"
         unfinished.write_text("".join(lines))
         os.rename(unfinished, self._directory / "hide")
+
+    def asked(self) -> bool:
+        """Whether CRIU waits for the ranges: it has stopped every task then."""
+        return (self._directory / "asked").exists()
 
     def hidden(self) -> int:
         """Bytes of address space that CRIU was told to hold no pages; 0: it dumped everything."""

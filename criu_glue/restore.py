@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -45,14 +46,6 @@ from .tool import Criu
 STOP_S = 5.0
 """For a CRIU that was told to stop to take back what it did; then it is killed."""
 
-RESUMED = """post-resume)
-    : > resumed
-    ;;"""
-
-
-AT_DOOR = """post-resume)
-    : > at-door
-    ;;"""
 
 _ABOUT_TASK, _TASK_STOPPED = 3, 3  # criu: images/core.proto (tc), compel's COMPEL_TASK_STOPPED
 
@@ -102,8 +95,7 @@ class RestoringTree:
                 enter(self._room),
                 criu.command(*options),
                 "post-restore",
-                go=":",
-                after=AT_DOOR if stopped else RESUMED,
+                mark=("post-resume", "at-door" if stopped else "resumed"),
                 pass_fds=tuple(ends.values()),
             )
         except BaseException as error:
@@ -144,8 +136,9 @@ class RestoringTree:
             why = explain(self._images / "restore.log") if ended else "CRIU did not finish"
             raise self._failed(why)
         self._memory.let_go(lambda: evict(self._room))
-        self._criu.close()
         adopt(self._room)
+        # CRIU has but to end; a tree that computes may keep it from that for a while.
+        threading.Thread(target=self._criu.close, name="criu-ends", daemon=True).start()
 
     def stop_at_door(self, deadline_s: float) -> None:
         """Have CRIU let go of the tasks, every one of them stopped; raises StepFailed with none

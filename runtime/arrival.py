@@ -142,13 +142,15 @@ class Arrival:
         with watch.phase("restore", frozen=True) as lap:
             devices = self._devices if self._take_saved() else None
             store = self.inbox.memory
-            fill = FillEngine(self.images, store) if store is not None else None
+            early = self._housing.cluster.precopy.post_copy
+            fill = FillEngine(self.images, store, early=early) if store is not None else None
             self._tree.bring_up(
                 criu, manifest.pipes, deadline_s, stopped=devices is not None, fill=fill
             )
             lap.bytes = sum(n for s, (n, _) in manifest.streams.items() if s.startswith("image:"))
             if fill is not None:
                 lap.bytes += fill.seen().bytes
+                lap.detail = "not all of its memory yet (precopy.post_copy)" if early else ""
         if devices is not None:
             try:
                 self._tree.stop_at_door(deadline_s)

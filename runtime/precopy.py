@@ -192,7 +192,7 @@ class Delta:
     def _run(self) -> None:
         tracker = self._precopy.tracker
         try:
-            tracker.wait_frozen(self._until)
+            tracker.wait_frozen(self._until, self._filter.asked)
             self._found = tracker.standstill(self._precopy.lanes.pages, self._filter.hide)
         except BaseException as error:
             self._error = error

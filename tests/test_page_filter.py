@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,28 @@ def test_criu_dumps_no_page_of_what_is_hidden_and_the_tracker_has_sent_all_of_it
     for pid in host_pids(here):
         assert found.ranges[inner_pid(pid)] == anonymous_ranges(pid)
         assert pages.differences(pid, inner_pid(pid), found.table) == []
+    frozen.thaw()
+    tracker.close()
+    assert goes_on(here)
+
+
+@as_root
+def test_who_comes_to_see_them_stand_too_late_is_told_that_they_did(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    """By then CRIU's own code runs in each process, whose first thread stands no more."""
+    here = rooms.start(HOLDER)
+    until(lambda: count(here) > 3)
+    page_filter, pages = PageFilter(place / "images"), Pages()
+    tracker = MemoryTracker(lambda: host_pids(here))
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    with ThreadPoolExecutor() as pool:
+        dumped = pool.submit(frozen.dump, criu, sink, 60, page_filter)
+        until(page_filter.asked)
+        tracker.wait_frozen(time.monotonic() + 5, page_filter.asked)
+        tracker.standstill(pages, page_filter.hide)
+        dumped.result(5)
+    assert page_filter.hidden() > 2 * BIG
     frozen.thaw()
     tracker.close()
     assert goes_on(here)

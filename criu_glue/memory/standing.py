@@ -15,17 +15,20 @@ _STILL = frozenset("tZX")  # proc_pid_stat(5): in a tracing stop, ended
 
 
 def wait_stopped(
-    tasks: Callable[[], Sequence[int]], until: float, given_up: Callable[[], bool] = lambda: False
-) -> None:
+    tasks: Callable[[], Sequence[int]], until: float, given_up: Callable[[], bool] = lambda: False,
+    known: Callable[[], bool] = lambda: False,
+) -> None:  # fmt: skip
     """Return once every thread of ``tasks()`` was seen in a tracing stop, at ``until`` (monotonic
     seconds), or once it is given up, raise TimeoutError, naming one that was not.
 
     For a tracer that stops them one by one and then keeps its hands on them all, as CRIU does:
     what it lets run after that is its own code. Once each thread there is has been seen to stand,
-    and no other has appeared meanwhile, nothing of the program's runs any more.
+    and no other has appeared meanwhile, nothing of the program's runs any more. A thread that runs
+    the tracer's code soon after it was stopped may never be seen standing where processors are
+    busy; then it is the tracer who tells (``known``).
     """
     seen: set[tuple[int, int]] = set()
-    while True:
+    while not known():
         now = _threads(tasks())
         waiting = [thread for thread in now if thread not in seen and not _stands(*thread)]
         seen.update(now.difference(waiting))

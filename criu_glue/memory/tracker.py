@@ -128,11 +128,11 @@ class MemoryTracker:
         seconds = time.monotonic() - began
         return Round(self._rounds - 1, dirty, sent, seconds, len(self._followed), untracked)
 
-    def wait_frozen(self, until: float) -> None:
+    def wait_frozen(self, until: float, known: Callable[[], bool] = lambda: False) -> None:
         """Wait for every task to be stopped by CRIU; raises StepFailed at ``until`` (monotonic), or
-        once nobody wants it any more."""
+        once nobody wants it any more. ``known``: whether CRIU itself lets know that they are."""
         try:
-            wait_stopped(self._tasks, until, self._stopped)
+            wait_stopped(self._tasks, until, self._stopped, known)
         except TimeoutError as late:
             raise StepFailed("freeze", f"CRIU did not stop the tasks in time: {late}") from late
 
