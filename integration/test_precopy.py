@@ -20,7 +20,7 @@ from liveshift.runtime.messages import MigrationRow, Phase
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 
 COLD = 192 << 20
-STEPS = 220
+STEPS = 420
 
 
 def command(steps: int = STEPS, *more: str) -> tuple[str, ...]:
