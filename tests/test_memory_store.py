@@ -162,6 +162,34 @@ def test_equal_pages_are_copied_here_if_they_are_equal(store: MemoryStore) -> No
     assert list(content(store)[8].values()) == expected
 
 
+def test_equal_pages_share_their_place_until_one_is_written(tmp_path: Path) -> None:
+    store = MemoryStore.create(tmp_path, 16 << 20)
+    own = {BASE + n * PAGE: page(n) for n in range(256)}
+    for each in chunks(7, own):
+        store.write(each)
+    taken = (tmp_path / "memory").stat().st_blocks
+    for pid in (8, 9, 10):
+        for at in range(0, 256, 64):
+            likes = [reference(page(n), 7, BASE + n * PAGE) for n in range(at, at + 64)]
+            store.write(chunk(pid, [(BASE + at * PAGE, 64, REFERENCE)], b"".join(likes)))
+    assert (tmp_path / "memory").stat().st_blocks == taken
+    expected = {pid: dict(own) for pid in (7, 8, 9, 10)}
+    for n, (pid, at) in enumerate([(8, 3), (7, 5), (8, 5), (9, 5), (10, 5), (7, 9), (7, 5)]):
+        store.write(chunk(pid, [(BASE + at * PAGE, 1, DATA)], page(1000 + n)))
+        expected[pid][BASE + at * PAGE] = page(1000 + n)
+    store.write(chunk(9, [(BASE + 20 * PAGE, 10, ZERO)]))
+    expected[9].update({BASE + n * PAGE: ZEROS for n in range(20, 30)})
+    store.end(table(expected))
+    assert content(store) == expected
+    store.write(chunk(7, [(BASE, 1, DATA)], page(7), incarnation=2))  # the first one ends
+    for n in range(300):
+        store.write(chunk(11, [(BASE + n * PAGE, 1, DATA)], page(n)))
+    del expected[7]
+    store.end(table(expected))
+    assert content(store) == expected
+    store.close()
+
+
 def test_a_page_that_lies_elsewhere_on_this_host_is_checked(store: MemoryStore) -> None:
     store.write(
         chunk(8, [(BASE, 2, REFERENCE)], reference(page(1), 0, 0) + reference(page(2), 0, 0))
@@ -334,13 +362,15 @@ _OPERATIONS = st.lists(
     st.tuples(
         st.sampled_from([7, 8]),
         st.integers(1, 3),
-        st.lists(st.tuples(st.integers(0, 200), st.integers(1, 40), st.sampled_from([1, 2, 4]))),
+        st.lists(
+            st.tuples(st.integers(0, 200), st.integers(1, 40), st.sampled_from([1, 2, 3, 3, 4]))
+        ),
     ),
-    max_size=12,
+    max_size=16,
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(_OPERATIONS)
 def test_it_does_as_a_dictionary_would(
     tmp_path_factory: pytest.TempPathFactory, steps: list
@@ -351,27 +381,27 @@ def test_it_does_as_a_dictionary_would(
     incarnations = {7: 0, 8: 0}
     number = 0
     for pid, incarnation, runs in steps:
-        payload, at = b"", []
         for first, pages, kind in runs[:6]:
-            at.append((BASE + first * PAGE, pages, kind))
-            if kind == DATA:
-                payload += b"".join(page(number + k) for k in range(pages))
+            places = range(BASE + first * PAGE, BASE + (first + pages) * PAGE, PAGE)
+            fresh = {place: ZEROS for place in places}
+            payload = b""
+            if kind == REFERENCE:  # what the other has there; nothing else would be sent
+                fresh = {p: d for p in places if (d := model.get(15 - pid, {}).get(p))}
+                payload = b"".join(reference(data, 15 - pid, p) for p, data in fresh.items())
+            elif kind == DATA:
                 number += pages
-        store.write(chunk(pid, at, payload, incarnation))
-        if incarnation < incarnations[pid]:
-            continue
-        if incarnation > incarnations[pid]:
-            model[pid] = {}
-            incarnations[pid] = incarnation
-        for address, pages, kind in at:
-            for k in range(pages):
-                if kind == GONE:
-                    model[pid].pop(address + k * PAGE, None)
-                else:
-                    data, payload = (
-                        (payload[:PAGE], payload[PAGE:]) if kind == DATA else (ZEROS, payload)
-                    )
-                    model[pid][address + k * PAGE] = data
+                fresh = {place: page(number + n) for n, place in enumerate(places)}
+                payload = b"".join(fresh.values())
+            store.write(chunk(pid, [(*run, kind) for run in runs_of(fresh)], payload, incarnation))
+            if incarnation > incarnations[pid]:
+                model[pid] = {}
+                incarnations[pid] = incarnation
+            if incarnation == incarnations[pid] and kind == GONE:
+                for place in places:
+                    model[pid].pop(place, None)
+            elif incarnation == incarnations[pid]:
+                model[pid].update(fresh)
+    assert store.wants() == []
     store.end({pid: ProcessTable(incarnations[pid], runs_of(p)) for pid, p in model.items()})
     assert content(store) == {pid: pages for pid, pages in model.items() if pages}
     store.close()

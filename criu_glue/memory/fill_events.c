@@ -102,6 +102,10 @@ int fill_heed(struct fill *f, struct process *p) {
     pthread_rwlock_wrlock(&p->still);
     ssize_t n = read(p->fd, messages, sizeof messages);
     pthread_mutex_lock(&f->lock);
+    if (n == 0 || (n > 0 && n % (ssize_t)sizeof *messages != 0)) { // no userfaultfd
+        errno = EPROTO;
+        rc = -1;
+    }
     for (ssize_t i = 0; n > 0 && i < n / (ssize_t)sizeof *messages && rc == 0; i++)
         rc = heed(f, p, &messages[i]);
     if (rc != 0 || (n < 0 && errno != EAGAIN && errno != EINTR))

@@ -20,27 +20,34 @@ enum { SLACK = 16384, POPULATE = 32 << 20 };
 
 #define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
 
+static bool make(struct store *s, int fd) {
+    size_t bytes = s->capacity * PAGE;
+    s->shared = calloc(s->capacity, sizeof *s->shared);
+    if (s->shared == NULL || ftruncate(fd, (off_t)bytes) != 0)
+        return false;
+    s->map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (s->map == MAP_FAILED)
+        return false;
+    madvise(s->map, bytes, MADV_DONTFORK);
+    return true;
+}
+
 struct store *store_open(int fd, uint64_t limit, char *why) {
-    uint64_t capacity = limit + SLACK;
     struct store *s = calloc(1, sizeof *s);
-    if (s == NULL || capacity > UINT32_MAX - FIRST_SLOT || ftruncate(fd, capacity * PAGE) != 0) {
-        snprintf(why, WHY, "a store for %" PRIu64 " pages: %s", limit, strerror(errno));
-        free(s);
-        return NULL;
+    errno = ENOMEM;
+    if (s != NULL && limit < UINT32_MAX - FIRST_SLOT - SLACK) {
+        s->fd = fd;
+        s->limit = limit;
+        s->capacity = limit + SLACK;
+        pthread_mutex_init(&s->lock, NULL);
+        pthread_cond_init(&s->quiet, NULL);
+        if (make(s, fd))
+            return s;
+        free(s->shared);
     }
-    s->map = mmap(NULL, capacity * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-    if (s->map == MAP_FAILED) {
-        snprintf(why, WHY, "a store for %" PRIu64 " pages: %s", limit, strerror(errno));
-        free(s);
-        return NULL;
-    }
-    madvise(s->map, capacity * PAGE, MADV_DONTFORK);
-    s->fd = fd;
-    s->limit = limit;
-    s->capacity = capacity;
-    pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->quiet, NULL);
-    return s;
+    snprintf(why, WHY, "a store for %" PRIu64 " pages: %s", limit, strerror(errno));
+    free(s);
+    return NULL;
 }
 
 void store_close(struct store *s) {
@@ -54,6 +61,7 @@ void store_close(struct store *s) {
     free(s->process);
     free(s->spare.slot);
     free(s->freed.slot);
+    free(s->shared);
     free(s->want);
     pthread_cond_destroy(&s->quiet);
     pthread_mutex_destroy(&s->lock);
@@ -91,7 +99,7 @@ static int take_data(struct store *s, struct page_map *map, const struct run *ru
         uint32_t *entry = page_map_need(map, run->address / PAGE + i);
         if (entry == NULL)
             FAIL("no memory for the index of pages");
-        if (*entry < FIRST_SLOT) {
+        if (*entry < FIRST_SLOT || s->shared[*entry - FIRST_SLOT] > 0) {
             uint32_t slot;
             if (store_slot(s, &slot, why) != 0 || store_set(s, map, entry, slot, why) != 0)
                 return -1;
@@ -107,22 +115,13 @@ static int take_data(struct store *s, struct page_map *map, const struct run *ru
     return 0;
 }
 
-static int take_run(struct store *s, struct page_map *map, const struct run *run, struct writes *w,
-                    char *why) {
-    if (run->kind == RUN_DATA)
-        return take_data(s, map, run, w, why);
+static int take_named(struct store *s, struct page_map *map, const struct run *run, char *why) {
+    bool gone = run->kind == RUN_GONE;
     for (uint32_t i = 0; i < run->pages; i++) {
-        uint64_t address = run->address + (uint64_t)i * PAGE;
-        if (run->kind == RUN_REFERENCE) {
-            if (store_refer(s, map, address, chunk_reference(run, i), why) != 0)
-                return -1;
-            continue;
-        }
-        bool gone = run->kind == RUN_GONE;
-        uint32_t *entry =
-            gone ? page_map_find(map, address / PAGE) : page_map_need(map, address / PAGE);
+        uint64_t page = run->address / PAGE + i;
+        uint32_t *entry = gone ? page_map_find(map, page) : page_map_need(map, page);
         if (entry == NULL && gone)
-            i += LEAF_PAGES - 1 - (address / PAGE & (LEAF_PAGES - 1)); // nor any of its leaf
+            i += LEAF_PAGES - 1 - (page & (LEAF_PAGES - 1)); // nor any other of its leaf
         else if (entry == NULL)
             FAIL("no memory for the index of pages");
         else if (store_set(s, map, entry, gone ? PAGE_UNKNOWN : PAGE_ZERO, why) != 0)
@@ -131,46 +130,81 @@ static int take_run(struct store *s, struct page_map *map, const struct run *run
     return 0;
 }
 
-static int take(struct store *s, const struct chunk *c, struct writes *w, char *why) {
-    if (s->broken)
-        FAIL("an earlier write to the store of pages has failed");
-    if (c->named > s->limit)
-        FAIL("process %" PRIu32 ": %" PRIu64 " pages in one chunk, of %" PRIu64 " announced in all",
-             c->pid, c->named, s->limit);
-    struct page_map *map = store_process(s, c->pid);
-    if (map == NULL)
-        FAIL("pages of more than %d processes", PROCESSES_MOST);
-    if (c->incarnation < map->incarnation)
-        return 0; // of a process that is no more
-    if (c->incarnation > map->incarnation) {
-        store_forget(s, map);
-        map->incarnation = c->incarnation;
-    }
-    for (uint32_t i = 0; i < c->runs; i++)
-        if (take_run(s, map, &c->run[i], w, why) != 0)
+static int take_references(struct store *s, struct page_map *map, const struct run *run,
+                           char *why) {
+    for (uint32_t i = 0; i < run->pages; i++)
+        if (store_refer(s, map, run->address + (uint64_t)i * PAGE, chunk_reference(run, i), why))
             return -1;
     return 0;
 }
 
+// The process as the chunk knows it; NULL when that is no more, or with why in rc.
+static struct page_map *process_of(struct store *s, const struct chunk *c, int *rc, char *why) {
+    *rc = -1;
+    if (s->broken) {
+        snprintf(why, WHY, "an earlier write to the store of pages has failed");
+        return NULL;
+    }
+    if (c->named > s->limit) {
+        snprintf(why, WHY,
+                 "process %" PRIu32 ": %" PRIu64 " pages in one chunk, of %" PRIu64
+                 " announced in all",
+                 c->pid, c->named, s->limit);
+        return NULL;
+    }
+    struct page_map *map = store_process(s, c->pid);
+    if (map == NULL) {
+        snprintf(why, WHY, "pages of more than %d processes", PROCESSES_MOST);
+        return NULL;
+    }
+    *rc = 0;
+    if (c->incarnation < map->incarnation)
+        return NULL;
+    if (c->incarnation > map->incarnation) {
+        store_forget(s, map);
+        map->incarnation = c->incarnation;
+    }
+    return map;
+}
+
+static int take(struct store *s, const struct chunk *c, struct page_map *map, char *why) {
+    struct writes w = {.used = 0};
+    int rc = 0;
+    bool references = false;
+    for (uint32_t i = 0; i < c->runs && rc == 0; i++) {
+        const struct run *run = &c->run[i];
+        if (run->kind == RUN_DATA)
+            rc = take_data(s, map, run, &w, why);
+        else if (run->kind != RUN_REFERENCE)
+            rc = take_named(s, map, run, why);
+        references |= run->kind == RUN_REFERENCE;
+    }
+    pthread_mutex_unlock(&s->lock);
+    for (uint32_t i = 0; i < w.used && rc == 0; i++)
+        rc = store_put(s, w.write[i].slot, w.write[i].from, w.write[i].bytes, why);
+    pthread_mutex_lock(&s->lock);
+    if (references && map->incarnation != c->incarnation)
+        return rc; // it became another meanwhile
+    for (uint32_t i = 0; i < c->runs && rc == 0; i++)
+        if (c->run[i].kind == RUN_REFERENCE)
+            rc = take_references(s, map, &c->run[i], why);
+    return rc;
+}
+
 int store_write(struct store *s, const uint8_t *raw, size_t length, char *why) {
     struct chunk c;
-    struct writes w = {.used = 0};
+    int rc;
     if (chunk_read(&c, raw, length, why, WHY) != 0)
         return -1;
     pthread_mutex_lock(&s->lock);
     while (s->freed.used > SLACK / 2 && s->writers > 0)
         pthread_cond_wait(&s->quiet, &s->lock);
     s->writers++;
-    int rc = take(s, &c, &w, why);
-    pthread_mutex_unlock(&s->lock);
-    for (uint32_t i = 0; i < w.used && rc == 0; i++)
-        rc = store_put(s, w.write[i].slot, w.write[i].from, w.write[i].bytes, why);
-    pthread_mutex_lock(&s->lock);
+    struct page_map *map = process_of(s, &c, &rc, why);
+    if (map != NULL)
+        rc = take(s, &c, map, why);
     s->broken |= rc != 0;
-    if (--s->writers == 0) {
-        store_reuse(s);
-        pthread_cond_broadcast(&s->quiet);
-    }
+    store_done(s);
     pthread_mutex_unlock(&s->lock);
     return rc;
 }

@@ -53,6 +53,7 @@ struct store {
     uint32_t processes;
     uint64_t known;
     uint64_t next;      // slots from here on were never used
+    uint16_t *shared;   // by slot: how many pages lie in it besides the first
     struct slots spare; // may be used again
     struct slots freed; // may be, once nobody writes
     uint32_t writers;
@@ -74,12 +75,14 @@ int store_reserve(struct store *s, uint64_t bytes, char *why);
 
 // store_slots.c; with the lock held, but for store_content.
 int store_slot(struct store *s, uint32_t *slot, char *why);
+// Another page lies in a slot from now on; false when there are too many.
+bool store_share(struct store *s, uint32_t slot);
 // The page takes on a value, and its slot, if it had one and does not keep it, is free.
 int store_set(struct store *s, struct page_map *map, uint32_t *entry, uint32_t value, char *why);
 struct page_map *store_process(struct store *s, uint32_t pid);
 void store_forget(struct store *s, struct page_map *map);
-// What was freed may be given out again: nobody writes.
-void store_reuse(struct store *s);
+// One who has counted as a writer is none any more.
+void store_done(struct store *s);
 int store_put(struct store *s, uint32_t slot, const void *from, size_t bytes, char *why);
 static inline const uint8_t *store_content(const struct store *s, uint32_t slot) {
     return s->map + (uint64_t)(slot - FIRST_SLOT) * PAGE;

@@ -2,7 +2,8 @@
 //
 // Pages whose content the source did not send, since it had sent the same for another page: a
 // forked worker's, most of all. The other page may have been written again meanwhile, or not have
-// come yet, so it goes by its hash; what is not found is noted and may be asked for.
+// come yet, so it goes by its hash; what is not found is noted and may be asked for. Equal pages lie
+// in one slot until one of them is written.
 
 #define XXH_INLINE_ALL
 #include "store.h"
@@ -22,7 +23,8 @@ static bool is(const uint8_t *page, const uint64_t hash[2]) {
 static int keep_page(struct store *s, struct page_map *map, uint32_t *entry, const uint8_t *page,
                      char *why) {
     uint32_t slot = *entry;
-    if (slot < FIRST_SLOT && store_slot(s, &slot, why) != 0)
+    bool own = slot >= FIRST_SLOT && s->shared[slot - FIRST_SLOT] == 0;
+    if (!own && store_slot(s, &slot, why) != 0)
         return -1;
     if (store_set(s, map, entry, slot, why) != 0)
         return -1;
@@ -56,7 +58,15 @@ static int find(struct store *s, struct page_map *map, uint64_t address, struct 
         FAIL("no memory for the index of pages");
     if (value == PAGE_ZERO)
         return is(zeros, from.hash) ? store_set(s, map, entry, PAGE_ZERO, why) == 0 ? 1 : -1 : 0;
-    memcpy(page, store_content(s, value), PAGE); // another thread may just be writing to it
+    if (s->writers <= 1) { // nobody else, who may just be writing to it
+        if (!is(store_content(s, value), from.hash))
+            return 0;
+        if (*entry == value)
+            return 1;
+        if (store_share(s, value))
+            return store_set(s, map, entry, value, why) == 0 ? 1 : -1;
+    }
+    memcpy(page, store_content(s, value), PAGE);
     if (!is(page, from.hash))
         return 0;
     return keep_page(s, map, entry, page, why) == 0 ? 1 : -1;
@@ -111,12 +121,14 @@ int store_refer(struct store *s, struct page_map *map, uint64_t address, struct 
 const struct want *store_wants(struct store *s, uint32_t *count, char *why) {
     int rc = 0;
     pthread_mutex_lock(&s->lock);
+    s->writers++;
     for (uint32_t i = 0; i < s->wants && rc >= 0; i++)
         if (wanted(s, &s->want[i]) != NULL)
             rc =
                 find(s, store_process(s, s->want[i].pid), s->want[i].address, s->want[i].like, why);
     forget_answered(s);
     *count = s->wants;
+    store_done(s);
     pthread_mutex_unlock(&s->lock);
     static const struct want none;
     return rc < 0 ? NULL : s->wants ? s->want : &none;
@@ -125,9 +137,11 @@ const struct want *store_wants(struct store *s, uint32_t *count, char *why) {
 int store_supply(struct store *s, const struct want *want, const uint8_t *page, char *why) {
     int rc = 0;
     pthread_mutex_lock(&s->lock);
+    s->writers++;
     uint32_t *entry = wanted(s, want);
     if (entry != NULL && is(page, want->like.hash))
         rc = keep_page(s, store_process(s, want->pid), entry, page, why);
+    store_done(s);
     pthread_mutex_unlock(&s->lock);
     return rc;
 }

@@ -34,6 +34,20 @@ int store_slot(struct store *s, uint32_t *slot, char *why) {
     return 0;
 }
 
+static void let_go(struct store *s, uint32_t slot) {
+    if (s->shared[slot - FIRST_SLOT] > 0)
+        s->shared[slot - FIRST_SLOT]--;
+    else
+        keep(&s->freed, slot); // without memory for it that slot is lost, and no more
+}
+
+bool store_share(struct store *s, uint32_t slot) {
+    if (s->shared[slot - FIRST_SLOT] == UINT16_MAX)
+        return false;
+    s->shared[slot - FIRST_SLOT]++;
+    return true;
+}
+
 int store_set(struct store *s, struct page_map *map, uint32_t *entry, uint32_t value, char *why) {
     if (*entry == PAGE_UNKNOWN && value != PAGE_UNKNOWN) {
         if (s->known == s->limit)
@@ -46,22 +60,25 @@ int store_set(struct store *s, struct page_map *map, uint32_t *entry, uint32_t v
         map->known--;
     }
     if (*entry >= FIRST_SLOT && *entry != value)
-        keep(&s->freed, *entry); // without memory for it that slot is lost, and no more
+        let_go(s, *entry);
     *entry = value;
     return 0;
 }
 
-void store_reuse(struct store *s) {
+void store_done(struct store *s) {
+    if (--s->writers > 0)
+        return;
     for (uint32_t i = s->freed.used; i-- > 0;) // so that the lowest is given out first
         keep(&s->spare, s->freed.slot[i]);
     s->freed.used = 0;
+    pthread_cond_broadcast(&s->quiet);
 }
 
 void store_forget(struct store *s, struct page_map *map) {
     for (uint32_t i = 0; i < map->size; i++)
         for (int k = 0; map->table[i] != NULL && k < LEAF_PAGES; k++)
             if (map->table[i]->page[k] >= FIRST_SLOT)
-                keep(&s->freed, map->table[i]->page[k]);
+                let_go(s, map->table[i]->page[k]);
     s->known -= map->known;
     page_map_clear(map);
 }
