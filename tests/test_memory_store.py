@@ -219,7 +219,7 @@ def test_a_later_life_of_the_agent_goes_on_with_what_was_saved(tmp_path: Path) -
     (tmp_path / "on").mkdir()
     third = MemoryStore.create(tmp_path / "on", 4 << 20)
     second.forward(lambda chunk, release: (third.write(chunk), release()))  # type: ignore[func-returns-value]
-    third.end(second.table())
+    third.end(second.table)
     assert content(third) == content(second)
     second.close()
     third.close()

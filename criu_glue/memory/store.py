@@ -77,8 +77,9 @@ class MemoryStore:
         self._ffi, self._calls = store_library.load()
         self._directory = directory
         self.limit = limit
-        self._open = threading.Condition()
+        self._open = threading.Lock()
         self._users = 0
+        self._closed = False
         self._loaded = not fresh
         self._why = f"the memory store in {directory}"
         if not 0 <= limit < 1 << 44:
@@ -126,12 +127,10 @@ class MemoryStore:
         return store
 
     def close(self) -> None:
-        """Wait for calls under way and let go of it; the files stay. May be called again."""
+        """Let go of it, once nobody uses it any more; the files stay. May be called again."""
         with self._open:
-            store, self._store = self._store, self._ffi.NULL
-            self._open.wait_for(lambda: self._users == 0)
-        if store:
-            self._calls.store_close(store)
+            self._closed = True
+            self._let_go()
 
     def write(self, chunk: bytes | memoryview) -> None:
         """Take one chunk; raises StepFailed for one that is none, or more than was announced."""
@@ -216,6 +215,7 @@ class MemoryStore:
                     return
                 sink(buffer[:length], lambda buffer=buffer: free.put(buffer))  # type: ignore[misc]
 
+    @property
     def table(self) -> dict[int, ProcessTable]:
         """What :meth:`end` was told, for who takes the image over."""
         found = {}
@@ -238,7 +238,7 @@ class MemoryStore:
     def in_use(self) -> Iterator[Any]:
         """The C object, which is not closed meanwhile. Raises StepFailed for a closed one."""
         with self._open:
-            if not self._store:
+            if self._closed:
                 raise StepFailed("ship", f"{self._why} was closed")
             store = self._store
             self._users += 1
@@ -247,7 +247,12 @@ class MemoryStore:
         finally:
             with self._open:
                 self._users -= 1
-                self._open.notify_all()
+                self._let_go()
+
+    def _let_go(self) -> None:
+        if self._closed and self._users == 0 and self._store:
+            store, self._store = self._store, self._ffi.NULL
+            self._calls.store_close(store)
 
     def _load(self, rest: memoryview, count: int) -> None:
         with self.in_use() as store:

@@ -103,7 +103,7 @@ def _passed_on(store: MemoryStore, on: Path) -> None:
     other = MemoryStore.create(on, LIMIT)
     try:
         store.forward(lambda raw, free: (other.write(raw), free())[1])
-        other.end(store.table())
+        other.end(store.table)
         assert digest(other) == digest(store)
     finally:
         other.close()
