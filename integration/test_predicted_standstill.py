@@ -9,7 +9,7 @@ from lab_session import LONG, LabSession, NewLab
 
 from liveshift.launcher import forecast, moves
 from liveshift.runtime.messages import MigrationRow, Prediction
-from liveshift.runtime.prediction import seen, stood
+from liveshift.runtime.prediction import PRECOPY, seen, stood
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 
@@ -47,6 +47,9 @@ def test_a_dry_run_predicts_what_the_move_then_takes(lab: LabSession) -> None:
     before = planned(lab, "told/1")
     assert (before.learnt, before.seconds > 0) == (0, True)
     assert before.memory > 50 << 20, "what torch alone takes"
+    if before.way == PRECOPY:
+        (memory,) = [part for part in before.parts if part.name == "memory"]
+        assert 0 < (memory.bytes or 0) < before.memory / 2, "it was looked at what it writes"
     assert not job.migrations(), "nothing is done"
     assert_compared(lab, job.migrate(1))  # which also tells how fast this machine is
 

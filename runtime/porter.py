@@ -159,8 +159,8 @@ class Porter:
         gpu = await asyncio.to_thread(self._reservations.survey, resident, found)
         self._gpus_used[ask.capsule] = list(gpu.used) if gpu else None
         settings = self._house.cluster.precopy
-        size, rate, full = await asyncio.to_thread(forecast.look, resident, settings, ask.watch)
-        return messages.Inspected(found, self.facts, carried, gpu, size, rate, full)
+        size, writing, full = await asyncio.to_thread(forecast.look, resident, settings, ask.watch)
+        return messages.Inspected(found, self.facts, carried, gpu, size, writing, full)
 
     async def survey_gpus(self, resident: Resident) -> messages.GpuSurvey | None:
         """What its processes hold of GPUs, and what of it could not be taken off them."""

@@ -9,7 +9,9 @@ cluster: the median of seen over untaught, of the same job's moves where there a
 Where memory is copied while the job trains, what it writes meanwhile goes over at the standstill.
 A round that sends D bytes at r bytes a second lets a job that writes w bytes a second write D·w/r
 anew, and what it writes between two rounds, while the tracker looks and while the ranks come to
-their boundary (c seconds) comes to it: rounds shrink towards D = w·c / (1 - w/r), where w < r.
+their boundary (c seconds) comes to it: rounds shrink towards D = w·c / (1 - w/r), where w < r. What
+it writes again and again counts once, so D is no more than what it was seen to write in a look that
+lasted as long as such a round.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from statistics import median
 import msgspec
 
 from ..criu_glue.footprint import Footprint
-from .messages import Inspected, MigrationRow, Part, Prediction, Rounds
+from .messages import Inspected, MigrationRow, Part, Prediction, Rounds, Writing
 from .steps import Step
 
 PRECOPY, FULL_DUMP = "pre-copy", "full dump"
@@ -67,16 +69,16 @@ HANDOVER = "handover"
 
 @dataclass(frozen=True)
 class Load:
-    """What is to be moved, in bytes and bytes per second; ``files``: those of /dev/shm.
+    """What is to be moved, in bytes; ``files``: those of /dev/shm.
 
-    ``dirty_rate`` None: nobody has looked at what it writes; ``full_dump``: why its memory can't
+    ``writing`` None: nobody has looked at what it writes; ``full_dump``: why its memory can't
     be copied while it trains, else empty.
     """
 
     footprint: Footprint
     files: int = 0
     device_memory: int = 0
-    dirty_rate: float | None = None
+    writing: Writing | None = None
     full_dump: str = ""
 
     @property
@@ -91,7 +93,7 @@ class Load:
             look.footprint or Footprint(survey.resident, survey.shared_memory, tasks, tasks, 0),
             survey.shared_memory,
             look.gpu.total if look.gpu else 0,
-            look.dirty_rate,
+            look.writing,
             full_dump,
         )
 
@@ -156,15 +158,16 @@ def _look_s(private: int) -> float:
 
 def _delta(load: Load, rate: float) -> tuple[int, str]:
     """Bytes of memory that are left for the standstill, and why so many."""
-    private, written = load.footprint.private, load.dirty_rate
+    private, written = load.footprint.private, load.writing
     if written is None:
         return private, "all of it, as what it writes is not known"
-    said = f"{_size(written)}/s written"
-    if written >= rate:
-        return private, f"all of it: {said}"
-    between = _look_s(private) + NAP_S + QUIESCE_S
-    delta = min(private, int(written * between / (1 - written / rate)))
-    return delta, f"of {_size(private)}: {said}"
+    left = float(private)
+    if written.rate < rate:
+        between = _look_s(private) + NAP_S + QUIESCE_S
+        left = min(left, written.rate * between / (1 - written.rate / rate))
+    if written.set <= rate * written.seconds:  # a round that sends all of this is no longer
+        left = min(left, written.set)
+    return int(left), f"of {_size(private)}: {_size(written.rate)}/s written"
 
 
 def at_most(prediction: Prediction) -> bool:

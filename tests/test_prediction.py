@@ -8,7 +8,7 @@ import pytest
 
 from liveshift.criu_glue.footprint import Footprint
 from liveshift.runtime import prediction
-from liveshift.runtime.messages import MigrationRow, Phase, Prediction, Rounds
+from liveshift.runtime.messages import MigrationRow, Phase, Prediction, Rounds, Writing
 from liveshift.runtime.prediction import Lessons, Load, learn, predict, seen, stood
 
 GB = 10**9
@@ -44,7 +44,7 @@ def test_a_full_dump_in_numbers() -> None:
 
 
 def test_a_pre_copy_leaves_what_is_written_between_the_last_look_and_the_boundary() -> None:
-    found = predict(Load(size(8 * GB, processes=2), dirty_rate=0.5e9), rate=2e9)
+    found = predict(Load(size(8 * GB, processes=2), writing=Writing(0.5e9, GB, 1.0)), rate=2e9)
     assert (found.way, found.why) == ("pre-copy", "")
     look = 0.01 + 8e9 * 12e-3 / 2**30
     delta = 0.5e9 * (look + 0.05 + 0.01) / (1 - 0.25)
@@ -67,7 +67,8 @@ def test_a_pre_copy_leaves_what_is_written_between_the_last_look_and_the_boundar
 
 def test_cold_memory_is_looked_at_and_put_in_place_but_not_sent() -> None:
     small, large = (
-        predict(Load(size(private), dirty_rate=0.05e9), rate=1e9) for private in (GB, 16 * GB)
+        predict(Load(size(private), writing=Writing(0.05e9, GB, 1.0)), rate=1e9)
+        for private in (GB, 16 * GB)
     )
     for name in ("dump", "files", "handover"):
         assert seconds(small)[name] == seconds(large)[name]
@@ -77,10 +78,18 @@ def test_cold_memory_is_looked_at_and_put_in_place_but_not_sent() -> None:
 
 def test_what_is_written_faster_than_it_is_sent_goes_over_whole() -> None:
     for written in (1e9, 9e9):
-        found = predict(Load(size(GB), dirty_rate=written), rate=1e9)
+        found = predict(Load(size(GB), writing=Writing(written, 2 * GB, 1.0)), rate=1e9)
         assert seconds(found)["memory"] == pytest.approx(1.0 + LOOK)
-    nearly = predict(Load(size(GB), dirty_rate=0.999e9), rate=1e9)
+    nearly = predict(Load(size(GB), writing=Writing(0.999e9, 2 * GB, 1.0)), rate=1e9)
     assert seconds(nearly)["memory"] == pytest.approx(1.0 + LOOK), "never more than there is"
+
+
+def test_what_is_written_again_and_again_counts_once() -> None:
+    for written in (0.2e9, 0.9e9, 5e9):
+        found = predict(Load(size(GB), writing=Writing(written, 8 * 10**6, 1.0)), rate=1e9)
+        assert found.parts[3].bytes == 8 * 10**6
+    slow = predict(Load(size(GB), writing=Writing(0.9e9, GB // 2, 1.0)), rate=0.3e9)
+    assert slow.parts[3].bytes == GB, "a round that sends half a GB is longer than that look was"
 
 
 def test_without_a_look_at_what_it_writes_the_worst_is_assumed() -> None:
@@ -236,7 +245,7 @@ def test_the_rate_is_that_of_the_two_hosts() -> None:
     ]  # fmt: skip
     assert prediction.rate_between(rows, "h2", "h1") == 3e9
     assert prediction.rate_between(rows, "h2", "h3") is None
-    load = Load(size(GB), dirty_rate=0.1e9)
+    load = Load(size(GB), writing=Writing(0.1e9, GB, 1.0))
     assert predict(load, rate=3e9).seconds < predict(load).seconds
     assert "1.30 GB/s assumed on the way" in predict(load).parts[3].detail
 

@@ -104,7 +104,7 @@ from .people import (
     Untaint,
     WhoAmI,
 )
-from .predictions import Part, Prediction
+from .predictions import Part, Prediction, Writing
 from .records import (
     Book,
     CapsuleRow,
@@ -210,6 +210,7 @@ __all__ = [
     "Untaint",
     "WhoAmI",
     "WhoOwes",
+    "Writing",
     "decode",
     "encode_answer",
     "encode_ask",

@@ -9,6 +9,7 @@ from ...criu_glue.footprint import Footprint
 from ...criu_glue.survey import Survey
 from .base import Answer, Message
 from .gpus import GpuSeat, GpuSurvey
+from .predictions import Writing
 from .records import Book, CapsuleSpec, CapsuleState, DataLink, HostFacts, Phase
 
 # ---- orchestrator → agent ----------------------------------------------------------------------
@@ -60,7 +61,7 @@ class Inspected(Answer, frozen=True):
     """``carried_bytes``: of the directories that go along, and of the output so far; ``gpu`` None:
     no process of it has to do with a GPU.
 
-    ``dirty_rate``: bytes a second that it writes anew, None where that was not looked at;
+    ``writing``: None where it was not looked at what it writes;
     ``full_dump``: why its memory cannot be copied while it trains, in words, else empty.
     """
 
@@ -69,7 +70,7 @@ class Inspected(Answer, frozen=True):
     carried_bytes: int
     gpu: GpuSurvey | None = None
     footprint: Footprint | None = None
-    dirty_rate: float | None = None
+    writing: Writing | None = None
     full_dump: str = ""
 
 

@@ -6,6 +6,15 @@ from __future__ import annotations
 import msgspec
 
 
+class Writing(msgspec.Struct, frozen=True):
+    """What a capsule was seen to write. ``rate``: bytes a second in the busiest of some short
+    looks; ``set``: bytes written in one of ``seconds``: what is written again counts once."""
+
+    rate: float
+    set: int
+    seconds: float
+
+
 class Part(msgspec.Struct, frozen=True):
     """One part of an expected standstill; ``detail``: what it was reckoned from, in words.
 
