@@ -13,7 +13,7 @@
 //   DIRECTORY  number of the descriptor under which CRIU has our directory open
 //   HOLD       the stage at which it waits: it writes "held" to the FIFO `held` and reads the
 //              verdict from the FIFO `verdict`. Only "go", and CRIU alive, lets CRIU go on
-//   MARK FILE  a stage at which FILE is made and "marked" is written to `held`, if somebody listens
+//   MARK FILE  a stage at which FILE is made
 //
 // The directory is hidden in the room where CRIU works, and so is this program perhaps: both are
 // reached as /proc/<CRIU's pid>/fd/<n>, which nobody there knows before CRIU is started. COMMAND is
@@ -59,21 +59,14 @@ static int become(int argc, char **argv) {
     return fail(command[0]);
 }
 
-static int say(int directory, const char *word, int flags) {
-    int fd = openat(directory, "held", O_WRONLY | O_CLOEXEC | flags);
-    if (fd < 0)
-        return -1;
-    ssize_t n = write(fd, word, strlen(word));
-    close(fd);
-    return n < 0 ? -1 : 0;
-}
-
 static int hold(int directory, pid_t criu) {
     char verdict[WORD] = "";
     size_t have = 0;
-    if (say(directory, "held\n", 0) != 0)
+    int fd = openat(directory, "held", O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || write(fd, "held\n", 5) != 5)
         return fail("held");
-    int fd = openat(directory, "verdict", O_RDONLY | O_CLOEXEC);
+    close(fd);
+    fd = openat(directory, "verdict", O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return fail("verdict");
     while (have < sizeof verdict - 1 && strchr(verdict, '\n') == NULL) {
@@ -94,7 +87,6 @@ static int mark(int directory, const char *file) {
     if (fd < 0)
         return fail(file);
     close(fd);
-    say(directory, "marked\n", O_NONBLOCK); // the file counts; the word is for who waits
     return 0;
 }
 

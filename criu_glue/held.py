@@ -106,7 +106,7 @@ class HeldCriu:
 
     def tell(self, verdict: str, seconds: float = LOST_S) -> bool:
         """Tell the hook ``go`` or ``stop``, whether it waits already or not, and wait until CRIU
-        has come to its mark or ended; False when it has not within ``seconds``."""
+        has ended; False when it has not within ``seconds``."""
         with contextlib.suppress(FileNotFoundError):  # it was never started
             # Opened for both directions, so that this never blocks and the word is kept. Also for
             # a CRIU that has been killed: its hook waits on.
@@ -114,7 +114,7 @@ class HeldCriu:
             try:
                 os.write(pipe, f"{verdict}\n".encode())
                 if self.alive():
-                    return self._wait_end(time.monotonic() + seconds)
+                    self._wait_end(time.monotonic() + seconds)
                 elif self._hooked:
                     _wait_read(pipe)
             finally:
@@ -147,22 +147,15 @@ class HeldCriu:
         finally:
             os.close(pidfd)
 
-    def _wait_end(self, until: float) -> bool:
-        """Whether it has ended, or come to its mark, by then."""
-        assert self._held is not None
+    def _wait_end(self, until: float) -> None:
         pidfd = self._pidfd()
         if pidfd is None:
-            return True
+            return
         try:
-            while (left := until - time.monotonic()) > 0:
-                ready, _, _ = select.select([self._held, pidfd], [], [], left)
-                if pidfd in ready:
-                    break
-                if b"marked" in os.read(self._held, 64):
-                    return True
+            select.select([pidfd], [], [], max(0.0, until - time.monotonic()))
         finally:
             os.close(pidfd)
-        return not self.alive()  # reaps our own child
+        self.alive()  # reaps our own child
 
     def _pidfd(self) -> int | None:
         assert self._who is not None

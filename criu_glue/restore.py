@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -136,9 +135,8 @@ class RestoringTree:
             why = explain(self._images / "restore.log") if ended else "CRIU did not finish"
             raise self._failed(why)
         self._memory.let_go(lambda: evict(self._room))
+        self._criu.close()
         adopt(self._room)
-        # CRIU has but to end; a tree that computes may keep it from that for a while.
-        threading.Thread(target=self._criu.close, name="criu-ends", daemon=True).start()
 
     def stop_at_door(self, deadline_s: float) -> None:
         """Have CRIU let go of the tasks, every one of them stopped; raises StepFailed with none

@@ -85,7 +85,7 @@ class Agent:
             messages.LookAtGpus: swapper.look,
             messages.SwapGpu: swapper.swap,
             messages.SettleSwap: swapper.settle,
-            messages.Arm: gates.arm,
+            messages.Arm: self._arm,
             messages.Aim: gates.aim,
             messages.Shut: gates.shut,
             messages.WhoOwes: gates.who_owes,
@@ -196,6 +196,10 @@ class Agent:
         env = {**await asyncio.to_thread(self.gpus.environment), **ask.spec.env}
         spec = msgspec.structs.replace(ask.spec, env=env)
         await self.house.start(msgspec.structs.replace(ask, spec=spec))
+
+    async def _arm(self, ask: messages.Arm) -> messages.Armed:
+        self.porter.gates_close(ask.job)
+        return await self.gatekeeper.arm(ask)
 
     async def _relay(self, uid: int, ask: Message) -> Message | None:
         """A command line on this host: the orchestrator decides, we say who asks."""

@@ -146,7 +146,9 @@ class Departure:
         watch = Stopwatch()
         self._wire.until = time.monotonic() + deadline_s
         if self.memory is not None:
-            self.memory.stop_rounds()
+            with watch.phase("last round", frozen=True) as lap:
+                self.memory.stop_rounds()
+                lap.detail = "interrupted"
         before = self._sent
         try:
             removed = self._dump(watch, criu, deadline_s)

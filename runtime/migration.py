@@ -91,7 +91,7 @@ class Move(Story):
         elif self.step is Step.RETURNING or self.capsule.host != self.source:
             await self._from_commit()
         else:
-            may_be_complete = self.step in (Step.FREEZING, Step.ROLLING_BACK)
+            may_be_complete = self.step in (Step.QUIESCING, Step.FREEZING, Step.ROLLING_BACK)
             error = StepFailed("migration", "the orchestrator was restarted")
             await self._roll_back(error, may_be_complete)
 

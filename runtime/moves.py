@@ -41,11 +41,12 @@ KEEP_MOVES = 200
 LESSONS = 50
 """Of the last moves those are learnt from that fit."""
 
-UNHURRIED = frozenset({Step.COMMITTED, Step.RESTORING, Step.RESUMING})
+UNHURRIED = frozenset({Step.FREEZING, Step.COMMITTED, Step.RESTORING, Step.RESUMING})
 SOON_S = 0.004
-"""The job stands still at these steps of a move, and the disk is not waited for: an orchestrator
-that is started anew knows from the commit that it came so far (_left_behind), and what it asks
-again of the destination is answered as it was. So they are written a little later."""
+"""The job stands still at these steps of a move, and the disk is not waited for: they are written a
+little later. An orchestrator that is started anew knows from the commit that it came so far
+(_left_behind), and what it asks again of the destination is answered as it was; of a move that was
+quiescing it takes into account that the image may have become complete."""
 
 UNCOMMITTED = frozenset(step.value for step in {*BEFORE_COMMIT, Step.ROLLING_BACK})
 

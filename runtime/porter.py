@@ -44,6 +44,7 @@ from .wire import LANES, Lanes, Receiver, Sender
 log = logging.getLogger("liveshift.porter")
 
 POLL_S = 0.005
+FREE_AFTER_S = 1.0
 
 Claim = Callable[[messages.Claim], Awaitable[messages.Ruled]]
 """Asks the orchestrator; raises LiveshiftError when it does not answer."""
@@ -235,6 +236,12 @@ class Porter:
         wire = self._house.cluster.wire
         return Lanes(beside.to, wire.streams, wire.compress)
 
+    def gates_close(self, job: str) -> None:
+        """Its ranks come to a boundary, so a freeze is near."""
+        for departure in self.departures.values():
+            if departure.resident.spec.job == job and departure.memory is not None:
+                departure.memory.rest()
+
     async def freeze(self, ask: messages.Freeze) -> messages.Frozen:
         criu, departure = self._dumper(), self.departures.get(ask.migration)
         self._running(ask.capsule)
@@ -321,8 +328,14 @@ class Porter:
             del self.arrivals[migration]
         await reached("destination.running")
         self.receiver.forget(migration)
-        self._tasks.spawn(asyncio.to_thread(arrival.free_images))
+        self._tasks.spawn(self._free_images(arrival))
         return moved
+
+    async def _free_images(self, arrival: Arrival) -> None:
+        """Not at once: it keeps other threads from mapping memory for some 50 ms per GB, and the
+        job stands until its gates were opened here."""
+        await asyncio.sleep(FREE_AFTER_S)
+        await asyncio.to_thread(arrival.free_images)
 
     async def _restore(self, arrival: Arrival, criu: Criu, ask: messages.Restore) -> messages.Moved:
         name, watch = ask.capsule, Stopwatch()

@@ -72,10 +72,12 @@ class Precopy:
             stopped=lambda: self._late(),
         )  # fmt: skip
         self.lanes = lanes
-        self._pace = Pace(resident.collectives, resident.usual_rate(), settings.slow_down)
+        self._stop = threading.Event()
+        self._pace = Pace(
+            resident.collectives, resident.usual_rate(), settings.slow_down, sleep=self._sleep
+        )
         self._limit = settings.rounds
         self._reporter = reporter
-        self._stop = threading.Event()
         self._fresh: threading.Thread | None = None
         self._sent = 0
         self._number = 0
@@ -97,6 +99,10 @@ class Precopy:
         self._reporter.done()
         return Rounds(self._number, self._sent, dirty, self.rate, self._pace.lost())
 
+    def _sleep(self, seconds: float) -> None:
+        """The standstill does not wait for the pace."""
+        self._stop.wait(seconds)
+
     def hurry(self) -> None:
         """End ``rounds`` wherever they are."""
         self._stop.set()
@@ -105,6 +111,11 @@ class Precopy:
         """Go on with rounds in a thread, so that little is left at the standstill."""
         self._fresh = threading.Thread(target=self._keep_fresh, name="pre-copy", daemon=True)
         self._fresh.start()
+
+    def rest(self) -> None:
+        """The freeze is near: begin no further round, and interrupt one that keeps it fresh."""
+        if self._fresh is not None:
+            self._stop.set()
 
     def stop_rounds(self) -> None:
         """Interrupt a round that is under way; may be called again."""
