@@ -111,7 +111,9 @@ def test_a_pre_copy_that_fails_leaves_the_job_alone(
     lab: LabSession, endless: Job, harm: str
 ) -> None:
     before = endless.seen(1)
-    to = next(host for host in ("h0", "h1", "h2") if host != before.host)
+    to = next(
+        host for host in ("h0", "h1", "h2") if host not in (endless.seen(0).host, before.host)
+    )
     with in_precopy(lab, endless, to) as failed:
         if harm == "link cut":
             lab.cli("lab", "link", to, "--cut")
