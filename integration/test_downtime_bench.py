@@ -64,10 +64,10 @@ def test_a_case_is_measured_and_is_real_work(run: Run, place: Path) -> None:
 def test_the_limit_and_the_ratios_follow_from_what_was_measured(run: Run) -> None:
     (result,) = run.cases
     assert result.limit is not None
-    assert run.fixed is not None
+    fixed = result.limit.fixed
     assert 0.2e9 < result.limit.rate < 1.3e9, "tbf holds the copy to 10 Gbit/s"
-    assert 0.002 < run.fixed.sleep_s < run.fixed.torch_s
-    assert run.fixed.torch_bytes > 20_000_000, "an interpreter with torch was dumped"
+    assert 0.002 < fixed.sleep_s < fixed.torch_s
+    assert fixed.torch_bytes > 20_000_000, "an interpreter with torch was dumped"
     assert result.limit.strict_s < result.limit.seconds
     assert result.downtime_s is not None
     assert result.ratio_to_limit == pytest.approx(result.downtime_s / result.limit.seconds)
@@ -165,7 +165,7 @@ def test_phases_share_the_downtime_and_the_interrupted_step_is_one_of_them() -> 
 def test_a_failure_costs_one_figure(tmp_path: Path) -> None:
     result = Result(CASE)
     with ExitStack() as cleanup:
-        lab = CaseLab("none", tmp_path, cleanup)
+        lab = CaseLab("none", tmp_path, tmp_path, cleanup)
         with lab.trouble_noted(result, "ours"):
             raise AssertionError("it did not move")
         with lab.trouble_noted(result, "by hand"):
@@ -173,5 +173,5 @@ def test_a_failure_costs_one_figure(tmp_path: Path) -> None:
     assert result.failed == {"ours": "it did not move"}
     run = fresh(EFFORT)
     run.cases.append(result)
-    result.sum_up(None)
+    result.sum_up()
     assert "failed: it did not move" in page.render(run)

@@ -22,6 +22,11 @@ def judge(run: Run) -> None:
         result.goals = list(of_case(result, run.slow_down_allowed))
     run.goals = [_worst(name, run.cases) for name in _names(run.cases)]
     run.goals += cold_adds(run.cases)
+    failed = [f"{r.case.name}, {what}: {why}" for r in run.cases for what, why in r.failed.items()]
+    if failed:
+        seen = f"{len(failed)} failed"
+        run.goals.insert(0, Goal("everything could be measured", "yes", seen, False,
+                                 "; ".join(failed)))  # fmt: skip
 
 
 def of_case(result: Result, slow_down_allowed: float) -> Iterable[Goal]:

@@ -24,7 +24,7 @@ COLOURS = {
     "lock": "c6", "dump": "c1", "delta": "c2", "memory": "c2", "gpu memory": "c2",
     "ship": "c7", "files": "c4", "verify": "c4", "restore": "c3", "fill": "c5",
     "unlock": "c6", "reopen": "c6",
-    AROUND: "c8",
+    AROUND: "c0",
 }  # fmt: skip
 """The same phase has the same colour everywhere; others are grey."""
 Piece = tuple[str, float, str]
@@ -65,8 +65,8 @@ everywhere from the step log of the same program. Bars are medians.</p>
 <p><b>Limit</b>: the bytes that the job's standstill had to carry, at the rate that a bare copy over
 four TCP streams reaches on the same link (warm memory to warm memory, no hash, no encryption, the
 best of three), and CRIU's dump and restore of an interpreter that has imported torch and idles with
-its own memory and threads ($torch). Strict: the same with that of <code>sleep</code> ($sleep).
-</p>
+its own memory and threads. Strict: the same with that of <code>sleep</code>. Both are measured anew
+for each case.</p>
 <p><b>By hand</b>: <code>criu dump</code> to a tmpfs, its files by four TCP streams with sendfile
 over the same link to the other host's tmpfs, <code>criu restore</code>; namespace, both ends of the
 copy and CRIU's cache made ready before. Nothing is encrypted, checked, or could be undone.</p>
@@ -99,7 +99,6 @@ def write(run: Run, out: Path) -> None:
 def render(run: Run) -> str:
     report = resources.files("liveshift.launcher.report") / "page.css"
     own = Path(__file__).with_name("page.css")
-    fixed = run.fixed
     return _PAGE.substitute(
         style=report.read_text("utf-8") + own.read_text("utf-8"),
         headline=_headline(run),
@@ -107,8 +106,6 @@ def render(run: Run) -> str:
         goals=_goals(run.goals),
         overview=_overview(run),
         cases="".join(_section(run, result) for result in run.cases),
-        torch=q.seconds(fixed.torch_s) if fixed else "–",
-        sleep=q.seconds(fixed.sleep_s) if fixed else "–",
         every=run.effort.every,
         where=_where(run),
     )
@@ -150,7 +147,7 @@ def _goals(goals: Sequence[Goal]) -> str:
 def _overview(run: Run) -> str:
     columns = (
         "downtime", "predicted", "× limit", "(strict)", "by hand ×", "restart ×", "slower",
-        "sent before", "sent standing", "changed", "full speed after", "same bits",
+        "sent before", "sent standing", "changed", "full speed", "same bits",
     )  # fmt: skip
     head = "<th>case</th>" + "".join(f'<th class="num">{name}</th>' for name in columns)
     rows = "".join(_overview_row(result) for result in run.cases)
@@ -189,7 +186,12 @@ def _section(run: Run, result: Result) -> str:
     facts += [f"{what} skipped: {why}" for what, why in result.skipped.items()]
     facts += [f"{what} FAILED: {why}" for what, why in result.failed.items()]
     if result.limit:
+        fixed = result.limit.fixed
         facts.append(f"a bare copy crosses the link at {q.rate(result.limit.rate)}")
+        facts.append(
+            f"CRIU takes {q.seconds(fixed.torch_s)} for an idle torch,"
+            f" {q.seconds(fixed.sleep_s)} for sleep"
+        )
     ours = _pieces(result)
     body = _bars(result, ours) + _keys(ours) if result.downtime_s is not None else ""
     table = _phases(result) if result.moves else ""

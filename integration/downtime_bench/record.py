@@ -77,21 +77,23 @@ class Restart(msgspec.Struct, frozen=True):
     checkpoint_bytes: int
 
 
-class Limits(msgspec.Struct, frozen=True):
-    """What a move of a case cannot be faster than. ``rate``: bytes per second of the bare copy;
-    ``strict_s`` with the fixed cost of ``sleep``, ``seconds`` with that of an idle torch."""
-
-    rate: float
-    seconds: float
-    strict_s: float
-
-
 class Fixed(msgspec.Struct, frozen=True):
     """CRIU's dump and restore of a process that does nothing, medians."""
 
     sleep_s: float
     torch_s: float
     torch_bytes: int
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a move of a case cannot be faster than. ``rate``: bytes per second of the bare copy;
+    ``fixed``: measured just before the moves, so that what else the machine did bears on both.
+    ``strict_s`` is with the fixed cost of ``sleep``, ``seconds`` with that of an idle torch."""
+
+    rate: float
+    fixed: Fixed
+    seconds: float = 0.0
+    strict_s: float = 0.0
 
 
 class Goal(msgspec.Struct, frozen=True):
@@ -138,11 +140,11 @@ class Result(msgspec.Struct):
     unaccounted_s: float | None = None
     unaccounted_share: float | None = None
 
-    def sum_up(self, fixed: Fixed | None) -> None:
+    def sum_up(self) -> None:
         """Fill in what follows from what was measured."""
-        self.bit_identical = self.identical
         if not self.moves:
             return
+        self.bit_identical = self.identical
         self.downtime_s = median(m.downtime_s for m in self.moves)
         self.predicted_s = middle(m.predicted_s for m in self.moves)
         self.slow_down = middle(m.slow_down for m in self.moves)
@@ -156,9 +158,10 @@ class Result(msgspec.Struct):
         self.unaccounted_share = median(
             m.unaccounted_s / m.downtime_s if m.downtime_s else 0.0 for m in self.moves
         )
-        if self.limit and fixed:
-            copy = self.delta_bytes / self.limit.rate
-            self.limit = Limits(self.limit.rate, copy + fixed.torch_s, copy + fixed.sleep_s)
+        if self.limit:
+            rate, fixed = self.limit.rate, self.limit.fixed
+            copy = self.delta_bytes / rate
+            self.limit = Limits(rate, fixed, copy + fixed.torch_s, copy + fixed.sleep_s)
             self.ratio_to_limit = self.downtime_s / self.limit.seconds
             self.ratio_to_limit_strict = self.downtime_s / self.limit.strict_s
         if self.by_hand:
@@ -185,7 +188,6 @@ class Run(msgspec.Struct):
     complete: bool = False
     seconds: float = 0.0
     load_before: float = 0.0
-    fixed: Fixed | None = None
     goals: list[Goal] = []
     cases: list[Result] = []
 

@@ -26,7 +26,7 @@ from .steps import StepTail
 TIMEOUTS = "collective=3600"
 """A slow link with a large image takes minutes, which a job that is moved so would allow for."""
 
-IDLE_TIMES = 5
+IDLE_TIMES = 3
 """So often CRIU's fixed cost is measured, at most."""
 
 Tell = Callable[[str], None]
@@ -44,17 +44,13 @@ def bench(name: str, place: Path, cases: Sequence[Case], run: Run, path: Path, t
 
     def save() -> None:
         for result in run.cases:
-            result.sum_up(run.fixed)
+            result.sum_up()
         judge(run)
         run.seconds = before + time.monotonic() - began
         run.write(path)
 
     with ExitStack() as cleanup:
-        lab = CaseLab(name, place, cleanup)
-        if run.fixed is None:
-            tell("CRIU on idle processes")
-            times = min(run.effort.moves, IDLE_TIMES)
-            run.fixed = limit.fixed(lab.session().lab, place / "idle", run.effort.threads, times)
+        lab = CaseLab(name, place, kept, cleanup)
         for _, group in groupby(cases, key=lambda case: (case.kind, case.gb)):
             same = list(group)
             for case in same:
@@ -69,10 +65,11 @@ def bench(name: str, place: Path, cases: Sequence[Case], run: Run, path: Path, t
 
 
 class CaseLab:
-    """A lab of two hosts, made anew after something went wrong on it."""
+    """A lab of two hosts, made anew after something went wrong on it; what its daemons said then is
+    below ``kept``."""
 
-    def __init__(self, name: str, place: Path, cleanup: ExitStack) -> None:
-        self._name, self._place = name, place
+    def __init__(self, name: str, place: Path, kept: Path, cleanup: ExitStack) -> None:
+        self._name, self._place, self._kept = name, place, kept
         self._up = cleanup.enter_context(ExitStack())
         self._session: LabSession | None = None
 
@@ -89,6 +86,11 @@ class CaseLab:
             yield
         except (AssertionError, LiveshiftError) as trouble:
             result.failed[what] = str(trouble)[:2000]
+            if self._session is not None:
+                said = self._session.last_words()
+                (self._kept / f"{result.case.name}-{what.replace(' ', '-')}.failed").write_text(
+                    said
+                )
             self._session = None
             self._up.close()
 
@@ -105,8 +107,12 @@ def _case(lab: CaseLab, case: Case, effort: Effort, place: Path, kept: Path, tel
             labs.link(found.lab, host, rate=LINKS[case.link])
         return found
 
-    said("bare copy")
-    result.limit = Limits(limit.rate(session().lab), 0.0, 0.0)
+    with lab.trouble_noted(result, "limit"):
+        said("bare copy, and CRIU on idle processes")
+        rate = limit.rate(session().lab)
+        times = min(effort.moves, IDLE_TIMES)
+        fixed = limit.fixed(lab.session().lab, place / "idle", effort.threads, times)
+        result.limit = Limits(rate, fixed)
     with lab.trouble_noted(result, "by hand"):
         if effort.hands and not _lacks(result, "by hand"):
             log, out = kept / f"{case.name}-by-hand.jsonl", place / "by-hand"
