@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -96,6 +97,15 @@ class Lazy:
             ctypes.c_void_p(self.base + to * PAGE),
         )  # fmt: skip
         assert place == self.base + to * PAGE, os.strerror(ctypes.get_errno())
+
+    def forked(self) -> int:
+        """A child that does nothing, and ends with us."""
+        child = os.fork()
+        if child == 0:
+            _libc.prctl(1, 9)  # PR_SET_PDEATHSIG
+            while True:
+                signal.pause()
+        return child
 
     def in_child(self, expression: str) -> Any:
         """What the expression is in a child that is forked now."""

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_parts import (
@@ -190,20 +189,6 @@ def test_equal_pages_share_their_place_until_one_is_written(tmp_path: Path) -> N
     store.close()
 
 
-def test_a_page_that_lies_elsewhere_on_this_host_is_checked(store: MemoryStore) -> None:
-    store.write(
-        chunk(8, [(BASE, 2, REFERENCE)], reference(page(1), 0, 0) + reference(page(2), 0, 0))
-    )
-    there = {
-        xxhash.xxh3_128_intdigest(page(1)): page(1),
-        xxhash.xxh3_128_intdigest(page(2)): page(3),
-    }
-    store.supply(there.get)
-    assert store.wants() == [Want(8, BASE + PAGE, 1)]
-    store.end({8: ProcessTable(1, [(BASE, 1)])})
-    assert content(store) == {8: {BASE: page(1)}}
-
-
 def test_a_later_life_of_the_agent_goes_on_with_what_was_saved(tmp_path: Path) -> None:
     memory = {7: {BASE + n * PAGE: page(n) if n % 3 else ZEROS for n in range(700)}, 8: {}}
     first = keep(memory, tmp_path)
@@ -316,7 +301,9 @@ def test_a_full_file_system_is_told_and_nothing_is_taken_for_complete(tmp_path: 
 
 @pytest.mark.parametrize("cut", [0, 10, 24, 39, 41, -1])
 def test_a_damaged_index_is_told(tmp_path: Path, cut: int) -> None:
-    keep({7: {BASE + 2 * n * PAGE: page(n) for n in range(10)}}, tmp_path).save()
+    store = keep({7: {BASE + 2 * n * PAGE: page(n) for n in range(10)}}, tmp_path)
+    store.save()
+    store.close()
     path = tmp_path / "memory.index"
     raw = path.read_bytes()
     path.write_bytes(raw[:cut] if cut >= 0 else raw + b"x")

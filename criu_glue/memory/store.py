@@ -13,14 +13,17 @@ import queue
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from ...errors import StepFailed
 from . import store_library
+
+if TYPE_CHECKING:
+    from .donors import Donors
 
 PAGE = 4096
 CHUNK = (1 << 20) + PAGE
@@ -80,6 +83,7 @@ class MemoryStore:
         self._open = threading.Lock()
         self._users = 0
         self._closed = False
+        self._donors = ExitStack()
         self._loaded = not fresh
         self._why = f"the memory store in {directory}"
         if not 0 <= limit < 1 << 44:
@@ -172,20 +176,11 @@ class MemoryStore:
                     found.append(Want(pid, address, 1))
         return found
 
-    def supply(self, find: Callable[[int], bytes | None]) -> int:
-        """Give the wanted pages of donor 0, which lie elsewhere on this host, their content;
-        returns how many of them were found. ``find`` takes a hash (XXH3-128)."""
-        found = 0
-        with self.in_use() as store:
-            for want in self._wanted(store):
-                if want.like.pid == 0:
-                    page = find(want.like.hash[1] << 64 | want.like.hash[0])
-                    if page is not None and len(page) == PAGE:
-                        self._do(
-                            "ship", self._calls.store_supply, store, self._ffi.addressof(want), page
-                        )
-                        found += 1
-        return found
+    def use(self, donors: Donors) -> None:
+        """References to donor 0 mean what this host has besides: look for it there. Once."""
+        with self.in_use() as store, ExitStack() as kept:
+            self._calls.store_use(store, kept.enter_context(donors.in_use()))
+            self._donors = kept.pop_all()
 
     def save(self) -> None:
         """Write down what :meth:`load` needs, beside the pages; after :meth:`end`."""
@@ -253,6 +248,7 @@ class MemoryStore:
         if self._closed and self._users == 0 and self._store:
             store, self._store = self._store, self._ffi.NULL
             self._calls.store_close(store)
+            self._donors.close()
 
     def _load(self, rest: memoryview, count: int) -> None:
         with self.in_use() as store:

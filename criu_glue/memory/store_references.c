@@ -6,7 +6,7 @@
 // in one slot until one of them is written.
 
 #define XXH_INLINE_ALL
-#include "store.h"
+#include "donors.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,7 +36,15 @@ static int find(struct store *s, struct page_map *map, uint64_t address, struct 
                 char *why) {
     static const uint8_t zeros[PAGE];
     uint8_t page[PAGE];
-    if (from.pid == 0 || from.pid > LAST_PID || from.address >= ADDRESS_END)
+    if (from.pid == 0) {
+        if (s->donors == NULL || !donors_fetch(s->donors, from.hash, page))
+            return 0;
+        uint32_t *entry = page_map_need(map, address / PAGE);
+        if (entry == NULL)
+            FAIL("no memory for the index of pages");
+        return keep_page(s, map, entry, page, why) == 0 ? 1 : -1;
+    }
+    if (from.pid > LAST_PID || from.address >= ADDRESS_END)
         return 0;
     uint32_t value = PAGE_UNKNOWN;
     for (uint32_t low = 0, high = s->processes; low < high;) { // none is made by looking
@@ -134,14 +142,8 @@ const struct want *store_wants(struct store *s, uint32_t *count, char *why) {
     return rc < 0 ? NULL : s->wants ? s->want : &none;
 }
 
-int store_supply(struct store *s, const struct want *want, const uint8_t *page, char *why) {
-    int rc = 0;
+void store_use(struct store *s, const struct donors *donors) {
     pthread_mutex_lock(&s->lock);
-    s->writers++;
-    uint32_t *entry = wanted(s, want);
-    if (entry != NULL && is(page, want->like.hash))
-        rc = keep_page(s, store_process(s, want->pid), entry, page, why);
-    store_done(s);
+    s->donors = donors;
     pthread_mutex_unlock(&s->lock);
-    return rc;
 }
