@@ -117,14 +117,15 @@ def anonymous_ranges(pid: int) -> list[tuple[int, int]]:
 
 
 def resident(pid: int, start: int, end: int) -> set[int]:
-    """The pages with memory of their own (pagemap: present or swapped, not of a file)."""
+    """The pages with memory of their own (pagemap: present or swapped, not of a file, no guard)."""
     found = set()
     with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:
         for at in range(start, end, 64 << 20):
             pagemap.seek(at >> 9)
             length = min(64 << 20, end - at)
             for i, (entry,) in enumerate(struct.iter_unpack("<Q", pagemap.read(length >> 9))):
-                if entry >> 62 & 3 and not entry >> 61 & 1 and not _is_zero_frame(entry):
+                own = entry >> 62 & 3 and not entry >> 61 & 1 and not entry >> 58 & 1
+                if own and not _is_zero_frame(entry):
                     found.add(at + i * PAGE)
     return found
 
