@@ -9,8 +9,10 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+import xxhash
 from captured import as_root, until
 from memory_subject import MANY, Subject, family, state, subject
 from page_chunks import DATA, PAGE, REFERENCE, ZERO, Pages
@@ -149,6 +151,45 @@ def test_a_fork_is_sent_as_references_to_its_parents_pages(
     found = finish(job, tracker, pages, child, job.number("second"))
     assert set(found.table) == {job.pid, child, job.number("second")}
     assert pages.kinds[DATA] < 2 * MANY + 1000
+
+
+def shared_kb(pid: int) -> int:
+    """Of anonymous memory that it has in common with another process."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(text.split("Shared_Dirty:")[1].split()[0])
+
+
+def test_what_processes_share_they_share_after_it_was_read(
+    job: Subject, tracker: MemoryTracker, pages: Pages
+) -> None:
+    """The kernel unshares a page for who pins it, as process_vm_readv does: the job would grow."""
+    job.do("child = os.fork() or signal.pause()")
+    child = job.number("child")
+    before = shared_kb(child)
+    assert before > MANY * PAGE / 1024
+    tracker.round(pages)
+    assert shared_kb(child) > before - 1024
+    tracker.round(pages)
+    finish(job, tracker, pages, child)
+    assert shared_kb(child) > before - 2048
+
+
+def test_pages_that_are_offered_are_only_named(
+    job: Subject, tracker: MemoryTracker, pages: Pages
+) -> None:
+    contents = {(page + 1).to_bytes(8, "little") * 512 for page in range(1000)}
+    hashes = {xxhash.xxh3_128_intdigest(content) for content in contents}
+    lower = sorted(number & (1 << 64) - 1 for number in hashes)
+    tracker.offered(struct.pack(f"<{len(lower)}Q", *lower))
+    done = tracker.round(pages)
+    assert set(pages.named.values()) == hashes
+    assert done.sent_bytes < done.dirty_bytes - 900 * PAGE
+    assert tracker.again(pages.named, pages) > 1000 * PAGE, "they are not there any more"
+    job.do("[put(page, page + 1) for page in range(1000, 2000)]")
+    job.do("[put(page, page) for page in range(1, 1000)]")
+    pages.named.clear()
+    finish(job, tracker, pages)
+    assert pages.named == {}, "at the standstill there is no time to ask again"
 
 
 def test_processes_end_begin_and_run_other_programs(

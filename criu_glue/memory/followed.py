@@ -36,11 +36,11 @@ class Followed:
         self._tries = 0
         self._whole = True  # there may be pages that were listed and not read
         self._read_once = False
-        self._memory = -1
+        self._files: list[int] = []
 
     def close(self) -> None:
         self._close_uffd()
-        self._close_memory()
+        self._close_files()
 
     def interrupted(self) -> None:
         """What was listed has not all been read: the next look lists that as well."""
@@ -90,15 +90,17 @@ class Followed:
             pagemap, self.ranges, known, distrust, self.sent, self.present, self.written
         )
 
-    def pull(self, round: int, number: int, donor: Followed | None) -> Pull:
-        """What reads the pages that were listed."""
-        self._close_memory()
-        with contextlib.suppress(OSError):  # for pages only that process_vm_readv cannot read
-            self._memory = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    def pull(self, round: int, number: int, alone: bool) -> Pull:
+        """What reads the pages that were listed; ``alone``: no other process can have the same
+        pages. Raises FileNotFoundError or ProcessLookupError when it has ended."""
+        self._close_files()
+        for name in ("mem",) if alone else ("mem", "pagemap"):
+            path = f"/proc/{self.pid}/{name}"
+            self._files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         return Pull(
-            self.pid, self._memory, inner=self.who.inner, incarnation=self.incarnation,
-            round=round, number=number, regions=self.written, sent=self.sent,
-            donor=(donor.who.inner, donor.sent) if donor else None,
+            self.pid, self._files[0], -1 if alone else self._files[1], inner=self.who.inner,
+            incarnation=self.incarnation, round=round, number=number, regions=self.written,
+            sent=self.sent,
         )  # fmt: skip
 
     def _track(self) -> bool:
@@ -152,7 +154,6 @@ class Followed:
             os.close(self._uffd)
             self._uffd = None
 
-    def _close_memory(self) -> None:
-        if self._memory >= 0:
-            os.close(self._memory)
-            self._memory = -1
+    def _close_files(self) -> None:
+        while self._files:
+            os.close(self._files.pop())

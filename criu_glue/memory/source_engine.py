@@ -44,9 +44,10 @@ int scan_standstill(int pagemap, const uint64_t *ranges, size_t count, uint64_t 
 struct pull;
 struct pull_chunk;
 struct pull_state { uint64_t unreadable, first_unreadable, unchanged; int error; };
-struct pull *pull_new(int pid, int memory, uint32_t inner, uint32_t incarnation, uint32_t round,
-                      uint16_t pass, const struct regions *, struct sent *,
-                      const struct sent *donor, uint32_t donor_pid);
+struct pull *pull_new(int pid, int memory, int pagemap, uint32_t inner, uint32_t incarnation,
+                      uint32_t round, uint16_t pass, const struct regions *, struct sent *);
+void pull_refer_to(struct pull *, const struct sent *donor, uint32_t donor_pid);
+void pull_refer_to_offered(struct pull *, const uint64_t *offered, size_t count);
 void pull_free(struct pull *);
 int pull_fill(struct pull *, struct pull_chunk *, uint64_t budget, uint64_t *read);
 struct pull_state pull_state(struct pull *);
@@ -137,22 +138,27 @@ class Pull:
     """The pages of one process that are to be read, by any number of threads."""
 
     def __init__(
-        self, pid: int, memory: int, *, inner: int, incarnation: int, round: int, number: int,
-        regions: Regions, sent: Sent, donor: tuple[int, Sent] | None,
+        self, pid: int, memory: int, pagemap: int, *, inner: int, incarnation: int, round: int,
+        number: int, regions: Regions, sent: Sent,
     ) -> None:  # fmt: skip
-        """``memory``: the open /proc/PID/mem, or -1. ``number``: of the pass, which grows.
-        ``donor``: the inner pid of the process it was forked from, and what was sent of that."""
-        self._kept = (regions, sent, donor)  # which the C structure points to
-        pages, pid_of_donor = (donor[1].pages, donor[0]) if donor else (_ffi.NULL, 0)
-        self.work = _ffi.gc(
-            _new(
-                _lib.pull_new(
-                    pid, memory, inner, incarnation, round, number, regions.list, sent.pages,
-                    pages, pid_of_donor,
-                )
-            ),
-            _lib.pull_free,
-        )  # fmt: skip
+        """``memory``: the open /proc/PID/mem; ``pagemap``: the open /proc/PID/pagemap where it may
+        share pages with another process, or -1. ``number``: of the pass, which grows."""
+        self._kept: list[object] = [regions, sent]  # which the C structure points to
+        new = _lib.pull_new(
+            pid, memory, pagemap, inner, incarnation, round, number, regions.list, sent.pages
+        )
+        self.work = _ffi.gc(_new(new), _lib.pull_free)
+
+    def refer_to(self, inner: int, sent: Sent) -> None:
+        """To pages that were sent of the process that this one was forked from."""
+        self._kept.append(sent)
+        _lib.pull_refer_to(self.work, sent.pages, inner)
+
+    def refer_to_offered(self, hashes: bytes) -> None:
+        """To pages that the destination has anyway: the lower 64 bits of their hashes, sorted."""
+        raw = _ffi.from_buffer("uint64_t[]", hashes)
+        self._kept.append(raw)
+        _lib.pull_refer_to_offered(self.work, raw, len(hashes) // 8)
 
     @property
     def ended(self) -> bool:
