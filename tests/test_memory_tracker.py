@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import struct
 import threading
@@ -17,6 +18,7 @@ from captured import as_root, until
 from memory_subject import MANY, Subject, family, state, subject
 from page_chunks import DATA, PAGE, REFERENCE, ZERO, Pages
 
+from liveshift.criu_glue.memory.followed import PART, PARTS, divided
 from liveshift.criu_glue.memory.pulling import Stopped
 from liveshift.criu_glue.memory.tracker import MemoryTracker, Standstill
 from liveshift.errors import StepFailed
@@ -474,3 +476,24 @@ def test_files_that_are_read_past_the_page_cache_are_noticed(
     words = tracker.round(pages).untracked
     assert words == {job.pid: "it does I/O past the page cache (O_DIRECT)"}
     finish(job, tracker, pages)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_several_threads_look_at_is_all_of_it_and_nothing_twice(seed: int) -> None:
+    chance = random.Random(seed)
+    ranges, at = [], 0
+    for _ in range(chance.randrange(40)):
+        at += PAGE * chance.randrange(1, 10)
+        length = PAGE * chance.choice((1, 1 << 16, chance.randrange(1, 200000)))
+        ranges.append((at, at + length))
+        at += length
+    parts = list(divided(ranges))
+    joined: list[tuple[int, int]] = []
+    for start, end in (pair for part in parts for pair in part if pair[0] < pair[1]):
+        assert start % PAGE == end % PAGE == 0
+        if joined and joined[-1][1] == start:
+            start = joined.pop()[0]
+        joined.append((start, end))
+    assert joined == ranges
+    most = max(PART, sum(end - start for start, end in ranges) // PARTS)
+    assert all(sum(end - start for start, end in part) <= most for part in parts)

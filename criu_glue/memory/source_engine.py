@@ -37,9 +37,10 @@ int scan_prepare(int uffd);
 uint64_t scan_known(int pagemap);
 int scan_written(int pagemap, int uffd, const uint64_t *ranges, size_t count, uint64_t known,
                  bool whole, struct sent *, struct regions *written);
-int scan_standstill(int pagemap, const uint64_t *ranges, size_t count, uint64_t known,
-                    bool distrust, struct sent *, struct regions *present,
-                    struct regions *stale);
+int scan_present(int pagemap, const uint64_t *ranges, size_t count, uint64_t known,
+                 struct regions *found);
+int scan_judge(const struct regions *found, bool distrust, struct sent *,
+               struct regions *present, struct regions *stale);
 
 struct pull;
 struct pull_chunk;
@@ -123,14 +124,16 @@ def scan_written(
     _check(rc, "PAGEMAP_SCAN")
 
 
-def scan_standstill(
-    pagemap: int, ranges: Ranges, known: int, distrust: bool, sent: Sent, present: Regions,
-    stale: Regions,
-) -> None:  # fmt: skip
-    """Add to ``present`` what there is, and to ``stale`` what of it must be read; see scan.h."""
-    rc = _lib.scan_standstill(
-        pagemap, _pairs(ranges), len(ranges), known, distrust, sent.pages, present.list, stale.list
-    )
+def scan_present(pagemap: int, ranges: Ranges, known: int, found: Regions) -> None:
+    """Add to ``found`` what there is in the ranges, which must not change meanwhile."""
+    rc = _lib.scan_present(pagemap, _pairs(ranges), len(ranges), known, found.list)
+    _check(rc, "PAGEMAP_SCAN")
+
+
+def judge(found: Regions, distrust: bool, sent: Sent, present: Regions, stale: Regions) -> None:
+    """Add to ``present`` what was found, and to ``stale`` what of it must be read: what was
+    written, or is not surely at the destination; with ``distrust`` all."""
+    rc = _lib.scan_judge(found.list, distrust, sent.pages, present.list, stale.list)
     _check(rc, "PAGEMAP_SCAN")
 
 
