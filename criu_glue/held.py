@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from .room import started
+from .survey import inner_pid
 
 RUN = 'here=/proc/$$/fd/$0; exec "$@" --images-dir "$here" --action-script "$here/hook"'
 """By the shell that becomes CRIU, whose pid in the room nobody knows before."""
@@ -57,17 +58,19 @@ class HeldCriu:
         self._who: tuple[int, int] | None = None
         self._held: int | None = None
         self._hooked = False  # a hook may be waiting
+        self._number = -1  # of the directory's descriptor in CRIU
 
     def start(
         self, prefix: Sequence[str], command: Sequence[str], action: str, go: str,
         after: str = "", pass_fds: Sequence[int] = (),
-        environment: Callable[[int], Mapping[str, str]] | None = None,
+        environment: Callable[[int], Mapping[str, str]] | None = None, config: str = "",
     ) -> None:  # fmt: skip
         """Run CRIU (``command``, entering the room by ``prefix``) on the directory's images.
 
         ``go`` is what the hook does when told to go on, and ``after`` further cases of the shell's
         ``case``; both run in the directory. ``environment`` is asked what else CRIU's is to have,
-        given the number of the descriptor that the directory is open under in it.
+        given the number of the descriptor that the directory is open under in it. ``config`` is
+        the name of a file in the directory with further options, which CRIU reads when it begins.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         for name in ("held", "verdict"):
@@ -76,11 +79,11 @@ class HeldCriu:
         self._listen()
         directory = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            text = HOOK.format(action=action, directory=directory, go=go, after=after)
-            self.hook.write_text(text)
-            self.hook.chmod(0o700)
+            self._number = directory
+            self.write_hook(action, go, after)
+            run = RUN + (f' --config "$here/{config}"' if config else "")
             self._process = subprocess.Popen(
-                [*prefix, "sh", "-c", RUN, str(directory), *command],
+                [*prefix, "sh", "-c", run, str(directory), *command],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 pass_fds=(*pass_fds, directory),
                 env={**os.environ, **environment(directory)} if environment else None,
@@ -89,6 +92,12 @@ class HeldCriu:
             os.close(directory)
         self._who = (self._process.pid, started(self._process.pid))
         (self.directory / "criu").write_text("{} {}".format(*self._who))
+
+    def write_hook(self, action: str, go: str, after: str = "") -> None:
+        """See :meth:`start`; may be written anew before CRIU has come to it."""
+        text = HOOK.format(action=action, directory=self._number, go=go, after=after)
+        self.hook.write_text(text)
+        self.hook.chmod(0o700)
 
     def take_up(self) -> bool:
         """Find the CRIU that an earlier agent has started here; False when it has ended."""
@@ -138,6 +147,27 @@ class HeldCriu:
             finally:
                 os.close(pipe)
         return not self.alive()
+
+    def tree(self) -> dict[int, int]:
+        """Inner pids, and the host's, of all processes below it that have one in its room: while a
+        tree is being restored they are its children."""
+        found: dict[int, int] = {}
+        left = [self._who[0]] if self._who is not None else []
+        while left:
+            pid = left.pop()
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found[inner_pid(pid)] = pid
+                children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+                left += [int(child) for child in children.split()]
+        return found
+
+    def end(self, seconds: float) -> None:
+        """Wait for a CRIU that ends by itself, and end one that does not."""
+        if self._process is not None and self._who is not None:
+            self._wait_end(time.monotonic() + seconds)
+            if self.alive():
+                self._process.kill()
+        self.close()
 
     def close(self) -> None:
         """Reap it, when its room was ended, and let go of the FIFO."""

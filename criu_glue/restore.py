@@ -31,12 +31,13 @@ from typing import Protocol
 
 from ..errors import LiveshiftError, StepFailed
 from . import network
-from .dump import COMMON
+from .early import RESTORE, EarlyCriu
 from .explain import explain
 from .held import HeldCriu
 from .image_kinds import ImageFile
 from .memory.eager import restore_at_once
 from .memory.fill import FillEngine
+from .memory.prefill import PrefillLost
 from .protobuf import Message
 from .room import STDERR_FD, STDOUT_FD, Room, adopt, enter, evict
 from .survey import inner_pid, tasks
@@ -81,47 +82,43 @@ class RestoringTree:
 
     def bring_up(
         self, criu: Criu, pipes: dict[int, int], deadline_s: float, *,
-        stopped: bool = False, fill: FillEngine | None = None,
+        stopped: bool = False, fill: FillEngine | None = None, early: EarlyCriu | None = None,
     ) -> None:  # fmt: skip
         """Restore up to where the tasks would run; ``stopped``: for :meth:`stop_at_door`.
 
         ``pipes`` maps the dumped tree's pipe inodes (stdout, stderr) to STDOUT_FD or STDERR_FD.
         ``fill``, a fresh one, gives the tree the memory that is not in CRIU's images; it is closed
-        here. Raises StepFailed: then no task is left here, and the room is empty and locked as
+        here. ``early``: a CRIU that waits for this, prepared, whose plan the fill has. Raises
+        StepFailed: then no task is left here, and the room is empty and locked as
         before.
         """
         for mark in ("resumed", "at-door", UNFILLED):
             (self._images / mark).unlink(missing_ok=True)
-        options = ["restore", "--log-file", "restore.log", "-v2", "--restore-detached", *COMMON]
+        options = [*RESTORE]
         options += ["--leave-stopped"] if stopped else []
         if fill is not None:
             self._fill = fill
             (self._images / UNFILLED).touch()
             options += ["--lazy-pages"]
-        ends: dict[int, int] = {}
+        after = AT_DOOR if stopped else RESUMED
         try:
             if fill is not None:
                 restore_at_once(self._images)
-            for fd in (STDOUT_FD, STDERR_FD):
-                ends[fd] = os.open(f"/proc/{self._room.init}/fd/{fd}", os.O_WRONLY)
-            for inode, fd in pipes.items():
-                options += ["--inherit-fd", f"fd[{ends[fd]}]:pipe:[{inode}]"]
-            self._criu.start(
-                enter(self._room),
-                criu.command(*options),
-                "post-restore",
-                go=":",
-                after=AT_DOOR if stopped else RESUMED,
-                pass_fds=tuple(ends.values()),
-            )
+            if early is not None:
+                self._criu = early.held
+                early.go(pipes, after, stopped=stopped)
+            else:
+                self._start(criu, options, pipes, after)
         except BaseException as error:
+            if early is not None:
+                early.drop()
+                self.drop()
             self._end_fill()
             if isinstance(error, FileNotFoundError):
                 raise self._failed("its room has ended") from error
+            if isinstance(error, PrefillLost):
+                raise self._failed(str(error)) from error
             raise
-        finally:
-            for write_end in ends.values():
-                os.close(write_end)
         until = time.monotonic() + deadline_s
         try:
             held = self._criu.wait_held(until)
@@ -134,10 +131,32 @@ class RestoringTree:
         if fill is not None:
             try:
                 fill.wait(until)
+                if early is not None:
+                    early.check()
+                    early.close()
                 (self._images / UNFILLED).unlink()
             except BaseException:
                 self.drop()
                 raise
+
+    def _start(self, criu: Criu, options: list[str], pipes: dict[int, int], after: str) -> None:
+        ends: dict[int, int] = {}
+        try:
+            for fd in (STDOUT_FD, STDERR_FD):
+                ends[fd] = os.open(f"/proc/{self._room.init}/fd/{fd}", os.O_WRONLY)
+            for inode, fd in pipes.items():
+                options += ["--inherit-fd", f"fd[{ends[fd]}]:pipe:[{inode}]"]
+            self._criu.start(
+                enter(self._room),
+                criu.command(*options),
+                "post-restore",
+                go=":",
+                after=after,
+                pass_fds=tuple(ends.values()),
+            )
+        finally:
+            for write_end in ends.values():
+                os.close(write_end)
 
     def let_run(self, deadline_s: float) -> None:
         """Open the network and let the tasks run; raises StepFailed when none of them did."""

@@ -10,6 +10,7 @@ memory that was not filled would read as zeros, so such a tree must not run.
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 import time
@@ -31,7 +32,8 @@ _TICK_MS = 100
 @dataclass(frozen=True)
 class Filled:
     """What a fill has done so far: bytes that were copied of all that there are; page faults that
-    were served, of them with zeros; pages that were there already; processes; other events."""
+    were served, of them with zeros; pages that were there already; processes; other events; bytes
+    that were in place before CRIU began, which are not among those that were copied."""
 
     phase: int
     bytes: int
@@ -41,6 +43,7 @@ class Filled:
     present: int
     processes: int
     events: int
+    placed: int
     why: str
 
 
@@ -48,8 +51,11 @@ class FillEngine:
     """One attempt at a restore in ``images``, from a store that has its table. A fresh one is
     needed for each attempt, and must be there before CRIU starts."""
 
-    def __init__(self, images: Path, store: MemoryStore, threads: int = 0) -> None:
-        """``threads``: as many as there are processors, at most 8, when 0."""
+    def __init__(
+        self, images: Path, store: MemoryStore, threads: int = 0, plan: mmap.mmap | None = None
+    ) -> None:
+        """``threads``: as many as there are processors, at most 8, when 0; ``plan``: of an early
+        CRIU (prefill.py), what it has placed is not filled."""
         self._ffi, self._calls = store_library.load()
         self._fill = self._ffi.NULL
         self._held = ExitStack()
@@ -58,7 +64,8 @@ class FillEngine:
             listener = _listen(images)
             why = self._ffi.new("char[]", store_library.WHY)
             threads = threads or min(8, len(os.sched_getaffinity(0)))
-            self._fill = self._calls.fill_start(opened, listener, threads, why)
+            self._plan = self._ffi.NULL if plan is None else self._ffi.from_buffer("char[]", plan)
+            self._fill = self._calls.fill_start(opened, listener, threads, self._plan, why)
             if not self._fill:
                 said = self._ffi.string(why).decode("utf-8", "replace")
                 raise StepFailed("restore", f"memory cannot be filled: {said}")
@@ -84,6 +91,7 @@ class FillEngine:
         fill, self._fill = self._fill, self._ffi.NULL
         if fill:
             self._calls.fill_stop(fill)
+            self._plan = self._ffi.NULL  # it may be unmapped
             self._held.close()
 
     def _until(self, phase: int, until: float) -> Filled:
@@ -106,7 +114,7 @@ class FillEngine:
         self._calls.fill_wait(self._fill, phase, wait_ms, report)
         return Filled(
             report.phase, report.filled * PAGE, report.total * PAGE, report.faults, report.zeros,
-            report.present, report.processes, report.events,
+            report.present, report.processes, report.events, report.placed * PAGE,
             self._ffi.string(report.why).decode("utf-8", "replace"),
         )  # fmt: skip
 

@@ -128,6 +128,27 @@ static int take_run(struct store *s, struct page_map *map, const struct run *run
     return 0;
 }
 
+// What was kept for these pages in advance is not what they are any more.
+static void outdate(const struct store *s, struct page_map *map, const struct run *run,
+                    uint32_t round) {
+    uint64_t page = run->address / PAGE, end = page + run->pages;
+    while (page < end) {
+        struct leaf *leaf = page_map_leaf(map, page);
+        uint64_t next = (page | (LEAF_PAGES - 1)) + 1;
+        if (next > end)
+            next = end;
+        if (leaf != NULL) {
+            uint64_t bits = next - page == LEAF_PAGES ? ~UINT64_C(0)
+                                                      : ((UINT64_C(1) << (next - page)) - 1)
+                                                            << (page & (LEAF_PAGES - 1));
+            leaf->placed &= ~bits;
+            leaf->ticket = s->tickets;
+            leaf->round = round;
+        }
+        page = next;
+    }
+}
+
 static int take(struct store *s, const struct chunk *c, struct writes *w, char *why) {
     if (s->broken)
         FAIL("an earlier write to the store of pages has failed");
@@ -143,10 +164,26 @@ static int take(struct store *s, const struct chunk *c, struct writes *w, char *
         store_forget(s, map);
         map->incarnation = c->incarnation;
     }
-    for (uint32_t i = 0; i < c->runs; i++)
-        if (take_run(s, map, &c->run[i], w, why) != 0)
+    if (c->round > s->newest)
+        s->newest = c->round;
+    for (uint32_t i = 0; i < c->runs; i++) {
+        int rc = take_run(s, map, &c->run[i], w, why);
+        outdate(s, map, &c->run[i], c->round);
+        if (rc != 0)
             return -1;
+    }
     return 0;
+}
+
+static uint64_t *list_writer(struct store *s) {
+    s->tickets++;
+    for (uint32_t i = 0; i < WRITERS_LISTED; i++)
+        if (s->writing[i] == 0) {
+            s->writing[i] = s->tickets;
+            return &s->writing[i];
+        }
+    s->unlisted++;
+    return NULL;
 }
 
 int store_write(struct store *s, const uint8_t *raw, size_t length, char *why) {
@@ -156,12 +193,17 @@ int store_write(struct store *s, const uint8_t *raw, size_t length, char *why) {
         return -1;
     pthread_mutex_lock(&s->lock);
     s->writers++;
+    uint64_t *listed = list_writer(s);
     int rc = take(s, &c, &w, why);
     pthread_mutex_unlock(&s->lock);
     for (uint32_t i = 0; i < w.used && rc == 0; i++)
         rc = store_put(s, w.write[i].slot, w.write[i].from, w.write[i].bytes, why);
     pthread_mutex_lock(&s->lock);
     s->broken |= rc != 0;
+    if (listed != NULL)
+        *listed = 0;
+    else
+        s->unlisted--;
     if (--s->writers == 0)
         store_reuse(s);
     pthread_mutex_unlock(&s->lock);
