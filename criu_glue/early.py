@@ -124,7 +124,7 @@ class EarlyCriu:
                 self.held.end(END_S)
 
     def close(self) -> None:
-        """Let go of what the tree does not need any more, its CRIU being :attr:`held`."""
+        """Let go of what a tree that is there does not need any more; its CRIU is :attr:`held`."""
         if self._prefill is not None:
             self._prefill.close()
 

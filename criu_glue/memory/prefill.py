@@ -256,9 +256,9 @@ class Prefill:
             raise PrefillLost(f"the early CRIU does not answer: {error}") from error
         if len(answer) != _ANSWER.size:
             raise PrefillLost("the early CRIU has ended")
-        error, shifted = _ANSWER.unpack(answer)
-        if error:
-            raise OSError(-error, os.strerror(-error))
+        negative, shifted = _ANSWER.unpack(answer)
+        if negative:
+            raise OSError(-negative, os.strerror(-negative))
         return int(shifted)
 
 
