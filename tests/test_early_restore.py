@@ -112,9 +112,9 @@ class Stage:
             nonlocal seen
             before, seen = seen, self.early.bytes
             time.sleep(0.2)
-            return bool(self.early.why) or seen == before > 0
+            return bool(self.early.why) or seen == before > 120 << 20
 
-        until(settled, 30)
+        until(settled, 60)
         assert self.early.why == ""
 
     def send_the_rest(self) -> None:
