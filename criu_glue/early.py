@@ -43,7 +43,10 @@ IDLE_S = 0.3
 LOOK_AT_MEMORY = 64
 """Blocks that are put in place between two looks at how much memory the host has left."""
 
-END_S = 5.0
+LAST_BLOCK_S = 0.2
+"""How long the tree, which stands still, waits for the block that is just being put in place."""
+
+END_S = 1.0
 
 
 class EarlyCriu:
@@ -56,8 +59,6 @@ class EarlyCriu:
         self._ends: dict[int, int] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="prefill", daemon=True)
-        self._lock = threading.Lock()
-        self._dropped = False
         self.why = ""
         """Why it is of no use, in words."""
 
@@ -82,9 +83,7 @@ class EarlyCriu:
     def prepare(self) -> bool:
         """The image is complete: whether this CRIU can restore it, and it is worth it. When not,
         it has been ended."""
-        self.halt()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._join(LAST_BLOCK_S)
         try:
             if not self.why and self._prefill is None:
                 self.why = "nothing was put in place"
@@ -119,20 +118,25 @@ class EarlyCriu:
 
     def drop(self) -> None:
         """End it, unless it was told to go: then its tree is. May be called again."""
-        self.halt()
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-        with self._lock:
-            self._dropped = True
-            if self._prefill is not None:
-                self._prefill.close()  # its library ends it
-                self._prefill = None
-                self.held.end(END_S)
+        self._join(LAST_BLOCK_S)
+        if self._prefill is not None:
+            self._prefill.close()  # its library ends it
+            self._prefill = None
+            self.held.end(END_S)
 
     def close(self) -> None:
         """Let go of what a tree that is there does not need any more; its CRIU is :attr:`held`."""
         if self._prefill is not None:
             self._prefill.close()
+
+    def _join(self, seconds: float) -> None:
+        self.halt()
+        if self._thread.ident is None:
+            return
+        self._thread.join(seconds)
+        if self._thread.is_alive() and self._prefill is not None:
+            self._prefill.abandon()
+        self._thread.join()
 
     def _follow(self) -> None:
         try:

@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import os
 import select
+import signal
 import subprocess
 import termios
 import time
@@ -142,8 +143,9 @@ class HeldCriu:
         """Wait for a CRIU that ends by itself, and end one that does not."""
         if self._process is not None and self._who is not None:
             self._wait_end(time.monotonic() + seconds)
-            if self.alive():
-                self._process.kill()
+            for pid in self.tree().values() if self.alive() else ():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         self.close()
 
     def close(self) -> None:

@@ -100,7 +100,7 @@ class RestoringTree:
             self._memory.end()
             if isinstance(error, FileNotFoundError):
                 raise self._failed("its room has ended") from error
-            if isinstance(error, PrefillLost):
+            if isinstance(error, PrefillLost) or (early is not None and isinstance(error, OSError)):
                 raise self._failed(str(error)) from error
             raise
         until = time.monotonic() + deadline_s

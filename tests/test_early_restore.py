@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,10 +19,11 @@ from test_memory_fill import Scene
 from liveshift.criu_glue import output
 from liveshift.criu_glue.early import EarlyCriu
 from liveshift.criu_glue.memory.fill import Filled, FillEngine
-from liveshift.criu_glue.memory.store import MemoryStore
+from liveshift.criu_glue.memory.store import PAGES_FILE, MemoryStore
 from liveshift.criu_glue.restore import RestoringTree
 from liveshift.criu_glue.survey import inner_pid, tasks
 from liveshift.criu_glue.tool import Criu
+from liveshift.errors import StepFailed
 
 __all__ = ["criu", "place", "rooms", "sink"]
 
@@ -33,8 +36,11 @@ for at in range(0, size, 4096):
     m[at : at + 8] = (at * 2654435761 + 1).to_bytes(8, "little")
     if at < len(other):
         other[at + 8 : at + 16] = (at * 2654435761 + 7).to_bytes(8, "little")
+sparse = mmap.mmap(-1, 8 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for at in range(0, len(sparse) // 2, 4096):
+    sparse[at] = 1
 def whole():
-    return zlib.crc32(other, zlib.crc32(m))
+    return zlib.crc32(sparse, zlib.crc32(other, zlib.crc32(m)))
 expected = whole()
 """
 
@@ -85,7 +91,7 @@ class Stage:
         self.parted.bring_files(self.there)
         self.tree: RestoringTree | None = None
         memory = self.parted.memory
-        size = sum(len(pages) for pages in memory.values()) * PAGE
+        size = sum(len(pages) for pages in memory.values()) * PAGE + (4 << 20)
         self.store = MemoryStore.create(self.parted.images, size)
         self.early = EarlyCriu(scene.criu, self.there, self.parted.images, self.store)
         for pid, pages in memory.items():
@@ -94,6 +100,9 @@ class Stage:
             }
             for chunk in memory_parts.chunks(pid, old):
                 self.store.write(chunk)
+            # What is no longer there at the standstill: beside pages that are.
+            for at in [at for at in pages if at + PAGE not in pages][:200]:
+                self.store.write(memory_parts.chunk(pid, [(at + PAGE, 1, DATA)], b"gone" * 1024))
 
     def put_in_place(self) -> None:
         self.early.begin()
@@ -103,9 +112,9 @@ class Stage:
             nonlocal seen
             before, seen = seen, self.early.bytes
             time.sleep(0.2)
-            return bool(self.early.why) or seen == before > 0
+            return bool(self.early.why) or seen == before > 120 << 20
 
-        until(settled, 30)
+        until(settled, 60)
         assert self.early.why == ""
 
     def send_the_rest(self) -> None:
@@ -183,6 +192,22 @@ def _restore(stage: Stage, *, post_copy: bool = False) -> tuple[RestoringTree, F
     return tree, seen
 
 
+def _restore_plainly(stage: Stage) -> None:
+    stage.tree = RestoringTree(stage.there, stage.parted.images)
+    engine = FillEngine(stage.parted.images, stage.store)
+    stage.tree.bring_up(stage.scene.criu, stage.parted.pipes, 60, fill=engine)
+    assert engine.seen().placed == 0
+    stage.tree.let_run(60)
+    assert goes_on(stage.there)
+    assert said(stage.there, output.STDERR) == ""
+
+
+def _kill_early(stage: Stage) -> None:
+    for pid in stage.early.held.tree().values():
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not stage.early.held.alive())
+
+
 @as_root
 @pytest.mark.parametrize("program", [ALONE, FAMILY], ids=["alone", "family"])
 def test_cold_memory_is_in_place_and_what_is_outdated_is_filled(
@@ -207,3 +232,77 @@ def test_cold_memory_is_in_place_and_what_is_outdated_is_filled(
     assert said(stage.there, output.STDERR) == ""
     lines = [int(n) for n in said(stage.there).split()]
     assert lines == list(range(len(lines)))
+
+
+@as_root
+def test_a_tree_whose_early_criu_has_gone_is_restored_without(
+    scene: Scene, stages: list[Stage]
+) -> None:
+    stage = Stage(scene, ALONE)
+    stages.append(stage)
+    stage.put_in_place()
+    _kill_early(stage)
+    stage.send_the_rest()
+    stage.parted.end_source()
+    assert not stage.early.prepare()
+    assert stage.early.why == "it has ended"
+    _restore_plainly(stage)
+
+
+@as_root
+def test_an_early_criu_that_ends_when_told_to_go_fails_and_another_attempt_succeeds(
+    scene: Scene, stages: list[Stage]
+) -> None:
+    stage = Stage(scene, ALONE)
+    stages.append(stage)
+    stage.put_in_place()
+    stage.send_the_rest()
+    stage.parted.end_source()
+    prepared = stage.early.prepare
+
+    def prepare() -> bool:
+        done = prepared()
+        _kill_early(stage)
+        return done
+
+    stage.early.prepare = prepare  # type: ignore[method-assign]
+    with pytest.raises(StepFailed, match="early CRIU"):
+        _restore(stage)
+    assert tasks(stage.there) == []
+    _restore_plainly(stage)
+
+
+@as_root
+def test_what_is_not_as_the_store_has_it_is_seen_before_the_tree_runs(
+    scene: Scene, stages: list[Stage]
+) -> None:
+    stage = Stage(scene, ALONE)
+    stages.append(stage)
+    stage.put_in_place()
+    stage.send_the_rest()
+    stage.parted.end_source()
+    file = stage.parted.images / PAGES_FILE
+    right = file.read_bytes()
+    with file.open("r+b") as pages:
+        pages.write(bytes(byte ^ 1 for byte in right[:PAGE]) * (len(right) // PAGE))
+    with pytest.raises(StepFailed, match="another page was placed"):
+        _restore(stage)
+    assert tasks(stage.there) == []
+    with file.open("r+b") as pages:
+        pages.write(right)
+    _restore_plainly(stage)
+
+
+@as_root
+def test_an_early_criu_ends_with_its_agent(scene: Scene, stages: list[Stage]) -> None:
+    stage = Stage(scene, ALONE)
+    stages.append(stage)
+    stage.put_in_place()
+    began = stage.early.held.tree()
+    assert began
+    stage.early.drop()
+    assert not stage.early.held.alive()
+    assert tasks(stage.there) == []
+    stage.send_the_rest()
+    stage.parted.end_source()
+    _restore_plainly(stage)

@@ -113,6 +113,11 @@ class Prefill:
             os.close(self.plan_fd)
             self.plan_fd = -1
 
+    def abandon(self) -> None:
+        """Have an order that another thread waits for fail."""
+        with contextlib.suppress(OSError):
+            self._orders.shutdown(socket.SHUT_RDWR)
+
     def step(self, search: object, idle: bool) -> bool:
         """Put one more block in place; False when there is none from where ``search`` stands to the
         end of all. ``idle``: nothing comes at present."""
@@ -122,9 +127,9 @@ class Prefill:
                 return False
             try:
                 self._copy(block)
-            except OSError:
+            except OSError as error:
                 self._calls.store_not_copied(store, block.pid, block.address)
-                raise PrefillLost("huge pages cannot be had") from None
+                raise PrefillLost(f"no huge page can be had: {error.strerror}") from error
         return True
 
     def search(self) -> object:

@@ -40,10 +40,7 @@ enum { PAGE = 4096, NICE = 10, MESSAGE = 128 << 10, TRIED_BASES = 64 };
 #define BASES_APART UINT64_C(0x10000000000)
 
 static struct {
-    int socket;
-    const uint8_t *pages;
-    size_t pages_size;
-    int plan_fd;
+    int socket, pages, plan_fd;
     bool going;
     struct plan *plan;
 } early;
@@ -83,15 +80,18 @@ static int64_t copy(const struct prefill_order *o, const uint32_t *slot) {
             return rc;
         }
     }
-    for (uint32_t i = 0; i < BLOCK_PAGES; to += PAGE, i++) {
+    for (uint32_t i = 0, run; i < BLOCK_PAGES; i += run) {
+        for (run = 1; slot[i] >= SLOT_FIRST && i + run < BLOCK_PAGES; run++)
+            if (slot[i + run] != slot[i] + run)
+                break;
         if (slot[i] == SLOT_ZERO && !o->end)
-            memset(to, 0, PAGE);
+            memset(to + i * PAGE, 0, PAGE);
         if (slot[i] < SLOT_FIRST)
             continue;
-        uint64_t from = (uint64_t)(slot[i] - SLOT_FIRST) * PAGE;
-        if (from + PAGE > early.pages_size)
-            return -EFAULT;
-        memcpy(to, early.pages + from, PAGE);
+        // Not by a mapping: to take that away would cost time when CRIU is to begin.
+        off_t from = (off_t)(slot[i] - SLOT_FIRST) * PAGE;
+        if (pread(early.pages, to + i * PAGE, (size_t)run * PAGE, from) != (ssize_t)(run * PAGE))
+            return -EIO;
     }
     return 0;
 }
@@ -161,25 +161,18 @@ static void *serve(void *unused) {
 
 __attribute__((constructor)) static void begin(void) {
     const char *said = getenv("LIVESHIFT_PREFILL");
-    int file;
-    struct stat about;
-    if (said == NULL || sscanf(said, "%d:%d:%d", &early.socket, &file, &early.plan_fd) != 3)
+    if (said == NULL || sscanf(said, "%d:%d:%d", &early.socket, &early.pages, &early.plan_fd) != 3)
         return;
     unsetenv("LIVESHIFT_PREFILL"); // CRIU's hook is none of this
-    if (fstat(file, &about) != 0)
-        _exit(1);
-    early.pages_size = (size_t)about.st_size;
-    early.pages = mmap(NULL, early.pages_size, PROT_READ, MAP_SHARED, file, 0);
     pthread_t thread;
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int rc = pthread_create(&thread, NULL, serve, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (early.pages == MAP_FAILED || rc != 0 || pthread_join(thread, NULL) != 0 || !early.going)
+    if (rc != 0 || pthread_join(thread, NULL) != 0 || !early.going)
         _exit(1);
-    munmap((void *)early.pages, early.pages_size);
-    close(file);
+    close(early.pages);
     close(early.plan_fd);
     close(early.socket);
 }
