@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,6 +55,10 @@ class Inbox:
     memory_limit: int = 0
     """Bytes of the capsule's own memory that may come in pages; they may come again and again."""
     memory: MemoryStore | None = None
+    memory_comes: Callable[[MemoryStore], None] = lambda _: None
+    """Told once the first of them has come."""
+    stands_still: Callable[[], None] = lambda: None
+    """Told when CRIU's images begin to come: the tree is frozen at its source."""
     bytes: dict[str, int] = field(default_factory=dict)
     came: dict[str, set[str]] = field(default_factory=dict)  # carried path → names
     written: dict[str, set[str]] = field(default_factory=dict)  # tree → names put there
@@ -187,6 +192,8 @@ class Inbox:
             raise StepFailed("ship", f"an image of too many streams: {len(self.bytes)}")
         kind, _, name = stream.partition(":")
         pass_, _, tree = name.partition(":")
+        if kind == "image":
+            self.stands_still()
         if kind in (OUTPUT, "image"):
             fresh = os.O_EXCL if kind == "image" else 0
             self._files[stream] = os.open(self.path(kind, name), _APPEND | fresh, 0o600)
@@ -229,6 +236,7 @@ class Inbox:
                 raise StepFailed("ship", "no pages of memory are taken for this image")
             if self.memory is None:
                 self.memory = MemoryStore.create(self.images, self.memory_limit)
+                self.memory_comes(self.memory)
             self.memory.write(chunk)
 
     def _take_page_table(self, data: memoryview) -> None:

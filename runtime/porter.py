@@ -287,6 +287,8 @@ class Porter:
             devices = await asyncio.to_thread(self.devices.tree, ask.migration, resident)
         arrival = Arrival(ask, resident, self._house.housing, devices, gpus.pairs)
         arrival.note()
+        if self._criu is not None:
+            arrival.start_early(self._criu)
         self.arrivals[ask.migration] = arrival
         self.receiver.expect(
             ask.migration, ask.source, arrival.inbox, ask.limit_bytes, arrival.inbox.pages, LANES
