@@ -310,7 +310,7 @@ class Porter:
             await asyncio.to_thread(arrival.inbox.close)
         size = arrival.inbox.manifest.image_bytes if arrival.complete else 0
         taken = self.receiver.received(ask.migration)
-        return messages.Arrived(taken, size, arrival.complete)
+        return messages.Arrived(taken, size, arrival.complete, *arrival.placed)
 
     async def restore(self, ask: messages.Restore) -> messages.Moved:
         """Restore, ask, run. Asked again for what runs or is under way, it is as good."""
