@@ -308,6 +308,8 @@ class Porter:
             return messages.Arrived(0, 0, False)
         if ask.close and not arrival.complete:
             await asyncio.to_thread(arrival.inbox.close)
+        else:
+            await asyncio.to_thread(arrival.inbox.make_room)
         size = arrival.inbox.manifest.image_bytes if arrival.complete else 0
         taken = self.receiver.received(ask.migration)
         return messages.Arrived(taken, size, arrival.complete, *arrival.placed)
