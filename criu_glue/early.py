@@ -61,6 +61,7 @@ class EarlyCriu:
         self._thread = threading.Thread(target=self._follow, name="prefill", daemon=True)
         self.why = ""
         """Why it is of no use, in words."""
+        self._settled = False
 
     def begin(self) -> None:
         """Start to put memory in place, as it comes."""
@@ -69,6 +70,11 @@ class EarlyCriu:
     def halt(self) -> None:
         """The tree stands still at its source: there is no time for more. Does not wait."""
         self._stop.set()
+
+    @property
+    def placing(self) -> bool:
+        """Whether there was more to put in place when it was looked at last."""
+        return self._thread.is_alive() and not self._settled and not self._stop.is_set()
 
     @property
     def bytes(self) -> int:
@@ -151,10 +157,13 @@ class EarlyCriu:
         search, blocks = prefill.search(), 0
         while not self._stop.is_set():
             if blocks % LOOK_AT_MEMORY == 0 and memory_left() < SPARE + LOOK_AT_MEMORY * BLOCK:
+                self._settled = True  # as far as it goes
                 return
             idle = time.monotonic() - self._store.written > IDLE_S
             if not prefill.step(search, idle):
+                self._settled = blocks == 0
                 return
+            self._settled = False
             blocks += 1
 
     def _start(self) -> Prefill:

@@ -124,6 +124,11 @@ class Arrival:
     def room_stands(self) -> bool:
         return started(self.resident.room.init) == self.resident.room.started
 
+    @property
+    def placed(self) -> tuple[int, bool]:
+        """Bytes of cold memory that are in place ahead, and whether there is more to place."""
+        return (self._early.bytes, self._early.placing) if self._early is not None else (0, False)
+
     def start_early(self, criu: Criu) -> None:
         """Have a CRIU take in what is cold of the memory that comes, before it is to restore."""
 

@@ -41,6 +41,9 @@ after the other, and some for all of them."""
 
 OUTPUT = "output"
 
+FRESH = 64 << 20
+"""Bytes of pages that a job may have anew at the standstill without our waiting for memory."""
+
 
 @dataclass
 class Inbox:
@@ -238,6 +241,13 @@ class Inbox:
                 self.memory = MemoryStore.create(self.images, self.memory_limit)
                 self.memory_comes(self.memory)
             self.memory.write(chunk)
+
+    def make_room(self) -> None:
+        """Have memory for pages that are new at the standstill, so that nobody waits for it then.
+        May be called again and again."""
+        if self.memory is not None and not self.complete:
+            with contextlib.suppress(StepFailed):  # whoever needs it meets that again
+                self.memory.reserve(FRESH)
 
     def _take_page_table(self, data: memoryview) -> None:
         if len(self._page_table) + len(data) > TABLE_LIMIT:

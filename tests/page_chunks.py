@@ -23,6 +23,8 @@ class Pages:
         self.of: dict[int, dict[int, bytes]] = {}  # inner pid: address: content
         self.incarnations: dict[int, int] = {}
         self.kinds: Counter[int] = Counter()  # pages by kind
+        self.named: dict[tuple[int, int], int] = {}
+        """Pages that the destination is said to have, and their hashes."""
         self.rounds: set[int] = set()
         self.chunks = 0
         self.held: list[Callable[[], None]] | None = None
@@ -67,9 +69,12 @@ class Pages:
                 else:
                     assert kind == REFERENCE
                     low, high, donor, there = struct.unpack_from("<QQIQ", chunk, at)
-                    pages[here] = self.of[donor][there]
-                    assert xxhash.xxh3_128_intdigest(pages[here]) == high << 64 | low
                     at += 28
+                    if donor:
+                        pages[here] = self.of[donor][there]
+                        assert xxhash.xxh3_128_intdigest(pages[here]) == high << 64 | low
+                    else:
+                        self.named[inner, here] = high << 64 | low
         assert len(chunk) == (at if at > PAGE else 20 + 16 * count), "more than its runs explain"
 
     def differences(self, pid: int, inner: int, table: dict[int, dict[str, object]]) -> list[str]:
@@ -117,14 +122,15 @@ def anonymous_ranges(pid: int) -> list[tuple[int, int]]:
 
 
 def resident(pid: int, start: int, end: int) -> set[int]:
-    """The pages with memory of their own (pagemap: present or swapped, not of a file)."""
+    """The pages with memory of their own (pagemap: present or swapped, not of a file, no guard)."""
     found = set()
     with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:
         for at in range(start, end, 64 << 20):
             pagemap.seek(at >> 9)
             length = min(64 << 20, end - at)
             for i, (entry,) in enumerate(struct.iter_unpack("<Q", pagemap.read(length >> 9))):
-                if entry >> 62 & 3 and not entry >> 61 & 1 and not _is_zero_frame(entry):
+                own = entry >> 62 & 3 and not entry >> 61 & 1 and not entry >> 58 & 1
+                if own and not _is_zero_frame(entry):
                     found.add(at + i * PAGE)
     return found
 

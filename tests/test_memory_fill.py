@@ -19,6 +19,7 @@ import pytest
 from captured import ROOT_PID, Sink, as_root, sink, until
 from held_tree import hold_tree
 from room_trees import Rooms, count, criu, goes_on, pipes_of, place, rooms, said, states
+from test_dump_restore import criu_in
 
 from liveshift.criu_glue import output, room, trees, unpacking
 from liveshift.criu_glue.dump import FrozenTree
@@ -441,4 +442,29 @@ def test_a_tree_that_runs_and_lacks_a_page_is_ended(
         tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
         tree.let_run(60)
     until(lambda: tasks(there) == [])
+    assert said(there, output.STDERR) == ""
+
+
+@as_root
+def test_a_criu_that_is_killed_while_memory_is_filled_is_told_at_once(
+    scene: Scene, stores: list[MemoryStore]
+) -> None:
+    parted, there = arrive(scene, stores)
+    tree = RestoringTree(there, parted.images)
+    engine = FillEngine(parted.images, stores[0], threads=0)
+    with ThreadPoolExecutor(1) as pool:
+        restoring = pool.submit(tree.bring_up, scene.criu, parted.pipes, 60, fill=engine)
+        until(lambda: engine.seen().phase == fill.KNOWN)
+        began = time.monotonic()
+        for pid in criu_in(there):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with pytest.raises(StepFailed, match="memory could not be filled: CRIU gave up"):
+            restoring.result()
+    assert time.monotonic() - began < 20
+    assert tasks(there) == []
+    tree = RestoringTree(there, parted.images)
+    tree.bring_up(scene.criu, parted.pipes, 60, fill=FillEngine(parted.images, stores[0]))
+    tree.let_run(60)
+    assert goes_on(there)
     assert said(there, output.STDERR) == ""

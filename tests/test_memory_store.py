@@ -118,6 +118,13 @@ def test_a_process_that_became_another_is_forgotten(store: MemoryStore) -> None:
     assert content(store) == {7: {BASE: page(3)}}
 
 
+def test_a_reference_may_come_before_what_it_means(store: MemoryStore) -> None:
+    store.write(chunk(8, [(BASE, 1, REFERENCE)], reference(page(1), 7, BASE)))
+    store.write(chunk(7, [(BASE, 1, DATA)], page(1)))
+    store.end({8: ProcessTable(1, [(BASE, 1)])})
+    assert content(store) == {8: {BASE: page(1)}}
+
+
 def test_what_is_gone_is_gone_and_makes_room(tmp_path: Path) -> None:
     store = MemoryStore.create(tmp_path, 4 * PAGE)
     for n in range(10):
@@ -203,6 +210,7 @@ def test_a_later_life_of_the_agent_goes_on_with_what_was_saved(tmp_path: Path) -
         second.write(chunk(7, [(BASE, 1, ZERO)]))
     (tmp_path / "on").mkdir()
     third = MemoryStore.create(tmp_path / "on", 4 << 20)
+    assert read_table(msgspec.msgpack.encode(second.table)) == second.table
     second.forward(lambda chunk, release: (third.write(chunk), release()))  # type: ignore[func-returns-value]
     third.end(second.table)
     assert content(third) == content(second)

@@ -4,15 +4,24 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
 import struct
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
-from captured import as_root
-from memory_subject import MANY, Subject, family, subject
+import xxhash
+from captured import as_root, until
+from memory_subject import MANY, Subject, family, state, subject
 from page_chunks import DATA, PAGE, REFERENCE, ZERO, Pages
 
+from liveshift.criu_glue.memory.followed import PART, PARTS, divided
+from liveshift.criu_glue.memory.pulling import Stopped
 from liveshift.criu_glue.memory.tracker import MemoryTracker, Standstill
+from liveshift.errors import StepFailed
 
 pytestmark = as_root
 
@@ -146,6 +155,45 @@ def test_a_fork_is_sent_as_references_to_its_parents_pages(
     assert pages.kinds[DATA] < 2 * MANY + 1000
 
 
+def shared_kb(pid: int) -> int:
+    """Of anonymous memory that it has in common with another process."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(text.split("Shared_Dirty:")[1].split()[0])
+
+
+def test_what_processes_share_they_share_after_it_was_read(
+    job: Subject, tracker: MemoryTracker, pages: Pages
+) -> None:
+    """The kernel unshares a page for who pins it, as process_vm_readv does: the job would grow."""
+    job.do("child = os.fork() or signal.pause()")
+    child = job.number("child")
+    before = shared_kb(child)
+    assert before > MANY * PAGE / 1024
+    tracker.round(pages)
+    assert shared_kb(child) > before - 1024
+    tracker.round(pages)
+    finish(job, tracker, pages, child)
+    assert shared_kb(child) > before - 2048
+
+
+def test_pages_that_are_offered_are_only_named(
+    job: Subject, tracker: MemoryTracker, pages: Pages
+) -> None:
+    contents = {(page + 1).to_bytes(8, "little") * 512 for page in range(1000)}
+    hashes = {xxhash.xxh3_128_intdigest(content) for content in contents}
+    lower = sorted(number & (1 << 64) - 1 for number in hashes)
+    tracker.offered(struct.pack(f"<{len(lower)}Q", *lower))
+    done = tracker.round(pages)
+    assert set(pages.named.values()) == hashes
+    assert done.sent_bytes < done.dirty_bytes - 900 * PAGE
+    assert tracker.again(pages.named, pages) > 1000 * PAGE, "they are not there any more"
+    job.do("[put(page, page + 1) for page in range(1000, 2000)]")
+    job.do("[put(page, page) for page in range(1, 1000)]")
+    pages.named.clear()
+    finish(job, tracker, pages)
+    assert pages.named == {}, "at the standstill there is no time to ask again"
+
+
 def test_processes_end_begin_and_run_other_programs(
     job: Subject, tracker: MemoryTracker, pages: Pages
 ) -> None:
@@ -201,3 +249,251 @@ def test_a_look_tells_the_rate_and_loses_nothing(
     job.do("put(7, 9)")
     tracker.look()
     finish(job, tracker, pages)
+
+
+def test_what_is_unmapped_while_it_is_read_is_left_out(
+    job: Subject, tracker: MemoryTracker, pages: Pages
+) -> None:
+    job.do("other = libc.mmap(None, 2048 * 4096, 3, 0x22, -1, 0)")
+    job.do("ctypes.memset(other, 7, 2048 * 4096)")
+    gone = []
+
+    def unmapping(chunk: memoryview, release: Callable[[], None]) -> None:
+        if not gone:
+            gone.append(job.do("libc.munmap(ctypes.c_void_p(other), 2048 * 4096)"))
+            job.do("memory.madvise(mmap.MADV_DONTNEED, 512 * 4096, 1024 * 4096)")
+        pages(chunk, release)
+
+    first = tracker.round(unmapping)
+    assert gone == ["0"]
+    assert first.sent_bytes < 0.9 * 2 * MANY * PAGE
+    finish(job, tracker, pages)
+
+
+def test_a_process_that_ends_while_it_is_read_is_forgotten(
+    job: Subject, tracker: MemoryTracker, pages: Pages
+) -> None:
+    job.do("child = os.fork() or signal.pause()")
+    job.do("[put(page, page) for page in range(2000)]")
+    child = job.number("child")
+    ended = []
+
+    def ending(chunk: memoryview, release: Callable[[], None]) -> None:
+        if not ended and struct.unpack_from("<I", chunk, 4) == (child,):
+            os.kill(child, signal.SIGKILL)
+            until(lambda: state(child) == "Z")
+            ended.append(child)
+        pages(chunk, release)
+
+    tracker.round(ending)
+    assert ended == [child]
+    assert tracker.round(pages).processes == 2  # the dead one has no memory
+    found = finish(job, tracker, pages)
+    assert set(found.table) == {job.pid}
+
+
+def test_a_process_that_ends_at_the_standstill_is_named(
+    job: Subject, tracker: MemoryTracker, pages: Pages
+) -> None:
+    job.do("child = os.fork() or signal.pause()")
+    child = job.number("child")
+    with job.standing(child):
+
+        def ending(ranges: object) -> None:
+            os.kill(child, signal.SIGKILL)
+            until(lambda: state(child) == "Z")
+
+        with pytest.raises(StepFailed, match=rf"memory: .*{child}"):
+            tracker.standstill(pages, ending)
+
+
+KINDS = """
+def area(protection=3): return libc.mmap(None, 16 * 4096, protection, 0x22, -1, 0)
+def filled(protection=3):
+    at = area(); ctypes.memset(at, 9, 16 * 4096)
+    libc.mprotect(ctypes.c_void_p(at), 16 * 4096, protection); return at
+hidden, readable, code, locked, guarded = filled(0), filled(1), filled(5), filled(), filled()
+assert libc.mlock(ctypes.c_void_p(locked), 16 * 4096) == 0
+advise = lambda at, n, how: libc.madvise(ctypes.c_void_p(at), n * 4096, how)
+guards = advise(guarded, 4, 102)
+shared = mmap.mmap(-1, 16 * 4096); shared[0] = 1
+huge = libc.mmap(None, 8 << 20, 3, 0x22, -1, 0); advise(huge, 2048, 14)
+ctypes.memset(huge, 3, 8 << 20)
+"""
+
+
+def test_each_kind_of_memory(job: Subject, tracker: MemoryTracker, pages: Pages) -> None:
+    job.do(f"exec({KINDS!r}, known)")
+    tracker.round(pages)
+    job.do("ctypes.memset(huge + 12345, 4, 100)")
+    found = finish(job, tracker, pages)
+
+    def ours(name: str) -> bool:
+        at = job.number(name)
+        return any(start <= at < end for start, end in found.ranges[job.pid])
+
+    assert ours("hidden")  # no program may read it now, and its content counts
+    assert pages.of[job.pid][job.number("hidden")] == b"\x09" * PAGE
+    assert ours("readable")
+    assert ours("huge")
+    assert not ours("code")
+    assert not ours("locked")
+    assert not ours("address(shared)")
+    if job.do("guards") == "0":  # Linux 6.13
+        assert job.number("guarded") not in pages.of[job.pid]
+        assert job.number("guarded") + 4 * PAGE in pages.of[job.pid]
+
+
+def test_without_room_it_waits_and_touches_nothing_that_is_under_way(job: Subject) -> None:
+    under_way: list[tuple[memoryview, bytes, Callable[[], None]]] = []
+    tracker = MemoryTracker(family(job.pid), slots=4, threads=3)
+    arrived = threading.Event()
+
+    def keep(chunk: memoryview, release: Callable[[], None]) -> None:
+        if arrived.is_set():
+            release()
+        else:
+            under_way.append((chunk, bytes(chunk), release))
+
+    with ThreadPoolExecutor(1) as pool:
+        going = pool.submit(tracker.round, keep)
+        until(lambda: len(under_way) == 4)
+        for last in range(3, -1, -1):  # each makes room for one more, and only that
+            under_way[last][2]()
+            under_way[last][2]()  # said once more it does no harm
+            until(lambda last=last: len(under_way) == 8 - last)
+            for chunk, content, _ in under_way[:last]:
+                assert chunk == content
+        arrived.set()
+        for *_, release in under_way:
+            release()
+        assert going.result().sent_bytes > MANY * PAGE
+    tracker.close()
+
+
+def test_a_round_that_is_not_wanted_ends_though_nothing_is_released(
+    job: Subject, pages: Pages
+) -> None:
+    stopped = threading.Event()
+    tracker = MemoryTracker(family(job.pid), slots=2, stopped=stopped.is_set)
+    pages.held = []
+    with ThreadPoolExecutor(1) as pool:
+        going = pool.submit(tracker.round, pages)
+        until(lambda: len(pages.held or []) == 2)
+        stopped.set()
+        with pytest.raises(Stopped):
+            going.result(10)
+    held, pages.held = pages.held, None
+    for release in held:
+        release()
+    stopped.clear()
+    rest = finish(job, tracker, pages)
+    runs = struct.iter_unpack("<QQ", rest.table[job.pid]["runs"])
+    there = sum(length for _, length in runs) * PAGE
+    assert rest.dirty_bytes < there - (1 << 20), "what has been sent is sent again"
+    tracker.close()
+
+
+def test_a_destination_that_refuses_ends_it_for_good(
+    job: Subject, tracker: MemoryTracker, pages: Pages
+) -> None:
+    def refusing(chunk: memoryview, release: Callable[[], None]) -> None:
+        raise StepFailed("ship", "no room")
+
+    with pytest.raises(StepFailed, match="ship: no room"):
+        tracker.round(refusing)
+    with pytest.raises(StepFailed, match="not known any more"):
+        tracker.round(pages)
+
+
+def test_pages_are_sent_again_where_they_are_wanted(
+    job: Subject, tracker: MemoryTracker, pages: Pages
+) -> None:
+    tracker.round(pages)
+    start = job.number("address()")
+    wanted = [start + n * PAGE for n in (1, 2, 3, 9)]
+    for address in wanted:
+        del pages.of[job.pid][address]
+    assert tracker.again([(job.pid, address) for address in wanted], pages) > 4 * PAGE
+    finish(job, tracker, pages)
+
+
+def test_its_pace_is_told_of_all_that_is_read(job: Subject, tracker: MemoryTracker) -> None:
+    read = []
+
+    class Pace:
+        def spent(self, bytes: int) -> None:
+            read.append(bytes)
+
+    done = tracker.round(Pages(), Pace())
+    assert sum(read) == done.dirty_bytes
+    assert max(read) <= 5 << 20
+
+
+PINNED = """
+import struct
+parameters = ctypes.create_string_buffer(120)
+ring = libc.syscall(425, 4, parameters)
+assert ring >= 0, ctypes.get_errno()
+sq = struct.unpack_from("<10I", parameters, 40)
+queue = mmap.mmap(ring, sq[6] + 4 * 4)
+entries = mmap.mmap(ring, 4 * 64, offset=0x10000000)
+buffer = mmap.mmap(-1, 16 * 4096, flags=PRIVATE)
+buffer.write(b"a" * 16 * 4096)
+vector = ctypes.create_string_buffer(struct.pack("<QQ", address(buffer), 16 * 4096))
+assert libc.syscall(427, ring, 0, vector, 1) == 0, ctypes.get_errno()
+content = os.memfd_create("content"); os.write(content, b"b" * 16 * 4096)
+def read_fixed():
+    struct.pack_into("<BBHiQQIIQH", entries, 0, 4, 0, 0, content, 0, address(buffer), 16 * 4096,
+                     0, 0, 0)
+    tail, = struct.unpack_from("<I", queue, sq[1])
+    struct.pack_into("<I", queue, sq[6] + tail % 4 * 4, 0)
+    struct.pack_into("<I", queue, sq[1], tail + 1)
+    return libc.syscall(426, ring, 1, 1, 1, None, 0)
+"""
+
+
+def test_what_is_written_past_the_page_tables_is_found(
+    job: Subject, tracker: MemoryTracker, pages: Pages
+) -> None:
+    """By a kernel that has the pages pinned, as it has for RDMA: no tracking sees that."""
+    job.do(f"exec({PINNED!r}, known)")
+    at = job.number("address(buffer)")
+    words = tracker.round(pages).untracked
+    assert words == {job.pid: "it has memory pinned for a device"}
+    tracker.round(pages)
+    assert job.do("read_fixed()") == "1"
+    tracker.round(pages)
+    assert pages.of[job.pid][at] == b"a" * PAGE, "it was tracked, and needs no reading again"
+    finish(job, tracker, pages)
+    assert pages.of[job.pid][at] == b"b" * PAGE
+
+
+def test_files_that_are_read_past_the_page_cache_are_noticed(
+    job: Subject, tracker: MemoryTracker, pages: Pages
+) -> None:
+    job.do("direct = os.open(sys.executable, os.O_DIRECT)")
+    words = tracker.round(pages).untracked
+    assert words == {job.pid: "it does I/O past the page cache (O_DIRECT)"}
+    finish(job, tracker, pages)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_several_threads_look_at_is_all_of_it_and_nothing_twice(seed: int) -> None:
+    chance = random.Random(seed)
+    ranges, at = [], 0
+    for _ in range(chance.randrange(40)):
+        at += PAGE * chance.randrange(1, 10)
+        length = PAGE * chance.choice((1, 1 << 16, chance.randrange(1, 200000)))
+        ranges.append((at, at + length))
+        at += length
+    parts = list(divided(ranges))
+    joined: list[tuple[int, int]] = []
+    for start, end in (pair for part in parts for pair in part if pair[0] < pair[1]):
+        assert start % PAGE == end % PAGE == 0
+        if joined and joined[-1][1] == start:
+            start = joined.pop()[0]
+        joined.append((start, end))
+    assert joined == ranges
+    most = max(PART, sum(end - start for start, end in ranges) // PARTS)
+    assert all(sum(end - start for start, end in part) <= most for part in parts)

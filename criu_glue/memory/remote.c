@@ -34,8 +34,8 @@ enum { SYSCALL_STOP = SIGTRAP | 0x80, USER_CODE_64 = 0x33, USER_MODE_ONLY = 1 };
 enum { PATIENCE_MS = 1000, SPINS = 200 };
 
 struct rseq_configuration {
-    uint64_t abi, abi_size;
-    uint32_t signature, flags, pad;
+    uint64_t abi;
+    uint32_t abi_size, signature, flags, pad;
 };
 struct rseq_section {
     uint32_t version, flags;

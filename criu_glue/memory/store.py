@@ -158,6 +158,7 @@ class MemoryStore:
         May be called again after more has come.
         """
         with self.in_use() as store:
+            self._wanted(store)  # what a reference meant may have come later than that
             self._calls.store_images_clear(store)
             for pid, process in table.items():
                 runs = _packed(process.runs)

@@ -27,7 +27,7 @@ from . import source_engine
 from .engine import load
 from .maps import about, vdso
 
-STOP_S = 0.2
+STOP_S = 0.5
 """How long a thread may take to trap."""
 
 ATTEMPTS = 5
