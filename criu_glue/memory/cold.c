@@ -21,7 +21,9 @@ enum {
 // With the lock held: of the leaf's pages those that can be copied now.
 static uint64_t copyable(const struct leaf *leaf, uint64_t oldest, uint32_t newest, bool idle) {
     uint64_t found = 0;
-    if (leaf->ticket >= oldest || (leaf->round >= newest && !idle) || leaf->tries >= TRIES)
+    // The first round brings everything, once: what has come of it is not hot yet.
+    bool late = newest > 0 && leaf->round >= newest && !idle;
+    if (leaf->ticket >= oldest || late || leaf->tries >= TRIES)
         return 0; // being written at this moment, or of late
     for (int i = 0; i < LEAF_PAGES; i++)
         if (leaf->page[i] == PAGE_ZERO || leaf->page[i] >= FIRST_SLOT)
@@ -43,7 +45,8 @@ static bool look(struct page_map *map, uint64_t number, uint64_t oldest, uint32_
         copied |= leaf[i]->copied;
         enough += __builtin_popcountll(pages[i]);
     }
-    if (enough < (copied ? 1 : ENOUGH))
+    bool coming = newest == 0 && !idle; // the rest of the block may be on its way
+    if (enough < (coming ? BLOCK_PAGES : copied ? 1 : ENOUGH))
         return false;
     out->pid = map->pid;
     out->incarnation = map->incarnation;
