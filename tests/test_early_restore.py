@@ -13,7 +13,7 @@ import memory_parts
 import pytest
 from captured import Sink, as_root, sink, until
 from memory_parts import DATA, PAGE, ZEROS
-from room_trees import Rooms, criu, goes_on, place, rooms, said
+from room_trees import Rooms, count, criu, goes_on, place, rooms, said, states
 from test_memory_fill import Scene
 
 from liveshift.criu_glue import output
@@ -179,14 +179,18 @@ def stages() -> Iterator[list[Stage]]:
         stage.store.close()
 
 
-def _restore(stage: Stage, *, post_copy: bool = False) -> tuple[RestoringTree, Filled]:
+def _restore(
+    stage: Stage, *, post_copy: bool = False, stopped: bool = False
+) -> tuple[RestoringTree, Filled]:
     stage.tree = tree = RestoringTree(stage.there, stage.parted.images)
     assert stage.early.prepare(), stage.early.why
     engine = FillEngine(
         stage.parted.images, stage.store, plan=stage.early.plan, post_copy=post_copy
     )
     began = time.monotonic()
-    tree.bring_up(stage.scene.criu, stage.parted.pipes, 60, fill=engine, early=stage.early)
+    tree.bring_up(
+        stage.scene.criu, stage.parted.pipes, 60, stopped=stopped, fill=engine, early=stage.early
+    )
     seen = engine.seen()
     print(f"restored in {time.monotonic() - began:.3f} s: {seen}")
     return tree, seen
@@ -232,6 +236,31 @@ def test_cold_memory_is_in_place_and_what_is_outdated_is_filled(
     assert said(stage.there, output.STDERR) == ""
     lines = [int(n) for n in said(stage.there).split()]
     assert lines == list(range(len(lines)))
+
+
+class NoHold:
+    def spare_from_exit(self) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+@as_root
+def test_a_tree_with_memory_in_place_stops_at_the_door(scene: Scene, stages: list[Stage]) -> None:
+    stage = Stage(scene, FAMILY)
+    stages.append(stage)
+    stage.put_in_place()
+    stage.send_the_rest()
+    stage.parted.end_source()
+    tree, seen = _restore(stage, stopped=True)
+    assert seen.placed > 100 << 20
+    tree.stop_at_door(60)
+    assert states(stage.there) == {"T"}
+    waiting = count(stage.there)
+    tree.let_run_held(NoHold())
+    until(lambda: count(stage.there) > waiting + 3 or not stage.there.alive())
+    assert said(stage.there, output.STDERR) == ""
 
 
 @as_root
