@@ -12,9 +12,8 @@ from pathlib import Path
 import memory_parts
 import pytest
 from captured import Sink, as_root, sink, until
-from held_tree import hold_tree
 from memory_parts import DATA, PAGE, ZEROS
-from room_trees import Rooms, criu, goes_on, place, rooms, said, states
+from room_trees import Rooms, count, criu, goes_on, place, rooms, said, states
 from test_memory_fill import Scene
 
 from liveshift.criu_glue import output
@@ -191,7 +190,7 @@ def _restore(
     )
     began = time.monotonic()
     tree.bring_up(
-        stage.scene.criu, stage.parted.pipes, 60, fill=engine, early=stage.early, stopped=stopped
+        stage.scene.criu, stage.parted.pipes, 60, stopped=stopped, fill=engine, early=stage.early
     )
     seen = engine.seen()
     print(f"restored in {time.monotonic() - began:.3f} s: {seen}")
@@ -240,6 +239,33 @@ def test_cold_memory_is_in_place_and_what_is_outdated_is_filled(
     assert said(stage.there, output.STDERR) == ""
     lines = [int(n) for n in said(stage.there).split()]
     assert lines == list(range(len(lines)))
+
+
+class NoHold:
+    def spare_from_exit(self) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+@as_root
+def test_a_tree_with_memory_in_place_stops_at_the_door(scene: Scene, stages: list[Stage]) -> None:
+    stage = Stage(scene, FAMILY)
+    stages.append(stage)
+    stage.put_in_place()
+    stage.send_the_rest()
+    stage.parted.end_source()
+    tree, seen = _restore(stage, stopped=True)
+    assert seen.placed > 100 << 20
+    tree.stop_at_door(60)
+    assert (stage.parted.images / "at-door").exists()
+    assert not tree.resumed()
+    assert states(stage.there) == {"T"}
+    waiting = count(stage.there)
+    tree.let_run_held(NoHold())
+    until(lambda: count(stage.there) > waiting + 3 or not stage.there.alive())
+    assert said(stage.there, output.STDERR) == ""
 
 
 @as_root
@@ -330,27 +356,5 @@ def test_a_tree_with_memory_in_place_may_run_before_the_rest_is_there(
     tree.let_run(60)
     assert goes_on(stage.there)
     until(lambda: not (stage.parted.images / UNFILLED).exists())
-    assert goes_on(stage.there)
-    assert said(stage.there, output.STDERR) == ""
-
-
-@as_root
-def test_a_tree_that_is_left_stopped_has_what_was_in_place(
-    scene: Scene, stages: list[Stage]
-) -> None:
-    stage = Stage(scene, ALONE)
-    stages.append(stage)
-    stage.put_in_place()
-    stage.send_the_rest()
-    stage.parted.end_source()
-    tree, seen = _restore(stage, stopped=True)
-    assert seen.placed > 100 << 20
-    assert not (stage.parted.images / "at-door").exists()
-    tree.stop_at_door(60)
-    assert (stage.parted.images / "at-door").exists()
-    assert not tree.resumed()
-    assert states(stage.there) == {"T"}
-    tree.let_run_held(hold_tree(stage.there, lambda _: ()))
-    assert tree.resumed()
     assert goes_on(stage.there)
     assert said(stage.there, output.STDERR) == ""
