@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import errno
 import mmap
 import os
 import socket
@@ -32,7 +33,7 @@ from .store import PAGE, MemoryStore
 BLOCK = 2 << 20
 """Bytes of a huge page (x86-64, arm64 with pages of 4 KiB)."""
 
-SLACK = 16 << 30
+SLACK = 128 << 30
 """Address space that is reserved around what is put in place: a mapping may turn out larger."""
 
 PLAN_LIMIT = 64 << 20
@@ -40,6 +41,9 @@ SPARE = 1 << 30
 """Bytes of memory that must be left over on the host for anything to be put in place."""
 
 ANSWER_S = 20.0
+
+FAILURES = 16
+"""Blocks one after the other for which there was no huge page; a single one may be tried again."""
 
 _MAP, _GROW, _COPY, _DROP, _GO = range(5)
 _ORDER = struct.Struct("<IIQQQQq")
@@ -103,6 +107,7 @@ class Prefill:
         self._plan: mmap.mmap | None = None
         self._pids: set[int] = set()  # of which something is in place
         self._block = self._ffi.new("struct block *")
+        self._failures = 0
         self.bytes = 0
         """Put in place so far."""
 
@@ -128,8 +133,13 @@ class Prefill:
             try:
                 self._copy(block)
             except OSError as error:
+                self._failures += 1
+                # Of what was there before some may still be, unknown to the store.
+                if not block.fresh or error.errno == errno.EIO or self._failures == FAILURES:
+                    raise PrefillLost(f"no huge page can be had: {error.strerror}") from error
                 self._calls.store_not_copied(store, block.pid, block.address)
-                raise PrefillLost(f"no huge page can be had: {error.strerror}") from error
+            else:
+                self._failures = 0
         return True
 
     def search(self) -> object:
@@ -224,10 +234,10 @@ class Prefill:
         found = 0
         for mapping in mappings:
             end = mapping.start + mapping.size
-            first = bisect.bisect_left(area.blocks, mapping.start - BLOCK + PAGE)
-            if not mapping.ours or mapping.source or first == len(area.blocks):
+            if not mapping.ours or mapping.start < area.low or end > area.high:
                 continue
-            if area.blocks[first] >= end or mapping.start < area.low or end > area.high:
+            holders = [a for a in self._areas if _same(a, area) and _holds(a, mapping.start, end)]
+            if holders != [area]:  # of which only one could be moved there
                 continue
             self._grow(area, mapping.start, end)
             mapping.source = mapping.start + area.shift
@@ -265,6 +275,15 @@ class Prefill:
         if negative:
             raise OSError(-negative, os.strerror(-negative))
         return int(shifted)
+
+
+def _same(one: Area, other: Area) -> bool:
+    return (one.pid, one.incarnation) == (other.pid, other.incarnation)
+
+
+def _holds(area: Area, start: int, end: int) -> bool:
+    first = bisect.bisect_left(area.blocks, start - BLOCK + PAGE)
+    return first < len(area.blocks) and area.blocks[first] < end
 
 
 def _mappings(path: Path) -> list[Region]:
