@@ -17,7 +17,8 @@ from pathlib import Path
 
 import xxhash
 
-from ..criu_glue.memory.store import TABLE_LIMIT, MemoryStore, read_table
+from ..criu_glue.memory.donors import Donors
+from ..criu_glue.memory.store import TABLE_LIMIT, MemoryStore, Want, read_table
 from ..criu_glue.rights import User
 from ..criu_glue.room import STDERR_FD, STDOUT_FD
 from ..criu_glue.unpacking import Unpacker
@@ -54,6 +55,8 @@ class Inbox:
     memory_limit: int = 0
     """Bytes of the capsule's own memory that may come in pages; they may come again and again."""
     memory: MemoryStore | None = None
+    donors: Donors | None = None
+    """What this host has of that memory anyway: it was offered, and closing the inbox closes it."""
     bytes: dict[str, int] = field(default_factory=dict)
     came: dict[str, set[str]] = field(default_factory=dict)  # carried path → names
     written: dict[str, set[str]] = field(default_factory=dict)  # tree → names put there
@@ -70,7 +73,7 @@ class Inbox:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.pages = PageStreams(self._take_pages)
+        self.pages = PageStreams(self._take_pages, self._wanted_pages)
 
     @property
     def complete(self) -> bool:
@@ -147,6 +150,8 @@ class Inbox:
             self._unpackers.clear()
             if self.devices is not None:
                 self.devices.close()
+            if self.donors is not None:
+                self.donors.close()
 
     def forget_memory(self) -> None:
         """Let go of the pages; the image's directory is about to be removed."""
@@ -227,9 +232,18 @@ class Inbox:
         with self._lock:
             if self.complete or self._closed or not self.memory_limit:
                 raise StepFailed("ship", "no pages of memory are taken for this image")
-            if self.memory is None:
-                self.memory = MemoryStore.create(self.images, self.memory_limit)
-            self.memory.write(chunk)
+            self._store().write(chunk)
+
+    def _wanted_pages(self) -> list[Want]:
+        with self._lock:
+            return self.memory.wants() if self.memory is not None and not self._closed else []
+
+    def _store(self) -> MemoryStore:
+        if self.memory is None:
+            self.memory = MemoryStore.create(self.images, self.memory_limit)
+            if self.donors is not None:
+                self.memory.use(self.donors)
+        return self.memory
 
     def _take_page_table(self, data: memoryview) -> None:
         if len(self._page_table) + len(data) > TABLE_LIMIT:
@@ -239,9 +253,7 @@ class Inbox:
     def _end_page_table(self) -> None:
         """Every page that there is has come, or this raises StepFailed: before the source promises
         anything."""
-        if self.memory is None:  # nothing but zeros
-            self.memory = MemoryStore.create(self.images, self.memory_limit)
-        self.memory.end(read_table(bytes(self._page_table)))
+        self._store().end(read_table(bytes(self._page_table)))  # none: nothing but zeros
 
     def _take_manifest(self, data: memoryview) -> None:
         if data:

@@ -27,6 +27,8 @@ class Pages:
         self.chunks = 0
         self.held: list[Callable[[], None]] | None = None
         """With a list chunks are kept back in it: their memory may not be used again."""
+        self.offered: set[int] = set()
+        """Hashes of pages that a reference may name without any donor: they stay wanted."""
         self._lock = threading.Lock()
 
     def __call__(self, chunk: memoryview, release: Callable[[], None]) -> None:
@@ -67,6 +69,11 @@ class Pages:
                 else:
                     assert kind == REFERENCE
                     low, high, donor, there = struct.unpack_from("<QQIQ", chunk, at)
+                    if donor == 0:
+                        assert high << 64 | low in self.offered
+                        pages[here] = b""
+                        at += 28
+                        continue
                     pages[here] = self.of[donor][there]
                     assert xxhash.xxh3_128_intdigest(pages[here]) == high << 64 | low
                     at += 28

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import struct
 import threading
@@ -11,11 +12,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import xxhash
 from captured import as_root, until
 from memory_subject import MANY, Subject, family, state, subject
 from page_chunks import DATA, PAGE, REFERENCE, ZERO, Pages
 
 from liveshift.criu_glue.memory.pulling import Stopped
+from liveshift.criu_glue.memory.source_engine import Offer
 from liveshift.criu_glue.memory.tracker import MemoryTracker, Standstill
 from liveshift.errors import StepFailed
 
@@ -371,8 +374,62 @@ def test_pages_are_sent_again_where_they_are_wanted(
     wanted = [start + n * PAGE for n in (1, 2, 3, 9)]
     for address in wanted:
         del pages.of[job.pid][address]
-    assert tracker.again([(job.pid, address) for address in wanted], pages) > 4 * PAGE
+    asked = [(job.pid, start + PAGE, 3), (job.pid, start + 9 * PAGE, 1)]
+    assert tracker.again(asked, pages) > 4 * PAGE
     finish(job, tracker, pages)
+
+
+def test_what_was_never_sent_is_not_sent_for_the_asking(
+    job: Subject, tracker: MemoryTracker, pages: Pages
+) -> None:
+    assert tracker.again([(job.pid, job.number("address()"), 1)], pages) == 0
+    tracker.round(pages)
+    before = sum(pages.kinds.values())
+    everything = [(job.pid, 0, (1 << 47) // PAGE), (job.pid + 1, 0, 1)]
+    assert tracker.again(everything, pages) > MANY * PAGE
+    assert sum(pages.kinds.values()) < 2.1 * before
+    finish(job, tracker, pages)
+
+
+def test_what_the_destination_offers_is_only_named_and_sent_where_it_is_wanted(
+    job: Subject,
+) -> None:
+    likeness = [xxhash.xxh3_128_intdigest((n + 1).to_bytes(8, "little") * 512) for n in range(MANY)]
+    lower = sorted(each & (1 << 64) - 1 for each in likeness[:1000])
+    tracker = MemoryTracker(family(job.pid), offer=struct.pack("<1000Q", *lower))
+    pages = Pages()
+    pages.offered = set(likeness[:1000])
+    done = tracker.round(pages)
+    assert done.offered_bytes == 1000 * PAGE
+    assert pages.kinds[REFERENCE] == 1000
+    assert done.sent_bytes < done.dirty_bytes - 900 * PAGE
+    start = job.number("address()")
+    assert [pages.of[job.pid][start + n * PAGE] for n in (0, 999)] == [b"", b""]
+    assert tracker.again([(job.pid, start, 600)], pages) > 600 * PAGE
+    assert tracker.again([(job.pid, start + 600 * PAGE, 400)], pages) > 400 * PAGE
+    job.do("put(5, 6 + 400)")
+    job.do("put(6, 3)")
+    with job.standing():
+        last = tracker.standstill(pages)
+        assert pages.differences(job.pid, job.pid, last.table) == []
+    assert pages.kinds[REFERENCE] == 1000, "at the standstill what is sent is there for certain"
+    tracker.close()
+
+
+@pytest.mark.parametrize("offer", [b"1234567", struct.pack("<2Q", 2, 1), struct.pack("<2Q", 1, 1)])
+def test_an_offer_that_is_none_is_refused(offer: bytes) -> None:
+    with pytest.raises(StepFailed, match="no ordered hashes"):
+        MemoryTracker(list, offer=offer)
+
+
+def test_every_hash_of_an_offer_is_found_and_no_other() -> None:
+    edges = {0, 1, (1 << 52) - 1, 1 << 52, (1 << 64) - 1, (1 << 64) - (1 << 52)}
+    rng = random.Random(1)
+    hashes = sorted(edges | {rng.getrandbits(64) for _ in range(5000)})
+    for some in ([], hashes[:1], hashes[-1:], hashes):
+        offer = Offer(struct.pack(f"<{len(some)}Q", *some))
+        found = [each for each in {*hashes, *(h ^ 1 for h in hashes)} if offer.has(each)]
+        assert sorted(found) == some
 
 
 def test_its_pace_is_told_of_all_that_is_read(job: Subject, tracker: MemoryTracker) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from . import userfault, writers
 from .maps import About, own_ranges, shares_memory
-from .source_engine import Pull, Ranges, Regions, Sent, scan_standstill, scan_written
+from .source_engine import Offer, Pull, Ranges, Regions, Sent, scan_standstill, scan_written
 
 TRIES = 3
 """How often a process that cannot be tracked is tried again, once a round."""
@@ -90,7 +90,9 @@ class Followed:
             pagemap, self.ranges, known, distrust, self.sent, self.present, self.written
         )
 
-    def pull(self, round: int, number: int, donor: Followed | None) -> Pull:
+    def pull(
+        self, round: int, number: int, donor: Followed | None, offer: Offer | None = None
+    ) -> Pull:
         """What reads the pages that were listed."""
         self._close_memory()
         with contextlib.suppress(OSError):  # for pages only that process_vm_readv cannot read
@@ -98,7 +100,7 @@ class Followed:
         return Pull(
             self.pid, self._memory, inner=self.who.inner, incarnation=self.incarnation,
             round=round, number=number, regions=self.written, sent=self.sent,
-            donor=(donor.who.inner, donor.sent) if donor else None,
+            donor=(donor.who.inner, donor.sent) if donor else None, offer=offer,
         )  # fmt: skip
 
     def _track(self) -> bool:

@@ -23,7 +23,7 @@ struct batch {
 
 struct pull *pull_new(pid_t pid, int memory, uint32_t inner, uint32_t incarnation, uint32_t round,
                       uint16_t pass, const struct regions *regions, struct sent *sent,
-                      const struct sent *donor, uint32_t donor_pid) {
+                      const struct sent *donor, uint32_t donor_pid, const struct offer *offer) {
     struct pull *pull = calloc(1, sizeof *pull);
     if (pull == NULL)
         return NULL;
@@ -38,6 +38,7 @@ struct pull *pull_new(pid_t pid, int memory, uint32_t inner, uint32_t incarnatio
         .sent = sent,
         .donor = donor,
         .donor_pid = donor_pid,
+        .offer = offer,
         .lock = PTHREAD_MUTEX_INITIALIZER,
     };
     return pull;
@@ -145,30 +146,34 @@ static void add_run(struct pull_run *run, size_t *runs, uint64_t address, uint32
         run[(*runs)++] = (struct pull_run){address, 1, kind};
 }
 
-static void refer(const struct pull *pull, struct pull_chunk *chunk, uint64_t address,
+static void refer(uint32_t donor_pid, struct pull_chunk *chunk, uint64_t address,
                   struct sent_hash hash) {
     uint8_t *at = chunk->reference + chunk->references++ * PULL_REFERENCE;
     memcpy(at, &hash.low, 8);
     memcpy(at + 8, &hash.high, 8);
-    memcpy(at + 16, &pull->donor_pid, 4);
+    memcpy(at + 16, &donor_pid, 4);
     memcpy(at + 20, &address, 8);
     add_run(chunk->reference_run, &chunk->reference_runs, address, PULL_REFERENCE_TO);
 }
 
 // Puts one page that was read into the chunk, in the way that is the shortest.
 static void put(const struct pull *pull, struct pull_chunk *chunk, uint64_t address,
-                const uint8_t *page, uint64_t *unchanged) {
+                const uint8_t *page, struct pull_state *seen) {
     struct sent_block *block = sent_find(pull->sent, address);
     size_t index = sent_index(address);
     struct sent_hash hash = hash_of(page);
     if (same(block->hash[index], hash)) {
-        ++*unchanged;
+        seen->unchanged++;
     } else if (is_zero(page)) {
         add_run(chunk->run, &chunk->runs, address, PULL_ZERO);
         sent_record(block, index, hash, pull->pass);
     } else if (donor_has(pull, address, hash)) {
-        refer(pull, chunk, address, hash);
+        refer(pull->donor_pid, chunk, address, hash);
         sent_record(block, index, hash, pull->pass);
+    } else if (pull->offer != NULL && offer_has(pull->offer, hash.low)) {
+        refer(0, chunk, address, hash);
+        sent_record(block, index, hash, pull->pass);
+        seen->offered++;
     } else {
         uint8_t *to = chunk->at + PAGE_BYTES + chunk->pages++ * PAGE_BYTES;
         if (to != page) // pages before it were left out
@@ -180,7 +185,7 @@ static void put(const struct pull *pull, struct pull_chunk *chunk, uint64_t addr
 }
 
 static void put_all(struct pull *pull, struct pull_chunk *chunk, const struct batch *batch) {
-    uint64_t unchanged = 0, unreadable = 0, first = 0;
+    struct pull_state seen = {0};
     const uint8_t *page = batch->at;
     const bool *there = batch->there;
     for (size_t i = 0; i < batch->count; i++) {
@@ -188,16 +193,17 @@ static void put_all(struct pull *pull, struct pull_chunk *chunk, const struct ba
         end = address + batch->part[i].iov_len;
         for (; address < end; address += PAGE_BYTES, page += PAGE_BYTES, there++) {
             if (*there)
-                put(pull, chunk, address, page, &unchanged);
-            else if (unreadable++ == 0)
-                first = address;
+                put(pull, chunk, address, page, &seen);
+            else if (seen.unreadable++ == 0)
+                seen.first_unreadable = address;
         }
     }
     pthread_mutex_lock(&pull->lock);
-    pull->state.unchanged += unchanged;
-    if (unreadable && pull->state.unreadable == 0)
-        pull->state.first_unreadable = first;
-    pull->state.unreadable += unreadable;
+    pull->state.unchanged += seen.unchanged;
+    pull->state.offered += seen.offered;
+    if (seen.unreadable && pull->state.unreadable == 0)
+        pull->state.first_unreadable = seen.first_unreadable;
+    pull->state.unreadable += seen.unreadable;
     pthread_mutex_unlock(&pull->lock);
 }
 

@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <sys/types.h>
 
+#include "offer.h"
 #include "regions.h"
 #include "sent.h"
 
@@ -19,14 +20,16 @@ enum { PULL_MOST_RUNS = (PAGE_BYTES - PULL_HEAD) / PULL_RUN };
 enum { PULL_PAYLOAD = PULL_CHUNK - PAGE_BYTES, PULL_MOST_REFERENCES = 4096 };
 
 enum pull_kind {
-    PULL_DATA = 1,         // the pages themselves
-    PULL_ZERO = 2,         // nothing: they read as zeros
-    PULL_REFERENCE_TO = 3, // per page: XXH3-128 (low, high), donor's inner pid, donor's address
+    PULL_DATA = 1, // the pages themselves
+    PULL_ZERO = 2, // nothing: they read as zeros
+    // Per page: XXH3-128 (low, high), donor's inner pid, donor's address; pid 0: what was offered.
+    PULL_REFERENCE_TO = 3,
 };
 
 struct pull_state {
     uint64_t unreadable, first_unreadable; // pages that were not there any more
     uint64_t unchanged;                    // pages that the destination has
+    uint64_t offered;                      // pages that were only named, as it had offered them
     int error;                             // why it ended early: -ESRCH
 };
 
@@ -40,6 +43,7 @@ struct pull {
     struct sent *sent;
     const struct sent *donor; // of the process that it was forked from, or NULL
     uint32_t donor_pid;
+    const struct offer *offer; // or NULL
 
     pthread_mutex_t lock; // what follows is all threads'
     size_t next;          // region
@@ -64,7 +68,7 @@ struct pull_chunk {
 
 struct pull *pull_new(pid_t pid, int memory, uint32_t inner, uint32_t incarnation, uint32_t round,
                       uint16_t pass, const struct regions *regions, struct sent *sent,
-                      const struct sent *donor, uint32_t donor_pid);
+                      const struct sent *donor, uint32_t donor_pid, const struct offer *offer);
 void pull_free(struct pull *pull);
 
 struct pull_state pull_state(struct pull *pull);

@@ -21,7 +21,6 @@ struct region { uint64_t start, end, categories; };
 struct regions { struct region *at; size_t count, room; uint64_t bytes; };
 struct regions *regions_new(void);
 void regions_clear(struct regions *);
-int regions_add(struct regions *, uint64_t start, uint64_t end, uint64_t categories);
 void regions_runs(const struct regions *, uint64_t *out);
 void regions_free(struct regions *);
 
@@ -31,7 +30,7 @@ void sent_clear(struct sent *);
 void sent_free(struct sent *);
 int sent_expect(struct sent *, uint64_t start, uint64_t end);
 void sent_expect_all(struct sent *);
-int sent_forget(struct sent *, uint64_t start, uint64_t end);
+int sent_forget(struct sent *, uint64_t start, uint64_t end, struct regions *sent_of_them);
 
 int scan_prepare(int uffd);
 uint64_t scan_known(int pagemap);
@@ -41,12 +40,17 @@ int scan_standstill(int pagemap, const uint64_t *ranges, size_t count, uint64_t 
                     bool distrust, struct sent *, struct regions *present,
                     struct regions *stale);
 
+struct offer;
+struct offer *offer_new(const void *hashes, size_t count);
+void offer_free(struct offer *);
+bool offer_has(const struct offer *, uint64_t hash);
+
 struct pull;
 struct pull_chunk;
-struct pull_state { uint64_t unreadable, first_unreadable, unchanged; int error; };
+struct pull_state { uint64_t unreadable, first_unreadable, unchanged, offered; int error; };
 struct pull *pull_new(int pid, int memory, uint32_t inner, uint32_t incarnation, uint32_t round,
                       uint16_t pass, const struct regions *, struct sent *,
-                      const struct sent *donor, uint32_t donor_pid);
+                      const struct sent *donor, uint32_t donor_pid, const struct offer *);
 void pull_free(struct pull *);
 int pull_fill(struct pull *, struct pull_chunk *, uint64_t budget, uint64_t *read);
 struct pull_state pull_state(struct pull *);
@@ -81,9 +85,6 @@ class Regions:
         """In bytes."""
         return int(self.list.bytes)
 
-    def add(self, start: int, end: int) -> None:
-        _check(_lib.regions_add(self.list, start, end, 0), "regions")
-
     def clear(self) -> None:
         _lib.regions_clear(self.list)
 
@@ -107,9 +108,24 @@ class Sent:
         """Nothing is known of what was written since it was sent."""
         _lib.sent_expect_all(self.pages)
 
-    def forget(self, start: int, end: int) -> None:
-        """The destination has not got these, whatever was sent."""
-        _check(_lib.sent_forget(self.pages, start, end), "sent")
+    def forget(self, start: int, end: int, forgotten: Regions) -> None:
+        """The destination has not got these, whatever was sent; what was is ``forgotten``."""
+        _check(_lib.sent_forget(self.pages, start, end, forgotten.list), "sent")
+
+
+class Offer:
+    """What the destination has anyway: the lower 64 bits of the hashes (XXH3-128) of pages,
+    ordered, little endian. Raises ValueError for what is no such thing."""
+
+    def __init__(self, hashes: bytes) -> None:
+        count, more = divmod(len(hashes), 8)
+        made = _lib.offer_new(_ffi.from_buffer(hashes), count) if not more else _ffi.NULL
+        if made == _ffi.NULL:
+            raise ValueError(f"{len(hashes)} bytes that are no ordered hashes")
+        self.hashes = _ffi.gc(made, _lib.offer_free)
+
+    def has(self, low: int) -> bool:
+        return bool(_lib.offer_has(self.hashes, low))
 
 
 def scan_written(
@@ -138,17 +154,17 @@ class Pull:
 
     def __init__(
         self, pid: int, memory: int, *, inner: int, incarnation: int, round: int, number: int,
-        regions: Regions, sent: Sent, donor: tuple[int, Sent] | None,
+        regions: Regions, sent: Sent, donor: tuple[int, Sent] | None, offer: Offer | None,
     ) -> None:  # fmt: skip
         """``memory``: the open /proc/PID/mem, or -1. ``number``: of the pass, which grows.
         ``donor``: the inner pid of the process it was forked from, and what was sent of that."""
-        self._kept = (regions, sent, donor)  # which the C structure points to
+        self._kept = (regions, sent, donor, offer)  # which the C structure points to
         pages, pid_of_donor = (donor[1].pages, donor[0]) if donor else (_ffi.NULL, 0)
         self.work = _ffi.gc(
             _new(
                 _lib.pull_new(
                     pid, memory, inner, incarnation, round, number, regions.list, sent.pages,
-                    pages, pid_of_donor,
+                    pages, pid_of_donor, offer.hashes if offer else _ffi.NULL,
                 )
             ),
             _lib.pull_free,
@@ -164,6 +180,11 @@ class Pull:
         """How many pages were not there any more, and the first one's address."""
         state = _lib.pull_state(self.work)
         return int(state.unreadable), int(state.first_unreadable)
+
+    @property
+    def offered(self) -> int:
+        """How many pages were only named, since the destination has offered them."""
+        return int(_lib.pull_state(self.work).offered)
 
     @property
     def unchanged(self) -> int:

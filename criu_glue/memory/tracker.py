@@ -24,7 +24,7 @@ from .followed import Followed
 from .maps import About, about, own_ranges
 from .pulling import Pace, Pulling, Sink, Stopped, Unhurried
 from .ring import Ring
-from .source_engine import PAGE, Pull, Ranges, known_categories
+from .source_engine import PAGE, Offer, Pull, Ranges, known_categories
 from .standing import wait_stopped
 
 SLOTS = 48
@@ -43,6 +43,8 @@ class Round:
     sent_bytes: int
     seconds: float
     processes: int
+    offered_bytes: int
+    """Memory that the destination has said to have already, and was not sent."""
     untracked: dict[int, str]
     """Processes (inner pids) that will be read in full at the standstill, and why."""
 
@@ -71,9 +73,15 @@ class MemoryTracker:
     def __init__(
         self, tasks: Callable[[], Sequence[int]], compare: Callable[[int], bool] = lambda _: False,
         *, stopped: Callable[[], bool] = lambda: False, threads: int | None = None,
-        slots: int = SLOTS,
+        slots: int = SLOTS, offer: bytes = b"",
     ) -> None:  # fmt: skip
-        """``stopped``: whether a round is not wanted any more; ``threads``: how many read."""
+        """``stopped``: whether a round is not wanted any more; ``threads``: how many read;
+        ``offer``: what the destination has anyway (Donors.offer), which rounds only name. Raises
+        StepFailed for an offer that is none."""
+        try:
+            self._offer = Offer(offer) if offer else None
+        except ValueError as error:
+            raise StepFailed("memory", f"the destination offers {error}") from error
         self._tasks = tasks
         self._compare = compare
         self._stopped = stopped
@@ -83,6 +91,7 @@ class MemoryTracker:
         self._incarnations: dict[int, int] = {}  # by inner pid, the last one
         self._rounds = 0
         self._passes = 0
+        self._offered = 0  # pages, in this round
         self._broken = False
         pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         self._known = known_categories(pagemap)
@@ -112,6 +121,7 @@ class MemoryTracker:
         began = time.monotonic()
         self._refresh()
         dirty = sent = 0
+        self._offered = 0
         for generation in self._generations():
             self._scan(generation)
             there = [process for process in generation if process.pid in self._followed]
@@ -126,7 +136,10 @@ class MemoryTracker:
         why = {p.who.inner: p.untracked or p.distrusted for p in self._followed.values()}
         untracked = {inner: words for inner, words in why.items() if words}
         seconds = time.monotonic() - began
-        return Round(self._rounds - 1, dirty, sent, seconds, len(self._followed), untracked)
+        return Round(
+            self._rounds - 1, dirty, sent, seconds, len(self._followed), self._offered * PAGE,
+            untracked,
+        )  # fmt: skip
 
     def wait_frozen(self, until: float, known: Callable[[], bool] = lambda: False) -> None:
         """Wait for every task to be stopped by CRIU; raises StepFailed at ``until`` (monotonic), or
@@ -175,20 +188,20 @@ class MemoryTracker:
             scan_s=scanned - began,
         )
 
-    def again(self, wanted: Iterable[tuple[int, int]], sink: Sink) -> int:
-        """Send the pages that the destination asks for, (inner pid, address) each; the bytes.
+    def again(self, wanted: Iterable[tuple[int, int, int]], sink: Sink) -> int:
+        """Send the pages that the destination asks for, (inner pid, address, pages) each, as they
+        are; the bytes. What was never sent is passed over.
 
         At the standstill this completes what was sent; before it, it only hastens things.
         """
         by_inner = {process.who.inner: process for process in self._followed.values()}
         asked: dict[int, Followed] = {}
-        for inner, address in wanted:
+        for inner, address, pages in wanted:
             if process := by_inner.get(inner):
                 if inner not in asked:
                     process.written.clear()
                 asked[inner] = process
-                process.sent.forget(address, address + PAGE)
-                process.written.add(address, address + PAGE)
+                process.sent.forget(address, address + pages * PAGE, process.written)
         pulls = [process.pull(self._rounds, self._passes, None) for process in asked.values()]
         self._passes += 1
         return self._send(list(asked.values()), pulls, sink, Unhurried())
@@ -258,11 +271,17 @@ class MemoryTracker:
         """``whole``: every page must be readable."""
         listed = [process for process in processes if process.written.size]
         pulls = [
-            process.pull(self._rounds, self._passes, self._followed.get(process.who.parent))
+            process.pull(
+                self._rounds,
+                self._passes,
+                self._followed.get(process.who.parent),
+                None if whole else self._offer,
+            )
             for process in listed
         ]
         sent = self._send(listed, pulls, sink, pace)
         for process, pull in zip(listed, pulls, strict=True):
+            self._offered += pull.offered
             pages, first = pull.unreadable
             if whole and (pull.ended or pages):
                 what = f"its page at {first:#x} cannot be read" if pages else "it has ended"
