@@ -8,12 +8,13 @@ Only capsules of the same job are looked at: a hash tells whoever hears it somet
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..criu_glue.memory.donors import Donors
+from ..criu_glue.room import Room
 from ..criu_glue.survey import tasks
 from ..errors import StepFailed
-from .messages import OFFER_LIMIT
+from .messages import OFFER_LIMIT, CapsuleSpec
 from .resident import Resident
 
 SECONDS = 3.0
@@ -23,9 +24,19 @@ MEMORY_LIMIT = OFFER_LIMIT // 8 * 4096
 """Bytes of memory that an offer can speak of; a hash has 8 bytes."""
 
 
-def of_siblings(siblings: Iterable[Resident], seconds: float = SECONDS) -> Donors | None:
-    """What is in the memory of these capsules now; None where there is nothing. Blocks."""
-    rooms = [sibling.room for sibling in siblings]
+def siblings(spec: CapsuleSpec, residents: Iterable[Resident]) -> list[Room]:
+    """Where the others of its job run, among those that are here."""
+    return [
+        resident.room
+        for resident in residents
+        if resident.spec.job == spec.job
+        and resident.spec.name != spec.name
+        and resident.code is None
+    ]
+
+
+def look(rooms: Sequence[Room], seconds: float = SECONDS) -> Donors | None:
+    """What is in memory in these now; None where there is nothing. Blocks for so long at most."""
     if not rooms:
         return None
     until = time.monotonic() + seconds

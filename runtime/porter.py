@@ -302,12 +302,8 @@ class Porter:
         return messages.Reserved(rows, here, gpus.pairs, plain, full_dump, offer)
 
     async def _donors(self, ask: messages.Reserve) -> Donors | None:
-        siblings = [
-            resident for resident in self._house.capsules.values()
-            if resident.spec.job == ask.spec.job and resident.spec.name != ask.spec.name
-            and resident.code is None
-        ]  # fmt: skip
-        return await asyncio.to_thread(offering.of_siblings, siblings)
+        rooms = offering.siblings(ask.spec, self._house.capsules.values())
+        return await asyncio.to_thread(offering.look, rooms)
 
     async def progress(self, ask: messages.Progress) -> messages.Arrived:
         arrival = self.arrivals.get(ask.migration)
