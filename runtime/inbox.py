@@ -18,7 +18,8 @@ from pathlib import Path
 
 import xxhash
 
-from ..criu_glue.memory.store import TABLE_LIMIT, MemoryStore, read_table
+from ..criu_glue.memory.donors import Donors
+from ..criu_glue.memory.store import TABLE_LIMIT, MemoryStore, Want, read_table
 from ..criu_glue.rights import User
 from ..criu_glue.room import STDERR_FD, STDOUT_FD
 from ..criu_glue.unpacking import Unpacker
@@ -62,6 +63,8 @@ class Inbox:
     """Told once the first of them has come."""
     stands_still: Callable[[], None] = lambda: None
     """Told when CRIU's images begin to come: the tree is frozen at its source."""
+    donors: Donors | None = None
+    """What this host has of that memory anyway: it was offered, and closing the inbox closes it."""
     bytes: dict[str, int] = field(default_factory=dict)
     came: dict[str, set[str]] = field(default_factory=dict)  # carried path → names
     written: dict[str, set[str]] = field(default_factory=dict)  # tree → names put there
@@ -78,7 +81,7 @@ class Inbox:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.pages = PageStreams(self._take_pages)
+        self.pages = PageStreams(self._take_pages, self._wanted_pages)
 
     @property
     def complete(self) -> bool:
@@ -155,6 +158,8 @@ class Inbox:
             self._unpackers.clear()
             if self.devices is not None:
                 self.devices.close()
+            if self.donors is not None:
+                self.donors.close()
 
     def forget_memory(self) -> None:
         """Let go of the pages; the image's directory is about to be removed."""
@@ -237,10 +242,22 @@ class Inbox:
         with self._lock:
             if self.complete or self._closed or not self.memory_limit:
                 raise StepFailed("ship", "no pages of memory are taken for this image")
-            if self.memory is None:
-                self.memory = MemoryStore.create(self.images, self.memory_limit)
-                self.memory_comes(self.memory)
-            self.memory.write(chunk)
+            first = self.memory is None
+            memory = self._store()
+            if first:
+                self.memory_comes(memory)
+            memory.write(chunk)
+
+    def _wanted_pages(self) -> list[Want]:
+        with self._lock:
+            return self.memory.wants() if self.memory is not None and not self._closed else []
+
+    def _store(self) -> MemoryStore:
+        if self.memory is None:
+            self.memory = MemoryStore.create(self.images, self.memory_limit)
+            if self.donors is not None:
+                self.memory.use(self.donors)
+        return self.memory
 
     def make_room(self) -> None:
         """Have memory for pages that are new at the standstill, so that nobody waits for it then.
@@ -257,9 +274,7 @@ class Inbox:
     def _end_page_table(self) -> None:
         """Every page that there is has come, or this raises StepFailed: before the source promises
         anything."""
-        if self.memory is None:  # nothing but zeros
-            self.memory = MemoryStore.create(self.images, self.memory_limit)
-        self.memory.end(read_table(bytes(self._page_table)))
+        self._store().end(read_table(bytes(self._page_table)))  # none: nothing but zeros
 
     def _take_manifest(self, data: memoryview) -> None:
         if data:

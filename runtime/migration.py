@@ -169,6 +169,7 @@ class Move(Story):
         precopy = messages.Precopy(
             self.name, self.capsule.name, self.destination, reserved.endpoint,
             limit - self._limits.suspicion, reserved.plain, self.verify, reserved.full_dump,
+            reserved.offer,
         )  # fmt: skip
         began = time.monotonic()
         moved = await self._ask(self.source, precopy, limit, messages.Moved)

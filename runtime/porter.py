@@ -20,12 +20,13 @@ from pathlib import Path
 import msgspec
 
 from ..criu_glue import kernel_data
+from ..criu_glue.memory.donors import Donors
 from ..criu_glue.memory.tracker import MemoryTracker
 from ..criu_glue.survey import Survey, survey
 from ..criu_glue.tool import Criu
 from ..errors import LiveshiftError, NotFound, Refused, StepFailed
 from . import departure as leaving
-from . import forecast, host_facts, link_rates, messages, preflight
+from . import forecast, host_facts, link_rates, messages, offering, preflight
 from .arrival import Arrival
 from .departure import Departure
 from .devices import Devices
@@ -226,7 +227,9 @@ class Porter:
             if not why:
                 reporter = Reporter(self.tell, ask.migration)
                 lanes = self._lanes(sender)
-                departure.memory = Precopy(resident, lanes, cluster.precopy, reporter)
+                departure.memory = Precopy(
+                    resident, lanes, cluster.precopy, reporter, sender.wants, ask.offer
+                )
                 departure.memory.rate = await asyncio.to_thread(lanes.measure)
                 link_rates.keep(cluster.paths.run, ask.destination, departure.memory.rate)
             return await self._house.blocking(ask.capsule, lambda: departure.precopy(until))
@@ -285,7 +288,10 @@ class Porter:
         devices = None
         if ask.gpu is not None:
             devices = await asyncio.to_thread(self.devices.tree, ask.migration, resident)
-        arrival = Arrival(ask, resident, self._house.housing, devices, gpus.pairs)
+        full_dump, donors = MemoryTracker.probe(), None
+        if not full_dump and self._house.cluster.precopy.enabled:
+            donors = await self._donors(ask)
+        arrival = Arrival(ask, resident, self._house.housing, devices, gpus.pairs, donors)
         arrival.note()
         if self._criu is not None:
             arrival.start_early(self._criu)
@@ -299,8 +305,13 @@ class Porter:
         plain = gpus.plain
         if devices is not None and not plain:
             plain = await asyncio.to_thread(devices.warm, arrival.gpus_promised)
-        here, full_dump = f"tcp://{self._own.data}", MemoryTracker.probe()
-        return messages.Reserved(rows, here, gpus.pairs, plain, full_dump)
+        here = f"tcp://{self._own.data}"
+        offer = await asyncio.to_thread(donors.offer) if donors is not None else b""
+        return messages.Reserved(rows, here, gpus.pairs, plain, full_dump, offer)
+
+    async def _donors(self, ask: messages.Reserve) -> Donors | None:
+        rooms = offering.siblings(ask.spec, self._house.capsules.values())
+        return await asyncio.to_thread(offering.look, rooms)
 
     async def progress(self, ask: messages.Progress) -> messages.Arrived:
         arrival = self.arrivals.get(ask.migration)

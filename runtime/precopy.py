@@ -22,6 +22,7 @@ import msgspec
 from ..criu_glue import gpu_tasks
 from ..criu_glue.footprint import footprint
 from ..criu_glue.memory.pulling import Stopped
+from ..criu_glue.memory.source_engine import PAGE
 from ..criu_glue.memory.tracker import MemoryTracker, Round, Standstill
 from ..criu_glue.page_filter import PageFilter
 from ..criu_glue.survey import tasks
@@ -30,7 +31,7 @@ from .config import Precopy as Settings
 from .pace import Pace
 from .progress import Reporter
 from .resident import Resident
-from .wire import PAGE_TABLE, Lanes, Sender
+from .wire import PAGE_TABLE, Lanes, Sender, Wants
 
 ENOUGH_S = 0.02
 """A round that would take no longer than this at standstill is as good as none."""
@@ -58,20 +59,28 @@ class Rounds:
     dirty: int
     rate: float
     lost: float | None
+    wanted: int = 0
+    """Bytes that the destination had offered, and wanted after all."""
 
 
 class Precopy:
     """That of one capsule; ``reporter`` is told how far it is."""
 
     def __init__(
-        self, resident: Resident, lanes: Lanes, settings: Settings, reporter: Reporter
-    ) -> None:
+        self, resident: Resident, lanes: Lanes, settings: Settings, reporter: Reporter,
+        wants: Callable[[], Wants], offer: bytes = b"",
+    ) -> None:  # fmt: skip
+        """``offer``: what the destination says to have anyway; ``wants`` asks it what of that was
+        not so."""
         self._late: Callable[[], bool] = lambda: False
         self.tracker = MemoryTracker(
             lambda: [task.pid for task in tasks(resident.room)], untrusted,
             stopped=lambda: self._late(),
         )  # fmt: skip
+        self.tracker.offered(offer)
         self.lanes = lanes
+        self._wants = wants
+        self._wanted = 0
         self._stop = threading.Event()
         self._pace = Pace(
             resident.collectives, resident.usual_rate(), settings.slow_down, sleep=self._sleep
@@ -97,7 +106,7 @@ class Precopy:
             stale = stale + 1 if dirty > SHRINKS * before else 0
             before = dirty
         self._reporter.done()
-        return Rounds(self._number, self._sent, dirty, self.rate, self._pace.lost())
+        return Rounds(self._number, self._sent, dirty, self.rate, self._pace.lost(), self._wanted)
 
     def _sleep(self, seconds: float) -> None:
         """The standstill does not wait for the pace."""
@@ -145,15 +154,35 @@ class Precopy:
         self._reporter.round_began(self._number + 1)
         try:
             done = self.tracker.round(sink, self._pace, self._reporter.listed)
+            self.lanes.finish()
+            took = time.monotonic() - began
+            wanted = self._send_wanted()
         except Stopped:
             return None
-        self.lanes.finish()
         self._number += 1
-        self._sent += done.sent_bytes
-        if done.sent_bytes > SOME:
-            self.rate = done.sent_bytes / (time.monotonic() - began)
+        self._wanted += wanted
+        self._sent += done.sent_bytes + wanted
+        if done.sent_bytes > max(SOME, done.dirty_bytes / 2):  # others went at no link's rate
+            self.rate = done.sent_bytes / took
         self._reporter.round_ended(done.dirty_bytes, self._pace.lost())
         return done
+
+    def _send_wanted(self) -> int:
+        """Once, as there may be pages that have gone meanwhile; the bytes."""
+        wanted = self._wants()
+        each = (
+            (inner, address + n * PAGE) for inner, address, pages in wanted for n in range(pages)
+        )
+        sent = self.tracker.again(each, self.lanes.pages) if wanted else 0
+        if sent:
+            self.lanes.finish()
+        return sent
+
+    def complete(self) -> None:
+        """Return when the destination has all that was sent, what was only named included."""
+        self.lanes.finish()
+        while self._send_wanted():
+            pass
 
     def interrupt_on(self, stopped: Callable[[], bool]) -> None:
         """From now on the tracker stops whatever it does once this is so."""
@@ -190,7 +219,6 @@ class Delta:
         if self._error is not None:
             raise self._error
         assert self._found is not None
-        self._precopy.lanes.finish()
         self._table.send(PAGE_TABLE, msgspec.msgpack.encode(self._found.table))
         self._table.send(PAGE_TABLE, b"")
         return self._found
@@ -205,6 +233,7 @@ class Delta:
         try:
             tracker.wait_frozen(self._until, self._filter.asked)
             self._found = tracker.standstill(self._precopy.lanes.pages, self._filter.hide)
+            self._precopy.complete()
         except BaseException as error:
             self._error = error
 
@@ -242,6 +271,8 @@ def words_of_rounds(done: Rounds) -> str:
     words = f"{many}, {done.dirty / 1e6:.0f} MB rewritten in the last"
     if done.lost is not None:
         words += f", the job {done.lost:.0%} slower"
+    if done.wanted:
+        words += f", {done.wanted / 1e6:.1f} MB sent that the destination no longer had"
     return words
 
 

@@ -28,6 +28,7 @@ refused, and peers of different versions turn each other away, saying both.
 """
 
 from .agents import (
+    OFFER_LIMIT,
     Arrived,
     Beat,
     Books,
@@ -121,6 +122,7 @@ from .records import (
 )
 
 __all__ = [
+    "OFFER_LIMIT",
     "VERSION",
     "Aim",
     "Aimed",

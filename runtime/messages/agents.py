@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from ...criu_glue.footprint import Footprint
@@ -11,6 +13,11 @@ from .base import Answer, Message
 from .gpus import GpuSeat, GpuSurvey
 from .predictions import Writing
 from .records import Book, CapsuleSpec, CapsuleState, DataLink, HostFacts, Phase
+
+OFFER_LIMIT = 4 << 20
+"""Bytes of hashes of pages, 8 for each."""
+
+Offer = Annotated[bytes, msgspec.Meta(max_length=OFFER_LIMIT)]
 
 # ---- orchestrator → agent ----------------------------------------------------------------------
 
@@ -100,6 +107,7 @@ class Reserved(Answer, frozen=True):
     ``gpus``: (GPU of the source, GPU here), for every GPU of the source; empty where the capsule
     holds none. ``plain``: why device memory can't be streamed to this host, in words, else empty.
     ``full_dump``: why this host can't take the capsule's own memory while it trains, else empty.
+    ``offer``: hashes of pages that lie here in other capsules of its job (Donors.offer).
     """
 
     checks: list[tuple[str, str]]
@@ -107,6 +115,7 @@ class Reserved(Answer, frozen=True):
     gpus: list[tuple[str, str]] = msgspec.field(default_factory=list)
     plain: str = ""
     full_dump: str = ""
+    offer: Offer = b""
 
 
 class Precopy(Message, frozen=True):
@@ -115,7 +124,8 @@ class Precopy(Message, frozen=True):
 
     ``full_dump`` says why its memory can't go ahead, "" where it can. For a capsule with CUDA
     processes: ``plain`` says why its device memory can't be streamed to the destination, "" where
-    it can; ``verify``: checksums over every byte of it.
+    it can; ``verify``: checksums over every byte of it. ``offer``: that of the destination, what
+    of memory need only be named.
     """
 
     migration: str
@@ -126,6 +136,7 @@ class Precopy(Message, frozen=True):
     plain: str = ""
     verify: bool = False
     full_dump: str = ""
+    offer: Offer = b""
 
 
 class Freeze(Message, frozen=True):

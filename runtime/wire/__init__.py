@@ -5,6 +5,7 @@ A. sender → receiver   [header, bytes]     header.Header: migration, lane, num
 B. receiver → sender   ("ack", number)     the chunk is where it belongs: one credit comes back
                        ("again", number)   a chunk is missing or damaged: send from there on
                        ("refused", text)   the destination cannot take more; the move ends
+                       ("wants", bytes)    what a question asked for: wants.py
 
 A migration has several *lanes*, each a connection of its own. On each the numbers grow by one and
 the receiver takes them in order only, so a chunk that is lost with a broken connection, repeated or
@@ -18,6 +19,10 @@ carry pages of memory, in any order between two barriers (Lanes.finish); lane k 
 An image is taken for a migration that was announced, from the host it was announced for, on the
 lanes and up to the size that were announced; whatever else comes is answered with "refused", so
 that its sender fails at once. The last stream is the manifest.
+
+A chunk of pages may only name some that the destination has said to have. Whether all were found
+there is asked on lane 0, between two barriers, by a header of the stream ``wants``. It counts as no
+chunk: asked twice it is answered twice, and whoever asks goes by its number.
 """
 
 from .header import CHUNK, HEADER, LANES, OVERHEAD, PAGE_TABLE, Header, read_answer, read_header
@@ -26,6 +31,7 @@ from .lanes import Lanes
 from .page_streams import PageStreams
 from .receiver import Inlet, Pages, Receiver
 from .sender import WINDOW, Sender
+from .wants import Wants, pack_wants, read_wants
 
 __all__ = [
     "CHUNK",
@@ -42,6 +48,9 @@ __all__ = [
     "Pages",
     "Receiver",
     "Sender",
+    "Wants",
+    "pack_wants",
     "read_answer",
     "read_header",
+    "read_wants",
 ]

@@ -26,6 +26,9 @@ PAGE_TABLE = MEMORY
 """``memory:k`` is the one stream of lane k; ``memory``, on lane 0 and behind them all, says which
 pages there are. ``rate:k`` is nothing but bytes to measure with."""
 
+WANTS = "wants"
+"""What a question is called, on lane 0: which pages that were only named have to come after all."""
+
 RATE_LIMIT = 256 << 20
 """Bytes of ``rate`` streams that one migration may send."""
 
@@ -46,7 +49,9 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 _headers = msgspec.msgpack.Decoder(Header)
-_answers = msgspec.msgpack.Decoder(tuple[str, int | str])
+_answers = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
+_wants = msgspec.msgpack.Decoder(bytes)
+_others = msgspec.msgpack.Decoder(int | str)
 
 
 def read_header(raw: bytes | memoryview) -> Header:
@@ -59,9 +64,10 @@ def read_header(raw: bytes | memoryview) -> Header:
         raise LiveshiftError(f"a header that is not understood: {error}") from error
 
 
-def read_answer(raw: bytes | memoryview) -> tuple[str, int | str]:
+def read_answer(raw: bytes | memoryview) -> tuple[str, int | str | bytes]:
     """Raises LiveshiftError for bytes that are none."""
     try:
-        return _answers.decode(raw)
+        kind, value = _answers.decode(raw)
+        return kind, (_wants if kind == WANTS else _others).decode(value)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise LiveshiftError(f"an answer that is not understood: {error}") from error

@@ -21,7 +21,8 @@ import zmq
 
 from ...errors import LiveshiftError, StepFailed
 from .. import keys
-from .header import HEADER, OVERHEAD, Header, read_answer
+from .header import CHUNK, HEADER, OVERHEAD, WANTS, Header, read_answer
+from .wants import number_of
 
 SEND_AGAIN_S = 2.0
 GIVE_UP_S = 10.0
@@ -78,7 +79,7 @@ class Lane:
         # One of the context's threads each, in turn: left to itself libzmq gives all to the first.
         self.socket.affinity = 1 << (index % context.get(zmq.IO_THREADS))
         self.socket.sndhwm = 2 * window
-        self.socket.setsockopt(zmq.MAXMSGSIZE, HEADER + OVERHEAD)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, (HEADER if index else CHUNK) + OVERHEAD)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self.pending: deque[Pending] = deque()
         self.acknowledged = 0  # bytes, as they went over the wire
@@ -89,6 +90,10 @@ class Lane:
         self._number = 0
         self._heard = self._sent_again = time.monotonic()
         self._asked = -1
+        self._questions = 0
+        self._question: bytes | None = None  # the header of one that is not answered
+        self.answer: bytes | None = None
+        """To the last question (wants.py), once it has come."""
 
     def connect(self) -> None:
         self.socket.connect(self._to.endpoint)
@@ -114,6 +119,15 @@ class Lane:
         self._number += 1
         return digest
 
+    def ask(self) -> None:
+        """Ask what the destination wants; :attr:`answer` will say it."""
+        self._questions += 1
+        header = Header(self._to.migration, self._questions, WANTS, 0, self.index)
+        if not self.pending:
+            self._heard = time.monotonic()
+        self.answer, self._question = None, msgspec.msgpack.encode(header)
+        self._put_question()
+
     def hear(self) -> None:
         """Take all answers that have come.
 
@@ -134,15 +148,18 @@ class Lane:
                 if value != self._asked:  # every chunk behind a missing one asks for it
                     self._asked = value
                     self._again(value)
+            elif kind == "wants" and isinstance(value, bytes):
+                if self._question is not None and number_of(value) == self._questions:
+                    self.answer, self._question = value, None
             else:
-                raise StepFailed("ship", f"{self._to.name} refused the image: {value}")
+                raise StepFailed("ship", f"{self._to.name} refused the image: {value!s:.500}")
 
     def check(self, until: float) -> None:
         """Send again what was lost with a connection that broke.
 
         Raises StepFailed after ``until`` (monotonic seconds), or too long a silence.
         """
-        if not self.pending:
+        if not self.pending and self._question is None:
             return
         now = time.monotonic()
         if now > until:
@@ -151,7 +168,7 @@ class Lane:
         if now - self._heard > patience:
             raise StepFailed("ship", f"{self._to.name} has taken no image bytes for {patience:g} s")
         if now - max(self._heard, self._sent_again) > min(SEND_AGAIN_S, patience / 4):
-            self._again(self.pending[0].number)
+            self._again(self.pending[0].number if self.pending else self._number)
 
     def close(self) -> None:
         """What is pending stays so: its memory is free once the context has ended."""
@@ -167,6 +184,12 @@ class Lane:
         for chunk in self.pending:
             if chunk.number >= number:
                 self._put(chunk)
+        self._put_question()
+
+    def _put_question(self) -> None:
+        if self._question is not None:
+            with contextlib.suppress(zmq.Again):
+                self.socket.send_multipart([self._question, b""], zmq.DONTWAIT)
 
     def _put(self, chunk: Pending) -> None:
         """Never blocks: where nobody takes them, chunks would fill the queue. They stay pending."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import xxhash
 
@@ -15,11 +15,16 @@ from .header import MEMORY
 class PageStreams:
     """Passes chunks on to the store of memory and keeps the sums of each stream ``memory:k``.
 
-    ``store`` is called as ``store(chunk)``, for chunks of several lanes by several threads.
+    ``store`` is called as ``store(chunk)``, for chunks of several lanes by several threads;
+    ``wants`` says which pages it has not found, as (inner pid, address, pages).
     """
 
-    def __init__(self, store: Callable[[memoryview], None]) -> None:
+    def __init__(
+        self, store: Callable[[memoryview], None],
+        wants: Callable[[], Iterable[tuple[int, int, int]]] = tuple,
+    ) -> None:  # fmt: skip
         self._store = store
+        self._wants = wants
         self._bytes: dict[int, int] = {}
         self._hashes: dict[int, xxhash.xxh3_64] = {}
         self._ended: set[int] = set()
@@ -38,6 +43,10 @@ class PageStreams:
                 self._ended.add(lane)
         if data:
             self._store(data)
+
+    def wants(self) -> Iterable[tuple[int, int, int]]:
+        """Which pages were only named and are not here."""
+        return self._wants()
 
     def not_ended(self) -> list[str]:
         with self._lock:

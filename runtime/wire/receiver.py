@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -22,15 +23,26 @@ from ...errors import LiveshiftError
 from .. import keys
 from ..keyring import NOBODY, Known
 from .compression import restore
-from .header import CHUNK, LANES, MEMORY, OVERHEAD, RATE, RATE_LIMIT, Header, read_header
+from .header import (
+    CHUNK,
+    LANES,
+    MEMORY,
+    OVERHEAD,
+    RATE,
+    RATE_LIMIT,
+    WANTS,
+    Header,
+    read_header,
+)
 from .sender import WINDOW
+from .wants import pack_wants
 
 log = logging.getLogger("liveshift.wire")
 
 IO_THREADS = 4
 """Threads of libzmq's at most, which decrypt; each connection has one of them."""
 
-Answer = tuple[str, int | str]
+Answer = tuple[str, int | str | bytes]
 
 
 class Inlet(Protocol):
@@ -50,6 +62,9 @@ class Pages(Protocol):
     def write(self, lane: int, data: memoryview, digest: int) -> None:
         """Take one chunk in its lane's order, ``data`` as the source has it and ``digest`` that of
         its header; empty bytes end the lane's stream."""
+
+    def wants(self) -> Iterable[tuple[int, int, int]]:
+        """Which pages were only named and are not here: (inner pid, address, pages)."""
 
 
 @dataclass
@@ -161,6 +176,8 @@ class Receiver:
             raise LiveshiftError(
                 f"{host} sent lane {header.lane} of {header.migration}, which was not announced"
             )
+        if header.stream == WANTS:
+            return "wants", self._wants(entry, header, data)
         expected = entry.expected[header.lane]
         if header.number < expected:
             return "ack", expected - 1
@@ -177,6 +194,11 @@ class Receiver:
             return "refused", entry.refused
         entry.expected[header.lane] += 1
         return "ack", header.number
+
+    def _wants(self, entry: _Migration, header: Header, data: memoryview) -> bytes:
+        if header.lane or data or entry.pages is None:
+            raise LiveshiftError(f"a question that is none, on lane {header.lane}")
+        return pack_wants(header.number, () if entry.inlet.complete else entry.pages.wants())
 
     def _put(self, entry: _Migration, header: Header, data: memoryview) -> None:
         """Raises whatever stands against it; then no more is taken for this migration."""

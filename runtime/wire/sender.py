@@ -10,10 +10,12 @@ from pathlib import Path
 import xxhash
 import zmq
 
+from ...errors import LiveshiftError, StepFailed
 from .. import manifest
 from ..manifest import Manifest
 from .header import CHUNK
 from .lane import TICK_MS, Destination, Lane
+from .wants import Wants, read_wants
 
 WINDOW = 48
 """Chunks in flight. With CRIU's pipes of 1 MiB that is 48 MiB, far above bandwidth × delay of a
@@ -109,6 +111,21 @@ class Sender:
         with self._turn:
             while self._lane.pending:
                 self._hear(block=True)
+
+    def wants(self) -> Wants:
+        """Which of the pages that were only named have to be sent, as (inner pid, address, pages);
+        perhaps not all, so it is to be asked again. Raises like :meth:`send`.
+
+        What was sent on other lanes must have been acknowledged (Lanes.finish).
+        """
+        with self._turn:
+            self._lane.ask()
+            while (answer := self._lane.answer) is None:
+                self._hear(block=True)
+        try:
+            return read_wants(answer)
+        except LiveshiftError as error:
+            raise StepFailed("ship", f"{self.to.name} sent {error}") from error
 
     def close(self) -> None:
         self._lane.close()

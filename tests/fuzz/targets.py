@@ -144,10 +144,13 @@ def _compressed(data: bytes) -> None:
 def _answer(data: bytes) -> None:
     try:
         kind, value = wire.read_answer(data)
+        assert isinstance(kind, str)
+        assert isinstance(value, (int, str, bytes))
+        if isinstance(value, bytes):
+            for _, address, pages in wire.read_wants(value):
+                assert 0 <= address < address + pages * 4096 <= 1 << 47
     except LiveshiftError:
         return
-    assert isinstance(kind, str)
-    assert isinstance(value, (int, str))
 
 
 def _manifest(data: bytes) -> None:

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which pages have to come after all: the answer to a question of the stream ``wants``.
+
+The question's number (64 bits), then for each run of pages: inner pid, pages (32 bits each) and
+address (64 bits), little endian; at most what one chunk holds. The rest is asked for again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterable
+
+from ...errors import LiveshiftError
+from .header import CHUNK
+
+_NUMBER, _RUN = struct.Struct("<Q"), struct.Struct("<IIQ")
+MOST = (CHUNK - _NUMBER.size) // _RUN.size
+PAGE, ADDRESS_END = 4096, 1 << 47
+PAGES = 1 << 28
+"""That one answer may ask for: a terabyte."""
+
+Wants = list[tuple[int, int, int]]
+"""(inner pid, address, pages)."""
+
+
+def pack_wants(number: int, wants: Iterable[tuple[int, int, int]]) -> bytes:
+    """The first of them, as far as an answer holds them."""
+    runs = itertools.islice(wants, MOST)
+    packed = (_RUN.pack(pid, pages, address) for pid, address, pages in runs)
+    return b"".join([_NUMBER.pack(number), *packed])
+
+
+def number_of(raw: bytes) -> int:
+    """Of the question that it answers; -1 for bytes that are no answer."""
+    return int(_NUMBER.unpack_from(raw)[0]) if len(raw) >= _NUMBER.size else -1
+
+
+def read_wants(raw: bytes) -> Wants:
+    """Raises LiveshiftError for bytes that are no answer."""
+    runs = memoryview(raw)[_NUMBER.size :]
+    if len(raw) < _NUMBER.size or len(runs) % _RUN.size:
+        raise LiveshiftError(f"an answer of {len(raw)} bytes that names no pages")
+    found = [(pid, address, pages) for pid, pages, address in _RUN.iter_unpack(runs)]
+    for pid, address, pages in found:
+        if address % PAGE or not 0 < pages <= (ADDRESS_END - address) // PAGE:
+            raise LiveshiftError(f"an answer that names {pages} pages of {pid} at {address:#x}")
+    if sum(pages for _, _, pages in found) > PAGES:
+        raise LiveshiftError(f"an answer that names more than {PAGES} pages")
+    return found
