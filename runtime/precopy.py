@@ -146,6 +146,9 @@ class Precopy:
         try:
             done = self.tracker.round(sink, self._pace, self._reporter.listed)
         except Stopped:
+            # Chunks of several lanes overtake each other: what is on its way now must not arrive
+            # after what is read of the same pages next.
+            self.lanes.finish()
             return None
         self.lanes.finish()
         self._number += 1
