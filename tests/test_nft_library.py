@@ -33,7 +33,7 @@ def test_what_the_library_does_nft_sees_and_the_other_way_round() -> None:
         iproute.nft("{SETS}")
         iproute.nft("add element inet t s {{ 02:00:00:00:00:01, 02:00:00:00:00:02 }}")
         subprocess.run(["nft", "delete element inet t s {{ 02:00:00:00:00:01 }}"], check=True)
-        print(iproute.nft_elements("set", "inet", "t", "s"))
+        print(iproute.nft_elements("set", "inet", "t", "s"), flush=True)
         iproute.nft("delete element inet t s {{ 02:00:00:00:00:02 }}")
         subprocess.run(["nft", "list", "ruleset"], check=True)
         print(iproute.nft_elements("set", "inet", "t", "none"))
