@@ -232,7 +232,9 @@ def test_k_slow_and_lossy_link(lab: LabSession, references: References) -> None:
         for host in hosts:
             lab.cli("lab", "link", host, "--rate", "200mbit", "--loss", "1")
         row = job.migrate(1, to="h2")
-        assert row.link_rate < 200e6 / 8 * 1.1, f"{row.link_rate / 1e6:.0f} MB/s: was it slow?"
+        (ahead,) = (phase for phase in row.phases if phase.name == "pre-copy")
+        assert (ahead.bytes or 0) > 100e6, ahead
+        assert ahead.seconds > 3, "memory went over a slow link, compressed perhaps"
         job.go_on(20)
     finally:
         for host in hosts:

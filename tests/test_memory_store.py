@@ -33,6 +33,7 @@ from memory_parts import (
 
 from liveshift.criu_glue.memory.store import MemoryStore, ProcessTable, Want, read_table
 from liveshift.errors import StepFailed
+from liveshift.runtime.wire import CHUNK
 
 BASE = 0x7F00_0000_0000
 
@@ -53,6 +54,7 @@ def content(store: MemoryStore) -> dict[int, Pages]:
     found: dict[int, Pages] = {}
 
     def take(chunk: memoryview, release: object) -> None:
+        assert len(chunk) <= CHUNK, "more than the wire takes"
         pid, _, _, runs = struct.unpack_from("<IIII", chunk, 4)
         at = PAGE
         for n in range(runs):

@@ -18,7 +18,7 @@
 enum { PAGE = 4096, CHUNK_HEAD = 20, CHUNK_RUN = 16, REFERENCE = 28 };
 
 // At most a MiB of payload behind the head's page.
-enum { CHUNK_LONGEST = (1 << 20) + PAGE };
+enum { CHUNK_LONGEST = (1 << 20) + PAGE, CHUNK_SENT = 1 << 20 }; // taken; sent, as the wire has it
 
 enum run_kind {
     RUN_DATA = 1,      // pages × 4096 bytes

@@ -171,7 +171,7 @@ size_t store_forward(struct store *s, struct forwarding *at, uint8_t *chunk) {
     while (at->extent < image->extents && runs < (PAGE - CHUNK_HEAD) / CHUNK_RUN) {
         const struct extent *e = &image->extent[at->extent];
         bool data = e->slot >= FIRST_SLOT;
-        uint32_t pages = e->pages - at->page, room = CHUNK_LONGEST / PAGE - 1 - copied;
+        uint32_t pages = e->pages - at->page, room = CHUNK_SENT / PAGE - 1 - copied;
         if (data && pages > room)
             pages = room;
         if (pages == 0)
