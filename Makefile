@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 FOLDERS := criu_glue cuda_snapshot interposer launcher runtime
-SOURCES := __init__.py errors.py ptrace.py py.typed meson.build pyproject.toml \
+SOURCES := __init__.py errors.py ptrace.py py.typed waiting.py meson.build pyproject.toml \
 	$(shell find $(FOLDERS) -type f -not -name '*.pyc')
 C_FILES = $(shell find $(FOLDERS) tests integration -name '*.[ch]')
 export VENV PYTHON

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
 import selectors
 import socket
 import stat
@@ -23,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import StepFailed
+from ..waiting import readable
 from .protobuf import Message
 
 Sink = Callable[[str, bytes], None]
@@ -77,7 +77,7 @@ class Capture:
     def _announced(self) -> bool:
         if self._connection is None or self._failed:
             return True
-        return bool(select.select([self._connection], [], [], 0)[0])
+        return bool(readable(0, self._connection))
 
     def close(self) -> None:
         """Stop reading; may be called again. CRIU, if it still writes, gets EPIPE and lets the

@@ -16,7 +16,6 @@ import array
 import contextlib
 import fcntl
 import os
-import select
 import signal
 import subprocess
 import termios
@@ -25,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from ..waiting import readable
 from .room import started
 from .survey import inner_pid
 
@@ -100,7 +100,7 @@ class HeldCriu:
         ``until`` (monotonic seconds)."""
         assert self._held is not None
         while True:
-            if select.select([self._held], [], [], 0)[0] and os.read(self._held, 16):
+            if readable(0, self._held) and os.read(self._held, 16):
                 self._hooked = True
                 return True
             if not self.alive():
@@ -169,8 +169,7 @@ class HeldCriu:
         if pidfd is None:
             return
         try:
-            left = max(0.0, until - time.monotonic())
-            select.select([self._held, pidfd], [], [], left)
+            readable(until - time.monotonic(), self._held, pidfd)
         finally:
             os.close(pidfd)
 
@@ -179,7 +178,7 @@ class HeldCriu:
         if pidfd is None:
             return
         try:
-            select.select([pidfd], [], [], max(0.0, until - time.monotonic()))
+            readable(until - time.monotonic(), pidfd)
         finally:
             os.close(pidfd)
         self.alive()  # reaps our own child

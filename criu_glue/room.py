@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import time
@@ -27,6 +26,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ..errors import LiveshiftError
+from ..waiting import readable
 
 PAGES = "/dev/shm/.liveshift"
 """Where the interposer leaves a page per process, as the capsule sees it."""
@@ -139,7 +139,7 @@ def end(room: Room) -> None:
         if not room.alive():  # the pid is another's by now
             return
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        select.select([pidfd], [], [], 10)
+        readable(10, pidfd)
     except ProcessLookupError:
         pass
     finally:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from ..waiting import readable
 from .environment import environment
 
 DEADLINE_S = 20.0
@@ -144,7 +144,7 @@ def _ask(child: subprocess.Popen[bytes], deadline_s: float) -> Inventory | str:
         child.stdin.write(b"\n")
     while not line.endswith(b"\n"):
         left = max(0.0, until - time.monotonic())
-        if not select.select([child.stdout], [], [], left)[0]:
+        if not readable(left, child.stdout):
             return f"NVML did not answer within {deadline_s:g} s: a GPU or its driver hangs"
         part = os.read(child.stdout.fileno(), 65536)
         if not part:

@@ -270,7 +270,7 @@ def test_images_are_not_there_while_another_capsule_moves(
             lambda: "img" in on_host(lab, destination, "find", images, "-name", "*.img"),
             "an image to arrive", 60,
         )  # fmt: skip
-        assert "hook" in on_host(lab, source, "find", images, "-name", "hook")
+        assert "verdict" in on_host(lab, source, "find", images, "-name", "verdict")
         for index in range(3):
             said = mine.ask(index, ["list", str(cluster.paths.run)], ["list", images])
             assert said == [[], "ENOENT"]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import pty
-import select
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import pytest
 from liveshift.runtime.messages import (
     Run,
 )
+from liveshift.waiting import readable
 
 DEADLINE = 30.0  # seconds; nothing here takes that long
 
@@ -116,7 +116,7 @@ class Terminal:
         until = time.monotonic() + DEADLINE
         while text not in self.seen:
             assert time.monotonic() < until, self.seen
-            if select.select([self._ours], [], [], 0.2)[0]:
+            if readable(0.2, self._ours):
                 self.seen += os.read(self._ours, 65536)
 
     def close(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import os
-import select
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,8 @@ import pytest
 from captured import PYTHON
 from doubles.gpu import build
 from sanitizers import BUILT
+
+from liveshift.waiting import readable
 
 INSIDE = Path(build.__file__).with_name("inside.py")
 RUNNING, LOCKED, CHECKPOINTED, FAILED = range(4)
@@ -62,7 +63,8 @@ class CudaProcess:
 
     def answered(self, seconds: float) -> bool:
         """Whether an answer comes within that time."""
-        return bool(select.select([self._process.stdout], [], [], seconds)[0])
+        assert self._process.stdout is not None
+        return bool(readable(seconds, self._process.stdout))
 
     def wait(self) -> int:
         return self._process.wait(timeout=20)

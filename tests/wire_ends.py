@@ -18,11 +18,17 @@ CHUNKS = 300
 LIMIT = 1 << 30
 
 
+_receivers: list[Receiver] = []
+
+
 @pytest.fixture
-def key_directory(tmp_path: Path) -> Path:
+def key_directory(tmp_path: Path) -> Iterator[Path]:
+    """Receivers of these hosts end with it."""
     directory = tmp_path / "keys"
     keys.init(directory, ["h0", "h1", "h2"])
-    return directory
+    yield directory
+    while _receivers:  # not waited for: an inbox may be told to wait
+        threading.Thread(target=_receivers.pop().close, daemon=True).start()
 
 
 @pytest.fixture
@@ -66,6 +72,7 @@ class Inbox:
 def receiver(key_directory: Path) -> tuple[Receiver, str]:
     made = Receiver(f"127.0.0.1:{free_port()}", key_directory, "h1")
     made.start()
+    _receivers.append(made)
     return made, f"tcp://{made.address}"
 
 

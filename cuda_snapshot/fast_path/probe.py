@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from ...waiting import readable
 from ..devices import Inventory
 from ..environment import environment
 from . import trial
@@ -178,7 +178,7 @@ class _Lines:
         until = time.monotonic() + within_s
         while b"\n" not in self._read:
             left = max(0.0, until - time.monotonic())
-            if not select.select([self._descriptor], [], [], left)[0]:
+            if not readable(left, self._descriptor):
                 return None
             part = os.read(self._descriptor, 4096)
             if not part:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ...errors import LiveshiftError, Unreachable
+from ...waiting import readable
 from ..environment import environment
 from .calls import LOCK, LOG
 
@@ -55,7 +55,7 @@ def _launch(directory: Path, libraries: Path | None, idle_s: float) -> None:
         line, until = b"", time.monotonic() + START_S
         while not line.endswith(b"\n"):
             left = max(0.0, until - time.monotonic())
-            if not select.select([pipe], [], [], left)[0]:
+            if not readable(left, pipe):
                 # Left to itself: it may be in the middle of the driver's initialisation.
                 raise Unreachable(
                     f"the GPU helper {child.pid} did not come up within {START_S:g} s: a GPU or its"

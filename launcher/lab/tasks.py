@@ -9,7 +9,6 @@ second way also finds capsules, whose network namespaces have names of their own
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
 from collections.abc import Iterable, Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from ...errors import LiveshiftError
+from ...waiting import readable
 
 ROOM_MARK = "/run/liveshift"
 
@@ -70,7 +70,7 @@ class Task(msgspec.Struct, frozen=True):
         try:
             if not self.alive:
                 return True
-            return bool(select.select([pidfd], [], [], max(0.0, seconds))[0])
+            return bool(readable(seconds, pidfd))
         finally:
             os.close(pidfd)
 

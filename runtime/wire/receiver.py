@@ -94,7 +94,7 @@ class Receiver:
     def start(self) -> None:
         """Bind the data port and begin to take chunks; raises LiveshiftError if it is taken."""
         own = keys.load_private(self.key_directory, self.host)
-        context = zmq.Context(io_threads=min(IO_THREADS, os.cpu_count() or 1))
+        self._context = context = zmq.Context(io_threads=min(IO_THREADS, os.cpu_count() or 1))
         self._auth = ThreadAuthenticator(context)
         self._auth.start()
         self._known = Known(self.key_directory)
@@ -110,6 +110,11 @@ class Receiver:
         except zmq.ZMQError as error:
             raise LiveshiftError(f"cannot listen for images on {self.address}: {error}") from error
         threading.Thread(target=self._run, args=(socket,), name="receive", daemon=True).start()
+
+    def close(self) -> None:
+        """Take nothing more, and let go of the port."""
+        self._auth.stop()
+        self._context.term()
 
     def expect(
         self, migration: str, source: str, inlet: Inlet, limit_bytes: int,
@@ -142,7 +147,11 @@ class Receiver:
 
     def _run(self, socket: zmq.Socket[bytes]) -> None:
         while True:
-            frames = socket.recv_multipart(copy=False)
+            try:
+                frames = socket.recv_multipart(copy=False)
+            except zmq.ContextTerminated:
+                socket.close()
+                return
             try:
                 answer = self._answer(frames)
             except Exception:  # whatever a peer sends, the other migrations go on

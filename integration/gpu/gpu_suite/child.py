@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 import time
@@ -13,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from liveshift.waiting import readable
 
 
 class WorkerFailed(Exception):
@@ -52,7 +53,7 @@ class Child:
         until = time.monotonic() + deadline_s
         while b"\n" not in self._read:
             left = until - time.monotonic()
-            if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
+            if left <= 0 or not readable(left, self._process.stdout):
                 raise WorkerFailed(f"{self.kind} was silent for {deadline_s:.0f} s: {self._said()}")
             more = os.read(self._process.stdout.fileno(), 1 << 16)
             if not more:
