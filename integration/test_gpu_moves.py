@@ -121,10 +121,10 @@ def device_bytes(row: MigrationRow) -> int:
 
 
 def dumped_bytes(row: MigrationRow) -> int:
-    """What CRIU wrote."""
-    (dump,) = (phase.bytes for phase in row.phases if phase.name == "dump")
-    assert dump is not None
-    return dump
+    """What was on the host at the standstill: CRIU's images, and memory that went beside them."""
+    found = [phase.bytes for phase in row.phases if phase.name in ("dump", "memory")]
+    assert len(found) == 2
+    return sum(size or 0 for size in found)
 
 
 def assert_phases(row: MigrationRow, names: tuple[str, ...]) -> None:
@@ -197,12 +197,12 @@ def way(lab: GpuLab, job: Job) -> tuple[str, str]:
     return source, next(host for host in lab.gpus if host != source)
 
 
-def fails(fast: GpuLab, job: Job, to: str) -> str:
-    """Move the job, which must fail; what was said."""
+def fails(fast: GpuLab, job: Job, to: str, code: int = 1) -> str:
+    """Move the job, which must fail; what was said. ``code`` 5: before anything stood still."""
     lab = fast.session
     before = job.seen(0)
     gpu = fast.where(job)
-    said = lab.refused("migrate", f"{job.name}/0", "--to", to, code=1)
+    said = lab.refused("migrate", f"{job.name}/0", "--to", to, code=code)
     assert job.migrations()[-1].state == "failed"
     job.go_on(5)
     assert (job.seen(0).host, fast.where(job)) == (before.host, gpu)
@@ -214,7 +214,7 @@ def test_no_room_for_the_image(fast: GpuLab, long: Job) -> None:
     resize = [*fast.entry(to), "mount", "-o", "remount,size={}", "/run/liveshift/images"]
     subprocess.run([word.format("8m") for word in resize], check=True)
     try:
-        said = fails(fast, long, to)
+        said = fails(fast, long, to, code=5)
     finally:
         subprocess.run([word.format("90%") for word in resize], check=True)
     assert "No space left on device" in said
