@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
+import psutil
 from captured import until
 
 MANY = 2048
@@ -72,19 +72,31 @@ def state(pid: int) -> str:
 
 
 @contextmanager
-def subject(**options: Any) -> Iterator[Subject]:
+def subject() -> Iterator[Subject]:
+    """One in a session of its own, which ends with all that it has forked."""
     with subprocess.Popen(
         [sys.executable, "-Sc", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True, **options,
+        text=True, start_new_session=True,
     ) as process:  # fmt: skip
         started = Subject(process)
         try:
             assert started.do("1 + 1") == "2"
             yield started
         finally:
-            process.kill()
-            for line in _children(process.pid):
-                os.kill(line, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            until(lambda: not _running(process.pid))
+
+
+def _running(group: int) -> list[int]:
+    """Those of a process group that have not ended. By the group: who has lost its parent is
+    nobody's child that could be found."""
+    found = []
+    for pid in psutil.pids():
+        with suppress(OSError):
+            if os.getpgid(pid) == group and state(pid) not in "ZX":
+                found.append(pid)
+    return found
 
 
 def _children(pid: int) -> list[int]:
