@@ -24,8 +24,8 @@ NAP_S, DUE_MOST_S = 0.25, 2.0
 
 
 class Pace:
-    """``spent`` is called after each batch that was read, by each thread that reads; it sleeps as long
-    as is due.
+    """``spent`` is called after each batch that was read, by each thread that reads; it sleeps as
+    long as is due.
 
     ``collectives`` counts those of the job's that have finished; ``usual`` is their number per
     second before (0: it is not known, or the job makes none); ``share`` of it may be lost.
@@ -39,8 +39,8 @@ class Pace:
         self._usual = usual
         self._share = share
         self._clock, self._sleep = clock, sleep
-        # Reading may take a job's only core, and what becomes of the bytes takes others: before it is
-        # known what that costs, it is no more than the share that may be lost.
+        # Reading may take a job's only core, and what becomes of the bytes takes others: before it
+        # is known what that costs, it is no more than the share that may be lost.
         self.duty = max(LEAST_DUTY, share / 2 if usual else share)
         self.slow_down: float | None = None
         """The share of the job's speed that was lost when it was looked at last."""
