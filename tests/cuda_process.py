@@ -14,6 +14,7 @@ import pytest
 from captured import PYTHON
 from doubles.gpu import build
 from sanitizers import BUILT
+from told_process import ToldProcess
 
 from liveshift.waiting import readable
 
@@ -27,7 +28,7 @@ def doubles() -> build.Doubles:
     return build.build(BUILT)
 
 
-class CudaProcess:
+class CudaProcess(ToldProcess):
     """Started with the GPUs that ``devices`` describes; ``do`` evaluates in it, with the
     functions of doubles/gpu/inside.py and ``cu`` as libcuda."""
 
@@ -38,43 +39,25 @@ class CudaProcess:
         prefix: Sequence[str] = (),
         **environment: str,
     ) -> None:
-        self._process = subprocess.Popen(
-            [*prefix, PYTHON, "-S", str(INSIDE), str(doubles.libcuda)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={"PATH": os.environ["PATH"], "SIMCUDA_DEVICES": devices, **environment},
+        super().__init__(
+            subprocess.Popen(
+                [*prefix, PYTHON, "-S", str(INSIDE), str(doubles.libcuda)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={"PATH": os.environ["PATH"], "SIMCUDA_DEVICES": devices, **environment},
+            )
         )
-        self.pid = self._process.pid
 
     def do(self, expression: str) -> Any:
         self.begin(expression)
         return self.answer()
 
-    def begin(self, expression: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(expression.encode() + b"\n")
-        self._process.stdin.flush()
-
     def answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline().decode()
-        assert line, f"it ended with {self.wait()}"
-        return ast.literal_eval(line)
+        return ast.literal_eval(self.line())
 
     def answered(self, seconds: float) -> bool:
         """Whether an answer comes within that time."""
-        assert self._process.stdout is not None
-        return bool(readable(seconds, self._process.stdout))
-
-    def wait(self) -> int:
-        return self._process.wait(timeout=20)
+        return bool(readable(seconds, self._answers))
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()

@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from told_process import ToldProcess
+
 PAGE = 4096
 UFFDIO_API, UFFDIO_REGISTER = 0xC018AA3F, 0xC020AA00
 FORK, REMAP, REMOVE, UNMAP = 1 << 1, 1 << 2, 1 << 3, 1 << 6
@@ -129,43 +131,29 @@ class Lazy:
         assert _libc.ioctl(fd, ctypes.c_ulong(number), buffer) == 0, os.strerror(ctypes.get_errno())
 
 
-class LazyProcess:
+class LazyProcess(ToldProcess):
     """The test's end: what is called here is called there."""
 
     def __init__(self, pages: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-S", __file__, str(pages)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+        super().__init__(
+            subprocess.Popen(
+                [sys.executable, "-S", __file__, str(pages)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
         )
-        self.pid = self._process.pid
         self.base: int = self("lazy.base")
 
     def __call__(self, expression: str) -> Any:
         self.begin(expression)
         return self.answer()
 
-    def begin(self, expression: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(expression.encode() + b"\n")
-        self._process.stdin.flush()
-
     def answer(self) -> Any:
-        assert self._process.stdout is not None
-        said = self._process.stdout.readline()
-        assert said, "it has ended"
-        return eval(said)
+        return eval(self.line())
 
     def connect(self, images: Path, pid: int) -> None:
         self(f"lazy.connect({str(images / 'lazy-pages.socket')!r})")
         self(f"lazy.hand_over({pid})")
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
 
 
 def _serve() -> None:

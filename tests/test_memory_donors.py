@@ -48,7 +48,7 @@ def lower(data: bytes) -> int:
 @as_root
 def test_the_memory_of_a_running_process_is_offered_and_looked_up(held: ExitStack) -> None:
     process = LazyProcess(1000)
-    held.callback(process.close)
+    held.callback(process.end)
     process("[lazy.set(n, 10**9 + n % 300) for n in range(0, 600)]")
     donors = Donors(1 << 30)
     assert donors.add_process(process.pid) > 600 * PAGE
@@ -61,7 +61,7 @@ def test_the_memory_of_a_running_process_is_offered_and_looked_up(held: ExitStac
     assert donors.fetch(likeness(word(10**9 + 7))) is None, "it is no longer what it was"
     process("lazy.unmap(0, 1000)")
     assert donors.fetch(likeness(word(10**9 + 8))) is None
-    process.close()
+    process.end()
     assert donors.fetch(likeness(word(10**9 + 9))) is None
     donors.close()
 
@@ -70,7 +70,7 @@ def test_the_memory_of_a_running_process_is_offered_and_looked_up(held: ExitStac
 def test_a_donor_shares_its_memory_with_its_children_as_before(held: ExitStack) -> None:
     """Pages that are pinned to be read (process_vm_readv) would be copied for each."""
     process = LazyProcess(5000)
-    held.callback(process.close)
+    held.callback(process.end)
     process("[lazy.set(n, n + 1) for n in range(5000)]")
     child = process("lazy.forked()")
 
@@ -151,7 +151,7 @@ def test_a_process_that_is_not_there_and_a_look_that_is_broken_off(held: ExitSta
     donors = Donors(1 << 30)
     assert donors.add_process((1 << 22) - 1) == 0
     process = LazyProcess(10)
-    held.callback(process.close)
+    held.callback(process.end)
     assert donors.add_process(process.pid, stopped=lambda: True) == 0
     assert donors.offer() == b""
     donors.close()

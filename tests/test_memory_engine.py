@@ -33,7 +33,7 @@ class Stage:
 
     def process(self, pages: int) -> LazyProcess:
         made = LazyProcess(pages)
-        self._held.callback(made.close)
+        self._held.callback(made.end)
         return made
 
     def store(self, places: dict[int, tuple[int, int]], zeros: int = 0) -> MemoryStore:
@@ -198,7 +198,7 @@ def test_a_process_that_is_killed_meanwhile_is_told(stage: Stage) -> None:
     other.connect(stage.images, PID)
     other(f"lazy.hand_over({PID + 1}, lazy.taken({process.pid}, {process('lazy.uffd')}))")
     until(lambda: engine.seen().processes == 2)
-    process.close()
+    process.end()
     with pytest.raises(StepFailed, match="process 1002 ended while its memory was filled"):
         engine.wait(soon())
 
