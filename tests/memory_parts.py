@@ -7,6 +7,7 @@ would have kept it out, and is put into chunks.
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -26,6 +27,14 @@ _VDSO = 1 << 3 | 1 << 4 | 1 << 12  # criu: include/image.h, VMA_AREA_VSYSCALL, V
 
 Pages = dict[int, bytes]
 """By address."""
+
+BASE = 0x7F00_0000_0000
+"""Where tests have memory that is no process's."""
+
+
+def page(n: int) -> bytes:
+    """A page for tests, another one for every ``n``."""
+    return random.Random(n).randbytes(16) * (PAGE // 16)
 
 
 def chunk(

@@ -58,6 +58,12 @@ class Rooms:
     def start(self, program: str, uid: int = 0) -> Room:
         return self.run([PYTHON, "-Sc", f"import os, sys, time, threading\n{program}"], uid)
 
+    def counting(self, program: str, uid: int = 0) -> Room:
+        """``start``, and the program has begun to count."""
+        started = self.start(program, uid)
+        until(lambda: count(started) > 3)
+        return started
+
     def run(self, argv: Sequence[str], uid: int = 0) -> Room:
         self._made.append(room.start(self.plan(uid), argv, ENV, "/"))
         return self._made[-1]

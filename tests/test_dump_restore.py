@@ -46,8 +46,7 @@ __all__ = ["criu", "place", "rooms", "sink"]
 def test_a_dumped_tree_stands_still_until_it_is_thawed_and_goes_on_as_before(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
-    here = rooms.start(COUNTER)
-    until(lambda: count(here) > 3)
+    here = rooms.counting(COUNTER)
     for attempt in range(2):  # a migration that failed may be tried again
         sink.images.clear()
         sink.ended.clear()
@@ -72,8 +71,7 @@ def test_a_dumped_tree_stands_still_until_it_is_thawed_and_goes_on_as_before(
 def test_a_restored_tree_goes_on_where_it_was_dumped(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
-    here, there = rooms.start(COUNTER), rooms.empty()
-    until(lambda: count(here) > 3)
+    here, there = rooms.counting(COUNTER), rooms.empty()
     frozen = FrozenTree(here, ROOT_PID, place / "images")
     frozen.dump(criu, sink, 60)
     output.settle(here)
@@ -142,8 +140,7 @@ def test_what_criu_cannot_dump_is_said_in_words_and_the_tree_goes_on(
 def test_a_destination_that_refuses_is_what_is_told_and_the_tree_goes_on(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
-    here = rooms.start(COUNTER)
-    until(lambda: count(here) > 3)
+    here = rooms.counting(COUNTER)
     sink.fails = StepFailed("ship", "h2 refused the image: No space left on device")
     frozen = FrozenTree(here, ROOT_PID, place / "images")
     with pytest.raises(StepFailed, match="ship: h2 refused the image: No space left"):
@@ -155,8 +152,7 @@ def test_a_destination_that_refuses_is_what_is_told_and_the_tree_goes_on(
 def test_a_dump_that_takes_too_long_is_given_up_and_the_tree_goes_on(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
-    here = rooms.start(COUNTER)
-    until(lambda: count(here) > 3)
+    here = rooms.counting(COUNTER)
     sink.pause_s = 0.6
     frozen = FrozenTree(here, ROOT_PID, place / "images")
     with pytest.raises(StepFailed, match="did not finish within its deadline"):
@@ -170,8 +166,7 @@ def test_a_restore_that_fails_says_why_and_the_source_can_still_go_on(
 ) -> None:
     data = place.parent / "data.bin"
     data.write_bytes(b"0123456789")
-    here = rooms.start(f"data = open('{data}')\n{COUNTER}")
-    until(lambda: count(here) > 3)
+    here = rooms.counting(f"data = open('{data}')\n{COUNTER}")
     frozen = FrozenTree(here, ROOT_PID, place / "images")
     frozen.dump(criu, sink, 60)
     name = re.escape(str(data).lstrip("/"))
@@ -197,8 +192,7 @@ def test_a_restored_tree_that_may_not_run_leaves_a_room_for_the_next_attempt(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
     """The room stays as it was, what lies in its /dev/shm too, and the same image runs at last."""
-    here, there = rooms.start(COUNTER), rooms.empty()
-    until(lambda: count(here) > 3)
+    here, there = rooms.counting(COUNTER), rooms.empty()
     frozen = FrozenTree(here, ROOT_PID, place / "images")
     frozen.dump(criu, sink, 60)
     output.settle(here)
@@ -242,8 +236,7 @@ c, _ = a.accept()
     echo = COUNTER.replace(
         "    os.write(1,", "    b.sendall(b'x'); assert c.recv(1) == b'x'\n    os.write(1,"
     )
-    here = rooms.start(talk + echo)
-    until(lambda: count(here) > 3)
+    here = rooms.counting(talk + echo)
     frozen = FrozenTree(here, ROOT_PID, place / "images")
     frozen.dump(criu, sink, 60)
     frozen.pin()
@@ -276,8 +269,7 @@ def criu_in(stands: Room) -> list[int]:
 def test_no_descriptor_is_left_open_by_a_dump_and_its_end(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
-    here = rooms.start(COUNTER)
-    until(lambda: count(here) > 3)
+    here = rooms.counting(COUNTER)
 
     def open_now() -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -303,8 +295,7 @@ ALICE = User(64001, 64001)
 def test_an_image_that_makes_root_of_a_users_task_is_refused_and_would_do_so(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
-    here, there = rooms.start(COUNTER, ALICE.uid), rooms.empty(ALICE.uid)
-    until(lambda: count(here) > 3)
+    here, there = rooms.counting(COUNTER, ALICE.uid), rooms.empty(ALICE.uid)
     assert {task.uids().real for task in tasks(here)} == {ALICE.uid}
     frozen = FrozenTree(here, ROOT_PID, place / "images")
     frozen.dump(criu, sink, 60)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import memory_parts
@@ -125,6 +125,12 @@ class Stage:
                     self.store.write(memory_parts.chunk(pid, [(at, 1, DATA)], page, round_=1))
         self.store.end(memory_parts.table(self.parted.memory))
 
+    def bring_over(self) -> None:
+        """All of it, what is cold in advance; then the source ends."""
+        self.put_in_place()
+        self.send_the_rest()
+        self.parted.end_source()
+
     def compare(self) -> int:
         """Every page of every process; how many there were. What differs can only be where the
         kernel says to each of its threads on which processor it is (rseq(2))."""
@@ -142,6 +148,10 @@ class Stage:
         assert len(differ) <= len(there), differ
         assert all(many <= 8 for many in differ), differ
         return pages
+
+
+Stages = Callable[[str], Stage]
+"""Makes one of a program."""
 
 
 def _flags(processes: Iterable[int]) -> dict[tuple[int, str], tuple[str, ...]]:
@@ -170,14 +180,19 @@ def scene(criu: Criu, rooms: Rooms, place: Path, sink: Sink) -> Scene:
 
 
 @pytest.fixture
-def stages() -> Iterator[list[Stage]]:
+def staged(scene: Scene) -> Iterator[Stages]:
     made: list[Stage] = []
-    yield made
-    for stage in made:
-        if stage.tree is not None:
-            stage.tree.drop()
-        stage.early.drop()
-        stage.store.close()
+
+    def stage(program: str) -> Stage:
+        made.append(Stage(scene, program))
+        return made[-1]
+
+    yield stage
+    for each in made:
+        if each.tree is not None:
+            each.tree.drop()
+        each.early.drop()
+        each.store.close()
 
 
 def _restore(
@@ -216,10 +231,9 @@ def _kill_early(stage: Stage) -> None:
 @as_root
 @pytest.mark.parametrize("program", [ALONE, FAMILY], ids=["alone", "family"])
 def test_cold_memory_is_in_place_and_what_is_outdated_is_filled(
-    scene: Scene, stages: list[Stage], program: str
+    staged: Stages, program: str
 ) -> None:
-    stage = Stage(scene, program)
-    stages.append(stage)
+    stage = staged(program)
     stage.put_in_place()
     assert stage.early.bytes > 100 << 20
     stage.send_the_rest()
@@ -250,12 +264,9 @@ class NoHold:
 
 
 @as_root
-def test_a_tree_with_memory_in_place_stops_at_the_door(scene: Scene, stages: list[Stage]) -> None:
-    stage = Stage(scene, FAMILY)
-    stages.append(stage)
-    stage.put_in_place()
-    stage.send_the_rest()
-    stage.parted.end_source()
+def test_a_tree_with_memory_in_place_stops_at_the_door(staged: Stages) -> None:
+    stage = staged(FAMILY)
+    stage.bring_over()
     tree, seen = _restore(stage, stopped=True)
     assert seen.placed > 100 << 20
     tree.stop_at_door(60)
@@ -269,11 +280,8 @@ def test_a_tree_with_memory_in_place_stops_at_the_door(scene: Scene, stages: lis
 
 
 @as_root
-def test_a_tree_whose_early_criu_has_gone_is_restored_without(
-    scene: Scene, stages: list[Stage]
-) -> None:
-    stage = Stage(scene, ALONE)
-    stages.append(stage)
+def test_a_tree_whose_early_criu_has_gone_is_restored_without(staged: Stages) -> None:
+    stage = staged(ALONE)
     stage.put_in_place()
     _kill_early(stage)
     stage.send_the_rest()
@@ -285,13 +293,10 @@ def test_a_tree_whose_early_criu_has_gone_is_restored_without(
 
 @as_root
 def test_an_early_criu_that_ends_when_told_to_go_fails_and_another_attempt_succeeds(
-    scene: Scene, stages: list[Stage]
+    staged: Stages,
 ) -> None:
-    stage = Stage(scene, ALONE)
-    stages.append(stage)
-    stage.put_in_place()
-    stage.send_the_rest()
-    stage.parted.end_source()
+    stage = staged(ALONE)
+    stage.bring_over()
     prepared = stage.early.prepare
 
     def prepare() -> bool:
@@ -307,14 +312,9 @@ def test_an_early_criu_that_ends_when_told_to_go_fails_and_another_attempt_succe
 
 
 @as_root
-def test_what_is_not_as_the_store_has_it_is_seen_before_the_tree_runs(
-    scene: Scene, stages: list[Stage]
-) -> None:
-    stage = Stage(scene, ALONE)
-    stages.append(stage)
-    stage.put_in_place()
-    stage.send_the_rest()
-    stage.parted.end_source()
+def test_what_is_not_as_the_store_has_it_is_seen_before_the_tree_runs(staged: Stages) -> None:
+    stage = staged(ALONE)
+    stage.bring_over()
     file = stage.parted.images / PAGES_FILE
     right = file.read_bytes()
     with file.open("r+b") as pages:
@@ -328,9 +328,8 @@ def test_what_is_not_as_the_store_has_it_is_seen_before_the_tree_runs(
 
 
 @as_root
-def test_an_early_criu_ends_with_its_agent(scene: Scene, stages: list[Stage]) -> None:
-    stage = Stage(scene, ALONE)
-    stages.append(stage)
+def test_an_early_criu_ends_with_its_agent(staged: Stages) -> None:
+    stage = staged(ALONE)
     stage.put_in_place()
     began = stage.early.held.tree()
     assert began
@@ -343,14 +342,9 @@ def test_an_early_criu_ends_with_its_agent(scene: Scene, stages: list[Stage]) ->
 
 
 @as_root
-def test_a_tree_with_memory_in_place_may_run_before_the_rest_is_there(
-    scene: Scene, stages: list[Stage]
-) -> None:
-    stage = Stage(scene, ALONE)
-    stages.append(stage)
-    stage.put_in_place()
-    stage.send_the_rest()
-    stage.parted.end_source()
+def test_a_tree_with_memory_in_place_may_run_before_the_rest_is_there(staged: Stages) -> None:
+    stage = staged(ALONE)
+    stage.bring_over()
     tree, seen = _restore(stage, post_copy=True)
     assert seen.placed > 100 << 20
     tree.let_run(60)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_parts import (
+    BASE,
     DATA,
     GONE,
     PAGE,
@@ -21,6 +21,7 @@ from memory_parts import (
     Pages,
     chunk,
     chunks,
+    page,
     reference,
     runs_of,
 )
@@ -28,13 +29,8 @@ from memory_parts import (
 from liveshift.criu_glue.memory import store_library
 from liveshift.criu_glue.memory.store import PAGES_FILE, MemoryStore, ProcessTable
 
-BASE = 0x7F00_0000_0000
 BLOCK_PAGES = 512
 SLOT_ZERO, SLOT_FIRST = 1, 3  # prefill.h
-
-
-def page(n: int) -> bytes:
-    return random.Random(n).randbytes(16) * (PAGE // 16)
 
 
 class Ahead:

@@ -186,6 +186,28 @@ def stores() -> Iterator[list[MemoryStore]]:
         store.close()
 
 
+def arrive(scene: Scene, stores: list[MemoryStore], program: str = CHECKED) -> tuple[Parted, Room]:
+    """Its memory is in a store and its files are in a room; the source has ended."""
+    parted = scene.part(program)
+    there = scene.rooms.empty()
+    parted.bring_files(there)
+    stores.append(memory_parts.keep(parted.memory, parted.images))
+    parted.end_source()
+    return parted, there
+
+
+def status_of_killed(agent: Callable[[], object]) -> int:
+    """How a process ended (waitpid(2)) that was killed when it had done that, if not before;
+    what ``agent`` returns is open until then."""
+    child = os.fork()
+    if child == 0:
+        try:
+            _open = agent()
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return os.waitpid(child, 0)[1]
+
+
 @as_root
 def test_a_tree_gets_its_memory_from_the_store_and_goes_on(scene: Scene) -> None:
     parted = scene.part(CHECKED)
@@ -235,12 +257,8 @@ def test_a_page_outside_all_memory_is_told_and_another_attempt_succeeds(
 
 @as_root
 def test_a_tree_of_several_processes_and_threads(scene: Scene, stores: list[MemoryStore]) -> None:
-    parted = scene.part(FORKED)
+    parted, there = arrive(scene, stores, FORKED)
     assert len(parted.memory) == 4
-    there = scene.rooms.empty()
-    parted.bring_files(there)
-    stores.append(memory_parts.keep(parted.memory, parted.images))
-    parted.end_source()
     engine = FillEngine(parted.images, stores[0])
     tree = RestoringTree(there, parted.images)
     tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
@@ -281,11 +299,7 @@ def test_a_tree_that_criu_cannot_restore_leaves_a_room_for_the_next_attempt(
 def test_a_tree_that_is_left_stopped_has_its_memory(
     scene: Scene, stores: list[MemoryStore]
 ) -> None:
-    parted = scene.part(CHECKED)
-    there = scene.rooms.empty()
-    parted.bring_files(there)
-    stores.append(memory_parts.keep(parted.memory, parted.images))
-    parted.end_source()
+    parted, there = arrive(scene, stores)
     tree = RestoringTree(there, parted.images)
     engine = FillEngine(parted.images, stores[0])
     tree.bring_up(scene.criu, parted.pipes, 60, stopped=True, fill=engine)
@@ -302,23 +316,18 @@ def test_an_agent_that_is_killed_meanwhile(
     scene: Scene, stores: list[MemoryStore], filled: bool
 ) -> None:
     """What was filled runs on the next one's word; what was not never runs, and is done again."""
-    parted = scene.part(CHECKED)
-    there = scene.rooms.empty()
-    parted.bring_files(there)
-    stores.append(memory_parts.keep(parted.memory, parted.images))
+    parted, there = arrive(scene, stores)
     stores[0].save()
-    parted.end_source()
-    child = os.fork()
-    if child == 0:
-        try:
-            tree = RestoringTree(there, parted.images)
-            engine = FillEngine(parted.images, MemoryStore.load(parted.images))
-            if not filled:
-                engine.wait = lambda until: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore
-            tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
-        finally:
-            os.kill(os.getpid(), signal.SIGKILL)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+
+    def agent() -> object:
+        tree = RestoringTree(there, parted.images)
+        engine = FillEngine(parted.images, MemoryStore.load(parted.images))
+        if not filled:
+            engine.wait = lambda until: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore
+        tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
+        return tree, engine
+
+    assert status_of_killed(agent) == signal.SIGKILL
     assert (parted.images / UNFILLED).exists() is not filled
     tree = RestoringTree(there, parted.images)
     tree.take_up()
@@ -353,15 +362,6 @@ def test_from_a_running_tree_through_the_store_to_a_running_one(
     tree.let_run(60)
     assert goes_on(there)
     assert said(there, output.STDERR) == ""
-
-
-def arrive(scene: Scene, stores: list[MemoryStore]) -> tuple[Parted, Room]:
-    parted = scene.part(CHECKED)
-    there = scene.rooms.empty()
-    parted.bring_files(there)
-    stores.append(memory_parts.keep(parted.memory, parted.images))
-    parted.end_source()
-    return parted, there
 
 
 @as_root
@@ -405,19 +405,18 @@ def test_a_tree_without_all_of_its_memory_ends_with_the_agent_that_fills_it(
     scene: Scene, stores: list[MemoryStore], resumed: bool
 ) -> None:
     parted, there = arrive(scene, stores)
-    child = os.fork()
-    if child == 0:
-        try:
-            tree = RestoringTree(there, parted.images)
-            store = memory_parts.keep(parted.memory, parted.images)
-            engine = FillEngine(parted.images, store, threads=0, post_copy=True)
-            tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
-            if resumed:
-                tree.let_run(60)
-                goes_on(there)
-        finally:
-            os.kill(os.getpid(), signal.SIGKILL)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+
+    def agent() -> object:
+        tree = RestoringTree(there, parted.images)
+        store = memory_parts.keep(parted.memory, parted.images)
+        engine = FillEngine(parted.images, store, threads=0, post_copy=True)
+        tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
+        if resumed:
+            tree.let_run(60)
+            goes_on(there)
+        return tree, store, engine
+
+    assert status_of_killed(agent) == signal.SIGKILL
     until(lambda: not there.alive())
     assert said(there, output.STDERR) == "", "nothing was ever seen to be missing"
     lines = [int(n) for n in said(there).split()]

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import random
 import struct
 import subprocess
 import threading
@@ -16,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_parts import (
+    BASE,
     DATA,
     GONE,
     PAGE,
@@ -26,6 +26,7 @@ from memory_parts import (
     chunk,
     chunks,
     keep,
+    page,
     reference,
     runs_of,
     table,
@@ -34,12 +35,6 @@ from memory_parts import (
 from liveshift.criu_glue.memory.store import MemoryStore, ProcessTable, Want, read_table
 from liveshift.errors import StepFailed
 from liveshift.runtime.wire import CHUNK
-
-BASE = 0x7F00_0000_0000
-
-
-def page(n: int) -> bytes:
-    return random.Random(n).randbytes(16) * (PAGE // 16)
 
 
 @pytest.fixture

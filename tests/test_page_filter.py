@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from captured import ROOT_PID, Sink, as_root, sink, until
 from page_chunks import Pages, anonymous_ranges
-from room_trees import Rooms, count, criu, goes_on, place, rooms
+from room_trees import Rooms, criu, goes_on, place, rooms
 
 from liveshift.criu_glue.dump import FrozenTree
 from liveshift.criu_glue.memory.tracker import MemoryTracker
@@ -45,12 +45,16 @@ def host_pids(room: Room) -> list[int]:
     return [task.pid for task in tasks(room)]
 
 
+def dumped(sink: Sink) -> int:
+    """Bytes of memory in the image."""
+    return sum(len(data) for name, data in sink.images.items() if name.startswith("pages-"))
+
+
 @as_root
 def test_criu_dumps_no_page_of_what_is_hidden_and_the_tracker_has_sent_all_of_it(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
-    here = rooms.start(HOLDER)
-    until(lambda: count(here) > 3)
+    here = rooms.counting(HOLDER)
     page_filter = PageFilter(place / "images")
     pages = Pages()
     tracker = MemoryTracker(lambda: host_pids(here))
@@ -73,7 +77,7 @@ def test_criu_dumps_no_page_of_what_is_hidden_and_the_tracker_has_sent_all_of_it
     dumping.join()
     assert errors == []
     assert page_filter.hidden() > 2 * BIG
-    assert sum(len(sink.images[name]) for name in sink.images if name.startswith("pages-")) < 4e6
+    assert dumped(sink) < 4e6
     for pid in host_pids(here):
         assert found.ranges[inner_pid(pid)] == anonymous_ranges(pid)
         assert pages.differences(pid, inner_pid(pid), found.table) == []
@@ -87,8 +91,7 @@ def test_who_comes_to_see_them_stand_too_late_is_told_that_they_did(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
     """By then CRIU's own code runs in each process, whose first thread stands no more."""
-    here = rooms.start(HOLDER)
-    until(lambda: count(here) > 3)
+    here = rooms.counting(HOLDER)
     page_filter, pages = PageFilter(place / "images"), Pages()
     tracker = MemoryTracker(lambda: host_pids(here))
     frozen = FrozenTree(here, ROOT_PID, place / "images")
@@ -109,15 +112,14 @@ def test_who_comes_to_see_them_stand_too_late_is_told_that_they_did(
 def test_without_ranges_criu_dumps_everything(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink, said: bool
 ) -> None:
-    here = rooms.start(HOLDER)
-    until(lambda: count(here) > 3)
+    here = rooms.counting(HOLDER)
     page_filter = PageFilter(place / "images", patience_s=0.2)
     if said:
         page_filter.hide({})
     frozen = FrozenTree(here, ROOT_PID, place / "images")
     frozen.dump(criu, sink, 60, page_filter)
     assert page_filter.hidden() == 0
-    assert sum(len(sink.images[name]) for name in sink.images if name.startswith("pages-")) > BIG
+    assert dumped(sink) > BIG
     frozen.thaw()
     assert goes_on(here)
 
@@ -127,8 +129,7 @@ def test_parts_of_a_mapping_are_hidden_to_the_page(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
     """CRIU asks for windows of several mappings; the rest of each must still be found."""
-    here = rooms.start(HOLDER)
-    until(lambda: count(here) > 3)
+    here = rooms.counting(HOLDER)
     pid = next(pid for pid in host_pids(here) if inner_pid(pid) == ROOT_PID)
     start, end = max(anonymous_ranges(pid), key=lambda pair: pair[1] - pair[0])
     holes = [(at, at + 3 * 4096) for at in range(start, end, 16 * 4096)]
@@ -137,7 +138,7 @@ def test_parts_of_a_mapping_are_hidden_to_the_page(
     frozen = FrozenTree(here, ROOT_PID, place / "images")
     frozen.dump(criu, sink, 60, page_filter)
     assert page_filter.hidden() >= len(holes) * 3 * 4096
-    both = sum(len(sink.images[name]) for name in sink.images if name.startswith("pages-"))
+    both = dumped(sink)
     assert 2 * BIG * 27 / 32 < both < 2 * BIG * 29 / 32 + 16e6
     frozen.thaw()
     assert goes_on(here)
