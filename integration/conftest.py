@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -16,15 +15,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the harness's own modules
 
+from lab_place import a_place
 from lab_session import LabSession, NewLab, a_lab, environment
 from open_python import NOBODY, OpenPython, opened_python
 from reference_runs import References
 
 # Started from a background shell we would ignore SIGINT, and hand that on to what we interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-PLACE = Path("/var/lib/liveshift-test")
-"""On the machine's own disk, which all lab hosts share, and open to every user."""
 
 _labs: list[LabSession] = []
 
@@ -34,14 +31,8 @@ def place() -> Iterator[Path]:
     """A directory for this session's results; $LIVESHIFT_TEST_KEEP leaves it there."""
     if os.geteuid() != 0:
         pytest.skip("a lab is made of namespaces, which needs root")
-    directory = PLACE / secrets.token_hex(4)
-    directory.mkdir(parents=True)
-    PLACE.chmod(0o755)
-    yield directory
-    if not os.environ.get("LIVESHIFT_TEST_KEEP"):
-        shutil.rmtree(directory)
-        if not any(PLACE.iterdir()):
-            PLACE.rmdir()
+    with a_place(kept=bool(os.environ.get("LIVESHIFT_TEST_KEEP"))) as directory:
+        yield directory
 
 
 @pytest.fixture(scope="session")

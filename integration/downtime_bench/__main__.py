@@ -6,14 +6,13 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-import shutil
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
+from lab_place import a_place, as_program
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -27,9 +26,6 @@ from . import page
 from .cases import KINDS, LINKS, SIZES, Case, Effort, chosen, estimate, lacking
 from .record import FILE, Run, earlier, kernel, product
 from .story import bench
-
-PLACE = Path("/var/lib/liveshift-test")
-"""On the machine's own disk, which all lab hosts share."""
 
 console = Console(stderr=True, highlight=False)
 
@@ -66,15 +62,9 @@ def main() -> int:
         return 1
     if run.load_before > (os.cpu_count() or 1) / 4:
         console.print("this machine is busy with something else: times will tell less")
-    # Started from a background shell we would ignore SIGINT, and hand that on to all daemons.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    os.environ.pop("PYTHONPATH", None)  # how this program is found is not the job's business
-    place = PLACE / secrets.token_hex(4)
-    place.mkdir(parents=True)
-    PLACE.chmod(0o755)
+    as_program()
     try:
-        with console.status("making a lab") as status:
+        with a_place(may_remain=True) as place, console.status("making a lab") as status:
             lines = _Lines(cases, run)
             bench("b" + secrets.token_hex(3), place, cases, run, path,
                   lambda text: status.update(escape(lines.line(text))))  # fmt: skip
@@ -87,9 +77,6 @@ def main() -> int:
         console.print(f"{path} has what was measured until then; the same command goes on")
         return 1
     finally:
-        shutil.rmtree(place, ignore_errors=True)
-        if not any(PLACE.iterdir()):
-            PLACE.rmdir()
         if run.cases:
             page.write(run, args.out)
     _print(run)

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
-import shutil
-import signal
 import sys
 from pathlib import Path
 
+from lab_place import a_place, as_program
 from lab_session import environment
 from reference_runs import References
 from rich.console import Console
@@ -19,9 +17,6 @@ from .cell import play
 from .report import FILE, Report
 from .scene import Scene
 from .table import cells, unavailable
-
-PLACE = Path("/var/lib/liveshift-test")
-"""On the machine's own disk, which all lab hosts share."""
 
 
 def main() -> int:
@@ -41,26 +36,20 @@ def main() -> int:
         parser.error(f"no cell is like {args.cells!r}")
     if os.geteuid() != 0:
         parser.error("a lab is made of namespaces, which needs root")
-    # Started from a background shell we would ignore SIGINT, and hand that on to all daemons.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    os.environ.pop("PYTHONPATH", None)  # how this program is found is not the job's business
-    place = PLACE / secrets.token_hex(4)
-    place.mkdir(parents=True)
-    PLACE.chmod(0o755)
+    as_program()
     console = Console(highlight=False)
     report = Report(args.out, console)
-    scene = Scene(place, References(place, environment()), args.stall)
-    try:
-        for number, cell in enumerate(wanted, 1):
-            if why := unavailable(cell):
-                report.skip(cell, why)
-                continue
-            report.begin(cell, number, len(wanted))
-            report.take(play(cell, scene), number, len(wanted))
-    finally:
-        scene.strike()
-        shutil.rmtree(place)
+    with a_place() as place:
+        scene = Scene(place, References(place, environment()), args.stall)
+        try:
+            for number, cell in enumerate(wanted, 1):
+                if why := unavailable(cell):
+                    report.skip(cell, why)
+                    continue
+                report.begin(cell, number, len(wanted))
+                report.take(play(cell, scene), number, len(wanted))
+        finally:
+            scene.strike()
     console.width = max(console.width, report.WIDTH)
     console.print(report.table())
     console.print(report.legend(), soft_wrap=True)

@@ -6,12 +6,11 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-import shutil
-import signal
 import sys
 import time
 from pathlib import Path
 
+from lab_place import a_place, as_program
 from rich.console import Console
 
 from liveshift.errors import LiveshiftError
@@ -20,9 +19,6 @@ from .report import WIDTH, tables
 from .rounds import Rounds
 from .story import soak
 from .watch import Watch
-
-PLACE = Path("/var/lib/liveshift-test")
-"""On the machine's own disk, which all lab hosts share."""
 
 TELL_S = 60.0
 """Between two lines where there is no terminal."""
@@ -38,15 +34,9 @@ def main() -> int:
     args = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("a lab is made of namespaces, which needs root")
-    # Started from a background shell we would ignore SIGINT, and hand that on to all daemons.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    os.environ.pop("PYTHONPATH", None)  # how this program is found is not the job's business
-    place = PLACE / secrets.token_hex(4)
-    place.mkdir(parents=True)
-    PLACE.chmod(0o755)
+    as_program()
     try:
-        with console.status("making a lab") as status:
+        with a_place() as place, console.status("making a lab") as status:
             lines = _Lines(args.seconds)
             report = soak(
                 "s" + secrets.token_hex(3),
@@ -57,10 +47,6 @@ def main() -> int:
     except (LiveshiftError, AssertionError) as error:
         console.print(f"error: {error}", style="red", markup=False)
         return 1
-    finally:
-        shutil.rmtree(place)
-        if not any(PLACE.iterdir()):
-            PLACE.rmdir()
     report.write(args.out)
     Console(highlight=False, width=max(console.width, WIDTH)).print(tables(report))
     for problem in report.problems:
