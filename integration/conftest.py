@@ -23,6 +23,8 @@ from reference_runs import References
 # Started from a background shell we would ignore SIGINT, and hand that on to what we interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+pytest.register_assert_rewrite("bare_labs")  # what its fixtures find left over is shown
+
 _labs: list[LabSession] = []
 
 
