@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gate_actors import Thread
 from gate_programs import STYLES
 from gate_simulation import play_many, scratch
-from gate_world import SimulatedPage, Thread, Violation, World
+from gate_world import SimulatedPage, Violation, World
 from simulated_gate import build
 
 from liveshift.runtime import host_gate
