@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import time
 from pathlib import Path
@@ -11,64 +10,27 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from desk_scene import (
+    ADA,
+    ALICE,
+    BOB,
+    CLUSTER,
+    NINA,
+    NOBODY,
+    OTTO,
+    USERS,
+    VERA,
+    Scene,
+    people,
+    scene,
+)
 
-from liveshift.criu_glue.network import Overlay
 from liveshift.errors import LiveshiftError, NotFound, NotPermitted, Refused
-from liveshift.runtime import access, config, messages
+from liveshift.runtime import config, messages
 from liveshift.runtime.access import Principal, Role, Roles
-from liveshift.runtime.desk import Desk
-from liveshift.runtime.fleet import Fleet
-from liveshift.runtime.gpu_asked import GpuAsked
-from liveshift.runtime.jobs import Capsule, Job
-from liveshift.runtime.keyring import Holder
 from liveshift.runtime.messages import Message, Run
 
-CLUSTER = """
-[cluster]
-name = "prod"
-orchestrator = "10.88.0.2:7400"
-overlay = "10.99.0.0/16"
-[hosts.h0]
-address = "10.88.0.10"
-slots = 4
-[hosts.h1]
-address = "10.88.0.11"
-slots = 4
-[paths]
-state = "{state}"
-[access]
-view = ["vera", "@auditors"]
-operate = ["otto", "@night"]
-admin = ["ada"]
-relayed = "{relayed}"
-"""
-
-ALICE, BOB, VERA, OTTO, ADA, NINA, NOBODY = 1001, 1002, 1003, 1004, 1005, 1006, 4242
-USERS = {
-    "root": 0, "alice": ALICE, "bob": BOB, "vera": VERA, "otto": OTTO, "ada": ADA, "nina": NINA,
-}  # fmt: skip
-GROUPS = {"users": 100, "auditors": 200, "night": 300}
-MEMBERS = {"nina": [300, 200]}
-
-
-@pytest.fixture(autouse=True)
-def people(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine's users and groups."""
-
-    def by_name(name: str) -> Any:
-        return SimpleNamespace(pw_name=name, pw_gid=100, pw_uid=USERS[name])
-
-    def by_uid(uid: int) -> Any:
-        names = [name for name, number in USERS.items() if number == uid]
-        if not names:
-            raise KeyError(uid)
-        return by_name(names[0])
-
-    users = SimpleNamespace(getpwuid=by_uid, getpwnam=by_name)
-    groups = SimpleNamespace(getgrnam=lambda name: SimpleNamespace(gr_gid=GROUPS[name]))
-    lists = SimpleNamespace(getgrouplist=lambda name, gid: [gid, *MEMBERS.get(name, [])])
-    for name, machine in (("pwd", users), ("grp", groups), ("os", lists)):
-        monkeypatch.setattr(access, name, machine)
+__all__ = ["people", "scene"]
 
 
 def rules(relayed: str = "user") -> config.Access:
@@ -167,97 +129,6 @@ def test_a_word_that_is_no_role() -> None:
 
 
 # ---- the desk ----
-
-
-class Stubs:
-    """What stands behind the desk; takes note of what it was told."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def start(
-        self, job: Job, capsule: Capsule, to: str, reason: str, by: str, *, verify: bool,
-        gpu: GpuAsked | None,
-    ) -> Any:  # fmt: skip
-        self.told.append(f"move {capsule.name} {to} {reason} by {by}")
-        return SimpleNamespace(name="m1")
-
-    def start_swap(
-        self, job: Job, capsule: Capsule, gpu: GpuAsked, reason: str, by: str, *, verify: bool
-    ) -> Any:
-        self.told.append(f"swap {capsule.name} {gpu.gpu} {reason} by {by}")
-        return SimpleNamespace(name="m1")
-
-    async def plan(
-        self, job: Job, capsule: Capsule, to: str, gpu: GpuAsked | None = None
-    ) -> Message:
-        return messages.Planned(capsule.name, capsule.host, to, [], 0, 0)
-
-    async def publish(self, job: Job) -> None:
-        return None
-
-    async def ask(self, host: str, message: Message, timeout: float) -> Message | None:
-        self.told.append(f"{type(message).__name__} {host}")
-        if isinstance(message, messages.GetInspection):
-            return messages.Inspection(message.capsule, host, [])
-        return messages.Output(b"secret", 6, None)
-
-    async def signal(self, job: Job, signum: int) -> None:
-        self.told.append(f"signal {job.name} {signum}")
-
-    async def forget(self, name: str, even_running: bool = False) -> None:
-        self.told.append(f"forget {name}")
-        if self.fleet.jobs.pop(name, None):
-            self.fleet.journal.remove_job(name)
-
-    def retry(self, host: str) -> None:
-        self.told.append(f"retry {host}")
-
-    def wake(self) -> None:
-        self.told.append("wake")
-
-    fleet: Fleet
-
-
-class Scene:
-    """alice's job a on h0 and h1, bob's job b on h1; both hosts are up."""
-
-    def __init__(self, state: Path, relayed: str = "user") -> None:
-        text = CLUSTER.format(state=state, relayed=relayed)
-        self.fleet = Fleet(config.parse(text).cluster)
-        self.stubs = stubs = Stubs()
-        stubs.fleet = self.fleet
-        for name, uid, hosts in (("a", ALICE, ["h0", "h1"]), ("b", BOB, ["h1"])):
-            self.job(name, uid, hosts)
-        for host in self.fleet.hosts.values():
-            host.heard = time.monotonic()
-        self.desk = Desk(self.fleet, *(cast(Any, stubs) for _ in range(3)))
-
-    def job(self, name: str, uid: int, hosts: list[str]) -> Job:
-        run = Run(name, len(hosts), ["train"], {}, "/", 100, [])
-        capsules = {f"{name}/{i}": Capsule(f"{name}/{i}", i, h, 1) for i, h in enumerate(hosts)}
-        owners = {c.name: (c.index, c.host) for c in capsules.values()}
-        vni = max((j.overlay.vni for j in self.fleet.jobs.values()), default=0) + 1
-        started, _ = self.fleet.journal.add_job(name, vni, f"10.99.{vni}.0/24", b"", owners)
-        overlay = Overlay(vni, f"10.99.{vni}.0/24")
-        made = self.fleet.jobs[name] = Job(name, overlay, run, uid, started, capsules)
-        self.fleet.journal.tell(name, "started", "on its hosts", "its owner")
-        self.fleet.journal.tell(f"{name}/0", "moved", "h0 → h1", "somebody")
-        return made
-
-    def here(self, uid: int, ask: Message) -> Any:
-        return asyncio.run(self.desk.serve(uid, ask))
-
-    def at(self, host: str, uid: int, ask: Message) -> Any:
-        return asyncio.run(self.desk.serve_relayed(host, uid, ask))
-
-    def key(self, role: Role, ask: Message) -> Any:
-        return asyncio.run(self.desk.serve_operator(Holder("ops", role), ask))
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Scene:
-    return Scene(tmp_path)
 
 
 TAINT, UNTAINT = messages.SetTaint("h1", "hot"), messages.Untaint("h1")
