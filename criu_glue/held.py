@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import os
 import select
+import signal
 import subprocess
 import termios
 import time
@@ -25,6 +26,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from .room import started
+from .survey import inner_pid
 
 HOOK = Path(str(files(__package__) / "criu-hook"))
 
@@ -46,13 +48,15 @@ class HeldCriu:
     def start(
         self, prefix: Sequence[str], command: Sequence[str], action: str,
         mark: tuple[str, str] = ("none", "none"), pass_fds: Sequence[int] = (),
-        environment: Callable[[int], Mapping[str, str]] | None = None,
+        environment: Callable[[int], Mapping[str, str]] | None = None, config: str = "",
     ) -> None:  # fmt: skip
         """Run CRIU (``command``, entering the room by ``prefix``) on the directory's images.
 
         At ``action`` its hook waits. ``mark``: an action at which a file is made in the directory,
-        and its name. ``environment`` is asked what else CRIU's is to have, given the number of the
-        descriptor that the directory is open under in it.
+        and its name; where that is a link, what the link names. ``environment`` is asked what else
+        CRIU's is to have, given the number of the descriptor that the directory is open under in
+        it. ``config`` is the name of a file in the directory with further options, which CRIU
+        reads when it begins.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         for name in ("held", "verdict"):
@@ -65,8 +69,9 @@ class HeldCriu:
             own = {"LIVESHIFT_HOOK": " ".join([str(directory), action, *mark])}
             more = environment(directory) if environment else {}
             become = [f"/proc/self/fd/{hook}", "--become", str(directory), str(hook)]
+            options = ["--config", f"/proc/self/fd/{directory}/{config}"] if config else []
             self._process = subprocess.Popen(
-                [*prefix, *become, *command],
+                [*prefix, *become, *command, *options],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 pass_fds=(*pass_fds, directory, hook), env={**os.environ, **own, **more},
             )  # fmt: skip
@@ -120,6 +125,28 @@ class HeldCriu:
             finally:
                 os.close(pipe)
         return not self.alive()
+
+    def tree(self) -> dict[int, int]:
+        """Inner pids, and the host's, of all processes below it that have one in its room: while a
+        tree is being restored they are its children."""
+        found: dict[int, int] = {}
+        left = [self._who[0]] if self._who is not None else []
+        while left:
+            pid = left.pop()
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found[inner_pid(pid)] = pid
+                children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+                left += [int(child) for child in children.split()]
+        return found
+
+    def end(self, seconds: float) -> None:
+        """Wait for a CRIU that ends by itself, and end one that does not."""
+        if self._process is not None and self._who is not None:
+            self._wait_end(time.monotonic() + seconds)
+            for pid in self.tree().values() if self.alive() else ():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.close()
 
     def close(self) -> None:
         """Reap it, when its room was ended, and let go of the FIFO."""

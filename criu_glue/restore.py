@@ -31,11 +31,12 @@ from typing import Protocol
 
 from ..errors import LiveshiftError, StepFailed
 from . import network
-from .dump import COMMON
+from .early import RESTORE, EarlyCriu
 from .explain import explain
 from .held import HeldCriu
 from .image_kinds import ImageFile
 from .memory.fill import FillEngine
+from .memory.prefill import PrefillLost
 from .memory.tree_memory import TreeMemory
 from .protobuf import Message
 from .room import STDERR_FD, STDOUT_FD, Room, adopt, enter, evict
@@ -70,41 +71,38 @@ class RestoringTree:
 
     def bring_up(
         self, criu: Criu, pipes: dict[int, int], deadline_s: float, *,
-        stopped: bool = False, fill: FillEngine | None = None,
+        stopped: bool = False, fill: FillEngine | None = None, early: EarlyCriu | None = None,
     ) -> None:  # fmt: skip
         """Restore up to where the tasks would run; ``stopped``: for :meth:`stop_at_door`.
 
         ``pipes`` maps the dumped tree's pipe inodes (stdout, stderr) to STDOUT_FD or STDERR_FD.
         ``fill``, a fresh one, gives the tree the memory that is not in CRIU's images; it is closed
-        here. Raises StepFailed: then no task is left here, and the room is empty and locked as
+        here. ``early``: a CRIU that waits for this, prepared, whose plan the fill has. Raises
+        StepFailed: then no task is left here, and the room is empty and locked as
         before.
         """
         for mark in ("resumed", "at-door"):
             (self._images / mark).unlink(missing_ok=True)
-        options = ["restore", "--log-file", "restore.log", "-v2", "--restore-detached", *COMMON]
+        options = [*RESTORE]
         options += ["--leave-stopped"] if stopped else []
-        ends: dict[int, int] = {}
+        mark = "at-door" if stopped else "resumed"
         try:
             options += self._memory.begin(fill, self._room.init)
-            for fd in (STDOUT_FD, STDERR_FD):
-                ends[fd] = os.open(f"/proc/{self._room.init}/fd/{fd}", os.O_WRONLY)
-            for inode, fd in pipes.items():
-                options += ["--inherit-fd", f"fd[{ends[fd]}]:pipe:[{inode}]"]
-            self._criu.start(
-                enter(self._room),
-                criu.command(*options),
-                "post-restore",
-                mark=("post-resume", "at-door" if stopped else "resumed"),
-                pass_fds=tuple(ends.values()),
-            )
+            if early is not None:
+                self._criu = early.held
+                early.go(pipes, mark, stopped=stopped)
+            else:
+                self._start(criu, options, pipes, mark)
         except BaseException as error:
+            if early is not None:
+                early.drop()
+                self.drop()
             self._memory.end()
             if isinstance(error, FileNotFoundError):
                 raise self._failed("its room has ended") from error
+            if isinstance(error, PrefillLost) or (early is not None and isinstance(error, OSError)):
+                raise self._failed(str(error)) from error
             raise
-        finally:
-            for write_end in ends.values():
-                os.close(write_end)
         until = time.monotonic() + deadline_s
         try:
             held = self._criu.wait_held(until)
@@ -115,10 +113,30 @@ class RestoringTree:
             self.drop()
             raise self._failed(explain(self._images / "restore.log"))
         try:
-            self._memory.wait(until)
+            self._memory.wait(until, early.check if early is not None else lambda: None)
+            if early is not None:
+                early.close()
         except BaseException:
             self.drop()
             raise
+
+    def _start(self, criu: Criu, options: list[str], pipes: dict[int, int], mark: str) -> None:
+        ends: dict[int, int] = {}
+        try:
+            for fd in (STDOUT_FD, STDERR_FD):
+                ends[fd] = os.open(f"/proc/{self._room.init}/fd/{fd}", os.O_WRONLY)
+            for inode, fd in pipes.items():
+                options += ["--inherit-fd", f"fd[{ends[fd]}]:pipe:[{inode}]"]
+            self._criu.start(
+                enter(self._room),
+                criu.command(*options),
+                "post-restore",
+                mark=("post-resume", mark),
+                pass_fds=tuple(ends.values()),
+            )
+        finally:
+            for write_end in ends.values():
+                os.close(write_end)
 
     def let_run(self, deadline_s: float) -> None:
         """Open the network and let the tasks run; raises StepFailed when none of them did."""

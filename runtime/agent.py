@@ -100,6 +100,7 @@ class Agent:
         # Moves block for seconds each; beats and asks must find a thread besides them.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         _memory_for_images(self.cluster.paths.run / "images")
+        await asyncio.to_thread(self.porter.keep_kernel_data)
         self.porter.receiver.start()
         address = str(self.cluster.orchestrator)
         # Before anything is taken up: a command that has ended meanwhile is told of at once.

@@ -15,12 +15,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from ..criu_glue import image_check, trees
+from ..criu_glue.early import EarlyCriu
 from ..criu_glue.memory.donors import Donors
 from ..criu_glue.memory.fill import FillEngine
 from ..criu_glue.memory.store import MemoryStore
@@ -83,6 +85,7 @@ class Arrival:
             donors=donors,
         )  # fmt: skip
         self._tree = RestoringTree(resident.room, self.images)
+        self._early: EarlyCriu | None = None
         self._settled_files = False
         self.failed_epoch = 0  # of the last attempt that failed: a late ask for it is over, too
 
@@ -124,6 +127,21 @@ class Arrival:
     def room_stands(self) -> bool:
         return started(self.resident.room.init) == self.resident.room.started
 
+    @property
+    def placed(self) -> tuple[int, bool]:
+        """Bytes of cold memory that are in place ahead, and whether there is more to place."""
+        return (self._early.bytes, self._early.placing) if self._early is not None else (0, False)
+
+    def start_early(self, criu: Criu) -> None:
+        """Have a CRIU take in what is cold of the memory that comes, before it is to restore."""
+
+        def begin(store: MemoryStore) -> None:
+            self._early = EarlyCriu(criu, self.resident.room, self.images, store)
+            self.inbox.stands_still = self._early.halt
+            self._early.begin()
+
+        self.inbox.memory_comes = begin
+
     def bring_up(self, criu: Criu, watch: Stopwatch, deadline_s: float) -> None:
         """Restore the tree up to where it would run; raises StepFailed with no task left."""
         with watch.phase("verify", frozen=True) as lap:
@@ -144,16 +162,12 @@ class Arrival:
         reach("destination.restoring")
         with watch.phase("restore", frozen=True) as lap:
             devices = self._devices if self._take_saved() else None
-            store = self.inbox.memory
-            early = self._housing.cluster.precopy.post_copy
-            fill = FillEngine(self.images, store, early=early) if store is not None else None
-            self._tree.bring_up(
-                criu, manifest.pipes, deadline_s, stopped=devices is not None, fill=fill
-            )
+            fill = self._restore(criu, deadline_s, stopped=devices is not None)
             lap.bytes = sum(n for s, (n, _) in manifest.streams.items() if s.startswith("image:"))
             if fill is not None:
-                lap.bytes += fill.seen().bytes
-                lap.detail = "not all of its memory yet (precopy.post_copy)" if early else ""
+                seen = fill.seen()
+                lap.bytes += seen.bytes + seen.placed
+                lap.detail = _told(seen.placed, fill.post_copy)
         if devices is not None:
             try:
                 self._tree.stop_at_door(deadline_s)
@@ -162,6 +176,29 @@ class Arrival:
                 self.drop_tree()
                 raise
             reach("destination.devices_back")
+
+    def _restore(self, criu: Criu, deadline_s: float, *, stopped: bool) -> FillEngine | None:
+        """By the CRIU that has memory already, if there is one, else by a fresh one."""
+        store, until = self.inbox.memory, time.monotonic() + deadline_s
+        post_copy = self._housing.cluster.precopy.post_copy
+        early, self._early = self._early, None
+        pipes = self.inbox.manifest.pipes
+        fill: FillEngine | None
+        if early is not None and store is not None:
+            try:
+                if early.prepare():
+                    fill = FillEngine(self.images, store, plan=early.plan, post_copy=post_copy)
+                    self._tree.bring_up(
+                        criu, pipes, deadline_s, stopped=stopped, fill=fill, early=early
+                    )
+                    return fill
+            except StepFailed as error:
+                log.warning("%s: without memory in place: %s", self.migration, error)
+            finally:
+                early.close()
+        fill = FillEngine(self.images, store, post_copy=post_copy) if store is not None else None
+        self._tree.bring_up(criu, pipes, until - time.monotonic(), stopped=stopped, fill=fill)
+        return fill
 
     def here(self, epoch: int) -> Locate:
         """Its line of the address book once it was committed to this host."""
@@ -294,6 +331,8 @@ class Arrival:
     def discard(self) -> None:
         """Drop the room and whatever has arrived. May be called again."""
         self.inbox.close()
+        if self._early is not None:
+            self._early.drop()
         self.resident.leaving = True
         self.resident.remove()
         self.free_images()
@@ -303,6 +342,14 @@ class Arrival:
             self._devices = self._devices or self._find_devices()
         if self._devices is not None:
             self._devices.drop()
+        if self._early is not None:
+            self._early.drop()
         (self.images / NOTE).unlink(missing_ok=True)  # first: without it nobody takes it up
         self.inbox.forget_memory()
         shutil.rmtree(self.images, ignore_errors=True)
+
+
+def _told(placed: int, post_copy: bool) -> str:
+    told = [f"{placed >> 20} MiB were in place"] if placed else []
+    told += ["not all of its memory yet (precopy.post_copy)"] if post_copy else []
+    return "; ".join(told)

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +42,9 @@ after the other, and some for all of them."""
 
 OUTPUT = "output"
 
+FRESH = 64 << 20
+"""Bytes of pages that a job may have anew at the standstill without our waiting for memory."""
+
 
 @dataclass
 class Inbox:
@@ -57,6 +61,10 @@ class Inbox:
     memory: MemoryStore | None = None
     donors: Donors | None = None
     """What this host has of that memory anyway: it was offered, and closing the inbox closes it."""
+    memory_comes: Callable[[MemoryStore], None] = lambda _: None
+    """Told once the first of them has come."""
+    stands_still: Callable[[], None] = lambda: None
+    """Told when CRIU's images begin to come: the tree is frozen at its source."""
     bytes: dict[str, int] = field(default_factory=dict)
     came: dict[str, set[str]] = field(default_factory=dict)  # carried path → names
     written: dict[str, set[str]] = field(default_factory=dict)  # tree → names put there
@@ -192,6 +200,8 @@ class Inbox:
             raise StepFailed("ship", f"an image of too many streams: {len(self.bytes)}")
         kind, _, name = stream.partition(":")
         pass_, _, tree = name.partition(":")
+        if kind == "image":
+            self.stands_still()
         if kind in (OUTPUT, "image"):
             fresh = os.O_EXCL if kind == "image" else 0
             self._files[stream] = os.open(self.path(kind, name), _APPEND | fresh, 0o600)
@@ -232,6 +242,8 @@ class Inbox:
         with self._lock:
             if self.complete or self._closed or not self.memory_limit:
                 raise StepFailed("ship", "no pages of memory are taken for this image")
+            if self.memory is None:
+                self.memory_comes(self._store())
             self._store().write(chunk)
 
     def _wanted_pages(self) -> list[Want]:
@@ -244,6 +256,13 @@ class Inbox:
             if self.donors is not None:
                 self.memory.use(self.donors)
         return self.memory
+
+    def make_room(self) -> None:
+        """Have memory for pages that are new at the standstill, so that nobody waits for it then.
+        May be called again and again."""
+        if self.memory is not None and not self.complete:
+            with contextlib.suppress(StepFailed):  # whoever needs it meets that again
+                self.memory.reserve(FRESH)
 
     def _take_page_table(self, data: memoryview) -> None:
         if len(self._page_table) + len(data) > TABLE_LIMIT:

@@ -36,6 +36,8 @@ log = logging.getLogger("liveshift.migration")
 ATTEMPTS = 2
 """How often a destination may try a restore that fails there."""
 
+PLACE_LEAST_S, PLACE_POLL_S = 5.0, 0.1
+
 
 class Move(Story):
     """A migration to another host."""
@@ -74,6 +76,7 @@ class Move(Story):
             reserved = await self._prepare()
             await reached("orchestrator.prepared")
             await self._precopy(reserved)
+            await self._place_ahead()
             await reached("orchestrator.precopied")
             await self._quiesce()
             await self._freeze()
@@ -174,6 +177,20 @@ class Move(Story):
         self._tell_of_memory(moved.phases)
         if self.predicted is not None and self.precopy is not None:
             self.predicted = sharpened(self.predicted, self.precopy)
+
+    async def _place_ahead(self) -> None:
+        """What is cold of the memory is put in its place while the job trains on, and the source
+        keeps the rest fresh. It may take as long as the pre-copy did."""
+        if self.precopy is None:
+            return
+        began = time.monotonic()
+        until = began + PLACE_LEAST_S + sum(p.seconds for p in self.times.phases)
+        with self.times.phase("place ahead") as detail:
+            while (seen := await self._progress(close=False)).placing:
+                if time.monotonic() > until:
+                    break
+                await asyncio.sleep(PLACE_POLL_S)
+            detail.append(f"{seen.placed >> 20} MiB of cold memory")
 
     async def _freeze(self) -> None:
         """The job stands still from here: dump into the wire, held frozen at the source.

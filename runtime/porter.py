@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..criu_glue import kernel_data
 from ..criu_glue.memory.donors import Donors
 from ..criu_glue.memory.tracker import MemoryTracker
 from ..criu_glue.survey import Survey, survey
@@ -72,6 +73,11 @@ class Porter:
         self.arrivals: dict[str, Arrival] = {}
         self.tell: Callable[[messages.Progressed], None] = lambda _word: None
         """Carries a word about progress to the orchestrator, or loses it; from any thread."""
+
+    def keep_kernel_data(self) -> None:
+        """So that no dump and no restore has to probe the kernel; takes 0.2 s."""
+        if self._criu is not None:
+            kernel_data.keep(self._criu, self._house.cluster.paths.run / "criu")
 
     def memory_offered(self) -> int:
         """Bytes that an incoming capsule may take."""
@@ -287,6 +293,8 @@ class Porter:
             donors = await self._donors(ask)
         arrival = Arrival(ask, resident, self._house.housing, devices, gpus.pairs, donors)
         arrival.note()
+        if self._criu is not None:
+            arrival.start_early(self._criu)
         self.arrivals[ask.migration] = arrival
         self.receiver.expect(
             ask.migration, ask.source, arrival.inbox, ask.limit_bytes, arrival.inbox.pages, LANES
@@ -311,9 +319,11 @@ class Porter:
             return messages.Arrived(0, 0, False)
         if ask.close and not arrival.complete:
             await asyncio.to_thread(arrival.inbox.close)
+        else:
+            await asyncio.to_thread(arrival.inbox.make_room)
         size = arrival.inbox.manifest.image_bytes if arrival.complete else 0
         taken = self.receiver.received(ask.migration)
-        return messages.Arrived(taken, size, arrival.complete)
+        return messages.Arrived(taken, size, arrival.complete, *arrival.placed)
 
     async def restore(self, ask: messages.Restore) -> messages.Moved:
         """Restore, ask, run. Asked again for what runs or is under way, it is as good."""

@@ -75,8 +75,9 @@ class Precopy:
         self._late: Callable[[], bool] = lambda: False
         self.tracker = MemoryTracker(
             lambda: [task.pid for task in tasks(resident.room)], untrusted,
-            stopped=lambda: self._late(), offer=offer,
+            stopped=lambda: self._late(),
         )  # fmt: skip
+        self.tracker.offered(offer)
         self.lanes = lanes
         self._wants = wants
         self._offered = self._wanted = 0

@@ -28,8 +28,13 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def phase(self, name: str, *, frozen: bool = False) -> Iterator[Lap]:
+        """While the job stands, a phase begins where the one before it has ended: what lies
+        between two, such as the way to another thread, is the later one's."""
         lap = Lap()
         start = time.monotonic()
+        if frozen:
+            before = max((p.start + p.seconds for p in self.phases), default=0.0)
+            start = min(start, self.began + before)
         try:
             yield lap
         finally:

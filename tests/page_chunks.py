@@ -23,12 +23,12 @@ class Pages:
         self.of: dict[int, dict[int, bytes]] = {}  # inner pid: address: content
         self.incarnations: dict[int, int] = {}
         self.kinds: Counter[int] = Counter()  # pages by kind
+        self.named: dict[tuple[int, int], int] = {}
+        """Pages that the destination is said to have, and their hashes."""
         self.rounds: set[int] = set()
         self.chunks = 0
         self.held: list[Callable[[], None]] | None = None
         """With a list chunks are kept back in it: their memory may not be used again."""
-        self.offered: set[int] = set()
-        """Hashes of pages that a reference may name without any donor: they stay wanted."""
         self._lock = threading.Lock()
 
     def __call__(self, chunk: memoryview, release: Callable[[], None]) -> None:
@@ -69,14 +69,12 @@ class Pages:
                 else:
                     assert kind == REFERENCE
                     low, high, donor, there = struct.unpack_from("<QQIQ", chunk, at)
-                    if donor == 0:
-                        assert high << 64 | low in self.offered
-                        pages[here] = b""
-                        at += 28
-                        continue
-                    pages[here] = self.of[donor][there]
-                    assert xxhash.xxh3_128_intdigest(pages[here]) == high << 64 | low
                     at += 28
+                    if donor:
+                        pages[here] = self.of[donor][there]
+                        assert xxhash.xxh3_128_intdigest(pages[here]) == high << 64 | low
+                    else:
+                        self.named[inner, here] = high << 64 | low
         assert len(chunk) == (at if at > PAGE else 20 + 16 * count), "more than its runs explain"
 
     def differences(self, pid: int, inner: int, table: dict[int, dict[str, object]]) -> list[str]:

@@ -370,7 +370,7 @@ def test_a_tree_may_run_before_all_of_its_memory_is_there(
 ) -> None:
     parted, there = arrive(scene, stores)
     before = len(os.listdir("/proc/self/fd"))
-    engine = FillEngine(parted.images, stores[0], threads=0, early=True)
+    engine = FillEngine(parted.images, stores[0], threads=0, post_copy=True)
     tree = RestoringTree(there, parted.images)
     tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
     assert engine.seen().phase == fill.KNOWN
@@ -389,7 +389,7 @@ def test_a_tree_that_runs_gets_all_of_its_memory(scene: Scene, stores: list[Memo
     parted, there = arrive(scene, stores)
     before = len(os.listdir("/proc/self/fd"))
     tree = RestoringTree(there, parted.images)
-    engine = FillEngine(parted.images, stores[0], early=True)
+    engine = FillEngine(parted.images, stores[0], post_copy=True)
     tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
     tree.let_run(60)
     assert goes_on(there)
@@ -410,7 +410,7 @@ def test_a_tree_without_all_of_its_memory_ends_with_the_agent_that_fills_it(
         try:
             tree = RestoringTree(there, parted.images)
             store = memory_parts.keep(parted.memory, parted.images)
-            engine = FillEngine(parted.images, store, threads=0, early=True)
+            engine = FillEngine(parted.images, store, threads=0, post_copy=True)
             tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
             if resumed:
                 tree.let_run(60)
@@ -436,7 +436,7 @@ def test_a_tree_that_runs_and_lacks_a_page_is_ended(
     wrong = {pid: {**pages, 0x1000: b"x" * 4096} for pid, pages in parted.memory.items()}
     stores[0].close()
     stores[0] = memory_parts.keep(wrong, parted.images)
-    engine = FillEngine(parted.images, stores[0], early=True)
+    engine = FillEngine(parted.images, stores[0], post_copy=True)
     tree = RestoringTree(there, parted.images)
     with contextlib.suppress(StepFailed):  # it may be known before it runs, or only then
         tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)

@@ -10,6 +10,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import xxhash
@@ -17,8 +18,8 @@ from captured import as_root, until
 from memory_subject import MANY, Subject, family, state, subject
 from page_chunks import DATA, PAGE, REFERENCE, ZERO, Pages
 
+from liveshift.criu_glue.memory.followed import PART, PARTS, divided
 from liveshift.criu_glue.memory.pulling import Stopped
-from liveshift.criu_glue.memory.source_engine import Offer
 from liveshift.criu_glue.memory.tracker import MemoryTracker, Standstill
 from liveshift.errors import StepFailed
 
@@ -152,6 +153,47 @@ def test_a_fork_is_sent_as_references_to_its_parents_pages(
     found = finish(job, tracker, pages, child, job.number("second"))
     assert set(found.table) == {job.pid, child, job.number("second")}
     assert pages.kinds[DATA] < 2 * MANY + 1000
+
+
+def shared_kb(pid: int) -> int:
+    """Of anonymous memory that it has in common with another process."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(text.split("Shared_Dirty:")[1].split()[0])
+
+
+def test_what_processes_share_they_share_after_it_was_read(
+    job: Subject, tracker: MemoryTracker, pages: Pages
+) -> None:
+    """The kernel unshares a page for who pins it, as process_vm_readv does: the job would grow."""
+    job.do("child = os.fork() or signal.pause()")
+    child = job.number("child")
+    before = shared_kb(child)
+    assert before > MANY * PAGE / 1024
+    tracker.round(pages)
+    assert shared_kb(child) > before - 1024
+    tracker.round(pages)
+    finish(job, tracker, pages, child)
+    assert shared_kb(child) > before - 2048
+
+
+def test_pages_that_are_offered_are_only_named(
+    job: Subject, tracker: MemoryTracker, pages: Pages
+) -> None:
+    contents = {(page + 1).to_bytes(8, "little") * 512 for page in range(1000)}
+    hashes = {xxhash.xxh3_128_intdigest(content) for content in contents}
+    lower = sorted(number & (1 << 64) - 1 for number in hashes)
+    tracker.offered(struct.pack(f"<{len(lower)}Q", *lower))
+    done = tracker.round(pages)
+    assert set(pages.named.values()) == hashes
+    assert done.sent_bytes < done.dirty_bytes - 900 * PAGE
+    assert done.offered_bytes == 1000 * PAGE
+    wanted = [(pid, address, 1) for pid, address in pages.named]
+    assert tracker.again(wanted, pages) > 1000 * PAGE, "they are not there any more"
+    job.do("[put(page, page + 1) for page in range(1000, 2000)]")
+    job.do("[put(page, page) for page in range(1, 1000)]")
+    pages.named.clear()
+    finish(job, tracker, pages)
+    assert pages.named == {}, "at the standstill there is no time to ask again"
 
 
 def test_processes_end_begin_and_run_other_programs(
@@ -391,45 +433,24 @@ def test_what_was_never_sent_is_not_sent_for_the_asking(
     finish(job, tracker, pages)
 
 
-def test_what_the_destination_offers_is_only_named_and_sent_where_it_is_wanted(
-    job: Subject,
+def test_an_offer_that_is_none_is_refused(tracker: MemoryTracker) -> None:
+    with pytest.raises(StepFailed, match="offers 7 bytes"):
+        tracker.offered(b"1234567")
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 60])
+def test_an_offer_that_is_made_to_be_slow_is_looked_up_all_the_same(
+    job: Subject, tracker: MemoryTracker, pages: Pages, count: int
 ) -> None:
-    likeness = [xxhash.xxh3_128_intdigest((n + 1).to_bytes(8, "little") * 512) for n in range(MANY)]
-    lower = sorted(each & (1 << 64) - 1 for each in likeness[:1000])
-    tracker = MemoryTracker(family(job.pid), offer=struct.pack("<1000Q", *lower))
-    pages = Pages()
-    pages.offered = set(likeness[:1000])
+    """Hashes that grow by powers lead a guess astray; one of them is a page's."""
+    one = xxhash.xxh3_128_intdigest((5).to_bytes(8, "little") * 512)
+    edges = {0, 1, (1 << 64) - 1, *(1 << n for n in range(count)), one & (1 << 64) - 1}
+    tracker.offered(struct.pack(f"<{len(edges)}Q", *sorted(edges)))
     done = tracker.round(pages)
-    assert done.offered_bytes == 1000 * PAGE
-    assert pages.kinds[REFERENCE] == 1000
-    assert done.sent_bytes < done.dirty_bytes - 900 * PAGE
-    start = job.number("address()")
-    assert [pages.of[job.pid][start + n * PAGE] for n in (0, 999)] == [b"", b""]
-    assert tracker.again([(job.pid, start, 600)], pages) > 600 * PAGE
-    assert tracker.again([(job.pid, start + 600 * PAGE, 400)], pages) > 400 * PAGE
-    job.do("put(5, 6 + 400)")
-    job.do("put(6, 3)")
-    with job.standing():
-        last = tracker.standstill(pages)
-        assert pages.differences(job.pid, job.pid, last.table) == []
-    assert pages.kinds[REFERENCE] == 1000, "at the standstill what is sent is there for certain"
-    tracker.close()
-
-
-@pytest.mark.parametrize("offer", [b"1234567", struct.pack("<2Q", 2, 1), struct.pack("<2Q", 1, 1)])
-def test_an_offer_that_is_none_is_refused(offer: bytes) -> None:
-    with pytest.raises(StepFailed, match="no ordered hashes"):
-        MemoryTracker(list, offer=offer)
-
-
-def test_every_hash_of_an_offer_is_found_and_no_other() -> None:
-    edges = {0, 1, (1 << 52) - 1, 1 << 52, (1 << 64) - 1, (1 << 64) - (1 << 52)}
-    rng = random.Random(1)
-    hashes = sorted(edges | {rng.getrandbits(64) for _ in range(5000)})
-    for some in ([], hashes[:1], hashes[-1:], hashes):
-        offer = Offer(struct.pack(f"<{len(some)}Q", *some))
-        found = [each for each in {*hashes, *(h ^ 1 for h in hashes)} if offer.has(each)]
-        assert sorted(found) == some
+    assert list(pages.named.values()) == [one]
+    assert done.offered_bytes == PAGE
+    tracker.again([(pid, address, 1) for pid, address in pages.named], pages)
+    finish(job, tracker, pages)
 
 
 def test_its_pace_is_told_of_all_that_is_read(job: Subject, tracker: MemoryTracker) -> None:
@@ -490,3 +511,24 @@ def test_files_that_are_read_past_the_page_cache_are_noticed(
     words = tracker.round(pages).untracked
     assert words == {job.pid: "it does I/O past the page cache (O_DIRECT)"}
     finish(job, tracker, pages)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_several_threads_look_at_is_all_of_it_and_nothing_twice(seed: int) -> None:
+    chance = random.Random(seed)
+    ranges, at = [], 0
+    for _ in range(chance.randrange(40)):
+        at += PAGE * chance.randrange(1, 10)
+        length = PAGE * chance.choice((1, 1 << 16, chance.randrange(1, 200000)))
+        ranges.append((at, at + length))
+        at += length
+    parts = list(divided(ranges))
+    joined: list[tuple[int, int]] = []
+    for start, end in (pair for part in parts for pair in part if pair[0] < pair[1]):
+        assert start % PAGE == end % PAGE == 0
+        if joined and joined[-1][1] == start:
+            start = joined.pop()[0]
+        joined.append((start, end))
+    assert joined == ranges
+    most = max(PART, sum(end - start for start, end in ranges) // PARTS)
+    assert all(sum(end - start for start, end in part) <= most for part in parts)

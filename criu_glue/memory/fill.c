@@ -74,13 +74,15 @@ static int start_threads(struct fill *f, uint32_t threads) {
     return f->threads_used > 0 || threads == 0 ? 0 : -1;
 }
 
-struct fill *fill_start(struct store *s, int listener, uint32_t threads, char *why) {
+struct fill *fill_start(struct store *s, int listener, uint32_t threads, const void *plan,
+                        char *why) {
     struct fill *f = calloc(1, sizeof *f);
     if (f == NULL) {
         snprintf(why, WHY, "%s", strerror(errno));
         return NULL;
     }
     f->store = s;
+    f->plan = plan;
     f->listener = listener;
     f->connection = f->vault = -1;
     f->epoll = epoll_create1(EPOLL_CLOEXEC);

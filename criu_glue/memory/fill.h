@@ -11,7 +11,7 @@
 
 #pragma once
 
-#include "store.h"
+#include "cold.h"
 
 #include <stdatomic.h>
 
@@ -33,7 +33,9 @@ struct pieces { // ordered by address
     uint32_t to_do;
 };
 
-int pieces_of(struct pieces *list, const struct image *image);
+// plan: what it says to be placed is left out, and counted.
+int pieces_of(struct pieces *list, const struct image *image, struct page_map *map,
+              const struct plan *plan, uint64_t *placed);
 int pieces_copy(struct pieces *list, const struct pieces *from);
 // The piece to do that has that page; NULL when there is none.
 struct piece *pieces_find(struct pieces *list, uint64_t address);
@@ -65,11 +67,13 @@ struct fill_report {
     uint32_t phase, processes;
     uint64_t filled, total; // pages
     uint64_t faults, zeros, present, events;
+    uint64_t placed; // pages that were there before CRIU began
     char why[WHY];
 };
 
 struct fill {
     struct store *store;
+    const struct plan *plan;
     pthread_mutex_t lock;
     pthread_cond_t changed, work; // what a report says; something to copy
     struct process *processes;
@@ -87,8 +91,10 @@ struct fill {
     uint32_t expected; // pid whose descriptor comes next
 };
 
-// Listens on listener, which it takes over in any case. NULL with why.
-struct fill *fill_start(struct store *s, int listener, uint32_t threads, char *why);
+// Listens on listener, which it takes over in any case. plan: of what an early CRIU has placed, or
+// NULL. NULL with why.
+struct fill *fill_start(struct store *s, int listener, uint32_t threads, const void *plan,
+                        char *why);
 // From now on each process's descriptor is left in a socket as well, which is not taken over.
 void fill_keep(struct fill *f, int vault);
 // CRIU waits in its hook: every process has been handed over.

@@ -11,6 +11,7 @@ memory that was not filled would read as zeros, so such a tree must not run.
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import socket
 import threading
@@ -36,7 +37,8 @@ _TICK_MS = 100
 @dataclass(frozen=True)
 class Filled:
     """What a fill has done so far: bytes that were copied of all that there are; page faults that
-    were served, of them with zeros; pages that were there already; processes; other events."""
+    were served, of them with zeros; pages that were there already; processes; other events; bytes
+    that were in place before CRIU began, which are not among those that were copied."""
 
     phase: int
     bytes: int
@@ -46,6 +48,7 @@ class Filled:
     present: int
     processes: int
     events: int
+    placed: int
     why: str
 
 
@@ -53,17 +56,19 @@ class FillEngine:
     """One attempt at a restore in ``images``, from a store that has its table. A fresh one is
     needed for each attempt, and must be there before CRIU starts.
 
-    ``early``: the tree may run before all is there. It gets what it asks for first, and waits for
-    it; and it depends on this process: should that end before the last page is in its place, the
-    tree ends too (keeper.py).
+    ``post_copy``: the tree may run before all is there. It gets what it asks for first, and waits
+    for it; and it depends on this process: should that end before the last page is in its place,
+    the tree ends too (keeper.py).
     """
 
     def __init__(
-        self, images: Path, store: MemoryStore, threads: int | None = None, *, early: bool = False
-    ) -> None:
+        self, images: Path, store: MemoryStore, threads: int | None = None, *,
+        plan: mmap.mmap | None = None, post_copy: bool = False,
+    ) -> None:  # fmt: skip
         """``threads``: as many as there are processors, at most 8, when None; with 0 of them
-        there comes only what the tree asks for."""
-        self.early = early
+        there comes only what the tree asks for. ``plan``: of a CRIU that was started early
+        (prefill.py); what it has placed is not filled."""
+        self.post_copy = post_copy
         self._keeper: Keeper | None = None
         self._used = threading.Condition()
         self._users = 0
@@ -76,7 +81,8 @@ class FillEngine:
             why = self._ffi.new("char[]", store_library.WHY)
             if threads is None:
                 threads = min(8, len(os.sched_getaffinity(0)))
-            self._fill = self._calls.fill_start(opened, listener, threads, why)
+            self._plan = self._ffi.NULL if plan is None else self._ffi.from_buffer("char[]", plan)
+            self._fill = self._calls.fill_start(opened, listener, threads, self._plan, why)
             if not self._fill:
                 said = self._ffi.string(why).decode("utf-8", "replace")
                 raise StepFailed("restore", f"memory cannot be filled: {said}")
@@ -90,13 +96,13 @@ class FillEngine:
             self._calls.fill_keep(fill, self._keeper.vault.fileno())
 
     def wait(self, until: float) -> Filled:
-        """Return once every page of the table is in its place, or, when early, all processes are
-        known that have some; CRIU must have restored all of the tree and wait in its hook. Raises
-        StepFailed, also at ``until`` (monotonic seconds); then the tree must be ended before
-        :meth:`close`."""
+        """Return once every page of the table is in its place, or, for post-copy, all processes
+        are known that have some; CRIU must have restored all of the tree and wait in its hook.
+        Raises StepFailed, also at ``until`` (monotonic seconds); then the tree must be ended
+        before :meth:`close`."""
         with self._in_use() as fill:
             self._calls.fill_settle(fill)
-        return self._until(KNOWN if self.early else FILLED, until)
+        return self._until(KNOWN if self.post_copy else FILLED, until)
 
     def wait_finished(self, until: float) -> Filled:
         """Return once CRIU has said that the tree goes on: nothing is held of it any more."""
@@ -113,6 +119,7 @@ class FillEngine:
             self._used.wait_for(lambda: self._users == 0)
         if fill:
             self._calls.fill_stop(fill)
+            self._plan = self._ffi.NULL  # it may be unmapped
             self._held.close()
             if self._keeper is not None:
                 self._keeper.dismiss()
@@ -152,7 +159,7 @@ class FillEngine:
             self._calls.fill_wait(fill, phase, wait_ms, report)
         return Filled(
             report.phase, report.filled * PAGE, report.total * PAGE, report.faults, report.zeros,
-            report.present, report.processes, report.events,
+            report.present, report.processes, report.events, report.placed * PAGE,
             self._ffi.string(report.why).decode("utf-8", "replace"),
         )  # fmt: skip
 

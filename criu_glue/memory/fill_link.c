@@ -75,8 +75,12 @@ static void hand_over(struct fill *f, int fd) {
         }
     struct process *p = fill_adopt(f, pid, fd);
     const struct image *image = image_of(f, pid);
-    if (p != NULL && image != NULL && pieces_of(&p->pieces, image) != 0)
+    uint64_t placed = 0;
+    if (p != NULL && image != NULL &&
+        pieces_of(&p->pieces, image, f->plan ? store_process(f->store, pid) : NULL, f->plan,
+                  &placed) != 0)
         fill_fail(f, "no memory for the pages of process %" PRIu32, pid);
+    f->report.placed += placed;
     pthread_cond_broadcast(&f->work);
 }
 

@@ -19,18 +19,47 @@ static int add(struct pieces *list, struct piece piece) {
     return 0;
 }
 
-int pieces_of(struct pieces *list, const struct image *image) {
+static int add_all(struct pieces *list, struct extent e) {
+    while (e.pages > 0) {
+        uint16_t pages = e.pages < PIECE_PAGES ? (uint16_t)e.pages : PIECE_PAGES;
+        if (add(list, (struct piece){e.address, e.slot, pages, PIECE_TO_DO}) != 0)
+            return -1;
+        e.address += (uint64_t)pages * PAGE;
+        e.slot += pages;
+        e.pages -= pages;
+    }
+    return 0;
+}
+
+// What of the extent is not placed.
+static int add_rest(struct pieces *list, struct extent e, struct page_map *map,
+                    const struct plan *plan, uint64_t *placed) {
+    struct extent next = {e.address, 0, e.slot};
+    uint64_t page = e.address / PAGE, there = 0;
+    for (uint32_t i = 0; i < e.pages; i++, page++) {
+        if (i == 0 || page % LEAF_PAGES == 0)
+            there = cold_placed(plan, map, page);
+        if (!(there >> page % LEAF_PAGES & 1)) {
+            next.pages++;
+            continue;
+        }
+        ++*placed;
+        if (add_all(list, next) != 0)
+            return -1;
+        next = (struct extent){(page + 1) * PAGE, 0, e.slot + i + 1};
+    }
+    return add_all(list, next);
+}
+
+int pieces_of(struct pieces *list, const struct image *image, struct page_map *map,
+              const struct plan *plan, uint64_t *placed) {
     *list = (struct pieces){.used = 0};
     for (uint32_t i = 0; i < image->extents; i++) {
         struct extent e = image->extent[i];
-        while (e.slot >= FIRST_SLOT && e.pages > 0) { // what is zero the kernel has
-            uint16_t pages = e.pages < PIECE_PAGES ? (uint16_t)e.pages : PIECE_PAGES;
-            if (add(list, (struct piece){e.address, e.slot, pages, PIECE_TO_DO}) != 0)
-                return -1;
-            e.address += (uint64_t)pages * PAGE;
-            e.slot += pages;
-            e.pages -= pages;
-        }
+        if (e.slot < FIRST_SLOT) // what is zero the kernel has
+            continue;
+        if ((plan == NULL ? add_all(list, e) : add_rest(list, e, map, plan, placed)) != 0)
+            return -1;
     }
     return 0;
 }

@@ -6,14 +6,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from . import userfault, writers
 from .maps import About, own_ranges, shares_memory
-from .source_engine import Offer, Pull, Ranges, Regions, Sent, scan_standstill, scan_written
+from .source_engine import PAGE, Pull, Ranges, Regions, Sent, judge, scan_present, scan_written
 
 TRIES = 3
 """How often a process that cannot be tracked is tried again, once a round."""
+
+PART = 256 << 20
+PARTS = 64
+"""A standstill's look at a process is divided into parts of so many bytes, or into so many."""
 
 
 class Followed:
@@ -36,11 +40,12 @@ class Followed:
         self._tries = 0
         self._whole = True  # there may be pages that were listed and not read
         self._read_once = False
-        self._memory = -1
+        self._files: list[int] = []
+        self._found: list[Regions] = []
 
     def close(self) -> None:
         self._close_uffd()
-        self._close_memory()
+        self._close_files()
 
     def interrupted(self) -> None:
         """What was listed has not all been read: the next look lists that as well."""
@@ -54,22 +59,28 @@ class Followed:
         listed will not be read now.
         """
         self.written.clear()
-        self.ranges = own_ranges(self.pid, self.who.locked)
         if not self.distrusted:
             self.distrusted = writers.past_page_tables(self.pid)
-        with self._pagemap() as pagemap:
-            for _ in range(2):  # it may have run another program meanwhile
-                if not self._track() or self._look_tracked(pagemap, known, only_look):
-                    break
-            if self._uffd is None and not self._read_once and not only_look:
-                self._look_at_all(pagemap, known, distrust=True)
-                self._read_once = True
+        for _ in range(2):  # it may have run another program meanwhile
+            self.ranges = own_ranges(self.pid, self.who.locked)
+            if not self._track() or self._look_tracked(known, only_look):
+                break
+        if self._uffd is None and not self._read_once and not only_look:
+            for look in self.looks_standing(known):
+                look()
+            self.judge(distrust=True)
+            self._read_once = True
 
-    def _look_tracked(self, pagemap: int, known: int, only_look: bool) -> bool:
+    def _look_tracked(self, known: int, only_look: bool) -> bool:
         assert self._uffd is not None
         whole = self._whole and not only_look
         try:
-            scan_written(pagemap, self._uffd, self.ranges, known, whole, self.sent, self.written)
+            with self._pagemap() as pagemap:
+                scan_written(
+                    pagemap, self._uffd, self.ranges, known, whole, self.sent, self.written
+                )
+        except FileNotFoundError:
+            raise
         except OSError as error:
             self._lose_track(error)
             return False
@@ -77,30 +88,41 @@ class Followed:
         self._tries = 0
         return True
 
-    def look_standing(self, known: int, distrust: bool) -> None:
+    def looks_standing(self, known: int) -> list[Callable[[], None]]:
+        """What must be called, by any threads, before :meth:`judge`. It must stand still."""
+        self._found = []
+        return [self._look_at(part, known) for part in divided(self.ranges)]
+
+    def judge(self, distrust: bool) -> None:
         """List in ``present`` all pages that there are, and in ``written`` those that the
-        destination may not have; all of them with ``distrust``. It must stand still."""
+        destination may not have; all of them with ``distrust``."""
         self.written.clear()
         self.present.clear()
-        with self._pagemap() as pagemap:
-            self._look_at_all(pagemap, known, distrust or bool(self.distrusted))
+        for found in self._found:
+            judge(found, distrust or bool(self.distrusted), self.sent, self.present, self.written)
+        self._found = []
 
-    def _look_at_all(self, pagemap: int, known: int, distrust: bool) -> None:
-        scan_standstill(
-            pagemap, self.ranges, known, distrust, self.sent, self.present, self.written
-        )
+    def _look_at(self, part: Ranges, known: int) -> Callable[[], None]:
+        found = Regions()
+        self._found.append(found)
 
-    def pull(
-        self, round: int, number: int, donor: Followed | None, offer: Offer | None = None
-    ) -> Pull:
-        """What reads the pages that were listed."""
-        self._close_memory()
-        with contextlib.suppress(OSError):  # for pages only that process_vm_readv cannot read
-            self._memory = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        def look() -> None:
+            with self._pagemap() as pagemap:
+                scan_present(pagemap, part, known, found)
+
+        return look
+
+    def pull(self, round: int, number: int, alone: bool) -> Pull:
+        """What reads the pages that were listed; ``alone``: no other process can have the same
+        pages. Raises FileNotFoundError or ProcessLookupError when it has ended."""
+        self._close_files()
+        for name in ("mem",) if alone else ("mem", "pagemap"):
+            path = f"/proc/{self.pid}/{name}"
+            self._files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         return Pull(
-            self.pid, self._memory, inner=self.who.inner, incarnation=self.incarnation,
-            round=round, number=number, regions=self.written, sent=self.sent,
-            donor=(donor.who.inner, donor.sent) if donor else None, offer=offer,
+            self.pid, self._files[0], -1 if alone else self._files[1], inner=self.who.inner,
+            incarnation=self.incarnation, round=round, number=number, regions=self.written,
+            sent=self.sent,
         )  # fmt: skip
 
     def _track(self) -> bool:
@@ -154,7 +176,21 @@ class Followed:
             os.close(self._uffd)
             self._uffd = None
 
-    def _close_memory(self) -> None:
-        if self._memory >= 0:
-            os.close(self._memory)
-            self._memory = -1
+    def _close_files(self) -> None:
+        while self._files:
+            os.close(self._files.pop())
+
+
+def divided(ranges: Ranges) -> Iterator[Ranges]:
+    """The ranges in portions of about the same size, for several threads."""
+    most = max(PART, sum(end - start for start, end in ranges) // PARTS // PAGE * PAGE)
+    part: Ranges = []
+    room = most
+    for start, end in ranges:
+        while end - start > room:
+            yield [*part, (start, start + room)]
+            start, part, room = start + room, [], most
+        part.append((start, end))
+        room -= end - start
+    if part:
+        yield part

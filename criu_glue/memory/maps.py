@@ -16,8 +16,7 @@ from pathlib import Path
 # proc_pid_maps(5): private and not executable, no file (device 00:00, inode 0), and no name but
 # those of plain memory. The others in brackets are the kernel's ([vdso], [vvar] …).
 _OURS = re.compile(
-    rb"^([0-9a-f]+)-([0-9a-f]+) ..-p [0-9a-f]+ 00:00 0 *(?:|\[heap\]|\[stack\]|\[anon:[^\n]*\])$",
-    re.MULTILINE,
+    rb"([0-9a-f]+)-([0-9a-f]+) ..-p [0-9a-f]+ 00:00 0 *(?:|\[heap\]|\[stack\]|\[anon:.*\])"
 )
 _VDSO = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) .*\[vdso\]$", re.MULTILINE)
 _FLAGS = re.compile(rb"^VmFlags: (.*)$")
@@ -68,15 +67,16 @@ def own_ranges(pid: int, locked: bool) -> list[tuple[int, int]]:
     """
     if locked:
         return _plain_ranges(Path(f"/proc/{pid}/smaps").read_bytes())
-    text = Path(f"/proc/{pid}/maps").read_bytes()
-    return [(int(start, 16), int(end, 16)) for start, end in _OURS.findall(text)]
+    lines = Path(f"/proc/{pid}/maps").read_bytes().split(b"\n")
+    matches = (_OURS.fullmatch(line) for line in lines if b" 00:00 0 " in line)
+    return [(int(found[1], 16), int(found[2], 16)) for found in matches if found]
 
 
 def _plain_ranges(smaps: bytes) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     at: tuple[int, int] | None = None
     for line in smaps.splitlines():
-        if header := _OURS.match(line):
+        if header := _OURS.fullmatch(line):
             at = int(header[1], 16), int(header[2], 16)
         elif flags := _FLAGS.match(line):
             if at and _NO_PAGES.isdisjoint(flags[1].split()):

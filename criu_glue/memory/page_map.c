@@ -63,6 +63,10 @@ uint32_t *page_map_need(struct page_map *map, uint64_t page) {
     return &leaf->page[page & (LEAF_PAGES - 1)];
 }
 
+struct leaf *page_map_leaf(struct page_map *map, uint64_t page) {
+    return leaf_of(map, page >> LEAF_BITS);
+}
+
 void page_map_clear(struct page_map *map) {
     for (uint32_t i = 0; i < map->size; i++)
         free(map->table[i]);

@@ -16,6 +16,12 @@ enum { PAGE_UNKNOWN = 0, PAGE_ZERO = 1, PAGE_WANTED = 2, FIRST_SLOT = 3 };
 struct leaf {
     uint64_t number; // address / (64 pages)
     uint32_t page[LEAF_PAGES];
+    // Of what is kept for it in advance (cold.h); a bit for each page.
+    uint64_t placed; // its content lies there as it is known here
+    uint64_t copied; // something lies there
+    uint64_t ticket; // of the last write to any of its pages
+    uint32_t round;  // and its round
+    uint32_t tries;
 };
 
 struct page_map {
@@ -31,4 +37,6 @@ struct page_map {
 uint32_t *page_map_find(struct page_map *map, uint64_t page);
 // The same, which makes it; NULL when there is no memory.
 uint32_t *page_map_need(struct page_map *map, uint64_t page);
+// The leaf that has the page; NULL when there is none.
+struct leaf *page_map_leaf(struct page_map *map, uint64_t page);
 void page_map_clear(struct page_map *map);

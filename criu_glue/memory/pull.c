@@ -13,6 +13,10 @@
 
 enum { MOST_PAGES = PULL_PAYLOAD / PAGE_BYTES };
 
+// Documentation/admin-guide/mm/pagemap.rst
+#define ENTRY_PRESENT (UINT64_C(1) << 63)
+#define ENTRY_EXCLUSIVE (UINT64_C(1) << 56)
+
 // Some pages of the process, and where the batch has come to.
 struct batch {
     size_t count, pages;
@@ -21,27 +25,35 @@ struct batch {
     uint8_t *at; // the pages, one behind the other
 };
 
-struct pull *pull_new(pid_t pid, int memory, uint32_t inner, uint32_t incarnation, uint32_t round,
-                      uint16_t pass, const struct regions *regions, struct sent *sent,
-                      const struct sent *donor, uint32_t donor_pid, const struct offer *offer) {
+struct pull *pull_new(pid_t pid, int memory, int pagemap, uint32_t inner, uint32_t incarnation,
+                      uint32_t round, uint16_t pass, const struct regions *regions,
+                      struct sent *sent) {
     struct pull *pull = calloc(1, sizeof *pull);
     if (pull == NULL)
         return NULL;
     *pull = (struct pull){
         .pid = pid,
         .memory = memory,
+        .pagemap = pagemap,
         .inner = inner,
         .incarnation = incarnation,
         .round = round,
         .pass = pass,
         .regions = regions,
         .sent = sent,
-        .donor = donor,
-        .donor_pid = donor_pid,
-        .offer = offer,
         .lock = PTHREAD_MUTEX_INITIALIZER,
     };
     return pull;
+}
+
+void pull_refer_to(struct pull *pull, const struct sent *donor, uint32_t donor_pid) {
+    pull->donor = donor;
+    pull->donor_pid = donor_pid;
+}
+
+void pull_refer_to_offered(struct pull *pull, const uint64_t *offered, size_t count) {
+    pull->offered = offered;
+    pull->offered_count = count;
 }
 
 void pull_free(struct pull *pull) {
@@ -77,17 +89,13 @@ static void take(struct pull *pull, struct batch *batch, size_t most) {
     pthread_mutex_unlock(&pull->lock);
 }
 
-// By /proc/PID/mem, which reads also what the process may not, page by page where it must.
-static void read_rest(const struct pull *pull, struct batch *batch, size_t done) {
+// By /proc/PID/mem, which reads also what the process may not; what cannot be read is left out.
+static void read_by_file(const struct pull *pull, struct batch *batch, size_t done) {
     size_t page = 0;
     for (size_t i = 0; i < batch->count; i++) {
         uint64_t address = (uintptr_t)batch->part[i].iov_base;
         size_t pages = batch->part[i].iov_len / PAGE_BYTES;
-        for (size_t k = 0; k < pages;) {
-            if (page + k < done) {
-                k++;
-                continue;
-            }
+        for (size_t k = done > page ? done - page : 0; k < pages;) {
             ssize_t got = pread(pull->memory, batch->at + (page + k) * PAGE_BYTES,
                                 (pages - k) * PAGE_BYTES, (off_t)(address + k * PAGE_BYTES));
             size_t whole = got > 0 ? (size_t)got / PAGE_BYTES : 0;
@@ -98,17 +106,36 @@ static void read_rest(const struct pull *pull, struct batch *batch, size_t done)
     }
 }
 
+// Whether another process has one of the pages too, until one of them writes to it (fork(2)).
+static bool is_shared(const struct pull *pull, const struct batch *batch) {
+    uint64_t entry[MOST_PAGES];
+    for (size_t i = 0; pull->pagemap >= 0 && i < batch->count; i++) {
+        size_t pages = batch->part[i].iov_len / PAGE_BYTES;
+        off_t at = (off_t)((uintptr_t)batch->part[i].iov_base / PAGE_BYTES * sizeof *entry);
+        ssize_t got = pread(pull->pagemap, entry, pages * sizeof *entry, at);
+        for (ssize_t k = 0; k < got / (ssize_t)sizeof *entry; k++)
+            if ((entry[k] & (ENTRY_PRESENT | ENTRY_EXCLUSIVE)) == ENTRY_PRESENT)
+                return true;
+    }
+    return false;
+}
+
 // 0, or -ESRCH when the process has ended.
 static int read_batch(const struct pull *pull, struct batch *batch) {
     struct iovec here = {batch->at, batch->pages * PAGE_BYTES};
-    ssize_t got = process_vm_readv(pull->pid, &here, 1, batch->part, batch->count, 0);
-    if (got < 0 && errno == ESRCH)
-        return -ESRCH;
-    size_t done = got > 0 ? (size_t)got / PAGE_BYTES : 0;
-    memset(batch->there, true, done);
-    memset(batch->there + done, false, batch->pages - done);
-    if (done < batch->pages && pull->memory >= 0)
-        read_rest(pull, batch, done);
+    memset(batch->there, false, batch->pages);
+    // process_vm_readv is more than twice as fast, but pins the pages, and for that the kernel would
+    // give the process a copy of its own of each that is shared (gup_must_unshare).
+    size_t done = 0;
+    if (!is_shared(pull, batch)) {
+        ssize_t got = process_vm_readv(pull->pid, &here, 1, batch->part, batch->count, 0);
+        if (got < 0 && errno == ESRCH)
+            return -ESRCH;
+        done = got > 0 ? (size_t)got / PAGE_BYTES : 0;
+        memset(batch->there, true, done);
+    }
+    if (done < batch->pages)
+        read_by_file(pull, batch, done);
     return 0;
 }
 
@@ -137,6 +164,27 @@ static bool donor_has(const struct pull *pull, uint64_t address, struct sent_has
     return block != NULL && same(block->hash[index], hash) && block->pass[index] < pull->pass;
 }
 
+// Whether a page of that hash was offered. Hashes are spread evenly, so the place can be guessed.
+static bool is_offered(const struct pull *pull, uint64_t hash) {
+    size_t low = 0, high = pull->offered_count;
+    for (int guesses = 0; low < high; guesses++) {
+        uint64_t least = pull->offered[low], most = pull->offered[high - 1];
+        if (hash < least || hash > most)
+            return false;
+        double share = most > least ? (double)(hash - least) / (double)(most - least) : 0;
+        if (guesses > 8) // somebody has chosen them such that guessing takes for ever
+            share = 0.5;
+        size_t at = low + (size_t)(share * (double)(high - 1 - low));
+        if (pull->offered[at] == hash)
+            return true;
+        if (pull->offered[at] < hash)
+            low = at + 1;
+        else
+            high = at;
+    }
+    return false;
+}
+
 static void add_run(struct pull_run *run, size_t *runs, uint64_t address, uint32_t kind) {
     struct pull_run *last = *runs ? &run[*runs - 1] : NULL;
     if (last != NULL && last->kind == kind &&
@@ -146,13 +194,13 @@ static void add_run(struct pull_run *run, size_t *runs, uint64_t address, uint32
         run[(*runs)++] = (struct pull_run){address, 1, kind};
 }
 
-static void refer(uint32_t donor_pid, struct pull_chunk *chunk, uint64_t address,
-                  struct sent_hash hash) {
+static void refer(struct pull_chunk *chunk, uint64_t address, struct sent_hash hash,
+                  uint32_t donor_pid, uint64_t donor_address) {
     uint8_t *at = chunk->reference + chunk->references++ * PULL_REFERENCE;
     memcpy(at, &hash.low, 8);
     memcpy(at + 8, &hash.high, 8);
     memcpy(at + 16, &donor_pid, 4);
-    memcpy(at + 20, &address, 8);
+    memcpy(at + 20, &donor_address, 8);
     add_run(chunk->reference_run, &chunk->reference_runs, address, PULL_REFERENCE_TO);
 }
 
@@ -168,10 +216,10 @@ static void put(const struct pull *pull, struct pull_chunk *chunk, uint64_t addr
         add_run(chunk->run, &chunk->runs, address, PULL_ZERO);
         sent_record(block, index, hash, pull->pass);
     } else if (donor_has(pull, address, hash)) {
-        refer(pull->donor_pid, chunk, address, hash);
+        refer(chunk, address, hash, pull->donor_pid, address);
         sent_record(block, index, hash, pull->pass);
-    } else if (pull->offer != NULL && offer_has(pull->offer, hash.low)) {
-        refer(0, chunk, address, hash);
+    } else if (is_offered(pull, hash.low)) {
+        refer(chunk, address, hash, 0, 0);
         sent_record(block, index, hash, pull->pass);
         seen->offered++;
     } else {

@@ -11,7 +11,6 @@
 #include <pthread.h>
 #include <sys/types.h>
 
-#include "offer.h"
 #include "regions.h"
 #include "sent.h"
 
@@ -20,10 +19,10 @@ enum { PULL_MOST_RUNS = (PAGE_BYTES - PULL_HEAD) / PULL_RUN };
 enum { PULL_PAYLOAD = PULL_CHUNK - PAGE_BYTES, PULL_MOST_REFERENCES = 4096 };
 
 enum pull_kind {
-    PULL_DATA = 1, // the pages themselves
-    PULL_ZERO = 2, // nothing: they read as zeros
-    // Per page: XXH3-128 (low, high), donor's inner pid, donor's address; pid 0: what was offered.
-    PULL_REFERENCE_TO = 3,
+    PULL_DATA = 1,         // the pages themselves
+    PULL_ZERO = 2,         // nothing: they read as zeros
+    PULL_REFERENCE_TO = 3, // per page: XXH3-128 (low, high), donor's inner pid, donor's address;
+                           // pid 0: a page of that hash that was offered
 };
 
 struct pull_state {
@@ -36,14 +35,16 @@ struct pull_state {
 // One process's pages that are to be read.
 struct pull {
     pid_t pid;
-    int memory; // its /proc/PID/mem, for pages that it may not read itself; -1: none
+    int memory;  // its /proc/PID/mem
+    int pagemap; // its /proc/PID/pagemap, where it may share pages with another process; or -1
     uint32_t inner, incarnation, round;
     uint16_t pass;
     const struct regions *regions;
     struct sent *sent;
     const struct sent *donor; // of the process that it was forked from, or NULL
     uint32_t donor_pid;
-    const struct offer *offer; // or NULL
+    const uint64_t *offered;
+    size_t offered_count;
 
     pthread_mutex_t lock; // what follows is all threads'
     size_t next;          // region
@@ -66,9 +67,13 @@ struct pull_chunk {
     uint8_t reference[PULL_MOST_REFERENCES * PULL_REFERENCE];
 };
 
-struct pull *pull_new(pid_t pid, int memory, uint32_t inner, uint32_t incarnation, uint32_t round,
-                      uint16_t pass, const struct regions *regions, struct sent *sent,
-                      const struct sent *donor, uint32_t donor_pid, const struct offer *offer);
+struct pull *pull_new(pid_t pid, int memory, int pagemap, uint32_t inner, uint32_t incarnation,
+                      uint32_t round, uint16_t pass, const struct regions *regions,
+                      struct sent *sent);
+// The process that it was forked from, what was sent of that, and its inner pid.
+void pull_refer_to(struct pull *pull, const struct sent *donor, uint32_t donor_pid);
+// Pages that the destination has anyway: the lower halves of their hashes, sorted.
+void pull_refer_to_offered(struct pull *pull, const uint64_t *offered, size_t count);
 void pull_free(struct pull *pull);
 
 struct pull_state pull_state(struct pull *pull);

@@ -166,18 +166,19 @@ int scan_written(int pagemap, int uffd, const uint64_t *ranges, size_t count, ui
     return rc;
 }
 
-int scan_standstill(int pagemap, const uint64_t *ranges, size_t count, uint64_t known,
-                    bool distrust, struct sent *sent, struct regions *present,
-                    struct regions *stale) {
+int scan_present(int pagemap, const uint64_t *ranges, size_t count, uint64_t known,
+                 struct regions *found) {
     struct pm_scan_arg args = about_pages(known);
-    struct regions found = {0};
     int rc = 0;
     for (size_t i = 0; i < count && rc == 0; i++)
-        rc = scan(pagemap, args, ranges[2 * i], ranges[2 * i + 1], &found);
-    for (size_t i = 0; i < found.count && rc == 0; i++)
-        rc = regions_add(present, found.at[i].start, found.at[i].end, 0);
-    if (rc == 0)
-        rc = add_all_stale(sent, &found, distrust, stale);
-    free(found.at);
+        rc = scan(pagemap, args, ranges[2 * i], ranges[2 * i + 1], found);
     return rc;
+}
+
+int scan_judge(const struct regions *found, bool distrust, struct sent *sent,
+               struct regions *present, struct regions *stale) {
+    int rc = 0;
+    for (size_t i = 0; i < found->count && rc == 0; i++)
+        rc = regions_add(present, found->at[i].start, found->at[i].end, 0);
+    return rc != 0 ? rc : add_all_stale(sent, found, distrust, stale);
 }

@@ -33,8 +33,11 @@ uint64_t scan_known(int pagemap);
 int scan_written(int pagemap, int uffd, const uint64_t *ranges, size_t count, uint64_t known,
                  bool whole, struct sent *sent, struct regions *written);
 
-// Of a process at a standstill: all pages that are there, and those of them of which the destination
-// has not surely got the content (all with distrust). 0 or -errno.
-int scan_standstill(int pagemap, const uint64_t *ranges, size_t count, uint64_t known,
-                    bool distrust, struct sent *sent, struct regions *present,
-                    struct regions *stale);
+// The pages that there are in some ranges of a process at a standstill. 0 or -errno.
+int scan_present(int pagemap, const uint64_t *ranges, size_t count, uint64_t known,
+                 struct regions *found);
+
+// Adds what was found to the pages that there are, and those of which the destination has not surely
+// got the content (all with distrust) to stale. 0 or -ENOMEM.
+int scan_judge(const struct regions *found, bool distrust, struct sent *sent,
+               struct regions *present, struct regions *stale);

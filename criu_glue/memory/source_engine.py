@@ -36,21 +36,18 @@ int scan_prepare(int uffd);
 uint64_t scan_known(int pagemap);
 int scan_written(int pagemap, int uffd, const uint64_t *ranges, size_t count, uint64_t known,
                  bool whole, struct sent *, struct regions *written);
-int scan_standstill(int pagemap, const uint64_t *ranges, size_t count, uint64_t known,
-                    bool distrust, struct sent *, struct regions *present,
-                    struct regions *stale);
-
-struct offer;
-struct offer *offer_new(const void *hashes, size_t count);
-void offer_free(struct offer *);
-bool offer_has(const struct offer *, uint64_t hash);
+int scan_present(int pagemap, const uint64_t *ranges, size_t count, uint64_t known,
+                 struct regions *found);
+int scan_judge(const struct regions *found, bool distrust, struct sent *,
+               struct regions *present, struct regions *stale);
 
 struct pull;
 struct pull_chunk;
 struct pull_state { uint64_t unreadable, first_unreadable, unchanged, offered; int error; };
-struct pull *pull_new(int pid, int memory, uint32_t inner, uint32_t incarnation, uint32_t round,
-                      uint16_t pass, const struct regions *, struct sent *,
-                      const struct sent *donor, uint32_t donor_pid, const struct offer *);
+struct pull *pull_new(int pid, int memory, int pagemap, uint32_t inner, uint32_t incarnation,
+                      uint32_t round, uint16_t pass, const struct regions *, struct sent *);
+void pull_refer_to(struct pull *, const struct sent *donor, uint32_t donor_pid);
+void pull_refer_to_offered(struct pull *, const uint64_t *offered, size_t count);
 void pull_free(struct pull *);
 int pull_fill(struct pull *, struct pull_chunk *, uint64_t budget, uint64_t *read);
 struct pull_state pull_state(struct pull *);
@@ -113,21 +110,6 @@ class Sent:
         _check(_lib.sent_forget(self.pages, start, end, forgotten.list), "sent")
 
 
-class Offer:
-    """What the destination has anyway: the lower 64 bits of the hashes (XXH3-128) of pages,
-    ordered, little endian. Raises ValueError for what is no such thing."""
-
-    def __init__(self, hashes: bytes) -> None:
-        count, more = divmod(len(hashes), 8)
-        made = _lib.offer_new(_ffi.from_buffer(hashes), count) if not more else _ffi.NULL
-        if made == _ffi.NULL:
-            raise ValueError(f"{len(hashes)} bytes that are no ordered hashes")
-        self.hashes = _ffi.gc(made, _lib.offer_free)
-
-    def has(self, low: int) -> bool:
-        return bool(_lib.offer_has(self.hashes, low))
-
-
 def scan_written(
     pagemap: int, uffd: int, ranges: Ranges, known: int, whole: bool, sent: Sent, written: Regions
 ) -> None:
@@ -138,14 +120,16 @@ def scan_written(
     _check(rc, "PAGEMAP_SCAN")
 
 
-def scan_standstill(
-    pagemap: int, ranges: Ranges, known: int, distrust: bool, sent: Sent, present: Regions,
-    stale: Regions,
-) -> None:  # fmt: skip
-    """Add to ``present`` what there is, and to ``stale`` what of it must be read; see scan.h."""
-    rc = _lib.scan_standstill(
-        pagemap, _pairs(ranges), len(ranges), known, distrust, sent.pages, present.list, stale.list
-    )
+def scan_present(pagemap: int, ranges: Ranges, known: int, found: Regions) -> None:
+    """Add to ``found`` what there is in the ranges, which must not change meanwhile."""
+    rc = _lib.scan_present(pagemap, _pairs(ranges), len(ranges), known, found.list)
+    _check(rc, "PAGEMAP_SCAN")
+
+
+def judge(found: Regions, distrust: bool, sent: Sent, present: Regions, stale: Regions) -> None:
+    """Add to ``present`` what was found, and to ``stale`` what of it must be read: what was
+    written, or is not surely at the destination; with ``distrust`` all."""
+    rc = _lib.scan_judge(found.list, distrust, sent.pages, present.list, stale.list)
     _check(rc, "PAGEMAP_SCAN")
 
 
@@ -153,22 +137,27 @@ class Pull:
     """The pages of one process that are to be read, by any number of threads."""
 
     def __init__(
-        self, pid: int, memory: int, *, inner: int, incarnation: int, round: int, number: int,
-        regions: Regions, sent: Sent, donor: tuple[int, Sent] | None, offer: Offer | None,
+        self, pid: int, memory: int, pagemap: int, *, inner: int, incarnation: int, round: int,
+        number: int, regions: Regions, sent: Sent,
     ) -> None:  # fmt: skip
-        """``memory``: the open /proc/PID/mem, or -1. ``number``: of the pass, which grows.
-        ``donor``: the inner pid of the process it was forked from, and what was sent of that."""
-        self._kept = (regions, sent, donor, offer)  # which the C structure points to
-        pages, pid_of_donor = (donor[1].pages, donor[0]) if donor else (_ffi.NULL, 0)
-        self.work = _ffi.gc(
-            _new(
-                _lib.pull_new(
-                    pid, memory, inner, incarnation, round, number, regions.list, sent.pages,
-                    pages, pid_of_donor, offer.hashes if offer else _ffi.NULL,
-                )
-            ),
-            _lib.pull_free,
-        )  # fmt: skip
+        """``memory``: the open /proc/PID/mem; ``pagemap``: the open /proc/PID/pagemap where it may
+        share pages with another process, or -1. ``number``: of the pass, which grows."""
+        self._kept: list[object] = [regions, sent]  # which the C structure points to
+        new = _lib.pull_new(
+            pid, memory, pagemap, inner, incarnation, round, number, regions.list, sent.pages
+        )
+        self.work = _ffi.gc(_new(new), _lib.pull_free)
+
+    def refer_to(self, inner: int, sent: Sent) -> None:
+        """To pages that were sent of the process that this one was forked from."""
+        self._kept.append(sent)
+        _lib.pull_refer_to(self.work, sent.pages, inner)
+
+    def refer_to_offered(self, hashes: bytes) -> None:
+        """To pages that the destination has anyway: the lower 64 bits of their hashes, sorted."""
+        raw = _ffi.from_buffer("uint64_t[]", hashes)
+        self._kept.append(raw)
+        _lib.pull_refer_to_offered(self.work, raw, len(hashes) // 8)
 
     @property
     def ended(self) -> bool:

@@ -130,6 +130,28 @@ static int take_named(struct store *s, struct page_map *map, const struct run *r
     return 0;
 }
 
+// What was kept for these pages in advance is not what they are any more. With the lock held since
+// they took on what they are now.
+static void outdate(const struct store *s, struct page_map *map, const struct run *run,
+                    uint32_t round) {
+    uint64_t page = run->address / PAGE, end = page + run->pages;
+    while (page < end) {
+        struct leaf *leaf = page_map_leaf(map, page);
+        uint64_t next = (page | (LEAF_PAGES - 1)) + 1;
+        if (next > end)
+            next = end;
+        if (leaf != NULL) {
+            uint64_t bits = next - page == LEAF_PAGES
+                                ? ~UINT64_C(0)
+                                : ((UINT64_C(1) << (next - page)) - 1) << (page & (LEAF_PAGES - 1));
+            leaf->placed &= ~bits;
+            leaf->ticket = s->tickets;
+            leaf->round = round;
+        }
+        page = next;
+    }
+}
+
 static int take_references(struct store *s, struct page_map *map, const struct run *run,
                            char *why) {
     for (uint32_t i = 0; i < run->pages; i++)
@@ -164,6 +186,8 @@ static struct page_map *process_of(struct store *s, const struct chunk *c, int *
         store_forget(s, map);
         map->incarnation = c->incarnation;
     }
+    if (c->round > s->newest)
+        s->newest = c->round;
     return map;
 }
 
@@ -177,6 +201,7 @@ static int take(struct store *s, const struct chunk *c, struct page_map *map, ch
             rc = take_data(s, map, run, &w, why);
         else if (run->kind != RUN_REFERENCE)
             rc = take_named(s, map, run, why);
+        outdate(s, map, run, c->round);
         references |= run->kind == RUN_REFERENCE;
     }
     pthread_mutex_unlock(&s->lock);
@@ -186,9 +211,22 @@ static int take(struct store *s, const struct chunk *c, struct page_map *map, ch
     if (references && map->incarnation != c->incarnation)
         return rc; // it became another meanwhile
     for (uint32_t i = 0; i < c->runs && rc == 0; i++)
-        if (c->run[i].kind == RUN_REFERENCE)
+        if (c->run[i].kind == RUN_REFERENCE) {
             rc = take_references(s, map, &c->run[i], why);
+            outdate(s, map, &c->run[i], c->round);
+        }
     return rc;
+}
+
+static uint64_t *list_writer(struct store *s) {
+    s->tickets++;
+    for (uint32_t i = 0; i < WRITERS_LISTED; i++)
+        if (s->writing[i] == 0) {
+            s->writing[i] = s->tickets;
+            return &s->writing[i];
+        }
+    s->unlisted++;
+    return NULL;
 }
 
 int store_write(struct store *s, const uint8_t *raw, size_t length, char *why) {
@@ -200,10 +238,15 @@ int store_write(struct store *s, const uint8_t *raw, size_t length, char *why) {
     while (s->freed.used > SLACK / 2 && s->writers > 0)
         pthread_cond_wait(&s->quiet, &s->lock);
     s->writers++;
+    uint64_t *listed = list_writer(s);
     struct page_map *map = process_of(s, &c, &rc, why);
     if (map != NULL)
         rc = take(s, &c, map, why);
     s->broken |= rc != 0;
+    if (listed != NULL)
+        *listed = 0;
+    else
+        s->unlisted--;
     store_done(s);
     pthread_mutex_unlock(&s->lock);
     return rc;

@@ -15,7 +15,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-enum { PROCESSES_MOST = 32768, WHY = 256 };
+enum { PROCESSES_MOST = 32768, WHY = 256, WRITERS_LISTED = 64 };
 
 struct extent {
     uint64_t address;
@@ -60,7 +60,11 @@ struct store {
     struct slots spare;          // may be used again
     struct slots freed;          // may be, once nobody writes
     uint32_t writers;
-    bool broken; // a write has failed: what is said to be here may not be
+    uint64_t tickets;                 // writes that have begun
+    uint64_t writing[WRITERS_LISTED]; // of them those that are under way; 0: none
+    uint32_t unlisted;                // writers for which there is no place in the list
+    uint32_t newest;                  // the last round of which a chunk has come
+    bool broken;                      // a write has failed: what is said to be here may not be
     struct want *want;
     uint32_t wants, wants_room;
     struct image *image;

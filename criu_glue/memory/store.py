@@ -12,6 +12,7 @@ import os
 import queue
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -85,6 +86,7 @@ class MemoryStore:
         self._closed = False
         self._donors = ExitStack()
         self._loaded = not fresh
+        self.written = 0.0  # the last time, monotonic seconds
         self._why = f"the memory store in {directory}"
         if not 0 <= limit < 1 << 44:
             raise StepFailed("ship", f"{limit} bytes of memory are announced")
@@ -140,6 +142,7 @@ class MemoryStore:
         """Take one chunk; raises StepFailed for one that is none, or more than was announced."""
         if self._loaded:
             raise StepFailed("ship", "nothing more is taken for this memory: it is complete")
+        self.written = time.monotonic()
         with self.in_use() as store:
             self._do("ship", self._calls.store_write, store, self._bytes(chunk), len(chunk))
 
@@ -223,6 +226,15 @@ class MemoryStore:
                     image.incarnation, bytes(self._ffi.buffer(packed, 16 * runs))
                 )
         return found
+
+    def incarnations(self) -> dict[int, int]:
+        """Of each process in the table, by inner pid."""
+        with self.in_use() as store:
+            return {image.pid: image.incarnation for image in self._images(store)}
+
+    def pages_file(self) -> int:
+        """A descriptor of the file with the pages, for reading; the caller's."""
+        return os.open(self._directory / PAGES_FILE, os.O_RDONLY | os.O_CLOEXEC)
 
     @property
     def size(self) -> int:

@@ -37,14 +37,26 @@ const struct image *store_images(struct store *s, uint32_t *count);
 uint32_t store_runs(const struct image *image, uint64_t *runs);
 size_t store_forward(struct store *s, struct forwarding *at, uint8_t *chunk);
 
+struct search { uint32_t process, place; };
+struct block { uint32_t pid, incarnation; uint64_t address; uint32_t fresh; uint32_t slot[512]; };
+struct prefill_drop { uint64_t address, pages; };
+bool store_cold(struct store *s, struct search *at, bool idle, struct block *out);
+void store_not_copied(struct store *s, uint32_t pid, uint64_t address);
+int store_settle(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
+                 struct prefill_drop **drop, uint32_t *drops);
+int store_placed_right(struct store *s, const void *plan, uint32_t pid, int task, char *why);
+void free(void *memory);
+
 struct fill;
 struct fill_report {
     uint32_t phase, processes;
     uint64_t filled, total;
     uint64_t faults, zeros, present, events;
+    uint64_t placed;
     char why[256];
 };
-struct fill *fill_start(struct store *s, int listener, uint32_t threads, char *why);
+struct fill *fill_start(struct store *s, int listener, uint32_t threads, const void *plan,
+                        char *why);
 void fill_keep(struct fill *f, int vault);
 void fill_settle(struct fill *f);
 void fill_wait(struct fill *f, uint32_t phase, uint32_t ms, struct fill_report *report);

@@ -11,26 +11,24 @@ Nothing of it stays in the processes: should the tracker end, the job runs on un
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import StepFailed
 from . import userfault
+from .family import GONE, Family
 from .followed import Followed
-from .maps import About, about, own_ranges
+from .maps import own_ranges
 from .pulling import Pace, Pulling, Sink, Stopped, Unhurried
 from .ring import Ring
-from .source_engine import PAGE, Offer, Pull, Ranges, known_categories
+from .source_engine import PAGE, Pull, Ranges, known_categories
 from .standing import wait_stopped
 
 SLOTS = 48
 """Chunks on their way at once, of 1 MiB each: some 5 ms of a link of 100 Gbit/s, 40 ms of 10."""
-
-_GONE = (FileNotFoundError, ProcessLookupError)
 
 
 @dataclass(frozen=True)
@@ -73,25 +71,19 @@ class MemoryTracker:
     def __init__(
         self, tasks: Callable[[], Sequence[int]], compare: Callable[[int], bool] = lambda _: False,
         *, stopped: Callable[[], bool] = lambda: False, threads: int | None = None,
-        slots: int = SLOTS, offer: bytes = b"",
+        slots: int = SLOTS,
     ) -> None:  # fmt: skip
-        """``stopped``: whether a round is not wanted any more; ``threads``: how many read;
-        ``offer``: what the destination has anyway (Donors.offer), which rounds only name. Raises
-        StepFailed for an offer that is none."""
-        try:
-            self._offer = Offer(offer) if offer else None
-        except ValueError as error:
-            raise StepFailed("memory", f"the destination offers {error}") from error
+        """``stopped``: whether a round is not wanted any more; ``threads``: how many read."""
         self._tasks = tasks
         self._compare = compare
         self._stopped = stopped
         self._ring = Ring(slots)
         self._pulling = Pulling(threads or os.cpu_count() or 1, self._ring)
-        self._followed: dict[int, Followed] = {}
-        self._incarnations: dict[int, int] = {}  # by inner pid, the last one
+        self._family = Family()
+        self._offered = b""
+        self._named = 0  # pages of those, in this round
         self._rounds = 0
         self._passes = 0
-        self._offered = 0  # pages, in this round
         self._broken = False
         pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         self._known = known_categories(pagemap)
@@ -102,11 +94,19 @@ class MemoryTracker:
         """ "" or why memory cannot be followed here, in words."""
         return userfault.probe()
 
+    def offered(self, hashes: bytes) -> None:
+        """The destination has pages of these hashes anyway (the lower 64 bits of XXH3-128, little
+        endian, sorted): in rounds such a page is named, and not sent. What turns out not to be
+        there any more is wanted :meth:`again`. Raises StepFailed for what is no such list."""
+        if len(hashes) % 8:
+            raise StepFailed("memory", f"the destination offers {len(hashes)} bytes of hashes")
+        self._offered = hashes
+
     def look(self) -> int:
         """How many bytes were written since the last look or round, which is not sent now."""
         self._refresh()
-        self._scan(list(self._followed.values()), only_look=True)
-        return sum(process.written.size for process in self._followed.values())
+        self._scan(list(self._family), only_look=True)
+        return sum(process.written.size for process in self._family)
 
     def round(
         self, sink: Sink, pace: Pace | None = None,
@@ -121,25 +121,24 @@ class MemoryTracker:
         began = time.monotonic()
         self._refresh()
         dirty = sent = 0
-        self._offered = 0
-        for generation in self._generations():
+        self._named = 0
+        for generation in self._family.generations():
             self._scan(generation)
-            there = [process for process in generation if process.pid in self._followed]
+            there = [process for process in generation if process in self._family]
             dirty += sum(process.written.size for process in there)
             listed(dirty)
-            sent += self._pull(there, sink, pace or Unhurried())
+            sent += self._pull(there, sink, pace or Unhurried(), self._offered)
             # Children may refer to pages of their parents only once those have arrived.
             if sent and not self._ring.wait_all_free(self._stopped):
                 raise Stopped
             self._passes += 1
         self._rounds += 1
-        why = {p.who.inner: p.untracked or p.distrusted for p in self._followed.values()}
+        why = {p.who.inner: p.untracked or p.distrusted for p in self._family}
         untracked = {inner: words for inner, words in why.items() if words}
         seconds = time.monotonic() - began
         return Round(
-            self._rounds - 1, dirty, sent, seconds, len(self._followed), self._offered * PAGE,
-            untracked,
-        )  # fmt: skip
+            self._rounds - 1, dirty, sent, seconds, len(self._family), self._named * PAGE, untracked
+        )
 
     def wait_frozen(self, until: float, known: Callable[[], bool] = lambda: False) -> None:
         """Wait for every task to be stopped by CRIU; raises StepFailed at ``until`` (monotonic), or
@@ -159,19 +158,21 @@ class MemoryTracker:
         """
         began = time.monotonic()
         self._refresh()
-        processes = [p for p in self._followed.values() if p.who.state not in "ZX"]
+        processes = self._family.living()
         try:
             for process in processes:
                 process.ranges = own_ranges(process.pid, process.who.locked)
             ranges = {process.who.inner: process.ranges for process in processes}
             hide(ranges)
-            self._pulling.scan([self._standing(process) for process in processes])
-        except _GONE as gone:
+            self._pulling.scan([look for p in processes for look in p.looks_standing(self._known)])
+        except GONE as gone:
             raise StepFailed("memory", f"a task has ended while it was frozen: {gone}") from gone
+        for process in processes:
+            process.judge(distrust=self._compare(process.pid))
         scanned = time.monotonic()
         sent = 0
-        for generation in self._generations():
-            sent += self._pull(generation, sink, Unhurried(), whole=True)
+        for generation in self._family.generations():
+            sent += self._pull(generation, sink, Unhurried(), all_there=True)
         self._passes += 1
         return Standstill(
             dirty_bytes=sum(process.written.size for process in processes),
@@ -194,7 +195,7 @@ class MemoryTracker:
 
         At the standstill this completes what was sent; before it, it only hastens things.
         """
-        by_inner = {process.who.inner: process for process in self._followed.values()}
+        by_inner = self._family.by_inner_pid()
         asked: dict[int, Followed] = {}
         for inner, address, pages in wanted:
             if process := by_inner.get(inner):
@@ -202,93 +203,63 @@ class MemoryTracker:
                     process.written.clear()
                 asked[inner] = process
                 process.sent.forget(address, address + pages * PAGE, process.written)
-        pulls = [process.pull(self._rounds, self._passes, None) for process in asked.values()]
+        sent = self._pull(list(asked.values()), sink, Unhurried(), refer=False)
         self._passes += 1
-        return self._send(list(asked.values()), pulls, sink, Unhurried())
+        return sent
 
     def close(self) -> None:
-        """Let go of the processes; each is held up for some 25 ms per GiB that is tracked."""
-        for process in self._followed.values():
-            process.close()
-        self._followed.clear()
+        """Let go of the processes; each is held up for some 10 ms per GiB that is tracked."""
+        self._family.close()
         self._pulling.close()
 
     def _refresh(self) -> None:
-        """Follow those who have come, forget those who have gone."""
         if self._broken:
             raise StepFailed("memory", "what was sent before is not known any more")
-        found: dict[int, Followed] = {}
-        for pid in self._tasks():
-            with contextlib.suppress(*_GONE):
-                who = about(pid)
-                known = self._followed.pop(pid, None)
-                if known is not None and known.who.started == who.started:
-                    known.who = who
-                    found[pid] = known
-                else:
-                    found[pid] = self._new(pid, who, known)
-        for gone in self._followed.values():
-            self._drop(gone)
-        self._followed = found
-
-    def _new(self, pid: int, who: About, earlier: Followed | None) -> Followed:
-        if earlier is not None:
-            self._drop(earlier)
-        return Followed(pid, who, self._incarnations.get(who.inner, 0) + 1)
-
-    def _drop(self, process: Followed) -> None:
-        self._incarnations[process.who.inner] = process.incarnation
-        process.close()
-
-    def _generations(self) -> Iterator[list[Followed]]:
-        """The processes, parents before their children, the living only."""
-        left = {pid: p for pid, p in self._followed.items() if p.who.state not in "ZX"}
-        while left:
-            first = [p for p in left.values() if p.who.parent not in left]
-            first = first or list(left.values())
-            yield first
-            for process in first:
-                left.pop(process.pid, None)
+        self._family.refresh(self._tasks())
 
     def _scan(self, processes: list[Followed], only_look: bool = False) -> None:
         def scan(process: Followed) -> None:
             try:
                 process.look(self._known, only_look)
-            except _GONE:
-                self._forget(process)
+            except GONE:
+                self._family.forget(process)
 
         self._pulling.scan([lambda p=p: scan(p) for p in processes])  # type: ignore[misc]
 
-    def _standing(self, process: Followed) -> Callable[[], None]:
-        distrust = self._compare(process.pid)
-        return lambda: process.look_standing(self._known, distrust)
-
-    def _forget(self, process: Followed) -> None:
-        if self._followed.pop(process.pid, None) is not None:
-            self._drop(process)
-
-    def _pull(self, processes: list[Followed], sink: Sink, pace: Pace, whole: bool = False) -> int:
-        """``whole``: every page must be readable."""
-        listed = [process for process in processes if process.written.size]
-        pulls = [
-            process.pull(
-                self._rounds,
-                self._passes,
-                self._followed.get(process.who.parent),
-                None if whole else self._offer,
-            )
-            for process in listed
-        ]
-        sent = self._send(listed, pulls, sink, pace)
-        for process, pull in zip(listed, pulls, strict=True):
-            self._offered += pull.offered
-            pages, first = pull.unreadable
-            if whole and (pull.ended or pages):
-                what = f"its page at {first:#x} cannot be read" if pages else "it has ended"
-                raise StepFailed("memory", f"process {process.who.inner}: {what}")
+    def _pull(
+        self, processes: list[Followed], sink: Sink, pace: Pace, offered: bytes = b"",
+        refer: bool = True, all_there: bool = False,
+    ) -> int:  # fmt: skip
+        """``refer``: to pages of their parents; ``all_there``: each page must be readable."""
+        pulls: dict[Followed, Pull] = {}
+        for process in processes:
+            if process.written.size:
+                try:
+                    pull = process.pull(self._rounds, self._passes, alone=len(self._family) == 1)
+                except GONE:
+                    self._ended(process, all_there)
+                    continue
+                if refer and (parent := self._family.parent(process)):
+                    pull.refer_to(parent.who.inner, parent.sent)
+                if offered:
+                    pull.refer_to_offered(offered)
+                pulls[process] = pull
+        sent = self._send(list(pulls), list(pulls.values()), sink, pace)
+        for process, pull in pulls.items():
+            self._named += pull.offered
             if pull.ended:
-                self._forget(process)
+                self._ended(process, all_there)
+            pages, first = pull.unreadable
+            if pages and all_there:
+                what = f"the page at {first:#x} of process {process.who.inner} cannot be read"
+                raise StepFailed("memory", what)
         return sent
+
+    def _ended(self, process: Followed, frozen: bool) -> None:
+        if frozen:
+            what = f"process {process.who.inner} has ended while it was frozen"
+            raise StepFailed("memory", what)
+        self._family.forget(process)
 
     def _send(
         self, processes: list[Followed], pulls: Sequence[Pull], sink: Sink, pace: Pace

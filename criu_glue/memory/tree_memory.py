@@ -42,16 +42,17 @@ class TreeMemory:
         self._fill = fill
         self._mark.touch()
         restore_at_once(self._images)
-        if fill.early:
+        if fill.post_copy:
             fill.stand_by(init)
         return ["--lazy-pages"]
 
-    def wait(self, until: float) -> None:
+    def wait(self, until: float, check: Callable[[], object] = lambda: None) -> None:
         """CRIU waits in its hook. Return once all is there, or, where the tree may run before,
-        all that there is to be is known; raises StepFailed."""
+        all that there is to be is known, and ``check`` has not raised; raises StepFailed."""
         if self._fill is not None:
             self._fill.wait(until)
-            if not self._fill.early:
+            check()
+            if not self._fill.post_copy:
                 self._mark.unlink()
 
     def lacking(self) -> str:
@@ -63,18 +64,18 @@ class TreeMemory:
         seen = self._fill.seen()
         if seen.phase == FAILED:
             return f"memory could not be filled: {seen.why}"
-        return "" if self._fill.early else "its memory was not filled"
+        return "" if self._fill.post_copy else "its memory was not filled"
 
     def at_door(self) -> None:
         """CRIU has left; the tree stands, and is let go later."""
-        if self._fill is not None and not self._fill.early:
+        if self._fill is not None and not self._fill.post_copy:
             self.end()
 
     def let_go(self, end_tree: Callable[[], object]) -> None:
         """The tree goes on. Where not all is there yet that is seen to from now on, and the tree is
         ended if it fails."""
         fill = self._fill
-        if fill is None or not fill.early:
+        if fill is None or not fill.post_copy:
             self.end()
         else:
             threading.Thread(

@@ -211,9 +211,10 @@ ls /run/liveshift/images | sed 's/^/image /'
 ls /var/lib/liveshift/capsules | sed 's/^/room /'
 nft list tables | grep lock | sed 's/^/lock /'
 for each in $(ip netns list | sed 's/ .*//'); do
-    ip netns exec $each nft list tables | grep lock | sed "s/^/lock in $each /"
+    ip netns exec $each nft list table inet liveshift_lock 2>/dev/null | grep -q dormant ||
+        ip netns exec $each nft list tables | grep lock | sed "s/^/lock in $each /"
 done
-ps -A -o args | grep -E '[c]riu |[h]ook' | sed 's/^/process /'
+ps -A -o args | grep -E '[c]riu |^/proc/[0-9]+/f[d]/' | sed 's/^/process /'
 true
 """
 

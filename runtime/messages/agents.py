@@ -276,11 +276,17 @@ class Progress(Message, frozen=True):
 
 
 class Arrived(Answer, frozen=True):
-    """``complete``: all of the image is here, so the source has promised to wait."""
+    """``complete``: all of the image is here, so the source has promised to wait.
+
+    ``placed``: bytes of cold memory that wait where the restored processes will have them;
+    ``placing``: there is more to put there.
+    """
 
     bytes: int
     image_bytes: int
     complete: bool
+    placed: int = 0
+    placing: bool = False
 
 
 # ---- agent → orchestrator ----------------------------------------------------------------------

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What of the store may be put in place before the tree is restored: memory that the job has not
+// written of late, by blocks of the size of a huge page. Whatever comes for a page afterwards makes
+// what was put there outdated, page by page; at the end that is let go of and filled in as any
+// other.
+
+#pragma once
+
+#include "prefill.h"
+#include "store.h"
+
+struct search { // where it stands
+    uint32_t process, place;
+};
+
+struct block {
+    uint32_t pid, incarnation;
+    uint64_t address;
+    uint32_t fresh; // there is nothing of it yet
+    uint32_t slot[BLOCK_PAGES];
+};
+
+// The next block of which something is to be copied; what its slots name counts as copied from now
+// on, and stays as it is in the store until it is outdated. False at the end of all.
+// idle: nothing comes at present, so the last round counts as one that is over.
+bool store_cold(struct store *s, struct search *at, bool idle, struct block *out);
+// The block was not copied, or not to where it is needed.
+void store_not_copied(struct store *s, uint32_t pid, uint64_t address);
+// The table is known: of what was copied in [start, end) only what is of the image counts; the rest
+// is listed, in memory of the caller's (free). -1 without memory.
+int store_settle(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
+                 struct prefill_drop **drop, uint32_t *drops);
+// Look at some pages that were placed in the process, which the host calls task, where they belong.
+// 0, or -1 with why.
+int store_placed_right(struct store *s, const struct plan *plan, uint32_t pid, int task, char *why);
+
+// What is in its place already; for the fill.
+uint64_t cold_placed(const struct plan *plan, struct page_map *map, uint64_t page);

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes whose memory is followed: who has come, who has gone, who was forked from whom."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from .followed import Followed
+from .maps import About, about
+
+GONE = (FileNotFoundError, ProcessLookupError)
+"""What the kernel says of a process that has ended."""
+
+
+class Family:
+    """Those of a capsule, by the host's pids."""
+
+    def __init__(self) -> None:
+        self._followed: dict[int, Followed] = {}
+        self._incarnations: dict[int, int] = {}  # by inner pid, the last one
+
+    def __len__(self) -> int:
+        return len(self._followed)
+
+    def __iter__(self) -> Iterator[Followed]:
+        return iter(list(self._followed.values()))
+
+    def __contains__(self, process: Followed) -> bool:
+        return self._followed.get(process.pid) is process
+
+    def refresh(self, pids: Sequence[int]) -> None:
+        """Follow these; let go of all others, and of those that have had one of these pids."""
+        found: dict[int, Followed] = {}
+        for pid in pids:
+            with contextlib.suppress(*GONE):
+                who = about(pid)
+                known = self._followed.pop(pid, None)
+                if known is not None and known.who.started == who.started:
+                    known.who = who
+                    found[pid] = known
+                else:
+                    found[pid] = self._new(pid, who, known)
+        for gone in self._followed.values():
+            self._drop(gone)
+        self._followed = found
+
+    def forget(self, process: Followed) -> None:
+        """It has ended. Any thread may say so, and more than once."""
+        if self._followed.pop(process.pid, None) is not None:
+            self._drop(process)
+
+    def close(self) -> None:
+        for process in self._followed.values():
+            process.close()
+        self._followed.clear()
+
+    def living(self) -> list[Followed]:
+        return [process for process in self if process.who.state not in "ZX"]
+
+    def generations(self) -> Iterator[list[Followed]]:
+        """The living, parents before their children."""
+        left = {process.pid: process for process in self.living()}
+        while left:
+            first = [p for p in left.values() if p.who.parent not in left]
+            first = first or list(left.values())
+            yield first
+            for process in first:
+                left.pop(process.pid, None)
+
+    def parent(self, process: Followed) -> Followed | None:
+        return self._followed.get(process.who.parent)
+
+    def by_inner_pid(self) -> dict[int, Followed]:
+        return {process.who.inner: process for process in self}
+
+    def _new(self, pid: int, who: About, earlier: Followed | None) -> Followed:
+        if earlier is not None:
+            self._drop(earlier)
+        return Followed(pid, who, self._incarnations.get(who.inner, 0) + 1)
+
+    def _drop(self, process: Followed) -> None:
+        self._incarnations[process.who.inner] = process.incarnation
+        process.close()

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts cold memory in place before the tree is restored, while the job still runs at its source.
+
+It lies in a CRIU that was started early and waits in a library of ours (prefill_shim.c, prefill.h),
+in huge pages, shifted against the job's own addresses by a multiple of their size. Tasks are forked
+from CRIU, and a page passes to another process without a copy only by fork: 0.6 ms/GB in huge
+pages, 25 in small ones. What the job writes again meanwhile is let go of, page by page, and filled
+in by :class:`~.fill.FillEngine` like all that was never put here.
+
+The store knows what is cold (cold.h). Nothing here is needed for a restore to succeed: whatever
+goes wrong ends in :class:`PrefillLost`, and the tree is then restored without it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import mmap
+import os
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...errors import StepFailed
+from ..image_kinds import ImageFile
+from ..protobuf import Damaged, Message, fields
+from . import store_library
+from .store import PAGE, MemoryStore
+
+BLOCK = 2 << 20
+"""Bytes of a huge page (x86-64, arm64 with pages of 4 KiB)."""
+
+SLACK = 16 << 30
+"""Address space that is reserved around what is put in place: a mapping may turn out larger."""
+
+PLAN_LIMIT = 64 << 20
+SPARE = 1 << 30
+"""Bytes of memory that must be left over on the host for anything to be put in place."""
+
+ANSWER_S = 20.0
+
+_MAP, _GROW, _COPY, _DROP, _GO = range(5)
+_ORDER = struct.Struct("<IIQQQQq")
+_ANSWER = struct.Struct("<qq")
+_DROPS = 4096  # ranges in one message
+_RANGE = 16
+_PLAN = struct.Struct("<IIII")
+_PLAN_PROCESS = struct.Struct("<IIIIQQ")
+_PLAN_VMA = struct.Struct("<QQQII")
+_MAGIC = 0x4C50534C
+_GROWS_DOWN = 1
+_TOP = 1 << 47
+
+# criu: images/vma.proto and include/image.h
+_VMAS, _START, _END, _PROTECTION, _FLAGS, _STATUS = 14, 1, 2, 5, 6, 7
+_REGULAR, _FILE_PRIVATE, _ANON_PRIVATE = 1 << 0, 1 << 6, 1 << 9
+_AIO_RING, _SHADOW_STACK, _GUARD, _EXTERNAL = 1 << 13, 1 << 15, 1 << 16, 1 << 27
+_MAP_PRIVATE_ANONYMOUS, _MAP_GROWSDOWN, _MAP_HUGETLB, _EXECUTABLE = 0x22, 0x100, 0x40000, 4
+
+
+class PrefillLost(Exception):
+    """Memory cannot be put in place in advance, in words."""
+
+
+@dataclass
+class Area:
+    """Memory of one process in CRIU: [start, end) is there, [low, high) is reserved for it."""
+
+    pid: int
+    incarnation: int
+    start: int
+    end: int
+    low: int
+    high: int
+    shift: int
+    blocks: list[int] = field(default_factory=list)  # addresses, in order
+
+
+@dataclass
+class Region:
+    """A private mapping as CRIU's image has it; ``source`` is where it lies in CRIU, or 0."""
+
+    start: int
+    size: int
+    grows_down: bool
+    ours: bool
+    source: int = 0
+
+
+class Prefill:
+    """What one early CRIU holds. ``orders`` is our end of its library's socket; one thread at a
+    time uses this. Methods raise PrefillLost, and StepFailed when the store was closed."""
+
+    def __init__(self, store: MemoryStore, orders: socket.socket) -> None:
+        self._ffi, self._calls = store_library.load()
+        self._store = store
+        self._orders = orders
+        orders.settimeout(ANSWER_S)
+        self.plan_fd = os.memfd_create("liveshift-plan", os.MFD_CLOEXEC)
+        self._areas: list[Area] = []
+        self._plan: mmap.mmap | None = None
+        self._pids: set[int] = set()  # of which something is in place
+        self._block = self._ffi.new("struct block *")
+        self.bytes = 0
+        """Put in place so far."""
+
+    def close(self) -> None:
+        """May be called again, but not while a fill uses the plan."""
+        self._orders.close()
+        if self.plan_fd >= 0:
+            os.close(self.plan_fd)
+            self.plan_fd = -1
+
+    def abandon(self) -> None:
+        """Have an order that another thread waits for fail."""
+        with contextlib.suppress(OSError):
+            self._orders.shutdown(socket.SHUT_RDWR)
+
+    def step(self, search: object, idle: bool) -> bool:
+        """Put one more block in place; False when there is none from where ``search`` stands to the
+        end of all. ``idle``: nothing comes at present."""
+        block = self._block
+        with self._store.in_use() as store:
+            if not self._calls.store_cold(store, search, idle, block):
+                return False
+            try:
+                self._copy(block)
+            except OSError as error:
+                self._calls.store_not_copied(store, block.pid, block.address)
+                raise PrefillLost(f"no huge page can be had: {error.strerror}") from error
+        return True
+
+    def search(self) -> object:
+        """From the beginning."""
+        return self._ffi.new("struct search *")
+
+    def settle(self, images: Path) -> int:
+        """The image is complete: let go of what is outdated and plan where the rest belongs.
+        Returns for how many mappings there is something."""
+        with self._store.in_use() as store:
+            incarnations = self._store.incarnations()
+            for area in self._areas:
+                if incarnations.get(area.pid) == area.incarnation:
+                    self._let_go(store, area)
+        plan = {pid: _mappings(images / f"mm-{pid}.img") for pid in sorted(incarnations)}
+        found = 0
+        for area in self._areas:
+            if incarnations.get(area.pid) == area.incarnation:
+                placed = self._place(area, plan[area.pid])
+                found += placed
+                if placed:
+                    self._pids.add(area.pid)
+        self._write(plan)
+        return found
+
+    def go(self) -> None:
+        """CRIU begins."""
+        self._order(_GO)
+
+    @property
+    def plan(self) -> mmap.mmap | None:
+        """What was planned and, once tasks are restored, what of it came about: for the fill."""
+        return self._plan
+
+    def check(self, processes: Mapping[int, int]) -> None:
+        """Look whether pages of all restored processes (inner pid: host's) lie where they belong.
+        Raises StepFailed."""
+        for pid in self._pids:
+            if pid not in processes:
+                raise StepFailed("restore", f"process {pid} is not there")
+            self._check(pid, processes[pid])
+
+    def _check(self, pid: int, task: int) -> None:
+        assert self._plan is not None
+        why = self._ffi.new("char[]", store_library.WHY)
+        plan = self._ffi.from_buffer("uint8_t[]", self._plan)
+        with self._store.in_use() as store:
+            if self._calls.store_placed_right(store, plan, pid, task, why) != 0:
+                raise StepFailed("restore", self._ffi.string(why).decode("utf-8", "replace"))
+
+    def _copy(self, block: object) -> None:
+        area = self._area(block.pid, block.incarnation, block.address)  # type: ignore[attr-defined]
+        address, fresh = block.address, block.fresh  # type: ignore[attr-defined]
+        slots = bytes(self._ffi.buffer(block.slot))  # type: ignore[attr-defined]
+        self._order(_COPY, area.shift, address, int(fresh), count=len(slots) // 4, more=slots)
+        if fresh:
+            bisect.insort(area.blocks, address)
+            self.bytes += BLOCK
+
+    def _area(self, pid: int, incarnation: int, address: int) -> Area:
+        for area in self._areas:
+            if (area.pid, area.incarnation) == (pid, incarnation) and (
+                area.low <= address and address + BLOCK <= area.high
+            ):
+                self._grow(area, address, address + BLOCK)
+                return area
+        low, high = max(0, address - SLACK), min(_TOP, address + SLACK)
+        shift = self._order(_MAP, 0, address, address + BLOCK, low, high)
+        self._areas.append(Area(pid, incarnation, address, address + BLOCK, low, high, shift))
+        return self._areas[-1]
+
+    def _grow(self, area: Area, start: int, end: int) -> None:
+        if start < area.start:
+            self._order(_GROW, area.shift, start, area.start)
+            area.start = start
+        if end > area.end:
+            self._order(_GROW, area.shift, area.end, end)
+            area.end = end
+
+    def _let_go(self, store: object, area: Area) -> None:
+        drops, count = self._ffi.new("struct prefill_drop **"), self._ffi.new("uint32_t *")
+        rc = self._calls.store_settle(store, area.pid, area.start, area.end, drops, count)
+        raw = bytes(self._ffi.buffer(drops[0], count[0] * _RANGE)) if count[0] else b""
+        self._calls.free(drops[0])
+        if rc != 0:
+            raise PrefillLost("no memory to list what is outdated")
+        for at in range(0, len(raw), _DROPS * _RANGE):
+            part = raw[at : at + _DROPS * _RANGE]
+            self._order(_DROP, area.shift, count=len(part) // _RANGE, more=part)
+
+    def _place(self, area: Area, mappings: Sequence[Region]) -> int:
+        found = 0
+        for mapping in mappings:
+            end = mapping.start + mapping.size
+            first = bisect.bisect_left(area.blocks, mapping.start - BLOCK + PAGE)
+            if not mapping.ours or mapping.source or first == len(area.blocks):
+                continue
+            if area.blocks[first] >= end or mapping.start < area.low or end > area.high:
+                continue
+            self._grow(area, mapping.start, end)
+            mapping.source = mapping.start + area.shift
+            found += 1
+        return found
+
+    def _write(self, plan: dict[int, list[Region]]) -> None:
+        processes, mappings, count = b"", bytearray(), 0
+        for pid, of in plan.items():
+            total = sum(mapping.size for mapping in of)
+            processes += _PLAN_PROCESS.pack(pid, count, len(of), 0, total, _base_rest(of))
+            for m in of:
+                flags = _GROWS_DOWN if m.grows_down else 0
+                mappings += _PLAN_VMA.pack(m.start, m.size, m.source, flags, 0)
+            count += len(of)
+        raw = _PLAN.pack(_MAGIC, len(plan), count, 0) + processes + mappings
+        if len(raw) > PLAN_LIMIT:
+            raise PrefillLost(f"{count} mappings")
+        os.ftruncate(self.plan_fd, len(raw))
+        self._plan = mmap.mmap(self.plan_fd, len(raw))
+        self._plan[:] = raw
+
+    def _order(
+        self, op: int, shift: int = 0, start: int = 0, end: int = 0, low: int = 0, high: int = 0,
+        *, count: int = 0, more: bytes = b"",
+    ) -> int:  # fmt: skip
+        try:
+            self._orders.send(_ORDER.pack(op, count, start, end, low, high, shift) + more)
+            answer = self._orders.recv(_ANSWER.size)
+        except OSError as error:  # also: no answer in time
+            raise PrefillLost(f"the early CRIU does not answer: {error}") from error
+        if len(answer) != _ANSWER.size:
+            raise PrefillLost("the early CRIU has ended")
+        negative, shifted = _ANSWER.unpack(answer)
+        if negative:
+            raise OSError(-negative, os.strerror(-negative))
+        return int(shifted)
+
+
+def _mappings(path: Path) -> list[Region]:
+    """What CRIU maps of a process before it restores it, in its order (criu: mem.c,
+    premap_priv_vmas). Raises PrefillLost for what is not understood."""
+    found = []
+    try:
+        for raw in Message(ImageFile(path).entries[0]).raws(_VMAS):
+            vma = {number: value for number, value in fields(raw) if isinstance(value, int)}
+            start, end, flags, status = vma[_START], vma[_END], vma[_FLAGS], vma[_STATUS]
+            if status & (_AIO_RING | _SHADOW_STACK | _EXTERNAL) or flags & _MAP_HUGETLB:
+                raise PrefillLost(f"{path.name} has mappings of a rare kind")
+            private = status & _REGULAR and status & (_ANON_PRIVATE | _FILE_PRIVATE)
+            if status & _GUARD or not private or end > _TOP:
+                continue
+            ours = flags == _MAP_PRIVATE_ANONYMOUS and not vma[_PROTECTION] & _EXECUTABLE
+            found.append(Region(start, end - start, bool(flags & _MAP_GROWSDOWN), ours))
+    except (OSError, Damaged, StepFailed, KeyError) as error:
+        raise PrefillLost(f"{path.name}: {error}") from error
+    return found
+
+
+def _base_rest(mappings: Sequence[Region]) -> int:
+    """Where within a block CRIU's place for all mappings should begin: so that for most of what is
+    put in place its own place agrees with its final one, and whole page tables can be moved."""
+    weights: dict[int, int] = {}
+    offset = 0
+    for mapping in mappings:
+        offset += PAGE if mapping.grows_down else 0
+        if mapping.source:
+            rest = (mapping.start - offset) % BLOCK
+            weights[rest] = weights.get(rest, 0) + mapping.size
+        offset += mapping.size
+    return max(weights, key=weights.__getitem__) if weights else 0
+
+
+def memory_left() -> int:
+    """Bytes that this host can still give (proc(5), MemAvailable)."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return 0

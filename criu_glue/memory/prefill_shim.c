@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Preloaded into a CRIU that is started to restore while the job still runs at its source. Before
+// CRIU's main begins, this waits for the agent's orders (prefill.h): have memory, in huge pages,
+// with what has come of the job's. When it is told to go CRIU restores, its tasks are forked from
+// it and so have these pages at no cost, and where CRIU maps a task's memory (criu: mem.c,
+// premap_private_vma) the pages are moved to that place: page tables go over, nothing is copied.
+//
+// LIVESHIFT_PREFILL is "<socket>:<the pages' file>:<the plan's memory>", all descriptors. A CRIU
+// whose agent has gone before it was told to go ends. What does not fit the plan is mapped as CRIU
+// wants it, empty; the plan then does not say that it was placed.
+
+#define _GNU_SOURCE
+#undef _FILE_OFFSET_BITS // mmap and mmap64 are both defined here
+#include "prefill.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+enum { PAGE = 4096, NICE = 5, MESSAGE = 128 << 10, TRIED_BASES = 64 };
+
+#define ANONYMOUS (MAP_PRIVATE | MAP_ANONYMOUS)
+#define BASE UINT64_C(0x100000000000)
+#define BASES_APART UINT64_C(0x10000000000)
+
+static struct {
+    int socket, pages, plan_fd;
+    bool going;
+    struct plan *plan;
+} early;
+
+union message {
+    struct prefill_order order;
+    uint8_t raw[MESSAGE];
+};
+
+static int64_t failed(void) { return -(int64_t)errno; }
+
+static void *at(uint64_t address) { return (void *)(uintptr_t)address; }
+
+static int64_t have(uint64_t start, uint64_t end) {
+    void *got = mmap(at(start), end - start, PROT_READ | PROT_WRITE, ANONYMOUS | MAP_FIXED, -1, 0);
+    return got == MAP_FAILED ? failed() : 0;
+}
+
+static int64_t map(const struct prefill_order *o, int64_t *shift) {
+    uint64_t size = o->high - o->low;
+    void *got = mmap(NULL, size + BLOCK, PROT_NONE, ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (got == MAP_FAILED)
+        return failed();
+    uint64_t low = ((uintptr_t)got + BLOCK - 1) / BLOCK * BLOCK + o->low % BLOCK;
+    *shift = (int64_t)(low - o->low);
+    return have(o->start + (uint64_t)*shift, o->end + (uint64_t)*shift);
+}
+
+// One block into a huge page of its own. Without one there would be nothing to be won.
+static int64_t copy(const struct prefill_order *o, const uint32_t *slot) {
+    uint8_t *to = at(o->start + (uint64_t)o->shift);
+    if (o->end) { // for the first time
+        *(volatile uint8_t *)to = 0;
+        if (madvise(to, BLOCK, MADV_COLLAPSE) != 0) {
+            int64_t rc = failed();
+            madvise(to, BLOCK, MADV_DONTNEED);
+            return rc;
+        }
+    }
+    for (uint32_t i = 0, run; i < BLOCK_PAGES; i += run) {
+        for (run = 1; slot[i] >= SLOT_FIRST && i + run < BLOCK_PAGES; run++)
+            if (slot[i + run] != slot[i] + run)
+                break;
+        if (slot[i] == SLOT_ZERO && !o->end)
+            memset(to + i * PAGE, 0, PAGE);
+        if (slot[i] < SLOT_FIRST)
+            continue;
+        // Not by a mapping: to take that away would cost time when CRIU is to begin.
+        off_t from = (off_t)(slot[i] - SLOT_FIRST) * PAGE;
+        if (pread(early.pages, to + i * PAGE, (size_t)run * PAGE, from) != (ssize_t)(run * PAGE))
+            return -EIO;
+    }
+    return 0;
+}
+
+static int64_t drop(const struct prefill_order *o, const struct prefill_drop *range) {
+    for (uint32_t i = 0; i < o->count; i++)
+        if (madvise(at(range[i].address + (uint64_t)o->shift), range[i].pages * PAGE,
+                    MADV_DONTNEED) != 0)
+            return failed();
+    return 0;
+}
+
+static int64_t go(void) {
+    struct stat about;
+    if (fstat(early.plan_fd, &about) != 0)
+        return failed();
+    struct plan *plan =
+        mmap(NULL, (size_t)about.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, early.plan_fd, 0);
+    if (plan == MAP_FAILED)
+        return failed();
+    if (plan->magic != PLAN_MAGIC)
+        return -EINVAL;
+    early.plan = plan;
+    return 0;
+}
+
+static int64_t obey(const union message *m, size_t length, int64_t *shift) {
+    const struct prefill_order *o = &m->order;
+    size_t rest = length - sizeof *o;
+    switch (o->op) {
+    case PREFILL_MAP:
+        return map(o, shift);
+    case PREFILL_GROW:
+        return have(o->start + (uint64_t)o->shift, o->end + (uint64_t)o->shift);
+    case PREFILL_COPY:
+        return rest == BLOCK_PAGES * sizeof(uint32_t) ? copy(o, (const uint32_t *)(o + 1))
+                                                      : -EINVAL;
+    case PREFILL_DROP:
+        return rest == o->count * sizeof(struct prefill_drop)
+                   ? drop(o, (const struct prefill_drop *)(o + 1))
+                   : -EINVAL;
+    case PREFILL_GO:
+        return go();
+    }
+    return -EINVAL;
+}
+
+// Until it is told to go; false when the agent has gone.
+static void *serve(void *unused) {
+    static union message m;
+    // Only this thread: the job's processes are to come from one that was never nice.
+    setpriority(PRIO_PROCESS, (id_t)gettid(), NICE);
+    while (early.plan == NULL) {
+        ssize_t n = recv(early.socket, &m, sizeof m, 0);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < (ssize_t)sizeof m.order)
+            return unused;
+        struct prefill_answer answer = {0, 0};
+        answer.error = obey(&m, (size_t)n, &answer.shift);
+        if (send(early.socket, &answer, sizeof answer, MSG_NOSIGNAL) != sizeof answer)
+            return unused;
+    }
+    early.going = true;
+    return unused;
+}
+
+__attribute__((constructor)) static void begin(void) {
+    const char *said = getenv("LIVESHIFT_PREFILL");
+    if (said == NULL || sscanf(said, "%d:%d:%d", &early.socket, &early.pages, &early.plan_fd) != 3)
+        return;
+    unsetenv("LIVESHIFT_PREFILL"); // CRIU's hook is none of this
+    pthread_t thread;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int rc = pthread_create(&thread, NULL, serve, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc != 0 || pthread_join(thread, NULL) != 0 || !early.going)
+        _exit(1);
+    close(early.pages);
+    close(early.plan_fd);
+    close(early.socket);
+}
+
+// In a task: how far CRIU has come with mapping what belongs there.
+static struct {
+    pid_t pid;
+    struct plan_process *process;
+    struct plan_vma *next, *end;
+    uint64_t guard; // bytes in front of one that grows down
+    uint64_t expected;
+} task;
+
+typedef void *(*mmap_call)(void *, size_t, int, int, int, off_t);
+typedef void *(*mremap_call)(void *, size_t, size_t, int, void *);
+
+static mmap_call real_mmap(void) {
+    static mmap_call real;
+    if (real == NULL)
+        real = (mmap_call)dlsym(RTLD_NEXT, "mmap64");
+    return real;
+}
+
+static mremap_call real_mremap(void) {
+    static mremap_call real;
+    if (real == NULL)
+        real = (mremap_call)dlsym(RTLD_NEXT, "mremap");
+    return real;
+}
+
+static void look_who(void) {
+    pid_t pid = getpid();
+    if (pid == task.pid)
+        return;
+    memset(&task, 0, sizeof task);
+    task.pid = pid;
+    struct plan_process *process = plan_processes(early.plan);
+    for (uint32_t i = 0; i < early.plan->processes; i++)
+        if (process[i].pid == (uint32_t)pid)
+            task.process = &process[i];
+}
+
+static void give_up(void) {
+    task.process->trouble = 1;
+    task.next = task.end = NULL;
+    task.process = NULL;
+}
+
+// The place for all that is private (criu: prepare_mappings). Where it lies decides for which of
+// it page tables can go over as they are: source, place and final address must agree.
+static void *reserve(size_t size) {
+    struct plan_vma *first = plan_vmas(early.plan) + task.process->first;
+    uint64_t growing = 0;
+    for (uint32_t i = 0; i < task.process->count; i++)
+        growing += first[i].flags & VMA_GROWS_DOWN;
+    if (size == task.process->total)
+        task.guard = 0;
+    else if (size == task.process->total + growing * PAGE)
+        task.guard = PAGE;
+    else
+        return MAP_FAILED; // something else, or not what was planned: nothing is placed
+    for (uint64_t i = 0; i < TRIED_BASES; i++) {
+        void *want = at(BASE + i * BASES_APART + task.process->base_rest);
+        void *got = real_mmap()(want, size, PROT_NONE, ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+        if (got != want) {
+            if (got != MAP_FAILED)
+                munmap(got, size);
+            continue;
+        }
+        task.next = first;
+        task.end = first + task.process->count;
+        task.expected = (uintptr_t)got;
+        return got;
+    }
+    return MAP_FAILED;
+}
+
+static struct plan_vma *expected(const void *address, size_t size) {
+    if (task.next == task.end || (uintptr_t)address != task.expected)
+        return NULL;
+    uint64_t guard = task.next->flags & VMA_GROWS_DOWN ? task.guard : 0;
+    if (task.next->size + guard != size) {
+        give_up();
+        return NULL;
+    }
+    task.expected += size;
+    return task.next++;
+}
+
+static bool placed_for_another(const struct plan_vma *vma) {
+    const struct plan_vma *all = plan_vmas(early.plan);
+    for (uint32_t i = 0; i < early.plan->vmas; i++)
+        if (all[i].start == vma->start && all[i].placed)
+            return true;
+    return false;
+}
+
+#define EXPORT __attribute__((visibility("default")))
+
+EXPORT void *mmap64(void *address, size_t size, int prot, int flags, int fd, off_t offset) {
+    if (early.plan == NULL)
+        return real_mmap()(address, size, prot, flags, fd, offset);
+    look_who();
+    if (task.process == NULL)
+        return real_mmap()(address, size, prot, flags, fd, offset);
+    if (task.end == NULL && address == NULL && prot == PROT_NONE && flags == ANONYMOUS) {
+        void *got = reserve(size);
+        if (got != MAP_FAILED)
+            return got;
+    }
+    struct plan_vma *vma = flags & MAP_FIXED ? expected(address, size) : NULL;
+    if (vma != NULL && vma->source && flags == (ANONYMOUS | MAP_FIXED) && fd == -1 &&
+        !(prot & PROT_EXEC)) {
+        void *got =
+            real_mremap()(at(vma->source), size, size, MREMAP_MAYMOVE | MREMAP_FIXED, address);
+        if (got == address) {
+            if ((prot | PROT_WRITE) != (PROT_READ | PROT_WRITE))
+                mprotect(address, size, prot);
+            vma->placed = 1;
+            return got;
+        }
+    }
+    return real_mmap()(address, size, prot, flags, fd, offset);
+}
+
+EXPORT void *mmap(void *address, size_t size, int prot, int flags, int fd, off_t offset) {
+    return mmap64(address, size, prot, flags, fd, offset);
+}
+
+// CRIU takes over from its parent what a task may share with it, with what was placed there for the
+// parent: that is not this task's.
+EXPORT void *mremap(void *old, size_t old_size, size_t size, int flags, ...) {
+    va_list list;
+    va_start(list, flags);
+    void *address = flags & MREMAP_FIXED ? va_arg(list, void *) : NULL;
+    va_end(list);
+    void *got = real_mremap()(old, old_size, size, flags, address);
+    if (early.plan == NULL || got == MAP_FAILED || (uintptr_t)old < BASE ||
+        (uintptr_t)old >= BASE + TRIED_BASES * BASES_APART)
+        return got;
+    look_who();
+    struct plan_vma *vma = task.process != NULL ? expected(address, size) : NULL;
+    if (vma == NULL || placed_for_another(vma))
+        madvise(got, size, MADV_DONTNEED);
+    return got;
+}

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real trees of whose memory the cold part is in place before CRIU is told to restore them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import memory_parts
+import pytest
+from captured import Sink, as_root, sink, until
+from memory_parts import DATA, PAGE, ZEROS
+from room_trees import Rooms, criu, goes_on, place, rooms, said
+from test_memory_fill import Scene
+
+from liveshift.criu_glue import output
+from liveshift.criu_glue.early import EarlyCriu
+from liveshift.criu_glue.memory.fill import Filled, FillEngine
+from liveshift.criu_glue.memory.store import PAGES_FILE, MemoryStore
+from liveshift.criu_glue.restore import RestoringTree
+from liveshift.criu_glue.survey import inner_pid, tasks
+from liveshift.criu_glue.tool import Criu
+from liveshift.errors import StepFailed
+
+__all__ = ["criu", "place", "rooms", "sink"]
+
+COLD = """
+import mmap, zlib
+size = 96 << 20
+m = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+other = mmap.mmap(-1, 40 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for at in range(0, size, 4096):
+    m[at : at + 8] = (at * 2654435761 + 1).to_bytes(8, "little")
+    if at < len(other):
+        other[at + 8 : at + 16] = (at * 2654435761 + 7).to_bytes(8, "little")
+sparse = mmap.mmap(-1, 8 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for at in range(0, len(sparse) // 2, 4096):
+    sparse[at] = 1
+def whole():
+    return zlib.crc32(sparse, zlib.crc32(other, zlib.crc32(m)))
+expected = whole()
+"""
+
+ALONE = (
+    COLD
+    + """
+for n in range(10**9):
+    assert whole() == expected, "memory has changed"
+    os.write(1, b"%d\\n" % n)
+    time.sleep(0.002)
+"""
+)
+
+FAMILY = (
+    COLD
+    + """
+children = []
+for child in range(2):
+    pid = os.fork()
+    if not pid:
+        for at in range(0, size, 8192):
+            m[at + 16 : at + 24] = (at * 31 + child).to_bytes(8, "little")
+        own = mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        own[:] = bytes([child + 1]) * len(own)
+        expected = zlib.crc32(own, whole())
+        while zlib.crc32(own, whole()) == expected:
+            time.sleep(0.01)
+        os._exit(3)
+    children.append(pid)
+time.sleep(1)
+for n in range(10**9):
+    assert whole() == expected, "memory has changed"
+    assert os.waitpid(-1, os.WNOHANG) == (0, 0), "a child's memory has changed"
+    os.write(1, b"%d\\n" % n)
+    time.sleep(0.002)
+"""
+)
+
+
+class Stage:
+    """A tree that was dumped, a room for it and a store with its pages, some of them old."""
+
+    def __init__(self, scene: Scene, program: str) -> None:
+        self.scene = scene
+        self.parted = scene.part(program)
+        self.flags = _flags(task.pid for task in tasks(self.parted.here))
+        self.there = scene.rooms.empty()
+        self.parted.bring_files(self.there)
+        self.tree: RestoringTree | None = None
+        memory = self.parted.memory
+        size = sum(len(pages) for pages in memory.values()) * PAGE + (4 << 20)
+        self.store = MemoryStore.create(self.parted.images, size)
+        self.early = EarlyCriu(scene.criu, self.there, self.parted.images, self.store)
+        for pid, pages in memory.items():
+            old = {
+                at: b"old!" * 1024 if at // PAGE % 700 < 3 else page for at, page in pages.items()
+            }
+            for chunk in memory_parts.chunks(pid, old):
+                self.store.write(chunk)
+            # What is no longer there at the standstill: beside pages that are.
+            for at in [at for at in pages if at + PAGE not in pages][:200]:
+                self.store.write(memory_parts.chunk(pid, [(at + PAGE, 1, DATA)], b"gone" * 1024))
+
+    def put_in_place(self) -> None:
+        self.early.begin()
+        seen = -1
+
+        def settled() -> bool:
+            nonlocal seen
+            before, seen = seen, self.early.bytes
+            time.sleep(0.2)
+            return bool(self.early.why) or seen == before > 120 << 20
+
+        until(settled, 60)
+        assert self.early.why == ""
+
+    def send_the_rest(self) -> None:
+        for pid, pages in self.parted.memory.items():
+            for at, page in pages.items():
+                if at // PAGE % 700 < 3:
+                    self.store.write(memory_parts.chunk(pid, [(at, 1, DATA)], page, round_=1))
+        self.store.end(memory_parts.table(self.parted.memory))
+
+    def compare(self) -> int:
+        """Every page of every process; how many there were. What differs can only be where the
+        kernel says to each of its threads on which processor it is (rseq(2))."""
+        pages, differ = 0, []
+        there = self.early.held.tree()
+        for pid, memory in self.parted.memory.items():
+            with open(f"/proc/{there[pid]}/mem", "rb", 0) as file:
+                for at, page in memory.items():
+                    if page == ZEROS:  # what is zero is not there before it is asked for
+                        continue
+                    file.seek(at)
+                    if (seen := file.read(PAGE)) != page:
+                        differ.append(sum(a != b for a, b in zip(seen, page, strict=True)))
+                    pages += 1
+        assert len(differ) <= len(there), differ
+        assert all(many <= 8 for many in differ), differ
+        return pages
+
+
+def _flags(processes: Iterable[int]) -> dict[tuple[int, str], tuple[str, ...]]:
+    """What the kernel shows of the memory of every process, apart from how much there is."""
+    found = {}
+    for pid in processes:
+        where = ""
+        for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+            name, _, rest = line.partition(" ")
+            if not name.endswith(":"):
+                where = " ".join(line.split()[:2])
+            elif name == "VmFlags:" and "-" in where:
+                kept = sorted(set(rest.split()) - {"sd", "um", "uw"})
+                found[inner_pid(pid), where] = tuple(kept)
+    return found
+
+
+def _size(where: str) -> int:
+    start, end = where.split()[0].split("-")
+    return int(end, 16) - int(start, 16)
+
+
+@pytest.fixture
+def scene(criu: Criu, rooms: Rooms, place: Path, sink: Sink) -> Scene:
+    return Scene(criu, rooms, place, sink)
+
+
+@pytest.fixture
+def stages() -> Iterator[list[Stage]]:
+    made: list[Stage] = []
+    yield made
+    for stage in made:
+        if stage.tree is not None:
+            stage.tree.drop()
+        stage.early.drop()
+        stage.store.close()
+
+
+def _restore(stage: Stage, *, post_copy: bool = False) -> tuple[RestoringTree, Filled]:
+    stage.tree = tree = RestoringTree(stage.there, stage.parted.images)
+    assert stage.early.prepare(), stage.early.why
+    engine = FillEngine(
+        stage.parted.images, stage.store, plan=stage.early.plan, post_copy=post_copy
+    )
+    began = time.monotonic()
+    tree.bring_up(stage.scene.criu, stage.parted.pipes, 60, fill=engine, early=stage.early)
+    seen = engine.seen()
+    print(f"restored in {time.monotonic() - began:.3f} s: {seen}")
+    return tree, seen
+
+
+def _restore_plainly(stage: Stage) -> None:
+    stage.tree = RestoringTree(stage.there, stage.parted.images)
+    engine = FillEngine(stage.parted.images, stage.store)
+    stage.tree.bring_up(stage.scene.criu, stage.parted.pipes, 60, fill=engine)
+    assert engine.seen().placed == 0
+    stage.tree.let_run(60)
+    assert goes_on(stage.there)
+    assert said(stage.there, output.STDERR) == ""
+
+
+def _kill_early(stage: Stage) -> None:
+    for pid in stage.early.held.tree().values():
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not stage.early.held.alive())
+
+
+@as_root
+@pytest.mark.parametrize("program", [ALONE, FAMILY], ids=["alone", "family"])
+def test_cold_memory_is_in_place_and_what_is_outdated_is_filled(
+    scene: Scene, stages: list[Stage], program: str
+) -> None:
+    stage = Stage(scene, program)
+    stages.append(stage)
+    stage.put_in_place()
+    assert stage.early.bytes > 100 << 20
+    stage.send_the_rest()
+    stage.parted.end_source()
+    tree, seen = _restore(stage)
+    assert seen.placed > 100 << 20
+    assert seen.placed + seen.bytes == seen.total
+    assert stage.compare() > 30000
+    restored = _flags(stage.early.held.tree().values())
+    both = {where for where in stage.flags if where in restored and where[1].endswith("rw-p")}
+    assert {where: restored[where] for where in both} == {w: stage.flags[w] for w in both}
+    assert any(_size(where) > 100 << 20 for _, where in both)  # neighbours may have been joined
+    tree.let_run(60)
+    assert goes_on(stage.there)
+    assert said(stage.there, output.STDERR) == ""
+    lines = [int(n) for n in said(stage.there).split()]
+    assert lines == list(range(len(lines)))
+
+
+@as_root
+def test_a_tree_whose_early_criu_has_gone_is_restored_without(
+    scene: Scene, stages: list[Stage]
+) -> None:
+    stage = Stage(scene, ALONE)
+    stages.append(stage)
+    stage.put_in_place()
+    _kill_early(stage)
+    stage.send_the_rest()
+    stage.parted.end_source()
+    assert not stage.early.prepare()
+    assert stage.early.why == "it has ended"
+    _restore_plainly(stage)
+
+
+@as_root
+def test_an_early_criu_that_ends_when_told_to_go_fails_and_another_attempt_succeeds(
+    scene: Scene, stages: list[Stage]
+) -> None:
+    stage = Stage(scene, ALONE)
+    stages.append(stage)
+    stage.put_in_place()
+    stage.send_the_rest()
+    stage.parted.end_source()
+    prepared = stage.early.prepare
+
+    def prepare() -> bool:
+        done = prepared()
+        _kill_early(stage)
+        return done
+
+    stage.early.prepare = prepare  # type: ignore[method-assign]
+    with pytest.raises(StepFailed, match="early CRIU"):
+        _restore(stage)
+    assert tasks(stage.there) == []
+    _restore_plainly(stage)
+
+
+@as_root
+def test_what_is_not_as_the_store_has_it_is_seen_before_the_tree_runs(
+    scene: Scene, stages: list[Stage]
+) -> None:
+    stage = Stage(scene, ALONE)
+    stages.append(stage)
+    stage.put_in_place()
+    stage.send_the_rest()
+    stage.parted.end_source()
+    file = stage.parted.images / PAGES_FILE
+    right = file.read_bytes()
+    with file.open("r+b") as pages:
+        pages.write(bytes(byte ^ 1 for byte in right[:PAGE]) * (len(right) // PAGE))
+    with pytest.raises(StepFailed, match="another page was placed"):
+        _restore(stage)
+    assert tasks(stage.there) == []
+    with file.open("r+b") as pages:
+        pages.write(right)
+    _restore_plainly(stage)
+
+
+@as_root
+def test_an_early_criu_ends_with_its_agent(scene: Scene, stages: list[Stage]) -> None:
+    stage = Stage(scene, ALONE)
+    stages.append(stage)
+    stage.put_in_place()
+    began = stage.early.held.tree()
+    assert began
+    stage.early.drop()
+    assert not stage.early.held.alive()
+    assert tasks(stage.there) == []
+    stage.send_the_rest()
+    stage.parted.end_source()
+    _restore_plainly(stage)

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the store gives away in advance: at the end it is right, or it is named as outdated."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from memory_parts import (
+    DATA,
+    GONE,
+    PAGE,
+    REFERENCE,
+    ZERO,
+    ZEROS,
+    Pages,
+    chunk,
+    chunks,
+    reference,
+    runs_of,
+)
+
+from liveshift.criu_glue.memory import store_library
+from liveshift.criu_glue.memory.store import PAGES_FILE, MemoryStore, ProcessTable
+
+BASE = 0x7F00_0000_0000
+BLOCK_PAGES = 512
+SLOT_ZERO, SLOT_FIRST = 1, 3  # prefill.h
+
+
+def page(n: int) -> bytes:
+    return random.Random(n).randbytes(16) * (PAGE // 16)
+
+
+class Ahead:
+    """Copies in advance what the store says is cold, as an early CRIU has it done."""
+
+    def __init__(self, store: MemoryStore, directory: Path) -> None:
+        self.store = store
+        self.copied: dict[tuple[int, int], Pages] = {}  # by pid and incarnation
+        self._pages = directory / PAGES_FILE
+        self._ffi, self._calls = store_library.load()
+
+    def choose(self) -> list[Any]:
+        """What there is to be copied now."""
+        search, chosen = self._ffi.new("struct search *"), []
+        with self.store.in_use() as store:
+            while True:
+                block = self._ffi.new("struct block *")
+                if not self._calls.store_cold(store, search, True, block):
+                    return chosen
+                chosen.append(block)
+
+    def copy(self, blocks: list[Any]) -> None:
+        with self._pages.open("rb") as file:
+            for block in blocks:
+                to = self.copied.setdefault((block.pid, block.incarnation), {})
+                for n, slot in enumerate(block.slot):
+                    if block.fresh or slot == SLOT_ZERO:
+                        to[block.address + n * PAGE] = ZEROS
+                    if slot >= SLOT_FIRST:
+                        file.seek((slot - SLOT_FIRST) * PAGE)
+                        to[block.address + n * PAGE] = file.read(PAGE)
+
+    def run(self) -> None:
+        self.copy(self.choose())
+
+    def settle(self, pid: int, incarnation: int = 1) -> Pages:
+        """The table is known: what was copied and counts."""
+        drops, count = self._ffi.new("struct prefill_drop **"), self._ffi.new("uint32_t *")
+        kept = dict(self.copied.get((pid, incarnation), {}))
+        with self.store.in_use() as store:
+            rc = self._calls.store_settle(store, pid, 0, 1 << 47, drops, count)
+            assert rc == 0
+            for n in range(count[0]):
+                drop = drops[0][n]
+                for k in range(drop.pages):
+                    kept.pop(drop.address + k * PAGE, None)
+            self._calls.free(drops[0])
+        return kept
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MemoryStore]:
+    made = MemoryStore.create(tmp_path, 64 << 20)
+    yield made
+    made.close()
+
+
+def likes(pages: Pages, pid: int) -> bytes:
+    return b"".join(reference(data, pid, at) for at, data in pages.items())
+
+
+@pytest.fixture
+def family(store: MemoryStore, tmp_path: Path) -> tuple[dict[int, Pages], Ahead]:
+    """Two processes whose pages lie in the same places of the store, copied in advance."""
+    own = {BASE + n * PAGE: page(n) for n in range(BLOCK_PAGES)}
+    for each in chunks(7, own):
+        store.write(each)
+    taken = (tmp_path / PAGES_FILE).stat().st_blocks
+    for first in range(0, BLOCK_PAGES, 64):
+        part = {at: own[at] for at in list(own)[first : first + 64]}
+        store.write(chunk(8, [(*run, REFERENCE) for run in runs_of(part)], likes(part, 7)))
+    assert store.wants() == []
+    assert (tmp_path / PAGES_FILE).stat().st_blocks == taken, "they share"
+    ahead = Ahead(store, tmp_path)
+    ahead.run()
+    assert ahead.copied == {(7, 1): own, (8, 1): own}
+    return {7: dict(own), 8: dict(own)}, ahead
+
+
+def end(store: MemoryStore, model: dict[int, Pages]) -> None:
+    store.end({pid: ProcessTable(1, runs_of(pages)) for pid, pages in model.items()})
+
+
+def test_what_is_rewritten_is_outdated_and_no_other_that_shared_its_place(
+    store: MemoryStore, family: tuple[dict[int, Pages], Ahead]
+) -> None:
+    model, ahead = family
+    for n, (pid, at) in enumerate([(7, 3), (8, 5), (7, 9), (8, 9), (7, 9), (8, 130)]):
+        model[pid][BASE + at * PAGE] = page(1000 + n)
+        store.write(chunk(pid, [(BASE + at * PAGE, 1, DATA)], page(1000 + n), round_=1))
+    end(store, model)
+    for pid, written in ((7, {3, 9}), (8, {5, 9, 130})):
+        untouched = {
+            at: data for at, data in model[pid].items() if (at - BASE) // PAGE not in written
+        }
+        assert ahead.settle(pid) == untouched
+
+
+@pytest.mark.parametrize("kind", [ZERO, REFERENCE, GONE])
+def test_what_becomes_anything_else_is_outdated(
+    store: MemoryStore, family: tuple[dict[int, Pages], Ahead], kind: int
+) -> None:
+    model, ahead = family
+    at = BASE + 20 * PAGE
+    payload = reference(model[8][BASE], 8, BASE) if kind == REFERENCE else b""
+    store.write(chunk(7, [(at, 1, kind)], payload, round_=1))
+    before = model[7].pop(at)
+    kept = dict(model[7])
+    if kind != GONE:
+        model[7][at] = ZEROS if kind == ZERO else model[8][BASE]
+    assert model[7].get(at) != before
+    end(store, model)
+    assert ahead.settle(7) == kept
+    assert ahead.settle(8) == model[8]
+
+
+def test_a_page_that_was_found_late_is_outdated(
+    store: MemoryStore, family: tuple[dict[int, Pages], Ahead]
+) -> None:
+    model, ahead = family
+    at, there = BASE + 20 * PAGE, BASE + 4 * BLOCK_PAGES * PAGE
+    store.write(chunk(7, [(at, 1, REFERENCE)], reference(page(5000), 8, there), round_=1))
+    ahead.run()
+    store.write(chunk(8, [(there, 1, DATA)], page(5000), round_=1))
+    assert store.wants() == []
+    kept = {address: data for address, data in model[7].items() if address != at}
+    model[7][at] = model[8][there] = page(5000)
+    end(store, model)
+    assert ahead.settle(7) == kept
+
+
+def test_what_is_outdated_is_copied_again(
+    store: MemoryStore, family: tuple[dict[int, Pages], Ahead]
+) -> None:
+    model, ahead = family
+    for pid, at in ((7, 3), (8, 5)):
+        model[pid][BASE + at * PAGE] = page(2000 + at)
+        store.write(chunk(pid, [(BASE + at * PAGE, 1, DATA)], page(2000 + at), round_=1))
+    ahead.run()
+    end(store, model)
+    assert {pid: ahead.settle(pid) for pid in model} == model
+
+
+def test_only_what_the_table_has_counts(
+    store: MemoryStore, family: tuple[dict[int, Pages], Ahead]
+) -> None:
+    model, ahead = family
+    del model[8][BASE + 7 * PAGE]
+    end(store, model)
+    assert ahead.settle(8) == model[8]
+
+
+_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from([7, 8]),
+        st.sampled_from(["copy", "choose", DATA, DATA, ZERO, REFERENCE, REFERENCE, GONE]),
+        st.integers(0, 60),
+        st.integers(1, 40),
+    ),
+    max_size=24,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(_STEPS)
+def test_nothing_wrong_counts_whatever_comes(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, Any, int, int]]
+) -> None:
+    """Also when it is read from the store only after more has come ("choose", then "copy")."""
+    directory = tmp_path_factory.mktemp("cold")
+    store = MemoryStore.create(directory, 64 << 20)
+    ahead = Ahead(store, directory)
+    model: dict[int, Pages] = {7: {}, 8: {}}
+    number = BLOCK_PAGES
+    for each in chunks(7, {BASE + n * PAGE: page(n) for n in range(BLOCK_PAGES)}):
+        store.write(each)
+    model[7] = {BASE + n * PAGE: page(n) for n in range(BLOCK_PAGES)}
+    for at in range(0, BLOCK_PAGES, 64):
+        part = {BASE + n * PAGE: page(n) for n in range(at, at + 64)}
+        store.write(chunk(8, [(BASE + at * PAGE, 64, REFERENCE)], likes(part, 7)))
+    model[8] = dict(model[7])
+    chosen: list[Any] = []
+    for pid, step, first, count in steps:
+        places = [BASE + n * PAGE for n in range(first, first + count)]
+        if step == "choose":
+            chosen += ahead.choose()
+        elif step == "copy":
+            chosen += ahead.choose()
+            ahead.copy(chosen)
+            chosen = []
+        elif step == DATA:
+            fresh = {place: page(number + n) for n, place in enumerate(places)}
+            number += count
+            store.write(chunk(pid, [(places[0], count, DATA)], b"".join(fresh.values())))
+            model[pid].update(fresh)
+        elif step == ZERO:
+            store.write(chunk(pid, [(places[0], count, ZERO)]))
+            model[pid].update(dict.fromkeys(places, ZEROS))
+        elif step == GONE:
+            store.write(chunk(pid, [(places[0], count, GONE)]))
+            for place in places:
+                model[pid].pop(place, None)
+        else:  # the other's pages, at the same places
+            other = {p: model[15 - pid][p] for p in places if p in model[15 - pid]}
+            runs = [(*run, REFERENCE) for run in runs_of(other)]
+            store.write(chunk(pid, runs, likes(other, 15 - pid)))
+            model[pid].update(other)
+    ahead.copy(chosen)
+    assert store.wants() == []
+    end(store, model)
+    for pid, pages in model.items():
+        for at, data in ahead.settle(pid).items():
+            assert pages[at] == data, f"process {pid}, page {(at - BASE) // PAGE}"
+    store.close()
