@@ -22,7 +22,7 @@ from pathlib import Path
 from ..errors import LiveshiftError
 from .dump import COMMON
 from .held import HeldCriu
-from .memory.prefill import BLOCK, SPARE, Prefill, PrefillLost, memory_left
+from .memory.prefill import BLOCK, SPARE, NoHugePage, Prefill, PrefillLost, memory_left
 from .memory.store import MemoryStore
 from .room import STDERR_FD, STDOUT_FD, Room, enter
 from .tool import Criu
@@ -42,6 +42,9 @@ IDLE_S = 0.3
 
 LOOK_AT_MEMORY = 64
 """Blocks that are put in place between two looks at how much memory the host has left."""
+
+MISSES = 16
+"""Blocks in a row for which there was no huge page; then there are none for now."""
 
 LAST_BLOCK_S = 0.2
 """How long the tree, which stands still, waits for the block that is just being put in place."""
@@ -154,16 +157,24 @@ class EarlyCriu:
     def _round(self) -> None:
         """Once through all that has come."""
         prefill = self._prefill or self._start()
-        search, blocks = prefill.search(), 0
+        search, blocks, misses = prefill.search(), 0, 0
         while not self._stop.is_set():
             if blocks % LOOK_AT_MEMORY == 0 and memory_left() < SPARE + LOOK_AT_MEMORY * BLOCK:
                 self._settled = True  # as far as it goes
                 return
             idle = time.monotonic() - self._store.written > IDLE_S
-            if not prefill.step(search, idle):
-                self._settled = blocks == 0
-                return
-            self._settled = False
+            try:
+                if not prefill.step(search, idle):
+                    self._settled = blocks == 0
+                    return
+            except NoHugePage as none:  # perhaps for the next block, or later
+                misses += 1
+                if misses > MISSES:
+                    log.info("%s: %s", self._images.name, none)
+                    self._settled = True
+                    return
+                continue
+            self._settled, misses = False, 0
             blocks += 1
 
     def _start(self) -> Prefill:

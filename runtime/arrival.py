@@ -86,6 +86,7 @@ class Arrival:
         )  # fmt: skip
         self._tree = RestoringTree(resident.room, self.images)
         self._early: EarlyCriu | None = None
+        self._nothing_placed = ""  # why, in words
         self._settled_files = False
         self.failed_epoch = 0  # of the last attempt that failed: a late ask for it is over, too
 
@@ -167,7 +168,7 @@ class Arrival:
             if fill is not None:
                 seen = fill.seen()
                 lap.bytes += seen.bytes + seen.placed
-                lap.detail = _told(seen.placed, fill.post_copy)
+                lap.detail = _told(seen.placed, fill.post_copy) or self._nothing_placed
         if devices is not None:
             try:
                 self._tree.stop_at_door(deadline_s)
@@ -192,7 +193,9 @@ class Arrival:
                         criu, pipes, deadline_s, stopped=stopped, fill=fill, early=early
                     )
                     return fill
+                self._nothing_placed = f"all was filled in now: {early.why}"
             except StepFailed as error:
+                self._nothing_placed = f"all was filled in now: {error}"
                 log.warning("%s: without memory in place: %s", self.migration, error)
             finally:
                 early.close()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import errno
 import mmap
 import os
 import socket
@@ -53,6 +54,9 @@ _MAGIC = 0x4C50534C
 _GROWS_DOWN = 1
 _TOP = 1 << 47
 
+_NONE_NOW = (errno.ENOMEM, errno.EAGAIN, errno.EBUSY)
+"""What MADV_COLLAPSE says for want of memory in one piece (madvise(2))."""
+
 # criu: images/vma.proto and include/image.h
 _VMAS, _START, _END, _PROTECTION, _FLAGS, _STATUS = 14, 1, 2, 5, 6, 7
 _REGULAR, _FILE_PRIVATE, _ANON_PRIVATE = 1 << 0, 1 << 6, 1 << 9
@@ -62,6 +66,10 @@ _MAP_PRIVATE_ANONYMOUS, _MAP_GROWSDOWN, _MAP_HUGETLB, _EXECUTABLE = 0x22, 0x100,
 
 class PrefillLost(Exception):
     """Memory cannot be put in place in advance, in words."""
+
+
+class NoHugePage(Exception):
+    """There was none for a block; what is in place stays so."""
 
 
 @dataclass
@@ -129,7 +137,10 @@ class Prefill:
                 self._copy(block)
             except OSError as error:
                 self._calls.store_not_copied(store, block.pid, block.address)
-                raise PrefillLost(f"no huge page can be had: {error.strerror}") from error
+                what = f"no huge page can be had: {error.strerror}"
+                if block.fresh and error.errno in _NONE_NOW:  # nothing of it lies there then
+                    raise NoHugePage(what) from error
+                raise PrefillLost(what) from error
         return True
 
     def search(self) -> object:
