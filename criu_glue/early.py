@@ -46,8 +46,9 @@ LOOK_AT_MEMORY = 64
 MISSES = 16
 """Blocks in a row for which there was no huge page; then there are none for now."""
 
-LAST_BLOCK_S = 0.2
-"""How long the tree, which stands still, waits for the block that is just being put in place."""
+LAST_BLOCK_S = 1.0
+"""How long the tree, which stands still, waits at most for the block that is just being put in
+place: it was told to be the last when the dump began."""
 
 END_S = 1.0
 
@@ -103,7 +104,7 @@ class EarlyCriu:
             self.why = self.why or "nothing of what was put in place is still there"
         except (PrefillLost, LiveshiftError, OSError) as error:
             self.why = str(error)
-        log.info("%s: no early restore: %s", self._images.name, self.why)
+        log.warning("%s: no early restore: %s", self._images.name, self.why)
         self.drop()
         return False
 

@@ -75,11 +75,12 @@ def test_what_a_replica_on_the_destination_has_is_not_sent(
     sent = (ahead.bytes or 0) + row.image_bytes
     assert sent < (phase(row, "restore").bytes or 0) - COLD / 4, row
     assert (phase(row, "restore").bytes or 0) > COLD, "and yet all of it was put in place"
-    there, gone = re.search(
-        r"(\d+) MB were there already and ([0-9.]+) MB no", ahead.detail
-    ).groups()
-    assert int(there) > COLD / 1e6 / 3
-    assert 0 < float(gone) < int(there)
+    named = re.search(r"(\d+) MB only named", ahead.detail)
+    gone = re.search(r"([0-9.]+) MB sent that the destination no longer had", ahead.detail)
+    assert named is not None, ahead.detail
+    assert gone is not None, ahead.detail
+    assert int(named[1]) > COLD / 1e6 / 3
+    assert 0 < float(gone[1]) < int(named[1])
     job.assert_same_as_never_moved(references, 2)
     reference = references.directory(job.argv, 2)
     for rank, found in enumerate(cold_digests(job)):

@@ -59,12 +59,12 @@ class Inbox:
     memory_limit: int = 0
     """Bytes of the capsule's own memory that may come in pages; they may come again and again."""
     memory: MemoryStore | None = None
-    donors: Donors | None = None
-    """What this host has of that memory anyway: it was offered, and closing the inbox closes it."""
     memory_comes: Callable[[MemoryStore], None] = lambda _: None
     """Told once the first of them has come."""
     stands_still: Callable[[], None] = lambda: None
     """Told when CRIU's images begin to come: the tree is frozen at its source."""
+    donors: Donors | None = None
+    """What this host has of that memory anyway: it was offered, and closing the inbox closes it."""
     bytes: dict[str, int] = field(default_factory=dict)
     came: dict[str, set[str]] = field(default_factory=dict)  # carried path → names
     written: dict[str, set[str]] = field(default_factory=dict)  # tree → names put there
@@ -242,9 +242,11 @@ class Inbox:
         with self._lock:
             if self.complete or self._closed or not self.memory_limit:
                 raise StepFailed("ship", "no pages of memory are taken for this image")
-            if self.memory is None:
-                self.memory_comes(self._store())
-            self._store().write(chunk)
+            first = self.memory is None
+            memory = self._store()
+            if first:
+                self.memory_comes(memory)
+            memory.write(chunk)
 
     def _wanted_pages(self) -> list[Want]:
         with self._lock:

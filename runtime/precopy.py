@@ -273,9 +273,9 @@ def words_of_rounds(done: Rounds) -> str:
     if done.lost is not None:
         words += f", the job {done.lost:.0%} slower"
     if done.offered:
-        words += f", {done.offered / 1e6:.0f} MB were there already"
+        words += f", {done.offered / 1e6:.0f} MB only named"
     if done.wanted:
-        words += f" and {done.wanted / 1e6:.1f} MB no longer"
+        words += f", {done.wanted / 1e6:.1f} MB sent that the destination no longer had"
     return words
 
 

@@ -13,13 +13,14 @@ import memory_parts
 import pytest
 from captured import Sink, as_root, sink, until
 from memory_parts import DATA, PAGE, ZEROS
-from room_trees import Rooms, criu, goes_on, place, rooms, said
+from room_trees import Rooms, count, criu, goes_on, place, rooms, said, states
 from test_memory_fill import Scene
 
 from liveshift.criu_glue import output
 from liveshift.criu_glue.early import EarlyCriu
 from liveshift.criu_glue.memory.fill import Filled, FillEngine
 from liveshift.criu_glue.memory.store import PAGES_FILE, MemoryStore
+from liveshift.criu_glue.memory.tree_memory import UNFILLED
 from liveshift.criu_glue.restore import RestoringTree
 from liveshift.criu_glue.survey import inner_pid, tasks
 from liveshift.criu_glue.tool import Criu
@@ -179,14 +180,18 @@ def stages() -> Iterator[list[Stage]]:
         stage.store.close()
 
 
-def _restore(stage: Stage, *, post_copy: bool = False) -> tuple[RestoringTree, Filled]:
+def _restore(
+    stage: Stage, *, post_copy: bool = False, stopped: bool = False
+) -> tuple[RestoringTree, Filled]:
     stage.tree = tree = RestoringTree(stage.there, stage.parted.images)
     assert stage.early.prepare(), stage.early.why
     engine = FillEngine(
         stage.parted.images, stage.store, plan=stage.early.plan, post_copy=post_copy
     )
     began = time.monotonic()
-    tree.bring_up(stage.scene.criu, stage.parted.pipes, 60, fill=engine, early=stage.early)
+    tree.bring_up(
+        stage.scene.criu, stage.parted.pipes, 60, stopped=stopped, fill=engine, early=stage.early
+    )
     seen = engine.seen()
     print(f"restored in {time.monotonic() - began:.3f} s: {seen}")
     return tree, seen
@@ -227,11 +232,40 @@ def test_cold_memory_is_in_place_and_what_is_outdated_is_filled(
     both = {where for where in stage.flags if where in restored and where[1].endswith("rw-p")}
     assert {where: restored[where] for where in both} == {w: stage.flags[w] for w in both}
     assert any(_size(where) > 100 << 20 for _, where in both)  # neighbours may have been joined
+    assert not tree.resumed()
     tree.let_run(60)
+    assert tree.resumed()
     assert goes_on(stage.there)
     assert said(stage.there, output.STDERR) == ""
     lines = [int(n) for n in said(stage.there).split()]
     assert lines == list(range(len(lines)))
+
+
+class NoHold:
+    def spare_from_exit(self) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+@as_root
+def test_a_tree_with_memory_in_place_stops_at_the_door(scene: Scene, stages: list[Stage]) -> None:
+    stage = Stage(scene, FAMILY)
+    stages.append(stage)
+    stage.put_in_place()
+    stage.send_the_rest()
+    stage.parted.end_source()
+    tree, seen = _restore(stage, stopped=True)
+    assert seen.placed > 100 << 20
+    tree.stop_at_door(60)
+    assert (stage.parted.images / "at-door").exists()
+    assert not tree.resumed()
+    assert states(stage.there) == {"T"}
+    waiting = count(stage.there)
+    tree.let_run_held(NoHold())
+    until(lambda: count(stage.there) > waiting + 3 or not stage.there.alive())
+    assert said(stage.there, output.STDERR) == ""
 
 
 @as_root
@@ -306,3 +340,21 @@ def test_an_early_criu_ends_with_its_agent(scene: Scene, stages: list[Stage]) ->
     stage.send_the_rest()
     stage.parted.end_source()
     _restore_plainly(stage)
+
+
+@as_root
+def test_a_tree_with_memory_in_place_may_run_before_the_rest_is_there(
+    scene: Scene, stages: list[Stage]
+) -> None:
+    stage = Stage(scene, ALONE)
+    stages.append(stage)
+    stage.put_in_place()
+    stage.send_the_rest()
+    stage.parted.end_source()
+    tree, seen = _restore(stage, post_copy=True)
+    assert seen.placed > 100 << 20
+    tree.let_run(60)
+    assert goes_on(stage.there)
+    until(lambda: not (stage.parted.images / UNFILLED).exists())
+    assert goes_on(stage.there)
+    assert said(stage.there, output.STDERR) == ""

@@ -226,7 +226,7 @@ def test_several_moves_with_many_faults(
 def test_wandering_finds_what_is_wrong() -> None:
     model = Model(Protocol(may_pass=lambda owner, still: still or may_pass(owner, True)))
     start = initial("AB", Budget(moves=3, silences=3))
-    walks = (wander(model, start, random.Random(seed)) for seed in range(400))
+    walks = (wander(model, start, random.Random(seed)) for seed in range(4000))
     assert any(found.violation for found in walks)
 
 

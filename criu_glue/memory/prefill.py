@@ -33,7 +33,7 @@ from .store import PAGE, MemoryStore
 BLOCK = 2 << 20
 """Bytes of a huge page (x86-64, arm64 with pages of 4 KiB)."""
 
-SLACK = 16 << 30
+SLACK = 128 << 30
 """Address space that is reserved around what is put in place: a mapping may turn out larger."""
 
 PLAN_LIMIT = 64 << 20
@@ -136,11 +136,12 @@ class Prefill:
             try:
                 self._copy(block)
             except OSError as error:
-                self._calls.store_not_copied(store, block.pid, block.address)
                 what = f"no huge page can be had: {error.strerror}"
-                if block.fresh and error.errno in _NONE_NOW:  # nothing of it lies there then
-                    raise NoHugePage(what) from error
-                raise PrefillLost(what) from error
+                # Of what was there before some may still be, unknown to the store.
+                if not block.fresh or error.errno not in _NONE_NOW:
+                    raise PrefillLost(what) from error
+                self._calls.store_not_copied(store, block.pid, block.address)
+                raise NoHugePage(what) from error
         return True
 
     def search(self) -> object:
@@ -235,10 +236,10 @@ class Prefill:
         found = 0
         for mapping in mappings:
             end = mapping.start + mapping.size
-            first = bisect.bisect_left(area.blocks, mapping.start - BLOCK + PAGE)
-            if not mapping.ours or mapping.source or first == len(area.blocks):
+            if not mapping.ours or mapping.start < area.low or end > area.high:
                 continue
-            if area.blocks[first] >= end or mapping.start < area.low or end > area.high:
+            holders = [a for a in self._areas if _same(a, area) and _holds(a, mapping.start, end)]
+            if holders != [area]:  # of which only one could be moved there
                 continue
             self._grow(area, mapping.start, end)
             mapping.source = mapping.start + area.shift
@@ -276,6 +277,15 @@ class Prefill:
         if negative:
             raise OSError(-negative, os.strerror(-negative))
         return int(shifted)
+
+
+def _same(one: Area, other: Area) -> bool:
+    return (one.pid, one.incarnation) == (other.pid, other.incarnation)
+
+
+def _holds(area: Area, start: int, end: int) -> bool:
+    first = bisect.bisect_left(area.blocks, start - BLOCK + PAGE)
+    return first < len(area.blocks) and area.blocks[first] < end
 
 
 def _mappings(path: Path) -> list[Region]:
