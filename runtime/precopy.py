@@ -162,6 +162,9 @@ class Precopy:
             self._offered += done.offered_bytes
             wanted = self._send_wanted()
         except Stopped:
+            # Chunks of several lanes overtake each other: what is on its way now must not arrive
+            # after what is read of the same pages next.
+            self.lanes.finish()
             return None
         self._number += 1
         self._wanted += wanted

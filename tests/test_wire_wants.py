@@ -13,7 +13,7 @@ from wire_mishaps import Fate, MiddleMan, sometimes
 
 from liveshift.errors import LiveshiftError, StepFailed
 from liveshift.runtime.wire import PageStreams, Sender, pack_wants, read_wants
-from liveshift.runtime.wire.wants import MOST
+from liveshift.runtime.wire.wants import MOST, PAGES
 
 __all__ = ["impatient", "key_directory", "quick", "senders"]
 
@@ -115,3 +115,11 @@ def test_answers_that_no_destination_gives(raw: bytes) -> None:
     assert read_wants(PACKED) == WANTED
     with pytest.raises(LiveshiftError, match="an answer"):
         read_wants(raw)
+
+
+def test_no_answer_asks_for_more_than_the_source_would_list() -> None:
+    packed = pack_wants(1, [(7, 4096, PAGES - 2), (8, 4096, 5), (9, 4096, 1)])
+    assert read_wants(packed) == [(7, 4096, PAGES - 2), (8, 4096, 2)]
+    greedy = packed + struct.pack("<IIQ", 9, 1, 4096)
+    with pytest.raises(LiveshiftError, match=f"more than {PAGES} pages"):
+        read_wants(greedy)

@@ -17,8 +17,8 @@ from .header import CHUNK
 _NUMBER, _RUN = struct.Struct("<Q"), struct.Struct("<IIQ")
 MOST = (CHUNK - _NUMBER.size) // _RUN.size
 PAGE, ADDRESS_END = 4096, 1 << 47
-PAGES = 1 << 28
-"""That one answer may ask for: a terabyte."""
+PAGES = 1 << 19
+"""That one answer may ask for: 2 GiB, as much as is ever offered. The source lists them singly."""
 
 Wants = list[tuple[int, int, int]]
 """(inner pid, address, pages)."""
@@ -26,9 +26,13 @@ Wants = list[tuple[int, int, int]]
 
 def pack_wants(number: int, wants: Iterable[tuple[int, int, int]]) -> bytes:
     """The first of them, as far as an answer holds them."""
-    runs = itertools.islice(wants, MOST)
-    packed = (_RUN.pack(pid, pages, address) for pid, address, pages in runs)
-    return b"".join([_NUMBER.pack(number), *packed])
+    packed, left = [_NUMBER.pack(number)], PAGES
+    for pid, address, pages in itertools.islice(wants, MOST):
+        packed.append(_RUN.pack(pid, min(pages, left), address))
+        left -= min(pages, left)
+        if not left:
+            break
+    return b"".join(packed)
 
 
 def number_of(raw: bytes) -> int:
