@@ -22,7 +22,6 @@ import msgspec
 from ..criu_glue import gpu_tasks
 from ..criu_glue.footprint import footprint
 from ..criu_glue.memory.pulling import Stopped
-from ..criu_glue.memory.source_engine import PAGE
 from ..criu_glue.memory.tracker import MemoryTracker, Round, Standstill
 from ..criu_glue.page_filter import PageFilter
 from ..criu_glue.survey import tasks
@@ -59,8 +58,9 @@ class Rounds:
     dirty: int
     rate: float
     lost: float | None
+    offered: int = 0
+    """Bytes that the destination had, of which it wanted ``wanted`` after all."""
     wanted: int = 0
-    """Bytes that the destination had offered, and wanted after all."""
 
 
 class Precopy:
@@ -71,7 +71,7 @@ class Precopy:
         wants: Callable[[], Wants], offer: bytes = b"",
     ) -> None:  # fmt: skip
         """``offer``: what the destination says to have anyway; ``wants`` asks it what of that was
-        not so."""
+        not so. Raises StepFailed for an offer that is none."""
         self._late: Callable[[], bool] = lambda: False
         self.tracker = MemoryTracker(
             lambda: [task.pid for task in tasks(resident.room)], untrusted,
@@ -80,7 +80,7 @@ class Precopy:
         self.tracker.offered(offer)
         self.lanes = lanes
         self._wants = wants
-        self._wanted = 0
+        self._offered = self._wanted = 0
         self._stop = threading.Event()
         self._pace = Pace(
             resident.collectives, resident.usual_rate(), settings.slow_down, sleep=self._sleep
@@ -106,7 +106,10 @@ class Precopy:
             stale = stale + 1 if dirty > SHRINKS * before else 0
             before = dirty
         self._reporter.done()
-        return Rounds(self._number, self._sent, dirty, self.rate, self._pace.lost(), self._wanted)
+        return Rounds(
+            self._number, self._sent, dirty, self.rate, self._pace.lost(),
+            self._offered, self._wanted,
+        )  # fmt: skip
 
     def _sleep(self, seconds: float) -> None:
         """The standstill does not wait for the pace."""
@@ -156,6 +159,7 @@ class Precopy:
             done = self.tracker.round(sink, self._pace, self._reporter.listed)
             self.lanes.finish()
             took = time.monotonic() - began
+            self._offered += done.offered_bytes
             wanted = self._send_wanted()
         except Stopped:
             # Chunks of several lanes overtake each other: what is on its way now must not arrive
@@ -173,10 +177,7 @@ class Precopy:
     def _send_wanted(self) -> int:
         """Once, as there may be pages that have gone meanwhile; the bytes."""
         wanted = self._wants()
-        each = (
-            (inner, address + n * PAGE) for inner, address, pages in wanted for n in range(pages)
-        )
-        sent = self.tracker.again(each, self.lanes.pages) if wanted else 0
+        sent = self.tracker.again(wanted, self.lanes.pages) if wanted else 0
         if sent:
             self.lanes.finish()
         return sent
@@ -274,6 +275,8 @@ def words_of_rounds(done: Rounds) -> str:
     words = f"{many}, {done.dirty / 1e6:.0f} MB rewritten in the last"
     if done.lost is not None:
         words += f", the job {done.lost:.0%} slower"
+    if done.offered:
+        words += f", {done.offered / 1e6:.0f} MB only named"
     if done.wanted:
         words += f", {done.wanted / 1e6:.1f} MB sent that the destination no longer had"
     return words
