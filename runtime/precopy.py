@@ -154,6 +154,7 @@ class Precopy:
             self.lanes.pages(chunk, release)
             self._reporter.moved(len(chunk))
 
+        self._pace.begin()
         self._reporter.round_began(self._number + 1)
         try:
             done = self.tracker.round(sink, self._pace, self._reporter.listed)

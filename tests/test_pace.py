@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -67,13 +69,54 @@ def test_reading_never_stops_altogether() -> None:
     assert pace.duty == LEAST_DUTY
 
 
-def test_without_collectives_half_the_time_is_taken() -> None:
-    job = Job(0.5)
-    pace = job.pace(usual=0)
-    play(job, pace, 20)
-    assert pace.duty == FIRST_DUTY
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.9])
+def test_without_collectives_no_more_time_is_taken_than_may_be_lost(share: float) -> None:
+    """Of a job that stands while somebody reads: its one core is taken off it."""
+    job = Job(1.0)
+    pace = job.pace(usual=0, share=share)
+    assert play(job, pace, 20) == pytest.approx(min(share, FIRST_DUTY), rel=0.02)
+    assert pace.duty == min(share, FIRST_DUTY)
     assert pace.slow_down is None
     assert pace.lost() is None
+
+
+def test_every_thread_rests_for_what_it_has_read_itself() -> None:
+    """Whatever others do meanwhile: with many of them somebody has always just rested."""
+    job = Job(0.5)
+    rests: dict[str, list[float]] = {"one": [], "other": []}
+    pace = Pace(
+        lambda: 0, 0, 0.2, lambda: job.now,
+        lambda seconds: rests[threading.current_thread().name].append(seconds),
+    )  # fmt: skip
+    with (
+        ThreadPoolExecutor(1, initializer=named, initargs=("one",)) as one,
+        ThreadPoolExecutor(1, initializer=named, initargs=("other",)) as other,
+    ):
+        job.now = 0.003
+        other.submit(pace.spent, 0).result()
+        job.now = 0.004
+        one.submit(pace.spent, 0).result()
+        job.now = 0.005
+        other.submit(pace.spent, 0).result()
+    assert rests["one"] == [pytest.approx(4 * 0.004)]
+    assert rests["other"] == [pytest.approx(4 * 0.003), pytest.approx(4 * 0.002)]
+
+
+def test_what_goes_between_two_rounds_is_no_work() -> None:
+    job = Job(0.5)
+    rests: list[float] = []
+    pace = Pace(lambda: 0, 0, 0.2, lambda: job.now, rests.append)
+    job.now = 0.001
+    pace.spent(0)
+    job.now = 9.0
+    pace.begin()
+    job.now = 9.002
+    pace.spent(0)
+    assert rests == [pytest.approx(4 * 0.001), pytest.approx(4 * 0.002)]
+
+
+def named(name: str) -> None:
+    threading.current_thread().name = name
 
 
 @pytest.mark.parametrize("read", [lambda job: job.read(30), lambda job: job.rest(30)])
