@@ -6,8 +6,8 @@ Reading takes memory bandwidth, a core, and a fault for the first write to every
 the share of the time in which each thread reads is what can be turned.
 
 Of a job without collectives nothing is known. Then each thread reads for no larger share of the
-time than may be lost: that is the most of a core that reading takes off a thread of the job, however
-busy all cores are. Faults, memory bandwidth and what encrypts and sends come on top of it.
+time than may be lost: that is the most of a core that reading takes off a thread of the job, even
+where all cores are busy. Faults, memory bandwidth and what encrypts and sends come on top of it.
 """
 
 from __future__ import annotations
