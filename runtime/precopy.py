@@ -147,7 +147,6 @@ class Precopy:
             self._reporter.moved(len(chunk))
 
         ahead = self._ahead
-        self._pace.begin()
         self._reporter.round_began(ahead.rounds + 1)
         try:
             done = self.tracker.round(sink, self._pace, self._reporter.listed)
