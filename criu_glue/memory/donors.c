@@ -51,12 +51,8 @@ int64_t donors_add_process(struct donors *d, int memory) {
     return source;
 }
 
-static bool is_zero(const uint8_t *page) {
-    return page[0] == 0 && memcmp(page, page + 1, PAGE - 1) == 0;
-}
-
 static bool add(struct donors *d, int64_t source, uint64_t number, const uint8_t *page) {
-    if (is_zero(page)) // nobody asks for it
+    if (page_is_zero(page)) // nobody asks for it
         return true;
     if (d->used == d->most)
         return false;

@@ -10,7 +10,7 @@
 
 struct donor {      // a page
     uint64_t hash;  // the lower half
-    uint64_t where; // source (20 bits), page (44 bits): address / 4096, or its slot in a store
+    uint64_t where; // source (20 bits), page (44 bits): address / PAGE, or its slot in a store
 };
 
 struct donor_source {

@@ -21,8 +21,9 @@ from typing import Any
 
 from ...errors import StepFailed
 from . import store_library
+from .engine import PAGE
 from .maps import own_ranges
-from .store import PAGE, MemoryStore
+from .store import MemoryStore
 
 _STEP = 64 << 20
 _GONE = (FileNotFoundError, ProcessLookupError)

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import functools
-from importlib.resources import files
 from typing import Any
 
-import cffi
+from . import engine
 
 WHY = 256
 
@@ -78,6 +77,4 @@ int eager_pagemap(uint8_t *raw, size_t length);
 @functools.cache
 def load() -> tuple[Any, Any]:
     """The cffi object and the library."""
-    ffi = cffi.FFI()
-    ffi.cdef(DECLARATIONS)
-    return ffi, ffi.dlopen(str(files(__package__) / "memory.so"))
+    return engine.load(DECLARATIONS)
