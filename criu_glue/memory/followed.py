@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 
 from . import userfault, writers
 from .engine import PAGE
-from .maps import About, own_ranges, shares_memory
+from .maps import own_ranges, shares_memory
+from .proc import About
 from .source_engine import Pull, Ranges, Regions, Sent, judge, scan_present, scan_written
 
 TRIES = 3
