@@ -2,7 +2,7 @@
 """The record log that capsule-init writes: what a capsule printed, and when.
 
 One record is a 16-byte header (realtime in ns, length in bytes, stream) and the bytes; see
-``struct record`` in capsule_init.c. The log only grows and moves with its capsule, so an offset
+``struct record`` in capsule_output.c. The log only grows and moves with its capsule, so an offset
 into it means the same on every host: a reader that keeps its offset loses and doubles nothing.
 """
 

@@ -3,7 +3,7 @@
 
 It holds no truth of its own: capsules are processes in the kernel, ownership is the
 orchestrator's. Asks are served concurrently: those about capsules by the house, those of
-migrations by the porter.
+migrations by what the host is in them, source or destination, and by the porter.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ..criu_glue.tool import Criu, find
 from ..errors import LiveshiftError, Refused, Unreachable
 from . import data_link, link_rates, local_socket, messages, notify
 from .config import Cluster, FastPath
+from .destination import Destination
 from .gatekeeper import Gatekeeper
 from .gpu_watch import GpuWatch
 from .house import House
@@ -34,6 +35,7 @@ from .messages import Message
 from .porter import Porter
 from .progress import Teller
 from .resident import Resident
+from .source import Source
 from .swapper import Swapper
 from .tasks import Tasks
 
@@ -56,6 +58,8 @@ class Agent:
             cluster.paths.run, cluster.gpu.libraries, cluster.gpu.fast_path is not FastPath.OFF
         )
         self.porter = Porter(self.house, _find_criu(cluster), self._claim, self.gpus)
+        self.source = Source(self.house, self.porter)
+        self.destination = Destination(self.house, self.porter)
         self.swapper = Swapper(self.house, self.porter)
         self.gatekeeper = Gatekeeper(self.house, lambda: time.monotonic() - self._heard)
         self._heard = time.monotonic()
@@ -63,8 +67,8 @@ class Agent:
         self._link_seen = 0.0
         self._life = uuid.uuid4().hex
         self._tasks = Tasks()
-        house, porter, gates = self.house, self.porter, self.gatekeeper
-        swapper = self.swapper
+        house, gates, swapper = self.house, self.gatekeeper, self.swapper
+        source, destination = self.source, self.destination
         self._serve: dict[type[Message], Callable[..., Awaitable[Message | None]]] = {
             messages.Start: self._start,
             messages.Signal: house.signal,
@@ -73,15 +77,15 @@ class Agent:
             messages.Locate: house.locate,
             messages.ReadOutput: house.read_output,
             messages.GetInspection: house.get_inspection,
-            messages.Inspect: porter.inspect,
-            messages.Reserve: porter.reserve,
-            messages.Precopy: porter.precopy,
-            messages.Freeze: porter.freeze,
-            messages.Restore: porter.restore,
-            messages.Forward: porter.forward,
-            messages.Resume: porter.resume,
-            messages.Settle: porter.settle,
-            messages.Progress: porter.progress,
+            messages.Inspect: source.inspect,
+            messages.Reserve: destination.reserve,
+            messages.Precopy: source.precopy,
+            messages.Freeze: source.freeze,
+            messages.Restore: destination.restore,
+            messages.Forward: destination.forward,
+            messages.Resume: destination.resume,
+            messages.Settle: self.porter.settle,
+            messages.Progress: destination.progress,
             messages.LookAtGpus: swapper.look,
             messages.SwapGpu: swapper.swap,
             messages.SettleSwap: swapper.settle,
@@ -105,7 +109,7 @@ class Agent:
         address = str(self.cluster.orchestrator)
         # Before anything is taken up: a command that has ended meanwhile is told of at once.
         self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
-        self.porter.tell = Teller(self.uplink.line.ask, self.cluster.timeouts.suspicion)
+        self.source.tell = Teller(self.uplink.line.ask, self.cluster.timeouts.suspicion)
         await self.porter.take_up()
         await self.swapper.take_up()
         await local_socket.serve(self.cluster.paths.run / "agent.sock", self._relay)
@@ -164,7 +168,7 @@ class Agent:
     async def _beat(self) -> messages.Beat:
         running = [c for c in self.house.capsules.values() if c.code is None]
         states = [await asyncio.to_thread(c.state, self.gpus.used_by) for c in running]
-        memory = self.porter.memory_offered()
+        memory = self.destination.memory_offered()
         seats = self.gpus.seats(self.porter.gpus_taken())
         return messages.Beat(self.host, memory, states, seats, await self._data_link())
 
@@ -199,7 +203,7 @@ class Agent:
         await self.house.start(msgspec.structs.replace(ask, spec=spec))
 
     async def _arm(self, ask: messages.Arm) -> messages.Armed:
-        self.porter.gates_close(ask.job)
+        self.source.gates_close(ask.job)
         return await self.gatekeeper.arm(ask)
 
     async def _relay(self, uid: int, ask: Message) -> Message | None:

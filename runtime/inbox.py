@@ -286,6 +286,8 @@ class Inbox:
         self._verify(found)
         if self.memory is not None:
             self.memory.save()
+        for tree, names in found.gone().items():  # what has come and gone again has not come
+            self.came.get(tree.removeprefix("carried:"), set()).difference_update(names)
         manifest.save(self.images, found, self.came, self.written)
         self.landed = Landed(found, self.came, self.written)
 

@@ -2,25 +2,37 @@
 """How fast memory may be read while its job trains: such that the job keeps most of its speed.
 
 The job says by itself how fast it is: its collectives per second, before the pre-copy and in it.
-Reading takes memory bandwidth, a core, and a fault for the first write to every page that was read;
-the share of the time in which we read is what can be turned.
+What a byte costs it (a core that reads, one that encrypts, memory bandwidth, a fault for the first
+write to every page that was read) depends on machine and job; so the bytes per second are turned
+until the job loses what it may. Of a job without collectives nothing is known, and they stay what
+they were at first.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
 
-LEAST_DUTY = 0.02
-"""The share of the time in which is read at least: a pre-copy that never ends helps nobody."""
+BYTES_PER_CPU_SECOND = 1e9
+"""About what a core reads, compares, encrypts and sends; see docs/measurements.md."""
+
+LEAST = 25e6
+"""Bytes per second, at least: a pre-copy that never ends helps nobody."""
+
+AIM = 0.75
+"""Of what may be lost: then the noise of a look stays within it."""
 
 LOOK_COLLECTIVES, LOOK_LEAST_S, LOOK_MOST_S = 20, 0.5, 10.0
-"""A look at the rate takes so many collectives, within these seconds: with fewer the rate of a job
+"""A look at the job takes so many collectives, within these seconds: with fewer the rate of a job
 that makes a few per step is that of the moment."""
 
-NAP_S, DUE_MOST_S = 0.25, 2.0
-"""The longest sleep in one piece, and for one batch: then it is time to look again."""
+BURST_S = 0.1
+"""Who has read too little for a while may make up for so much of it."""
+
+NAP_S = 0.25
+"""The longest sleep in one piece."""
 
 
 class Pace:
@@ -34,40 +46,49 @@ class Pace:
     def __init__(
         self, collectives: Callable[[], int], usual: float, share: float,
         clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+        cpus: int | None = None,
     ) -> None:  # fmt: skip
         self._collectives = collectives
         self._usual = usual
         self._share = share
         self._clock, self._sleep = clock, sleep
-        # Reading may take a job's only core, and what becomes of the bytes takes others: before it
-        # is known what that costs, it is no more than the share that may be lost.
-        self.duty = max(LEAST_DUTY, share / 2 if usual else share)
+        # Where all cores are the job's, it loses the share of them that is used up. The other half
+        # is for what nobody foresees: faults, bandwidth, hosts that share a machine.
+        cpus = cpus or len(os.sched_getaffinity(0))
+        self.first = max(LEAST, share / 2 * cpus * BYTES_PER_CPU_SECOND)
+        self.rate = self.first
+        """Bytes per second that may be read."""
         self.slow_down: float | None = None
         """The share of the job's speed that was lost when it was looked at last."""
-        self._looked = self._began = clock()
-        self._here = threading.local()  # when this thread was let go on
         self._turn = threading.Lock()
-        self._seen = self._first = collectives() if usual else 0
+        self._looked = self._began = self._due = clock()
+        self._seen = self._first_seen = collectives() if usual else 0
+        self._read = 0  # since it was looked at
 
-    def spent(self, _bytes: int) -> None:
-        """What went since the last call was work; sleeps in proportion."""
-        now = self._clock()
-        busy = now - getattr(self._here, "resumed", self._began)
+    def spent(self, read: int) -> None:
+        """So many bytes were read; sleeps until the next may be."""
         with self._turn:
+            now = self._clock()
+            self._read += read
             if self._usual and self._is_time(now):
                 self._look(now)
-        due = min(busy * (1 / self.duty - 1), DUE_MOST_S)
+            self._due = max(self._due, now - BURST_S) + read / self.rate
+            due = self._due - now
         while due > 0:
             self._sleep(min(due, NAP_S))
             due -= NAP_S
-        self._here.resumed = self._clock()
 
     def lost(self) -> float | None:
         """The share of the job's speed that was lost since the beginning; None: not known."""
         seconds = self._clock() - self._began
         if not self._usual or seconds < LOOK_LEAST_S:
             return None
-        return max(0.0, 1 - (self._collectives() - self._first) / seconds / self._usual)
+        return self._lost(self._first_seen, seconds)
+
+    def _lost(self, before: int, seconds: float) -> float:
+        # A process that ends takes its count along, and the job then has fewer than before.
+        done = max(0, self._collectives() - before)
+        return max(0.0, 1 - done / seconds / self._usual)
 
     def _is_time(self, now: float) -> bool:
         since = now - self._looked
@@ -75,11 +96,12 @@ class Pace:
         return since >= LOOK_MOST_S or (enough and since >= LOOK_LEAST_S)
 
     def _look(self, now: float) -> None:
-        count = self._collectives()
-        rate = (count - self._seen) / (now - self._looked)
-        self._looked, self._seen = now, count
-        self.slow_down = max(0.0, 1 - rate / self._usual)
-        if self.slow_down > self._share:
-            self.duty = max(LEAST_DUTY, self.duty * max(0.25, 0.8 * self._share / self.slow_down))
-        elif self.slow_down < 0.5 * self._share:
-            self.duty = min(1.0, self.duty * 1.5)
+        seconds = now - self._looked
+        lost = self._lost(self._seen, seconds)
+        # One look is noisy; two are less so.
+        mean = lost if self.slow_down is None else (lost + self.slow_down) / 2
+        factor = min(2.0, max(0.25, AIM * self._share / max(mean, 1e-9)))
+        if factor < 1 or self._read > self.rate * seconds / 2:  # else something else bounds it
+            self.rate = max(LEAST, self.rate * factor)
+        self.slow_down = lost
+        self._looked, self._seen, self._read = now, self._collectives(), 0

@@ -11,10 +11,11 @@ may be interrupted, and without all of them the standstill sends everything.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -22,8 +23,7 @@ import msgspec
 from ..criu_glue import gpu_tasks
 from ..criu_glue.footprint import footprint
 from ..criu_glue.memory.pulling import Stopped
-from ..criu_glue.memory.source_engine import PAGE
-from ..criu_glue.memory.tracker import MemoryTracker, Round, Standstill
+from ..criu_glue.memory.tracker import MemoryTracker, Standstill
 from ..criu_glue.page_filter import PageFilter
 from ..criu_glue.survey import tasks
 from ..errors import LiveshiftError
@@ -36,9 +36,6 @@ from .wire import PAGE_TABLE, Lanes, Sender, Wants
 ENOUGH_S = 0.02
 """A round that would take no longer than this at standstill is as good as none."""
 
-SOME = 1 << 20
-"""Bytes from which on a round tells a rate."""
-
 SHRINKS = 0.9
 STALE = 2
 """Rounds in a row that found more than SHRINKS of what the one before had found: it is the job's
@@ -50,17 +47,19 @@ SHARED_MOST = 256 << 20
 """Bytes that a tree may share copy on write and yet be moved such that it does so no longer."""
 
 
-@dataclass(frozen=True)
-class Rounds:
-    """What came of the pre-copy: bytes sent, bytes that the last round found rewritten."""
+@dataclass
+class Ahead:
+    """What came of the rounds; bytes."""
 
-    number: int
-    sent: int
-    dirty: int
-    rate: float
-    lost: float | None
+    rounds: int = 0
+    sent: int = 0
+    dirty: int = 0
+    """That the last one found rewritten."""
+    offered: int = 0
+    """That the destination had, of which it wanted ``wanted`` after all."""
     wanted: int = 0
-    """Bytes that the destination had offered, and wanted after all."""
+    lost: float | None = None
+    """The share of its speed that the job lost; None: not known."""
 
 
 class Precopy:
@@ -71,112 +70,105 @@ class Precopy:
         wants: Callable[[], Wants], offer: bytes = b"",
     ) -> None:  # fmt: skip
         """``offer``: what the destination says to have anyway; ``wants`` asks it what of that was
-        not so."""
-        self._late: Callable[[], bool] = lambda: False
+        not so. Raises StepFailed for an offer that is none."""
+        self._stop = threading.Event()  # no rounds any more
+        self._until = float("inf")  # nor after that
+        self._stopped = self._no_more_rounds
         self.tracker = MemoryTracker(
             lambda: [task.pid for task in tasks(resident.room)], untrusted,
-            stopped=lambda: self._late(),
+            stopped=lambda: self._stopped(),
         )  # fmt: skip
         self.tracker.offered(offer)
         self.lanes = lanes
         self._wants = wants
-        self._wanted = 0
-        self._stop = threading.Event()
         self._pace = Pace(
             resident.collectives, resident.usual_rate(), settings.slow_down, sleep=self._sleep
         )
         self._limit = settings.rounds
         self._reporter = reporter
         self._fresh: threading.Thread | None = None
-        self._sent = 0
-        self._number = 0
+        self._ahead = Ahead()
         self.rate = 0.0
+        """Bytes a second that the lanes were measured to carry; rounds are paced, and tell less."""
 
-    def rounds(self, until: float) -> Rounds:
+    def rounds(self, until: float) -> Ahead:
         """Bring memory over until the rewritten part no longer shrinks, or ``until`` (monotonic
         seconds). Raises StepFailed when the destination refuses."""
-        before, stale, dirty = float("inf"), 0, 0
-        while self._number < self._limit and stale < STALE:
-            done = self._round(lambda: self._stop.is_set() or time.monotonic() > until)
-            if done is None:
-                break
-            dirty = done.dirty_bytes
+        self._until = until
+        before, stale = float("inf"), 0
+        while self._ahead.rounds < self._limit and stale < STALE and self._round():
+            dirty = self._ahead.dirty
             if dirty <= ENOUGH_S * self.rate:
                 break
             stale = stale + 1 if dirty > SHRINKS * before else 0
             before = dirty
         self._reporter.done()
-        return Rounds(self._number, self._sent, dirty, self.rate, self._pace.lost(), self._wanted)
+        return replace(self._ahead, lost=self._pace.lost())
+
+    def keep_fresh(self) -> None:
+        """Go on with rounds in a thread, so that little is left at the standstill."""
+        self._until = float("inf")
+        self._fresh = threading.Thread(target=self._keep_fresh, name="pre-copy", daemon=True)
+        self._fresh.start()
+
+    def hurry(self) -> None:
+        """Begin no further round, and interrupt one that is under way."""
+        self._stop.set()
+
+    def rest(self) -> None:
+        """The freeze is near: the same, if there are only rounds that keep it fresh."""
+        if self._fresh is not None:
+            self.hurry()
+
+    def stop_rounds(self) -> None:
+        """The same, and return when all that they have sent has arrived. May be called again."""
+        self.hurry()
+        if self._fresh is not None:
+            self._fresh.join()
+            self._fresh = None
+
+    def _no_more_rounds(self) -> bool:
+        return self._stop.is_set() or time.monotonic() > self._until
 
     def _sleep(self, seconds: float) -> None:
         """The standstill does not wait for the pace."""
         self._stop.wait(seconds)
 
-    def hurry(self) -> None:
-        """End ``rounds`` wherever they are."""
-        self._stop.set()
-
-    def keep_fresh(self) -> None:
-        """Go on with rounds in a thread, so that little is left at the standstill."""
-        self._fresh = threading.Thread(target=self._keep_fresh, name="pre-copy", daemon=True)
-        self._fresh.start()
-
-    def rest(self) -> None:
-        """The freeze is near: begin no further round, and interrupt one that keeps it fresh."""
-        if self._fresh is not None:
-            self._stop.set()
-
-    def stop_rounds(self) -> None:
-        """Interrupt a round that is under way; may be called again."""
-        self._stop.set()
-        if self._fresh is not None:
-            self._fresh.join()
-            self._fresh = None
-
     def _keep_fresh(self) -> None:
-        try:
-            while not self._stop.is_set():
-                done = self._round(self._stop.is_set)
-                if done is None or self._stop.wait(NAP_S):
-                    return
-        except LiveshiftError:  # who asks for the freeze meets it again
-            return
+        with contextlib.suppress(LiveshiftError):  # who asks for the freeze meets it again
+            while not self._stop.is_set() and self._round():
+                self._stop.wait(NAP_S)
 
-    def _round(self, late: Callable[[], bool]) -> Round | None:
-        """One round; None when it was interrupted: what it has not sent is the next one's."""
-        began = time.monotonic()
-        self._late = late
+    def _round(self) -> bool:
+        """One round; False when it was interrupted: what it has not sent is the next one's."""
 
         def sink(chunk: memoryview, release: Callable[[], None]) -> None:
             self.lanes.pages(chunk, release)
             self._reporter.moved(len(chunk))
 
-        self._reporter.round_began(self._number + 1)
+        ahead = self._ahead
+        self._reporter.round_began(ahead.rounds + 1)
         try:
             done = self.tracker.round(sink, self._pace, self._reporter.listed)
             self.lanes.finish()
-            took = time.monotonic() - began
             wanted = self._send_wanted()
         except Stopped:
             # Chunks of several lanes overtake each other: what is on its way now must not arrive
             # after what is read of the same pages next.
             self.lanes.finish()
-            return None
-        self._number += 1
-        self._wanted += wanted
-        self._sent += done.sent_bytes + wanted
-        if done.sent_bytes > max(SOME, done.dirty_bytes / 2):  # others went at no link's rate
-            self.rate = done.sent_bytes / took
+            return False
+        ahead.rounds += 1
+        ahead.sent += done.sent_bytes + wanted
+        ahead.dirty = done.dirty_bytes
+        ahead.offered += done.offered_bytes
+        ahead.wanted += wanted
         self._reporter.round_ended(done.dirty_bytes, self._pace.lost())
-        return done
+        return True
 
     def _send_wanted(self) -> int:
         """Once, as there may be pages that have gone meanwhile; the bytes."""
         wanted = self._wants()
-        each = (
-            (inner, address + n * PAGE) for inner, address, pages in wanted for n in range(pages)
-        )
-        sent = self.tracker.again(each, self.lanes.pages) if wanted else 0
+        sent = self.tracker.again(wanted, self.lanes.pages) if wanted else 0
         if sent:
             self.lanes.finish()
         return sent
@@ -188,8 +180,9 @@ class Precopy:
             pass
 
     def interrupt_on(self, stopped: Callable[[], bool]) -> None:
-        """From now on the tracker stops whatever it does once this is so."""
-        self._late = stopped
+        """From now on the tracker stops whatever it does once this is so, and not for what rounds
+        were stopped by."""
+        self._stopped = stopped
 
     def close(self) -> None:
         """The kernel follows the job's writes no longer. May be called again."""
@@ -268,12 +261,14 @@ def untrusted(pid: int) -> bool:
         return False
 
 
-def words_of_rounds(done: Rounds) -> str:
+def words_of_rounds(done: Ahead) -> str:
     """For a person: "3 rounds, 12 MB rewritten meanwhile, the job 5 % slower"."""
-    many = f"{done.number} round{'s' if done.number != 1 else ''}"
+    many = f"{done.rounds} round{'s' if done.rounds != 1 else ''}"
     words = f"{many}, {done.dirty / 1e6:.0f} MB rewritten in the last"
     if done.lost is not None:
         words += f", the job {done.lost:.0%} slower"
+    if done.offered:
+        words += f", {done.offered / 1e6:.0f} MB only named"
     if done.wanted:
         words += f", {done.wanted / 1e6:.1f} MB sent that the destination no longer had"
     return words

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts' part in the model: what porter.py, departure.py and arrival.py do.
+"""The hosts' part in the model: what porter.py, source.py, destination.py, departure.py and
+arrival.py do.
 
 An agent does some things by itself (``agent``), asks about what it holds (``claims``), and takes
 messages (``take_*``). A generator that yields nothing: not now, the message waits.

@@ -243,9 +243,9 @@ def test_capabilities_that_no_capsule_has(
 
 
 def test_the_capabilities_are_those_that_capsule_init_keeps() -> None:
-    source = Path(image_rights.__file__).parent / "capsule_init.c"
+    source = Path(image_rights.__file__).parent / "capsule_task.c"
     if not source.exists():
-        source = Path(__file__).parents[1] / "criu_glue" / "capsule_init.c"
+        source = Path(__file__).parents[1] / "criu_glue" / "capsule_task.c"
     kept = re.search(r"kept\[\] = \{(.*?)\}", source.read_text(), re.DOTALL)
     assert kept
     header = Path("/usr/include/linux/capability.h").read_text()

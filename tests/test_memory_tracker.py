@@ -186,7 +186,9 @@ def test_pages_that_are_offered_are_only_named(
     done = tracker.round(pages)
     assert set(pages.named.values()) == hashes
     assert done.sent_bytes < done.dirty_bytes - 900 * PAGE
-    assert tracker.again(pages.named, pages) > 1000 * PAGE, "they are not there any more"
+    assert done.offered_bytes == 1000 * PAGE
+    wanted = [(pid, address, 1) for pid, address in pages.named]
+    assert tracker.again(wanted, pages) > 1000 * PAGE, "they are not there any more"
     job.do("[put(page, page + 1) for page in range(1000, 2000)]")
     job.do("[put(page, page) for page in range(1, 1000)]")
     pages.named.clear()
@@ -414,7 +416,40 @@ def test_pages_are_sent_again_where_they_are_wanted(
     wanted = [start + n * PAGE for n in (1, 2, 3, 9)]
     for address in wanted:
         del pages.of[job.pid][address]
-    assert tracker.again([(job.pid, address) for address in wanted], pages) > 4 * PAGE
+    asked = [(job.pid, start + PAGE, 3), (job.pid, start + 9 * PAGE, 1)]
+    assert tracker.again(asked, pages) > 4 * PAGE
+    finish(job, tracker, pages)
+
+
+def test_what_was_never_sent_is_not_sent_for_the_asking(
+    job: Subject, tracker: MemoryTracker, pages: Pages
+) -> None:
+    assert tracker.again([(job.pid, job.number("address()"), 1)], pages) == 0
+    tracker.round(pages)
+    before = sum(pages.kinds.values())
+    everything = [(job.pid, 0, (1 << 47) // PAGE), (job.pid + 1, 0, 1)]
+    assert tracker.again(everything, pages) > MANY * PAGE
+    assert sum(pages.kinds.values()) < 2.1 * before
+    finish(job, tracker, pages)
+
+
+def test_an_offer_that_is_none_is_refused(tracker: MemoryTracker) -> None:
+    with pytest.raises(StepFailed, match="offers 7 bytes"):
+        tracker.offered(b"1234567")
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 60])
+def test_an_offer_that_is_made_to_be_slow_is_looked_up_all_the_same(
+    job: Subject, tracker: MemoryTracker, pages: Pages, count: int
+) -> None:
+    """Hashes that grow by powers lead a guess astray; one of them is a page's."""
+    one = xxhash.xxh3_128_intdigest((5).to_bytes(8, "little") * 512)
+    edges = {0, 1, (1 << 64) - 1, *(1 << n for n in range(count)), one & (1 << 64) - 1}
+    tracker.offered(struct.pack(f"<{len(edges)}Q", *sorted(edges)))
+    done = tracker.round(pages)
+    assert list(pages.named.values()) == [one]
+    assert done.offered_bytes == PAGE
+    tracker.again([(pid, address, 1) for pid, address in pages.named], pages)
     finish(job, tracker, pages)
 
 

@@ -161,11 +161,13 @@ static bool donor_has(const struct pull *pull, uint64_t address, struct sent_has
 // Whether a page of that hash was offered. Hashes are spread evenly, so the place can be guessed.
 static bool is_offered(const struct pull *pull, uint64_t hash) {
     size_t low = 0, high = pull->offered_count;
-    while (low < high) {
+    for (int guesses = 0; low < high; guesses++) {
         uint64_t least = pull->offered[low], most = pull->offered[high - 1];
         if (hash < least || hash > most)
             return false;
         double share = most > least ? (double)(hash - least) / (double)(most - least) : 0;
+        if (guesses > 8) // somebody has chosen them such that guessing takes for ever
+            share = 0.5;
         size_t at = low + (size_t)(share * (double)(high - 1 - low));
         if (pull->offered[at] == hash)
             return true;
@@ -196,12 +198,12 @@ static void refer(struct pull_chunk *chunk, uint64_t address, struct sent_hash h
 
 // Puts one page that was read into the chunk, in the way that is the shortest.
 static void put(const struct pull *pull, struct pull_chunk *chunk, uint64_t address,
-                const uint8_t *page, uint64_t *unchanged) {
+                const uint8_t *page, struct pull_state *seen) {
     struct sent_block *block = sent_find(pull->sent, address);
     size_t index = sent_index(address);
     struct sent_hash hash = hash_of(page);
     if (same(block->hash[index], hash)) {
-        ++*unchanged;
+        seen->unchanged++;
     } else if (page_is_zero(page)) {
         add_run(chunk->run, &chunk->runs, address, RUN_ZERO);
         sent_record(block, index, hash, pull->pass);
@@ -211,6 +213,7 @@ static void put(const struct pull *pull, struct pull_chunk *chunk, uint64_t addr
     } else if (is_offered(pull, hash.low)) {
         refer(chunk, address, hash, 0, 0);
         sent_record(block, index, hash, pull->pass);
+        seen->offered++;
     } else {
         uint8_t *to = chunk->at + PAGE + chunk->pages++ * PAGE;
         if (to != page) // pages before it were left out
@@ -222,7 +225,7 @@ static void put(const struct pull *pull, struct pull_chunk *chunk, uint64_t addr
 }
 
 static void put_all(struct pull *pull, struct pull_chunk *chunk, const struct batch *batch) {
-    uint64_t unchanged = 0, unreadable = 0, first = 0;
+    struct pull_state seen = {0};
     const uint8_t *page = batch->at;
     const bool *there = batch->there;
     for (size_t i = 0; i < batch->count; i++) {
@@ -230,16 +233,17 @@ static void put_all(struct pull *pull, struct pull_chunk *chunk, const struct ba
         end = address + batch->part[i].iov_len;
         for (; address < end; address += PAGE, page += PAGE, there++) {
             if (*there)
-                put(pull, chunk, address, page, &unchanged);
-            else if (unreadable++ == 0)
-                first = address;
+                put(pull, chunk, address, page, &seen);
+            else if (seen.unreadable++ == 0)
+                seen.first_unreadable = address;
         }
     }
     pthread_mutex_lock(&pull->lock);
-    pull->state.unchanged += unchanged;
-    if (unreadable && pull->state.unreadable == 0)
-        pull->state.first_unreadable = first;
-    pull->state.unreadable += unreadable;
+    pull->state.unchanged += seen.unchanged;
+    pull->state.offered += seen.offered;
+    if (seen.unreadable && pull->state.unreadable == 0)
+        pull->state.first_unreadable = seen.first_unreadable;
+    pull->state.unreadable += seen.unreadable;
     pthread_mutex_unlock(&pull->lock);
 }
 

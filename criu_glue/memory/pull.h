@@ -17,6 +17,7 @@ enum { PULL_MOST_REFERENCES = 4096 };
 struct pull_state {
     uint64_t unreadable, first_unreadable; // pages that were not there any more
     uint64_t unchanged;                    // pages that the destination has
+    uint64_t offered;                      // pages that were only named, as it had offered them
     int error;                             // why it ended early: -ESRCH
 };
 

@@ -91,10 +91,25 @@ void sent_expect_all(struct sent *sent) {
             memset(sent->table[i]->current, 0, sizeof sent->table[i]->current);
 }
 
-int sent_forget(struct sent *sent, uint64_t start, uint64_t end) {
-    int rc = sent_expect(sent, start, end);
-    for (; rc == 0 && start < end; start += PAGE)
-        sent_record(sent_find(sent, start), sent_index(start), (struct sent_hash){0}, 0);
+static int forget(struct sent_block *block, uint64_t address, struct regions *list) {
+    size_t index = sent_index(address);
+    if (block->hash[index].low == 0 && block->hash[index].high == 0)
+        return 0;
+    sent_record(block, index, (struct sent_hash){0}, 0);
+    block->current[index / 64] &= ~(UINT64_C(1) << index % 64);
+    return regions_add(list, address, address + PAGE, 0);
+}
+
+// Who asks is not believed: no block is made, and what was never sent is passed over.
+int sent_forget(struct sent *sent, uint64_t start, uint64_t end, struct regions *list) {
+    int rc = 0;
+    while (rc == 0 && start < end) {
+        uint64_t next = (start / BLOCK + 1) * BLOCK, stop = end < next ? end : next;
+        struct sent_block *block = sent_find(sent, start);
+        for (uint64_t at = start; rc == 0 && block != NULL && at < stop; at += PAGE)
+            rc = forget(block, at, list);
+        start = stop;
+    }
     return rc;
 }
 

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "page.h"
+#include "regions.h"
 
 struct sent_hash {
     uint64_t low, high; // of XXH3-128; both 0: nothing was sent yet
@@ -39,8 +40,9 @@ struct sent_block *sent_find(const struct sent *sent, uint64_t address);
 int sent_expect(struct sent *sent, uint64_t start, uint64_t end);
 // The same of all pages.
 void sent_expect_all(struct sent *sent);
-// Of these pages nothing is at the destination. 0 or -ENOMEM.
-int sent_forget(struct sent *sent, uint64_t start, uint64_t end);
+// Of these pages nothing is at the destination: those of them that were sent are added to list.
+// 0 or -ENOMEM.
+int sent_forget(struct sent *sent, uint64_t start, uint64_t end, struct regions *list);
 // The end of the pages from start on that are all current, or all not; at most end.
 uint64_t sent_same(const struct sent *sent, uint64_t start, uint64_t end, bool *current);
 

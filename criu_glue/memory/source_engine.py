@@ -18,7 +18,6 @@ struct region { uint64_t start, end, categories; };
 struct regions { struct region *at; size_t count, room; uint64_t bytes; };
 struct regions *regions_new(void);
 void regions_clear(struct regions *);
-int regions_add(struct regions *, uint64_t start, uint64_t end, uint64_t categories);
 void regions_runs(const struct regions *, uint64_t *out);
 void regions_free(struct regions *);
 
@@ -28,7 +27,7 @@ void sent_clear(struct sent *);
 void sent_free(struct sent *);
 int sent_expect(struct sent *, uint64_t start, uint64_t end);
 void sent_expect_all(struct sent *);
-int sent_forget(struct sent *, uint64_t start, uint64_t end);
+int sent_forget(struct sent *, uint64_t start, uint64_t end, struct regions *sent_of_them);
 
 int scan_prepare(int uffd);
 uint64_t scan_known(int pagemap);
@@ -41,7 +40,7 @@ int scan_judge(const struct regions *found, bool distrust, struct sent *,
 
 struct pull;
 struct pull_chunk;
-struct pull_state { uint64_t unreadable, first_unreadable, unchanged; int error; };
+struct pull_state { uint64_t unreadable, first_unreadable, unchanged, offered; int error; };
 struct pull *pull_new(int pid, int memory, int pagemap, uint32_t inner, uint32_t incarnation,
                       uint32_t round, uint16_t pass, const struct regions *, struct sent *);
 void pull_refer_to(struct pull *, const struct sent *donor, uint32_t donor_pid);
@@ -80,9 +79,6 @@ class Regions:
         """In bytes."""
         return int(self.list.bytes)
 
-    def add(self, start: int, end: int) -> None:
-        _check(_lib.regions_add(self.list, start, end, 0), "regions")
-
     def clear(self) -> None:
         _lib.regions_clear(self.list)
 
@@ -106,9 +102,9 @@ class Sent:
         """Nothing is known of what was written since it was sent."""
         _lib.sent_expect_all(self.pages)
 
-    def forget(self, start: int, end: int) -> None:
-        """The destination has not got these, whatever was sent."""
-        _check(_lib.sent_forget(self.pages, start, end), "sent")
+    def forget(self, start: int, end: int, forgotten: Regions) -> None:
+        """The destination has not got these, whatever was sent; what was is ``forgotten``."""
+        _check(_lib.sent_forget(self.pages, start, end, forgotten.list), "sent")
 
 
 def scan_written(
@@ -170,6 +166,11 @@ class Pull:
         """How many pages were not there any more, and the first one's address."""
         state = _lib.pull_state(self.work)
         return int(state.unreadable), int(state.first_unreadable)
+
+    @property
+    def offered(self) -> int:
+        """How many pages were only named, since the destination has offered them."""
+        return int(_lib.pull_state(self.work).offered)
 
     @property
     def unchanged(self) -> int:

@@ -42,6 +42,8 @@ class Round:
     sent_bytes: int
     seconds: float
     processes: int
+    offered_bytes: int
+    """Memory that the destination has said to have already, and was not sent."""
     untracked: dict[int, str]
     """Processes (inner pids) that will be read in full at the standstill, and why."""
 
@@ -80,6 +82,7 @@ class MemoryTracker:
         self._pulling = Pulling(threads or os.cpu_count() or 1, self._ring)
         self._family = Family()
         self._offered = b""
+        self._named = 0  # pages of those, in this round
         self._rounds = 0
         self._passes = 0
         self._broken = False
@@ -95,7 +98,9 @@ class MemoryTracker:
     def offered(self, hashes: bytes) -> None:
         """The destination has pages of these hashes anyway (the lower 64 bits of XXH3-128, little
         endian, sorted): in rounds such a page is named, and not sent. What turns out not to be
-        there any more is wanted :meth:`again`."""
+        there any more is wanted :meth:`again`. Raises StepFailed for what is no such list."""
+        if len(hashes) % 8:
+            raise StepFailed("memory", f"the destination offers {len(hashes)} bytes of hashes")
         self._offered = hashes
 
     def look(self) -> int:
@@ -117,6 +122,7 @@ class MemoryTracker:
         began = time.monotonic()
         self._refresh()
         dirty = sent = 0
+        self._named = 0
         for generation in self._family.generations():
             self._scan(generation)
             there = [process for process in generation if process in self._family]
@@ -131,7 +137,9 @@ class MemoryTracker:
         why = {p.who.inner: p.untracked or p.distrusted for p in self._family}
         untracked = {inner: words for inner, words in why.items() if words}
         seconds = time.monotonic() - began
-        return Round(self._rounds - 1, dirty, sent, seconds, len(self._family), untracked)
+        return Round(
+            self._rounds - 1, dirty, sent, seconds, len(self._family), self._named * PAGE, untracked
+        )
 
     def wait_frozen(self, until: float, known: Callable[[], bool] = lambda: False) -> None:
         """Wait for every task to be stopped by CRIU; raises StepFailed at ``until`` (monotonic), or
@@ -182,20 +190,20 @@ class MemoryTracker:
             scan_s=scanned - began,
         )
 
-    def again(self, wanted: Iterable[tuple[int, int]], sink: Sink) -> int:
-        """Send the pages that the destination asks for, (inner pid, address) each; the bytes.
+    def again(self, wanted: Iterable[tuple[int, int, int]], sink: Sink) -> int:
+        """Send the pages that the destination asks for, (inner pid, address, pages) each, as they
+        are; the bytes. What was never sent is passed over.
 
         At the standstill this completes what was sent; before it, it only hastens things.
         """
         by_inner = self._family.by_inner_pid()
         asked: dict[int, Followed] = {}
-        for inner, address in wanted:
+        for inner, address, pages in wanted:
             if process := by_inner.get(inner):
                 if inner not in asked:
                     process.written.clear()
                 asked[inner] = process
-                process.sent.forget(address, address + PAGE)
-                process.written.add(address, address + PAGE)
+                process.sent.forget(address, address + pages * PAGE, process.written)
         sent = self._pull(list(asked.values()), sink, Unhurried(), refer=False)
         self._passes += 1
         return sent
@@ -239,6 +247,7 @@ class MemoryTracker:
                 pulls[process] = pull
         sent = self._send(list(pulls), list(pulls.values()), sink, pace)
         for process, pull in pulls.items():
+            self._named += pull.offered
             if pull.ended:
                 self._ended(process, all_there)
             pages, first = pull.unreadable

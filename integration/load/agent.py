@@ -267,7 +267,7 @@ class SimulatedAgent:
         return messages.Arrived(IMAGE_BYTES, IMAGE_BYTES if complete else 0, complete)
 
     async def _restore(self, ask: messages.Restore) -> messages.Moved:
-        """Restore, ask, run; like Porter.restore."""
+        """Restore, ask, run; like Destination.restore."""
         while ask.migration in self._busy:
             await asyncio.sleep(BUSY_LOOK_S)
         if self.capsules.get(ask.capsule) == ask.epoch and ask.migration not in self.coming:
@@ -285,7 +285,7 @@ class SimulatedAgent:
         return moved
 
     async def _may_run(self, migration: str, copy: Copy) -> None:
-        """Return when it may; raises StepFailed when it may not. Like Porter._may_run."""
+        """Return when it may; raises StepFailed when it may not. Like Destination._may_run."""
         while True:
             with contextlib.suppress(Unreachable):
                 ruling, _ = await self._claim(migration, Side.COMING, copy, True)

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The root task of a capsule: what it may do, and how it begins.
+
+#define _GNU_SOURCE
+#include "capsule_init.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/audit.h>
+#include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+#define NATIVE_ARCH AUDIT_ARCH_X86_64
+#elif defined(__aarch64__)
+#define NATIVE_ARCH AUDIT_ARCH_AARCH64
+#else
+#error "capsule-init knows x86-64 and aarch64"
+#endif
+
+// CRIU cannot dump an io_uring, and libuv (torch's TCPStore) opens one unasked, whatever
+// UV_USE_IO_URING says since its 1.49. To the job the kernel looks like one without: ENOSYS is
+// what every user of io_uring has a fallback for. Needs no no_new_privs, as we are still root.
+static void hide_io_uring(void) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, NATIVE_ARCH, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof code / sizeof code[0], code};
+    if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+        die("cannot hide", "io_uring by seccomp");
+}
+
+// What root keeps in a capsule, whoever made it root: what containers usually leave it, and what
+// training asks for (locked memory, priorities, limits). The rest is for running a machine; with it
+// a job could take away what the room hides, join other capsules' namespaces or trace process 1.
+static void drop_capabilities(void) {
+    static const int kept[] = {
+        CAP_CHOWN,
+        CAP_DAC_OVERRIDE,
+        CAP_FOWNER,
+        CAP_FSETID,
+        CAP_KILL,
+        CAP_SETGID,
+        CAP_SETUID,
+        CAP_SETPCAP,
+        CAP_SETFCAP,
+        CAP_NET_RAW,
+        CAP_SYS_CHROOT,
+        CAP_AUDIT_WRITE,
+        CAP_NET_BIND_SERVICE,
+        CAP_IPC_LOCK,
+        CAP_IPC_OWNER,
+        CAP_SYS_RESOURCE,
+        CAP_SYS_NICE,
+        CAP_LEASE,
+        CAP_NET_BROADCAST,
+    };
+    for (int cap = 0; prctl(PR_CAPBSET_READ, cap, 0, 0, 0) >= 0; cap++) {
+        bool keep = false;
+        for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++)
+            keep = keep || kept[i] == cap;
+        if (!keep && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) != 0)
+            die("cannot drop", "capabilities");
+    }
+    // Inheritable ones would come back at root's next exec, whatever the bounding set says.
+    struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct data[2];
+    if (syscall(SYS_capget, &head, data) != 0)
+        die("cannot read", "capabilities");
+    data[0].inheritable = data[1].inheritable = 0; // ambient ones go with them
+    if (syscall(SYS_capset, &head, data) != 0)
+        die("cannot set", "capabilities");
+}
+
+_Noreturn void run_command(const struct plan *plan, int out, int err) {
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    for (int s = 1; s < NSIG; s++)
+        signal(s, SIG_DFL); // a background shell starts its children with SIGINT ignored
+    setsid();               // CRIU wants the session leader inside the tree
+    int in = open("/dev/null", O_RDONLY);
+    dup2(in, STDIN_FILENO);
+    dup2(out, STDOUT_FILENO);
+    dup2(err, STDERR_FILENO);
+    close_range(3, ~0U, 0);
+    hide_io_uring();
+    drop_capabilities();
+    if (plan->has_user) {
+        if (setgroups(plan->group_count, plan->groups) != 0 || setgid(plan->gid) != 0 ||
+            setuid(plan->uid) != 0)
+            die("cannot become user of", plan->command[0]);
+    }
+    if (plan->chdir != NULL && chdir(plan->chdir) != 0) {
+        fprintf(stderr, "liveshift: cannot enter %s on this host: %s\n", plan->chdir,
+                strerror(errno));
+        _exit(126);
+    }
+    execvp(plan->command[0], plan->command);
+    int code = errno == ENOENT ? 127 : 126;
+    fprintf(stderr, "liveshift: cannot run %s: %s\n", plan->command[0], strerror(errno));
+    _exit(code);
+}

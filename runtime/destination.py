@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host as the destination of migrations, as the orchestrator asks it: from the reservation to
+the first collective after the restore.
+
+What comes of an arrival otherwise is settled by the porter; arrival.py does the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from ..criu_glue.memory.donors import Donors
+from ..criu_glue.memory.tracker import MemoryTracker
+from ..criu_glue.tool import Criu
+from ..errors import LiveshiftError, NotFound, Refused, StepFailed
+from . import host_facts, messages, offering, preflight
+from .arrival import Arrival
+from .faultpoints import reached
+from .gpu_preflight import GpuPlan
+from .house import House
+from .ownership import Ruling, Side
+from .porter import POLL_S, Porter
+from .resident import finished_by_pid
+from .stopwatch import Stopwatch
+from .tasks import Tasks
+from .wire import LANES
+
+log = logging.getLogger("liveshift.destination")
+
+FREE_AFTER_S = 1.0
+
+
+class Destination:
+    """Serves Reserve, Progress, Restore, Forward and Resume."""
+
+    def __init__(self, house: House, porter: Porter) -> None:
+        self._house = house
+        self._porter = porter
+        self._own = house.cluster.host(house.host)
+        self._tasks = Tasks()
+
+    def memory_offered(self) -> int:
+        """Bytes that an incoming capsule may take."""
+        return host_facts.memory_offered(self._own.memory)
+
+    async def reserve(self, ask: messages.Reserve) -> messages.Reserved:
+        async with self._porter.reservations.making(ask) as gpus:
+            return await self._reserve(ask, gpus)
+
+    async def _reserve(self, ask: messages.Reserve, gpus: GpuPlan) -> messages.Reserved:
+        offered, facts, criu = self.memory_offered(), self._porter.facts, self._porter.criu
+        rows = await asyncio.to_thread(
+            preflight.check, ask.survey, ask.facts, facts, criu, offered, gpus
+        )
+        if ask.dry_run:
+            return messages.Reserved(rows, "", gpus.pairs, gpus.plain, MemoryTracker.probe())
+        name = ask.spec.name
+        self._house.refuse_older(ask)
+        if name in self._house.capsules and self._house.capsules[name].code is None:
+            raise Refused(f"{name} is on {self._house.host} already")
+        for stale in [m for m, a in self._porter.arrivals.items() if a.resident.spec.name == name]:
+            if await self._porter.ask_about(stale) != "ended":
+                raise Refused(f"{name} is arriving on {self._house.host} already, by {stale}")
+        async with self._house.network:
+            resident = await self._house.blocking(
+                name, lambda: self._house.housing.house_empty(ask)
+            )
+        devices = None
+        if ask.gpu is not None:
+            devices = await asyncio.to_thread(self._porter.devices.tree, ask.migration, resident)
+        full_dump, donors = MemoryTracker.probe(), None
+        if not full_dump and self._house.cluster.precopy.enabled:
+            donors = await self._donors(ask)
+        arrival = Arrival(ask, resident, self._house.housing, devices, gpus.pairs, donors)
+        arrival.note()
+        if criu is not None:
+            arrival.start_early(criu)
+        self._porter.arrivals[ask.migration] = arrival
+        self._porter.receiver.expect(
+            ask.migration, ask.source, arrival.inbox, ask.limit_bytes, arrival.inbox.pages, LANES
+        )
+        await asyncio.to_thread(preflight.warm, ask.survey.needed)
+        if criu is not None:
+            await asyncio.to_thread(preflight.warm_tools, criu)
+        plain = gpus.plain
+        if devices is not None and not plain:
+            plain = await asyncio.to_thread(devices.warm, arrival.gpus_promised)
+        here = f"tcp://{self._own.data}"
+        offer = await asyncio.to_thread(donors.offer) if donors is not None else b""
+        return messages.Reserved(rows, here, gpus.pairs, plain, full_dump, offer)
+
+    async def _donors(self, ask: messages.Reserve) -> Donors | None:
+        rooms = offering.siblings(ask.spec, self._house.capsules.values())
+        return await asyncio.to_thread(offering.look, rooms)
+
+    async def progress(self, ask: messages.Progress) -> messages.Arrived:
+        arrival = self._porter.arrivals.get(ask.migration)
+        if arrival is None:
+            return messages.Arrived(0, 0, False)
+        if ask.close and not arrival.complete:
+            await asyncio.to_thread(arrival.inbox.close)
+        else:
+            await asyncio.to_thread(arrival.inbox.make_room)
+        size = arrival.inbox.manifest.image_bytes if arrival.complete else 0
+        taken = self._porter.receiver.received(ask.migration)
+        return messages.Arrived(taken, size, arrival.complete, *arrival.placed)
+
+    async def restore(self, ask: messages.Restore) -> messages.Moved:
+        """Restore, ask, run. Asked again for what runs or is under way, it is as good."""
+        name, migration = ask.capsule, ask.migration
+        await self._porter.idle(migration)  # an earlier ask for the same; its asker has given up
+        here = self._house.capsules.get(name)
+        if here is not None and here.epoch == ask.epoch and migration not in self._porter.arrivals:
+            return messages.Moved(0, [])
+        arrival, criu = self._porter.arrivals.get(migration), self._porter.criu
+        if arrival is None or not arrival.room_stands:
+            raise NotFound(f"{self._house.host} has no image of {name} (any more)")
+        assert criu is not None  # the preflight has seen it
+        if ask.epoch <= arrival.failed_epoch:
+            raise StepFailed("restore", f"the attempt under epoch {ask.epoch} has failed")
+        with self._porter.working(migration):
+            try:
+                moved = await self._restore(arrival, criu, ask)
+            except BaseException:
+                arrival.failed_epoch = max(arrival.failed_epoch, ask.epoch)
+                raise
+            self._house.admit(arrival.resident)
+            del self._porter.arrivals[migration]
+        await reached("destination.running")
+        self._porter.receiver.forget(migration)
+        self._tasks.spawn(self._free_images(arrival))
+        return moved
+
+    async def _free_images(self, arrival: Arrival) -> None:
+        """Not at once: it keeps other threads from mapping memory for some 50 ms per GB, and the
+        job stands until its gates were opened here."""
+        await asyncio.sleep(FREE_AFTER_S)
+        await asyncio.to_thread(arrival.free_images)
+
+    async def _restore(self, arrival: Arrival, criu: Criu, ask: messages.Restore) -> messages.Moved:
+        name, watch = ask.capsule, Stopwatch()
+        # Beside CRIU: whose the address is by now was committed, whatever comes of this attempt.
+        located = asyncio.ensure_future(self._house.locate(arrival.here(ask.epoch)))
+        try:
+            await self._house.blocking(name, lambda: arrival.bring_up(criu, watch, ask.deadline))
+        finally:
+            await asyncio.wait({located})
+        if (error := located.exception()) is not None:
+            await self._house.blocking(name, arrival.drop_tree)
+            raise StepFailed("restore", f"its address could not be located here: {error}")
+        await reached("destination.claiming")
+        with watch.phase("grant", frozen=True):
+            await self._may_run(arrival, ask.epoch)
+        arrival.resident.finished = finished_by_pid(arrival.resident.room)
+        return await self._house.blocking(
+            name, lambda: arrival.let_run(watch, ask.epoch, ask.deadline)
+        )
+
+    async def forward(self, ask: messages.Forward) -> messages.Frozen:
+        """Send an image that could not be restored here on to another spare."""
+        await self._porter.idle(ask.migration)
+        arrival = self._porter.arrivals.get(ask.migration)
+        if arrival is None or not arrival.complete:
+            raise NotFound(f"{self._house.host} has no image of {ask.capsule}")
+        sender = self._porter.sender(ask)
+        lanes = self._porter.lanes(sender)
+        try:
+            with self._porter.working(ask.migration):
+                return await self._house.blocking(
+                    ask.capsule, lambda: arrival.forward(sender, lanes)
+                )
+        finally:
+            lanes.close()
+            sender.close()
+
+    async def _may_run(self, arrival: Arrival, epoch: int) -> None:
+        """Return when the tree may run; raises StepFailed, with it taken down, when it may not.
+
+        Never gives up by itself: that the answer is lost does not mean that there was none.
+        """
+        name = arrival.resident.spec.name
+        claim = messages.Claim(arrival.migration, name, Side.COMING.value, epoch, ready=True)
+        while True:
+            try:
+                ruled = await self._porter.claim(claim)
+            except LiveshiftError as error:
+                log.warning("%s: may %s run here? %s", arrival.migration, name, error)
+                continue
+            ruling = Ruling(ruled.ruling)
+            if ruling is Ruling.RUN:
+                return
+            if ruling is Ruling.END or ruled.epoch > epoch:  # another attempt is on its way
+                await self._house.blocking(name, arrival.drop_tree)
+                raise StepFailed("restore", f"{name} may not run on {self._house.host} any more")
+            await asyncio.sleep(self._house.cluster.timeouts.heartbeat)
+
+    async def resume(self, ask: messages.Resume) -> messages.Moved:
+        resident = self._house.resident(ask.capsule)
+        watch_ = Stopwatch()
+        with watch_.phase("resume") as lap:
+            before = resident.finished or finished_by_pid(resident.room)
+            until = time.monotonic() + ask.deadline
+            lap.detail = "no collectives in this job"
+            while any(before.values()):
+                seen = finished_by_pid(resident.room)
+                if any(seen.get(pid, 0) > count for pid, count in before.items()):
+                    lap.detail = "until the first collective"
+                    break
+                if time.monotonic() > until or resident.code is not None:
+                    lap.detail = f"no collective within {ask.deadline:g} s"
+                    break
+                await asyncio.sleep(POLL_S)
+        return messages.Moved(0, watch_.phases)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host as the source of migrations, as the orchestrator asks it: survey, pre-copy, freeze.
+
+What comes of a departure then is settled by the porter; departure.py does the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ..criu_glue.tool import Criu
+from ..errors import NotFound, Refused
+from . import forecast, link_rates, messages, preflight
+from .departure import Departure
+from .house import House
+from .porter import Porter
+from .precopy import Precopy, full_dump_because
+from .progress import Reporter
+
+
+class Source:
+    """Serves Inspect, Precopy and Freeze."""
+
+    def __init__(self, house: House, porter: Porter) -> None:
+        self._house = house
+        self._porter = porter
+        # By capsule, when it was inspected last; None: it has nothing to do with a GPU.
+        self._gpus_used: dict[str, list[str] | None] = {}
+        self.tell: Callable[[messages.Progressed], None] = lambda _word: None
+        """Carries a word about progress to the orchestrator, or loses it; from any thread."""
+
+    async def inspect(self, ask: messages.Inspect) -> messages.Inspected:
+        resident = self._porter.free(ask.capsule)
+        criu = self._dumper()  # said now, before a plan promises what the move could not do
+        await asyncio.to_thread(preflight.warm_tools, criu)
+        found = await self._porter.surveyed(resident)
+        plan = resident.room.plan
+        tops = [plan.tmp, *map(Path, self._house.housing.placement.carried)]
+        carried = await asyncio.to_thread(_size_of, tops) + plan.log.stat().st_size
+        gpu = await asyncio.to_thread(self._porter.reservations.survey, resident, found)
+        self._gpus_used[ask.capsule] = list(gpu.used) if gpu else None
+        settings = self._house.cluster.precopy
+        size, writing, full = await asyncio.to_thread(forecast.look, resident, settings, ask.watch)
+        return messages.Inspected(found, self._porter.facts, carried, gpu, size, writing, full)
+
+    async def precopy(self, ask: messages.Precopy) -> messages.Moved:
+        self._dumper()
+        resident = self._porter.free(ask.capsule)
+        sender = self._porter.sender(ask)
+        devices = None
+        if self._gpus_used.get(ask.capsule) is not None:  # a GPU that hangs is no CPU job's matter
+            devices = await asyncio.to_thread(
+                self._porter.devices.tree, ask.migration, resident, full=ask.verify, plain=ask.plain
+            )
+        departure = Departure(ask.migration, resident, self._house.housing, sender, devices)
+        departure.gpus = self._gpus_used.get(ask.capsule) or []
+        self._porter.departures[ask.migration] = departure
+        until = time.monotonic() + ask.deadline
+        with self._porter.working(ask.migration):
+            if devices is not None:
+                await asyncio.to_thread(devices.warm, departure.gpus)
+            cluster, why = self._house.cluster, ask.full_dump
+            why = why or await asyncio.to_thread(full_dump_because, resident, cluster.precopy)
+            departure.full_dump = why
+            if not why:
+                reporter = Reporter(self.tell, ask.migration)
+                lanes = self._porter.lanes(sender)
+                departure.memory = Precopy(
+                    resident, lanes, cluster.precopy, reporter, sender.wants, ask.offer
+                )
+                departure.memory.rate = await asyncio.to_thread(lanes.measure)
+                link_rates.keep(cluster.paths.run, ask.destination, departure.memory.rate)
+            return await self._house.blocking(ask.capsule, lambda: departure.precopy(until))
+
+    def gates_close(self, job: str) -> None:
+        """Its ranks come to a boundary, so a freeze is near."""
+        for departure in self._porter.departures.values():
+            if departure.resident.spec.job == job and departure.memory is not None:
+                departure.memory.rest()
+
+    async def freeze(self, ask: messages.Freeze) -> messages.Frozen:
+        criu, departure = self._dumper(), self._porter.departures.get(ask.migration)
+        self._porter.running(ask.capsule)
+        if departure is None:
+            raise NotFound(f"{self._house.host} knows no migration {ask.migration}")
+        with self._porter.working(ask.migration):
+            return await self._house.blocking(
+                ask.capsule, lambda: departure.freeze(criu, ask.deadline)
+            )
+
+    def _dumper(self) -> Criu:
+        if self._porter.criu is None:
+            raise Refused(
+                f"CRIU is missing or too old on {self._house.host}", hint="`liveshift doctor`"
+            )
+        return self._porter.criu
+
+
+def _size_of(tops: Iterable[Path]) -> int:
+    """Bytes of the files below some directories."""
+    total = 0
+    for top in tops:
+        for folder, _, names in os.walk(top):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    total += os.lstat(os.path.join(folder, name)).st_size
+    return total
