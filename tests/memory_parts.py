@@ -59,7 +59,7 @@ def chunks(pid: int, pages: Pages, incarnation: int = 1) -> Iterator[bytes]:
     payload = bytearray()
     for address in sorted(pages):
         kind = ZERO if pages[address] == ZEROS else DATA
-        if len(payload) == 1 << 20 or len(runs) == 254:
+        if len(payload) == (1 << 20) - PAGE or len(runs) == 254:
             yield chunk(pid, runs, bytes(payload), incarnation)
             runs, payload = [], bytearray()
         if runs and runs[-1][0] + runs[-1][1] * PAGE == address and runs[-1][2] == kind:

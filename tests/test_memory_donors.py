@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages that a host has before they come: of other processes, and of what was kept."""
+"""Pages that a host has before they come: of other processes."""
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 import xxhash
 from captured import as_root
 from lazy_process import LazyProcess
-from memory_parts import DATA, PAGE, REFERENCE, ZEROS, Pages, chunk, keep, reference
+from memory_parts import DATA, PAGE, REFERENCE, ZEROS, chunk, reference
 from test_memory_store import BASE, content, page
 
 from liveshift.criu_glue.memory.donors import Donors
@@ -98,53 +99,61 @@ class Donors_of:
         self._donors.close()
 
 
-def test_what_was_kept_of_an_earlier_visit_need_not_come_again(
-    tmp_path: Path, held: ExitStack
-) -> None:
-    for name in ("kept", "new"):
-        (tmp_path / name).mkdir()
-    kept_pages: Pages = {BASE + n * PAGE: page(n) for n in range(500)}
-    kept_pages[BASE + 500 * PAGE] = ZEROS
-    first = keep({7: kept_pages}, tmp_path / "kept")
-    first.save()
-    first.close()
-    kept = MemoryStore.load(tmp_path / "kept")
+def test_what_another_process_has_need_not_come_again(tmp_path: Path, held: ExitStack) -> None:
+    process = LazyProcess(502)
+    held.callback(process.close)
+    process("[lazy.set(n, 10**9 + n) for n in range(500)]")
+    process("lazy.set(500, 0)")
     donors = Donors(1 << 30)
-    donors.add_store(kept)
-    kept.close()
-    assert offered(donors) == {lower(page(n)) for n in range(500)}
-    store = MemoryStore.create(tmp_path / "new", 4 << 20)
+    donors.add_process(process.pid)
+    hashes = offered(donors)
+    assert {lower(word(10**9 + n)) for n in range(500)} <= hashes
+    assert hashes.isdisjoint({lower(ZEROS), lower(word(10**9 + 1000))})
+    store = MemoryStore.create(tmp_path, 4 << 20)
+    here, other = word(10**9 + 3), page(1000)
     refer = chunk(
         9, [(BASE, 3, REFERENCE)],
-        b"".join(reference(data, 0, 0) for data in (page(3), page(1000), page(5))),
+        b"".join(reference(data, 0, 0) for data in (here, other, word(10**9 + 5))),
     )  # fmt: skip
     store.write(refer)
     assert store.wants() == [Want(9, BASE, 3)]
     store.use(donors)
     assert store.wants() == [Want(9, BASE + PAGE, 1)]
-    store.write(chunk(9, [(BASE + PAGE, 1, DATA)], page(1000)))
-    store.write(chunk(9, [(BASE + 3 * PAGE, 1, REFERENCE)], reference(page(499), 0, 0)))
+    store.write(chunk(9, [(BASE + PAGE, 1, DATA)], other))
+    last = word(10**9 + 499)
+    store.write(chunk(9, [(BASE + 3 * PAGE, 1, REFERENCE)], reference(last, 0, 0)))
     assert store.wants() == []
     store.end({9: ProcessTable(1, [(BASE, 4)])})
     donors.close()
-    assert list(content(store)[9].values()) == [page(3), page(1000), page(5), page(499)]
-    store.write(chunk(9, [(BASE, 1, REFERENCE)], reference(page(4), 0, 0)))  # it is held open
+    assert list(content(store)[9].values()) == [here, other, word(10**9 + 5), last]
+    again = reference(word(10**9 + 4), 0, 0)
+    store.write(chunk(9, [(BASE, 1, REFERENCE)], again))  # it is held open
     assert store.wants() == []
+    assert f"/proc/{process.pid}/mem" in open_files()
     store.close()
     with pytest.raises(StepFailed, match="was let go of"):
         donors.offer()
-    assert str(tmp_path / "kept") not in Path("/proc/self/maps").read_text()
+    assert f"/proc/{process.pid}/mem" not in open_files()
 
 
-def test_no_more_is_known_than_was_allowed(tmp_path: Path) -> None:
-    kept = keep({7: {BASE + n * PAGE: page(n) for n in range(50)}}, tmp_path)
+def open_files() -> set[str]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found.add(os.readlink(f"/proc/self/fd/{name}"))
+    return found
+
+
+def test_no_more_is_known_than_was_allowed(held: ExitStack) -> None:
+    process = LazyProcess(50)
+    held.callback(process.close)
+    process("[lazy.set(n, 10**9 + n) for n in range(50)]")
     donors = Donors(20 * PAGE)
-    donors.add_store(kept)
+    assert donors.add_process(process.pid) > 0
     assert len(offered(donors)) == 20
     with pytest.raises(RuntimeError, match="not added to"):
-        donors.add_store(kept)
+        donors.add_process(process.pid)
     donors.close()
-    kept.close()
 
 
 def test_a_process_that_is_not_there_and_a_look_that_is_broken_off(held: ExitStack) -> None:

@@ -42,8 +42,8 @@ class Stage:
         store = MemoryStore.create(self.images, limit)
         self._held.callback(store.close)
         for pid, (base, pages) in places.items():
-            for first in range(0, pages, 256):
-                count = min(256, pages - first)
+            for first in range(0, pages, 255):
+                count = min(255, pages - first)
                 payload = b"".join(
                     struct.pack("<Q", n + 1).ljust(PAGE, b"\1") for n in range(first, first + count)
                 )

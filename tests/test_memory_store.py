@@ -292,7 +292,7 @@ def test_a_full_file_system_is_told_and_nothing_is_taken_for_complete(tmp_path: 
         store = MemoryStore.create(tmp_path, 64 << 20)
         with pytest.raises(StepFailed, match=r"no room for .* the file system is full"):
             store.reserve(8 << 20)
-        several = [chunk(7, [(BASE + (n << 20), 256, DATA)], page(n) * 256) for n in range(4)]
+        several = [chunk(7, [(BASE + (n << 20), 255, DATA)], page(n) * 255) for n in range(4)]
         with pytest.raises(StepFailed, match="could not be kept: No space left"):
             list(map(store.write, several))
         with pytest.raises(StepFailed, match="has failed"):
@@ -327,8 +327,8 @@ def test_lanes_write_at_the_same_time(tmp_path: Path) -> None:
         try:
             for round_ in range(3):
                 for n in range(k, 60, lanes):
-                    data = page(n * 10 + round_) * 256
-                    store.write(chunk(7 + n % 2, [(BASE + (n << 20), 256, DATA)], data))
+                    data = page(n * 10 + round_) * 255
+                    store.write(chunk(7 + n % 2, [(BASE + (n << 20), 255, DATA)], data))
         except BaseException as error:
             failed.append(error)
 
@@ -341,7 +341,7 @@ def test_lanes_write_at_the_same_time(tmp_path: Path) -> None:
     expected = {
         pid: {
             BASE + (n << 20) + k * PAGE: page(n * 10 + 2)
-            for n in range(60) if 7 + n % 2 == pid for k in range(256)
+            for n in range(60) if 7 + n % 2 == pid for k in range(255)
         }
         for pid in (7, 8)
     }  # fmt: skip
@@ -401,7 +401,9 @@ def test_it_does_as_a_dictionary_would(
 
 def test_a_chunk_holds_as_much_as_it_may(store: MemoryStore) -> None:
     made = list(chunks(7, {BASE + n * PAGE: page(n) for n in range(600)}))
-    assert len(made[0]) == (1 << 20) + PAGE
+    assert len(made[0]) == CHUNK
+    with pytest.raises(StepFailed, match="no chunk of pages"):
+        store.write(chunk(7, [(BASE, 256, DATA)], page(1) * 256))
     for each in made:
         store.write(memoryview(each))
     store.end({7: ProcessTable(1, [(BASE, 600)])})

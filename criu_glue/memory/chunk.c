@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+static const char magic[4] = "LSM1";
+
 static uint32_t word(const uint8_t *at) {
     uint32_t value;
     memcpy(&value, at, sizeof value);
@@ -32,7 +34,7 @@ static int read_run(struct run *run, const uint8_t *at, char *why, size_t room) 
 }
 
 int chunk_read(struct chunk *c, const uint8_t *raw, size_t length, char *why, size_t room) {
-    if (length < CHUNK_HEAD || length > CHUNK_LONGEST || memcmp(raw, "LSM1", 4) != 0)
+    if (length < CHUNK_HEAD || length > CHUNK_LONGEST || memcmp(raw, magic, sizeof magic) != 0)
         REFUSE("%zu bytes that are no chunk of pages", length);
     c->pid = word(raw + 4);
     c->incarnation = word(raw + 8);
@@ -41,7 +43,7 @@ int chunk_read(struct chunk *c, const uint8_t *raw, size_t length, char *why, si
     c->named = c->copied = 0;
     if (c->pid == 0 || c->pid > LAST_PID)
         REFUSE("pages of a process with the pid %" PRIu32, c->pid);
-    if (c->runs > (PAGE - CHUNK_HEAD) / CHUNK_RUN || length < CHUNK_HEAD + c->runs * CHUNK_RUN)
+    if (c->runs > CHUNK_RUNS || length < CHUNK_HEAD + c->runs * CHUNK_RUN)
         REFUSE("a chunk of %zu bytes with %" PRIu32 " runs of pages", length, c->runs);
     uint64_t payload = 0;
     for (uint32_t i = 0; i < c->runs; i++) {
@@ -52,8 +54,8 @@ int chunk_read(struct chunk *c, const uint8_t *raw, size_t length, char *why, si
         if (run->kind == RUN_DATA || run->kind == RUN_REFERENCE) {
             payload += run->pages * (uint64_t)(run->kind == RUN_DATA ? PAGE : REFERENCE);
             c->copied += run->pages;
-            if (payload > CHUNK_LONGEST)
-                REFUSE("runs of more than %d bytes in one chunk", CHUNK_LONGEST);
+            if (payload > CHUNK_PAYLOAD)
+                REFUSE("runs of more than %d bytes in one chunk", CHUNK_PAYLOAD);
         }
         c->named += run->kind == RUN_GONE ? 0 : run->pages;
     }
@@ -69,4 +71,26 @@ struct reference chunk_reference(const struct run *run, uint32_t page) {
         .pid = word(at + 16),
         .address = long_word(at + 20),
     };
+}
+
+static uint8_t *put(uint8_t *at, const void *value, size_t size) {
+    memcpy(at, value, size);
+    return at + size;
+}
+
+uint8_t *chunk_put_head(uint8_t *at, uint32_t pid, uint32_t incarnation, uint32_t round,
+                        uint32_t runs) {
+    uint32_t words[] = {pid, incarnation, round, runs};
+    return put(put(at, magic, sizeof magic), words, sizeof words);
+}
+
+uint8_t *chunk_put_run(uint8_t *at, uint64_t address, uint32_t pages, uint32_t kind) {
+    uint32_t words[] = {pages, kind};
+    return put(put(at, &address, sizeof address), words, sizeof words);
+}
+
+uint8_t *chunk_put_reference(uint8_t *at, struct reference reference) {
+    at = put(at, reference.hash, sizeof reference.hash);
+    at = put(at, &reference.pid, sizeof reference.pid);
+    return put(at, &reference.address, sizeof reference.address);
 }

@@ -15,15 +15,22 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { PAGE = 4096, CHUNK_HEAD = 20, CHUNK_RUN = 16, REFERENCE = 28 };
+#include "page.h"
 
-// At most a MiB of payload behind the head's page.
-enum { CHUNK_LONGEST = (1 << 20) + PAGE, CHUNK_SENT = 1 << 20 }; // taken; sent, as the wire has it
+enum {
+    CHUNK_LONGEST = 1 << 20, // with its head, as the wire has it
+    CHUNK_PAYLOAD = CHUNK_LONGEST - PAGE,
+    CHUNK_HEAD = 20,
+    CHUNK_RUN = 16,
+    CHUNK_RUNS = (PAGE - CHUNK_HEAD) / CHUNK_RUN,
+    REFERENCE = 28,
+};
 
 enum run_kind {
     RUN_DATA = 1,      // pages × 4096 bytes
     RUN_ZERO = 2,      // nothing: the pages read as zeros
-    RUN_REFERENCE = 3, // per page: XXH3-128 (low, high), donor's pid, donor's address
+    RUN_REFERENCE = 3, // per page: XXH3-128 (low, high), donor's pid, donor's address; of pid 0 is
+                       // a page of that hash that the destination has offered
     RUN_GONE = 4,      // nothing: the pages are no more
 };
 
@@ -46,7 +53,7 @@ struct chunk {
     uint32_t runs;
     uint64_t named;  // pages that any run names
     uint64_t copied; // pages that have a payload of their own
-    struct run run[(PAGE - CHUNK_HEAD) / CHUNK_RUN];
+    struct run run[CHUNK_RUNS];
 };
 
 // 0, or -1 with the reason in words in why.
@@ -59,3 +66,9 @@ struct reference {
 };
 
 struct reference chunk_reference(const struct run *run, uint32_t page);
+
+// What a chunk is made of; each returns where it ends.
+uint8_t *chunk_put_head(uint8_t *at, uint32_t pid, uint32_t incarnation, uint32_t round,
+                        uint32_t runs);
+uint8_t *chunk_put_run(uint8_t *at, uint64_t address, uint32_t pages, uint32_t kind);
+uint8_t *chunk_put_reference(uint8_t *at, struct reference reference);

@@ -16,16 +16,9 @@ void pull_chunk_begin(struct pull_chunk *chunk, void *at) {
     chunk->pages = chunk->runs = chunk->reference_runs = chunk->references = 0;
 }
 
-static uint8_t *put32(uint8_t *at, uint32_t value) {
-    memcpy(at, &value, sizeof value);
-    return at + sizeof value;
-}
-
 static uint8_t *put_runs(uint8_t *at, const struct pull_run *run, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        memcpy(at, &run[i].address, sizeof run[i].address);
-        at = put32(put32(at + sizeof run[i].address, run[i].pages), run[i].kind);
-    }
+    for (size_t i = 0; i < count; i++)
+        at = chunk_put_run(at, run[i].address, run[i].pages, run[i].kind);
     return at;
 }
 
@@ -33,16 +26,14 @@ size_t pull_chunk_end(struct pull_chunk *chunk, const struct pull *pull) {
     size_t runs = chunk->runs + chunk->reference_runs;
     if (runs == 0)
         return 0;
-    uint8_t *at = chunk->at;
-    memcpy(at, "LSM1", 4);
-    at = put32(put32(at + 4, pull->inner), pull->incarnation);
-    at = put32(put32(at, pull->round), (uint32_t)runs);
+    uint8_t *at =
+        chunk_put_head(chunk->at, pull->inner, pull->incarnation, pull->round, (uint32_t)runs);
     at = put_runs(at, chunk->run, chunk->runs);
     at = put_runs(at, chunk->reference_run, chunk->reference_runs);
-    size_t pages = chunk->pages * PAGE_BYTES, references = chunk->references * PULL_REFERENCE;
+    size_t pages = chunk->pages * PAGE, references = chunk->references * REFERENCE;
     if (pages + references == 0)
         return (size_t)(at - chunk->at);
-    memset(at, 0, (size_t)(chunk->at + PAGE_BYTES - at)); // of what the slot held before
-    memcpy(chunk->at + PAGE_BYTES + pages, chunk->reference, references);
-    return PAGE_BYTES + pages + references;
+    memset(at, 0, (size_t)(chunk->at + PAGE - at)); // of what the slot held before
+    memcpy(chunk->at + PAGE + pages, chunk->reference, references);
+    return PAGE + pages + references;
 }

@@ -57,7 +57,7 @@ static bool look(struct page_map *map, uint64_t number, uint64_t oldest, uint32_
         leaf[i]->placed |= pages[i];
         leaf[i]->tries += pages[i] != 0;
         for (int k = 0; k < LEAF_PAGES; k++)
-            out->slot[i * LEAF_PAGES + k] = pages[i] >> k & 1 ? leaf[i]->page[k] : SLOT_LEAVE;
+            out->slot[i * LEAF_PAGES + k] = pages[i] >> k & 1 ? leaf[i]->page[k] : PAGE_UNKNOWN;
     }
     return true;
 }

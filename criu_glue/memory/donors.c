@@ -3,6 +3,8 @@
 #define XXH_INLINE_ALL
 #include "donors.h"
 
+#include "page.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -25,38 +27,28 @@ struct donors *donors_new(uint64_t most) {
 
 void donors_free(struct donors *d) {
     for (uint32_t i = 0; i < d->sources; i++)
-        if (d->source[i].memory >= 0)
-            close(d->source[i].memory);
+        close(d->source[i]);
     free(d->source);
     free(d->donor);
     free(d);
 }
 
-static int64_t add_source(struct donors *d, struct donor_source source) {
+int64_t donors_add_process(struct donors *d, int memory) {
     if (d->sources == DONOR_SOURCES)
         return -1;
-    struct donor_source *larger = realloc(d->source, (d->sources + 1) * sizeof *larger);
+    int *larger = realloc(d->source, (d->sources + 1) * sizeof *larger);
     if (larger == NULL)
         return -1;
     d->source = larger;
-    larger[d->sources] = source;
+    int own = fcntl(memory, F_DUPFD_CLOEXEC, 0);
+    if (own < 0)
+        return -1;
+    larger[d->sources] = own;
     return d->sources++;
 }
 
-int64_t donors_add_process(struct donors *d, int memory) {
-    int own = fcntl(memory, F_DUPFD_CLOEXEC, 0);
-    int64_t source = own < 0 ? -1 : add_source(d, (struct donor_source){.memory = own});
-    if (source < 0 && own >= 0)
-        close(own);
-    return source;
-}
-
-static bool is_zero(const uint8_t *page) {
-    return page[0] == 0 && memcmp(page, page + 1, PAGE - 1) == 0;
-}
-
 static bool add(struct donors *d, int64_t source, uint64_t number, const uint8_t *page) {
-    if (is_zero(page)) // nobody asks for it
+    if (page_is_zero(page)) // nobody asks for it
         return true;
     if (d->used == d->most)
         return false;
@@ -73,18 +65,6 @@ static bool add(struct donors *d, int64_t source, uint64_t number, const uint8_t
     return true;
 }
 
-int64_t donors_add_store(struct donors *d, const struct store *s) {
-    int64_t source = add_source(d, (struct donor_source){.memory = -1, .store = s});
-    for (uint32_t i = 0; source >= 0 && i < s->images; i++)
-        for (uint32_t k = 0; k < s->image[i].extents; k++) {
-            struct extent e = s->image[i].extent[k];
-            for (uint32_t n = 0; e.slot >= FIRST_SLOT && n < e.pages; n++)
-                if (!add(d, source, e.slot + n, store_content(s, e.slot + n)))
-                    return source;
-        }
-    return source;
-}
-
 // Read by /proc/PID/mem: process_vm_readv(2) pins pages, and gives a process that shares them with
 // its parent a copy of its own of each.
 static int64_t take_run(struct donors *d, int64_t source, uint64_t start, uint64_t pages) {
@@ -92,8 +72,7 @@ static int64_t take_run(struct donors *d, int64_t source, uint64_t start, uint64
     int64_t taken = 0;
     for (uint64_t done = 0; done < pages;) {
         uint64_t count = pages - done < AT_ONCE ? pages - done : AT_ONCE;
-        ssize_t n =
-            pread(d->source[source].memory, buffer, count * PAGE, (off_t)(start + done * PAGE));
+        ssize_t n = pread(d->source[source], buffer, count * PAGE, (off_t)(start + done * PAGE));
         if (n < PAGE) // unmapped meanwhile; or the process has ended, and then all the rest is
             return n == 0 ? -1 : taken;
         for (ssize_t i = 0; i < n / PAGE; i++, done++, taken++)
@@ -159,11 +138,9 @@ bool donors_fetch(const struct donors *d, const uint64_t hash[2], uint8_t *page)
     }
     if (low == d->used || d->donor[low].hash != hash[0])
         return false;
-    const struct donor_source *source = &d->source[d->donor[low].where >> DONOR_PAGE_BITS];
+    int memory = d->source[d->donor[low].where >> DONOR_PAGE_BITS];
     uint64_t number = d->donor[low].where & ((UINT64_C(1) << DONOR_PAGE_BITS) - 1);
-    if (source->store != NULL)
-        memcpy(page, store_content(source->store, (uint32_t)number), PAGE);
-    else if (pread(source->memory, page, PAGE, (off_t)(number * PAGE)) != PAGE)
+    if (pread(memory, page, PAGE, (off_t)(number * PAGE)) != PAGE)
         return false;
     XXH128_hash_t seen = XXH3_128bits(page, PAGE);
     return seen.low64 == hash[0] && seen.high64 == hash[1];

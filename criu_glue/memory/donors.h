@@ -1,21 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pages that this host has anyway: in the memory of processes that run on here, and in stores that
-// were kept. They are known by their hash, and whoever says that a page has the same need not send
-// it. Processes go on writing theirs, so what is found is looked at once more.
+// Pages that this host has anyway, in the memory of processes that run on here. They are known by
+// their hash, and whoever says that a page has the same need not send it. The processes go on
+// writing theirs, so what is found is looked at once more.
 
 #pragma once
 
-#include "store.h"
+#include <stdbool.h>
+#include <stdint.h>
 
 struct donor {      // a page
     uint64_t hash;  // the lower half
-    uint64_t where; // source (20 bits), page (44 bits): address / 4096, or its slot in a store
-};
-
-struct donor_source {
-    int memory;                // /proc/PID/mem, or -1
-    const struct store *store; // or NULL
+    uint64_t where; // source (20 bits), address / PAGE (44 bits)
 };
 
 enum { DONOR_SOURCES = 1 << 20, DONOR_PAGE_BITS = 44 };
@@ -24,7 +20,7 @@ struct donors {
     struct donor *donor;
     uint64_t used, most; // sorted by hash once donors_settle was called
     uint64_t room;
-    struct donor_source *source;
+    int *source; // /proc/PID/mem of each
     uint32_t sources;
 };
 
@@ -32,10 +28,8 @@ struct donors {
 struct donors *donors_new(uint64_t most);
 void donors_free(struct donors *d);
 
-// Sources. Their number, or -1; a process's descriptors are copied, a store stays the caller's and
-// must not be closed before.
+// A source; its number, or -1. memory: its /proc/PID/mem, of which a copy is made.
 int64_t donors_add_process(struct donors *d, int memory);
-int64_t donors_add_store(struct donors *d, const struct store *s);
 // What is in [start, end) of a process's memory; pagemap: /proc/PID/pagemap. Pages that were taken
 // in, or -1 when it has ended.
 int64_t donors_take(struct donors *d, int64_t source, int pagemap, uint64_t start, uint64_t end);

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages that the destination has before any comes: the source need only name them.
 
-They lie in another capsule of the same job that runs here (a replica has much in common), and in
-what was kept of an earlier visit of the capsule. The destination offers their hashes; the source
-refers to donor 0 for a page whose hash was offered; the store looks the page up here (``use``) and
-checks it. What is no longer there as it was is ``wanted`` from the source after all.
+They lie in another capsule of the same job that runs here: a replica has much in common. The
+destination offers their hashes; the source refers to donor 0 for a page whose hash was offered; the
+store looks the page up here (``use``) and checks it. What is no longer there as it was is
+``wanted`` from the source after all.
 
 A hash that is offered says something about memory to whoever hears it: offer a source only what
 belongs to the same job.
@@ -21,8 +21,8 @@ from typing import Any
 
 from ...errors import StepFailed
 from . import store_library
+from .engine import PAGE
 from .maps import own_ranges
-from .store import PAGE, MemoryStore
 
 _STEP = 64 << 20
 _GONE = (FileNotFoundError, ProcessLookupError)
@@ -34,7 +34,6 @@ class Donors:
     def __init__(self, limit: int) -> None:
         """``limit``: bytes of memory to know of at most; each page takes 16 bytes."""
         self._ffi, self._calls = store_library.load()
-        self._held = ExitStack()
         self._lock = threading.Lock()
         self._users = 0
         self._closed = self._settled = False
@@ -65,11 +64,6 @@ class Donors:
                         return taken * PAGE
                     taken += found
         return taken * PAGE
-
-    def add_store(self, store: MemoryStore) -> None:
-        """What a store has that was kept; it stays open as long as this does."""
-        with self._filling() as donors:
-            self._calls.donors_add_store(donors, self._held.enter_context(store.in_use()))
 
     def offer(self) -> bytes:
         """The lower 64 bits of the pages' hashes (XXH3-128), ordered, little endian."""
@@ -114,7 +108,6 @@ class Donors:
         if self._closed and self._users == 0 and self._donors:
             self._calls.donors_free(self._donors)
             self._donors = self._ffi.NULL
-            self._held.close()
 
     @contextmanager
     def _filling(self) -> Iterator[Any]:

@@ -9,6 +9,10 @@ from typing import Any
 
 import cffi
 
+PAGE = 4096
+CHUNK = 1 << 20
+"""The most bytes of a chunk of pages, its head included (chunk.h), which is what the wire takes."""
+
 
 def load(declarations: str) -> tuple[cffi.FFI, Any]:
     """The library with these functions; they run without Python's lock."""

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from .followed import Followed
-from .maps import About, about
+from .proc import About, about
 
 GONE = (FileNotFoundError, ProcessLookupError)
 """What the kernel says of a process that has ended."""

@@ -24,8 +24,9 @@ from typing import Any
 
 from ...errors import StepFailed
 from . import store_library
+from .engine import PAGE
 from .keeper import Keeper
-from .store import PAGE, MemoryStore
+from .store import MemoryStore
 
 SOCKET = "lazy-pages.socket"
 

@@ -9,8 +9,10 @@ import os
 from collections.abc import Callable, Iterator
 
 from . import userfault, writers
-from .maps import About, own_ranges, shares_memory
-from .source_engine import PAGE, Pull, Ranges, Regions, Sent, judge, scan_present, scan_written
+from .engine import PAGE
+from .maps import own_ranges, shares_memory
+from .proc import About
+from .source_engine import Pull, Ranges, Regions, Sent, judge, scan_present, scan_written
 
 TRIES = 3
 """How often a process that cannot be tracked is tried again, once a round."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 # proc_pid_maps(5): private and not executable, no file (device 00:00, inode 0), and no name but
@@ -25,38 +24,6 @@ _KCMP, _KCMP_VM = 312, 1  # kcmp(2) on x86-64
 
 _NO_PAGES = frozenset({b"lo", b"ht", b"pf", b"io"})
 """Locked, hugetlbfs, and what a driver has mapped (proc_pid_smaps(5))."""
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """Who a process is: ``started`` (clock ticks since boot) tells it from a later one of its pid.
-    ``inner`` and ``parent`` are pids; ``inner`` is the capsule's, the other the host's."""
-
-    inner: int
-    parent: int
-    started: int
-    state: str
-    locked: bool
-    """Some of its memory is (mlock(2))."""
-    filtered: bool
-    """By seccomp(2)."""
-
-
-def about(pid: int) -> About:
-    """Raises FileNotFoundError or ProcessLookupError when it has gone."""
-    stat = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    fields = {}
-    for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
-        key, _, value = line.partition(b":")
-        fields[key] = value.split()
-    return About(
-        inner=int(fields[b"NSpid"][-1]),
-        parent=int(stat[1]),
-        started=int(stat[19]),
-        state=stat[0].decode(),
-        locked=fields.get(b"VmLck", [b"0"])[0] != b"0",
-        filtered=fields.get(b"Seccomp", [b"0"])[0] != b"0",
-    )
 
 
 def own_ranges(pid: int, locked: bool) -> list[tuple[int, int]]:

@@ -33,7 +33,7 @@ struct page_map {
     struct leaf *last;   // that was looked up
 };
 
-// Where the page's entry lies; NULL when there is none. page: address / 4096.
+// Where the page's entry lies; NULL when there is none. page: address / PAGE.
 uint32_t *page_map_find(struct page_map *map, uint64_t page);
 // The same, which makes it; NULL when there is no memory.
 uint32_t *page_map_need(struct page_map *map, uint64_t page);

@@ -5,19 +5,16 @@
 
 #pragma once
 
+#include "page_map.h"
+
 #include <stdatomic.h>
 #include <stdint.h>
-
-enum {
-    BLOCK_PAGES = 512, // of a huge page
-    BLOCK = BLOCK_PAGES * 4096,
-};
 
 // Orders, one message each and one answer.
 enum prefill_op {
     PREFILL_MAP,  // reserve [low, high) somewhere and have [start, end) in it
     PREFILL_GROW, // have [start, end) too, which was reserved
-    PREFILL_COPY, // one block
+    PREFILL_COPY, // one block: of each page PAGE_UNKNOWN (what lies there stays) or what it is
     PREFILL_DROP, // let go of what is listed
     PREFILL_GO,   // restore; the plan is there
 };
@@ -37,12 +34,6 @@ struct prefill_answer {
 struct prefill_drop {
     uint64_t address;
     uint64_t pages;
-};
-
-enum {
-    SLOT_LEAVE = 0, // what lies there stays
-    SLOT_ZERO = 1,
-    SLOT_FIRST = 3,
 };
 
 // The plan, in memory that both share: what CRIU maps for each process, in its order.

@@ -28,7 +28,8 @@ from ...errors import StepFailed
 from ..image_kinds import ImageFile
 from ..protobuf import Damaged, Message, fields
 from . import store_library
-from .store import PAGE, MemoryStore
+from .engine import PAGE
+from .store import MemoryStore
 
 BLOCK = 2 << 20
 """Bytes of a huge page (x86-64, arm64 with pages of 4 KiB)."""

@@ -12,6 +12,7 @@
 
 #define _GNU_SOURCE
 #undef _FILE_OFFSET_BITS // mmap and mmap64 are both defined here
+#include "page.h"
 #include "prefill.h"
 
 #include <dlfcn.h>
@@ -33,7 +34,7 @@
 #define MADV_COLLAPSE 25
 #endif
 
-enum { PAGE = 4096, NICE = 5, MESSAGE = 128 << 10, TRIED_BASES = 64 };
+enum { NICE = 5, MESSAGE = 128 << 10, TRIED_BASES = 64 };
 
 #define ANONYMOUS (MAP_PRIVATE | MAP_ANONYMOUS)
 #define BASE UINT64_C(0x100000000000)
@@ -81,15 +82,15 @@ static int64_t copy(const struct prefill_order *o, const uint32_t *slot) {
         }
     }
     for (uint32_t i = 0, run; i < BLOCK_PAGES; i += run) {
-        for (run = 1; slot[i] >= SLOT_FIRST && i + run < BLOCK_PAGES; run++)
+        for (run = 1; slot[i] >= FIRST_SLOT && i + run < BLOCK_PAGES; run++)
             if (slot[i + run] != slot[i] + run)
                 break;
-        if (slot[i] == SLOT_ZERO && !o->end)
+        if (slot[i] == PAGE_ZERO && !o->end)
             memset(to + i * PAGE, 0, PAGE);
-        if (slot[i] < SLOT_FIRST)
+        if (slot[i] < FIRST_SLOT)
             continue;
         // Not by a mapping: to take that away would cost time when CRIU is to begin.
-        off_t from = (off_t)(slot[i] - SLOT_FIRST) * PAGE;
+        off_t from = (off_t)(slot[i] - FIRST_SLOT) * PAGE;
         if (pread(early.pages, to + i * PAGE, (size_t)run * PAGE, from) != (ssize_t)(run * PAGE))
             return -EIO;
     }

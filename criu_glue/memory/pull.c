@@ -11,7 +11,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { MOST_PAGES = PULL_PAYLOAD / PAGE_BYTES };
+enum { MOST_PAGES = CHUNK_PAYLOAD / PAGE };
 
 // Documentation/admin-guide/mm/pagemap.rst
 #define ENTRY_PRESENT (UINT64_C(1) << 63)
@@ -75,15 +75,15 @@ static void take(struct pull *pull, struct batch *batch, size_t most) {
     while (batch->pages < most && pull->state.error == 0 && pull->next < pull->regions->count) {
         const struct region *region = &pull->regions->at[pull->next];
         uint64_t start = region->start + pull->offset;
-        size_t pages = (region->end - start) / PAGE_BYTES;
+        size_t pages = (region->end - start) / PAGE;
         if (pages > most - batch->pages) {
             pages = most - batch->pages;
-            pull->offset += pages * PAGE_BYTES;
+            pull->offset += pages * PAGE;
         } else {
             pull->next++;
             pull->offset = 0;
         }
-        batch->part[batch->count++] = (struct iovec){(void *)start, pages * PAGE_BYTES};
+        batch->part[batch->count++] = (struct iovec){(void *)start, pages * PAGE};
         batch->pages += pages;
     }
     pthread_mutex_unlock(&pull->lock);
@@ -94,11 +94,11 @@ static void read_by_file(const struct pull *pull, struct batch *batch, size_t do
     size_t page = 0;
     for (size_t i = 0; i < batch->count; i++) {
         uint64_t address = (uintptr_t)batch->part[i].iov_base;
-        size_t pages = batch->part[i].iov_len / PAGE_BYTES;
+        size_t pages = batch->part[i].iov_len / PAGE;
         for (size_t k = done > page ? done - page : 0; k < pages;) {
-            ssize_t got = pread(pull->memory, batch->at + (page + k) * PAGE_BYTES,
-                                (pages - k) * PAGE_BYTES, (off_t)(address + k * PAGE_BYTES));
-            size_t whole = got > 0 ? (size_t)got / PAGE_BYTES : 0;
+            ssize_t got = pread(pull->memory, batch->at + (page + k) * PAGE, (pages - k) * PAGE,
+                                (off_t)(address + k * PAGE));
+            size_t whole = got > 0 ? (size_t)got / PAGE : 0;
             memset(batch->there + page + k, true, whole);
             k += whole ? whole : 1;
         }
@@ -110,8 +110,8 @@ static void read_by_file(const struct pull *pull, struct batch *batch, size_t do
 static bool is_shared(const struct pull *pull, const struct batch *batch) {
     uint64_t entry[MOST_PAGES];
     for (size_t i = 0; pull->pagemap >= 0 && i < batch->count; i++) {
-        size_t pages = batch->part[i].iov_len / PAGE_BYTES;
-        off_t at = (off_t)((uintptr_t)batch->part[i].iov_base / PAGE_BYTES * sizeof *entry);
+        size_t pages = batch->part[i].iov_len / PAGE;
+        off_t at = (off_t)((uintptr_t)batch->part[i].iov_base / PAGE * sizeof *entry);
         ssize_t got = pread(pull->pagemap, entry, pages * sizeof *entry, at);
         for (ssize_t k = 0; k < got / (ssize_t)sizeof *entry; k++)
             if ((entry[k] & (ENTRY_PRESENT | ENTRY_EXCLUSIVE)) == ENTRY_PRESENT)
@@ -122,7 +122,7 @@ static bool is_shared(const struct pull *pull, const struct batch *batch) {
 
 // 0, or -ESRCH when the process has ended.
 static int read_batch(const struct pull *pull, struct batch *batch) {
-    struct iovec here = {batch->at, batch->pages * PAGE_BYTES};
+    struct iovec here = {batch->at, batch->pages * PAGE};
     memset(batch->there, false, batch->pages);
     // process_vm_readv is more than twice as fast, but pins the pages, and for that the kernel would
     // give the process a copy of its own of each that is shared (gup_must_unshare).
@@ -131,18 +131,12 @@ static int read_batch(const struct pull *pull, struct batch *batch) {
         ssize_t got = process_vm_readv(pull->pid, &here, 1, batch->part, batch->count, 0);
         if (got < 0 && errno == ESRCH)
             return -ESRCH;
-        done = got > 0 ? (size_t)got / PAGE_BYTES : 0;
+        done = got > 0 ? (size_t)got / PAGE : 0;
         memset(batch->there, true, done);
     }
     if (done < batch->pages)
         read_by_file(pull, batch, done);
     return 0;
-}
-
-static bool is_zero(const uint8_t *page) {
-    uint64_t first;
-    memcpy(&first, page, sizeof first);
-    return first == 0 && memcmp(page, page + 8, PAGE_BYTES - 8) == 0;
 }
 
 static bool same(struct sent_hash a, struct sent_hash b) {
@@ -151,7 +145,7 @@ static bool same(struct sent_hash a, struct sent_hash b) {
 
 // The hash of a page; both 0, which stands for nothing sent, is nobody's.
 static struct sent_hash hash_of(const uint8_t *page) {
-    XXH128_hash_t hash = XXH3_128bits(page, PAGE_BYTES);
+    XXH128_hash_t hash = XXH3_128bits(page, PAGE);
     return (struct sent_hash){hash.low64, hash.high64 | (hash.low64 == 0 && hash.high64 == 0)};
 }
 
@@ -188,7 +182,7 @@ static bool is_offered(const struct pull *pull, uint64_t hash) {
 static void add_run(struct pull_run *run, size_t *runs, uint64_t address, uint32_t kind) {
     struct pull_run *last = *runs ? &run[*runs - 1] : NULL;
     if (last != NULL && last->kind == kind &&
-        last->address + (uint64_t)last->pages * PAGE_BYTES == address)
+        last->address + (uint64_t)last->pages * PAGE == address)
         last->pages++;
     else
         run[(*runs)++] = (struct pull_run){address, 1, kind};
@@ -196,12 +190,10 @@ static void add_run(struct pull_run *run, size_t *runs, uint64_t address, uint32
 
 static void refer(struct pull_chunk *chunk, uint64_t address, struct sent_hash hash,
                   uint32_t donor_pid, uint64_t donor_address) {
-    uint8_t *at = chunk->reference + chunk->references++ * PULL_REFERENCE;
-    memcpy(at, &hash.low, 8);
-    memcpy(at + 8, &hash.high, 8);
-    memcpy(at + 16, &donor_pid, 4);
-    memcpy(at + 20, &donor_address, 8);
-    add_run(chunk->reference_run, &chunk->reference_runs, address, PULL_REFERENCE_TO);
+    uint8_t *at = chunk->reference + chunk->references++ * REFERENCE;
+    struct reference to = {{hash.low, hash.high}, donor_pid, donor_address};
+    chunk_put_reference(at, to);
+    add_run(chunk->reference_run, &chunk->reference_runs, address, RUN_REFERENCE);
 }
 
 // Puts one page that was read into the chunk, in the way that is the shortest.
@@ -212,8 +204,8 @@ static void put(const struct pull *pull, struct pull_chunk *chunk, uint64_t addr
     struct sent_hash hash = hash_of(page);
     if (same(block->hash[index], hash)) {
         seen->unchanged++;
-    } else if (is_zero(page)) {
-        add_run(chunk->run, &chunk->runs, address, PULL_ZERO);
+    } else if (page_is_zero(page)) {
+        add_run(chunk->run, &chunk->runs, address, RUN_ZERO);
         sent_record(block, index, hash, pull->pass);
     } else if (donor_has(pull, address, hash)) {
         refer(chunk, address, hash, pull->donor_pid, address);
@@ -223,10 +215,10 @@ static void put(const struct pull *pull, struct pull_chunk *chunk, uint64_t addr
         sent_record(block, index, hash, pull->pass);
         seen->offered++;
     } else {
-        uint8_t *to = chunk->at + PAGE_BYTES + chunk->pages++ * PAGE_BYTES;
+        uint8_t *to = chunk->at + PAGE + chunk->pages++ * PAGE;
         if (to != page) // pages before it were left out
-            memmove(to, page, PAGE_BYTES);
-        add_run(chunk->run, &chunk->runs, address, PULL_DATA);
+            memmove(to, page, PAGE);
+        add_run(chunk->run, &chunk->runs, address, RUN_DATA);
         sent_record(block, index, hash, pull->pass);
     }
     sent_make_current(block, index);
@@ -239,7 +231,7 @@ static void put_all(struct pull *pull, struct pull_chunk *chunk, const struct ba
     for (size_t i = 0; i < batch->count; i++) {
         uint64_t address = (uintptr_t)batch->part[i].iov_base, end;
         end = address + batch->part[i].iov_len;
-        for (; address < end; address += PAGE_BYTES, page += PAGE_BYTES, there++) {
+        for (; address < end; address += PAGE, page += PAGE, there++) {
             if (*there)
                 put(pull, chunk, address, page, &seen);
             else if (seen.unreadable++ == 0)
@@ -257,9 +249,9 @@ static void put_all(struct pull *pull, struct pull_chunk *chunk, const struct ba
 
 // How many pages may be read behind those of the chunk, whatever becomes of each.
 static size_t space(const struct pull_chunk *chunk) {
-    size_t used = chunk->pages * PAGE_BYTES + chunk->references * PULL_REFERENCE;
-    size_t pages = (PULL_PAYLOAD - used) / PAGE_BYTES;
-    size_t runs = PULL_MOST_RUNS - chunk->runs - chunk->reference_runs;
+    size_t used = chunk->pages * PAGE + chunk->references * REFERENCE;
+    size_t pages = (CHUNK_PAYLOAD - used) / PAGE;
+    size_t runs = CHUNK_RUNS - chunk->runs - chunk->reference_runs;
     size_t references = PULL_MOST_REFERENCES - chunk->references;
     pages = pages < runs ? pages : runs;
     return pages < references ? pages : references;
@@ -267,14 +259,14 @@ static size_t space(const struct pull_chunk *chunk) {
 
 int pull_fill(struct pull *pull, struct pull_chunk *chunk, uint64_t budget, uint64_t *read) {
     struct batch batch;
-    for (*read = 0; *read < budget; *read += batch.pages * PAGE_BYTES) {
+    for (*read = 0; *read < budget; *read += batch.pages * PAGE) {
         size_t most = space(chunk);
         if (most == 0)
             return PULL_FULL;
         take(pull, &batch, most);
         if (batch.pages == 0)
             return PULL_DONE;
-        batch.at = chunk->at + PAGE_BYTES + chunk->pages * PAGE_BYTES;
+        batch.at = chunk->at + PAGE + chunk->pages * PAGE;
         int rc = read_batch(pull, &batch);
         if (rc != 0) {
             pthread_mutex_lock(&pull->lock);

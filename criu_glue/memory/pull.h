@@ -2,28 +2,17 @@
 //
 // Pages of a process into chunks for the wire, by any number of threads, each with a chunk of its
 // own. Pages of which the destination has the content already are left out.
-//
-// A chunk, little endian: magic "LSM1", inner pid, incarnation, round, number of runs (5 × 32 bits);
-// runs of address (64 bits), pages, kind; from offset 4096 on the payload of the runs in their order.
 
 #pragma once
 
 #include <pthread.h>
 #include <sys/types.h>
 
+#include "chunk.h"
 #include "regions.h"
 #include "sent.h"
 
-enum { PULL_CHUNK = 1 << 20, PULL_HEAD = 20, PULL_RUN = 16, PULL_REFERENCE = 28 };
-enum { PULL_MOST_RUNS = (PAGE_BYTES - PULL_HEAD) / PULL_RUN };
-enum { PULL_PAYLOAD = PULL_CHUNK - PAGE_BYTES, PULL_MOST_REFERENCES = 4096 };
-
-enum pull_kind {
-    PULL_DATA = 1,         // the pages themselves
-    PULL_ZERO = 2,         // nothing: they read as zeros
-    PULL_REFERENCE_TO = 3, // per page: XXH3-128 (low, high), donor's inner pid, donor's address;
-                           // pid 0: a page of that hash that was offered
-};
+enum { PULL_MOST_REFERENCES = 4096 };
 
 struct pull_state {
     uint64_t unreadable, first_unreadable; // pages that were not there any more
@@ -59,12 +48,12 @@ struct pull_run {
 
 // A chunk that is being made.
 struct pull_chunk {
-    uint8_t *at; // PULL_CHUNK bytes; the pages lie at 4096 already
+    uint8_t *at; // CHUNK_LONGEST bytes; the pages lie at PAGE already
     size_t pages;
     size_t runs, reference_runs, references;
-    struct pull_run run[PULL_MOST_RUNS];           // those with pages and zeros
-    struct pull_run reference_run[PULL_MOST_RUNS]; // come behind them
-    uint8_t reference[PULL_MOST_REFERENCES * PULL_REFERENCE];
+    struct pull_run run[CHUNK_RUNS];           // those with pages and zeros
+    struct pull_run reference_run[CHUNK_RUNS]; // come behind them
+    uint8_t reference[PULL_MOST_REFERENCES * REFERENCE];
 };
 
 struct pull *pull_new(pid_t pid, int memory, int pagemap, uint32_t inner, uint32_t incarnation,

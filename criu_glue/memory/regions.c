@@ -2,7 +2,7 @@
 
 #include "regions.h"
 
-#include "sent.h"
+#include "page.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -37,7 +37,7 @@ int regions_add(struct regions *list, uint64_t start, uint64_t end, uint64_t cat
 void regions_runs(const struct regions *list, uint64_t *out) {
     for (size_t i = 0; i < list->count; i++) {
         *out++ = list->at[i].start;
-        *out++ = (list->at[i].end - list->at[i].start) / PAGE_BYTES;
+        *out++ = (list->at[i].end - list->at[i].start) / PAGE;
     }
 }
 

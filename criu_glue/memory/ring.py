@@ -7,7 +7,7 @@ import mmap
 import threading
 from collections.abc import Callable
 
-from .source_engine import CHUNK
+from .engine import CHUNK
 
 LOOK_S = 0.05
 """How often somebody who waits for memory looks whether it is still wanted."""

@@ -7,7 +7,6 @@
 #include <string.h>
 
 enum { FIRST_SIZE = 64 };
-#define BLOCK_BYTES ((uint64_t)BLOCK_PAGES * PAGE_BYTES)
 
 struct sent *sent_new(void) { return calloc(1, sizeof(struct sent)); }
 
@@ -32,7 +31,7 @@ static struct sent_block **place(struct sent_block **table, size_t size, uint64_
 }
 
 struct sent_block *sent_find(const struct sent *sent, uint64_t address) {
-    return sent->size ? *place(sent->table, sent->size, address / BLOCK_BYTES) : NULL;
+    return sent->size ? *place(sent->table, sent->size, address / BLOCK) : NULL;
 }
 
 static int grow(struct sent *sent) {
@@ -73,12 +72,12 @@ static uint64_t bits(size_t i, size_t first, size_t last) {
 
 int sent_expect(struct sent *sent, uint64_t start, uint64_t end) {
     while (start < end) {
-        uint64_t number = start / BLOCK_BYTES, next = (number + 1) * BLOCK_BYTES;
+        uint64_t number = start / BLOCK, next = (number + 1) * BLOCK;
         uint64_t stop = end < next ? end : next;
         struct sent_block *block = need(sent, number);
         if (block == NULL)
             return -ENOMEM;
-        size_t first = sent_index(start), last = first + (stop - start) / PAGE_BYTES;
+        size_t first = sent_index(start), last = first + (stop - start) / PAGE;
         for (size_t i = first / 64; i <= (last - 1) / 64; i++)
             block->current[i] &= ~bits(i, first, last);
         start = stop;
@@ -98,16 +97,16 @@ static int forget(struct sent_block *block, uint64_t address, struct regions *li
         return 0;
     sent_record(block, index, (struct sent_hash){0}, 0);
     block->current[index / 64] &= ~(UINT64_C(1) << index % 64);
-    return regions_add(list, address, address + PAGE_BYTES, 0);
+    return regions_add(list, address, address + PAGE, 0);
 }
 
 // Who asks is not believed: no block is made, and what was never sent is passed over.
 int sent_forget(struct sent *sent, uint64_t start, uint64_t end, struct regions *list) {
     int rc = 0;
     while (rc == 0 && start < end) {
-        uint64_t next = (start / BLOCK_BYTES + 1) * BLOCK_BYTES, stop = end < next ? end : next;
+        uint64_t next = (start / BLOCK + 1) * BLOCK, stop = end < next ? end : next;
         struct sent_block *block = sent_find(sent, start);
-        for (uint64_t at = start; rc == 0 && block != NULL && at < stop; at += PAGE_BYTES)
+        for (uint64_t at = start; rc == 0 && block != NULL && at < stop; at += PAGE)
             rc = forget(block, at, list);
         start = stop;
     }
@@ -117,7 +116,7 @@ int sent_forget(struct sent *sent, uint64_t start, uint64_t end, struct regions 
 // The same within one block.
 static uint64_t same_in_block(const struct sent_block *block, uint64_t start, uint64_t stop,
                               bool current) {
-    size_t at = sent_index(start), last = at + (stop - start) / PAGE_BYTES;
+    size_t at = sent_index(start), last = at + (stop - start) / PAGE;
     while (at < last) {
         uint64_t word = block->current[at / 64];
         uint64_t others = (current ? ~word : word) >> at % 64;
@@ -127,13 +126,13 @@ static uint64_t same_in_block(const struct sent_block *block, uint64_t start, ui
         }
         at = (at / 64 + 1) * 64;
     }
-    return at < last ? start + (at - sent_index(start)) * PAGE_BYTES : stop;
+    return at < last ? start + (at - sent_index(start)) * PAGE : stop;
 }
 
 uint64_t sent_same(const struct sent *sent, uint64_t start, uint64_t end, bool *current) {
     *current = false;
     for (bool first = true; start < end; first = false) {
-        uint64_t next = (start / BLOCK_BYTES + 1) * BLOCK_BYTES, stop = end < next ? end : next;
+        uint64_t next = (start / BLOCK + 1) * BLOCK, stop = end < next ? end : next;
         const struct sent_block *block = sent_find(sent, start);
         size_t index = sent_index(start);
         bool here = block != NULL && (block->current[index / 64] >> index % 64 & 1);

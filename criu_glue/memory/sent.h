@@ -11,16 +11,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "page.h"
 #include "regions.h"
-
-enum { PAGE_BYTES = 4096, BLOCK_PAGES = 512 }; // a block: 2 MiB of address space
 
 struct sent_hash {
     uint64_t low, high; // of XXH3-128; both 0: nothing was sent yet
 };
 
 struct sent_block {
-    uint64_t number; // address / 2 MiB
+    uint64_t number; // address / BLOCK
     uint64_t current[BLOCK_PAGES / 64];
     uint16_t pass[BLOCK_PAGES];
     struct sent_hash hash[BLOCK_PAGES];
@@ -47,7 +46,7 @@ int sent_forget(struct sent *sent, uint64_t start, uint64_t end, struct regions 
 // The end of the pages from start on that are all current, or all not; at most end.
 uint64_t sent_same(const struct sent *sent, uint64_t start, uint64_t end, bool *current);
 
-static inline size_t sent_index(uint64_t address) { return address / PAGE_BYTES % BLOCK_PAGES; }
+static inline size_t sent_index(uint64_t address) { return address / PAGE % BLOCK_PAGES; }
 
 static inline void sent_record(struct sent_block *block, size_t index, struct sent_hash hash,
                                uint16_t pass) {

@@ -10,11 +10,8 @@ import errno
 from collections.abc import Iterable
 from typing import Any
 
+from .engine import PAGE as PAGE
 from .engine import load, raised
-
-PAGE = 4096
-CHUNK = 1 << 20
-"""The most bytes of a chunk, its head included."""
 
 _ffi, _lib = load("""
 struct region { uint64_t start, end, categories; };

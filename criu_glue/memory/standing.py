@@ -7,7 +7,8 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+
+from .proc import state
 
 LOOK_S = 0.001
 
@@ -50,7 +51,6 @@ def _threads(pids: Sequence[int]) -> set[tuple[int, int]]:
 
 def _stands(pid: int, tid: int) -> bool:
     try:
-        stat = Path(f"/proc/{pid}/task/{tid}/stat").read_text("utf-8", "replace")
+        return state(pid, tid) in _STILL
     except (FileNotFoundError, ProcessLookupError):
         return True
-    return stat.rpartition(")")[2].split()[0] in _STILL

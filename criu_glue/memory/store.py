@@ -22,13 +22,10 @@ import msgspec
 
 from ...errors import StepFailed
 from . import store_library
+from .engine import CHUNK, PAGE
 
 if TYPE_CHECKING:
     from .donors import Donors
-
-PAGE = 4096
-CHUNK = (1 << 20) + PAGE
-"""Bytes of the longest chunk: a page with its head, and a MiB."""
 
 PAGES_FILE = "memory"
 INDEX_FILE = "memory.index"

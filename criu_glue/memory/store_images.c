@@ -156,8 +156,6 @@ uint32_t store_runs(const struct image *image, uint64_t *runs) {
     return count;
 }
 
-static void put_word(uint8_t *at, uint32_t value) { memcpy(at, &value, sizeof value); }
-
 size_t store_forward(struct store *s, struct forwarding *at, uint8_t *chunk) {
     while (at->image < s->images && at->extent == s->image[at->image].extents) {
         at->image++;
@@ -168,19 +166,18 @@ size_t store_forward(struct store *s, struct forwarding *at, uint8_t *chunk) {
     const struct image *image = &s->image[at->image];
     uint32_t runs = 0, copied = 0;
     memset(chunk, 0, PAGE);
-    while (at->extent < image->extents && runs < (PAGE - CHUNK_HEAD) / CHUNK_RUN) {
+    uint8_t *next = chunk + CHUNK_HEAD;
+    while (at->extent < image->extents && runs < CHUNK_RUNS) {
         const struct extent *e = &image->extent[at->extent];
         bool data = e->slot >= FIRST_SLOT;
-        uint32_t pages = e->pages - at->page, room = CHUNK_SENT / PAGE - 1 - copied;
+        uint32_t pages = e->pages - at->page, room = CHUNK_PAYLOAD / PAGE - copied;
         if (data && pages > room)
             pages = room;
         if (pages == 0)
             break;
         uint64_t address = e->address + (uint64_t)at->page * PAGE;
-        uint8_t *run = chunk + CHUNK_HEAD + runs++ * CHUNK_RUN;
-        memcpy(run, &address, sizeof address);
-        put_word(run + 8, pages);
-        put_word(run + 12, data ? RUN_DATA : RUN_ZERO);
+        next = chunk_put_run(next, address, pages, data ? RUN_DATA : RUN_ZERO);
+        runs++;
         if (data) {
             memcpy(chunk + PAGE + (size_t)copied * PAGE, store_content(s, e->slot + at->page),
                    (size_t)pages * PAGE);
@@ -192,9 +189,6 @@ size_t store_forward(struct store *s, struct forwarding *at, uint8_t *chunk) {
             at->page = 0;
         }
     }
-    memcpy(chunk, "LSM1", 4);
-    put_word(chunk + 4, image->pid);
-    put_word(chunk + 8, image->incarnation);
-    put_word(chunk + 16, runs);
-    return copied ? PAGE + (size_t)copied * PAGE : CHUNK_HEAD + (size_t)runs * CHUNK_RUN;
+    chunk_put_head(chunk, image->pid, image->incarnation, 0, runs);
+    return copied ? PAGE + (size_t)copied * PAGE : (size_t)(next - chunk);
 }

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import functools
-from importlib.resources import files
 from typing import Any
 
-import cffi
+from . import engine
 
 WHY = 256
 
@@ -65,7 +64,6 @@ void fill_stop(struct fill *f);
 struct donors *donors_new(uint64_t most);
 void donors_free(struct donors *d);
 int64_t donors_add_process(struct donors *d, int memory);
-int64_t donors_add_store(struct donors *d, const struct store *s);
 int64_t donors_take(struct donors *d, int64_t source, int pagemap, uint64_t start, uint64_t end);
 uint64_t donors_settle(struct donors *d);
 void donors_offer(const struct donors *d, uint64_t *hashes);
@@ -78,6 +76,4 @@ int eager_pagemap(uint8_t *raw, size_t length);
 @functools.cache
 def load() -> tuple[Any, Any]:
     """The cffi object and the library."""
-    ffi = cffi.FFI()
-    ffi.cdef(DECLARATIONS)
-    return ffi, ffi.dlopen(str(files(__package__) / "memory.so"))
+    return engine.load(DECLARATIONS)

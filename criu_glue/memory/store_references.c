@@ -7,6 +7,7 @@
 
 #define XXH_INLINE_ALL
 #include "donors.h"
+#include "store.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -19,12 +19,13 @@ from typing import Any
 
 from ...errors import StepFailed
 from . import userfault
+from .engine import PAGE
 from .family import GONE, Family
 from .followed import Followed
 from .maps import own_ranges
 from .pulling import Pace, Pulling, Sink, Stopped, Unhurried
 from .ring import Ring
-from .source_engine import PAGE, Pull, Ranges, known_categories
+from .source_engine import Pull, Ranges, known_categories
 from .standing import wait_stopped
 
 SLOTS = 48

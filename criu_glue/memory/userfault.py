@@ -25,7 +25,8 @@ from pathlib import Path
 from ... import ptrace
 from . import source_engine
 from .engine import load
-from .maps import about, vdso
+from .maps import vdso
+from .proc import about, state, status
 
 STOP_S = 0.5
 """How long a thread may take to trap."""
@@ -174,11 +175,10 @@ def _best_thread(pid: int) -> int:
     ranked = []
     for name in os.listdir(f"/proc/{pid}/task"):
         with contextlib.suppress(OSError):
-            task = Path(f"/proc/{pid}/task/{name}")
-            state = (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-            call = (task / "syscall").read_text().split()[0]
-            if state not in "ZX":
-                cost = (state == "D", call in _UNRESTARTED, call != "running")
+            now = state(pid, int(name))
+            call = Path(f"/proc/{pid}/task/{name}/syscall").read_text().split()[0]
+            if now not in "ZX":
+                cost = (now == "D", call in _UNRESTARTED, call != "running")
                 ranked.append((cost, int(name)))
     if not ranked:
         raise ProcessLookupError(errno.ESRCH, "it has ended", str(pid))
@@ -199,9 +199,7 @@ def _syscall_instruction(pid: int) -> int:
 
 def _tracer(tid: int) -> int:
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{tid}/status").read_text(errors="replace").splitlines():
-            if line.startswith("TracerPid:"):
-                return int(line.split()[1])
+        return int(status(tid).get(b"TracerPid", [b"0"])[0])
     return 0
 
 

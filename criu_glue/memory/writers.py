@@ -13,7 +13,8 @@ import os
 import re
 from pathlib import Path
 
-_PINNED = re.compile(rb"^VmPin:\s+0 kB$", re.MULTILINE)
+from .proc import status
+
 _FLAGS = re.compile(rb"^flags:\s+([0-7]+)$", re.MULTILINE)
 _MANY = 4096
 """Descriptors that are looked at."""
@@ -24,7 +25,7 @@ def past_page_tables(pid: int) -> str:
 
     What CUDA pins the kernel does not count: who uses a GPU is for others to say.
     """
-    if not _PINNED.search(Path(f"/proc/{pid}/status").read_bytes()):
+    if status(pid).get(b"VmPin") != [b"0", b"kB"]:
         return "it has memory pinned for a device"
     if b" /[aio]" in Path(f"/proc/{pid}/maps").read_bytes():
         return "it does asynchronous I/O"
