@@ -41,7 +41,9 @@ STALE = 2
 """Rounds in a row that found more than SHRINKS of what the one before had found: it is the job's
 working set by now."""
 
-NAP_S = 0.05
+NAP_S = 0.2
+"""Before each round that keeps it fresh. The job pays for a round with a fault for every page that
+it then writes again: not just before the freeze, when it brings little."""
 
 SHARED_MOST = 256 << 20
 """Bytes that a tree may share copy on write and yet be moved such that it does so no longer."""
@@ -136,8 +138,8 @@ class Precopy:
 
     def _keep_fresh(self) -> None:
         with contextlib.suppress(LiveshiftError):  # who asks for the freeze meets it again
-            while not self._stop.is_set() and self._round():
-                self._stop.wait(NAP_S)
+            while not self._stop.wait(NAP_S) and self._round():
+                pass
 
     def _round(self) -> bool:
         """One round; False when it was interrupted: what it has not sent is the next one's."""

@@ -41,8 +41,8 @@ HANDOVER_S = 0.05
 """Promise, commit, checks of the image, grant, network open, gates open."""
 LOOK_S, LOOK_BYTE_S = 0.01, 12e-3 / 2**30
 """A tracker's last look, besides sending what it finds; per byte, in small pages."""
-NAP_S = 0.05
-"""Between two rounds, once they bring nothing more."""
+NAP_S = 0.2
+"""Between two rounds, once they bring nothing more (precopy.NAP_S)."""
 LINK, SHM, EAGER, FILL = 1.3e9, 0.5e9, 3.3e9, 3.0e9
 """Bytes per second: memory onto the wire; /dev/shm; memory read back by CRIU, or by us."""
 

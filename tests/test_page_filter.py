@@ -72,7 +72,7 @@ def test_criu_dumps_no_page_of_what_is_hidden_and_the_tracker_has_sent_all_of_it
 
     dumping = threading.Thread(target=dump)
     dumping.start()
-    tracker.wait_frozen(time.monotonic() + 10)
+    tracker.wait_frozen(time.monotonic() + 10, page_filter.asked)
     found = tracker.standstill(pages, page_filter.hide)
     dumping.join()
     assert errors == []
