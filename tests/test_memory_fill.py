@@ -158,7 +158,7 @@ class Scene:
         page_filter = PageFilter(self.place / "dump")
         with ThreadPoolExecutor(1) as pool:
             dump = pool.submit(frozen.dump, self.criu, self.sink, 60, page_filter)
-            tracker.wait_frozen(time.monotonic() + 60)
+            tracker.wait_frozen(time.monotonic() + 60, page_filter.asked)
             last = tracker.standstill(take, page_filter.hide)
             dump.result()
         assert page_filter.hidden() > 0

@@ -207,10 +207,12 @@ def test_processes_end_begin_and_run_other_programs(
     tracker.round(pages)
     program = "import sys; kept = bytearray(b'x' * 9000000); print(1, flush=True); sys.stdin.read()"
     job.do("import subprocess")
-    job.do(f"line = ['sh', '-c', 'read x; exec \"$@\"', 'sh', sys.executable, '-Sc', {program!r}]")
+    says = 'echo; read x; exec "$@"'
+    job.do(f"line = ['sh', '-c', {says!r}, 'sh', sys.executable, '-Sc', {program!r}]")
     job.do("shell = subprocess.Popen(line, stdin=-1, stdout=-1)")
+    job.do("shell.stdout.readline()")  # Popen returns when the shell is not yet complete
     shell = job.number("shell.pid")
-    tracker.round(pages)
+    assert tracker.round(pages).untracked == {}
     assert pages.incarnations[shell] == 1
     job.do("shell.stdin.write(b'\\n'), shell.stdin.flush(), shell.stdout.readline()")
     after = tracker.round(pages)
