@@ -101,7 +101,7 @@ class Donors_of:
 
 def test_what_another_process_has_need_not_come_again(tmp_path: Path, held: ExitStack) -> None:
     process = LazyProcess(502)
-    held.callback(process.close)
+    held.callback(process.end)
     process("[lazy.set(n, 10**9 + n) for n in range(500)]")
     process("lazy.set(500, 0)")
     donors = Donors(1 << 30)
@@ -146,7 +146,7 @@ def open_files() -> set[str]:
 
 def test_no_more_is_known_than_was_allowed(held: ExitStack) -> None:
     process = LazyProcess(50)
-    held.callback(process.close)
+    held.callback(process.end)
     process("[lazy.set(n, 10**9 + n) for n in range(50)]")
     donors = Donors(20 * PAGE)
     assert donors.add_process(process.pid) > 0
