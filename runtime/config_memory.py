@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
-from .config_values import Choice, Flag, Share, WholeNumber
+from .config_values import Choice, Flag, Share, Size, WholeNumber
 
 
 class Compress(StrEnum):
@@ -34,3 +34,4 @@ class Precopy:
     slow_down: Annotated[float, Share(0.01, 0.9)] = 0.2  # of the job's speed, at most
     rounds: Annotated[int, WholeNumber(1, 1000)] = 30  # at most
     post_copy: Annotated[bool, Flag()] = False  # run before all has arrived
+    keep: Annotated[int | None, Size()] = None  # of what has left a host, on it; None: nothing

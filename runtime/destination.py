@@ -43,7 +43,7 @@ class Destination:
 
     def memory_offered(self) -> int:
         """Bytes that an incoming capsule may take."""
-        return host_facts.memory_offered(self._own.memory)
+        return host_facts.memory_offered(self._own.memory, self._house.earlier.bytes)
 
     async def reserve(self, ask: messages.Reserve) -> messages.Reserved:
         async with self._porter.reservations.making(ask) as gpus:
@@ -70,6 +70,7 @@ class Destination:
         devices = None
         if ask.gpu is not None:
             devices = await asyncio.to_thread(self._porter.devices.tree, ask.migration, resident)
+        await asyncio.to_thread(self._house.earlier.make_room, ask)
         full_dump, donors = MemoryTracker.probe(), None
         if not full_dump and self._house.cluster.precopy.enabled:
             donors = await self._donors(ask)
@@ -93,7 +94,7 @@ class Destination:
 
     async def _donors(self, ask: messages.Reserve) -> Donors | None:
         rooms = offering.siblings(ask.spec, self._house.capsules.values())
-        return await asyncio.to_thread(offering.look, rooms)
+        return await asyncio.to_thread(offering.look, rooms, self._house.earlier.of(ask))
 
     async def progress(self, ask: messages.Progress) -> messages.Arrived:
         arrival = self._porter.arrivals.get(ask.migration)
@@ -138,6 +139,7 @@ class Destination:
         job stands until its gates were opened here."""
         await asyncio.sleep(FREE_AFTER_S)
         await asyncio.to_thread(arrival.free_images)
+        await asyncio.to_thread(self._house.earlier.drop, arrival.resident.spec.name)
 
     async def _restore(self, arrival: Arrival, criu: Criu, ask: messages.Restore) -> messages.Moved:
         name, watch = ask.capsule, Stopwatch()

@@ -19,6 +19,7 @@ from ..criu_glue.network import Overlay
 from ..errors import NotFound, Refused
 from . import carried_out, messages, rank_pages
 from .config import Cluster
+from .earlier_copies import EarlierCopies
 from .messages import Book
 from .resident import Housing, Resident, watch
 
@@ -37,6 +38,7 @@ class House:
         self.housing = Housing(cluster, host)
         self.capsules: dict[str, Resident] = {}
         self.books: dict[str, Book] = {}
+        self.earlier = EarlierCopies(cluster.precopy.keep)
         self.network = asyncio.Lock()
         self.ended = ended
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -131,6 +133,7 @@ class House:
             resident.leaving = True
             await self.blocking(name, resident.remove)
         carried_out.forget_job(self.housing, ask.job)
+        await asyncio.to_thread(self.earlier.drop_job, ask.job)
         book = self.books.pop(ask.job, None)
         if book is not None:
             overlay = Overlay(book.vni, book.subnet)

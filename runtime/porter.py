@@ -252,6 +252,7 @@ class Porter:
         if ruling is Ruling.END:
             if self._house.capsules.get(name) is resident:
                 self._house.capsules.pop(name)
+            await self._house.blocking(name, lambda: self._house.earlier.keep(resident))
             await self._house.blocking(name, departure.finish)
             self.departures.pop(departure.migration, None)
             if departure.gpus:  # the next beat tells that they are free

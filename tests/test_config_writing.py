@@ -100,6 +100,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
             slow_down=draw(st.floats(0.01, 0.9)),
             rounds=draw(st.integers(1, 1000)),
             post_copy=draw(st.booleans()),
+            keep=draw(st.none() | st.integers(1, 2**63 - 1)),
         ),
         timeouts=draw(timeouts()),
     )
