@@ -18,15 +18,22 @@ from collections.abc import Callable
 BYTES_PER_CPU_SECOND = 1e9
 """About what a core reads, compares, encrypts and sends; see docs/measurements.md."""
 
-LEAST = 25e6
-"""Bytes per second, at least: a pre-copy that never ends helps nobody."""
+LEAST, FIRST_MOST = 25e6, 2e9
+"""Bytes per second. At least: a pre-copy that never ends helps nobody. And at first, at most."""
 
 AIM = 0.75
 """Of what may be lost: then the noise of a look stays within it."""
 
-LOOK_COLLECTIVES, LOOK_LEAST_S, LOOK_MOST_S = 20, 0.5, 10.0
-"""A look at the job takes so many collectives, within these seconds: with fewer the rate of a job
-that makes a few per step is that of the moment."""
+LOOK_S, LOOK_COLLECTIVES, LOOK_GAPS = 0.5, 20, 4
+"""A look at the job takes so long at least, is so many collectives long, and so many times the
+longest time in which there was none: of a job that makes all of its own at the end of a step, a
+shorter one would see next to nothing or too much."""
+
+STANDS_S = 30.0
+"""After so long without any the job may be standing because of us; it is looked at in any case."""
+
+COUNT_S = 0.1
+"""Between two countings of collectives."""
 
 BURST_S = 0.1
 """Who has read too little for a while may make up for so much of it."""
@@ -48,30 +55,34 @@ class Pace:
         clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
         cpus: int | None = None,
     ) -> None:  # fmt: skip
-        self._collectives = collectives
         self._usual = usual
         self._share = share
         self._clock, self._sleep = clock, sleep
         # Where all cores are the job's, it loses the share of them that is used up. The other half
         # is for what nobody foresees: faults, bandwidth, hosts that share a machine.
         cpus = cpus or len(os.sched_getaffinity(0))
-        self.first = max(LEAST, share / 2 * cpus * BYTES_PER_CPU_SECOND)
+        self.first = min(FIRST_MOST, max(LEAST, share / 2 * cpus * BYTES_PER_CPU_SECOND))
         self.rate = self.first
         """Bytes per second that may be read."""
         self.slow_down: float | None = None
-        """The share of the job's speed that was lost when it was looked at last."""
+        """The share of the job's speed that was lost at the last look; below 0: it was faster."""
         self._turn = threading.Lock()
-        self._looked = self._began = self._due = clock()
-        self._seen = self._first_seen = collectives() if usual else 0
-        self._read = 0  # since it was looked at
+        self._collectives = collectives
+        self._job: _Counted | None = None  # from the first batch on
+        self._looked = self._due = clock()
+        self._seen = 0  # collectives, at the last look
+        self._read = 0  # bytes since then
+        self._slow_at = 0.0  # the rate at which slow_down was seen
 
     def spent(self, read: int) -> None:
         """So many bytes were read; sleeps until the next may be."""
         with self._turn:
             now = self._clock()
             self._read += read
-            if self._usual and self._is_time(now):
-                self._look(now)
+            if self._usual and self._job is None:
+                self._job, self._looked = _Counted(self._collectives, now), now
+            if self._job is not None and self._job.count(now) and self._is_time(self._job, now):
+                self._look(self._job, now)
             self._due = max(self._due, now - BURST_S) + read / self.rate
             due = self._due - now
         while due > 0:
@@ -80,28 +91,65 @@ class Pace:
 
     def lost(self) -> float | None:
         """The share of the job's speed that was lost since the beginning; None: not known."""
-        seconds = self._clock() - self._began
-        if not self._usual or seconds < LOOK_LEAST_S:
+        if self._job is None:
             return None
-        return self._lost(self._first_seen, seconds)
+        now = self._clock()
+        seconds = now - self._job.began
+        if seconds < LOOK_S:
+            return None
+        self._job.count(now, at_once=True)
+        return max(0.0, 1 - self._job.done / seconds / self._usual)
 
-    def _lost(self, before: int, seconds: float) -> float:
-        # A process that ends takes its count along, and the job then has fewer than before.
-        done = max(0, self._collectives() - before)
-        return max(0.0, 1 - done / seconds / self._usual)
-
-    def _is_time(self, now: float) -> bool:
+    def _is_time(self, job: _Counted, now: float) -> bool:
         since = now - self._looked
-        enough = since * self._usual >= LOOK_COLLECTIVES
-        return since >= LOOK_MOST_S or (enough and since >= LOOK_LEAST_S)
+        if since < LOOK_S or since * self._usual < LOOK_COLLECTIVES:
+            return False
+        return since >= LOOK_GAPS * job.gap(now) or (since >= STANDS_S and job.stands(now))
 
-    def _look(self, now: float) -> None:
+    def _look(self, job: _Counted, now: float) -> None:
         seconds = now - self._looked
-        lost = self._lost(self._seen, seconds)
-        # One look is noisy; two are less so.
-        mean = lost if self.slow_down is None else (lost + self.slow_down) / 2
+        lost = 1 - (job.done - self._seen) / seconds / self._usual
+        # One look is noisy, two are less so: what one has seen too little of, the other has too much.
+        mean = lost
+        if self.slow_down is not None:
+            mean = (lost + self.slow_down * min(1.0, self.rate / self._slow_at)) / 2
+        self.slow_down, self._slow_at = lost, self.rate
         factor = min(2.0, max(0.25, AIM * self._share / max(mean, 1e-9)))
         if factor < 1 or self._read > self.rate * seconds / 2:  # else something else bounds it
             self.rate = max(LEAST, self.rate * factor)
-        self.slow_down = lost
-        self._looked, self._seen, self._read = now, self._collectives(), 0
+        self._looked, self._seen, self._read = now, job.done, 0
+        job.gap_fades()
+
+
+class _Counted:
+    """The job's collectives since the beginning, and the longest time lately without one."""
+
+    def __init__(self, collectives: Callable[[], int], now: float) -> None:
+        self._collectives = collectives
+        self._first = collectives()
+        self.began = self._counted = self._last = now
+        self.done = 0
+        self._gap = 0.0
+
+    def count(self, now: float, at_once: bool = False) -> bool:
+        """Count them, unless that was just done; whether it was done now."""
+        if now - self._counted < COUNT_S and not at_once:
+            return False
+        # A process that ends takes its count along, and the job then has fewer than before.
+        done = max(self.done, self._collectives() - self._first)
+        if done > self.done:
+            self._gap, self._last = max(now - self._last, self._gap), now
+        self.done, self._counted = done, now
+        return True
+
+    def gap(self, now: float) -> float:
+        """Seconds; the time since the last one counts."""
+        return max(self._gap, now - self._last)
+
+    def stands(self, now: float) -> bool:
+        """Whether it has made none for longer than a step of its would take."""
+        return now - self._last >= max(STANDS_S, 2 * self._gap)
+
+    def gap_fades(self) -> None:
+        """An old long one counts less and less: a checkpoint is no step."""
+        self._gap *= 0.7

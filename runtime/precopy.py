@@ -134,7 +134,7 @@ class Precopy:
 
     def _sleep(self, seconds: float) -> None:
         """The standstill does not wait for the pace."""
-        self._stop.wait(seconds)
+        self._stop.wait(max(0.0, min(seconds, self._until - time.monotonic())))
 
     def _keep_fresh(self) -> None:
         with contextlib.suppress(LiveshiftError):  # who asks for the freeze meets it again
