@@ -12,6 +12,7 @@ import logging
 import time
 
 from ..criu_glue.memory.donors import Donors
+from ..criu_glue.memory.earlier_copy import EarlierCopy
 from ..criu_glue.memory.tracker import MemoryTracker
 from ..criu_glue.tool import Criu
 from ..errors import LiveshiftError, NotFound, Refused, StepFailed
@@ -129,17 +130,19 @@ class Destination:
                 raise
             self._house.admit(arrival.resident)
             del self._porter.arrivals[migration]
+        earlier = self._house.earlier.pop(name)
         await reached("destination.running")
         self._porter.receiver.forget(migration)
-        self._tasks.spawn(self._free_images(arrival))
+        self._tasks.spawn(self._free_memory(arrival, earlier))
         return moved
 
-    async def _free_images(self, arrival: Arrival) -> None:
+    async def _free_memory(self, arrival: Arrival, earlier: EarlierCopy | None) -> None:
         """Not at once: it keeps other threads from mapping memory for some 50 ms per GB, and the
         job stands until its gates were opened here."""
         await asyncio.sleep(FREE_AFTER_S)
+        if earlier is not None:
+            await asyncio.to_thread(earlier.close)
         await asyncio.to_thread(arrival.free_images)
-        await asyncio.to_thread(self._house.earlier.drop, arrival.resident.spec.name)
 
     async def _restore(self, arrival: Arrival, criu: Criu, ask: messages.Restore) -> messages.Moved:
         name, watch = ask.capsule, Stopwatch()

@@ -133,8 +133,8 @@ class House:
             resident.leaving = True
             await self.blocking(name, resident.remove)
         carried_out.forget_job(self.housing, ask.job)
-        await asyncio.to_thread(self.earlier.drop_job, ask.job)
         book = self.books.pop(ask.job, None)
+        await asyncio.to_thread(self.earlier.drop_job, ask.job)  # none is kept without a book
         if book is not None:
             overlay = Overlay(book.vni, book.subnet)
             async with self.network:

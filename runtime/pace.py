@@ -109,7 +109,7 @@ class Pace:
     def _look(self, job: _Counted, now: float) -> None:
         seconds = now - self._looked
         lost = 1 - (job.done - self._seen) / seconds / self._usual
-        # One look is noisy, two are less so: what one has seen too little of, the other has too much.
+        # One look is noisy, two are less so: what one has too little of, the other has too much.
         mean = lost
         if self.slow_down is not None:
             mean = (lost + self.slow_down * min(1.0, self.rate / self._slow_at)) / 2

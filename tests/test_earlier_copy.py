@@ -7,7 +7,8 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -17,14 +18,17 @@ from lazy_process import LazyProcess
 from memory_subject import MANY, Subject, subject
 from page_chunks import PAGE
 
+from liveshift.criu_glue.memory import earlier_copy
 from liveshift.criu_glue.memory.donors import Donors
 from liveshift.criu_glue.memory.earlier_copy import EarlierCopy
 from liveshift.errors import StepFailed
 from liveshift.runtime import earlier_copies
 from liveshift.runtime.earlier_copies import EarlierCopies
+from liveshift.waiting import readable
 
 GB = 1 << 30
 BYTES = MANY * PAGE
+MADV_GUARD_INSTALL = 102  # Linux 6.13
 
 pytestmark = as_root
 
@@ -93,13 +97,42 @@ def test_of_several_processes_all_is_kept(tree: Subject, held: ExitStack) -> Non
     assert has(copy.pid, 0, 3, MANY - 1, MANY + 49)
 
 
-def test_more_than_may_be_is_not_kept(tree: Subject) -> None:
+def test_no_more_is_kept_than_may_be(tree: Subject, held: ExitStack) -> None:
+    copy = EarlierCopy([tree.pid], BYTES // 2)
+    held.callback(copy.close)
+    assert copy.bytes == BYTES // 2
+    assert psutil.Process(copy.pid).memory_info().rss < BYTES // 2 + (8 << 20)
+
+
+def test_what_cannot_be_read_is_left_out(held: ExitStack) -> None:
+    """Memory that a driver has mapped, or guard pages."""
     before = children()
-    with pytest.raises(StepFailed, match=f"no copy was kept: there are more than {BYTES} bytes"):
-        EarlierCopy([tree.pid], BYTES)
-    with pytest.raises((StepFailed, FileNotFoundError, ProcessLookupError)):
-        EarlierCopy([1 << 30], GB)
-    assert children() == before
+    process = LazyProcess(2000)
+    held.callback(process.end)
+    process("[lazy.set(n, 10**9 + n) for n in range(1000)]")
+    if tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 13):
+        process(f"lazy._call('madvise', lazy.base + 500 * 4096, 100, {MADV_GUARD_INSTALL})")
+    copy = EarlierCopy([process.pid], GB)
+    held.callback(copy.close)
+    assert copy.bytes >= 900 * PAGE
+    with pytest.raises((FileNotFoundError, ProcessLookupError)):
+        EarlierCopy([process.pid, 1 << 30], GB)
+    assert children() == before | {process.pid, copy.pid}
+
+
+def test_one_that_says_nothing_is_given_up(
+    tree: Subject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = children()
+    monkeypatch.setattr(earlier_copy, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(earlier_copy, "files", lambda _: tmp_path)
+    program = tmp_path / "earlier-copy"
+    for does, says in (("exec sleep 60", "within"), ("echo no memory >&2", "kept: no memory")):
+        program.write_text(f"#!/bin/sh\n{does}\n")
+        program.chmod(0o755)
+        with pytest.raises(StepFailed, match=says):
+            EarlierCopy([tree.pid], 1 << 20)
+        assert children() == before
 
 
 def test_memory_that_gets_short_is_taken_from_it_first(tree: Subject, held: ExitStack) -> None:
@@ -113,15 +146,26 @@ def test_memory_that_gets_short_is_taken_from_it_first(tree: Subject, held: Exit
 
 
 def test_it_ends_with_whoever_started_it(tree: Subject) -> None:
+    ours, theirs = os.pipe()
     starter = os.fork()
     if starter == 0:
-        copy = EarlierCopy([tree.pid], GB)
-        os.write(1, b"")
-        os._exit(0 if copy.alive() else 1)
-    _, status = os.waitpid(starter, 0)
-    assert status == 0
-    until(lambda: not [p for p in psutil.process_iter(["name", "ppid"])
-                       if p.info["name"] == "earlier-copy" and p.info["ppid"] == 1])  # fmt: skip
+        try:
+            os.write(theirs, str(EarlierCopy([tree.pid], GB).pid).encode())
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(theirs)
+    with os.fdopen(ours) as said:
+        assert readable(20, said)
+        pid = int(os.read(ours, 20))
+    holder = os.pidfd_open(pid)
+    try:
+        assert not readable(0.2, holder), "it ends by itself"
+        os.kill(starter, signal.SIGKILL)
+        os.waitpid(starter, 0)
+        assert readable(10, holder) == [holder]
+    finally:
+        os.close(holder)
 
 
 # ---- those of a host ----
@@ -141,6 +185,10 @@ class Overlay:
 @dataclass(frozen=True)
 class Room:
     init: int
+    stands: bool = True
+
+    def alive(self) -> bool:
+        return self.stands
 
 
 @dataclass(frozen=True)
@@ -148,6 +196,7 @@ class Resident:
     spec: Spec
     overlay: Overlay
     room: Room
+    code: int | None = None
 
 
 @dataclass(frozen=True)
@@ -182,12 +231,22 @@ def test_a_job_finds_what_its_own_capsules_have_left(copies: EarlierCopies) -> N
     (pid,) = copies.of(Ask(Spec("gpt", "gpt/1"), Overlay(7)))  # type: ignore[arg-type]
     assert has(pid, 0, MANY - 1)
     assert copies.of(Ask(Spec("gpt", "gpt/2"), Overlay(7))) == [pid]  # type: ignore[arg-type]
+    copies.keep(resident("gpt", 2))  # type: ignore[arg-type]
+    first, second = copies.of(Ask(Spec("gpt", "gpt/2"), Overlay(7)))  # type: ignore[arg-type]
+    assert (first != pid, second) == (True, pid), "its own comes first"
+    dropped = copies.pop("gpt/2")
+    assert dropped is not None
+    assert dropped.pid == first
+    dropped.close()
     assert copies.of(Ask(Spec("other", "other/1"), Overlay(7))) == []  # type: ignore[arg-type]
     later = Ask(Spec("gpt", "gpt/1"), Overlay(8))
     assert copies.of(later) == [], "a later job of the same name"  # type: ignore[arg-type]
     assert copies.bytes > BYTES
 
-    copies.drop("gpt/1")
+    dropped = copies.pop("gpt/1")
+    assert dropped is not None
+    dropped.close()
+    assert copies.pop("gpt/1") is None
     assert copies.of(Ask(one.spec, one.overlay)) == []  # type: ignore[arg-type]
     assert copies.bytes == 0
     assert not psutil.pid_exists(pid)
@@ -205,13 +264,43 @@ def test_there_is_one_of_each_capsule_and_none_of_a_job_that_ended(copies: Earli
     assert copies.bytes == 0
 
 
-def test_no_more_is_kept_than_was_allowed(tree: Subject) -> None:
+def test_nothing_is_kept_where_it_is_not_allowed_or_of_no_use(
+    tree: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = children()
-    for limit in (None, BYTES):
-        copies = EarlierCopies(limit)
-        copies.keep(resident("gpt", 1))  # type: ignore[arg-type]
-        assert copies.bytes == 0
+    one = resident("gpt", 1)
+    unwanted = EarlierCopies(GB)
+    unwanted.keep(one, lambda: False)  # type: ignore[arg-type]
+    for kept, of in (
+        (unwanted, replace(one, code=1)),
+        (unwanted, replace(one, room=Room(os.getpid(), stands=False))),
+        (unwanted, replace(one, room=Room(1 << 30))),
+        (EarlierCopies(None), one),
+    ):
+        kept.keep(of)  # type: ignore[arg-type]
+        assert kept.bytes == 0
         assert children() == before
+    monkeypatch.setattr(earlier_copies, "MEMORY_LIMIT", BYTES // 2)
+    for limit in (GB, BYTES // 4):
+        some = EarlierCopies(limit)
+        some.keep(one)  # type: ignore[arg-type]
+        assert some.bytes == min(limit, BYTES // 2)
+        some.close()
+        assert children() == before
+
+
+def test_a_tree_that_is_to_be_killed_waits_for_no_copy_for_long(
+    copies: EarlierCopies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("whatever")
+
+    monkeypatch.setattr(earlier_copies, "TURN_S", 0.05)
+    monkeypatch.setattr(earlier_copies, "EarlierCopy", broken)
+    copies.keep(resident("gpt", 1))  # type: ignore[arg-type]
+    with copies._turn:
+        copies.keep(resident("gpt", 1))  # type: ignore[arg-type]
+    assert copies.bytes == 0
 
 
 def test_a_capsule_that_needs_the_memory_gets_it_from_other_jobs_first(

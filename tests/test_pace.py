@@ -101,7 +101,7 @@ def test_a_pause_is_made_up_for() -> None:
         pace.spent(BATCH)
         job.worked = before
     play(job, pace, 200)
-    lost, rate = play(job, pace, 200)
+    _, rate = play(job, pace, 200)
     assert rate > 1e9
 
 

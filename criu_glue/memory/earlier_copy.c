@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// earlier-copy LIMIT: holds a copy of what is in the memory of processes that are about to end, so
-// that it need not come over the wire should they come back to this host.
+// earlier-copy LIMIT RANGES: holds a copy of what is in the memory of processes that are about to end,
+// so that it need not come over the wire should they come back to this host.
 //
-// It reads lines "PID START END" (the latter two in hexadecimal, page-aligned) up to an empty one,
-// copies those pages that are there and not zero, and says how many bytes that were; more than LIMIT
-// or a process that cannot be read is an error, said and the end. Then it waits for the end of its
-// standard input: whoever started it has let go of it, or has died.
+// It reads lines "PID START END" (the latter two in hexadecimal, page-aligned) from the descriptor
+// RANGES, copies those pages that are there and not zero, LIMIT bytes of them at most, and says how many
+// bytes that were. What cannot be read is left out. Then it waits for the end of its standard input:
+// whoever started it has let go of it, or has died.
 //
 // A process of its own, so that the kernel takes it first should memory get short (it says so by
 // itself), and that whoever looks for pages in processes finds these like any other's. Nobody may
@@ -15,6 +15,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,42 +37,51 @@ static int fail(const char *what) {
     return 1;
 }
 
-// One more page behind the others; 0, or an error that was said.
-static int keep(const uint8_t *page) {
+// One more page behind the others; false when there is no room for it.
+static bool keep(const uint8_t *page) {
     if (page_is_zero(page))
-        return 0;
-    if (copied + PAGE > limit) {
-        fprintf(stderr, "there are more than %" PRIu64 " bytes\n", limit);
-        return 1;
-    }
+        return true;
+    if (copied + PAGE > limit)
+        return false;
     memcpy(copy + copied, page, PAGE);
     copied += PAGE;
-    return 0;
+    return true;
+}
+
+// Pages that are there, as far as they can be read: a guard page looks like one, and cannot.
+static bool take_run(int mem, uint64_t at, size_t count) {
+    static uint8_t pages[BATCH * PAGE];
+    while (count > 0) {
+        ssize_t got = pread(mem, pages, count * PAGE, (off_t)at);
+        size_t whole = got > 0 ? (size_t)got / PAGE : 0;
+        for (size_t n = 0; n < whole; n++)
+            if (!keep(pages + n * PAGE))
+                return false;
+        whole += whole < count; // the one that could not be read
+        at += whole * PAGE;
+        count -= whole;
+    }
+    return true;
 }
 
 // Not by process_vm_readv: it would give a forked child its own copy of each page first.
-static int take(int mem, int pagemap, uint64_t start, uint64_t end) {
+static bool take(int mem, int pagemap, uint64_t start, uint64_t end) {
     static uint64_t entries[BATCH];
-    static uint8_t pages[BATCH * PAGE];
     for (uint64_t at = start; at < end; at += BATCH * PAGE) {
-        size_t count = (end - at) / PAGE < BATCH ? (end - at) / PAGE : BATCH;
-        ssize_t size = (ssize_t)(count * sizeof *entries);
-        if (pread(pagemap, entries, (size_t)size, (off_t)(at / PAGE * sizeof *entries)) != size)
-            return fail("pagemap");
+        size_t most = (end - at) / PAGE < BATCH ? (end - at) / PAGE : BATCH;
+        ssize_t got =
+            pread(pagemap, entries, most * sizeof *entries, (off_t)(at / PAGE * sizeof *entries));
+        size_t count = got > 0 ? (size_t)got / sizeof *entries : 0;
         for (size_t first = 0, last; first < count; first = last) {
-            for (last = first; last < count && entries[last] & (PRESENT | SWAPPED);)
+            bool there = entries[first] & (PRESENT | SWAPPED);
+            for (last = first + 1;
+                 last < count && there == !!(entries[last] & (PRESENT | SWAPPED));)
                 last++;
-            size = (ssize_t)((last - first) * PAGE);
-            if (size > 0 && pread(mem, pages, (size_t)size, (off_t)(at + first * PAGE)) != size)
-                return fail("memory");
-            for (size_t n = 0; n < last - first; n++)
-                if (keep(pages + n * PAGE))
-                    return 1;
-            while (last < count && !(entries[last] & (PRESENT | SWAPPED)))
-                last++;
+            if (there && !take_run(mem, at + first * PAGE, last - first))
+                return false;
         }
     }
-    return 0;
+    return true;
 }
 
 static int open_of(long pid, const char *name) {
@@ -89,7 +99,8 @@ static int die_first(void) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 2)
+    FILE *ranges = argc == 3 ? fdopen(atoi(argv[2]), "r") : NULL;
+    if (ranges == NULL)
         return 2;
     limit = strtoull(argv[1], NULL, 10) / PAGE * PAGE;
     if (die_first())
@@ -99,27 +110,23 @@ int main(int argc, char **argv) {
     if (copy == MAP_FAILED)
         return fail("mmap");
     madvise(copy, limit, MADV_HUGEPAGE); // where there are none it takes longer
-    char line[128];
     long pid, open_pid = 0;
     uint64_t start, end;
     int mem = -1, pagemap = -1;
-    while (fgets(line, sizeof line, stdin) != NULL && line[0] != '\n') {
-        if (sscanf(line, "%ld %" SCNx64 " %" SCNx64, &pid, &start, &end) != 3)
-            return 2;
+    while (fscanf(ranges, "%ld %" SCNx64 " %" SCNx64, &pid, &start, &end) == 3) {
         if (pid != open_pid) {
             close(mem), close(pagemap);
             mem = open_of(pid, "mem"), pagemap = open_of(pid, "pagemap");
             open_pid = pid;
         }
-        if (mem < 0 || pagemap < 0)
-            return fail("no such process");
-        if (take(mem, pagemap, start, end))
-            return 1;
+        if (!take(mem, pagemap, start, end))
+            break;
     }
     close(mem), close(pagemap); // they keep address spaces that have no task any more
+    fclose(ranges);
     printf("%" PRIu64 "\n", copied);
     fflush(stdout);
-    while (fgets(line, sizeof line, stdin) != NULL) {
+    while (getchar() != EOF) {
     }
     return 0;
 }
