@@ -16,7 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # the harness's own modules
 
 from lab_place import a_place
-from lab_session import LabSession, NewLab, a_lab, environment
+from lab_session import BRISK, LabSession, NewLab, a_lab, environment
 from open_python import NOBODY, OpenPython, opened_python
 from reference_runs import References
 
@@ -61,6 +61,8 @@ def new_lab(place: Path, new_lab_name: Callable[[], str]) -> Iterator[NewLab]:
     with ExitStack() as stack:
 
         def make(*options: str, python: str = sys.executable) -> LabSession:
+            if "--precopy" not in options:
+                options = (*options, *BRISK)
             made = stack.enter_context(a_lab(new_lab_name(), place, *options, python=python))
             _labs.append(made)
             stack.callback(_labs.remove, made)

@@ -35,6 +35,10 @@ LONG = (
 )
 """A DDP job of two that goes on until it is told that it is enough (Job.stop)."""
 
+BRISK, AS_EVER = ("--precopy", "slow_down=0.9"), ("--precopy", "slow_down=0.2")
+"""Options of ``lab up``. How long a pre-copy takes its time so as to spare the job matters to few
+tests; AS_EVER is the default outside of them."""
+
 NOT_OURS = ("LIVESHIFT_", "LD_PRELOAD", "PET_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
 """Variables of whoever runs the tests that would mean something to the programs under test."""
 

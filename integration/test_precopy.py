@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import numpy
 import pytest
-from lab_session import JOBS, LabSession, NewLab, eventually
+from lab_session import AS_EVER, JOBS, LabSession, NewLab, eventually
 from moving_job import Job
 from reference_runs import References
 
@@ -31,7 +31,7 @@ def command(steps: int = STEPS, *more: str) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def lab(new_lab: NewLab) -> LabSession:
-    return new_lab("--hosts", "3", "--slots", "2")
+    return new_lab("--hosts", "3", "--slots", "2", *AS_EVER)
 
 
 def phase(row: MigrationRow, name: str) -> Phase:

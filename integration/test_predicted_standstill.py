@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from lab_session import LONG, LabSession, NewLab
+from lab_session import AS_EVER, LONG, LabSession, NewLab
 
 from liveshift.launcher import forecast, moves
 from liveshift.runtime.messages import MigrationRow, Prediction
@@ -19,7 +19,7 @@ WITHIN = 3.0
 
 @pytest.fixture(scope="module")
 def lab(new_lab: NewLab) -> LabSession:
-    return new_lab("--hosts", "3")
+    return new_lab("--hosts", "3", *AS_EVER)
 
 
 def planned(lab: LabSession, capsule: str) -> Prediction:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lab_session import LONG, LabSession
+from lab_session import BRISK, LONG, LabSession
 from moving_job import Job
 from reference_runs import References
 
@@ -94,7 +94,7 @@ class Scene:
         self._reference = self._reference or self._read_reference()
         if self._session is None:
             self._session = LabSession("m" + secrets.token_hex(3), self._place)
-            self._session.up("--hosts", "3", "--timeouts", TIMEOUTS)
+            self._session.up("--hosts", "3", "--timeouts", TIMEOUTS, *BRISK)
             for host in HOSTS:
                 self._state_in_memory(host)
         if self._job is not None and len(self.job.steps()) > len(self.reference(0)) - ENOUGH_STEPS:
