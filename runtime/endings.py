@@ -46,6 +46,7 @@ class Endings:
         capsule.code, job.code = code, failed
         if over:
             job.state, job.code = "ended", failed or 0
+            self._tasks.spawn(self._free_memory(job.name))
             self._tasks.spawn(self._forget_old())
         elif code != 0 and job.state == "running":
             job.state = "ending"
@@ -108,6 +109,14 @@ class Endings:
         with contextlib.suppress(LiveshiftError):
             limit = self._fleet.cluster.timeouts.grace
             await self._switchboard.ask(capsule.host, message, limit)
+
+    async def _free_memory(self, name: str) -> None:
+        """Hosts that its capsules have left may have kept some (earlier_copies.py). One that is not
+        reached now lets go of it when the job is forgotten."""
+        if self._fleet.cluster.precopy.keep is not None:
+            limit, word = self._fleet.cluster.timeouts.grace, messages.JobEnded(name)
+            asks = [self._switchboard.ask(host, word, limit) for host in self._fleet.up()]
+            await asyncio.gather(*asks, return_exceptions=True)
 
     async def _forget_old(self) -> None:
         ended = [name for name, job in self._fleet.jobs.items() if job.state == "ended"]

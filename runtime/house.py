@@ -39,6 +39,7 @@ class House:
         self.capsules: dict[str, Resident] = {}
         self.books: dict[str, Book] = {}
         self.earlier = EarlierCopies(cluster.precopy.keep)
+        self._over: set[str] = set()  # jobs that have ended, until they are forgotten
         self.network = asyncio.Lock()
         self.ended = ended
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -127,6 +128,14 @@ class House:
         if resident.code is None:
             await asyncio.to_thread(room.end, resident.room)
 
+    def may_return(self, resident: Resident) -> bool:
+        """Whether a capsule that has left may come back, as far as is known here."""
+        return resident.spec.job in self.books and resident.spec.job not in self._over
+
+    async def job_ended(self, ask: messages.JobEnded) -> None:
+        self._over.add(ask.job)
+        await asyncio.to_thread(self.earlier.drop_job, ask.job)
+
     async def forget(self, ask: messages.Forget) -> None:
         for name in [n for n, c in self.capsules.items() if c.spec.job == ask.job]:
             resident = self.capsules.pop(name)
@@ -135,6 +144,7 @@ class House:
         carried_out.forget_job(self.housing, ask.job)
         book = self.books.pop(ask.job, None)
         await asyncio.to_thread(self.earlier.drop_job, ask.job)  # none is kept without a book
+        self._over.discard(ask.job)
         if book is not None:
             overlay = Overlay(book.vni, book.subnet)
             async with self.network:

@@ -264,7 +264,7 @@ class Porter:
         resident, house = departure.resident, self._house
         try:
             if departure.memory is not None:  # else pages do not travel by themselves here
-                house.earlier.keep(resident, lambda: resident.spec.job in house.books)
+                house.earlier.keep(resident, lambda: house.may_return(resident))
         finally:
             departure.finish()
 

@@ -12,17 +12,22 @@ import pytest
 from test_evacuation import CLUSTER
 
 from liveshift.criu_glue.network import Overlay
+from liveshift.errors import Unreachable
 from liveshift.runtime import config
 from liveshift.runtime.endings import Endings
 from liveshift.runtime.fleet import Fleet
 from liveshift.runtime.jobs import Capsule, Job
-from liveshift.runtime.messages import Run
+from liveshift.runtime.messages import JobEnded, Run
 
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Fleet:
+    return a_fleet(tmp_path)
+
+
+def a_fleet(state: Path, more: str = "") -> Fleet:
     """A job of two, in memory and in the journal."""
-    made = Fleet(config.parse(CLUSTER.replace("{state}", str(tmp_path))).cluster)
+    made = Fleet(config.parse(CLUSTER.replace("{state}", str(state)) + more).cluster)
     owners = {f"a/{n}": (n, f"h{n}") for n in range(2)}
     started, epoch = made.journal.add_job("a", 1, "10.99.0.0/24", b"", owners)
     capsules = {name: Capsule(name, n, host, epoch) for name, (n, host) in owners.items()}
@@ -37,6 +42,32 @@ def end(fleet: Fleet, capsule: str, code: int) -> None:
         Endings(fleet, cast(Any, None)).capsule_ended(job, job.capsules[capsule], code)
 
     asyncio.run(told())
+
+
+def test_hosts_let_go_of_memory_that_they_have_kept_of_a_job_that_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, Any]] = []
+
+    class Switchboard:
+        async def ask(self, host: str, word: Any, _limit: float) -> None:
+            told.append((host, word))
+            if host == "h0":
+                raise Unreachable("h0 is down")
+
+    async def end_all(fleet: Fleet) -> None:
+        monkeypatch.setattr(fleet, "up", lambda: ["h0", "h1"])
+        endings = Endings(fleet, cast(Any, Switchboard()))
+        job = fleet.jobs["a"]
+        for capsule in job.capsules.values():
+            assert told == []
+            endings.capsule_ended(job, capsule, 0)
+            await asyncio.sleep(0.01)
+
+    asyncio.run(end_all(a_fleet(tmp_path / "without")))
+    assert told == []
+    asyncio.run(end_all(a_fleet(tmp_path / "kept", '[precopy]\nkeep = "1GiB"\n')))
+    assert told == [("h0", JobEnded("a")), ("h1", JobEnded("a"))]
 
 
 def journalled(fleet: Fleet) -> tuple[str, int | None, list[int | None]]:
