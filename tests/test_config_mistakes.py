@@ -111,7 +111,7 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
      " fifth"),
     ("[cluster]", "[precopy]\npostcopy = true\n[cluster]",
      "2: precopy.postcopy: found an unknown key, expected one of enabled, slow_down, rounds,"
-     ' post_copy (did you mean "post_copy"?)'),
+     ' post_copy, keep (did you mean "post_copy"?)'),
     ("[cluster]", 'files = 3\n[cluster]', "1: files: found 3, expected a table [files]"),
     ('"prod"', '"prod"\nname = "twice"',
      '3: found name = "twice", expected correct TOML: Cannot overwrite a value at column 15'),
