@@ -142,8 +142,9 @@ class _Lines:
         todo = [case for case in self._fit if self._run.of(case) is None]
         pace = took / estimate(done, self._run.effort) if done else 1.0
         left = _long(estimate(todo, self._run.effort) * min(3.0, max(0.3, pace)))
-        count = len(self._cases)
-        said = f"{len(self._run.cases)} of {count} cases, {_long(took)}, about {left} left; {text}"
+        over = sum(self._run.of(case) is not None for case in self._cases)
+        count = f"{over} of {len(self._cases)} cases"
+        said = f"{count}, {_long(took)}, about {left} left; {text}"
         topic = text.partition(":")[0]
         if not console.is_terminal and topic != self._told:
             self._told = topic
