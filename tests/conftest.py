@@ -14,10 +14,11 @@ from frames import ear
 from link_harness import key_directory
 from nccl_coordinator import world, world_2_32
 from three_hosts import net, serve
+from tracked import job, pages, tracker
 
 __all__ = [
-    "call", "double", "ear", "environment", "gpt", "key_directory", "net", "serve", "start",
-    "terminal", "world", "world_2_32",
+    "call", "double", "ear", "environment", "gpt", "job", "key_directory", "net", "pages", "serve",
+    "start", "terminal", "tracker", "world", "world_2_32",
 ]  # fmt: skip
 
 # Started from a background shell we would ignore SIGINT, and hand that on to what we interrupt.

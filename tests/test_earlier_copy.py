@@ -14,6 +14,7 @@ import psutil
 import pytest
 import xxhash
 from captured import as_root, until
+from housed import Overlay, Resident, Room, Spec
 from lazy_process import LazyProcess
 from memory_subject import MANY, Subject, subject
 from page_chunks import PAGE
@@ -172,34 +173,6 @@ def test_it_ends_with_whoever_started_it(tree: Subject) -> None:
 
 
 @dataclass(frozen=True)
-class Spec:
-    job: str
-    name: str
-
-
-@dataclass(frozen=True)
-class Overlay:
-    vni: int
-
-
-@dataclass(frozen=True)
-class Room:
-    init: int
-    stands: bool = True
-
-    def alive(self) -> bool:
-        return self.stands
-
-
-@dataclass(frozen=True)
-class Resident:
-    spec: Spec
-    overlay: Overlay
-    room: Room
-    code: int | None = None
-
-
-@dataclass(frozen=True)
 class Ask:
     """A reservation."""
 
@@ -210,7 +183,7 @@ class Ask:
 
 def resident(job: str, rank: int, vni: int = 7) -> Resident:
     """Its tree is what this process has started."""
-    return Resident(Spec(job, f"{job}/{rank}"), Overlay(vni), Room(os.getpid()))
+    return Resident(Spec(job, f"{job}/{rank}"), Room(os.getpid()), overlay=Overlay(vni))
 
 
 @pytest.fixture

@@ -8,50 +8,23 @@ import random
 import signal
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import xxhash
 from captured import as_root, until
-from memory_subject import MANY, Subject, family, state, subject
+from memory_subject import MANY, Subject, family, state
 from page_chunks import DATA, PAGE, REFERENCE, ZERO, Pages
+from tracked import finish
 
 from liveshift.criu_glue.memory.followed import PART, PARTS, divided
 from liveshift.criu_glue.memory.pulling import Stopped
-from liveshift.criu_glue.memory.tracker import MemoryTracker, Standstill
+from liveshift.criu_glue.memory.tracker import MemoryTracker
 from liveshift.errors import StepFailed
 
 pytestmark = as_root
-
-
-@pytest.fixture
-def job() -> Iterator[Subject]:
-    with subject() as started:
-        yield started
-
-
-@pytest.fixture
-def pages() -> Pages:
-    return Pages()
-
-
-@pytest.fixture
-def tracker(job: Subject) -> Iterator[MemoryTracker]:
-    made = MemoryTracker(family(job.pid))
-    assert made.probe() == ""
-    yield made
-    made.close()
-
-
-def finish(job: Subject, tracker: MemoryTracker, pages: Pages, *others: int) -> Standstill:
-    """The last pass; all there is must have come as it is."""
-    with job.standing(*others):
-        found = tracker.standstill(pages)
-        for pid in (job.pid, *others):
-            assert pages.differences(pid, pid, found.table) == []
-    return found
 
 
 def test_the_first_round_brings_all_and_later_ones_what_was_written(
@@ -311,43 +284,6 @@ def test_a_process_that_ends_at_the_standstill_is_named(
             tracker.standstill(pages, ending)
 
 
-KINDS = """
-def area(protection=3): return libc.mmap(None, 16 * 4096, protection, 0x22, -1, 0)
-def filled(protection=3):
-    at = area(); ctypes.memset(at, 9, 16 * 4096)
-    libc.mprotect(ctypes.c_void_p(at), 16 * 4096, protection); return at
-hidden, readable, code, locked, guarded = filled(0), filled(1), filled(5), filled(), filled()
-assert libc.mlock(ctypes.c_void_p(locked), 16 * 4096) == 0
-advise = lambda at, n, how: libc.madvise(ctypes.c_void_p(at), n * 4096, how)
-guards = advise(guarded, 4, 102)
-shared = mmap.mmap(-1, 16 * 4096); shared[0] = 1
-huge = libc.mmap(None, 8 << 20, 3, 0x22, -1, 0); advise(huge, 2048, 14)
-ctypes.memset(huge, 3, 8 << 20)
-"""
-
-
-def test_each_kind_of_memory(job: Subject, tracker: MemoryTracker, pages: Pages) -> None:
-    job.do(f"exec({KINDS!r}, known)")
-    tracker.round(pages)
-    job.do("ctypes.memset(huge + 12345, 4, 100)")
-    found = finish(job, tracker, pages)
-
-    def ours(name: str) -> bool:
-        at = job.number(name)
-        return any(start <= at < end for start, end in found.ranges[job.pid])
-
-    assert ours("hidden")  # no program may read it now, and its content counts
-    assert pages.of[job.pid][job.number("hidden")] == b"\x09" * PAGE
-    assert ours("readable")
-    assert ours("huge")
-    assert not ours("code")
-    assert not ours("locked")
-    assert not ours("address(shared)")
-    if job.do("guards") == "0":  # Linux 6.13
-        assert job.number("guarded") not in pages.of[job.pid]
-        assert job.number("guarded") + 4 * PAGE in pages.of[job.pid]
-
-
 def test_without_room_it_waits_and_touches_nothing_that_is_under_way(job: Subject) -> None:
     under_way: list[tuple[memoryview, bytes, Callable[[], None]]] = []
     tracker = MemoryTracker(family(job.pid), slots=4, threads=3)
@@ -465,54 +401,6 @@ def test_its_pace_is_told_of_all_that_is_read(job: Subject, tracker: MemoryTrack
     done = tracker.round(Pages(), Pace())
     assert sum(read) == done.dirty_bytes
     assert max(read) <= 5 << 20
-
-
-PINNED = """
-import struct
-parameters = ctypes.create_string_buffer(120)
-ring = libc.syscall(425, 4, parameters)
-assert ring >= 0, ctypes.get_errno()
-sq = struct.unpack_from("<10I", parameters, 40)
-queue = mmap.mmap(ring, sq[6] + 4 * 4)
-entries = mmap.mmap(ring, 4 * 64, offset=0x10000000)
-buffer = mmap.mmap(-1, 16 * 4096, flags=PRIVATE)
-buffer.write(b"a" * 16 * 4096)
-vector = ctypes.create_string_buffer(struct.pack("<QQ", address(buffer), 16 * 4096))
-assert libc.syscall(427, ring, 0, vector, 1) == 0, ctypes.get_errno()
-content = os.memfd_create("content"); os.write(content, b"b" * 16 * 4096)
-def read_fixed():
-    struct.pack_into("<BBHiQQIIQH", entries, 0, 4, 0, 0, content, 0, address(buffer), 16 * 4096,
-                     0, 0, 0)
-    tail, = struct.unpack_from("<I", queue, sq[1])
-    struct.pack_into("<I", queue, sq[6] + tail % 4 * 4, 0)
-    struct.pack_into("<I", queue, sq[1], tail + 1)
-    return libc.syscall(426, ring, 1, 1, 1, None, 0)
-"""
-
-
-def test_what_is_written_past_the_page_tables_is_found(
-    job: Subject, tracker: MemoryTracker, pages: Pages
-) -> None:
-    """By a kernel that has the pages pinned, as it has for RDMA: no tracking sees that."""
-    job.do(f"exec({PINNED!r}, known)")
-    at = job.number("address(buffer)")
-    words = tracker.round(pages).untracked
-    assert words == {job.pid: "it has memory pinned for a device"}
-    tracker.round(pages)
-    assert job.do("read_fixed()") == "1"
-    tracker.round(pages)
-    assert pages.of[job.pid][at] == b"a" * PAGE, "it was tracked, and needs no reading again"
-    finish(job, tracker, pages)
-    assert pages.of[job.pid][at] == b"b" * PAGE
-
-
-def test_files_that_are_read_past_the_page_cache_are_noticed(
-    job: Subject, tracker: MemoryTracker, pages: Pages
-) -> None:
-    job.do("direct = os.open(sys.executable, os.O_DIRECT)")
-    words = tracker.round(pages).untracked
-    assert words == {job.pid: "it does I/O past the page cache (O_DIRECT)"}
-    finish(job, tracker, pages)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import xxhash
 from captured import as_root
+from housed import Resident, Room, Spec
 from memory_parts import REFERENCE, chunk, reference
 from memory_subject import MANY, subject
 from test_inbox import Host
@@ -19,25 +19,6 @@ from test_memory_store import BASE, PAGE
 from liveshift.criu_glue.memory.store import Want
 from liveshift.errors import StepFailed
 from liveshift.runtime import offering
-
-
-@dataclass(frozen=True)
-class Spec:
-    job: str
-    name: str
-
-
-@dataclass(frozen=True)
-class Room:
-    init: int
-
-
-@dataclass(frozen=True)
-class Resident:
-    spec: Spec
-    room: Room
-    code: int | None = None
-
 
 OWN = [Room(os.getpid())]
 """The processes below this one."""
