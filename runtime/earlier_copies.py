@@ -121,11 +121,6 @@ class EarlierCopies:
         for name in names:
             self._close(self.pop(name))
 
-    def close(self) -> None:
-        """Let go of all of them."""
-        for name in list(self._kept):
-            self._close(self.pop(name))
-
     @staticmethod
     def _close(copy: EarlierCopy | None) -> None:
         if copy is not None:
