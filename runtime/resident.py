@@ -116,7 +116,8 @@ class Resident:
 
     def usual_rate(self) -> float:
         """Collectives per second over the last beats; 0 without any, or before one can say."""
-        beats = list(self._beats)
+        # A job that only begins makes none for seconds, and that is not its usual speed.
+        beats = [(when, count) for when, count in self._beats if count]
         if len(beats) < 2 or beats[-1][0] - beats[0][0] < LOOK_S:
             return 0.0
         (began, before), (now, after) = beats[0], beats[-1]

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 import pytest
 
 from liveshift.runtime.pace import AIM, BURST_S, BYTES_PER_CPU_SECOND, LEAST, Pace
+from liveshift.runtime.resident import Resident
 
 BATCH = 4 << 20
 READS = 3e9
@@ -204,6 +206,15 @@ def test_what_was_lost_is_told(use: Callable[[Job], None]) -> None:
     use(job)
     lost = pace.lost()
     assert lost == pytest.approx(0.3 if job.read_bytes else 0.0, abs=0.01)
+
+
+def test_the_time_before_the_first_collective_is_not_usual() -> None:
+    here = Resident(cast(Any, None), 1, cast(Any, None), cast(Any, None))
+    assert here.usual_rate() == 0.0
+    for when, count in [(0.0, 0), (1.0, 0), (2.0, 0), (3.0, 40), (4.0, 140), (5.0, 240)]:
+        here._beats.append((when, count))
+        assert here.usual_rate() in (0.0, 100.0)
+    assert here.usual_rate() == 100.0
 
 
 def test_what_was_lost_is_not_told_at_once() -> None:
