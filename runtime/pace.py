@@ -4,22 +4,24 @@
 The job says by itself how fast it is: its collectives per second, before the pre-copy and in it.
 What a byte costs it (a core that reads, one that encrypts, memory bandwidth, a fault for the first
 write to every page that was read) depends on machine and job; so the bytes per second are turned
-until the job loses what it may. Of a job without collectives nothing is known, and they stay what
-they were at first.
+until the job loses what it may.
+
+Until it has said so, and of a job without collectives, only what reading costs this agent is known:
+so many bytes per second are read that it takes half of what may be lost of all cores' time.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
 
-BYTES_PER_CPU_SECOND = 1e9
-"""About what a core reads, compares, encrypts and sends; see docs/measurements.md."""
+from ..cores import usable
+from .reading_cost import BYTES_PER_CPU_SECOND, OF_THIS_AGENT, ReadingCost
 
-LEAST, FIRST_MOST = 25e6, 2e9
-"""Bytes per second. At least: a pre-copy that never ends helps nobody. And at first, at most."""
+LEAST, UNSEEN_MOST = 25e6, 2e9
+"""Bytes per second. At least: a pre-copy that never ends helps nobody. And at most as long as the
+job does not say what it loses: memory bandwidth is no CPU time."""
 
 AIM = 0.75
 """Of what may be lost: then the noise of a look stays within it."""
@@ -53,16 +55,16 @@ class Pace:
     def __init__(
         self, collectives: Callable[[], int], usual: float, share: float,
         clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
-        cpus: int | None = None,
+        cpus: float | None = None, cost: ReadingCost = OF_THIS_AGENT,
     ) -> None:  # fmt: skip
         self._usual = usual
         self._share = share
         self._clock, self._sleep = clock, sleep
         # Where all cores are the job's, it loses the share of them that is used up. The other half
         # is for what nobody foresees: faults, bandwidth, hosts that share a machine.
-        cpus = cpus or len(os.sched_getaffinity(0))
-        self.first = min(FIRST_MOST, max(LEAST, share / 2 * cpus * BYTES_PER_CPU_SECOND))
-        self.rate = self.first
+        self._budget = share / 2 * (cpus or usable())  # CPU seconds a second
+        self._cost = cost
+        self.rate = self._affordable()
         """Bytes per second that may be read."""
         self.slow_down: float | None = None
         """The share of the job's speed that was lost at the last look; below 0: it was faster."""
@@ -79,6 +81,9 @@ class Pace:
         with self._turn:
             now = self._clock()
             self._read += read
+            readers = self._cost.count(id(self), read, now)
+            if self.slow_down is None:
+                self.rate = self._affordable(readers)
             if self._usual and self._job is None:
                 self._job, self._looked = _Counted(self._collectives, now), now
             if self._job is not None and self._job.count(now) and self._is_time(self._job, now):
@@ -99,6 +104,13 @@ class Pace:
             return None
         self._job.count(now, at_once=True)
         return max(0.0, 1 - self._job.done / seconds / self._usual)
+
+    def _affordable(self, readers: int = 1) -> float:
+        """Bytes per second; with several readers each has its part of the cores' time."""
+        per_byte = self._cost.per_byte
+        if self._usual:  # it will say by itself what it loses: no more is tried out on it before
+            per_byte = max(per_byte, 1 / BYTES_PER_CPU_SECOND)
+        return min(UNSEEN_MOST, max(LEAST, self._budget / readers / per_byte))
 
     def _is_time(self, job: _Counted, now: float) -> bool:
         since = now - self._looked

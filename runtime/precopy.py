@@ -12,6 +12,7 @@ may be interrupted, and without all of them the standstill sends everything.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..cores import usable
 from ..criu_glue import gpu_tasks
 from ..criu_glue.footprint import footprint
 from ..criu_glue.memory.pulling import Stopped
@@ -78,7 +80,7 @@ class Precopy:
         self._stopped = self._no_more_rounds
         self.tracker = MemoryTracker(
             lambda: [task.pid for task in tasks(resident.room)], untrusted,
-            stopped=lambda: self._stopped(),
+            stopped=lambda: self._stopped(), threads=math.ceil(usable()),
         )  # fmt: skip
         self.tracker.offered(offer)
         self.lanes = lanes

@@ -9,7 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from liveshift.runtime.pace import AIM, BURST_S, BYTES_PER_CPU_SECOND, LEAST, Pace
+from liveshift.runtime.pace import AIM, BURST_S, LEAST, UNSEEN_MOST, Pace
+from liveshift.runtime.reading_cost import (
+    BYTES_PER_CPU_SECOND,
+    DEAREST,
+    IDLE_S,
+    LOOK,
+    ReadingCost,
+)
 from liveshift.runtime.resident import Resident
 
 BATCH = 4 << 20
@@ -19,11 +26,17 @@ READS = 3e9
 
 class Job:
     """A job of 100 collectives per second that loses ``harm`` seconds to each GB that is read. It
-    makes those of a step of ``step`` seconds in the last ``burst`` of them."""
+    makes those of a step of ``step`` seconds in the last ``burst`` of them. Reading a GB takes the
+    agent ``dear`` CPU seconds."""
 
-    def __init__(self, harm: float, step: float = 0.01, burst: float = 0.01) -> None:
+    def __init__(
+        self, harm: float, step: float = 0.01, burst: float = 0.01, dear: float = 1.0
+    ) -> None:
         self.now = 0.0
-        self.harm, self.step, self.burst = harm, step, burst
+        self.used = 0.0  # CPU seconds of the agent
+        self.harm, self.step, self.burst, self.dear = harm, step, burst, dear
+        self.cost = ReadingCost(lambda: self.used)
+        self.rests: list[float] = []  # of one whose clock stands meanwhile
         self.worked = 0.0  # seconds, of its own
         self.read_bytes = 0
 
@@ -36,6 +49,7 @@ class Job:
     def read(self, size: int = BATCH) -> None:
         self.rest(size / READS)
         self.worked -= self.harm * size / 1e9
+        self.used += self.dear * size / 1e9
         self.read_bytes += size
 
     def rest(self, seconds: float) -> None:
@@ -43,7 +57,14 @@ class Job:
         self.worked += seconds
 
     def pace(self, usual: float = 100.0, share: float = 0.2, cpus: int = 2) -> Pace:
-        return Pace(lambda: self.done, usual, share, lambda: self.now, self.rest, cpus)
+        return Pace(lambda: self.done, usual, share, lambda: self.now, self.rest, cpus, self.cost)
+
+
+class Steady(ReadingCost):
+    """What it cost at first is what it costs."""
+
+    def count(self, reader: int, read: int, now: float) -> int:
+        return 1
 
 
 def play(job: Job, pace: Pace, seconds: float) -> tuple[float, float]:
@@ -143,7 +164,7 @@ def test_a_rate_that_is_not_reached_does_not_grow() -> None:
         job.read()
         pace.spent(BATCH)
         job.rest(0.1)
-    assert pace.rate == pace.first
+    assert pace.rate == pytest.approx(0.1 * 2 * BYTES_PER_CPU_SECOND)
 
 
 def test_a_job_that_stands_is_not_waited_for_without_end() -> None:
@@ -176,10 +197,152 @@ def test_without_collectives_half_of_what_may_be_lost_is_read_by_all_cores(share
     assert pace.lost() is None
 
 
+DEAR = [0.3, 1.0, 2.5, 4.0, 7.0]
+"""CPU seconds a GB: pages that only are compared, up to those that zstd makes smaller."""
+
+
+@pytest.mark.parametrize("dear", DEAR)
+def test_without_collectives_half_of_what_may_be_lost_is_cpu_time_of_reading(dear: float) -> None:
+    job = Job(1.0, dear=dear)
+    pace = job.pace(usual=0)
+    _, rate = play(job, pace, 30)
+    assert rate == pytest.approx(0.1 * 2 / dear * 1e9, rel=0.05)
+    before, since = job.used, job.now
+    play(job, pace, 30)
+    assert (job.used - before) / (job.now - since) == pytest.approx(0.1 * 2, rel=0.05)
+
+
+@pytest.mark.parametrize("dear", DEAR)
+def test_a_first_guess_of_the_cost_is_mended_within_a_quarter_of_a_gigabyte(dear: float) -> None:
+    job = Job(1.0, dear=dear)
+    pace = job.pace(usual=0)
+    while job.read_bytes < 250e6:
+        job.read()
+        pace.spent(BATCH)
+    assert pace.rate == pytest.approx(0.1 * 2 / dear * 1e9, rel=0.05)
+    assert job.used < 1.35 * 0.1 * 2 * job.now + 0.1
+
+
+def test_a_cost_that_varies_is_smoothed() -> None:
+    """Of pages that were never written zstd makes nothing, others take it their time."""
+    job = Job(1.0)
+    pace = job.pace(usual=0)
+    rates = []
+    for n in range(400):
+        job.dear = (0.5, 0.5, 5.5, 5.5)[n // 2 % 4]
+        job.read()
+        pace.spent(BATCH)
+        rates.append(pace.rate)
+    assert all(rate == pytest.approx(0.1 * 2 / 3.0 * 1e9, rel=0.4) for rate in rates[-200:])
+    assert sum(rates[-200:]) / 200 == pytest.approx(0.1 * 2 / 3.0 * 1e9, rel=0.1)
+
+
+@pytest.mark.parametrize(("dear", "rate"), [(0.0, UNSEEN_MOST), (500.0, LEAST)])
+def test_whatever_it_costs_the_rate_is_sane(dear: float, rate: float) -> None:
+    job = Job(1.0, dear=dear)
+    pace = job.pace(usual=0)
+    play(job, pace, 30)
+    assert pace.rate == rate
+    assert job.cost.per_byte <= DEAREST
+
+
+def test_cpu_time_of_a_pause_was_not_for_reading() -> None:
+    """Hours of heartbeats, a standstill, the move of another."""
+    job = Job(1.0)
+    pace = job.pace(usual=0)
+    play(job, pace, 10)
+    rate = pace.rate
+    job.now += IDLE_S
+    job.used += 100.0
+    pace.spent(LOOK)
+    assert pace.rate == rate
+
+
+def test_what_the_agent_does_beside_is_soon_forgotten() -> None:
+    job = Job(1.0)
+    pace = job.pace(usual=0)
+    play(job, pace, 10)
+    rate = pace.rate
+    job.used += 30.0
+    slowest = rate
+    after = job.read_bytes + 256e6
+    while job.read_bytes < after:
+        job.read()
+        pace.spent(BATCH)
+        slowest = min(slowest, pace.rate)
+    assert rate / 6 < slowest < rate / 2
+    assert pace.rate == pytest.approx(rate, rel=0.05)
+
+
+def test_a_pre_copy_begins_with_what_the_one_before_found() -> None:
+    job = Job(1.0, dear=4.0)
+    play(job, job.pace(usual=0), 30)
+    job.rest(3600)
+    assert job.pace(usual=0).rate == pytest.approx(0.1 * 2 / 4.0 * 1e9, rel=0.01)
+
+
+def read_together(job: Job, paces: list[Pace], seconds: float) -> list[int]:
+    """Each of them reads in a thread of its own, as it may; how much each has read."""
+    wakes, read = [job.now] * len(paces), [0] * len(paces)
+    until = job.now + seconds
+    while min(wakes) < until:
+        n = wakes.index(min(wakes))
+        job.now = wakes[n] + BATCH / READS
+        job.used += job.dear * BATCH / 1e9
+        job.rests.clear()
+        paces[n].spent(BATCH)
+        wakes[n] = job.now + sum(job.rests)
+        read[n] += BATCH
+    job.now = until
+    return read
+
+
+def test_several_at_once_share_the_time_of_the_cores() -> None:
+    job = Job(1.0, dear=2.0)
+    paces = [
+        Pace(lambda: 0, 0, share, lambda: job.now, job.rests.append, 2, job.cost)
+        for share in (0.2, 0.2, 0.4)
+    ]
+    read_together(job, paces, 20)
+    assert job.cost.per_byte == pytest.approx(2e-9, rel=0.01)
+    read = read_together(job, paces, 20)
+    wanted = [share / 2 * 2 / 3 / 2.0 * 1e9 * 20 for share in (0.2, 0.2, 0.4)]
+    assert read == pytest.approx(wanted, rel=0.05)
+    (alone,) = read_together(job, paces[:1], 20)
+    assert alone == pytest.approx(wanted[0] * 3, rel=0.25)
+
+
+def test_until_a_job_says_what_it_loses_reading_is_held_by_what_it_costs() -> None:
+    job = Job(1.0, step=60.0, burst=0.1, dear=4.0)
+    pace = job.pace()
+    _, rate = play(job, pace, 30)
+    assert pace.slow_down is None
+    assert rate == pytest.approx(0.1 * 2 / 4.0 * 1e9, rel=0.05)
+
+
+def test_before_it_has_said_so_no_more_is_tried_out_on_it() -> None:
+    job = Job(1.0, step=60.0, burst=0.1, dear=0.2)
+    for _ in range(2):
+        pace = job.pace()
+        _, rate = play(job, pace, 30)
+        assert pace.slow_down is None
+        assert rate == pytest.approx(0.1 * 2 * BYTES_PER_CPU_SECOND, rel=0.05)
+
+
+@pytest.mark.parametrize("dear", DEAR)
+@pytest.mark.parametrize("harm", [0.3, 1.0, 4.0])
+def test_a_job_that_says_it_is_believed_whatever_it_costs(harm: float, dear: float) -> None:
+    job = Job(harm, dear=dear)
+    pace = job.pace()
+    lost, rate = play(job, pace, 60)
+    assert lost <= 0.2
+    assert rate == pytest.approx(AIM * 0.2 / harm * 1e9, rel=0.2)
+
+
 def test_threads_read_no_more_than_one_would() -> None:
     job = Job(1.0)
     rests: list[float] = []
-    pace = Pace(lambda: 0, 0, 0.2, lambda: job.now, rests.append, 2)
+    pace = Pace(lambda: 0, 0, 0.2, lambda: job.now, rests.append, 2, Steady())
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(pace.spent, [BATCH] * 20))
     assert sum(rests) == pytest.approx(sum(n * BATCH / pace.rate for n in range(1, 21)))
@@ -188,7 +351,7 @@ def test_threads_read_no_more_than_one_would() -> None:
 def test_what_was_not_read_between_rounds_is_not_made_up_for() -> None:
     job = Job(1.0)
     rests: list[float] = []
-    pace = Pace(lambda: 0, 0, 0.2, lambda: job.now, rests.append, 2)
+    pace = Pace(lambda: 0, 0, 0.2, lambda: job.now, rests.append, 2, Steady())
     pace.spent(10 * BATCH)
     rests.clear()
     job.now = 60.0
