@@ -4,7 +4,8 @@
 While the job still runs at its source its memory comes into the store; this puts what is cold of
 it into a CRIU that waits in the room (memory/prefill.py), in a thread. Once the image is complete
 ``go`` lets that CRIU restore it. Without one, or when anything is wrong with it, the tree is
-restored by a fresh CRIU and all of its memory is filled in.
+restored by a fresh CRIU and all of its memory is filled in. Where the host has no memory for both,
+the store does not keep what was put in place: then there is no restore without this CRIU.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from pathlib import Path
 from ..errors import LiveshiftError
 from .dump import COMMON
 from .held import HeldCriu
-from .memory.prefill import BLOCK, SPARE, NoHugePage, Prefill, PrefillLost, memory_left
+from .memory.prefill import (
+    BLOCK,
+    LEAST,
+    SPARE,
+    NoHugePage,
+    Prefill,
+    PrefillLost,
+    memory_left,
+)
 from .memory.store import MemoryStore
 from .room import STDERR_FD, STDOUT_FD, Room, enter
 from .tool import Criu
@@ -84,6 +93,13 @@ class EarlyCriu:
     def bytes(self) -> int:
         """Of memory that was put in place so far."""
         return self._prefill.bytes if self._prefill is not None else 0
+
+    @property
+    def lost(self) -> str:
+        """Why what was kept only here is lost, in words; "" while nothing is."""
+        if self._prefill is None or not self._prefill.moved:
+            return ""
+        return self.why or ("" if self.held.alive() else "it has ended")
 
     @property
     def plan(self) -> mmap.mmap | None:
@@ -158,14 +174,17 @@ class EarlyCriu:
     def _round(self) -> None:
         """Once through all that has come."""
         prefill = self._prefill or self._start()
-        search, blocks, misses = prefill.search(), 0, 0
+        search, blocks, misses, once = prefill.search(), 0, 0, False
         while not self._stop.is_set():
-            if blocks % LOOK_AT_MEMORY == 0 and memory_left() < SPARE + LOOK_AT_MEMORY * BLOCK:
-                self._settled = True  # as far as it goes
-                return
+            if blocks % LOOK_AT_MEMORY == 0:
+                left = memory_left() - LOOK_AT_MEMORY * BLOCK
+                if left < LEAST:
+                    self._settled = True  # as far as it goes
+                    return
+                once = left < SPARE
             idle = time.monotonic() - self._store.written > IDLE_S
             try:
-                if not prefill.step(search, idle):
+                if not prefill.step(search, idle, move=once):
                     self._settled = blocks == 0
                     return
             except NoHugePage as none:  # perhaps for the next block, or later

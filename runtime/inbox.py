@@ -63,6 +63,8 @@ class Inbox:
     """Told once the first of them has come."""
     stands_still: Callable[[], None] = lambda: None
     """Told when CRIU's images begin to come: the tree is frozen at its source."""
+    memory_lost: Callable[[], str] = lambda: ""
+    """Says why pages that have come are not here any more, in words, else ""."""
     donors: Donors | None = None
     """What this host has of that memory anyway: it was offered, and closing the inbox closes it."""
     bytes: dict[str, int] = field(default_factory=dict)
@@ -284,6 +286,8 @@ class Inbox:
             return
         found = manifest.decode(self._manifest)
         self._verify(found)
+        if why := self.memory_lost():
+            raise StepFailed("ship", f"memory was put in place ahead, and is lost: {why}")
         if self.memory is not None:
             self.memory.save()
         for tree, names in found.gone().items():  # what has come and gone again has not come

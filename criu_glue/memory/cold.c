@@ -247,7 +247,9 @@ int store_placed_right(struct store *s, const struct plan *plan, uint32_t pid, i
         for (uint64_t k = 0; k < SAMPLES; k++) {
             uint64_t page = first + pages * k / SAMPLES;
             uint64_t placed = cold_placed(plan, map, page);
-            if (placed && sample(s, pid, task, page_map_leaf(map, page), placed, why) != 0)
+            struct leaf *leaf = placed ? page_map_leaf(map, page) : NULL;
+            placed = leaf != NULL ? placed & ~leaf->moved : 0;
+            if (placed && sample(s, pid, task, leaf, placed, why) != 0)
                 return -1;
         }
     }

@@ -39,7 +39,11 @@ SLACK = 128 << 30
 
 PLAN_LIMIT = 64 << 20
 SPARE = 1 << 30
-"""Bytes of memory that must be left over on the host for anything to be put in place."""
+"""Bytes of memory that must be left over on the host for anything to be there twice: in the store,
+and put in place."""
+
+LEAST = 256 << 20
+"""Bytes that must be left over for anything to be put in place at all."""
 
 ANSWER_S = 20.0
 
@@ -114,6 +118,8 @@ class Prefill:
         self._block = self._ffi.new("struct block *")
         self.bytes = 0
         """Put in place so far."""
+        self.moved = False
+        """Whether some of it is kept nowhere else."""
 
     def close(self) -> None:
         """May be called again, but not while a fill uses the plan."""
@@ -127,9 +133,9 @@ class Prefill:
         with contextlib.suppress(OSError):
             self._orders.shutdown(socket.SHUT_RDWR)
 
-    def step(self, search: object, idle: bool) -> bool:
+    def step(self, search: object, idle: bool, move: bool = False) -> bool:
         """Put one more block in place; False when there is none from where ``search`` stands to the
-        end of all. ``idle``: nothing comes at present."""
+        end of all. ``idle``: nothing comes at present. ``move``: it is kept only there then."""
         block = self._block
         with self._store.in_use() as store:
             if not self._calls.store_cold(store, search, idle, block):
@@ -143,6 +149,9 @@ class Prefill:
                     raise PrefillLost(what) from error
                 self._calls.store_not_copied(store, block.pid, block.address)
                 raise NoHugePage(what) from error
+            if move:
+                self._calls.store_move(store, block)
+                self.moved = True
         return True
 
     def search(self) -> object:
