@@ -174,17 +174,18 @@ class EarlyCriu:
     def _round(self) -> None:
         """Once through all that has come."""
         prefill = self._prefill or self._start()
-        search, blocks, misses, once = prefill.search(), 0, 0, False
+        search, blocks, misses = prefill.search(), 0, 0
         while not self._stop.is_set():
             if blocks % LOOK_AT_MEMORY == 0:
                 left = memory_left() - LOOK_AT_MEMORY * BLOCK
+                if left < SPARE:
+                    prefill.keep_once(-(-(SPARE - left) // BLOCK))
                 if left < LEAST:
                     self._settled = True  # as far as it goes
                     return
-                once = left < SPARE
             idle = time.monotonic() - self._store.written > IDLE_S
             try:
-                if not prefill.step(search, idle, move=once):
+                if not prefill.step(search, idle):
                     self._settled = blocks == 0
                     return
             except NoHugePage as none:  # perhaps for the next block, or later

@@ -330,7 +330,7 @@ def test_what_is_not_as_the_store_has_it_is_seen_before_the_tree_runs(staged: St
 
 def without_room_for_both(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it comes to a host that has no memory for what is in place a second time."""
-    monkeypatch.setattr(early, "memory_left", lambda: SPARE)
+    monkeypatch.setattr(early, "memory_left", lambda: SPARE)  # none for the blocks to come
     stage.put_in_place()
     assert stage.early.lost == ""
     kept = (stage.parted.images / PAGES_FILE).stat().st_blocks * 512

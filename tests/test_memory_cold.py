@@ -71,7 +71,7 @@ class Ahead:
         """These were copied, and there is no memory for them twice."""
         with self.store.in_use() as store:
             for block in blocks:
-                self._calls.store_move(store, block)
+                self._calls.store_move(store, block.pid, block.incarnation, block.address)
 
     def kept(self) -> dict[int, Pages]:
         """What the store itself has of the images, right or not."""

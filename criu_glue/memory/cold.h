@@ -35,9 +35,10 @@ int store_settle(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
 // 0, or -1 with why.
 int store_placed_right(struct store *s, const struct plan *plan, uint32_t pid, int task, char *why);
 
-// The block was copied: its content is kept only there from now on, and the store's memory of it
-// goes back to the host. Not once the table is known: the image is whole or not, and stays so.
-void store_move(struct store *s, const struct block *block);
+// A block that was copied: what is right of it is kept only there from now on, and the store's
+// memory of it goes back to the host. Not once the table is known: an image is whole or not, and
+// stays so.
+void store_move(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t address);
 // Pages of the images that are neither in the store nor in their place; plan: NULL, none is.
 uint64_t store_absent(struct store *s, const struct plan *plan);
 uint64_t image_absent(const struct image *image, struct page_map *map, const struct plan *plan);

@@ -6,39 +6,41 @@
 
 #include "cold.h"
 
-// With the lock held: the bits of the leaf's pages, of those copied from these slots, that lie
-// there and nowhere else.
-static uint64_t movable(const struct store *s, const struct leaf *leaf, const uint32_t *slot) {
+// With the lock held: the bits of the leaf's pages that lie there, and of which nobody else has need.
+static uint64_t movable(const struct store *s, const struct leaf *leaf) {
     uint64_t found = 0;
     for (int i = 0; i < LEAF_PAGES; i++)
-        if (slot[i] >= FIRST_SLOT && leaf->page[i] == slot[i] &&
-            s->shared[slot[i] - FIRST_SLOT] == 0)
+        if (leaf->page[i] >= FIRST_SLOT && s->shared[leaf->page[i] - FIRST_SLOT] == 0)
             found |= UINT64_C(1) << i;
     return found & leaf->placed & ~leaf->moved;
 }
 
-void store_move(struct store *s, const struct block *block) {
+static void move(struct store *s, struct leaf *leaf) {
+    uint64_t bits = movable(s, leaf);
+    if (!(leaf->placed & ~leaf->moved & ~bits))
+        bits &= bits - 1; // one stays, to be compared with what lies there (store_placed_right)
+    leaf->moved |= bits;
+    s->moved |= bits != 0;
+    while (bits) {
+        uint32_t begin = (uint32_t)__builtin_ctzll(bits), many = 1;
+        while (begin + many < LEAF_PAGES && bits >> (begin + many) & 1 &&
+               leaf->page[begin + many] == leaf->page[begin] + many)
+            many++;
+        store_free(s, leaf->page[begin], many);
+        bits &= begin + many < LEAF_PAGES ? ~UINT64_C(0) << (begin + many) : 0;
+    }
+}
+
+void store_move(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t address) {
     pthread_mutex_lock(&s->lock);
     struct page_map *map = NULL;
     for (uint32_t i = 0; i < s->processes && s->images == 0; i++)
-        if (s->process[i]->pid == block->pid && s->process[i]->incarnation == block->incarnation)
+        if (s->process[i]->pid == pid && s->process[i]->incarnation == incarnation)
             map = s->process[i];
     for (uint64_t first = 0; map != NULL && first < BLOCK_PAGES; first += LEAF_PAGES) {
-        struct leaf *leaf = page_map_leaf(map, block->address / PAGE + first);
-        uint64_t bits = leaf != NULL ? movable(s, leaf, block->slot + first) : 0;
-        bits &= bits - 1; // one stays, to be compared with what lies there (store_placed_right)
-        if (bits == 0)
-            continue;
-        s->moved = true;
-        leaf->moved |= bits;
-        while (bits) {
-            uint32_t begin = (uint32_t)__builtin_ctzll(bits), many = 1;
-            while (begin + many < LEAF_PAGES && bits >> (begin + many) & 1 &&
-                   leaf->page[begin + many] == leaf->page[begin] + many)
-                many++;
-            store_free(s, leaf->page[begin], many);
-            bits &= begin + many < LEAF_PAGES ? ~UINT64_C(0) << (begin + many) : 0;
-        }
+        struct leaf *leaf = page_map_leaf(map, address / PAGE + first);
+        if (leaf != NULL)
+            move(s, leaf);
     }
     pthread_mutex_unlock(&s->lock);
 }

@@ -118,6 +118,7 @@ class Prefill:
         self._block = self._ffi.new("struct block *")
         self.bytes = 0
         """Put in place so far."""
+        self._twice: list[tuple[int, int, int]] = []  # blocks that the store has, too
         self.moved = False
         """Whether some of it is kept nowhere else."""
 
@@ -133,9 +134,9 @@ class Prefill:
         with contextlib.suppress(OSError):
             self._orders.shutdown(socket.SHUT_RDWR)
 
-    def step(self, search: object, idle: bool, move: bool = False) -> bool:
+    def step(self, search: object, idle: bool) -> bool:
         """Put one more block in place; False when there is none from where ``search`` stands to the
-        end of all. ``idle``: nothing comes at present. ``move``: it is kept only there then."""
+        end of all. ``idle``: nothing comes at present."""
         block = self._block
         with self._store.in_use() as store:
             if not self._calls.store_cold(store, search, idle, block):
@@ -149,10 +150,16 @@ class Prefill:
                     raise PrefillLost(what) from error
                 self._calls.store_not_copied(store, block.pid, block.address)
                 raise NoHugePage(what) from error
-            if move:
-                self._calls.store_move(store, block)
-                self.moved = True
+            self._twice.append((block.pid, block.incarnation, block.address))
         return True
+
+    def keep_once(self, blocks: int) -> None:
+        """So many of the blocks in place are kept nowhere else from now on."""
+        with self._store.in_use() as store:
+            while self._twice and blocks > 0:
+                self._calls.store_move(store, *self._twice.pop())
+                self.moved = True
+                blocks -= 1
 
     def search(self) -> object:
         """From the beginning."""
