@@ -71,6 +71,7 @@ class EarlyCriu:
         self._prefill: Prefill | None = None
         self._ends: dict[int, int] = {}
         self._stop = threading.Event()
+        self._wanted = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="prefill", daemon=True)
         self.why = ""
         """Why it is of no use, in words."""
@@ -157,6 +158,7 @@ class EarlyCriu:
 
     def _join(self, seconds: float) -> None:
         self.halt()
+        self._wanted.set()
         if self._thread.ident is None:
             return
         self._thread.join(seconds)
@@ -168,6 +170,10 @@ class EarlyCriu:
         try:
             while not self._stop.wait(NAP_S):
                 self._round()
+            # What comes at the standstill needs memory that something outdated may have.
+            while self._prefill is not None and not self._wanted.wait(NAP_S):
+                if memory_left() < SPARE:
+                    self._prefill.let_go_of_outdated()
         except Exception as error:  # no restore may fail for it
             self.why = str(error) or type(error).__name__
 
@@ -179,7 +185,8 @@ class EarlyCriu:
             if blocks % LOOK_AT_MEMORY == 0:
                 left = memory_left() - LOOK_AT_MEMORY * BLOCK
                 if left < SPARE:
-                    prefill.keep_once(-(-(SPARE - left) // BLOCK))
+                    prefill.let_go_of_outdated()
+                    prefill.keep_once(SPARE - left)
                 if left < LEAST:
                     self._settled = True  # as far as it goes
                     return

@@ -361,6 +361,29 @@ def test_a_host_without_memory_for_both_keeps_what_is_in_place_only_there(
 
 
 @as_root
+def test_a_host_without_memory_for_both_lets_go_of_what_was_written_again(
+    staged: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = staged(ALONE)
+    monkeypatch.setattr(early, "memory_left", lambda: SPARE - 1)
+    stage.put_in_place()
+    stage.early.halt()
+    for pid, pages in stage.parted.memory.items():
+        for chunk in memory_parts.chunks(pid, pages):
+            stage.store.write(chunk)
+    until(lambda: stage.early.bytes < 8 << 20, 20)
+    stage.store.end(memory_parts.table(stage.parted.memory))
+    assert stage.store.absent == 0, "all of it has come again"
+    stage.parted.end_source()
+    tree, seen = _restore(stage, spend=True)
+    assert seen.bytes > 100 << 20
+    assert stage.compare() > 30000
+    tree.let_run(60)
+    assert goes_on(stage.there)
+    assert said(stage.there, output.STDERR) == ""
+
+
+@as_root
 def test_what_lay_only_in_a_criu_that_has_gone_is_missed_and_never_read_as_zeros(
     staged: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:

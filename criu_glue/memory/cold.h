@@ -38,7 +38,12 @@ int store_placed_right(struct store *s, const struct plan *plan, uint32_t pid, i
 // A block that was copied: what is right of it is kept only there from now on, and the store's
 // memory of it goes back to the host. Not once the table is known: an image is whole or not, and
 // stays so.
-void store_move(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t address);
+// Returns how many pages.
+uint32_t store_move(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t address);
+// Where most of a block is outdated, what is so is listed like for store_settle, and counts as not
+// copied.
+int store_outdated(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t start,
+                   uint64_t end, struct prefill_drop **drop, uint32_t *drops);
 // Pages of the images that are neither in the store nor in their place; plan: NULL, none is.
 uint64_t store_absent(struct store *s, const struct plan *plan);
 uint64_t image_absent(const struct image *image, struct page_map *map, const struct plan *plan);

@@ -15,12 +15,13 @@ static uint64_t movable(const struct store *s, const struct leaf *leaf) {
     return found & leaf->placed & ~leaf->moved;
 }
 
-static void move(struct store *s, struct leaf *leaf) {
+static uint32_t move(struct store *s, struct leaf *leaf) {
     uint64_t bits = movable(s, leaf);
     if (!(leaf->placed & ~leaf->moved & ~bits))
         bits &= bits - 1; // one stays, to be compared with what lies there (store_placed_right)
     leaf->moved |= bits;
     s->moved |= bits != 0;
+    uint32_t moved = (uint32_t)__builtin_popcountll(bits);
     while (bits) {
         uint32_t begin = (uint32_t)__builtin_ctzll(bits), many = 1;
         while (begin + many < LEAF_PAGES && bits >> (begin + many) & 1 &&
@@ -29,20 +30,23 @@ static void move(struct store *s, struct leaf *leaf) {
         store_free(s, leaf->page[begin], many);
         bits &= begin + many < LEAF_PAGES ? ~UINT64_C(0) << (begin + many) : 0;
     }
+    return moved;
 }
 
-void store_move(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t address) {
+uint32_t store_move(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t address) {
     pthread_mutex_lock(&s->lock);
     struct page_map *map = NULL;
+    uint32_t moved = 0;
     for (uint32_t i = 0; i < s->processes && s->images == 0; i++)
         if (s->process[i]->pid == pid && s->process[i]->incarnation == incarnation)
             map = s->process[i];
     for (uint64_t first = 0; map != NULL && first < BLOCK_PAGES; first += LEAF_PAGES) {
         struct leaf *leaf = page_map_leaf(map, address / PAGE + first);
         if (leaf != NULL)
-            move(s, leaf);
+            moved += move(s, leaf);
     }
     pthread_mutex_unlock(&s->lock);
+    return moved;
 }
 
 uint64_t image_absent(const struct image *image, struct page_map *map, const struct plan *plan) {

@@ -20,7 +20,7 @@ import mmap
 import os
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,7 +42,7 @@ SPARE = 1 << 30
 """Bytes of memory that must be left over on the host for anything to be there twice: in the store,
 and put in place."""
 
-LEAST = 256 << 20
+LEAST = 384 << 20
 """Bytes that must be left over for anything to be put in place at all."""
 
 ANSWER_S = 20.0
@@ -153,13 +153,21 @@ class Prefill:
             self._twice.append((block.pid, block.incarnation, block.address))
         return True
 
-    def keep_once(self, blocks: int) -> None:
-        """So many of the blocks in place are kept nowhere else from now on."""
+    def keep_once(self, size: int) -> None:
+        """Of so many bytes what is in place is kept nowhere else from now on."""
         with self._store.in_use() as store:
-            while self._twice and blocks > 0:
-                self._calls.store_move(store, *self._twice.pop())
+            while self._twice and size > 0:
+                size -= self._calls.store_move(store, *self._twice.pop()) * PAGE
                 self.moved = True
-                blocks -= 1
+
+    def let_go_of_outdated(self) -> None:
+        """As far as that gives memory back; the rest goes when it is settled."""
+        for area in self._areas:
+            with self._store.in_use() as store:
+                self.bytes -= self._drop(
+                    area, self._calls.store_outdated,
+                    store, area.pid, area.incarnation, area.start, area.end,
+                )  # fmt: skip
 
     def search(self) -> object:
         """From the beginning."""
@@ -172,7 +180,9 @@ class Prefill:
             incarnations = self._store.incarnations()
             for area in self._areas:
                 if incarnations.get(area.pid) == area.incarnation:
-                    self._let_go(store, area)
+                    self._drop(
+                        area, self._calls.store_settle, store, area.pid, area.start, area.end
+                    )
         plan = {pid: _mappings(images / f"mm-{pid}.img") for pid in sorted(incarnations)}
         found = 0
         for area in self._areas:
@@ -215,7 +225,8 @@ class Prefill:
         slots = bytes(self._ffi.buffer(block.slot))  # type: ignore[attr-defined]
         self._order(_COPY, area.shift, address, int(fresh), count=len(slots) // 4, more=slots)
         if fresh:
-            bisect.insort(area.blocks, address)
+            if not _holds(area, address, address + PAGE):
+                bisect.insort(area.blocks, address)
             self.bytes += BLOCK
 
     def _area(self, pid: int, incarnation: int, address: int) -> Area:
@@ -238,9 +249,10 @@ class Prefill:
             self._order(_GROW, area.shift, area.end, end)
             area.end = end
 
-    def _let_go(self, store: object, area: Area) -> None:
+    def _drop(self, area: Area, listed: Callable[..., int], *of: object) -> int:
+        """Let go of what that call lists; bytes."""
         drops, count = self._ffi.new("struct prefill_drop **"), self._ffi.new("uint32_t *")
-        rc = self._calls.store_settle(store, area.pid, area.start, area.end, drops, count)
+        rc = listed(*of, drops, count)
         raw = bytes(self._ffi.buffer(drops[0], count[0] * _RANGE)) if count[0] else b""
         self._calls.free(drops[0])
         if rc != 0:
@@ -248,6 +260,7 @@ class Prefill:
         for at in range(0, len(raw), _DROPS * _RANGE):
             part = raw[at : at + _DROPS * _RANGE]
             self._order(_DROP, area.shift, count=len(part) // _RANGE, more=part)
+        return sum(int(pages) for _, pages in struct.iter_unpack("<QQ", raw)) * PAGE
 
     def _place(self, area: Area, mappings: Sequence[Region]) -> int:
         found = 0
