@@ -92,7 +92,7 @@ class EarlyCriu:
 
     @property
     def bytes(self) -> int:
-        """Of memory that was put in place so far."""
+        """Of memory that was put in place so far; once it is prepared, of it what is right."""
         return self._prefill.bytes if self._prefill is not None else 0
 
     @property

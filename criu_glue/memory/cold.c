@@ -219,6 +219,17 @@ int store_settle(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
     return rc;
 }
 
+uint64_t store_placed(struct store *s) {
+    uint64_t placed = 0;
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t i = 0; i < s->processes; i++)
+        for (uint32_t k = 0; k < s->process[i]->size; k++)
+            if (s->process[i]->table[k] != NULL)
+                placed += (uint64_t)__builtin_popcountll(s->process[i]->table[k]->placed);
+    pthread_mutex_unlock(&s->lock);
+    return placed;
+}
+
 static const struct plan_vma *vma_at(const struct plan *plan, const struct plan_process *process,
                                      uint64_t address) {
     const struct plan_vma *vma = plan_vmas(plan) + process->first;

@@ -31,6 +31,8 @@ void store_not_copied(struct store *s, uint32_t pid, uint64_t address);
 // is listed, in memory of the caller's (free). -1 without memory.
 int store_settle(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
                  struct prefill_drop **drop, uint32_t *drops);
+// What counts of all that was copied, since it was settled; pages.
+uint64_t store_placed(struct store *s);
 // Look at some pages that were placed in the process, which the host calls task, where they belong.
 // 0, or -1 with why.
 int store_placed_right(struct store *s, const struct plan *plan, uint32_t pid, int task, char *why);

@@ -117,7 +117,7 @@ class Prefill:
         self._pids: set[int] = set()  # of which something is in place
         self._block = self._ffi.new("struct block *")
         self.bytes = 0
-        """Put in place so far."""
+        """Put in place so far; once it is settled, of it what is right."""
         self._twice: list[tuple[int, int, int]] = []  # blocks that the store has, too
         self.moved = False
         """Whether some of it is kept nowhere else."""
@@ -183,6 +183,7 @@ class Prefill:
                     self._drop(
                         area, self._calls.store_settle, store, area.pid, area.start, area.end
                     )
+            self.bytes = self._calls.store_placed(store) * PAGE
         plan = {pid: _mappings(images / f"mm-{pid}.img") for pid in sorted(incarnations)}
         found = 0
         for area in self._areas:
