@@ -4,7 +4,8 @@
 While the job still runs at its source its memory comes into the store; this puts what is cold of
 it into a CRIU that waits in the room (memory/prefill.py), in a thread. Once the image is complete
 ``go`` lets that CRIU restore it. Without one, or when anything is wrong with it, the tree is
-restored by a fresh CRIU and all of its memory is filled in.
+restored by a fresh CRIU and all of its memory is filled in. Where the host has no memory for both,
+the store does not keep what was put in place: then there is no restore without this CRIU.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from pathlib import Path
 from ..errors import LiveshiftError
 from .dump import COMMON
 from .held import HeldCriu
-from .memory.prefill import BLOCK, SPARE, NoHugePage, Prefill, PrefillLost, memory_left
+from .memory.prefill import (
+    BLOCK,
+    LEAST,
+    SPARE,
+    NoHugePage,
+    Prefill,
+    PrefillLost,
+    memory_left,
+)
 from .memory.store import MemoryStore
 from .room import STDERR_FD, STDOUT_FD, Room, enter
 from .tool import Criu
@@ -62,6 +71,7 @@ class EarlyCriu:
         self._prefill: Prefill | None = None
         self._ends: dict[int, int] = {}
         self._stop = threading.Event()
+        self._wanted = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="prefill", daemon=True)
         self.why = ""
         """Why it is of no use, in words."""
@@ -82,8 +92,15 @@ class EarlyCriu:
 
     @property
     def bytes(self) -> int:
-        """Of memory that was put in place so far."""
+        """Of memory that was put in place so far; once it is prepared, of it what is right."""
         return self._prefill.bytes if self._prefill is not None else 0
+
+    @property
+    def lost(self) -> str:
+        """Why what was kept only here is lost, in words; "" while nothing is."""
+        if self._prefill is None or not self._prefill.moved:
+            return ""
+        return self.why or ("" if self.held.alive() else "it has ended")
 
     @property
     def plan(self) -> mmap.mmap | None:
@@ -141,6 +158,7 @@ class EarlyCriu:
 
     def _join(self, seconds: float) -> None:
         self.halt()
+        self._wanted.set()
         if self._thread.ident is None:
             return
         self._thread.join(seconds)
@@ -152,6 +170,10 @@ class EarlyCriu:
         try:
             while not self._stop.wait(NAP_S):
                 self._round()
+            # What comes at the standstill needs memory that something outdated may have.
+            while self._prefill is not None and not self._wanted.wait(NAP_S):
+                if memory_left() < SPARE:
+                    self._prefill.let_go_of_outdated()
         except Exception as error:  # no restore may fail for it
             self.why = str(error) or type(error).__name__
 
@@ -160,9 +182,14 @@ class EarlyCriu:
         prefill = self._prefill or self._start()
         search, blocks, misses = prefill.search(), 0, 0
         while not self._stop.is_set():
-            if blocks % LOOK_AT_MEMORY == 0 and memory_left() < SPARE + LOOK_AT_MEMORY * BLOCK:
-                self._settled = True  # as far as it goes
-                return
+            if blocks % LOOK_AT_MEMORY == 0:
+                left = memory_left() - LOOK_AT_MEMORY * BLOCK
+                if left < SPARE:
+                    prefill.let_go_of_outdated()
+                    prefill.keep_once(SPARE - left)
+                if left < LEAST:
+                    self._settled = True  # as far as it goes
+                    return
             idle = time.monotonic() - self._store.written > IDLE_S
             try:
                 if not prefill.step(search, idle):

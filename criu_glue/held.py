@@ -31,6 +31,7 @@ from .survey import inner_pid
 HOOK = Path(str(files(__package__) / "criu-hook"))
 
 ORPHAN_S = 0.25
+LOOK_S = 0.2
 LOST_S = 30.0
 """How long CRIU may take to leave once it was told; it has little to do then."""
 
@@ -95,9 +96,9 @@ class HeldCriu:
             return self._process.poll() is None
         return self._who is not None and self._who[1] != 0 and started(self._who[0]) == self._who[1]
 
-    def wait_held(self, until: float) -> bool:
+    def wait_held(self, until: float, look: Callable[[], None] = lambda: None) -> bool:
         """Return True once the hook waits, False when CRIU ended before; raises TimeoutError at
-        ``until`` (monotonic seconds)."""
+        ``until`` (monotonic seconds), or what ``look`` raises, which is called meanwhile."""
         assert self._held is not None
         while True:
             if readable(0, self._held) and os.read(self._held, 16):
@@ -107,6 +108,7 @@ class HeldCriu:
                 return False
             if time.monotonic() > until:
                 raise TimeoutError
+            look()
             self._pause(until)
 
     def tell(self, verdict: str, seconds: float = LOST_S) -> bool:
@@ -163,13 +165,13 @@ class HeldCriu:
             self._held = os.open(self.directory / "held", os.O_RDWR | os.O_NONBLOCK)
 
     def _pause(self, until: float) -> None:
-        """Until something happens: a word on the FIFO, CRIU's end, or the time being up."""
+        """Until something happens: a word on the FIFO, CRIU's end, or LOOK_S being up."""
         assert self._held is not None
         pidfd = self._pidfd()
         if pidfd is None:
             return
         try:
-            readable(until - time.monotonic(), self._held, pidfd)
+            readable(min(LOOK_S, until - time.monotonic()), self._held, pidfd)
         finally:
             os.close(pidfd)
 

@@ -105,10 +105,13 @@ class RestoringTree:
             raise
         until = time.monotonic() + deadline_s
         try:
-            held = self._criu.wait_held(until)
+            held = self._criu.wait_held(until, self._memory.look)
         except TimeoutError:
             self.drop()
             raise self._failed(f"CRIU did not finish within {deadline_s:g} s") from None
+        except StepFailed:
+            self.drop()
+            raise
         if not held:
             self.drop()
             raise self._failed(explain(self._images / "restore.log"))

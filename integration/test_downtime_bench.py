@@ -128,8 +128,8 @@ def test_cases_are_chosen_and_what_does_not_fit_is_told() -> None:
     with pytest.raises(Refused, match="sizes"):
         chosen("", "large", "")
     large = Case("cold", 8.0, "1g")
-    assert "needs 26.5 GB" in lacking(large, "ours", available=23 << 30)
-    assert lacking(large, "ours", available=64 << 30) == ""
+    assert "needs 18.5 GB" in lacking(large, available=17 << 30)
+    assert lacking(large, available=23 << 30) == ""
     few, many = Effort(moves=5), Effort(moves=10)
     assert 60 < estimate([large], few) < estimate([large], many)
 

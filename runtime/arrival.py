@@ -25,6 +25,7 @@ from ..criu_glue import image_check, trees
 from ..criu_glue.early import EarlyCriu
 from ..criu_glue.memory.donors import Donors
 from ..criu_glue.memory.fill import FillEngine
+from ..criu_glue.memory.prefill import LEAST, memory_left
 from ..criu_glue.memory.store import MemoryStore
 from ..criu_glue.restore import RestoringTree
 from ..criu_glue.rights import User
@@ -137,9 +138,10 @@ class Arrival:
         """Have a CRIU take in what is cold of the memory that comes, before it is to restore."""
 
         def begin(store: MemoryStore) -> None:
-            self._early = EarlyCriu(criu, self.resident.room, self.images, store)
-            self.inbox.stands_still = self._early.halt
-            self._early.begin()
+            self._early = early = EarlyCriu(criu, self.resident.room, self.images, store)
+            self.inbox.stands_still = early.halt
+            self.inbox.memory_lost = lambda: early.lost
+            early.begin()
 
         self.inbox.memory_comes = begin
 
@@ -188,7 +190,10 @@ class Arrival:
         if early is not None and store is not None:
             try:
                 if early.prepare():
-                    fill = FillEngine(self.images, store, plan=early.plan, post_copy=post_copy)
+                    spend = not post_copy and _only_once(store.size - early.bytes)
+                    fill = FillEngine(
+                        self.images, store, plan=early.plan, post_copy=post_copy, spend=spend
+                    )
                     self._tree.bring_up(
                         criu, pipes, deadline_s, stopped=stopped, fill=fill, early=early
                     )
@@ -199,7 +204,10 @@ class Arrival:
                 log.warning("%s: without memory in place: %s", self.migration, error)
             finally:
                 early.close()
-        fill = FillEngine(self.images, store, post_copy=post_copy) if store is not None else None
+        fill = None
+        if store is not None:
+            spend = not post_copy and _only_once(store.size)
+            fill = FillEngine(self.images, store, post_copy=post_copy, spend=spend)
         self._tree.bring_up(criu, pipes, until - time.monotonic(), stopped=stopped, fill=fill)
         return fill
 
@@ -350,6 +358,11 @@ class Arrival:
         (self.images / NOTE).unlink(missing_ok=True)  # first: without it nobody takes it up
         self.inbox.forget_memory()
         shutil.rmtree(self.images, ignore_errors=True)
+
+
+def _only_once(size: int) -> bool:
+    """Whether this host lacks the memory to have so many bytes in the store and in the tree."""
+    return memory_left() < max(0, size) + LEAST
 
 
 def _told(placed: int, post_copy: bool) -> str:

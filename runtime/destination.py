@@ -52,11 +52,13 @@ class Destination:
 
     async def _reserve(self, ask: messages.Reserve, gpus: GpuPlan) -> messages.Reserved:
         offered, facts, criu = self.memory_offered(), self._porter.facts, self._porter.criu
+        full_dump = MemoryTracker.probe()
+        ahead = not (ask.full_dump or full_dump)
         rows = await asyncio.to_thread(
-            preflight.check, ask.survey, ask.facts, facts, criu, offered, gpus
+            preflight.check, ask.survey, ask.facts, facts, criu, offered, gpus, ahead=ahead
         )
         if ask.dry_run:
-            return messages.Reserved(rows, "", gpus.pairs, gpus.plain, MemoryTracker.probe())
+            return messages.Reserved(rows, "", gpus.pairs, gpus.plain, full_dump)
         name = ask.spec.name
         self._house.refuse_older(ask)
         if name in self._house.capsules and self._house.capsules[name].code is None:
@@ -72,7 +74,7 @@ class Destination:
         if ask.gpu is not None:
             devices = await asyncio.to_thread(self._porter.devices.tree, ask.migration, resident)
         await asyncio.to_thread(self._house.earlier.make_room, ask)
-        full_dump, donors = MemoryTracker.probe(), None
+        donors = None
         if not full_dump and self._house.cluster.precopy.enabled:
             donors = await self._donors(ask)
         arrival = Arrival(ask, resident, self._house.housing, devices, gpus.pairs, donors)

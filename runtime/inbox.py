@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from pathlib import Path
 import xxhash
 
 from ..criu_glue.memory.donors import Donors
+from ..criu_glue.memory.prefill import memory_left
 from ..criu_glue.memory.store import TABLE_LIMIT, MemoryStore, Want, read_table
 from ..criu_glue.rights import User
 from ..criu_glue.room import STDERR_FD, STDOUT_FD
@@ -42,6 +44,13 @@ after the other, and some for all of them."""
 
 OUTPUT = "output"
 
+LOOK = 32 << 20
+"""Bytes of pages between two looks at the memory that is left."""
+
+LEFT, FREED_S = 160 << 20, 1.0
+"""Bytes that must be left: with none the kernel would kill somebody, perhaps another job. Less may
+be for so long: some may be given back just then (early.py)."""
+
 FRESH = 64 << 20
 """Bytes of pages that a job may have anew at the standstill without our waiting for memory."""
 
@@ -63,6 +72,8 @@ class Inbox:
     """Told once the first of them has come."""
     stands_still: Callable[[], None] = lambda: None
     """Told when CRIU's images begin to come: the tree is frozen at its source."""
+    memory_lost: Callable[[], str] = lambda: ""
+    """Says why pages that have come are not here any more, in words, else ""."""
     donors: Donors | None = None
     """What this host has of that memory anyway: it was offered, and closing the inbox closes it."""
     bytes: dict[str, int] = field(default_factory=dict)
@@ -75,6 +86,7 @@ class Inbox:
     _unpackers: dict[str, Unpacker] = field(default_factory=dict)
     _manifest: bytearray = field(default_factory=bytearray)
     _page_table: bytearray = field(default_factory=bytearray)
+    _unlooked: int = 0  # bytes of pages since it was looked how much memory is left
     pages: PageStreams = field(init=False)
     """Takes what comes on the lanes for memory."""
     _closed: bool = False
@@ -242,6 +254,10 @@ class Inbox:
         with self._lock:
             if self.complete or self._closed or not self.memory_limit:
                 raise StepFailed("ship", "no pages of memory are taken for this image")
+            self._unlooked += len(chunk)
+            if self._unlooked > LOOK:
+                _need_memory()
+                self._unlooked = 0
             first = self.memory is None
             memory = self._store()
             if first:
@@ -284,6 +300,8 @@ class Inbox:
             return
         found = manifest.decode(self._manifest)
         self._verify(found)
+        if why := self.memory_lost():
+            raise StepFailed("ship", f"memory was put in place ahead, and is lost: {why}")
         if self.memory is not None:
             self.memory.save()
         for tree, names in found.gone().items():  # what has come and gone again has not come
@@ -308,6 +326,18 @@ class Inbox:
             raise StepFailed("ship", f"a manifest with pipes that no capsule has: {found.pipes}")
         for tree in found.removed:
             self.top(tree)
+
+
+def _need_memory() -> None:
+    """Raises StepFailed on a host that has none left."""
+    until = time.monotonic() + FREED_S
+    while (left := memory_left()) < LEFT:
+        if time.monotonic() > until:
+            raise StepFailed(
+                "ship", f"this host has no memory for more: {left >> 20} MiB are left",
+                hint="choose a host with more free memory, or free some of it there",
+            )  # fmt: skip
+        time.sleep(0.01)
 
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -158,7 +158,7 @@ class Move(Story):
         reserve = messages.Reserve(
             self.name, spec, look.survey, look.facts, source, self.capsule.epoch + 1,
             self.job.book(), limit_bytes(look), dry_run=False, gpu=look.gpu,
-            gpus_wanted=list(wanted),
+            gpus_wanted=list(wanted), full_dump=look.full_dump,
         )  # fmt: skip
         return await self._ask(destination, reserve, limit, messages.Reserved)
 

@@ -154,6 +154,7 @@ class Moves:
             "plan", job.spec(capsule, self.cluster), look.survey, look.facts, capsule.host,
             capsule.epoch + 1, job.book(), limit_bytes(look), dry_run=True, gpu=look.gpu,
             gpus_wanted=[(left(capsule.name, look.gpu, gpu.leave), to_gpu)] if gpu else [],
+            full_dump=look.full_dump,
         )  # fmt: skip
         reserved = await self.ask(destination, reserve, limit)
         assert isinstance(reserved, messages.Reserved)

@@ -17,6 +17,8 @@ from .messages import HostFacts
 from .troubles import Trouble, refuse
 
 MEMORY_MARGIN = 128 << 20
+ONCE_MARGIN = 512 << 20
+"""More of it where memory is not to be there twice: what moves is counted in larger pieces then."""
 SHOWN = 3
 """How many files of a list an error names; the rest is counted."""
 
@@ -31,11 +33,14 @@ def check(
     criu: Criu | None,
     memory: int,
     gpus: GpuPlan | None = None,
+    *,
+    ahead: bool = False,
 ) -> list[tuple[str, str]]:
     """Check that a surveyed tree can run here; returns (what, found) rows.
 
     ``memory`` is what this host offers, in bytes; ``gpus`` what was found of GPUs, None where the
-    tree holds none. Raises Refused with every finding at once.
+    tree holds none; ``ahead``: whether its memory comes page by page while it runs.
+    Raises Refused with every finding at once.
     """
     gpus = gpus or GpuPlan()
     rows: list[tuple[str, str]] = []
@@ -43,7 +48,7 @@ def check(
     for what, found, trouble in (
         _check_criu(criu),
         _check_machine(source, here),
-        _check_memory(survey, memory, gpus.host_memory),
+        _check_memory(survey, memory, gpus.host_memory, ahead),
         _check_files(survey.needed),
         _check_directories(survey.directories),
     ):
@@ -90,17 +95,23 @@ def _check_machine(source: HostFacts, here: HostFacts) -> Check:
     return what, found, None
 
 
-def _check_memory(survey: Survey, memory: int, device_memory: int) -> Check:
-    # The image lies in memory until the tree has been restored from it, hence twice.
+def _check_memory(survey: Survey, memory: int, device_memory: int, ahead: bool) -> Check:
+    # An image lies in memory until the tree has been restored from it, hence twice; of pages
+    # one can be given up for the other (MemoryStore.spend).
     needed = 2 * (survey.resident + survey.shared_memory + device_memory) + MEMORY_MARGIN
+    if ahead:
+        needed = min(needed, needed - survey.resident + ONCE_MARGIN)
     found = f"{memory >> 20} MiB offered, {needed >> 20} MiB needed"
     if copied := 2 * device_memory >> 20:
         found += f", of which {copied} MiB for what the driver's checkpoint copies"
     if needed > memory:
         also = f", with {device_memory >> 20} MiB of device memory in it" if device_memory else ""
+        what_for = f"the image{also}, and the restored tree"
+        if ahead:
+            what_for = f"its memory, and what is in its image{also}, twice"
         return "memory", found, (
-            f"not enough memory there: {needed >> 20} MiB are needed (the image{also}, and the "
-            f"restored tree), {memory >> 20} MiB are offered",
+            f"not enough memory there: {needed >> 20} MiB are needed ({what_for}), "
+            f"{memory >> 20} MiB are offered",
             "choose a host with more free memory, or raise hosts.<name>.memory",
         )  # fmt: skip
     return "memory", found, None

@@ -16,10 +16,11 @@ from memory_parts import DATA, PAGE, ZEROS
 from room_trees import Rooms, count, criu, goes_on, place, rooms, said, states
 from test_memory_fill import Scene
 
-from liveshift.criu_glue import output
+from liveshift.criu_glue import early, output
 from liveshift.criu_glue.early import EarlyCriu
 from liveshift.criu_glue.memory.fill import Filled, FillEngine
-from liveshift.criu_glue.memory.store import PAGES_FILE, MemoryStore
+from liveshift.criu_glue.memory.prefill import SPARE
+from liveshift.criu_glue.memory.store import INDEX_FILE, PAGES_FILE, MemoryStore
 from liveshift.criu_glue.memory.tree_memory import UNFILLED
 from liveshift.criu_glue.restore import RestoringTree
 from liveshift.criu_glue.survey import inner_pid, tasks
@@ -196,12 +197,12 @@ def staged(scene: Scene) -> Iterator[Stages]:
 
 
 def _restore(
-    stage: Stage, *, post_copy: bool = False, stopped: bool = False
+    stage: Stage, *, post_copy: bool = False, stopped: bool = False, spend: bool = False
 ) -> tuple[RestoringTree, Filled]:
     stage.tree = tree = RestoringTree(stage.there, stage.parted.images)
     assert stage.early.prepare(), stage.early.why
     engine = FillEngine(
-        stage.parted.images, stage.store, plan=stage.early.plan, post_copy=post_copy
+        stage.parted.images, stage.store, plan=stage.early.plan, post_copy=post_copy, spend=spend
     )
     began = time.monotonic()
     tree.bring_up(
@@ -240,6 +241,7 @@ def test_cold_memory_is_in_place_and_what_is_outdated_is_filled(
     stage.parted.end_source()
     tree, seen = _restore(stage)
     assert seen.placed > 100 << 20
+    assert 0 <= stage.early.bytes - seen.placed < 4 << 20, "all but pages of zeros"
     assert seen.placed + seen.bytes == seen.total
     assert stage.compare() > 30000
     restored = _flags(stage.early.held.tree().values())
@@ -325,6 +327,82 @@ def test_what_is_not_as_the_store_has_it_is_seen_before_the_tree_runs(staged: St
     with file.open("r+b") as pages:
         pages.write(right)
     _restore_plainly(stage)
+
+
+def without_room_for_both(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it comes to a host that has no memory for what is in place a second time."""
+    monkeypatch.setattr(early, "memory_left", lambda: SPARE)  # none for the blocks to come
+    stage.put_in_place()
+    assert stage.early.lost == ""
+    kept = (stage.parted.images / PAGES_FILE).stat().st_blocks * 512
+    assert kept < 20 << 20, "what is in place is not kept"
+    stage.send_the_rest()
+    assert stage.store.absent > 100 << 20
+    stage.store.save()
+    assert not (stage.parted.images / INDEX_FILE).exists(), "nobody may load it"
+    with pytest.raises(StepFailed, match="not whole"):
+        stage.store.forward(lambda chunk, release: release())
+
+
+@as_root
+@pytest.mark.parametrize("program", [ALONE, FAMILY], ids=["alone", "family"])
+def test_a_host_without_memory_for_both_keeps_what_is_in_place_only_there(
+    staged: Stages, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    stage = staged(program)
+    without_room_for_both(stage, monkeypatch)
+    stage.parted.end_source()
+    tree, seen = _restore(stage, spend=True)
+    assert seen.placed > 100 << 20
+    assert (stage.parted.images / PAGES_FILE).stat().st_blocks * 512 < seen.total / 40
+    assert stage.compare() > 30000
+    tree.let_run(60)
+    assert goes_on(stage.there)
+    assert said(stage.there, output.STDERR) == ""
+
+
+@as_root
+def test_a_host_without_memory_for_both_lets_go_of_what_was_written_again(
+    staged: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = staged(ALONE)
+    monkeypatch.setattr(early, "memory_left", lambda: SPARE - 1)
+    stage.put_in_place()
+    stage.early.halt()
+    for pid, pages in stage.parted.memory.items():
+        for chunk in memory_parts.chunks(pid, pages):
+            stage.store.write(chunk)
+    until(lambda: stage.early.bytes < 8 << 20, 20)
+    stage.store.end(memory_parts.table(stage.parted.memory))
+    assert stage.store.absent == 0, "all of it has come again"
+    stage.parted.end_source()
+    tree, seen = _restore(stage, spend=True)
+    assert seen.bytes > 100 << 20
+    assert stage.compare() > 30000
+    tree.let_run(60)
+    assert goes_on(stage.there)
+    assert said(stage.there, output.STDERR) == ""
+
+
+@as_root
+def test_what_lay_only_in_a_criu_that_has_gone_is_missed_and_never_read_as_zeros(
+    staged: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = staged(ALONE)
+    without_room_for_both(stage, monkeypatch)
+    _kill_early(stage)
+    assert stage.early.lost == "it has ended"
+    assert not stage.early.prepare()
+    stage.parted.end_source()
+    stage.tree = RestoringTree(stage.there, stage.parted.images)
+    began = time.monotonic()
+    with pytest.raises(StepFailed, match="pages lay only in a CRIU that was started early"):
+        stage.tree.bring_up(
+            stage.scene.criu, stage.parted.pipes, 60,
+            fill=FillEngine(stage.parted.images, stage.store),
+        )  # fmt: skip
+    assert time.monotonic() - began < 20, "CRIU waits for a page, and nobody waits for CRIU"
+    assert tasks(stage.there) == []
 
 
 @as_root

@@ -7,8 +7,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import memory_parts
 import pytest
 import xxhash
+from memory_parts import BASE, PAGE, page
 
 from liveshift.criu_glue import trees
 from liveshift.criu_glue.trees import Tree
@@ -271,3 +273,37 @@ def test_a_damaged_note_of_an_earlier_life_is_said(
     (host.images / "came").write_bytes(b"\xc1")
     assert not host.landed().complete
     assert "a list of what came that is not understood" in caplog.text
+
+
+def pages(many: int) -> memoryview:
+    own = {BASE + n * PAGE: page(n) for n in range(many)}
+    return memoryview(b"".join(memory_parts.chunks(7, own)))
+
+
+def test_no_page_is_taken_by_a_host_that_has_no_memory_left(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.inbox.memory_limit = 1 << 30
+    left = iter([inboxes.LEFT, 0, inboxes.LEFT])
+    monkeypatch.setattr(inboxes, "memory_left", lambda: next(left, 5 << 20))
+    looked = 0
+
+    def fill() -> None:
+        nonlocal looked
+        for n in range(3 * inboxes.LOOK // (100 * PAGE) + 3):
+            host.inbox.pages.write(1, pages(100), n)
+            looked = n
+
+    monkeypatch.setattr(inboxes, "FREED_S", 0.1)
+    with pytest.raises(StepFailed, match="no memory for more: 5 MiB are left"):
+        fill()
+    assert looked * 100 * PAGE > 2.9 * inboxes.LOOK, "twice it had some, or got some at once"
+
+
+def test_an_image_whose_memory_was_lost_again_is_not_complete(host: Host) -> None:
+    host.inbox.memory_lost = lambda: "it has ended"
+    host.send(CORE, b"core")
+    with pytest.raises(StepFailed, match="put in place ahead, and is lost: it has ended"):
+        host.finish()
+    assert not host.inbox.complete
+    assert not host.landed().complete

@@ -28,6 +28,7 @@ from memory_parts import (
 
 from liveshift.criu_glue.memory import store_library
 from liveshift.criu_glue.memory.store import PAGES_FILE, MemoryStore, ProcessTable
+from liveshift.errors import StepFailed
 
 BLOCK_PAGES = 512
 SLOT_ZERO, SLOT_FIRST = 1, 3  # prefill.h
@@ -65,6 +66,39 @@ class Ahead:
 
     def run(self) -> None:
         self.copy(self.choose())
+
+    def move(self, blocks: list[Any]) -> None:
+        """These were copied, and there is no memory for them twice."""
+        with self.store.in_use() as store:
+            for block in blocks:
+                self._calls.store_move(store, block.pid, block.incarnation, block.address)
+
+    def let_go(self, pid: int) -> None:
+        """Of what is outdated, what takes memory."""
+        drops, count = self._ffi.new("struct prefill_drop **"), self._ffi.new("uint32_t *")
+        with self.store.in_use() as store:
+            rc = self._calls.store_outdated(store, pid, 1, 0, 1 << 47, drops, count)
+            assert rc == 0
+            for drop in (drops[0][n] for n in range(count[0])):
+                for k in range(drop.pages):
+                    self.copied[pid, 1].pop(drop.address + k * PAGE)
+            self._calls.free(drops[0])
+
+    def kept(self) -> dict[int, Pages]:
+        """What the store itself has of the images, right or not."""
+        found: dict[int, Pages] = {}
+        count = self._ffi.new("uint32_t *")
+        with self.store.in_use() as store, self._pages.open("rb") as file:
+            images = self._calls.store_images(store, count)
+            for image in (images[i] for i in range(count[0])):
+                for extent in (image.extent[i] for i in range(image.extents)):
+                    for n in range(extent.pages):
+                        data = ZEROS
+                        if extent.slot >= SLOT_FIRST:
+                            file.seek((extent.slot + n - SLOT_FIRST) * PAGE)
+                            data = file.read(PAGE)
+                        found.setdefault(image.pid, {})[extent.address + n * PAGE] = data
+        return found
 
     def settle(self, pid: int, incarnation: int = 1) -> Pages:
         """The table is known: what was copied and counts."""
@@ -186,9 +220,11 @@ def test_only_what_the_table_has_counts(
 _STEPS = st.lists(
     st.tuples(
         st.sampled_from([7, 8]),
-        st.sampled_from(["copy", "choose", DATA, DATA, ZERO, REFERENCE, REFERENCE, GONE]),
+        st.sampled_from(
+            ["copy", "choose", "move", "let go", DATA, DATA, ZERO, REFERENCE, REFERENCE, GONE]
+        ),
         st.integers(0, 60),
-        st.integers(1, 40),
+        st.integers(1, 40) | st.just(400),
     ),
     max_size=24,
 )
@@ -214,13 +250,21 @@ def test_nothing_wrong_counts_whatever_comes(
     model[8] = dict(model[7])
     chosen: list[Any] = []
     for pid, step, first, count in steps:
+        if step in (DATA, REFERENCE):
+            count = min(count, 40)  # as much as one chunk may bring
         places = [BASE + n * PAGE for n in range(first, first + count)]
         if step == "choose":
             chosen += ahead.choose()
-        elif step == "copy":
+        elif step in ("copy", "move"):
             chosen += ahead.choose()
             ahead.copy(chosen)
+            if step == "move":
+                ahead.move(chosen)
             chosen = []
+        elif step == "let go":
+            ahead.copy(chosen)
+            chosen = []
+            ahead.let_go(pid)
         elif step == DATA:
             fresh = {place: page(number + n) for n, place in enumerate(places)}
             number += count
@@ -239,9 +283,53 @@ def test_nothing_wrong_counts_whatever_comes(
             store.write(chunk(pid, runs, likes(other, 15 - pid)))
             model[pid].update(other)
     ahead.copy(chosen)
+    for want in store.wants():  # their like was moved
+        for at in range(want.address, want.address + want.pages * PAGE, PAGE):
+            store.write(chunk(want.pid, [(at, 1, DATA)], model[want.pid][at]))
     assert store.wants() == []
     end(store, model)
+    absent, kept = 0, ahead.kept()
     for pid, pages in model.items():
-        for at, data in ahead.settle(pid).items():
+        placed = ahead.settle(pid)
+        for at, data in placed.items():
             assert pages[at] == data, f"process {pid}, page {(at - BASE) // PAGE}"
+        for at in pages.keys() - placed.keys():
+            assert kept[pid][at] == pages[at], f"process {pid}, page {(at - BASE) // PAGE}"
+        absent += sum(kept[pid][at] != pages[at] for at in pages)
+    assert absent * PAGE == store.absent
     store.close()
+
+
+def test_what_is_moved_takes_no_memory_of_the_store_and_comes_again_when_it_is_asked_for(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    own = {BASE + n * PAGE: page(n) for n in range(BLOCK_PAGES)}
+    for each in chunks(7, own):
+        store.write(each)
+    ahead = Ahead(store, tmp_path)
+    blocks = ahead.choose()
+    ahead.copy(blocks)
+    own[BASE] = page(1000)  # written again between the copy and the move
+    store.write(chunk(7, [(BASE, 1, DATA)], page(1000), round_=1))
+    ahead.move(blocks)
+    assert (tmp_path / PAGES_FILE).stat().st_blocks * 512 <= 16 * PAGE
+    own[BASE + 9 * PAGE] = page(1001)  # and after it
+    store.write(chunk(7, [(BASE + 9 * PAGE, 1, DATA)], page(1001), round_=1))
+    part = {BASE + n * PAGE: own[BASE + n * PAGE] for n in range(64, 96)}
+    store.write(chunk(8, [(*run, REFERENCE) for run in runs_of(part)], likes(part, 7)))
+    asked = [(want.pid, want.address, want.pages) for want in store.wants()]
+    assert asked == [(8, BASE + 65 * PAGE, 31)]  # of each 64 one stays
+    with pytest.raises(StepFailed, match="have not come"):
+        end(store, {7: own, 8: part})
+    for at, data in part.items():
+        store.write(chunk(8, [(at, 1, DATA)], data, round_=2))
+    end(store, {7: own, 8: part})
+    assert store.absent == (BLOCK_PAGES - 8 - 2) * PAGE
+    ahead.move(blocks)  # too late: nothing more is moved
+    assert store.absent == (BLOCK_PAGES - 8 - 2) * PAGE
+    kept = ahead.kept()
+    assert kept[8] == part
+    assert ahead.settle(7) | {BASE: page(1000), BASE + 9 * PAGE: page(1001)} == own
+    assert [kept[7][BASE + n * PAGE] == page(m) for n, m in ((0, 1000), (9, 1001))] == [True] * 2
+    with pytest.raises(StepFailed, match="not whole"):
+        store.forward(lambda chunk, release: release())

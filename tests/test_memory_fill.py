@@ -25,7 +25,7 @@ from liveshift.criu_glue import output, room, trees, unpacking
 from liveshift.criu_glue.dump import FrozenTree
 from liveshift.criu_glue.memory import fill
 from liveshift.criu_glue.memory.fill import FillEngine
-from liveshift.criu_glue.memory.store import MemoryStore, read_table
+from liveshift.criu_glue.memory.store import INDEX_FILE, PAGES_FILE, MemoryStore, read_table
 from liveshift.criu_glue.memory.tracker import MemoryTracker, Standstill
 from liveshift.criu_glue.memory.tree_memory import UNFILLED
 from liveshift.criu_glue.page_filter import PageFilter
@@ -232,6 +232,30 @@ def test_a_tree_gets_its_memory_from_the_store_and_goes_on(scene: Scene) -> None
     assert said(there, output.STDERR) == ""
     lines = [int(n) for n in said(there).split()]
     assert lines == list(range(len(lines)))
+
+
+@as_root
+def test_a_store_that_is_spent_gives_its_memory_back_and_is_the_last(
+    scene: Scene, stores: list[MemoryStore]
+) -> None:
+    parted, there = arrive(scene, stores, FORKED)
+    store, file = stores[0], parted.images / PAGES_FILE
+    store.save()
+    held = file.stat().st_blocks * 512
+    assert held > 20 << 20
+    tree = RestoringTree(there, parted.images)
+    engine = FillEngine(parted.images, store, spend=True)
+    assert not (parted.images / INDEX_FILE).exists(), "from now on nobody loads it"
+    tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
+    assert engine.seen().bytes == engine.seen().total > 20 << 20
+    assert file.stat().st_blocks * 512 < held / 2  # but for what several processes share
+    with pytest.raises(StepFailed, match="used up by an attempt that failed"):
+        FillEngine(parted.images, store)
+    with pytest.raises(StepFailed, match="not whole"):
+        store.forward(lambda chunk, release: release())
+    tree.let_run(60)
+    assert goes_on(there)
+    assert said(there, output.STDERR) == ""
 
 
 @as_root

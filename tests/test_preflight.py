@@ -84,6 +84,16 @@ def test_memory(criu: Criu) -> None:
     assert "347 MiB are offered" in str(refused)
 
 
+def test_memory_that_comes_page_by_page_need_not_be_there_twice(criu: Criu) -> None:
+    large = replace(NOTHING, resident=8 << 30, shared_memory=1 << 30)
+    needed = (10 << 30) + preflight.MEMORY_MARGIN + preflight.ONCE_MARGIN
+    preflight.check(large, HERE, HERE, criu, needed, ahead=True)
+    with pytest.raises(Refused, match="10880 MiB are needed"):
+        preflight.check(large, HERE, HERE, criu, needed - 1, ahead=True)
+    with pytest.raises(Refused, match="18560 MiB are needed"):
+        preflight.check(large, HERE, HERE, criu, needed)
+
+
 def test_files_missing_or_different(criu: Criu, tmp_path: Path) -> None:
     same, other = tmp_path / "same.so", tmp_path / "other.so"
     shutil.copy("/bin/true", same)

@@ -83,7 +83,7 @@ bool store_cold(struct store *s, struct search *at, bool idle, struct block *out
     return found;
 }
 
-static struct page_map *known(struct store *s, uint32_t pid) {
+static struct page_map *known(const struct store *s, uint32_t pid) {
     for (uint32_t i = 0; i < s->processes; i++)
         if (s->process[i]->pid == pid)
             return s->process[i];
@@ -155,6 +155,48 @@ static void keep_table(struct page_map *map, const struct image *image) {
     }
 }
 
+// What is copied there and does not count, of one leaf.
+static int list(struct drops *drops, const struct leaf *leaf) {
+    uint64_t address = (leaf->number << LEAF_BITS) * PAGE;
+    int rc = 0;
+    for (uint64_t left = leaf->copied & ~leaf->placed; left && rc == 0; left &= left - 1)
+        rc = add(drops, address + (uint64_t)__builtin_ctzll(left) * PAGE);
+    return rc;
+}
+
+static int list_outdated(struct drops *drops, struct page_map *map, uint64_t first) {
+    struct leaf *leaf[LEAVES];
+    int outdated = 0, rc = 0;
+    for (uint64_t i = 0; i < LEAVES; i++) {
+        leaf[i] = page_map_leaf(map, (first + i) << LEAF_BITS);
+        if (leaf[i] != NULL)
+            outdated += __builtin_popcountll(leaf[i]->copied & ~leaf[i]->placed);
+    }
+    for (int i = 0; outdated >= ENOUGH && i < LEAVES && rc == 0; i++)
+        if (leaf[i] != NULL && (rc = list(drops, leaf[i])) == 0)
+            leaf[i]->copied = leaf[i]->placed;
+    return rc;
+}
+
+int store_outdated(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t start,
+                   uint64_t end, struct prefill_drop **drop, uint32_t *count) {
+    struct drops drops = {.used = 0};
+    int rc = 0;
+    pthread_mutex_lock(&s->lock);
+    struct page_map *map = known(s, pid);
+    if (map != NULL && map->incarnation == incarnation)
+        for (uint32_t i = 0; i < map->size && rc == 0; i++)
+            if (map->table[i] != NULL && map->table[i]->number % LEAVES == 0) {
+                uint64_t number = map->table[i]->number, address = (number << LEAF_BITS) * PAGE;
+                if (address >= start && address < end)
+                    rc = list_outdated(&drops, map, number);
+            }
+    pthread_mutex_unlock(&s->lock);
+    *drop = drops.list;
+    *count = drops.used;
+    return rc;
+}
+
 int store_settle(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
                  struct prefill_drop **drop, uint32_t *count) {
     struct drops drops = {.used = 0};
@@ -168,14 +210,24 @@ int store_settle(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
         uint64_t address = leaf != NULL ? (leaf->number << LEAF_BITS) * PAGE : 0;
         if (leaf == NULL || address < start || address >= end)
             continue;
-        for (uint64_t left = leaf->copied & ~leaf->placed; left && rc == 0; left &= left - 1)
-            rc = add(&drops, address + (uint64_t)__builtin_ctzll(left) * PAGE);
+        rc = list(&drops, leaf);
         leaf->copied = leaf->placed;
     }
     pthread_mutex_unlock(&s->lock);
     *drop = drops.list;
     *count = drops.used;
     return rc;
+}
+
+uint64_t store_placed(struct store *s) {
+    uint64_t placed = 0;
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t i = 0; i < s->processes; i++)
+        for (uint32_t k = 0; k < s->process[i]->size; k++)
+            if (s->process[i]->table[k] != NULL)
+                placed += (uint64_t)__builtin_popcountll(s->process[i]->table[k]->placed);
+    pthread_mutex_unlock(&s->lock);
+    return placed;
 }
 
 static const struct plan_vma *vma_at(const struct plan *plan, const struct plan_process *process,
@@ -247,7 +299,9 @@ int store_placed_right(struct store *s, const struct plan *plan, uint32_t pid, i
         for (uint64_t k = 0; k < SAMPLES; k++) {
             uint64_t page = first + pages * k / SAMPLES;
             uint64_t placed = cold_placed(plan, map, page);
-            if (placed && sample(s, pid, task, page_map_leaf(map, page), placed, why) != 0)
+            struct leaf *leaf = placed ? page_map_leaf(map, page) : NULL;
+            placed = leaf != NULL ? placed & ~leaf->moved : 0;
+            if (placed && sample(s, pid, task, leaf, placed, why) != 0)
                 return -1;
         }
     }

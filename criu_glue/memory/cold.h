@@ -31,9 +31,24 @@ void store_not_copied(struct store *s, uint32_t pid, uint64_t address);
 // is listed, in memory of the caller's (free). -1 without memory.
 int store_settle(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
                  struct prefill_drop **drop, uint32_t *drops);
+// What counts of all that was copied, since it was settled; pages.
+uint64_t store_placed(struct store *s);
 // Look at some pages that were placed in the process, which the host calls task, where they belong.
 // 0, or -1 with why.
 int store_placed_right(struct store *s, const struct plan *plan, uint32_t pid, int task, char *why);
+
+// A block that was copied: what is right of it is kept only there from now on, and the store's
+// memory of it goes back to the host. Not once the table is known: an image is whole or not, and
+// stays so.
+// Returns how many pages.
+uint32_t store_move(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t address);
+// Where most of a block is outdated, what is so is listed like for store_settle, and counts as not
+// copied.
+int store_outdated(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t start,
+                   uint64_t end, struct prefill_drop **drop, uint32_t *drops);
+// Pages of the images that are neither in the store nor in their place; plan: NULL, none is.
+uint64_t store_absent(struct store *s, const struct plan *plan);
+uint64_t image_absent(const struct image *image, struct page_map *map, const struct plan *plan);
 
 // What is in its place already; for the fill.
 uint64_t cold_placed(const struct plan *plan, struct page_map *map, uint64_t page);

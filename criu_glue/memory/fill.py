@@ -64,11 +64,14 @@ class FillEngine:
 
     def __init__(
         self, images: Path, store: MemoryStore, threads: int | None = None, *,
-        plan: mmap.mmap | None = None, post_copy: bool = False,
+        plan: mmap.mmap | None = None, post_copy: bool = False, spend: bool = False,
     ) -> None:  # fmt: skip
         """``threads``: as many as there are processors, at most 8, when None; with 0 of them
         there comes only what the tree asks for. ``plan``: of a CRIU that was started early
-        (prefill.py); what it has placed is not filled."""
+        (prefill.py); what it has placed is not filled. ``spend``: the store gives its memory back
+        as it is put in place (MemoryStore.spend), not for post-copy: a tree that runs may fork.
+        """
+        assert not (spend and post_copy)
         self.post_copy = post_copy
         self._keeper: Keeper | None = None
         self._used = threading.Condition()
@@ -78,6 +81,8 @@ class FillEngine:
         self._held = ExitStack()
         with ExitStack() as undo:
             opened = undo.enter_context(store.in_use())  # as long as the library reads it
+            if spend or store.spent:
+                store.spend()
             listener = _listen(images)
             why = self._ffi.new("char[]", store_library.WHY)
             if threads is None:

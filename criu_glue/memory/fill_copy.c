@@ -44,6 +44,8 @@ static enum outcome copy(struct fill *f, struct job *job, struct piece *p, bool 
             job->present++;
             done = 1;
         }
+        if (done > 0 && f->store->spent)
+            store_free(f->store, p->slot, done);
         p->address += (uint64_t)done * PAGE;
         p->slot += done;
         p->pages -= (uint16_t)done;

@@ -85,6 +85,8 @@ static int heed(struct fill *f, struct process *p, const struct uffd_msg *m) {
     f->report.events++;
     if (m->event == UFFD_EVENT_FORK) {
         struct process *child = fill_adopt(f, p->pid, (int)m->arg.fork.ufd);
+        if (f->store->spent)
+            fill_fail(f, "process %" PRIu32 " forked before it had all of its memory", p->pid);
         return child == NULL ? -1 : pieces_copy(&child->pieces, &p->pieces);
     }
     p->pieces.cursor = 0;

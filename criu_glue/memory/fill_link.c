@@ -75,10 +75,18 @@ static void hand_over(struct fill *f, int fd) {
         }
     struct process *p = fill_adopt(f, pid, fd);
     const struct image *image = image_of(f, pid);
-    uint64_t placed = 0;
-    if (p != NULL && image != NULL &&
-        pieces_of(&p->pieces, image, f->plan ? store_process(f->store, pid) : NULL, f->plan,
-                  &placed) != 0)
+    uint64_t placed = 0, absent = 0;
+    if (image != NULL && f->store->moved)
+        absent = image_absent(image, store_process(f->store, pid), f->plan);
+    if (absent > 0)
+        fill_fail(f,
+                  "process %" PRIu32 ": %" PRIu64
+                  " pages lay only in a CRIU that was started early, "
+                  "and are not there any more",
+                  pid, absent);
+    else if (p != NULL && image != NULL &&
+             pieces_of(&p->pieces, image, f->plan ? store_process(f->store, pid) : NULL, f->plan,
+                       &placed) != 0)
         fill_fail(f, "no memory for the pages of process %" PRIu32, pid);
     f->report.placed += placed;
     pthread_cond_broadcast(&f->work);

@@ -19,6 +19,7 @@ struct leaf {
     // Of what is kept for it in advance (cold.h); a bit for each page.
     uint64_t placed; // its content lies there as it is known here
     uint64_t copied; // something lies there
+    uint64_t moved;  // its content lies there only
     uint64_t ticket; // of the last write to any of its pages
     uint32_t round;  // and its round
     uint32_t tries;

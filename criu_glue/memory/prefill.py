@@ -20,7 +20,7 @@ import mmap
 import os
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +39,11 @@ SLACK = 128 << 30
 
 PLAN_LIMIT = 64 << 20
 SPARE = 1 << 30
-"""Bytes of memory that must be left over on the host for anything to be put in place."""
+"""Bytes of memory that must be left over on the host for anything to be there twice: in the store,
+and put in place."""
+
+LEAST = 384 << 20
+"""Bytes that must be left over for anything to be put in place at all."""
 
 ANSWER_S = 20.0
 
@@ -113,7 +117,10 @@ class Prefill:
         self._pids: set[int] = set()  # of which something is in place
         self._block = self._ffi.new("struct block *")
         self.bytes = 0
-        """Put in place so far."""
+        """Put in place so far; once it is settled, of it what is right."""
+        self._twice: list[tuple[int, int, int]] = []  # blocks that the store has, too
+        self.moved = False
+        """Whether some of it is kept nowhere else."""
 
     def close(self) -> None:
         """May be called again, but not while a fill uses the plan."""
@@ -143,7 +150,24 @@ class Prefill:
                     raise PrefillLost(what) from error
                 self._calls.store_not_copied(store, block.pid, block.address)
                 raise NoHugePage(what) from error
+            self._twice.append((block.pid, block.incarnation, block.address))
         return True
+
+    def keep_once(self, size: int) -> None:
+        """Of so many bytes what is in place is kept nowhere else from now on."""
+        with self._store.in_use() as store:
+            while self._twice and size > 0:
+                size -= self._calls.store_move(store, *self._twice.pop()) * PAGE
+                self.moved = True
+
+    def let_go_of_outdated(self) -> None:
+        """As far as that gives memory back; the rest goes when it is settled."""
+        for area in self._areas:
+            with self._store.in_use() as store:
+                self.bytes -= self._drop(
+                    area, self._calls.store_outdated,
+                    store, area.pid, area.incarnation, area.start, area.end,
+                )  # fmt: skip
 
     def search(self) -> object:
         """From the beginning."""
@@ -156,7 +180,10 @@ class Prefill:
             incarnations = self._store.incarnations()
             for area in self._areas:
                 if incarnations.get(area.pid) == area.incarnation:
-                    self._let_go(store, area)
+                    self._drop(
+                        area, self._calls.store_settle, store, area.pid, area.start, area.end
+                    )
+            self.bytes = self._calls.store_placed(store) * PAGE
         plan = {pid: _mappings(images / f"mm-{pid}.img") for pid in sorted(incarnations)}
         found = 0
         for area in self._areas:
@@ -199,7 +226,8 @@ class Prefill:
         slots = bytes(self._ffi.buffer(block.slot))  # type: ignore[attr-defined]
         self._order(_COPY, area.shift, address, int(fresh), count=len(slots) // 4, more=slots)
         if fresh:
-            bisect.insort(area.blocks, address)
+            if not _holds(area, address, address + PAGE):
+                bisect.insort(area.blocks, address)
             self.bytes += BLOCK
 
     def _area(self, pid: int, incarnation: int, address: int) -> Area:
@@ -222,9 +250,10 @@ class Prefill:
             self._order(_GROW, area.shift, area.end, end)
             area.end = end
 
-    def _let_go(self, store: object, area: Area) -> None:
+    def _drop(self, area: Area, listed: Callable[..., int], *of: object) -> int:
+        """Let go of what that call lists; bytes."""
         drops, count = self._ffi.new("struct prefill_drop **"), self._ffi.new("uint32_t *")
-        rc = self._calls.store_settle(store, area.pid, area.start, area.end, drops, count)
+        rc = listed(*of, drops, count)
         raw = bytes(self._ffi.buffer(drops[0], count[0] * _RANGE)) if count[0] else b""
         self._calls.free(drops[0])
         if rc != 0:
@@ -232,6 +261,7 @@ class Prefill:
         for at in range(0, len(raw), _DROPS * _RANGE):
             part = raw[at : at + _DROPS * _RANGE]
             self._order(_DROP, area.shift, count=len(part) // _RANGE, more=part)
+        return sum(int(pages) for _, pages in struct.iter_unpack("<QQ", raw)) * PAGE
 
     def _place(self, area: Area, mappings: Sequence[Region]) -> int:
         found = 0

@@ -82,6 +82,10 @@ int store_reserve(struct store *s, uint64_t bytes, char *why) {
     return 0;
 }
 
+void store_spend(struct store *s) { s->spent = true; }
+
+bool store_spent(const struct store *s) { return s->spent; }
+
 struct write { // what is to be copied once the lock is released
     uint32_t slot;
     size_t bytes;
@@ -145,6 +149,7 @@ static void outdate(const struct store *s, struct page_map *map, const struct ru
                                 ? ~UINT64_C(0)
                                 : ((UINT64_C(1) << (next - page)) - 1) << (page & (LEAF_PAGES - 1));
             leaf->placed &= ~bits;
+            leaf->moved &= ~bits;
             leaf->ticket = s->tickets;
             leaf->round = round;
         }

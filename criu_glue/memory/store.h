@@ -13,6 +13,7 @@
 #include "page_map.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 
 enum { PROCESSES_MOST = 32768, WHY = 256, WRITERS_LISTED = 64 };
@@ -69,6 +70,8 @@ struct store {
     uint32_t wants, wants_room;
     struct image *image;
     uint32_t images;
+    bool moved;        // of some page, at some time, the content lay elsewhere only
+    atomic_bool spent; // a fill has taken it: what was in it is not to be had any more
 };
 
 // Takes the descriptor over when it succeeds. limit: pages. NULL with why.
@@ -80,6 +83,10 @@ int store_write(struct store *s, const uint8_t *raw, size_t length, char *why);
 // Have bytes more of the file in memory before they are needed; 0, or -1 with why.
 int store_reserve(struct store *s, uint64_t bytes, char *why);
 
+// From now on a fill gives back what it has put in its place: it is the last that there can be.
+void store_spend(struct store *s);
+bool store_spent(const struct store *s);
+
 // store_slots.c; with the lock held, but for store_content.
 int store_slot(struct store *s, uint32_t *slot, char *why);
 // Another page lies in a slot from now on; false when there are too many.
@@ -90,6 +97,8 @@ struct page_map *store_process(struct store *s, uint32_t pid);
 void store_forget(struct store *s, struct page_map *map);
 // One who has counted as a writer is none any more.
 void store_done(struct store *s);
+// Give so many slots' memory back to the host, but for those that several pages lie in.
+void store_free(struct store *s, uint32_t slot, uint32_t pages);
 int store_put(struct store *s, uint32_t slot, const void *from, size_t bytes, char *why);
 static inline const uint8_t *store_content(const struct store *s, uint32_t slot) {
     return s->map + (uint64_t)(slot - FIRST_SLOT) * PAGE;

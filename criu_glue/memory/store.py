@@ -183,9 +183,35 @@ class MemoryStore:
             self._calls.store_use(store, kept.enter_context(donors.in_use()))
             self._donors = kept.pop_all()
 
+    @property
+    def absent(self) -> int:
+        """Bytes of the image that lie only where they were put in place (Prefill); after
+        :meth:`end`. Of such a store no agent's next life restores, and nobody else either."""
+        with self.in_use() as store:
+            return int(self._calls.store_absent(store, self._ffi.NULL)) * PAGE
+
+    @property
+    def spent(self) -> bool:
+        """Whether a fill was given what it holds."""
+        with self.in_use() as store:
+            return bool(self._calls.store_spent(store))
+
+    def spend(self) -> None:
+        """What a fill puts in its place is no longer kept here from now on: for a host that has no
+        memory for it twice. There can be no fill after that one; raises StepFailed then."""
+        with self.in_use() as store:
+            if self._calls.store_spent(store):
+                raise StepFailed("restore", f"{self._why} was used up by an attempt that failed")
+            (self._directory / INDEX_FILE).unlink(missing_ok=True)  # first: nobody loads it now
+            self._calls.store_spend(store)
+
     def save(self) -> None:
-        """Write down what :meth:`load` needs, beside the pages; after :meth:`end`."""
+        """Write down what :meth:`load` needs, beside the pages; after :meth:`end`. Nothing where
+        part of it lies elsewhere."""
         path = self._directory / INDEX_FILE
+        path.unlink(missing_ok=True)
+        if self.absent:
+            return
         fresh = path.with_suffix(".new")
         with self.in_use() as store, fresh.open("wb") as file:
             images = self._images(store)
@@ -197,7 +223,12 @@ class MemoryStore:
         fresh.rename(path)
 
     def forward(self, sink: Sink) -> None:
-        """All of the image again as chunks, for another host; after :meth:`end`."""
+        """All of the image again as chunks, for another host; after :meth:`end`. Raises StepFailed
+        where not all of it is here any more."""
+        if self.spent or self.absent:
+            raise StepFailed(
+                "ship", f"{self._why} is not whole: this host had no memory for all of it twice"
+            )
         free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
         for _ in range(_BUFFERS):
             free.put(memoryview(bytearray(CHUNK)))

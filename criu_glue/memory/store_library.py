@@ -41,8 +41,15 @@ struct block { uint32_t pid, incarnation; uint64_t address; uint32_t fresh; uint
 struct prefill_drop { uint64_t address, pages; };
 bool store_cold(struct store *s, struct search *at, bool idle, struct block *out);
 void store_not_copied(struct store *s, uint32_t pid, uint64_t address);
+uint32_t store_move(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t address);
+int store_outdated(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t start,
+                   uint64_t end, struct prefill_drop **drop, uint32_t *drops);
+uint64_t store_absent(struct store *s, const void *plan);
+void store_spend(struct store *s);
+bool store_spent(const struct store *s);
 int store_settle(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
                  struct prefill_drop **drop, uint32_t *drops);
+uint64_t store_placed(struct store *s);
 int store_placed_right(struct store *s, const void *plan, uint32_t pid, int task, char *why);
 void free(void *memory);
 

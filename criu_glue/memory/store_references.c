@@ -51,8 +51,10 @@ static int find(struct store *s, struct page_map *map, uint64_t address, struct 
     for (uint32_t low = 0, high = s->processes; low < high;) { // none is made by looking
         uint32_t middle = (low + high) / 2;
         if (s->process[middle]->pid == from.pid) {
-            uint32_t *entry = page_map_find(s->process[middle], from.address / PAGE);
-            value = entry == NULL ? PAGE_UNKNOWN : *entry;
+            uint64_t page = from.address / PAGE;
+            const struct leaf *leaf = page_map_leaf(s->process[middle], page);
+            if (leaf != NULL && !(leaf->moved >> page % LEAF_PAGES & 1))
+                value = leaf->page[page % LEAF_PAGES];
             break;
         }
         if (s->process[middle]->pid < from.pid)

@@ -3,6 +3,7 @@
 #include "store.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,6 +64,16 @@ int store_set(struct store *s, struct page_map *map, uint32_t *entry, uint32_t v
         let_go(s, *entry);
     *entry = value;
     return 0;
+}
+
+void store_free(struct store *s, uint32_t slot, uint32_t pages) {
+    for (uint32_t i = 0, many; i < pages; i += many + 1) {
+        for (many = 0; i + many < pages && s->shared[slot - FIRST_SLOT + i + many] == 0; many++)
+            continue;
+        if (many > 0) // what cannot be given back stays, and that is all
+            (void)!fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                             (off_t)(slot - FIRST_SLOT + i) * PAGE, (off_t)many * PAGE);
+    }
 }
 
 void store_done(struct store *s) {

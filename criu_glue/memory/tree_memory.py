@@ -23,6 +23,9 @@ log = logging.getLogger("liveshift.memory")
 
 UNFILLED = "unfilled"
 
+ENDS_S = 0.5
+"""A CRIU that fails, and its fill with it, ends within this, and then it says why by itself."""
+
 
 class TreeMemory:
     """Of one attempt at a time to restore the tree from ``images``."""
@@ -31,6 +34,7 @@ class TreeMemory:
         self._images = images
         self._mark = images / UNFILLED
         self._fill: FillEngine | None = None
+        self._failed_since = 0.0
         self._lock = threading.Lock()
 
     def begin(self, fill: FillEngine | None, init: int) -> list[str]:
@@ -45,6 +49,14 @@ class TreeMemory:
         if fill.post_copy:
             fill.stand_by(init)
         return ["--lazy-pages"]
+
+    def look(self) -> None:
+        """CRIU restores. Raises StepFailed when it waits for memory that will not come."""
+        if self._fill is None or (seen := self._fill.seen()).phase != FAILED:
+            return
+        self._failed_since = self._failed_since or time.monotonic()
+        if time.monotonic() - self._failed_since > ENDS_S:
+            raise StepFailed("restore", f"memory could not be filled: {seen.why}")
 
     def wait(self, until: float, check: Callable[[], object] = lambda: None) -> None:
         """CRIU waits in its hook. Return once all is there, or, where the tree may run before,

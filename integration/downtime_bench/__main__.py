@@ -46,13 +46,13 @@ def main() -> int:
         run = found
         console.print(f"goes on with {path}, which has {len(run.cases)} cases; FRESH=1 begins anew")
     todo = [case for case in cases if run.of(case) is None]
-    fits = [case for case in todo if not lacking(case, "ours")]
+    fits = [case for case in todo if not lacking(case)]
     console.print(
         f"{len(fits)} of {len(cases)} cases to measure, about {_long(estimate(fits, effort))};"
         f" {path} is kept after each"
     )
     for case in todo:
-        if why := lacking(case, "ours"):
+        if why := lacking(case):
             line = f"{case.name} will be skipped: it {why}"
             console.print(line, style="yellow", markup=False, soft_wrap=True)
     if args.list:
@@ -132,7 +132,7 @@ class _Lines:
     def __init__(self, cases: Sequence[Case], run: Run) -> None:
         self._cases, self._run = cases, run
         self._before = list(run.cases)
-        self._fit = [case for case in cases if not lacking(case, "ours")]
+        self._fit = [case for case in cases if not lacking(case)]
         self._began = time.monotonic()
         self._told = ""
 

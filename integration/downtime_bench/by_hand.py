@@ -10,6 +10,7 @@ that no network has to be locked or moved; and nobody checks, encrypts or could 
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -95,11 +96,15 @@ def _move(source: Room, destination: Room, pid: int) -> tuple[float, float, floa
         tell(sender)
         assert line(sender) == "sent"
         copied = time.monotonic() - began
+        size = size_of(images[0])
+        # Not before CRIU has begun, and beside it: a machine that is both hosts may not have the
+        # memory for two images and the process.
+        emptying = threading.Thread(target=shutil.rmtree, args=(images[0],))
+        emptying.start()
         restored = destination.criu(criu, "restore", "--restore-detached", *where, *OPTIONS)
-        sizes = [size_of(each) for each in images]
-    for each in images:
-        shutil.rmtree(each)
-    return asked, dumped, copied, restored, sizes[0]
+        emptying.join()
+    shutil.rmtree(images[1])
+    return asked, dumped, copied, restored, size
 
 
 def alive_in(place: Room, pid: int, out: Path) -> Callable[[], None]:

@@ -22,9 +22,9 @@ LINKS = {"unlimited": "none", "10g": "10gbit", "1g": "1gbit"}
 RATES = {"unlimited": 1.5e9, "10g": 1.15e9, "1g": 0.118e9}
 """About what crosses them, bytes per second: for the estimate."""
 
-COPIES = {"ours": 3.0, "by hand": 3.0, "restart": 2.0}
+COPIES = 2.0
 """How many times a job's memory the machine must hold at once, being source and destination: the
-frozen tree, the image, and what is restored from it; or a job with the checkpoint it reads."""
+frozen tree and what has come of it; two images; or a job with the checkpoint that it reads."""
 BESIDE = 2_500_000_000
 """Bytes that the lab's daemons, Python and the machine itself need."""
 
@@ -67,13 +67,13 @@ def chosen(kinds: str, sizes: str, links: str) -> list[Case]:
     ]
 
 
-def lacking(case: Case, what: str, available: int | None = None) -> str:
+def lacking(case: Case, available: int | None = None) -> str:
     """Why the machine's memory does not suffice, in words; "" when it does."""
     have = psutil.virtual_memory().available if available is None else available
-    need = int(case.size * COPIES[what]) + BESIDE
+    need = int(case.size * COPIES) + BESIDE
     if have >= need:
         return ""
-    times = f"{COPIES[what]:g} times {case.gb:g} GB and {BESIDE / 1e9:g} GB beside"
+    times = f"{COPIES:g} times {case.gb:g} GB and {BESIDE / 1e9:g} GB beside"
     return f"needs {need / 1e9:.1f} GB of memory ({times}), there are {have / 1e9:.1f} GB"
 
 

@@ -26,6 +26,9 @@ from .steps import StepTail
 TIMEOUTS = "collective=3600"
 """A slow link with a large image takes minutes, which a job that is moved so would allow for."""
 
+FREED_S = 15.0
+"""How long the kernel may take to give back what ended processes had."""
+
 IDLE_TIMES = 3
 """So often CRIU's fixed cost is measured, at most."""
 
@@ -126,7 +129,10 @@ def _case(lab: CaseLab, case: Case, effort: Effort, place: Path, kept: Path, tel
 
 
 def _lacks(result: Result, what: str) -> bool:
-    if why := lacking(result.case, what):
+    until = time.monotonic() + FREED_S
+    while (why := lacking(result.case)) and time.monotonic() < until:
+        time.sleep(0.1)
+    if why:
         result.skipped[what] = why
     return bool(why)
 

@@ -92,6 +92,7 @@ class Reserve(Message, frozen=True):
 
     ``limit_bytes``: what may come in all for this migration; more is refused. ``gpus_wanted``:
     (GPU of the source, GPU here) that somebody has asked for; the others are chosen here.
+    ``full_dump``: as in Inspected.
     """
 
     migration: str
@@ -105,6 +106,7 @@ class Reserve(Message, frozen=True):
     dry_run: bool
     gpu: GpuSurvey | None = None
     gpus_wanted: list[tuple[str, str]] = msgspec.field(default_factory=list)
+    full_dump: str = ""
 
 
 class Reserved(Answer, frozen=True):

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// For a host that has no memory for a page twice: what was put in place in advance is kept nowhere
+// else. It is lost with where it lies, so until the table is known it can be asked for again, and
+// later the restore fails and the tree goes on at its source.
+
+#include "cold.h"
+
+// With the lock held: the bits of the leaf's pages that lie there, and of which nobody else has need.
+static uint64_t movable(const struct store *s, const struct leaf *leaf) {
+    uint64_t found = 0;
+    for (int i = 0; i < LEAF_PAGES; i++)
+        if (leaf->page[i] >= FIRST_SLOT && s->shared[leaf->page[i] - FIRST_SLOT] == 0)
+            found |= UINT64_C(1) << i;
+    return found & leaf->placed & ~leaf->moved;
+}
+
+static uint32_t move(struct store *s, struct leaf *leaf) {
+    uint64_t bits = movable(s, leaf);
+    if (!(leaf->placed & ~leaf->moved & ~bits))
+        bits &= bits - 1; // one stays, to be compared with what lies there (store_placed_right)
+    leaf->moved |= bits;
+    s->moved |= bits != 0;
+    uint32_t moved = (uint32_t)__builtin_popcountll(bits);
+    while (bits) {
+        uint32_t begin = (uint32_t)__builtin_ctzll(bits), many = 1;
+        while (begin + many < LEAF_PAGES && bits >> (begin + many) & 1 &&
+               leaf->page[begin + many] == leaf->page[begin] + many)
+            many++;
+        store_free(s, leaf->page[begin], many);
+        bits &= begin + many < LEAF_PAGES ? ~UINT64_C(0) << (begin + many) : 0;
+    }
+    return moved;
+}
+
+uint32_t store_move(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t address) {
+    pthread_mutex_lock(&s->lock);
+    struct page_map *map = NULL;
+    uint32_t moved = 0;
+    for (uint32_t i = 0; i < s->processes && s->images == 0; i++)
+        if (s->process[i]->pid == pid && s->process[i]->incarnation == incarnation)
+            map = s->process[i];
+    for (uint64_t first = 0; map != NULL && first < BLOCK_PAGES; first += LEAF_PAGES) {
+        struct leaf *leaf = page_map_leaf(map, address / PAGE + first);
+        if (leaf != NULL)
+            moved += move(s, leaf);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return moved;
+}
+
+uint64_t image_absent(const struct image *image, struct page_map *map, const struct plan *plan) {
+    uint64_t absent = 0;
+    for (uint32_t i = 0; i < image->extents; i++) {
+        uint64_t page = image->extent[i].address / PAGE, end = page + image->extent[i].pages;
+        for (uint64_t next; page < end; page = next) {
+            const struct leaf *leaf = page_map_leaf(map, page);
+            next = (page | (LEAF_PAGES - 1)) + 1;
+            if (leaf == NULL || leaf->moved == 0)
+                continue;
+            uint64_t moved =
+                leaf->moved & (plan != NULL ? ~cold_placed(plan, map, page) : ~UINT64_C(0));
+            uint64_t many = (next < end ? next : end) - page;
+            moved &= (many < LEAF_PAGES ? (UINT64_C(1) << many) - 1 : ~UINT64_C(0))
+                     << page % LEAF_PAGES;
+            absent += (uint64_t)__builtin_popcountll(moved);
+        }
+    }
+    return absent;
+}
+
+uint64_t store_absent(struct store *s, const struct plan *plan) {
+    uint64_t absent = 0;
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t i = 0; s->moved && i < s->images; i++)
+        absent += image_absent(&s->image[i], store_process(s, s->image[i].pid), plan);
+    pthread_mutex_unlock(&s->lock);
+    return absent;
+}
