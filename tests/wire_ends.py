@@ -94,14 +94,20 @@ class Source:
 
     def __init__(self, here: Receiver, key_directory: Path, migration: str = "m1") -> None:
         self.key = seal.make_key()
-        self.sealer = seal.Sealer(self.key, "pages")
-        self.opener = seal.Opener(self.key, "answers")
-        self._sender = Sender(migration, f"tcp://{here.address}", key_directory, "h0", "h1")
+        self.answers: list[int] = []
+        """The numbers that those were sealed under."""
+        self.sender = Sender(migration, f"tcp://{here.address}", key_directory, "h0", "h1")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.connect(f"tcp://{here.pages.address}")
-        self._sender.seal(self.key)
+        self.sender.seal(self.key)
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin with the key that there is now."""
+        self.sealer = seal.Sealer(self.key, "pages")
+        self.opener = seal.Opener(self.key, "answers")
 
     def chunk(self, header: PageHeader, data: bytes) -> list[bytes]:
         """As it is sealed for the lane and the number that the header says."""
@@ -117,6 +123,7 @@ class Source:
         raw = memoryview(self._socket.recv())
         lane = read_page_header(frames[0]).lane
         (number,) = ANSWER.unpack_from(raw)
+        self.answers.append(number)
         room = memoryview(bytearray(HEADER))
         return read_answer(self.opener.open(lane, number, b"", raw[ANSWER.size :], room))
 
@@ -126,7 +133,7 @@ class Source:
     def __exit__(self, *error: object) -> None:
         self._socket.close()
         self._context.term()
-        self._sender.close()
+        self.sender.close()
 
 
 @pytest.fixture
