@@ -9,6 +9,7 @@ import random
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from liveshift.runtime.wire import CHUNK, Lanes, PageHeader, PageStreams, Receiv
 from liveshift.runtime.wire.compression import restore
 from liveshift.runtime.wire.header import RATE_LIMIT
 from liveshift.runtime.wire.lanes import LANE_WINDOW
+from liveshift.runtime.wire.meter import burst_sizes
 
 __all__ = ["impatient", "key_directory", "quick"]
 
@@ -441,6 +443,29 @@ def test_a_chunk_that_compression_has_made_larger_is_refused(raw: int) -> None:
     else:
         with pytest.raises(LiveshiftError, match="decompressed"):
             restore(memoryview(small), raw)
+
+
+@pytest.mark.parametrize(
+    ("rate", "first", "bursts", "largest"),
+    [
+        (1e9, 1.0, 8, 16 << 20),
+        (1e9, 0.0, 8, 16 << 20),
+        (1e12, 0.0, 10, 64 << 20),
+        (1e6, 0.0, 2, 256 << 10),
+    ],
+)
+def test_bursts_grow_as_long_as_there_is_time(
+    rate: float, first: float, bursts: int, largest: int
+) -> None:
+    sizes = burst_sizes(4)
+    chunks, seen = next(sizes), [0]
+    with suppress(StopIteration):
+        for n in range(100):
+            assert max(chunks) <= CHUNK
+            seen.append(sum(chunks))
+            chunks = sizes.send(seen[-1] / rate + (0 if n else first))
+    assert len(seen) - 1 == bursts
+    assert seen[-1] == max(seen) == largest
 
 
 def test_the_rate_is_measured_on_the_lanes(
