@@ -20,7 +20,7 @@ from wire_mishaps import Fate, MiddleMan, Proxy, sometimes
 from liveshift.errors import LiveshiftError, StepFailed
 from liveshift.runtime.config import Compress
 from liveshift.runtime.wire import CHUNK, Lanes, PageHeader, PageStreams, Receiver, Sender
-from liveshift.runtime.wire.compression import restore
+from liveshift.runtime.wire.compression import Compressor, restore
 from liveshift.runtime.wire.header import RATE_LIMIT
 from liveshift.runtime.wire.lanes import LANE_WINDOW
 from liveshift.runtime.wire.meter import burst_sizes
@@ -309,6 +309,24 @@ def test_closing_gives_every_slot_back_once(
     store.open.set()
     with pytest.raises(StepFailed, match="the lanes to h1 are closed"):
         lanes.finish()
+
+
+def test_lanes_that_break_give_every_slot_back_once(
+    key_directory: Path, lanes_to: Callable[..., Lanes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, store, _ = expecting(key_directory)
+    lanes = lanes_to(here)
+    lanes.measure()
+
+    def broken(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Compressor, "squeeze", broken)
+    slots = Slots(store, 1)
+    with pytest.raises(StepFailed, match="the lanes to h1 broke: MemoryError"):
+        send_all(slots, lanes)
+    lanes.close()
+    assert slots.released == [1]
 
 
 # ---- what is not taken -------------------------------------------------------------------------

@@ -229,14 +229,16 @@ class Lanes:
             lane = self._lanes[chunk.lane]
         n = lane.index - 1
         data, raw = chunk.data, 0
-        if chunk.kind == MEMORY and data:
-            data, raw = self._compressor.squeeze(data, self._meter.rate)
-        tag = lane.send(chunk.kind, data, raw)
+        try:
+            if chunk.kind == MEMORY and data:
+                data, raw = self._compressor.squeeze(data, self._meter.rate)
+            tag = lane.send(chunk.kind, data, raw)
+        finally:
+            if chunk.release is not None:
+                chunk.release()
         if chunk.kind == MEMORY:
             self._sent[n] += len(chunk.data)
             self._hashes[n].update(tag)
-        if chunk.release is not None:
-            chunk.release()
 
     def _end(self, failed: StepFailed | None) -> None:
         """Slots of what was not sealed are given back."""
