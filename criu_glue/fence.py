@@ -8,8 +8,9 @@ and MACs of capsules that are here. On the host itself a capsule's port lets in 
 MAC and address, and only while the book has it here. So a book that is entered silences the old
 copy and lets the new one be heard in one transaction.
 
-A capsule reaches the services of hosts and the world, but not: the orchestrator, agents' data
-ports and VXLAN of any host of the cluster (by which it could forge frames), and other jobs.
+A capsule reaches the services of hosts and the world, but not: the orchestrator, agents' ports and
+VXLAN of any host of the cluster (by which it could forge frames), and other jobs. Nor do users of
+this host but root reach that VXLAN and the agents' ports.
 
 One table for all jobs of a host (``ip liveshift``): the VXLAN id leads to the job's chain by a
 map, the MAC and host by a set, so the cost does not grow with jobs or capsules. Raw payload
@@ -39,14 +40,15 @@ def lay(
     cluster: Iterable[str],
     overlays: str,
     control: Iterable[tuple[str, int]],
+    agents: Iterable[tuple[str, int]],
 ) -> None:
     """Lay the fence of a job; nobody is heard yet but the cluster's hosts themselves.
 
     ``cluster``: the addresses of its hosts, ``overlays``: the network that holds all jobs'
-    subnets, ``control``: the (address, TCP port) of orchestrator and agents. May be repeated; the
-    rules that all jobs share are then those of the last call.
+    subnets, ``control``: the (address, TCP port) of the orchestrator, ``agents``: those of agents,
+    at one least. May be repeated; the rules that all jobs share are then those of the last call.
     """
-    nft(laying(overlay, host_address, cluster, overlays, control))
+    nft(laying(overlay, host_address, cluster, overlays, control, agents))
 
 
 def laying(
@@ -55,13 +57,18 @@ def laying(
     cluster: Iterable[str],
     overlays: str,
     control: Iterable[tuple[str, int]],
+    agents: Iterable[tuple[str, int]],
 ) -> str:
     """The rules that :func:`lay` loads."""
     hosts = sorted({*cluster})
-    endpoints = sorted({*control})
+    listening = sorted({*agents})
+    endpoints = sorted({*control, *listening})
     everyone = f"{{ {', '.join(hosts)} }}"
     ports = f"{{ {', '.join(sorted({str(port) for _, port in endpoints}))} }}"
-    pairs = f"{{ {', '.join(f'{address} . {port}' for address, port in endpoints)} }}"
+    pairs, theirs = (
+        f"{{ {', '.join(f'{address} . {port}' for address, port in among)} }}"
+        for among in (endpoints, listening)
+    )
     others = [host for host in hosts if host != host_address]
     refuse = "reject with icmp type admin-prohibited"
     shared = {  # flushed and written anew with every call, in the same transaction
@@ -74,7 +81,10 @@ def laying(
             f"ip saddr {overlays} jump from_capsules",
             f"udp dport {VXLAN_PORT} @th,96,24 vmap @fences",
         ],
-        "sent": [f"udp dport {VXLAN_PORT} meta skuid != 0 ip daddr {everyone} {refuse}"],
+        "sent": [
+            f"udp dport {VXLAN_PORT} meta skuid != 0 ip daddr {everyone} {refuse}",
+            f"meta skuid != 0 ip daddr . tcp dport {theirs} reject with tcp reset",
+        ],
         "through": [
             "iifname . oifname @within accept",  # bridge-nf-call-iptables brings those here
             f"ip saddr {overlays} ip daddr {overlays} {refuse}",

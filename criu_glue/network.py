@@ -87,22 +87,23 @@ def raise_overlay(
     *,
     overlays: str,
     control: Iterable[tuple[str, int]],
+    agents: Iterable[tuple[str, int]],
 ) -> None:
     """Make the job's fence, bridge and VXLAN on this host, its gateway address and the way out.
 
     Traffic from the overlay to anything but the overlay and the cluster's own hosts is
     masqueraded; the hosts themselves see mobile addresses and answer to them. What capsules do
-    not reach is given by ``overlays`` and ``control``, see :func:`fence.lay`.
+    not reach is given by ``overlays``, ``control`` and ``agents``, see :func:`fence.lay`.
     """
     bridge, vxlan = overlay.bridge, overlay.vxlan
     if [there for there in links("dev", bridge) if there.get("ifalias") == COMPLETE]:
         if not fence.stands(overlay):
-            _lay_again(overlay, host_address, cluster, overlays, control)
+            _lay_again(overlay, host_address, cluster, overlays, control, agents)
         return
     lower_overlay(overlay)  # what an interrupted attempt left
     device, mtu = underlay(host_address)
     inner = mtu - VXLAN_OVERHEAD
-    fence.lay(overlay, host_address, cluster, overlays, control)
+    fence.lay(overlay, host_address, cluster, overlays, control, agents)
     ip(
         f"link add {bridge} address {mac(overlay.gateway)} mtu {inner} type bridge",
         f"link add {vxlan} mtu {inner} type vxlan id {overlay.vni} dstport {VXLAN_PORT} "
@@ -125,6 +126,7 @@ def _lay_again(
     cluster: Iterable[str],
     overlays: str,
     control: Iterable[tuple[str, int]],
+    agents: Iterable[tuple[str, int]],
 ) -> None:
     """The fence of an overlay that is in use, after somebody has flushed the host's rules: what
     it has to hold is read off the forwarding table."""
@@ -133,7 +135,7 @@ def _lay_again(
     where: dict[str, str | None] = dict.fromkeys(map(overlay.address, ports))
     lines = _forwarding(overlay)
     where |= {address_of(line["mac"]): line["dst"] for line in lines if "dst" in line}
-    fence.lay(overlay, host_address, cluster, overlays, control)
+    fence.lay(overlay, host_address, cluster, overlays, control, agents)
     for index in ports:
         fence.guard(overlay, index)
     fence.hear(overlay, where)

@@ -130,7 +130,7 @@ def test_sockets_state_and_keys_are_not_there(
 def test_control_ports_refuse_and_services_answer(
     lab: LabSession, cluster: Cluster, mine: Inside
 ) -> None:
-    control = [cluster.orchestrator, *(host.data for host in cluster.hosts)]
+    control = [cluster.orchestrator, *(e for h in cluster.hosts for e in (h.data, h.pages))]
     for address, port in control:
         assert reaches(lab, "h0", address, port) or reaches(lab, "h1", address, port)
     for index in (0, 1):

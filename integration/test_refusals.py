@@ -284,7 +284,7 @@ def test_criu_missing_or_too_old(
 
 
 def test_a_second_migration_of_a_capsule_on_its_way(lab: LabSession, long: Job) -> None:
-    lab.cli("lab", "link", "h2", "--rate", "400mbit")
+    lab.cli("lab", "link", "h2", "--rate", "100mbit")
     with lab.popen("migrate", "long/1", "--to", "h2") as moving:
         try:
             eventually(lambda: long.capsule(1).state == "moving", "the move to begin", 10)

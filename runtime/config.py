@@ -107,6 +107,7 @@ class Host:
     name: str
     address: Annotated[str, Address()]  # underlay: VXLAN and data
     data_port: Annotated[int, PORT] = 7401
+    pages_port: Annotated[int, PORT] = 7402
     slots: Annotated[int, WholeNumber(1, 64)] = 1  # capsules that may run here at once
     spare: Annotated[Spare, Choice(Spare)] = Spare.FLOATING
     memory: Annotated[int | None, Size()] = None  # bytes for incoming capsules; None: no limit
@@ -115,6 +116,11 @@ class Host:
     def data(self) -> Endpoint:
         """Where this host's agent listens for images."""
         return Endpoint(self.address, self.data_port)
+
+    @property
+    def pages(self) -> Endpoint:
+        """Where it listens for pages of memory."""
+        return Endpoint(self.address, self.pages_port)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +248,9 @@ class Cluster:
         """
         settings = settings_of(self)
         # What older builds do not know counts once it differs from what they do.
+        for host in settings[HOSTS].values():
+            if host["pages_port"] == Host.pages_port:
+                del host["pages_port"]
         if not self.env.defaults:
             del settings["env"]["defaults"]
         if self.gpu == Gpu():

@@ -21,6 +21,8 @@ from .toml_lines import Key
 
 HOSTS = "hosts"
 """The one table of tables: ``[hosts.NAME]``."""
+PORTS = ("data_port", "pages_port")
+"""Of a host, on its one address."""
 
 
 @dataclass(frozen=True)
@@ -160,9 +162,16 @@ def _addresses(values: Values, place: Callable[[Key], str]) -> Iterator[Contradi
     if orchestrator:
         addresses[orchestrator_key] = orchestrator.address
         for key in holders[orchestrator.address]:
-            port_key = (*key[:-1], "data_port")
-            if values.get(port_key) == orchestrator.port:
-                yield port_key, f"a port other than the orchestrator's ({place(orchestrator_key)})"
+            for name in PORTS:
+                port_key = (*key[:-1], name)
+                if values.get(port_key) == orchestrator.port:
+                    other = f"the orchestrator's ({place(orchestrator_key)})"
+                    yield port_key, f"a port other than {other}"
+
+    for key in addresses:
+        data, pages = ((*key[:-1], name) for name in PORTS)
+        if key[0] == HOSTS and data in values and values[data] == values.get(pages):
+            yield pages, f"a port of its own ({place(data)}, has the same one)"
 
     overlay = values.get(("cluster", "overlay"))
     if overlay:

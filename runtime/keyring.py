@@ -185,7 +185,11 @@ class Known:
     def owner(self, frame: zmq.Frame) -> str:
         """The host (or orchestrator) whose key the connection that brought this frame was opened
         with; NOBODY for an operator's, and for one that was revoked since."""
-        holder = self.holder(frame)
+        return self.name_of(str(frame.get("User-Id")))
+
+    def name_of(self, key: str) -> str:
+        """The same for a public key, in Z85."""
+        holder = self.holders().get(key)
         return holder.name if holder and holder.role is None else NOBODY
 
     def holder(self, frame: zmq.Frame) -> Holder | None:

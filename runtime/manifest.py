@@ -33,7 +33,7 @@ Names = dict[str, set[str]]
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``streams``: name → (bytes, xxh3-64 of them), where a stream ``memory:k`` has the xxh3-64 of
-    its chunks' digests instead (wire.Lanes.end), each of which was compared as it came; ``pipes``:
+    the tags of its chunks' seals instead (wire.Lanes.end), by which each was opened; ``pipes``:
     inode → STDOUT_FD or STDERR_FD; ``removed``: tree → names that the first pass sent and that are
     gone; ``image_bytes``: what was sent while the job stood still."""
 

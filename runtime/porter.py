@@ -54,8 +54,11 @@ class Porter:
         self.reservations = GpuReservations(gpus, self.gpus_taken)
         self.devices = Devices(gpus, house.cluster)
         self.facts = host_facts.facts(criu)
-        data = house.cluster.host(house.host).data
-        self.receiver = Receiver(str(data), house.cluster.paths.keys, house.host)
+        cluster, own = house.cluster, house.cluster.host(house.host)
+        self.receiver = Receiver(
+            str(own.data), str(own.pages), cluster.paths.keys, house.host,
+            [host.address for host in cluster.hosts],
+        )  # fmt: skip
         self.gpus_swapped: dict[str, str] = {}  # by uuid, while capsules change GPUs; in words
         self.departures: dict[str, Departure] = {}
         self.arrivals: dict[str, Arrival] = {}
@@ -120,9 +123,12 @@ class Porter:
         )  # fmt: skip
 
     def lanes(self, beside: Sender) -> Lanes:
-        """For its pages, to where the sender goes."""
-        wire = self._house.cluster.wire
-        return Lanes(beside.to, wire.streams, wire.compress)
+        """For its pages, to the host that the sender goes to. They come from this host's own
+        address: the destination lets in nobody else's."""
+        cluster, wire = self._house.cluster, self._house.cluster.wire
+        own = cluster.host(self._house.host).address
+        endpoint = f"tcp://{own}:0;{cluster.host(beside.to.name).pages}"
+        return Lanes(beside, endpoint, wire.streams, wire.compress)
 
     @contextlib.contextmanager
     def working(self, migration: str) -> Iterator[None]:

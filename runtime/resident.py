@@ -253,11 +253,10 @@ class Housing:
     def raise_overlay(self, book: Book) -> Overlay:
         overlay = Overlay(book.vni, book.subnet)
         cluster = self.cluster
-        control = [(host.address, host.data_port) for host in cluster.hosts]
-        control.append((cluster.orchestrator.address, cluster.orchestrator.port))
         network.raise_overlay(
             overlay, cluster.host(self.host).address, [h.address for h in cluster.hosts],
-            overlays=str(cluster.overlay), control=control,
+            overlays=str(cluster.overlay), control=[cluster.orchestrator],
+            agents=[end for host in cluster.hosts for end in (host.data, host.pages)],
         )  # fmt: skip
         return overlay
 

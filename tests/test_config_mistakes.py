@@ -22,8 +22,8 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
     ('address = "10.88.0.11"', 'address = "10.88.0.11"\ndata_port = 65536',
      "11: hosts.h1.data_port: found 65536, expected a whole number from 1 to 65535"),
     ('address = "10.88.0.11"', 'address = "10.88.0.11"\nslot = 2',
-     "11: hosts.h1.slot: found an unknown key, expected one of address, data_port, slots, spare,"
-     ' memory (did you mean "slots"?)'),
+     "11: hosts.h1.slot: found an unknown key, expected one of address, data_port, pages_port,"
+     ' slots, spare, memory (did you mean "slots"?)'),
     ('address = "10.88.0.11"', 'address = "10.88.0.11"\nspare = "maybe"',
      '11: hosts.h1.spare: found "maybe", expected "floating", "dedicated" or "none"'),
     ('"10.88.0.11"', '"10.88.0.10"',
@@ -71,6 +71,12 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
     ('"10.88.0.2:7400"', '"10.88.0.10:7401"',
      "6: hosts.h0.data_port: found 7401, expected a port other than the orchestrator's"
      " (cluster.orchestrator, line 3)"),
+    ('"10.88.0.2:7400"', '"10.88.0.10:7402"',
+     "6: hosts.h0.pages_port: found 7402, expected a port other than the orchestrator's"
+     " (cluster.orchestrator, line 3)"),
+    ('address = "10.88.0.11"', 'address = "10.88.0.11"\ndata_port = 7402',
+     "9: hosts.h1.pages_port: found 7402, expected a port of its own (hosts.h1.data_port, line 11,"
+     " has the same one)"),
     ("[cluster]", '[timeouts]\nheartbeat = 2\n[cluster]',
      "2: timeouts.heartbeat: found 2.0, expected at most 1.66 (or timeouts.collective at least"
      " 720): 3 × heartbeat 2 (timeouts.heartbeat, line 2) = 6 must fit into suspicion 5 (collective"

@@ -64,7 +64,8 @@ def clusters(draw: st.DrawFn) -> Cluster:
         Host(
             name=name,
             address=f"192.168.{index}.{draw(st.integers(1, 254))}",
-            data_port=draw(st.integers(1, 65535)),
+            data_port=draw(st.integers(1, 32767)),
+            pages_port=draw(st.integers(32768, 65535)),
             slots=draw(st.integers(1, 64)),
             spare=draw(st.sampled_from([Spare.FLOATING, Spare.NONE])),
             memory=draw(st.none() | st.integers(1, 2**63 - 1)),

@@ -21,6 +21,7 @@ from frames import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from three_hosts import (
+    AGENTS,
     CONTROL,
     OVERLAY,
     UNDERLAY,
@@ -50,20 +51,34 @@ def refusal(netns: str, address: str, port: int) -> str:
         return os.strerror(line.connect_ex((address, port)))  # EAGAIN: there was no answer
 
 
+def connects(netns: str, user: int, address: str, port: int) -> bool:
+    """Whether a user of a host gets a TCP connection."""
+    knock = ["bash", "-c", f"exec 3<>/dev/tcp/{address}/{port}"]
+    words = ["setpriv", f"--reuid={user}", "--clear-groups", *knock]
+    done = subprocess.run(["ip", "netns", "exec", netns, *words], capture_output=True, text=True)
+    assert not done.returncode or "Connection refused" in done.stderr, done.stderr
+    return not done.returncode
+
+
 def test_control_ports_are_out_of_reach_and_services_are_not(net: Net, serve: Serve) -> None:
     zero, *_ = settled(net)
     listeners = []
     try:
-        for address, port in [*CONTROL, (UNDERLAY["h1"], 22)]:
+        for address, port in [*CONTROL, *AGENTS, (UNDERLAY["h1"], 22)]:
             machine = next(name for name, own in UNDERLAY.items() if own == address)
             with net.on(machine):
                 listeners.append(socket.create_server((address, port)))
-        for address, port in CONTROL:
+        for address, port in [*CONTROL, *AGENTS]:
             assert refusal(zero, address, port) == "Connection refused"
             with net.on("h1"):
                 socket.create_connection((address, port), 5).close()  # hosts among themselves
         with inside(zero):
             socket.create_connection((UNDERLAY["h1"], 22), 5).close()
+        for address, port in CONTROL:
+            assert connects(net.name("h0"), 65534, address, port)
+        for address, port in AGENTS:
+            assert connects(net.name("h0"), 0, address, port)
+            assert not connects(net.name("h0"), 65534, address, port), "only root is an agent"
     finally:
         for listener in listeners:
             listener.close()

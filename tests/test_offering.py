@@ -78,7 +78,7 @@ def test_what_was_offered_is_taken_from_there_unless_it_has_gone(tmp_path: Path)
         donor.do("put(8, 1)")
         names = b"".join(reference(content(n), 0, 0) for n in (7, 8, 9))
         raw = chunk(5, [(BASE, 3, REFERENCE)], names)
-        inbox.pages.write(1, memoryview(raw), 0)
+        inbox.pages.write(1, memoryview(raw), bytes(16))
         assert inbox.pages.wants() == [Want(5, BASE + PAGE, 1)]
         inbox.close()
         assert inbox.pages.wants() == []

@@ -86,7 +86,7 @@ def test_a_destination_that_cannot_say_ends_the_move(key_directory: Path, sender
     here, endpoint = receiver(key_directory)
     here.expect("m1", "h0", Inbox(), LIMIT)
     sender = senders("m1", endpoint, key_directory, "h0", "h1")
-    with pytest.raises(StepFailed, match="a question that is none"):
+    with pytest.raises(StepFailed, match="no pages of memory were announced"):
         sender.wants()
 
 

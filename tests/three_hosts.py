@@ -21,8 +21,9 @@ OVERLAY = Overlay(7, "10.99.7.0/24")
 OVERLAYS = "10.99.0.0/16"
 UNDERLAY = {"h0": "10.234.0.10", "h1": "10.234.0.11", "h2": "10.234.0.12", "world": "10.234.0.99"}
 CLUSTER = [UNDERLAY[name] for name in ("h0", "h1", "h2")]
-CONTROL = [(UNDERLAY["world"], 7400), *((address, 7401) for address in CLUSTER)]
+CONTROL = [(UNDERLAY["world"], 7400)]
 """The orchestrator is no host of the cluster here, as in a lab."""
+AGENTS = [(address, port) for address in CLUSTER for port in (7401, 7402)]
 CLONE_NEWNET = 0x40000000
 numbers = itertools.count()
 libc = ctypes.CDLL(None, use_errno=True)
@@ -41,7 +42,9 @@ def inside(netns: str) -> Iterator[None]:
 
 
 def raise_overlay(overlay: Overlay, address: str) -> None:
-    network.raise_overlay(overlay, address, CLUSTER, overlays=OVERLAYS, control=CONTROL)
+    network.raise_overlay(
+        overlay, address, CLUSTER, overlays=OVERLAYS, control=CONTROL, agents=AGENTS
+    )
 
 
 def ip(*words: str) -> str:

@@ -9,10 +9,22 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+import zmq
 
 from liveshift.runtime import keys
-from liveshift.runtime.wire import Receiver, Sender, lane
+from liveshift.runtime.wire import (
+    HEADER,
+    PageHeader,
+    Receiver,
+    Sender,
+    lane,
+    read_answer,
+    read_page_header,
+    seal,
+)
+from liveshift.runtime.wire.page_lane import ANSWER
 
 CHUNKS = 300
 LIMIT = 1 << 30
@@ -70,10 +82,58 @@ class Inbox:
 
 
 def receiver(key_directory: Path) -> tuple[Receiver, str]:
-    made = Receiver(f"127.0.0.1:{free_port()}", key_directory, "h1")
+    data, pages = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    made = Receiver(data, pages, key_directory, "h1", ["127.0.0.1"])
     made.start()
     _receivers.append(made)
     return made, f"tcp://{made.address}"
+
+
+class Source:
+    """Says to the port for pages what no source would, under a key that the destination took."""
+
+    def __init__(self, here: Receiver, key_directory: Path, migration: str = "m1") -> None:
+        self.key = seal.make_key()
+        self.answers: list[int] = []
+        """The numbers that those were sealed under."""
+        self.sender = Sender(migration, f"tcp://{here.address}", key_directory, "h0", "h1")
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.connect(f"tcp://{here.pages.address}")
+        self.sender.seal(self.key)
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin with the key that there is now."""
+        self.sealer = seal.Sealer(self.key, "pages")
+        self.opener = seal.Opener(self.key, "answers")
+
+    def chunk(self, header: PageHeader, data: bytes) -> list[bytes]:
+        """As it is sealed for the lane and the number that the header says."""
+        raw = msgspec.msgpack.encode(header)
+        room = memoryview(bytearray(len(data) + seal.TAG))
+        return [raw, bytes(self.sealer.seal(header.lane, header.number, raw, data, room))]
+
+    def say(self, frames: list[bytes], wait_s: float = 10.0) -> tuple[str, object] | None:
+        """Send them; the answer, None where none has come."""
+        self._socket.send_multipart(frames)
+        if not self._socket.poll(round(wait_s * 1000)):
+            return None
+        raw = memoryview(self._socket.recv())
+        lane = read_page_header(frames[0]).lane
+        (number,) = ANSWER.unpack_from(raw)
+        self.answers.append(number)
+        room = memoryview(bytearray(HEADER))
+        return read_answer(self.opener.open(lane, number, b"", raw[ANSWER.size :], room))
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._socket.close()
+        self._context.term()
+        self.sender.close()
 
 
 @pytest.fixture

@@ -66,10 +66,12 @@ Fate = Callable[[int, random.Random], str]
 
 
 class MiddleMan(threading.Thread):
-    """Speaks CURVE to both sides, for any number of connections."""
+    """Speaks CURVE, or without ``curve`` nothing of it, to both sides, for any number of
+    connections."""
 
-    def __init__(self, key_directory: Path, target: str, fate: Fate) -> None:
+    def __init__(self, key_directory: Path, target: str, fate: Fate, curve: bool = True) -> None:
         super().__init__(daemon=True)
+        self._curve = curve
         self._fate = fate
         self._target = target
         self.seen = self.mishaps = 0
@@ -77,9 +79,10 @@ class MiddleMan(threading.Thread):
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._theirs, self._ours = (keys.load_private(key_directory, h) for h in ("h1", "h0"))
         self._front = self._context.socket(zmq.ROUTER)
-        self._front.curve_server = True
-        self._front.curve_secretkey = self._theirs.secret
-        self._front.curve_publickey = self._theirs.public
+        if curve:
+            self._front.curve_server = True
+            self._front.curve_secretkey = self._theirs.secret
+            self._front.curve_publickey = self._theirs.public
         self.endpoint = f"tcp://127.0.0.1:{self._front.bind_to_random_port('tcp://127.0.0.1')}"
         self._backs: dict[bytes, zmq.Socket[bytes]] = {}
         self._kept: dict[bytes, list[bytes]] = {}
@@ -106,8 +109,9 @@ class MiddleMan(threading.Thread):
 
     def _connect(self) -> zmq.Socket[bytes]:
         back = self._context.socket(zmq.DEALER)
-        back.curve_serverkey = self._theirs.public
-        back.curve_secretkey, back.curve_publickey = self._ours.secret, self._ours.public
+        if self._curve:
+            back.curve_serverkey = self._theirs.public
+            back.curve_secretkey, back.curve_publickey = self._ours.secret, self._ours.public
         back.connect(self._target)
         return back
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bits that flip between two hosts of a lab.
 
-A rule at the destination's network device overwrites 32 bits inside one packet of the image's
-connection. Packets of a veth pair carry no checksum (the kernel trusts its own memory), so the
-receiving socket takes it, and whoever reads must notice.
+A rule at the destination's network device overwrites 32 bits inside one packet of the image, or of
+pages of memory. Packets of a veth pair carry no checksum (the kernel trusts its own memory), so
+the receiving socket takes it, and whoever reads must notice.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from liveshift.runtime.config import load
 
 _TABLE = "lab_flip"
 
-# From 20 + 32 bytes of TCP header and 17 of ZMTP's on, a CURVE message is one sealed box.
+# From 20 + 32 bytes of TCP header and 17 of ZMTP's on, a CURVE message is one sealed box; a chunk
+# of pages is from some 50 on.
 _RULES = """table netdev {table} {{
 chain in {{
 type filter hook ingress device "eth0" priority 0;
-tcp dport {port} meta length > 200 limit rate 1/day burst 1 packets \
-  @th,640,32 set 0xa5a5a5a5 counter
+tcp dport {{ {ports} }} meta length > 200 limit rate 1/day burst 1 packets \
+  @th,800,32 set 0xa5a5a5a5 counter
 }}
 }}
 """
@@ -34,7 +35,8 @@ tcp dport {port} meta length > 200 limit rate 1/day burst 1 packets \
 def flipped(lab: Lab, destination: str) -> Iterator[Callable[[], int]]:
     """Spoil the next packet of an image that comes to a host; yields how many it has been."""
     machine = lab.machine(destination)
-    port = load(lab.config).host(destination).data.port
+    host = load(lab.config).host(destination)
+    ports = f"{host.data_port}, {host.pages_port}"
     inside = ["nsenter", f"--net={NAMED / machine.netns}", "--", "nft"]
 
     def nft(*words: str, rules: str = "") -> str:
@@ -47,7 +49,7 @@ def flipped(lab: Lab, destination: str) -> Iterator[Callable[[], int]]:
         expressions = (e for item in listed if "rule" in item for e in item["rule"]["expr"])
         return sum(int(e["counter"]["packets"]) for e in expressions if "counter" in e)
 
-    nft("-f", "-", rules=_RULES.format(table=_TABLE, port=port))
+    nft("-f", "-", rules=_RULES.format(table=_TABLE, ports=ports))
     try:
         yield hits
     finally:

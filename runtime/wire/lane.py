@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The source's end of one lane: a connection whose chunks arrive once each and in their order.
 
-Nothing here blocks. Whoever owns a lane waits for its socket, calls :meth:`Lane.hear` when
-something has come, and :meth:`Lane.check` at least every TICK_MS.
+What is common to the ordered lane (sender.py) and those for pages (page_lane.py), which bring their
+own sockets. Nothing here blocks. Whoever owns a lane waits for its socket, calls :meth:`Lane.hear`
+when something has come, and :meth:`Lane.check` at least every TICK_MS.
 """
 
 from __future__ import annotations
@@ -10,19 +11,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-import xxhash
 import zmq
 
-from ...errors import LiveshiftError, StepFailed
+from ...errors import StepFailed
 from .. import keys
-from .header import CHUNK, HEADER, OVERHEAD, WANTS, Header, read_answer
-from .wants import number_of
 
 SEND_AGAIN_S = 2.0
 GIVE_UP_S = 10.0
@@ -58,45 +54,32 @@ class Destination:
 
 
 class Pending(NamedTuple):
-    """A chunk that is not acknowledged; ``release`` is to be called once it is."""
+    """A chunk that is not acknowledged."""
 
     number: int
     header: bytes
-    data: bytes | memoryview
-    release: Callable[[], None] | None
+    body: bytes | memoryview
 
 
 class Lane:
     """Chunks are numbered from 0. ``window``: how many may be pending (:attr:`credit`)."""
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], to: Destination, index: int, window: int
-    ) -> None:
-        self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-        self.socket.curve_serverkey = to.public
-        self.socket.curve_secretkey, self.socket.curve_publickey = to.own.secret, to.own.public
-        self.socket.linger = 0
-        # One of the context's threads each, in turn: left to itself libzmq gives all to the first.
-        self.socket.affinity = 1 << (index % context.get(zmq.IO_THREADS))
-        self.socket.sndhwm = 2 * window
-        self.socket.setsockopt(zmq.MAXMSGSIZE, (HEADER if index else CHUNK) + OVERHEAD)
-        self.socket.setsockopt(zmq.RECONNECT_IVL, 50)
+    def __init__(self, to: Destination, socket: zmq.Socket[bytes], window: int) -> None:
+        self.socket = socket
+        socket.linger = 0
+        socket.sndhwm = 2 * window
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self.pending: deque[Pending] = deque()
         self.acknowledged = 0  # bytes, as they went over the wire
-        self._to = to
-        self.index = index
         self.connected = False
+        self._to = to
         self._window = window
-        self._number = 0
+        self._number = 0  # of the next chunk
         self._heard = self._sent_again = time.monotonic()
         self._asked = -1
-        self._questions = 0
-        self._question: bytes | None = None  # the header of one that is not answered
-        self.answer: bytes | None = None
-        """To the last question (wants.py), once it has come."""
 
-    def connect(self) -> None:
-        self.socket.connect(self._to.endpoint)
+    def connect(self, endpoint: str) -> None:
+        self.socket.connect(endpoint)
         self.connected = True
 
     @property
@@ -104,29 +87,10 @@ class Lane:
         """Chunks that may be sent now."""
         return self._window - len(self.pending) if self.connected else 0
 
-    def send(
-        self, stream: str, data: bytes | memoryview, raw: int = 0,
-        release: Callable[[], None] | None = None,
-    ) -> int:  # fmt: skip
-        """Send one chunk whose memory stays as it is until ``release``; returns its digest."""
-        digest = xxhash.xxh3_64_intdigest(data)
-        header = Header(self._to.migration, self._number, stream, digest, self.index, raw)
-        if not self.pending:
-            self._heard = time.monotonic()
-        chunk = Pending(self._number, msgspec.msgpack.encode(header), data, release)
-        self.pending.append(chunk)
-        self._put(chunk)
-        self._number += 1
-        return digest
-
-    def ask(self) -> None:
-        """Ask what the destination wants; :attr:`answer` will say it."""
-        self._questions += 1
-        header = Header(self._to.migration, self._questions, WANTS, 0, self.index)
-        if not self.pending:
-            self._heard = time.monotonic()
-        self.answer, self._question = None, msgspec.msgpack.encode(header)
-        self._put_question()
+    @property
+    def waits(self) -> bool:
+        """Whether the destination owes an answer."""
+        return bool(self.pending)
 
     def hear(self) -> None:
         """Take all answers that have come.
@@ -135,63 +99,75 @@ class Lane:
         """
         while True:
             try:
-                kind, value = read_answer(self.socket.recv(zmq.DONTWAIT))
+                raw = self.socket.recv(zmq.DONTWAIT)
             except zmq.Again:
                 return
-            except LiveshiftError as error:
-                raise StepFailed("ship", f"{self._to.name} sent {error}") from error
-            self._heard = time.monotonic()
-            if kind == "ack" and isinstance(value, int):
-                while self.pending and self.pending[0].number <= value:
-                    self._settled(self.pending.popleft())
-            elif kind == "again" and isinstance(value, int):
-                if value != self._asked:  # every chunk behind a missing one asks for it
-                    self._asked = value
-                    self._again(value)
-            elif kind == "wants" and isinstance(value, bytes):
-                if self._question is not None and number_of(value) == self._questions:
-                    self.answer, self._question = value, None
-            else:
-                raise StepFailed("ship", f"{self._to.name} refused the image: {value!s:.500}")
+            self._read(raw)
 
-    def check(self, until: float) -> None:
-        """Send again what was lost with a connection that broke.
+    def check(self, until: float) -> bool:
+        """Send again what was lost with a connection that broke; whether that was due.
 
         Raises StepFailed after ``until`` (monotonic seconds), or too long a silence.
         """
-        if not self.pending and self._question is None:
-            return
+        if not self.waits:
+            return False
         now = time.monotonic()
         if now > until:
             raise StepFailed("ship", f"{self._to.name} has not taken the image in time")
         patience = self._to.patience
         if now - self._heard > patience:
             raise StepFailed("ship", f"{self._to.name} has taken no image bytes for {patience:g} s")
-        if now - max(self._heard, self._sent_again) > min(SEND_AGAIN_S, patience / 4):
+        due = now - max(self._heard, self._sent_again) > min(SEND_AGAIN_S, patience / 4)
+        if due:
             self._again(self.pending[0].number if self.pending else self._number)
+        return due
 
     def close(self) -> None:
         """What is pending stays so: its memory is free once the context has ended."""
         self.socket.close()
 
+    def _read(self, raw: bytes) -> None:
+        """Read one message, and tell :meth:`_answered` of it."""
+        raise NotImplementedError
+
+    def _answered(self, kind: str, value: int | str | bytes) -> None:
+        self._heard_now()
+        if kind == "ack" and isinstance(value, int):
+            while self.pending and self.pending[0].number <= value:
+                self._settled(self.pending.popleft())
+        elif kind == "again" and isinstance(value, int):
+            if value != self._asked:  # every chunk behind a missing one asks for it
+                self._asked = value
+                self._again(value)
+        else:
+            raise StepFailed("ship", f"{self._to.name} refused the image: {value!s:.500}")
+
     def _settled(self, chunk: Pending) -> None:
-        self.acknowledged += len(chunk.data)
-        if chunk.release is not None:
-            chunk.release()
+        self.acknowledged += len(chunk.body)
+
+    def _send(self, header: bytes, body: bytes | memoryview) -> None:
+        self._begin_to_wait()
+        chunk = Pending(self._number, header, body)
+        self.pending.append(chunk)
+        self._number += 1
+        # Nobody writes to it until it is acknowledged, and then it has all gone out.
+        self._put(chunk.header, chunk.body, copy=False)
+
+    def _begin_to_wait(self) -> None:
+        if not self.waits:
+            self._heard_now()
+
+    def _heard_now(self) -> None:
+        self._heard = time.monotonic()
 
     def _again(self, number: int) -> None:
         self._sent_again = time.monotonic()
         for chunk in self.pending:
             if chunk.number >= number:
-                self._put(chunk)
-        self._put_question()
+                # The first of the two may be acknowledged while this one is still on its way.
+                self._put(chunk.header, chunk.body, copy=True)
 
-    def _put_question(self) -> None:
-        if self._question is not None:
-            with contextlib.suppress(zmq.Again):
-                self.socket.send_multipart([self._question, b""], zmq.DONTWAIT)
-
-    def _put(self, chunk: Pending) -> None:
+    def _put(self, header: bytes, body: bytes | memoryview, copy: bool) -> None:
         """Never blocks: where nobody takes them, chunks would fill the queue. They stay pending."""
         with contextlib.suppress(zmq.Again):
-            self.socket.send_multipart([chunk.header, chunk.data], zmq.DONTWAIT, copy=False)
+            self.socket.send_multipart([header, body], zmq.DONTWAIT, copy=copy)

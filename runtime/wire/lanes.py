@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lanes 1 to n of a migration at its source: pages of memory, over several connections at once.
 
-The slots that pages lie in go onto the wire as they are: nothing copies them at the source. A slot
-is given back (``release``) once the destination has acknowledged its chunk, or once the lanes have
-ended and nothing can read it any more; exactly once in either case.
+A chunk is sealed (seal.py) from the slot that it lies in into a buffer of ours, where it stays
+until the destination has acknowledged it. The slot is given back (``release``) as soon as it was
+sealed, or once the lanes have ended; exactly once in either case.
 
-One thread owns all lanes. ``pages`` only puts a chunk into its queue; libzmq's own threads encrypt
-and write to the network.
+One thread owns all lanes. ``pages`` only puts a chunk into its queue; that thread seals, libzmq's
+own write to the network. Each Lanes object makes a key of its own, and tells the destination over
+lane 0 before it connects.
 """
 
 from __future__ import annotations
@@ -24,25 +25,27 @@ import zmq
 from ...errors import StepFailed
 from ..config_memory import Compress
 from .compression import Compressor
-from .header import CHUNK, LANES, MEMORY, RATE
-from .lane import TICK_MS, Destination, Lane
+from .header import CHUNK, LANES, MEMORY, RATE, Kind
+from .lane import TICK_MS
 from .meter import Meter, burst_sizes
-
-LANE_WINDOW = 16
-"""Chunks in flight on each lane."""
+from .page_lane import LANE_WINDOW, Buffers, PageLane
+from .seal import Opener, Sealer, make_key
+from .sender import Sender
 
 GREETING = b"?"
 """A lane's first chunk; nothing but bytes to measure with."""
 
 
 class _Waiting(NamedTuple):
-    kind: str
+    kind: Kind
     data: bytes | memoryview
-    release: Callable[[], None] | None
+    release: Callable[[], None] | None = None
+    lane: int | None = None  # from 0 on; None: any
 
 
 class Lanes:
-    """One migration's pages on their way. ``streams``: how many connections, 1 to LANES.
+    """One migration's pages on their way. ``beside``: its lane 0; ``endpoint``: where the
+    destination takes pages; ``streams``: how many connections, 1 to LANES.
 
     Threads may call :meth:`pages` at the same time. Every method raises StepFailed once the
     destination has refused something, was silent for too long (Destination.patience) or has not
@@ -51,11 +54,15 @@ class Lanes:
 
     until = float("inf")
 
-    def __init__(self, to: Destination, streams: int, compress: Compress = Compress.AUTO) -> None:
+    def __init__(
+        self, beside: Sender, endpoint: str, streams: int, compress: Compress = Compress.AUTO
+    ) -> None:
         assert 1 <= streams <= LANES
-        self._to = to
+        self._beside, self._endpoint, self._to = beside, endpoint, beside.to
         self._context = zmq.Context(io_threads=min(streams, os.cpu_count() or 1))
-        self._lanes = [Lane(self._context, to, k, LANE_WINDOW) for k in range(1, streams + 1)]
+        self._key = make_key()
+        ends = Sealer(self._key, "pages"), Opener(self._key, "answers"), Buffers()
+        self._lanes = [PageLane(self._context, beside.to, k, *ends) for k in range(1, streams + 1)]
         self._sent = [0] * streams  # bytes of memory, by lane
         self._hashes = [xxhash.xxh3_64() for _ in self._lanes]
         self._compressor = Compressor(compress)
@@ -89,8 +96,9 @@ class Lanes:
     def pages(self, chunk: memoryview, release: Callable[[], None]) -> None:
         """Send a chunk of at most CHUNK bytes on the lane with the most credit.
 
-        Its memory stays as it is until ``release`` is called, from another thread; it must not
-        raise or wait. Where this raises, it is not called. Blocks while all windows are full.
+        Its memory stays as it is until ``release`` is called, from another thread and as a rule
+        before the chunk has arrived; it must not raise or wait. Where this raises, it is not
+        called. Blocks while all windows are full.
         """
         assert 0 < len(chunk) <= CHUNK
         self._put(_Waiting(MEMORY, chunk, release))
@@ -103,11 +111,11 @@ class Lanes:
 
     def end(self) -> dict[str, tuple[int, int]]:
         """End every lane's stream; returns what stands of them in the manifest: name → (bytes,
-        xxh3-64 of the digests of its chunks, 8 bytes each, little-endian)."""
+        xxh3-64 of the tags of its chunks' seals)."""
         self.finish()
         used = [n for n, sent in enumerate(self._sent) if sent]
         for n in used:
-            self._put(_Waiting(f"{MEMORY}:{n + 1}", b"", None))
+            self._put(_Waiting(MEMORY, b"", lane=n))
         self.finish()
         return {f"{MEMORY}:{n + 1}": (self._sent[n], self._hashes[n].intdigest()) for n in used}
 
@@ -123,7 +131,7 @@ class Lanes:
         while True:
             begin = time.monotonic()
             for size in chunks:
-                self._put(_Waiting(RATE, block[:size], None))
+                self._put(_Waiting(RATE, block[:size]))
             self.finish()
             took = time.monotonic() - begin
             self._meter.saw(sum(chunks), took)
@@ -172,6 +180,7 @@ class Lanes:
             poller.register(lane.socket, zmq.POLLIN)
         failed: StepFailed | None = None
         try:
+            self._announce()
             self._connect()
             while not self._closing:
                 ready = dict(poller.poll(TICK_MS))
@@ -188,7 +197,8 @@ class Lanes:
         """Take the answers that have come, send what there is credit for."""
         for lane in self._lanes:
             lane.hear()
-            lane.check(self.until)
+        if any([lane.check(self.until) for lane in self._lanes]):
+            self._announce()  # an agent that has been started anew says so there, and not here
         self._connect()
         while self._queue and (lane := max(self._lanes, key=_credit)).credit > 0:
             self._send(lane, self._queue.popleft())
@@ -198,42 +208,47 @@ class Lanes:
             self._open = pending + len(self._queue)
             self._changed.notify_all()
 
+    def _announce(self) -> None:
+        self._beside.seal(self._key, lambda: self._closing)
+
     def _connect(self) -> None:
         """One lane after the other. Where several connections come at once, the destination's
         libzmq gives all of them to the same thread: it goes by those that each has already."""
         while self._greeted < len(self._lanes):
             lane = self._lanes[self._greeted]
             if not lane.connected:
-                lane.connect()
-                lane.send(f"{RATE}:{lane.index}", GREETING)
+                lane.connect(self._endpoint)
+                lane.send(RATE, GREETING)
                 self._measured += len(GREETING)
             if not lane.acknowledged:
                 return
             self._greeted += 1
 
-    def _send(self, lane: Lane, chunk: _Waiting) -> None:
-        kind, _, number = chunk.kind.partition(":")
-        if number:
-            lane = self._lanes[int(number) - 1]
+    def _send(self, lane: PageLane, chunk: _Waiting) -> None:
+        if chunk.lane is not None:
+            lane = self._lanes[chunk.lane]
         n = lane.index - 1
         data, raw = chunk.data, 0
-        if kind == MEMORY and data:
-            data, raw = self._compressor.squeeze(data, self._meter.rate)
-        digest = lane.send(f"{kind}:{lane.index}", data, raw, chunk.release)
-        if kind == MEMORY:
+        try:
+            if chunk.kind == MEMORY and data:
+                data, raw = self._compressor.squeeze(data, self._meter.rate)
+            tag = lane.send(chunk.kind, data, raw)
+        finally:
+            if chunk.release is not None:
+                chunk.release()
+        if chunk.kind == MEMORY:
             self._sent[n] += len(chunk.data)
-            self._hashes[n].update(digest.to_bytes(8, "little"))
+            self._hashes[n].update(tag)
 
     def _end(self, failed: StepFailed | None) -> None:
-        """Nothing reads the slots once the context is gone; then they are given back."""
+        """Slots of what was not sealed are given back."""
         for lane in self._lanes:
             lane.close()
         self._context.term()
         with self._changed:
             self._failed = failed
             self._closing = True
-            left = [chunk.release for lane in self._lanes for chunk in lane.pending]
-            left += [chunk.release for chunk in self._queue]
+            left = [chunk.release for chunk in self._queue]
             self._queue.clear()
             self._changed.notify_all()
         for release in left:
@@ -241,5 +256,5 @@ class Lanes:
                 release()
 
 
-def _credit(lane: Lane) -> int:
+def _credit(lane: PageLane) -> int:
     return lane.credit

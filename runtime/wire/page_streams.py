@@ -30,15 +30,15 @@ class PageStreams:
         self._ended: set[int] = set()
         self._lock = threading.Lock()
 
-    def write(self, lane: int, data: memoryview, digest: int) -> None:
-        """One chunk in its lane's order; empty data ends the stream. Raises StepFailed for more
-        after that, and whatever ``store`` raises."""
+    def write(self, lane: int, data: memoryview, tag: bytes) -> None:
+        """One chunk in its lane's order, with the tag of its seal; empty data ends the
+        stream. Raises StepFailed for more after that, and whatever ``store`` raises."""
         with self._lock:
             if lane in self._ended:
                 raise StepFailed("ship", f"more came for {_name(lane)} after its end")
             self._bytes[lane] = self._bytes.get(lane, 0) + len(data)
             rolling = self._hashes.setdefault(lane, xxhash.xxh3_64())
-            rolling.update(digest.to_bytes(8, "little"))
+            rolling.update(tag)
             if not data:
                 self._ended.add(lane)
         if data:
@@ -53,7 +53,7 @@ class PageStreams:
             return [_name(lane) for lane in sorted(self._bytes.keys() - self._ended)]
 
     def streams(self) -> dict[str, tuple[int, int]]:
-        """As Lanes.end says it at the source: name → (bytes, xxh3-64 of the chunks' digests)."""
+        """As Lanes.end says it at the source: name → (bytes, xxh3-64 of the chunks' tags)."""
         with self._lock:
             return {
                 _name(lane): (size, self._hashes[lane].intdigest())

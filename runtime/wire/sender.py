@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import xxhash
@@ -13,13 +13,10 @@ import zmq
 from ...errors import LiveshiftError, StepFailed
 from .. import manifest
 from ..manifest import Manifest
-from .header import CHUNK
-from .lane import TICK_MS, Destination, Lane
+from .header import CHUNK, SEAL, WANTS
+from .lane import TICK_MS, Destination
+from .ordered_lane import OrderedLane
 from .wants import Wants, read_wants
-
-WINDOW = 48
-"""Chunks in flight. With CRIU's pipes of 1 MiB that is 48 MiB, far above bandwidth × delay of a
-25 Gbit/s link in one machine room."""
 
 
 class Sender:
@@ -37,8 +34,8 @@ class Sender:
     ) -> None:  # fmt: skip
         to = Destination.of(migration, endpoint, key_directory, host, destination, patience)
         self._context = zmq.Context()
-        self._lane = Lane(self._context, to, 0, WINDOW)
-        self._lane.connect()
+        self._lane = OrderedLane(self._context, to)
+        self._lane.connect(to.endpoint)
         self.to = to
         self.bytes = 0
         self.streams: dict[str, int] = {}
@@ -118,18 +115,31 @@ class Sender:
 
         What was sent on other lanes must have been acknowledged (Lanes.finish).
         """
-        with self._turn:
-            self._lane.ask()
-            while (answer := self._lane.answer) is None:
-                self._hear(block=True)
+        answer = self._ask(WANTS)
         try:
-            return read_wants(answer)
+            return read_wants(answer if isinstance(answer, bytes) else b"")
         except LiveshiftError as error:
             raise StepFailed("ship", f"{self.to.name} sent {error}") from error
+
+    def seal(self, key: bytes, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Return once the destination opens what is sealed with that key, and nothing that was
+        sealed with an earlier one, or once it was ``given_up``. May be repeated with the same key.
+        Raises like :meth:`send`."""
+        self._ask(SEAL, key, given_up)
 
     def close(self) -> None:
         self._lane.close()
         self._context.term()
+
+    def _ask(
+        self, what: str, data: bytes = b"", given_up: Callable[[], bool] = lambda: False
+    ) -> int | bytes | None:
+        with self._turn:
+            self._lane.ask(what, data)
+            while self._lane.answer is None and not given_up():
+                self._hear(block=True)
+            self._lane.drop_question()
+            return self._lane.answer
 
     def _hear(self, block: bool) -> None:
         if block:

@@ -72,8 +72,23 @@ def local_frames() -> list[bytes]:
 def headers() -> list[bytes]:
     streams = ("image:core-1001.img", "tree:1:tmp", "tree:2:carried:/data/x", "output", "manifest")
     made = (wire.Header("m-1", n * 1000, s, (1 << 64) - 1 - n) for n, s in enumerate(streams))
-    pages = wire.Header("m-1", 9, "memory:3", 1 << 63, 3, 65536)
-    return [msgspec.msgpack.encode(header) for header in (*made, pages)]
+    return [msgspec.msgpack.encode(header) for header in made]
+
+
+def page_headers() -> list[bytes]:
+    """What stands before sealed chunks, and what is in them (see :func:`cut_chunks`)."""
+    made = [
+        (wire.PageHeader("m1", 1, 0, "memory", 0), b"chunk"),
+        (wire.PageHeader("m1", 1, 1, "rate", 0), b"?"),
+        (wire.PageHeader("m1", 32, 0, "memory", 1000), zstandard.compress(b"x" * 1000)),
+        (wire.PageHeader("m1", 1, 2, "memory", 0), b""),
+        (wire.PageHeader("m2", 3, (1 << 63) - 1, "memory", 0), b"x"),
+    ]
+    framed = [
+        bytes([len(raw)]) + raw + struct.pack("<H", len(data)) + data
+        for raw, data in ((msgspec.msgpack.encode(header), data) for header, data in made)
+    ]
+    return [*framed, b"".join(framed)]
 
 
 def compressed() -> list[bytes]:

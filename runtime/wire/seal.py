@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How pages are sealed on their way: AES-256-GCM, with a key that one source has made for once.
+
+The key goes over lane 0, which CURVE encrypts and authenticates; from it follow two, one for each
+direction, so that nothing which comes can be sent back as an answer. The nonce is the lane (32
+bits) and a number that only grows on it (64 bits), big endian. A number is sealed once: what is
+sent again is what was sealed before, so no nonce ever sees two contents (NIST SP 800-38D, 8.2.1).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Literal
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from ...errors import LiveshiftError
+
+KEY = 32
+TAG = 16
+"""Bytes by which sealing makes a message longer."""
+
+Direction = Literal["pages", "answers"]
+
+_NONCE = struct.Struct(">IQ")
+
+
+class Unsealed(LiveshiftError):
+    """What has come was not sealed by the other end, or not as what it says to be."""
+
+
+def make_key() -> bytes:
+    return os.urandom(KEY)
+
+
+class Sealer:
+    """Seals one direction's messages. One thread may use it."""
+
+    def __init__(self, key: bytes, direction: Direction) -> None:
+        self._cipher = _cipher(key, direction)
+        self._next: dict[int, int] = {}
+
+    def seal(
+        self, lane: int, number: int, beside: bytes, data: bytes | memoryview, into: memoryview
+    ) -> memoryview:
+        """The sealed message, at the beginning of ``into``; ``beside``, which goes in clear, is
+        sealed with it. Raises ValueError for a number that is not above the lane's last."""
+        if number < self._next.get(lane, 0):
+            raise ValueError(f"number {number} of lane {lane} was sealed before")
+        self._next[lane] = number + 1
+        sealed = into[: len(data) + TAG]
+        self._cipher.encrypt_into(_NONCE.pack(lane, number), data, beside, sealed)
+        return sealed
+
+
+class Opener:
+    """Opens what the other end's :class:`Sealer` for the same direction has sealed."""
+
+    def __init__(self, key: bytes, direction: Direction) -> None:
+        self._cipher = _cipher(key, direction)
+
+    def open(
+        self, lane: int, number: int, beside: bytes | memoryview, sealed: memoryview,
+        into: memoryview,
+    ) -> memoryview:  # fmt: skip
+        """The message, at the beginning of ``into``. Raises Unsealed; what is there then was made
+        of bytes that anybody may have sent."""
+        size = len(sealed) - TAG
+        if not 0 <= size <= len(into):
+            raise Unsealed(f"{len(sealed)} bytes, which no sealed message has")
+        data = into[:size]
+        try:
+            self._cipher.decrypt_into(_NONCE.pack(lane, number), sealed, beside, data)
+        except InvalidTag:
+            raise Unsealed(f"number {number} of lane {lane} does not open") from None
+        return data
+
+
+def _cipher(key: bytes, direction: Direction) -> AESGCM:
+    """Raises LiveshiftError for bytes that are no key."""
+    if len(key) != KEY:
+        raise LiveshiftError(f"a key of {len(key)} bytes")
+    info = b"liveshift " + direction.encode()
+    return AESGCM(HKDF(SHA256(), KEY, salt=None, info=info).derive(key))
