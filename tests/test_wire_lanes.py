@@ -23,7 +23,7 @@ from liveshift.runtime.wire import CHUNK, Lanes, PageHeader, PageStreams, Receiv
 from liveshift.runtime.wire.compression import Compressor, restore
 from liveshift.runtime.wire.header import RATE_LIMIT
 from liveshift.runtime.wire.lanes import LANE_WINDOW
-from liveshift.runtime.wire.meter import burst_sizes
+from liveshift.runtime.wire.meter import Meter, burst_sizes
 
 __all__ = ["impatient", "key_directory", "quick"]
 
@@ -441,6 +441,30 @@ def test_compressed_pages_arrive_as_they_were(
     lanes.finish()
     assert slots.all_over()
     assert lanes.wire_bytes < lanes.bytes / 4
+
+
+def test_on_a_slow_link_only_what_waits_for_it_is_compressed(
+    key_directory: Path, lanes_to: Callable[..., Lanes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Meter, "note", lambda *_: None)
+    here, store, pages = expecting(key_directory)
+    lanes = lanes_to(here, compress=Compress.AUTO)
+    lanes._meter.saw(1 << 20, 1.0)
+    slots = Slots(store, 100)
+    slots.data = [bytes(len(data)) for data in slots.data]
+    for number in range(8):  # as a pace sends them
+        slots.send(lanes, [number])
+        lanes.finish()
+    assert lanes.wire_bytes == lanes.bytes > 0
+    slots.send(lanes, range(8, 100))
+    lanes.finish()
+    assert lanes.wire_bytes < lanes.bytes / 2
+    sent, all_sent = lanes.wire_bytes, lanes.bytes
+    lanes.until = 1e18  # the job stands still
+    slots.send(lanes, [0])
+    lanes.finish()
+    assert lanes.wire_bytes - sent < (lanes.bytes - all_sent) / 2
+    assert lanes.end() == pages.streams()
 
 
 def test_nothing_is_compressed_where_that_was_not_wanted(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -61,7 +62,8 @@ class Seal:
         self.key, self.number, self.speaker = key, number, speaker
         self.expected = [0] * (1 + LANES)  # number of the next chunk, by lane
         self._opener, self._sealer = Opener(key, "pages"), Sealer(key, "answers")
-        self._answers = [0] * (1 + LANES)
+        # An agent that was started anew may be told the same key: no number may come again.
+        self._answers = [time.time_ns()] * (1 + LANES)
 
     def open(
         self, header: PageHeader, beside: memoryview, sealed: memoryview, into: memoryview

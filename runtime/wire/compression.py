@@ -34,7 +34,7 @@ class Compressor:
 
     def squeeze(self, data: bytes | memoryview, link_rate: float) -> tuple[bytes | memoryview, int]:
         """What to send, and the header's ``raw``. ``link_rate``: bytes a second that the lanes
-        carry, 0.0 while it is not known."""
+        carry, 0.0 while it is not known, or not what chunks wait for."""
         self._seen += 1
         if not self._wanted(link_rate):
             return data, 0

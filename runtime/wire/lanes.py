@@ -202,7 +202,7 @@ class Lanes:
         self._connect()
         while self._queue and (lane := max(self._lanes, key=_credit)).credit > 0:
             self._send(lane, self._queue.popleft())
-        pending = sum(len(lane.pending) for lane in self._lanes)
+        pending = self._pending()
         self._meter.note(self._acknowledged(), pending > len(self._lanes))
         with self._changed:
             self._open = pending + len(self._queue)
@@ -231,7 +231,8 @@ class Lanes:
         data, raw = chunk.data, 0
         try:
             if chunk.kind == MEMORY and data:
-                data, raw = self._compressor.squeeze(data, self._meter.rate)
+                rate = self._meter.rate if self._link_is_slow() else 0.0
+                data, raw = self._compressor.squeeze(data, rate)
             tag = lane.send(chunk.kind, data, raw)
         finally:
             if chunk.release is not None:
@@ -239,6 +240,14 @@ class Lanes:
         if chunk.kind == MEMORY:
             self._sent[n] += len(chunk.data)
             self._hashes[n].update(tag)
+
+    def _link_is_slow(self) -> bool:
+        """Whether it is the link that chunks wait for. Else they are paced, and to compress them
+        would only take more of the job's CPU time."""
+        return self.until != float("inf") or self._pending() > len(self._lanes)
+
+    def _pending(self) -> int:
+        return sum(len(lane.pending) for lane in self._lanes)
 
     def _end(self, failed: StepFailed | None) -> None:
         """Slots of what was not sealed are given back."""
