@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from device_jobs import Device
@@ -30,6 +31,9 @@ from liveshift.launcher.lab.tasks import Task, kill
 DEVICES = "/run/simcuda/devices"
 PROBED_S = 60.0
 """How long a host may take until it knows what its driver bears."""
+
+ROUND = 100
+"""Jobs end after a multiple of so many steps, so that one reference run serves several of them."""
 
 RANKS = str(JOBS / "ranks.py")
 TRAIN = str(JOBS / "device_train.py")
@@ -201,7 +205,8 @@ class GpuLab:
         tree = (sys.executable, RANKS, str(ranks)) if ranks > 1 else ()
         return (
             *self.device.environment, *tree, sys.executable, TRAIN, "--out", "{out}",
-            "--steps", str(steps), "--pace", "0.1", "--enough", "{out}/enough", *more,
+            "--steps", str(steps), "--pace", "0.1", "--enough", "{out}/enough",
+            "--round", str(ROUND), *more,
         )  # fmt: skip
 
     def start(self, name: str, *more: str, nnodes: int = 1, ranks: int = 1) -> Job:
@@ -247,8 +252,10 @@ def gpu_lab(
     return made
 
 
-def gpu_references(place: Path, most: int) -> References:
-    """Runs of the same jobs without liveshift, on a machine of so many GPUs."""
-    devices = ",".join(f"{uuid(0xFFFF, gpu)}:H200:4GiB" for gpu in range(most))
+@cache
+def gpu_references(place: Path) -> References:
+    """Runs of the same jobs without liveshift, for a whole test session, on a machine of three
+    GPUs."""
+    devices = ",".join(f"{uuid(0xFFFF, gpu)}:H200:4GiB" for gpu in range(3))
     directory = tempfile.mkdtemp(prefix="gpu-references-", dir=place)
     return References(Path(directory), environment(SIMCUDA_DEVICES=devices))

@@ -57,7 +57,7 @@ def plain(new_lab: NewLab, place: Path, points: Held) -> GpuLab:
 
 @pytest.fixture(scope="module")
 def references(place: Path) -> References:
-    return gpu_references(place, 3)
+    return gpu_references(place)
 
 
 def swap(

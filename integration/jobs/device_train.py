@@ -187,6 +187,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--pace", type=float, default=0.0)
     parser.add_argument("--enough", type=Path, help="stop when this file is there")
+    parser.add_argument(
+        "--round", type=int, default=1, help="then go on, without rests, to a multiple of so many"
+    )
     parser.add_argument("--size", type=int, default=24, metavar="MIB", help="of the state")
     parser.add_argument("--ballast", type=int, default=0, metavar="MIB", help="besides")
     parser.add_argument("--managed", action="store_true")
@@ -230,8 +233,8 @@ def main() -> None:
             gradient = tensor.grad.flatten()
             add_up(gradient)
             state.descend(gradient / world, step, weights, moments)
-        log.step(step, told[0], args.pace, gpu=uuid(device))
-        if told[1]:
+        log.step(step, told[0], 0.0 if told[1] else args.pace, gpu=uuid(device))
+        if told[1] and step % args.round == 0:
             break
     over.set()
     watching.join()
