@@ -35,6 +35,9 @@ LONG = (
 )
 """A DDP job of two that goes on until it is told that it is enough (Job.stop)."""
 
+CHAIN = ("python", str(JOBS / "chain.py"), "--out", "{out}", "--enough", "{out}/enough")
+"""The same of one process without torch, which is there at once."""
+
 BRISK, AS_EVER = ("--precopy", "slow_down=0.9"), ("--precopy", "slow_down=0.2")
 """Options of ``lab up``. How long a pre-copy takes its time so as to spare the job matters to few
 tests; AS_EVER is the default outside of them."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from fault_matrix.held import Held
-from lab_session import LONG, LabSession, NewLab, eventually
+from lab_session import CHAIN, LONG, LabSession, NewLab, eventually
 from moving_job import OVER, Job
 from reference_runs import References
 
@@ -181,7 +181,7 @@ def test_a_signal_to_the_job_reaches_it_once_it_has_arrived(
     lab: LabSession, held: Held, long: Job, point: str
 ) -> None:
     """`stop` in the middle of a move: every rank gets the signal, and the job ends."""
-    job = lab.start(f"b-{point.partition('.')[2]}", LONG, nnodes=1)
+    job = lab.start(f"b-{point.partition('.')[2]}", CHAIN)
     job.wait_step(5)
     source = job.seen(0).host
     held.arm(point)
@@ -201,7 +201,8 @@ def test_a_signal_to_the_job_reaches_it_once_it_has_arrived(
 def test_a_job_that_ends_by_itself_while_it_is_about_to_move(
     lab: LabSession, long: Job, held: Held, point: str, how: str
 ) -> None:
-    job = lab.start(f"{how}-{point.partition('.')[2]}", LONG, nnodes=1)
+    argv = ("sh", "-c", 'echo "$@" begins; exec "$@"', "sh", *CHAIN)
+    job = lab.start(f"{how}-{point.partition('.')[2]}", argv)
     job.wait_step(5)
     held.arm(point)
     with lab.popen("migrate", f"{job.name}/0") as moving:
@@ -218,7 +219,7 @@ def test_a_job_that_ends_by_itself_while_it_is_about_to_move(
     assert job.wait_end(30) == (0 if how == "ends" else 137)
     row = job.migrations()[-1]
     assert (row.state, row.error) == ("failed", f"{job.name}/0 has ended with code {job.code()}")
-    assert "rank 0 of 1 begins" in job.output(), "its output stays readable"
+    assert f"--enough {job.out}/enough begins" in job.output(), "its output stays readable"
 
 
 def test_in_the_end_the_job_is_whole(long_job: Job, references: References) -> None:

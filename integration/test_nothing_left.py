@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from lab_session import JOBS, LabSession, assert_nothing_left, environment, eventually
+from lab_session import CHAIN, LabSession, assert_nothing_left, environment, eventually
 from moving_job import Job
 from whereabouts import on_lab, runs
 
@@ -25,8 +25,6 @@ from liveshift.launcher import lab as labs
 from liveshift.launcher.lab import wiring
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
-
-CHAIN = ("python", str(JOBS / "chain.py"), "--out", "{out}", "--enough", "{out}/enough")
 
 
 @pytest.fixture
