@@ -128,9 +128,8 @@ class Job:
 
     def migrations(self) -> list[MigrationRow]:
         """All migrations that the job's history tells of, in their last state."""
-        events = self.session.json("events", self.name)
-        rows = {e["migration"]["name"]: e["migration"] for e in events if e["migration"]}
-        return [msgspec.convert(row, MigrationRow) for row in rows.values()]
+        told = [event.migration for event in self.session.history(self.name)]
+        return list({row.name: row for row in told if row is not None}.values())
 
     def migration_after(self, count: int, timeout: float = 60.0) -> MigrationRow:
         """The migration that follows the ``count`` ones that this job has had, once it is over."""
