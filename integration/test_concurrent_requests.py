@@ -24,7 +24,10 @@ from liveshift.runtime.messages import MigrationRow
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 
-AT = pytest.mark.parametrize("point", ["orchestrator.precopied", "orchestrator.committed"])
+EARLY, LATE = "orchestrator.precopied", "orchestrator.committed"
+AT = pytest.mark.parametrize("point", [EARLY, LATE])
+AT_ONE = pytest.mark.parametrize("point", [EARLY, pytest.param(LATE, marks=pytest.mark.long)])
+"""Where nothing else is decided at the other one."""
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +136,7 @@ def test_both_are_drained_it_ends_up_on_neither(
     assert long.seen(1).host == "h3"
 
 
-@AT
+@AT_ONE
 def test_two_taints_the_later_reason_counts_and_one_move_is_made(
     lab: LabSession, long: Job, held: Held, point: str
 ) -> None:
@@ -164,7 +167,7 @@ def test_untaint_lets_a_move_that_is_under_way_end_as_it_would(
     assert long.seen(1).host != "h1"
 
 
-@AT
+@AT_ONE
 def test_a_second_migrate_of_it_is_refused(
     lab: LabSession, long: Job, held: Held, under_way: subprocess.Popen[bytes], point: str
 ) -> None:
@@ -196,8 +199,15 @@ def test_a_signal_to_the_job_reaches_it_once_it_has_arrived(
     assert job.migrations()[-1].source == source
 
 
-@pytest.mark.parametrize("point", ["orchestrator.prepared", "orchestrator.precopied"])
-@pytest.mark.parametrize("how", ["ends", "crashes"])
+@pytest.mark.parametrize(
+    ("how", "point"),
+    [
+        ("ends", "orchestrator.prepared"),
+        ("crashes", EARLY),
+        pytest.param("ends", EARLY, marks=pytest.mark.long),
+        pytest.param("crashes", "orchestrator.prepared", marks=pytest.mark.long),
+    ],
+)
 def test_a_job_that_ends_by_itself_while_it_is_about_to_move(
     lab: LabSession, long: Job, held: Held, point: str, how: str
 ) -> None:
