@@ -21,7 +21,7 @@ from pathlib import Path
 from device_jobs import Device
 from lab_session import JOBS, LabSession, NewLab, environment, eventually
 from moving_job import Job, Step
-from reference_runs import References
+from reference_runs import References, read_result
 from whereabouts import GONE, every_pid, spaces
 
 from liveshift.cuda_snapshot.helper.client import GpuHelper
@@ -32,8 +32,11 @@ DEVICES = "/run/simcuda/devices"
 PROBED_S = 60.0
 """How long a host may take until it knows what its driver bears."""
 
-ROUND = 100
-"""Jobs end after a multiple of so many steps, so that one reference run serves several of them."""
+ROUND = 20
+"""Jobs end after a multiple of so many steps, at which a reference run remembers its memory: one of
+FURTHER steps serves all shorter ones."""
+
+FURTHER = 300
 
 RANKS = str(JOBS / "ranks.py")
 TRAIN = str(JOBS / "device_train.py")
@@ -227,10 +230,11 @@ class GpuLab:
         job.stop()
         steps = len(job.steps())
         result = job.result(ranks)
-        words = list(job.argv)
-        for option, value in (("--steps", str(steps)), ("--enough", "/none")):
+        words = [*job.argv, "--remember"]
+        for option, value in (("--steps", str(max(steps, FURTHER))), ("--enough", "/none")):
             words[words.index(option) + 1] = value
-        result.assert_equals(references.of(words, job.nnodes, ranks))
+        reference = references.directory(words, job.nnodes)
+        result.assert_equals(read_result(reference, ranks, steps))
 
 
 def gpu_lab(

@@ -41,9 +41,9 @@ class StepLog:
         """Whether a file says that there is nothing more to wait for (Job.result)."""
         return (self._out / "hurry").exists()
 
-    def end(self, parameters: Iterable[Tensor], **more: Any) -> None:
+    def end(self, parameters: Iterable[Tensor], name: str = "final", **more: Any) -> None:
         final = {"sha256": digest(parameters), **more}
-        (self._out / f"final{self._rank}.json").write_text(json.dumps(final) + "\n")
+        (self._out / f"{name}{self._rank}.json").write_text(json.dumps(final) + "\n")
 
 
 def leave() -> NoReturn:
