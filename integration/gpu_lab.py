@@ -34,7 +34,7 @@ PROBED_S = 60.0
 
 ROUND = 20
 """Jobs end after a multiple of so many steps, at which a reference run remembers its memory: one of
-FURTHER steps serves all shorter ones."""
+FURTHER steps, all ranks together, serves all shorter ones."""
 
 FURTHER = 300
 
@@ -230,8 +230,8 @@ class GpuLab:
         job.stop()
         steps = len(job.steps())
         result = job.result(ranks)
-        words = [*job.argv, "--remember"]
-        for option, value in (("--steps", str(max(steps, FURTHER))), ("--enough", "/none")):
+        words, further = [*job.argv, "--remember"], max(steps, FURTHER // ranks)
+        for option, value in (("--steps", str(further)), ("--enough", "/none")):
             words[words.index(option) + 1] = value
         reference = references.directory(words, job.nnodes)
         result.assert_equals(read_result(reference, ranks, steps))
