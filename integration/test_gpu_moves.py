@@ -160,6 +160,8 @@ def test_the_plain_path_carries_the_same_in_the_image(
     # A step under way has some tens of MiB on the host, too.
     assert dumped_bytes(slow) - dumped_bytes(quick) > BALLAST_MIB * MIB
     moved(plain, job, to="h0")
+    for each in (job, other):
+        each.stop()
     plain.assert_whole(job, references)
     fast.assert_whole(other, references)
 
