@@ -81,7 +81,7 @@ def assert_traces(session: LabSession, host: str, expected: str) -> None:
 def traces(session: LabSession, host: str) -> str:
     """What a host has of capsules: processes, namespaces, links, locks, images, directories."""
     script = """
-    ls /proc/[0-9]*/comm | wc -l; ip netns list; ip -o link | grep -o 'lsv[^:@]*'
+    set -- /proc/[0-9]*/comm; echo $#; ip netns list; ip -o link | grep -o 'lsv[^:@]*'
     nft list tables | grep lock
     find /run/liveshift/images /var/lib/liveshift/capsules /dev/shm /tmp -mindepth 1 -maxdepth 1
     true
