@@ -12,7 +12,7 @@ C_FILES = $(shell find $(FOLDERS) tests integration -name '*.[ch]')
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-lab gate-simulation fault-matrix load soak fuzz sanitize compat bench-gate bench-downtime gpu-suite lint format sources clean
+.PHONY: help setup demo test test-fast test-lab test-long gate-simulation fault-matrix load soak fuzz sanitize compat bench-gate bench-downtime gpu-suite lint format sources clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 16
@@ -23,14 +23,19 @@ setup: $(STAMPS)/package $(STAMPS)/criu ## Make .venv with everything in it, and
 demo: setup ## Train on three virtual hosts while one of them is emptied; report in build/demo/
 	@$(BIN)/python -m liveshift.launcher.demo
 
-test: setup ## Run all tests: tests/ and, in the lab, integration/ (root)
-	@$(BIN)/python -m pytest tests integration $(ARGS)
+# Without what is marked as long: further cases of what shorter tests show too.
+test: setup ## Run tests/ and, in the lab, integration/ (root)
+	@$(BIN)/python -m pytest tests integration -m 'not long' $(ARGS)
 
 test-fast: $(STAMPS)/package ## Run tests/ only, without those that need the lab
-	@$(BIN)/python -m pytest tests -m 'not lab' $(ARGS)
+	@$(BIN)/python -m pytest tests -m 'not lab and not long' $(ARGS)
 
 test-lab: setup ## Run integration/ only: whole-system scenarios in the lab (root)
-	@$(BIN)/python -m pytest integration $(ARGS)
+	@$(BIN)/python -m pytest integration -m 'not long' $(ARGS)
+
+# STATES is how many the deep run of the protocol's model may visit.
+test-long: setup ## Run what `make test` leaves out: further cases, deeper explorations (root)
+	@LIVESHIFT_MODEL_STATES=$(or $(STATES),200000) $(BIN)/python -m pytest tests integration -m long $(ARGS)
 
 gate-simulation: $(STAMPS)/package ## Stop PROGRAMS=3000 random programs by the gate, from SEED=0 on
 	@$(BIN)/python tests/gate_simulation.py $(if $(PROGRAMS),--programs $(PROGRAMS)) \

@@ -15,12 +15,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from device_jobs import Device
 from lab_session import JOBS, LabSession, NewLab, environment, eventually
 from moving_job import Job, Step
-from reference_runs import References
+from reference_runs import References, read_result
 from whereabouts import GONE, every_pid, spaces
 
 from liveshift.cuda_snapshot.helper.client import GpuHelper
@@ -30,6 +31,12 @@ from liveshift.launcher.lab.tasks import Task, kill
 DEVICES = "/run/simcuda/devices"
 PROBED_S = 60.0
 """How long a host may take until it knows what its driver bears."""
+
+ROUND = 20
+"""Jobs end after a multiple of so many steps, at which a reference run remembers its memory: one of
+FURTHER steps, all ranks together, serves all shorter ones."""
+
+FURTHER = 300
 
 RANKS = str(JOBS / "ranks.py")
 TRAIN = str(JOBS / "device_train.py")
@@ -201,7 +208,8 @@ class GpuLab:
         tree = (sys.executable, RANKS, str(ranks)) if ranks > 1 else ()
         return (
             *self.device.environment, *tree, sys.executable, TRAIN, "--out", "{out}",
-            "--steps", str(steps), "--pace", "0.1", "--enough", "{out}/enough", *more,
+            "--steps", str(steps), "--pace", "0.1", "--enough", "{out}/enough",
+            "--round", str(ROUND), *more,
         )  # fmt: skip
 
     def start(self, name: str, *more: str, nnodes: int = 1, ranks: int = 1) -> Job:
@@ -222,10 +230,11 @@ class GpuLab:
         job.stop()
         steps = len(job.steps())
         result = job.result(ranks)
-        words = list(job.argv)
-        for option, value in (("--steps", str(steps)), ("--enough", "/none")):
+        words, further = [*job.argv, "--remember"], max(steps, FURTHER // ranks)
+        for option, value in (("--steps", str(further)), ("--enough", "/none")):
             words[words.index(option) + 1] = value
-        result.assert_equals(references.of(words, job.nnodes, ranks))
+        reference = references.directory(words, job.nnodes)
+        result.assert_equals(read_result(reference, ranks, steps))
 
 
 def gpu_lab(
@@ -247,8 +256,10 @@ def gpu_lab(
     return made
 
 
-def gpu_references(place: Path, most: int) -> References:
-    """Runs of the same jobs without liveshift, on a machine of so many GPUs."""
-    devices = ",".join(f"{uuid(0xFFFF, gpu)}:H200:4GiB" for gpu in range(most))
+@cache
+def gpu_references(place: Path) -> References:
+    """Runs of the same jobs without liveshift, for a whole test session, on a machine of three
+    GPUs."""
+    devices = ",".join(f"{uuid(0xFFFF, gpu)}:H200:4GiB" for gpu in range(3))
     directory = tempfile.mkdtemp(prefix="gpu-references-", dir=place)
     return References(Path(directory), environment(SIMCUDA_DEVICES=devices))

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 from moving_job import Job
 from whereabouts import on_lab, runs
 
-from liveshift.errors import LiveshiftError
+from liveshift.errors import LiveshiftError, Unreachable
 from liveshift.launcher import lab as labs
 from liveshift.launcher.client import Client
 from liveshift.launcher.lab import Lab
 from liveshift.runtime.config import load
-from liveshift.runtime.messages import GetStatus, HostRow, Status
+from liveshift.runtime.messages import Event, Events, GetEvents, GetStatus, HostRow, Status
 
 ROOT = Path(__file__).resolve().parents[1]
 JOBS = ROOT / "integration" / "jobs"
@@ -34,6 +34,9 @@ LONG = (
     *("--steps", "3000", "--pace", "0.1", "--enough", "{out}/enough"),
 )
 """A DDP job of two that goes on until it is told that it is enough (Job.stop)."""
+
+CHAIN = ("python", str(JOBS / "chain.py"), "--out", "{out}", "--enough", "{out}/enough")
+"""The same of one process without torch, which is there at once."""
 
 BRISK, AS_EVER = ("--precopy", "slow_down=0.9"), ("--precopy", "slow_down=0.2")
 """Options of ``lab up``. How long a pre-copy takes its time so as to spare the job matters to few
@@ -139,6 +142,16 @@ class LabSession:
     def status(self) -> Status:
         with Client(self.lab.socket) as client:
             return client.get(Status, GetStatus())
+
+    def history(self, subject: str) -> list[Event]:
+        """All events of a job; waits for an orchestrator that has only just been started."""
+
+        def look() -> list[Event]:
+            with suppress(Unreachable), Client(self.lab.socket) as client:
+                return client.get(Events, GetEvents(subject, 0)).events
+            return []
+
+        return eventually(look, "the orchestrator to answer", 20)
 
     def start(
         self, name: str, argv: Sequence[str], nnodes: int = 1, user: int | None = None

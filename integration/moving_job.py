@@ -128,9 +128,8 @@ class Job:
 
     def migrations(self) -> list[MigrationRow]:
         """All migrations that the job's history tells of, in their last state."""
-        events = self.session.json("events", self.name)
-        rows = {e["migration"]["name"]: e["migration"] for e in events if e["migration"]}
-        return [msgspec.convert(row, MigrationRow) for row in rows.values()]
+        told = [event.migration for event in self.session.history(self.name)]
+        return list({row.name: row for row in told if row is not None}.values())
 
     def migration_after(self, count: int, timeout: float = 60.0) -> MigrationRow:
         """The migration that follows the ``count`` ones that this job has had, once it is over."""
@@ -155,7 +154,8 @@ class Job:
     # ---- what it leaves ----
 
     def result(self, ranks: int) -> Result:
-        """What a job that must have ended well has left."""
+        """What a job that must end well has left; it need not keep its pace any more."""
+        (self.out / "hurry").touch()
         code = self.wait_end()
         assert code == 0, f"{self.name} ended with {code}:\n{self.output()}"
         return read_result(self.out, ranks)

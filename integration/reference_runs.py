@@ -26,13 +26,15 @@ class Result:
         assert self.digests == other.digests
 
 
-def read_result(out: Path, ranks: int) -> Result:
+def read_result(out: Path, ranks: int, steps: int | None = None) -> Result:
+    """``steps``: what it had come to after so many, of a job that remembers that."""
+    name = "final" if steps is None else f"after{steps}-"
     losses: dict[int, list[tuple[int, str]]] = {}
     digests: dict[int, str] = {}
     for rank in range(ranks):
-        lines = (out / f"rank{rank}.jsonl").read_text().splitlines()
+        lines = (out / f"rank{rank}.jsonl").read_text().splitlines()[:steps]
         losses[rank] = [(s["step"], s["loss_hex"]) for s in map(json.loads, lines)]
-        digests[rank] = json.loads((out / f"final{rank}.json").read_text())["sha256"]
+        digests[rank] = json.loads((out / f"{name}{rank}.json").read_text())["sha256"]
     return Result(losses, digests)
 
 

@@ -4,7 +4,7 @@
 The scenarios (a) to (k) of the project's main promise, one test each. Every one asserts that the
 processes really ran on the new host (whereabouts.py), that they trained before the move and went
 on after it, and that all losses and the final parameters equal those of the same command run
-without liveshift.
+without liveshift (where only Python starts the ranks, of the same run under torchrun).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,11 @@ from liveshift.launcher import lab as labs
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 
-TRAIN_GPT = (*TORCHRUN, str(GPT), "--steps", "160", "--batch", "8", "--out", "{out}")
-PLAIN_GPT = ("python", *TRAIN_GPT[len(TORCHRUN) :])
+GPT_OF = (str(GPT), "--batch", "8", "--out", "{out}", "--steps")
+TRAIN_GPT = (*TORCHRUN, *GPT_OF, "100")
+PLAIN_GPT = ("python", *GPT_OF, "100")
+FURTHER = (*TORCHRUN, *GPT_OF, "160")
+"""For several moves in a row."""
 
 
 @pytest.fixture(scope="module")
@@ -41,22 +44,23 @@ def lab(new_lab: NewLab) -> LabSession:
     return new_lab("--hosts", "4")
 
 
-@pytest.fixture
-def gpt(lab: LabSession, request: pytest.FixtureRequest) -> Job:
-    """The GPT under torchrun on h0 and h1, in training."""
-    job = lab.start(request.node.name.removeprefix("test_")[:1] + "-gpt", TRAIN_GPT, nnodes=2)
+def a_gpt(lab: LabSession, name: str, argv: Sequence[str]) -> Job:
+    """The GPT on h0 and h1, in training."""
+    job = lab.start(name, argv, nnodes=2)
     job.wait_step(10)
     return job
 
 
-def test_a_rank_1_of_ddp_moves(lab: LabSession, gpt: Job, references: References) -> None:
+def test_a_rank_1_of_ddp_moves(lab: LabSession, references: References) -> None:
+    gpt = a_gpt(lab, "a-gpt", TRAIN_GPT)
     row = gpt.drained(1, verb="taint")
     lab.cli("untaint", "host", "h1")
     assert (row.source, row.by) == ("h1", "root")
     gpt.assert_same_as_never_moved(references, ranks=2)
 
 
-def test_b_rank_0_moves_with_rendezvous_and_store(gpt: Job, references: References) -> None:
+def test_b_rank_0_moves_with_rendezvous_and_store(lab: LabSession, references: References) -> None:
+    gpt = a_gpt(lab, "b-gpt", TRAIN_GPT)
     eventually(lambda: gpt.capsule(0).ranks == [0], "rank 0 to be told of in a beat", 10)
     gpt.migrate(0)
     gpt.assert_same_as_never_moved(references, ranks=2)
@@ -74,7 +78,8 @@ def test_c_two_ranks_with_dataloader_workers(lab: LabSession, references: Refere
     job.assert_same_as_never_moved(references, ranks=2)
 
 
-def test_d_moved_twice_and_back(gpt: Job, references: References) -> None:
+def test_d_moved_twice_and_back(lab: LabSession, references: References) -> None:
+    gpt = a_gpt(lab, "d-gpt", FURTHER)
     home = gpt.seen(1).host
     for to in ("h2", "h3", home):
         gpt.migrate(1, to)
@@ -84,7 +89,8 @@ def test_d_moved_twice_and_back(gpt: Job, references: References) -> None:
     gpt.assert_same_as_never_moved(references, ranks=2)
 
 
-def test_e_both_hosts_drained(lab: LabSession, gpt: Job, references: References) -> None:
+def test_e_both_hosts_drained(lab: LabSession, references: References) -> None:
+    gpt = a_gpt(lab, "e-gpt", FURTHER)
     first, second = gpt.seen(0).host, gpt.seen(1).host
     try:
         gpt.drained(0)
@@ -99,10 +105,9 @@ def test_e_both_hosts_drained(lab: LabSession, gpt: Job, references: References)
 
 
 def test_f_plain_python_under_rank(lab: LabSession, references: References) -> None:
-    job = lab.start("f-plain", PLAIN_GPT, nnodes=2)
-    job.wait_step(10)
+    job = a_gpt(lab, "f-plain", PLAIN_GPT)
     job.migrate(0)
-    job.assert_same_as_never_moved(references, ranks=2)
+    job.assert_same_as_never_moved(references, ranks=2, argv=TRAIN_GPT)
 
 
 def test_g_fsdp2_on_cpu(lab: LabSession, references: References) -> None:
@@ -156,7 +161,7 @@ def test_i_unprivileged_user(
         job.migrate(1, to="h2", user=NOBODY)  # their own job is theirs to move
         assert job.seen(1).users == {NOBODY}
         assert {path.stat().st_uid for path in job.out.iterdir()} == {NOBODY}
-        job.assert_same_as_never_moved(references, ranks=2, argv=PLAIN_GPT)
+        job.assert_same_as_never_moved(references, ranks=2, argv=TRAIN_GPT)
 
 
 def test_j_kernel_objects_and_a_connection(lab: LabSession, place: Path) -> None:

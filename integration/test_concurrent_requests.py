@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from fault_matrix.held import Held
-from lab_session import LONG, LabSession, NewLab, eventually
+from lab_session import CHAIN, LONG, LabSession, NewLab, eventually
 from moving_job import OVER, Job
 from reference_runs import References
 
@@ -24,7 +24,10 @@ from liveshift.runtime.messages import MigrationRow
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 
-AT = pytest.mark.parametrize("point", ["orchestrator.precopied", "orchestrator.committed"])
+EARLY, LATE = "orchestrator.precopied", "orchestrator.committed"
+AT = pytest.mark.parametrize("point", [EARLY, LATE])
+AT_ONE = pytest.mark.parametrize("point", [EARLY, pytest.param(LATE, marks=pytest.mark.long)])
+"""Where nothing else is decided at the other one."""
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +136,7 @@ def test_both_are_drained_it_ends_up_on_neither(
     assert long.seen(1).host == "h3"
 
 
-@AT
+@AT_ONE
 def test_two_taints_the_later_reason_counts_and_one_move_is_made(
     lab: LabSession, long: Job, held: Held, point: str
 ) -> None:
@@ -164,7 +167,7 @@ def test_untaint_lets_a_move_that_is_under_way_end_as_it_would(
     assert long.seen(1).host != "h1"
 
 
-@AT
+@AT_ONE
 def test_a_second_migrate_of_it_is_refused(
     lab: LabSession, long: Job, held: Held, under_way: subprocess.Popen[bytes], point: str
 ) -> None:
@@ -181,7 +184,7 @@ def test_a_signal_to_the_job_reaches_it_once_it_has_arrived(
     lab: LabSession, held: Held, long: Job, point: str
 ) -> None:
     """`stop` in the middle of a move: every rank gets the signal, and the job ends."""
-    job = lab.start(f"b-{point.partition('.')[2]}", LONG, nnodes=1)
+    job = lab.start(f"b-{point.partition('.')[2]}", CHAIN)
     job.wait_step(5)
     source = job.seen(0).host
     held.arm(point)
@@ -196,12 +199,20 @@ def test_a_signal_to_the_job_reaches_it_once_it_has_arrived(
     assert job.migrations()[-1].source == source
 
 
-@pytest.mark.parametrize("point", ["orchestrator.prepared", "orchestrator.precopied"])
-@pytest.mark.parametrize("how", ["ends", "crashes"])
+@pytest.mark.parametrize(
+    ("how", "point"),
+    [
+        ("ends", "orchestrator.prepared"),
+        ("crashes", EARLY),
+        pytest.param("ends", EARLY, marks=pytest.mark.long),
+        pytest.param("crashes", "orchestrator.prepared", marks=pytest.mark.long),
+    ],
+)
 def test_a_job_that_ends_by_itself_while_it_is_about_to_move(
     lab: LabSession, long: Job, held: Held, point: str, how: str
 ) -> None:
-    job = lab.start(f"{how}-{point.partition('.')[2]}", LONG, nnodes=1)
+    argv = ("sh", "-c", 'echo "$@" begins; exec "$@"', "sh", *CHAIN)
+    job = lab.start(f"{how}-{point.partition('.')[2]}", argv)
     job.wait_step(5)
     held.arm(point)
     with lab.popen("migrate", f"{job.name}/0") as moving:
@@ -218,7 +229,7 @@ def test_a_job_that_ends_by_itself_while_it_is_about_to_move(
     assert job.wait_end(30) == (0 if how == "ends" else 137)
     row = job.migrations()[-1]
     assert (row.state, row.error) == ("failed", f"{job.name}/0 has ended with code {job.code()}")
-    assert "rank 0 of 1 begins" in job.output(), "its output stays readable"
+    assert f"--enough {job.out}/enough begins" in job.output(), "its output stays readable"
 
 
 def test_in_the_end_the_job_is_whole(long_job: Job, references: References) -> None:

@@ -27,6 +27,9 @@ SOURCE, DESTINATION = "h1", "h2"
 SLOW = "300mbit"
 """So that a dump takes some seconds, in which a test can do harm."""
 
+_failed: list[str] = []
+"""Moves that tests have seen fail."""
+
 
 @pytest.fixture(scope="module")
 def lab(new_lab: NewLab) -> LabSession:
@@ -105,6 +108,7 @@ def fails(lab: LabSession, job: Job, harm: Callable[[], object] | None = None) -
     assert row.state == "failed"
     assert row.error
     assert row.error in said
+    _failed.append(row.name)
     return said
 
 
@@ -134,6 +138,7 @@ def test_destination_agent_killed_while_frozen(lab: LabSession, long: Job) -> No
     lab.start_agent(DESTINATION)
 
 
+@pytest.mark.long
 def test_destination_agent_restarted_while_frozen(lab: LabSession, long: Job) -> None:
     def restart() -> None:
         lab.stop_agent(DESTINATION)
@@ -165,6 +170,6 @@ def test_the_command_killed_the_move_goes_on(lab: LabSession, long_job: Job) -> 
 
 
 def test_in_the_end_the_job_is_whole(long_job: Job, references: References) -> None:
-    failed = [row for row in long_job.migrations() if row.state == "failed"]
-    assert len(failed) == 5
+    failed = [row.name for row in long_job.migrations() if row.state == "failed"]
+    assert failed == _failed != []
     long_job.assert_begins_like_never_moved(references)

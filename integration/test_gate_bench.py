@@ -40,7 +40,7 @@ def test_a_step_with_the_library_takes_no_more_instructions() -> None:
     assert ratio is None or ratio < 1.05
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_real_ranks_come_to_a_boundary(ranks: int) -> None:
     seen = quiesce.run(ranks, boundaries=6)
     assert seen["boundaries"] == 6

@@ -81,7 +81,7 @@ def plain(new_lab: NewLab, place: Path, points: Held) -> GpuLab:
 
 @pytest.fixture(scope="module")
 def references(place: Path) -> References:
-    return gpu_references(place, 2)
+    return gpu_references(place)
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +160,8 @@ def test_the_plain_path_carries_the_same_in_the_image(
     # A step under way has some tens of MiB on the host, too.
     assert dumped_bytes(slow) - dumped_bytes(quick) > BALLAST_MIB * MIB
     moved(plain, job, to="h0")
+    for each in (job, other):
+        each.stop()
     plain.assert_whole(job, references)
     fast.assert_whole(other, references)
 
@@ -176,7 +178,7 @@ def test_ranks_that_talk_by_nccl(fast: GpuLab, references: References) -> None:
     fast.assert_whole(job, references, ranks=2)
 
 
-@pytest.mark.parametrize("lab", ["fast", "plain"])
+@pytest.mark.parametrize("lab", ["fast", pytest.param("plain", marks=pytest.mark.long)])
 def test_two_cuda_processes_in_one_capsule(
     request: pytest.FixtureRequest, references: References, lab: str
 ) -> None:
@@ -250,19 +252,24 @@ def test_memory_that_is_taken_after_the_preflight(fast: GpuLab, points: Held, lo
 # ---- daemons that die ----
 
 
+DEATHS = [
+    ("source.devices_saved", "source", "failed"),
+    ("source.dumped", "destination", "failed"),  # what had come is not kept in its GPUs
+    ("orchestrator.committed", "ctl", "done"),
+    ("destination.restoring", "destination", "failed"),
+    ("destination.granted", "destination", "done"),  # held by the helper, to be let go
+]
+MORE_DEATHS = [
+    ("source.dumped", "source", "failed"),
+    ("orchestrator.frozen", "ctl", "done"),
+    ("destination.devices_back", "destination", "failed"),
+    ("destination.running", "destination", "done"),
+]
+
+
 @pytest.mark.parametrize(
     ("point", "who", "state"),
-    [
-        ("source.devices_saved", "source", "failed"),
-        ("source.dumped", "source", "failed"),
-        ("source.dumped", "destination", "failed"),  # what had come is not kept in its GPUs
-        ("orchestrator.frozen", "ctl", "done"),
-        ("orchestrator.committed", "ctl", "done"),
-        ("destination.restoring", "destination", "failed"),
-        ("destination.devices_back", "destination", "failed"),
-        ("destination.granted", "destination", "done"),  # held by the helper, to be let go
-        ("destination.running", "destination", "done"),
-    ],
+    [*DEATHS, *(pytest.param(*each, marks=pytest.mark.long) for each in MORE_DEATHS)],
 )
 def test_a_daemon_that_dies(
     fast: GpuLab, points: Held, long: Job, point: str, who: str, state: str
@@ -277,7 +284,14 @@ def test_a_daemon_that_dies(
     assert long.seen(0).host == (destination if row.state == "done" else source)
 
 
-@pytest.mark.parametrize("point", ["source.dumped", "destination.restoring", "destination.granted"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "destination.restoring",
+        "destination.granted",
+        pytest.param("source.dumped", marks=pytest.mark.long),
+    ],
+)
 def test_the_destinations_helper_dies(fast: GpuLab, points: Held, long: Job, point: str) -> None:
     """What it had filled is gone with it; the source's helper has it still."""
     source, destination = way(fast, long)

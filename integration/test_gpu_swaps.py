@@ -57,7 +57,7 @@ def plain(new_lab: NewLab, place: Path, points: Held) -> GpuLab:
 
 @pytest.fixture(scope="module")
 def references(place: Path) -> References:
-    return gpu_references(place, 3)
+    return gpu_references(place)
 
 
 def swap(
@@ -228,7 +228,7 @@ def test_memory_that_is_taken_after_the_preflight(fast: GpuLab, points: Held, lo
 @pytest.mark.parametrize(
     ("point", "who", "state"),
     [
-        ("orchestrator.prepared", "ctl", "failed"),
+        pytest.param("orchestrator.prepared", "ctl", "failed", marks=pytest.mark.long),
         ("swap.saved", "ctl", "done"),
         ("swap.saved", "agent", "failed"),
         ("swap.brought", "agent", "done"),

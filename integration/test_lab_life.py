@@ -115,7 +115,9 @@ up(sys.argv[1], 3)
 """
 
     # 1, 2: the switch; then six for each of four hosts: 3 wire it, the room, what is in it, daemon
-    @pytest.mark.parametrize("child", [1, 3, 6, 7, 8, 12, 18, 26])
+    MORE = tuple(pytest.param(child, marks=pytest.mark.long) for child in (3, 7, 12, 26))
+
+    @pytest.mark.parametrize("child", [1, 6, 8, 18, *MORE])
     def test_after_a_killed_up(self, name: str, child: int) -> None:
         up = subprocess.run(
             [sys.executable, "-c", self.KILLED, name, str(child)],

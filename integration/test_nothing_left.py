@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from lab_session import JOBS, LabSession, assert_nothing_left, environment, eventually
+from lab_session import CHAIN, LabSession, assert_nothing_left, environment, eventually
 from moving_job import Job
 from whereabouts import on_lab, runs
 
@@ -25,8 +25,6 @@ from liveshift.launcher import lab as labs
 from liveshift.launcher.lab import wiring
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
-
-CHAIN = ("python", str(JOBS / "chain.py"), "--out", "{out}", "--enough", "{out}/enough")
 
 
 @pytest.fixture
@@ -83,7 +81,7 @@ def assert_traces(session: LabSession, host: str, expected: str) -> None:
 def traces(session: LabSession, host: str) -> str:
     """What a host has of capsules: processes, namespaces, links, locks, images, directories."""
     script = """
-    ls /proc/[0-9]*/comm | wc -l; ip netns list; ip -o link | grep -o 'lsv[^:@]*'
+    set -- /proc/[0-9]*/comm; echo $#; ip netns list; ip -o link | grep -o 'lsv[^:@]*'
     nft list tables | grep lock
     find /run/liveshift/images /var/lib/liveshift/capsules /dev/shm /tmp -mindepth 1 -maxdepth 1
     true
@@ -93,7 +91,10 @@ def traces(session: LabSession, host: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("moment", ["directory", "switch", "h0", "h2", "agents"])
+MORE_MOMENTS = [pytest.param(each, marks=pytest.mark.long) for each in ("switch", "h2")]
+
+
+@pytest.mark.parametrize("moment", ["directory", "h0", "agents", *MORE_MOMENTS])
 def test_lab_up_killed(session: LabSession, moment: str) -> None:
     def reached() -> bool:
         if session.name not in labs.names() or moment == "directory":

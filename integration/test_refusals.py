@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 from jobs.chain import link
-from lab_session import JOBS, LONG, LabSession, NewLab, eventually
+from lab_session import CHAIN, LONG, LabSession, NewLab, eventually
 from moving_job import Job
 from open_python import NOBODY, OpenPython
 from reference_runs import References
@@ -31,8 +31,6 @@ from liveshift.launcher import lab as labs
 from liveshift.runtime import keys
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
-
-CHAIN = ("python", str(JOBS / "chain.py"), "--out", "{out}", "--enough", "{out}/enough")
 
 OLD_CRIU = """#!/bin/sh
 echo Version: 3.17

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that ranks of the tests run over gloo; each ends with what it has computed.
 
-Called as ``gloo_programs.py NAME FOLDER STEPS`` with WORLD_SIZE set, for all ranks. The result of
-each goes to FOLDER/<rank>.json; it depends on nothing but the program, its ranks and its steps.
+Called as ``gloo_programs.py NAME STEPS FOLDER...`` with WORLD_SIZE set, for all ranks: once for
+each folder, one after the other. The result of a rank goes to FOLDER/<rank>.json, its page to
+FOLDER/pages; it depends on nothing but the program, its ranks and its steps.
 """
 
 from __future__ import annotations
@@ -128,17 +129,21 @@ PROGRAMS: dict[str, Callable[[int], str]] = {
 def main() -> int:
     """Fork the ranks, once torch is imported, and wait for them; the worst of their statuses."""
     global RANK
-    for rank in range(SIZE):
-        if os.fork() == 0:
-            RANK = rank
-            os.environ["RANK"] = str(rank)
-            run()
-    # Whichever ends first, so that none is seen that has ended.
-    return max(abs(os.waitstatus_to_exitcode(os.wait()[1])) for _ in range(SIZE))
+    for folder in map(Path, sys.argv[3:]):
+        os.environ["LIVESHIFT_PAGES"] = str(folder / "pages")
+        for rank in range(SIZE):
+            if os.fork() == 0:
+                RANK = rank
+                os.environ["RANK"] = str(rank)
+                run(folder)
+        # Whichever ends first, so that none is seen that has ended.
+        if worst := max(abs(os.waitstatus_to_exitcode(os.wait()[1])) for _ in range(SIZE)):
+            return worst
+    return 0
 
 
-def run() -> NoReturn:
-    name, folder, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+def run(folder: Path) -> NoReturn:
+    name, steps = sys.argv[1], int(sys.argv[2])
     status = 1
     try:
         torch.set_num_threads(1)

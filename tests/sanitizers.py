@@ -8,6 +8,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -75,13 +76,19 @@ def compile_c(output: Path, *arguments: str | Path) -> None:
 def interposer(flags: Sequence[str] = ()) -> Path:
     """The interposer, to be linked with instead of preloaded: a sanitizer's own library has to come
     first. What its parts ask of each other is exported too."""
-    shared = ["-fPIC", "-fexceptions", "-shared", "-Wl,--hash-style=gnu", *flags]
+    own, linking = ["-fPIC", "-fexceptions", *flags], ["-shared", "-Wl,--hash-style=gnu"]
 
     def make(part: Path) -> None:
-        compile_c(part / "liveshift_interposer.so", *shared, *sorted(INTERPOSER.glob("*.c")))
+        def compiled(source: Path) -> Path:
+            compile_c(part / f"{source.stem}.o", *own, "-c", source)
+            return part / f"{source.stem}.o"
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(compiled, sorted(INTERPOSER.glob("*.c"))))
+        compile_c(part / "liveshift_interposer.so", *own, *linking, *objects)
 
     files = INTERPOSER.glob("*.[ch]")
-    return kept(BUILT, "interposer", files, tuple(shared), make) / "liveshift_interposer.so"
+    return kept(BUILT, "interposer", files, (*own, *linking), make) / "liveshift_interposer.so"
 
 
 def first(library: Path) -> list[str]:

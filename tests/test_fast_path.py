@@ -59,7 +59,7 @@ def test_why_it_does_not_work(
 ) -> None:
     for name, value in {"SIMCUDA_DEVICES": ONE, **environment}.items():
         monkeypatch.setenv(name, value)
-    said, again = probe.watched(A, doubles.folder)
+    said, again = probe.watched(A, doubles.folder, lock_ms=1000)
     assert again is lasting
     with pytest.raises(AssertionError, match=why):
         raise AssertionError(said)

@@ -55,14 +55,21 @@ class Ranks:
         """What each rank has computed, once all have ended well."""
         said = self.parent.communicate(timeout=PATIENCE_S)[1]
         assert self.parent.returncode == 0, said
-        return [json.loads((self.folder / f"{rank}.json").read_text()) for rank in range(self.size)]
+        return self.left_in(self.folder)
+
+    def left_in(self, folder: Path) -> list[str]:
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(self.size)]
 
 
 @contextmanager
-def ranks(folder: Path, program: str, size: int, steps: int) -> Iterator[Ranks]:
-    """Begun, and each with a page."""
+def ranks(
+    folder: Path, program: str, size: int, steps: int, alone: Path | None = None
+) -> Iterator[Ranks]:
+    """Begun, and each with a page; ``alone`` is where they have run before, undisturbed."""
+    folders = [alone, folder] if alone else [folder]
+    for each in folders:
+        (each / "pages").mkdir(parents=True)
     pages = folder / "pages"
-    pages.mkdir(parents=True)
     unwanted = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     environment = {k: v for k, v in os.environ.items() if k not in unwanted} | {
         "LD_PRELOAD": str(library.library_path()),
@@ -71,7 +78,7 @@ def ranks(folder: Path, program: str, size: int, steps: int) -> Iterator[Ranks]:
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, str(PROGRAMS), program, str(folder), str(steps)]
+    command = [sys.executable, str(PROGRAMS), program, str(steps), *map(str, folders)]
     with ExitStack() as cleanup:
         parent = cleanup.enter_context(
             subprocess.Popen(
@@ -156,11 +163,11 @@ CASES = [("several", 2, 80), ("ddp", 2, 80), ("groups", 4, 60), ("pairs", 3, 120
 def test_a_job_armed_at_random_moments_computes_the_same(
     tmp_path: Path, program: str, size: int, steps: int
 ) -> None:
-    with ranks(tmp_path / "alone", program, size, steps) as undisturbed:
-        expected = undisturbed.results()
     source = random.Random(f"{program} {os.environ.get('LIVESHIFT_SEED', '1')}")
     boundaries = 0
-    with ranks(tmp_path / "armed", program, size, steps) as disturbed:
+    alone = tmp_path / "alone"
+    with ranks(tmp_path / "armed", program, size, steps, alone) as disturbed:
+        expected = disturbed.left_in(alone)
         gates = [HostGate([p]) for p in disturbed.pages]
         attempt = 0
         while disturbed.running:

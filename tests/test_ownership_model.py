@@ -37,7 +37,7 @@ FOUND_AT_MOST = 60_000
 """States within which a mutation has to show."""
 
 DEEP = os.environ.get("LIVESHIFT_MODEL_STATES", "50000")
-"""How many states the deep run may visit."""
+"""How many states the deep run may visit (`make test-long STATES=…`)."""
 
 
 def faults(*names: str) -> dict[str, int]:
@@ -59,9 +59,10 @@ PAIRS = {
     ("orchestrator", "orchestrator"): 5_000,
     ("silences", "silences"): 9_000,
 }
+OTHERS = (("agents", "silences"), ("doubles", "failures"), ("failures", "orchestrator"))
 LONG_PAIRS = [
     pair for pair in itertools.combinations_with_replacement(sorted(FAULTS), 2)
-    if pair not in PAIRS
+    if pair not in PAIRS and pair not in OTHERS
 ]  # fmt: skip
 
 
@@ -230,31 +231,34 @@ def test_wandering_finds_what_is_wrong() -> None:
     assert any(found.violation for found in walks)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("pair", LONG_PAIRS, ids=lambda v: str(v))
+@pytest.mark.parametrize(
+    "pair",
+    [*OTHERS, *(pytest.param(pair, marks=pytest.mark.long) for pair in LONG_PAIRS)],
+    ids=lambda v: str(v),
+)
 def test_the_other_pairs(pair: tuple[str, str]) -> None:
     found = explore(Model(Protocol()), initial("AB", Budget(**faults(*pair))))
     assert found.violation is None, found
     assert found.states > 5_000
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_deep() -> None:
-    """Three faults of any kinds, or few of them with three hosts or two moves; as many states as
-    LIVESHIFT_MODEL_STATES says, shared among them."""
+@pytest.mark.parametrize("most", [25_000, pytest.param(int(DEEP), marks=pytest.mark.long)])
+def test_deep(most: int) -> None:
+    """Three faults of any kinds, or few of them with three hosts or two moves, which share the
+    states that may be visited."""
     budgets = [("AB", faults(*three))
                for three in itertools.combinations_with_replacement(FAULTS, 3)]  # fmt: skip
     budgets += [("ABC", {"failures": 2, fault: 1 + 2 * (fault == "failures")}) for fault in FAULTS]
     budgets += [("AB", {"moves": 2, fault: 1}) for fault in FAULTS]
     total, whole, began = 0, 0, time.monotonic()
     for hosts, budget in budgets:
-        most = int(DEEP) // len(budgets)
-        found = explore(Model(Protocol()), initial(hosts, Budget(**budget)), most)
+        each = most // len(budgets)
+        found = explore(Model(Protocol()), initial(hosts, Budget(**budget)), each)
         assert found.violation is None, (hosts, budget, str(found))
         total += found.states
-        whole += found.states < most
+        whole += found.states < each
     print(f"{total} states of {len(budgets)} budgets, {whole} of them whole, "
           f"in {time.monotonic() - began:.0f} s")  # fmt: skip
-    assert total > int(DEEP) // 4
+    assert total > most // 4

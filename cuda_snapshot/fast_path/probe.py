@@ -116,13 +116,14 @@ def watched(
     *,
     step_s: float = STEP_S,
     start_s: float = START_S,
+    lock_ms: int = trial.LOCK_MS,
 ) -> tuple[str, bool]:
     """Makes the trial on that GPU; "" or why the fast path does not work, and whether the next
-    trial would say so too. Takes seconds; at most ``step_s`` for each step. ``pids`` are kept to
-    those of the processes that take part."""
+    trial would say so too. Takes seconds; at most ``step_s`` for each step, and ``lock_ms`` for a
+    lock. ``pids`` are kept to those of the processes that take part."""
     pids = set() if pids is None else pids
     child = subprocess.Popen(
-        [sys.executable, "-m", trial.__spec__.name, uuid],
+        [sys.executable, "-m", trial.__spec__.name, uuid, str(lock_ms)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

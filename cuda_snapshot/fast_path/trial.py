@@ -46,7 +46,7 @@ def say(text: str) -> None:
         os.write(1, (" ".join(text.split())[:MOST_WORDS] + "\n").encode())
 
 
-def main(uuid: str) -> None:
+def main(uuid: str, lock_ms: int) -> None:
     """Says how it went, whatever that is."""
     step = "starting"
 
@@ -73,7 +73,7 @@ def main(uuid: str) -> None:
             raise Unable(_last_words(child))
         hold = Hold([pid], spared_threads(pid, driver.restore_thread(pid)))
         begin("lock")
-        driver.lock(pid, LOCK_MS)
+        driver.lock(pid, lock_ms)
         begin("hold")
         _settle(pid)
         hold.begin(HOLD_S)
@@ -87,7 +87,7 @@ def main(uuid: str) -> None:
         handle = memory.imported(descriptors[0])
         os.close(descriptors[0])
         begin(f"lock {HELD}")
-        driver.lock(pid, LOCK_MS)
+        driver.lock(pid, lock_ms)
         begin("checkpoint")
         hold.end()
         driver.checkpoint(pid)
@@ -161,4 +161,4 @@ def _last_words(child: subprocess.Popen[bytes]) -> str:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

@@ -51,19 +51,19 @@ FAULTS: dict[str, Fault] = {
 #                                 prepared precopied locked dumped promised frozen committed
 #                                          restoring claiming granted running resumed finishing
 _GRID = """
-orchestrator-killed               S s 1 1 1 M M m m m m m m
-source-agent-killed               2 s s S s m m m m m m m M
-destination-agent-killed          s S s s s *2 2 s s m M m m
-dump-killed                       . . . S m m M m m m m . m
+orchestrator-killed               S s 1 1 1 m M m m m m m m
+source-agent-killed               2 s s S s m m m m m m m m
+destination-agent-killed          s s s s s *2 2 s s m M m m
+dump-killed                       . . . S m m m m m m m . m
 restore-killed                    . . . . . . . . m M . . .
-capsule-killed-at-source          e e E e e M m m m m m m M
+capsule-killed-at-source          e e E e e m m m m m m m M
 capsule-killed-at-destination     s s s s s s s S s s e E e
 cut-source-destination            s s s S s m m m m m m m m
 cut-source-orchestrator           s s m m m M m m m m m m m
 cut-destination-orchestrator      s s s s s s s S s m m m m
 source-cut-off                    s s s s S m m m m m m m m
 destination-cut-off               s s s s s s s s S m m m m
-source-power-lost                 e e e E e M m m m m m m m
+source-power-lost                 e e e E e m m m m m m m m
 destination-power-lost            s s S s s s s s s e e e e
 images-full                       s S s s s s s s m m . . .
 state-full                        s s s s S s s s s m . . .

@@ -187,6 +187,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--pace", type=float, default=0.0)
     parser.add_argument("--enough", type=Path, help="stop when this file is there")
+    parser.add_argument(
+        "--round", type=int, default=1, help="then go on, without rests, to a multiple of so many"
+    )
+    parser.add_argument(
+        "--remember", action="store_true", help="what the memory holds after each such multiple"
+    )
     parser.add_argument("--size", type=int, default=24, metavar="MIB", help="of the state")
     parser.add_argument("--ballast", type=int, default=0, metavar="MIB", help="besides")
     parser.add_argument("--managed", action="store_true")
@@ -214,6 +220,12 @@ def main() -> None:
     watching = threading.Thread(target=watch_a_block, args=(device, over), daemon=True)
     watching.start()
 
+    def memory() -> Iterator[Tensor]:
+        for state in states:
+            state.down(weights, moments)
+        own = [b.host for state in states for b in (state.weight, state.mean, state.square)]
+        return chain(own, ballast.read())
+
     log = StepLog(args.out, rank)
     for step in range(1, args.steps + 1):
         used = [[state.used(weights) for state in layer] for layer in layers]
@@ -230,15 +242,16 @@ def main() -> None:
             gradient = tensor.grad.flatten()
             add_up(gradient)
             state.descend(gradient / world, step, weights, moments)
-        log.step(step, told[0], args.pace, gpu=uuid(device))
-        if told[1]:
+        log.step(step, told[0], 0.0 if told[1] else args.pace, gpu=uuid(device))
+        if told[1] and step % args.round == 0:
             break
+        if args.remember and step % args.round == 0:
+            log.end(memory(), f"after{step}-")
+            for state in states:
+                state.wipe()
     over.set()
     watching.join()
-    for state in states:
-        state.down(weights, moments)
-    own = [b.host for state in states for b in (state.weight, state.mean, state.square)]
-    log.end(chain(own, ballast.read()), steps=step)
+    log.end(memory(), steps=step)
     print(f"rank {rank} ends", flush=True)
     leave()
 

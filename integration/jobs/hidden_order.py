@@ -31,7 +31,7 @@ def main() -> None:
     for step in range(1, args.steps + 1):
         hidden = args.out / f"hidden{step}"
         if rank == 0:
-            time.sleep(args.pace)
+            time.sleep(0.0 if log.hurried else args.pace)
             dist.all_reduce(value, group=alone)
             hidden.touch()
         if rank == 1:

@@ -28,15 +28,22 @@ class StepLog:
         self._last = time.monotonic()
 
     def step(self, step: int, loss: Tensor, pace: float = 0.0, **more: Any) -> None:
-        """Record a step and stay in it until ``pace`` seconds have passed since the last."""
-        time.sleep(max(0.0, self._last + pace - time.monotonic()))
+        """Record a step and stay in it until ``pace`` seconds have passed since the last; no longer
+        once it is hurried."""
+        if not self.hurried:
+            time.sleep(max(0.0, self._last + pace - time.monotonic()))
         self._last = time.monotonic()
         line = {"step": step, "loss_hex": float(loss.detach()).hex(), "time": time.time(), **more}
         self._log.write(json.dumps(line) + "\n")
 
-    def end(self, parameters: Iterable[Tensor], **more: Any) -> None:
+    @property
+    def hurried(self) -> bool:
+        """Whether a file says that there is nothing more to wait for (Job.result)."""
+        return (self._out / "hurry").exists()
+
+    def end(self, parameters: Iterable[Tensor], name: str = "final", **more: Any) -> None:
         final = {"sha256": digest(parameters), **more}
-        (self._out / f"final{self._rank}.json").write_text(json.dumps(final) + "\n")
+        (self._out / f"{name}{self._rank}.json").write_text(json.dumps(final) + "\n")
 
 
 def leave() -> NoReturn:
