@@ -116,7 +116,8 @@ class Arrival:
         here = cls(note.reserve, resident, housing, None, note.gpus)
         here._find_devices = lambda: devices.left(migration, resident)
         here._tree.take_up()
-        if not here.inbox.take_up() or not room.alive():
+        # One that may run has its memory, and may have used up what came (MemoryStore.spend).
+        if not (here.inbox.take_up() or (here.complete and resident.noted())) or not room.alive():
             return None
         return here
 
@@ -152,6 +153,8 @@ class Arrival:
             if not self.complete:
                 raise StepFailed("restore", "the image is not complete")
             manifest = self.inbox.manifest
+            if PAGE_TABLE in manifest.streams and self.inbox.memory is None:
+                raise StepFailed("restore", "the memory that came with the image is used up")
             if not self._settled_files:  # not again: what came is here, what is gone is gone
                 for tree, names in manifest.gone().items():
                     put_here = self.inbox.written.get(tree, set())

@@ -107,7 +107,7 @@ class Inbox:
         return self.landed.manifest
 
     def take_up(self) -> bool:
-        """What an earlier life of the agent has taken; returns whether it is complete."""
+        """What an earlier life of the agent has taken; returns whether all of it is here."""
         try:
             self.landed = manifest.load(self.images)
         except LiveshiftError as error:

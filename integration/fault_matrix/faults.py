@@ -17,6 +17,7 @@ from pathlib import Path
 from lab_session import eventually
 from whereabouts import GONE, every_pid, inner_pid, spaces
 
+from liveshift.criu_glue.memory.store import INDEX_FILE
 from liveshift.launcher import lab as labs
 from liveshift.launcher.lab.tasks import Task
 
@@ -50,6 +51,23 @@ def daemon_killed(who: Who) -> Fault:
         labs.stop_daemon(scene.lab, who(scene))
         yield
         labs.start_daemon(scene.lab, who(scene))
+
+    return fault
+
+
+def image_used_up() -> Fault:
+    """The destination's agent dies where its host had no memory for the image beside the tree: the
+    next one finds the image without its pages (MemoryStore.spend, which takes the index away)."""
+
+    @contextmanager
+    def fault(scene: Scene) -> Iterator[None]:
+        init = scene.lab.machine(scene.destination).init
+        assert init is not None
+        images = Path(f"/proc/{init.pid}/root/run/liveshift/images")
+        (index,) = images.glob(f"*/{INDEX_FILE}")
+        index.unlink()
+        with daemon_killed(destination)(scene):
+            yield
 
     return fault
 

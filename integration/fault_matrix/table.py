@@ -27,6 +27,7 @@ FAULTS: dict[str, Fault] = {
     "orchestrator-killed": faults.daemon_killed(orchestrator),
     "source-agent-killed": faults.daemon_killed(source),
     "destination-agent-killed": faults.daemon_killed(destination),
+    "image-used-up": faults.image_used_up(),
     "dump-killed": faults.criu_killed(source, "dump"),
     "restore-killed": faults.criu_killed(destination, "restore"),
     "capsule-killed-at-source": faults.capsule_killed(source),
@@ -54,6 +55,7 @@ _GRID = """
 orchestrator-killed               S s 1 1 1 m M m m m m m m
 source-agent-killed               2 s s S s m m m m m m m m
 destination-agent-killed          s s s s s *2 2 s s m M m m
+image-used-up                     . . . . . s s s S M m m .
 dump-killed                       . . . S m m m m m m m . m
 restore-killed                    . . . . . . . . m M . . .
 capsule-killed-at-source          e e E e e m m m m m m m M
