@@ -291,7 +291,7 @@ def test_no_page_is_taken_by_a_host_that_has_no_memory_left(
     def fill() -> None:
         nonlocal looked
         for n in range(3 * inboxes.LOOK // (100 * PAGE) + 3):
-            host.inbox.pages.write(1, pages(100), n)
+            host.inbox.pages.write(1, pages(100), b"tag")
             looked = n
 
     monkeypatch.setattr(inboxes, "FREED_S", 0.1)
