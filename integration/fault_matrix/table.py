@@ -69,7 +69,7 @@ source-power-lost                 e e e E e m m m m m m m m
 destination-power-lost            s s S s s s s s s e e e e
 images-full                       s S s s s s s s m m . . .
 state-full                        s s s s S s s s s m . . .
-out-of-memory                     s s S s s s s s . . . . .
+out-of-memory                     s s S s . . . . . . . . .
 bits-flipped                      M m m M . . . . . . . . .
 orchestrator-stalled              m m m m m m m m m m m M m
 source-agent-stalled              s S s s s m m m m m m m m
