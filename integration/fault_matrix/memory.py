@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LIMIT = 2 << 20
-"""Bytes beyond what the processes have already: CRIU's images of a training job do not fit. Once those
-are there the agent needs no more, for its pages lie in a CRIU that was started early."""
+"""Bytes beyond what the processes have already: CRIU's images of a training job do not fit. Once
+those are there the agent needs no more, for its pages lie in a CRIU that was started early."""
 
 _V1 = Path("/sys/fs/cgroup/memory")
 _V2 = Path("/sys/fs/cgroup")
