@@ -24,6 +24,7 @@ from ..errors import LiveshiftError
 from .dump import COMMON
 from .held import HeldCriu
 from .memory.prefill import (
+    ANSWER_S,
     BLOCK,
     LEAST,
     SPARE,
@@ -110,7 +111,8 @@ class EarlyCriu:
     def prepare(self) -> bool:
         """The image is complete: whether this CRIU can restore it, and it is worth it. When not,
         it has been ended."""
-        self._join(LAST_BLOCK_S)
+        only_here = self._prefill is not None and self._prefill.moved
+        self._join(ANSWER_S if only_here else LAST_BLOCK_S)
         try:
             if not self.why and self._prefill is None:
                 self.why = "nothing was put in place"
@@ -122,6 +124,7 @@ class EarlyCriu:
         except (PrefillLost, LiveshiftError, OSError) as error:
             self.why = str(error)
         log.warning("%s: no early restore: %s", self._images.name, self.why)
+        self._bring_back()
         self.drop()
         return False
 
@@ -155,6 +158,14 @@ class EarlyCriu:
         """Let go of what a tree that is there does not need any more; its CRIU is :attr:`held`."""
         if self._prefill is not None:
             self._prefill.close()
+
+    def _bring_back(self) -> None:
+        """As far as it answers: what stays lost is missed when the tree is to be filled."""
+        if self._prefill is not None and self.held.alive():
+            try:
+                self._prefill.bring_back()
+            except (PrefillLost, LiveshiftError, OSError) as error:
+                log.error("%s: what was kept only there is lost: %s", self._images.name, error)
 
     def _join(self, seconds: float) -> None:
         self.halt()

@@ -153,8 +153,7 @@ class Arrival:
             if not self.complete:
                 raise StepFailed("restore", "the image is not complete")
             manifest = self.inbox.manifest
-            if PAGE_TABLE in manifest.streams and self.inbox.memory is None:
-                raise StepFailed("restore", "the memory that came with the image is used up")
+            self._need_memory()
             if not self._settled_files:  # not again: what came is here, what is gone is gone
                 for tree, names in manifest.gone().items():
                     put_here = self.inbox.written.get(tree, set())
@@ -289,6 +288,7 @@ class Arrival:
     def forward(self, sender: Sender, lanes: Lanes) -> Frozen:
         """Send all of the image on to another host, as its source did."""
         manifest = self.inbox.manifest
+        self._need_memory()
         for stream in manifest.streams:
             kind, _, name = stream.partition(":")
             if kind in ("image", "output"):
@@ -308,6 +308,12 @@ class Arrival:
         )
         sender.finish()
         return Frozen(manifest.image_bytes, [])
+
+    def _need_memory(self) -> None:
+        """Raises StepFailed for an image whose pages are not here any more: CRIU's part of it would
+        make a tree of zeros."""
+        if PAGE_TABLE in self.inbox.manifest.streams and self.inbox.memory is None:
+            raise StepFailed("restore", "the memory that came with the image is used up")
 
     @staticmethod
     def _forward_memory(store: MemoryStore, sender: Sender, lanes: Lanes) -> None:

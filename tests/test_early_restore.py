@@ -18,8 +18,9 @@ from test_memory_fill import Scene
 
 from liveshift.criu_glue import early, output
 from liveshift.criu_glue.early import EarlyCriu
+from liveshift.criu_glue.memory import prefill
 from liveshift.criu_glue.memory.fill import Filled, FillEngine
-from liveshift.criu_glue.memory.prefill import SPARE
+from liveshift.criu_glue.memory.prefill import SPARE, PrefillLost
 from liveshift.criu_glue.memory.store import INDEX_FILE, PAGES_FILE, MemoryStore
 from liveshift.criu_glue.memory.tree_memory import UNFILLED
 from liveshift.criu_glue.restore import RestoringTree
@@ -359,6 +360,58 @@ def test_a_host_without_memory_for_both_keeps_what_is_in_place_only_there(
     tree.let_run(60)
     assert goes_on(stage.there)
     assert said(stage.there, output.STDERR) == ""
+
+
+NO_RESERVE = (
+    COLD
+    + """
+arena = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+for at in range(0, len(arena), 4096):
+    arena[at : at + 8] = (at * 2654435761 + 3).to_bytes(8, "little")
+expected = zlib.crc32(arena, whole())
+for n in range(10**9):
+    assert zlib.crc32(arena, whole()) == expected, "memory has changed"
+    os.write(1, b"%d\\n" % n)
+    time.sleep(0.002)
+"""
+)
+"""Like the heaps that glibc makes for threads: a kind of mapping that is filled, not placed."""
+
+
+@as_root
+def test_what_no_mapping_takes_along_is_brought_back_before_the_tree_is_restored(
+    staged: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = staged(NO_RESERVE)
+    without_room_for_both(stage, monkeypatch)
+    before = stage.store.absent
+    stage.parted.end_source()
+    tree, seen = _restore(stage, spend=True)
+    assert before - stage.store.absent > 60 << 20
+    assert seen.bytes > 60 << 20
+    assert stage.compare() > 50000
+    tree.let_run(60)
+    assert goes_on(stage.there)
+    assert said(stage.there, output.STDERR) == ""
+
+
+@as_root
+def test_all_is_brought_back_when_nothing_can_be_placed(
+    staged: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = staged(ALONE)
+    without_room_for_both(stage, monkeypatch)
+    stage.parted.end_source()
+
+    def rare(path: Path) -> None:
+        raise PrefillLost(f"{path.name} has mappings of a rare kind")
+
+    monkeypatch.setattr(prefill, "_mappings", rare)
+    assert not stage.early.prepare()
+    assert "of a rare kind" in stage.early.why
+    assert not stage.early.held.alive()
+    assert stage.store.absent == 0
+    _restore_plainly(stage)
 
 
 @as_root

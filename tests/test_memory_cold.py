@@ -26,7 +26,7 @@ from memory_parts import (
     runs_of,
 )
 
-from liveshift.criu_glue.memory import store_library
+from liveshift.criu_glue.memory import engine, store_library
 from liveshift.criu_glue.memory.store import PAGES_FILE, MemoryStore, ProcessTable
 from liveshift.errors import StepFailed
 
@@ -215,6 +215,45 @@ def test_only_what_the_table_has_counts(
     del model[8][BASE + 7 * PAGE]
     end(store, model)
     assert ahead.settle(8) == model[8]
+
+
+def test_what_several_pages_lie_in_is_not_given_back_also_by_an_agent_started_anew(
+    store: MemoryStore, family: tuple[dict[int, Pages], Ahead], tmp_path: Path
+) -> None:
+    model, ahead = family
+    lone = BASE + 3 * PAGE
+    model[7][lone] = page(5000)  # from now on pages of its own, of both
+    store.write(chunk(7, [(lone, 1, DATA)], page(5000), round_=1))
+    end(store, model)
+    slots = {at: slot for at, slot in _slots(store, 8)}
+    store.save()
+    ffi, calls = engine.load(
+        "struct store; void store_free(struct store *s, uint32_t slot, uint32_t pages);"
+    )
+    again = MemoryStore.load(tmp_path)
+    for each in (store, again):
+        held = (tmp_path / PAGES_FILE).stat().st_blocks * 512
+        with each.in_use() as opened:
+            pointer = ffi.cast(
+                "struct store *", int(store_library.load()[0].cast("uintptr_t", opened))
+            )
+            calls.store_free(pointer, min(slots.values()), BLOCK_PAGES)
+        freed = held - (tmp_path / PAGES_FILE).stat().st_blocks * 512
+        assert freed <= PAGE, "but for the one that only one process has"
+        assert ahead.kept()[8] == {**model[8], lone: ahead.kept()[8][lone]}
+    again.close()
+
+
+def _slots(store: MemoryStore, pid: int) -> Iterator[tuple[int, int]]:
+    ffi, calls = store_library.load()
+    count = ffi.new("uint32_t *")
+    with store.in_use() as opened:
+        images = calls.store_images(opened, count)
+        for image in (images[i] for i in range(count[0]) if images[i].pid == pid):
+            for extent in (image.extent[i] for i in range(image.extents)):
+                yield from (
+                    (extent.address + n * PAGE, extent.slot + n) for n in range(extent.pages)
+                )
 
 
 _STEPS = st.lists(

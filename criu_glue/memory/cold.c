@@ -252,6 +252,12 @@ static const struct plan_process *process_of(const struct plan *plan, uint32_t p
     return NULL;
 }
 
+bool cold_planned(const struct plan *plan, uint32_t pid, uint64_t address) {
+    const struct plan_process *process = process_of(plan, pid);
+    const struct plan_vma *vma = process != NULL ? vma_at(plan, process, address) : NULL;
+    return vma != NULL && vma->source != 0;
+}
+
 uint64_t cold_placed(const struct plan *plan, struct page_map *map, uint64_t page) {
     const struct plan_process *process = process_of(plan, map->pid);
     struct leaf *leaf = process != NULL ? page_map_leaf(map, page) : NULL;

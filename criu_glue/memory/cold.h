@@ -46,9 +46,17 @@ uint32_t store_move(struct store *s, uint32_t pid, uint32_t incarnation, uint64_
 // copied.
 int store_outdated(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t start,
                    uint64_t end, struct prefill_drop **drop, uint32_t *drops);
+// Of a block, where the plan, if there is one, puts nothing in place: what is kept nowhere else; its
+// slots, in out. False when there is nothing.
+bool store_stranded(struct store *s, const struct plan *plan, uint32_t pid, uint32_t incarnation,
+                    uint64_t address, struct block *out);
+// That was written into its slots again.
+void store_brought_back(struct store *s, const struct block *block);
 // Pages of the images that are neither in the store nor in their place; plan: NULL, none is.
 uint64_t store_absent(struct store *s, const struct plan *plan);
 uint64_t image_absent(const struct image *image, struct page_map *map, const struct plan *plan);
 
+// Whether the page is to be put in its place by a mapping's move.
+bool cold_planned(const struct plan *plan, uint32_t pid, uint64_t address);
 // What is in its place already; for the fill.
 uint64_t cold_placed(const struct plan *plan, struct page_map *map, uint64_t page);

@@ -6,6 +6,13 @@
 
 #include "cold.h"
 
+static struct page_map *map_of(struct store *s, uint32_t pid, uint32_t incarnation) {
+    for (uint32_t i = 0; i < s->processes; i++)
+        if (s->process[i]->pid == pid && s->process[i]->incarnation == incarnation)
+            return s->process[i];
+    return NULL;
+}
+
 // With the lock held: the bits of the leaf's pages that lie there, and of which nobody else has need.
 static uint64_t movable(const struct store *s, const struct leaf *leaf) {
     uint64_t found = 0;
@@ -35,11 +42,8 @@ static uint32_t move(struct store *s, struct leaf *leaf) {
 
 uint32_t store_move(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t address) {
     pthread_mutex_lock(&s->lock);
-    struct page_map *map = NULL;
+    struct page_map *map = s->images == 0 ? map_of(s, pid, incarnation) : NULL;
     uint32_t moved = 0;
-    for (uint32_t i = 0; i < s->processes && s->images == 0; i++)
-        if (s->process[i]->pid == pid && s->process[i]->incarnation == incarnation)
-            map = s->process[i];
     for (uint64_t first = 0; map != NULL && first < BLOCK_PAGES; first += LEAF_PAGES) {
         struct leaf *leaf = page_map_leaf(map, address / PAGE + first);
         if (leaf != NULL)
@@ -47,6 +51,38 @@ uint32_t store_move(struct store *s, uint32_t pid, uint32_t incarnation, uint64_
     }
     pthread_mutex_unlock(&s->lock);
     return moved;
+}
+
+bool store_stranded(struct store *s, const struct plan *plan, uint32_t pid, uint32_t incarnation,
+                    uint64_t address, struct block *out) {
+    bool found = false;
+    *out = (struct block){.pid = pid, .incarnation = incarnation, .address = address};
+    pthread_mutex_lock(&s->lock);
+    struct page_map *map = map_of(s, pid, incarnation);
+    for (uint64_t i = 0; map != NULL && i < BLOCK_PAGES; i++) {
+        const struct leaf *leaf = page_map_leaf(map, address / PAGE + i);
+        if (leaf == NULL || !(leaf->moved >> i % LEAF_PAGES & 1) ||
+            (plan != NULL && cold_planned(plan, pid, address + i * PAGE)))
+            continue;
+        out->slot[i] = leaf->page[i % LEAF_PAGES];
+        found = true;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return found;
+}
+
+void store_brought_back(struct store *s, const struct block *block) {
+    pthread_mutex_lock(&s->lock);
+    struct page_map *map = map_of(s, block->pid, block->incarnation);
+    for (uint64_t i = 0; map != NULL && i < BLOCK_PAGES; i++) {
+        struct leaf *leaf = page_map_leaf(map, block->address / PAGE + i);
+        uint64_t bit = UINT64_C(1) << i % LEAF_PAGES;
+        if (leaf != NULL && block->slot[i] >= FIRST_SLOT) {
+            leaf->moved &= ~bit;
+            leaf->placed &= ~bit;
+        }
+    }
+    pthread_mutex_unlock(&s->lock);
 }
 
 uint64_t image_absent(const struct image *image, struct page_map *map, const struct plan *plan) {

@@ -15,13 +15,14 @@ enum prefill_op {
     PREFILL_MAP,  // reserve [low, high) somewhere and have [start, end) in it
     PREFILL_GROW, // have [start, end) too, which was reserved
     PREFILL_COPY, // one block: of each page PAGE_UNKNOWN (what lies there stays) or what it is
+    PREFILL_BACK, // one block: write each page that has a slot there, and let go of it
     PREFILL_DROP, // let go of what is listed
     PREFILL_GO,   // restore; the plan is there
 };
 
 struct prefill_order {
     uint32_t op;
-    uint32_t count; // PREFILL_COPY: slots; PREFILL_DROP: ranges
+    uint32_t count; // PREFILL_COPY, PREFILL_BACK: slots; PREFILL_DROP: ranges
     uint64_t start, end, low, high;
     int64_t shift; // from the job's addresses to those in CRIU
 };

@@ -47,7 +47,7 @@ LEAST = 384 << 20
 
 ANSWER_S = 20.0
 
-_MAP, _GROW, _COPY, _DROP, _GO = range(5)
+_MAP, _GROW, _COPY, _BACK, _DROP, _GO = range(6)
 _ORDER = struct.Struct("<IIQQQQq")
 _ANSWER = struct.Struct("<qq")
 _DROPS = 4096  # ranges in one message
@@ -193,7 +193,23 @@ class Prefill:
                 if placed:
                     self._pids.add(area.pid)
         self._write(plan)
+        self.bring_back(self._ffi.from_buffer("uint8_t[]", self._plan))
         return found
+
+    def bring_back(self, plan: object = None) -> None:
+        """What is kept only here goes into the store again: all of it, or what no mapping of the
+        plan takes to its place."""
+        block, plan = self._block, self._ffi.NULL if plan is None else plan
+        for area in self._areas if self.moved else ():
+            for address in area.blocks:
+                with self._store.in_use() as store:
+                    if not self._calls.store_stranded(
+                        store, plan, area.pid, area.incarnation, address, block
+                    ):
+                        continue
+                    slots = bytes(self._ffi.buffer(block.slot))
+                    self._order(_BACK, area.shift, address, count=len(slots) // 4, more=slots)
+                    self._calls.store_brought_back(store, block)
 
     def go(self) -> None:
         """CRIU begins."""

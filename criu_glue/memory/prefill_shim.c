@@ -97,6 +97,20 @@ static int64_t copy(const struct prefill_order *o, const uint32_t *slot) {
     return 0;
 }
 
+static int64_t back(const struct prefill_order *o, const uint32_t *slot) {
+    uint8_t *from = at(o->start + (uint64_t)o->shift);
+    for (uint32_t i = 0; i < BLOCK_PAGES; i++) {
+        if (slot[i] < FIRST_SLOT)
+            continue;
+        off_t to = (off_t)(slot[i] - FIRST_SLOT) * PAGE;
+        if (pwrite(early.pages, from + i * PAGE, PAGE, to) != PAGE)
+            return -EIO;
+        if (madvise(from + i * PAGE, PAGE, MADV_DONTNEED) != 0)
+            return failed();
+    }
+    return 0;
+}
+
 static int64_t drop(const struct prefill_order *o, const struct prefill_drop *range) {
     for (uint32_t i = 0; i < o->count; i++)
         if (madvise(at(range[i].address + (uint64_t)o->shift), range[i].pages * PAGE,
@@ -129,6 +143,9 @@ static int64_t obey(const union message *m, size_t length, int64_t *shift) {
         return have(o->start + (uint64_t)o->shift, o->end + (uint64_t)o->shift);
     case PREFILL_COPY:
         return rest == BLOCK_PAGES * sizeof(uint32_t) ? copy(o, (const uint32_t *)(o + 1))
+                                                      : -EINVAL;
+    case PREFILL_BACK:
+        return rest == BLOCK_PAGES * sizeof(uint32_t) ? back(o, (const uint32_t *)(o + 1))
                                                       : -EINVAL;
     case PREFILL_DROP:
         return rest == o->count * sizeof(struct prefill_drop)

@@ -62,6 +62,7 @@ void store_close(struct store *s) {
     free(s->spare.slot);
     free(s->freed.slot);
     free(s->shared);
+    free(s->seen);
     free(s->want);
     pthread_cond_destroy(&s->quiet);
     pthread_mutex_destroy(&s->lock);

@@ -58,6 +58,7 @@ struct store {
     uint64_t next;               // slots from here on were never used
     const struct donors *donors; // what else is on this host, or NULL
     uint16_t *shared;            // by slot: how many pages lie in it besides the first
+    uint8_t *seen;               // by slot, a bit: some page of a loaded image lies in it
     struct slots spare;          // may be used again
     struct slots freed;          // may be, once nobody writes
     uint32_t writers;

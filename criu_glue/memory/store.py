@@ -261,8 +261,8 @@ class MemoryStore:
             return {image.pid: image.incarnation for image in self._images(store)}
 
     def pages_file(self) -> int:
-        """A descriptor of the file with the pages, for reading; the caller's."""
-        return os.open(self._directory / PAGES_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        """A descriptor of the file with the pages; the caller's."""
+        return os.open(self._directory / PAGES_FILE, os.O_RDWR | os.O_CLOEXEC)
 
     @property
     def size(self) -> int:

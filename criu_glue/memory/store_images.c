@@ -116,11 +116,22 @@ int store_image(struct store *s, uint32_t pid, uint32_t incarnation, const uint6
     return 0;
 }
 
+// What several pages lie in, once the store knows no more of them than its images.
+static void count_shared(struct store *s, uint64_t slot, uint32_t pages) {
+    for (uint64_t end = slot + pages; slot < end; slot++) {
+        if (s->seen[slot / 8] >> slot % 8 & 1 && s->shared[slot] < UINT16_MAX)
+            s->shared[slot]++;
+        s->seen[slot / 8] |= (uint8_t)(1 << slot % 8);
+    }
+}
+
 int store_image_again(struct store *s, uint32_t pid, uint32_t incarnation,
                       const struct extent *extent, uint32_t count, char *why) {
     struct image *image = add(s, pid, incarnation, why);
     if (image == NULL)
         return -1;
+    if (s->seen == NULL && (s->seen = calloc(s->capacity / 8 + 1, 1)) == NULL)
+        FAIL("no memory for what several pages lie in");
     uint64_t end = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct extent *e = &extent[i];
@@ -134,6 +145,9 @@ int store_image_again(struct store *s, uint32_t pid, uint32_t incarnation,
         image->pages += e->pages;
         image->data += data ? e->pages : 0;
     }
+    for (uint32_t i = 0; i < count; i++)
+        if (extent[i].slot >= FIRST_SLOT)
+            count_shared(s, extent[i].slot - FIRST_SLOT, extent[i].pages);
     image->extent = malloc(count * sizeof *extent + 1);
     if (image->extent == NULL)
         FAIL("no memory for the table of process %" PRIu32, pid);

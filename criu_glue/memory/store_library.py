@@ -44,6 +44,9 @@ void store_not_copied(struct store *s, uint32_t pid, uint64_t address);
 uint32_t store_move(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t address);
 int store_outdated(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t start,
                    uint64_t end, struct prefill_drop **drop, uint32_t *drops);
+bool store_stranded(struct store *s, const void *plan, uint32_t pid, uint32_t incarnation,
+                    uint64_t address, struct block *out);
+void store_brought_back(struct store *s, const struct block *block);
 uint64_t store_absent(struct store *s, const void *plan);
 void store_spend(struct store *s);
 bool store_spent(const struct store *s);
