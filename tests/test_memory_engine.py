@@ -194,7 +194,7 @@ def test_a_criu_that_never_comes_is_told(stage: Stage) -> None:
 @as_root
 def test_a_process_that_is_killed_meanwhile_is_told(stage: Stage) -> None:
     process, other = stage.process(10), stage.process(10)
-    engine = stage.engine(stage.store({PID: (process.base, 10), PID + 1: (process.base, 10)}))
+    engine = stage.engine(stage.store({PID + 1: (process.base, 10)}))
     other.connect(stage.images, PID)
     other(f"lazy.hand_over({PID + 1}, lazy.taken({process.pid}, {process('lazy.uffd')}))")
     until(lambda: engine.seen().processes == 2)
