@@ -214,6 +214,14 @@ def _restore(
     return tree, seen
 
 
+def _is_whole_and_goes_on(stage: Stage, tree: RestoringTree, pages: int) -> None:
+    """Every page is right, more than ``pages`` of them are there, and the program finds it so."""
+    assert stage.compare() > pages
+    tree.let_run(60)
+    assert goes_on(stage.there)
+    assert said(stage.there, output.STDERR) == ""
+
+
 def _restore_plainly(stage: Stage) -> None:
     stage.tree = RestoringTree(stage.there, stage.parted.images)
     engine = FillEngine(stage.parted.images, stage.store)
@@ -356,10 +364,7 @@ def test_a_host_without_memory_for_both_keeps_what_is_in_place_only_there(
     tree, seen = _restore(stage, spend=True)
     assert seen.placed > 100 << 20
     assert (stage.parted.images / PAGES_FILE).stat().st_blocks * 512 < seen.total / 40
-    assert stage.compare() > 30000
-    tree.let_run(60)
-    assert goes_on(stage.there)
-    assert said(stage.there, output.STDERR) == ""
+    _is_whole_and_goes_on(stage, tree, pages=30000)
 
 
 NO_RESERVE = (
@@ -389,10 +394,7 @@ def test_what_no_mapping_takes_along_is_brought_back_before_the_tree_is_restored
     tree, seen = _restore(stage, spend=True)
     assert before - stage.store.absent > 60 << 20
     assert seen.bytes > 60 << 20
-    assert stage.compare() > 50000
-    tree.let_run(60)
-    assert goes_on(stage.there)
-    assert said(stage.there, output.STDERR) == ""
+    _is_whole_and_goes_on(stage, tree, pages=50000)
 
 
 @as_root
@@ -431,10 +433,7 @@ def test_a_host_without_memory_for_both_lets_go_of_what_was_written_again(
     stage.parted.end_source()
     tree, seen = _restore(stage, spend=True)
     assert seen.bytes > 100 << 20
-    assert stage.compare() > 30000
-    tree.let_run(60)
-    assert goes_on(stage.there)
-    assert said(stage.there, output.STDERR) == ""
+    _is_whole_and_goes_on(stage, tree, pages=30000)
 
 
 @as_root
