@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from pathlib import Path
 
@@ -15,6 +16,11 @@ def usable(own_groups: Path = OWN_GROUPS, mounted: Path = CGROUP_V2) -> float:
     """Cores that it may run on, or, where that is less, the CPU seconds a second that the quotas
     (cpu.max, see cgroups(7)) of its cgroup v2 and of those above that leave: such as 1.5."""
     return min([float(len(os.sched_getaffinity(0))), *_quotas(own_groups, mounted)])
+
+
+def threads(most: int) -> int:
+    """How many threads that compute are worth while: one for each usable core, ``most`` at most."""
+    return min(most, math.ceil(usable()))
 
 
 def _quotas(own_groups: Path, mounted: Path) -> list[float]:

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
 import pytest
 
-from liveshift.cores import usable
+from liveshift.cores import threads, usable
 
 HERE = len(os.sched_getaffinity(0))
 
@@ -67,3 +68,8 @@ def test_without_cgroup_v2_there_is_none(own: Path, mounted: Path, tmp_path: Pat
     assert usable(own, mounted) == HERE
     assert usable(tmp_path / "nothing", tmp_path / "nowhere") == HERE
     assert 0 < usable() <= HERE
+
+
+def test_a_thread_for_each_usable_core_up_to_what_is_of_use() -> None:
+    assert threads(1) == 1
+    assert threads(10**6) == math.ceil(usable())

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ... import cores
 from ...errors import StepFailed
 from . import store_library
 from .engine import PAGE
@@ -31,6 +32,9 @@ from .store import MemoryStore
 SOCKET = "lazy-pages.socket"
 
 WAITS, RUNS, KNOWN, FILLED, FINISHED, FAILED = range(6)
+
+FILLERS = 8
+"""Threads that copy, at most."""
 
 _TICK_MS = 100
 
@@ -66,7 +70,7 @@ class FillEngine:
         self, images: Path, store: MemoryStore, threads: int | None = None, *,
         plan: mmap.mmap | None = None, post_copy: bool = False, spend: bool = False,
     ) -> None:  # fmt: skip
-        """``threads``: as many as there are processors, at most 8, when None; with 0 of them
+        """``threads``: one for each core that may be used, at most 8, when None; with 0 of them
         there comes only what the tree asks for. ``plan``: of a CRIU that was started early
         (prefill.py); what it has placed is not filled. ``spend``: the store gives its memory back
         as it is put in place (MemoryStore.spend), not for post-copy: a tree that runs may fork.
@@ -86,7 +90,7 @@ class FillEngine:
             listener = _listen(images)
             why = self._ffi.new("char[]", store_library.WHY)
             if threads is None:
-                threads = min(8, len(os.sched_getaffinity(0)))
+                threads = cores.threads(FILLERS)
             self._plan = self._ffi.NULL if plan is None else self._ffi.from_buffer("char[]", plan)
             self._fill = self._calls.fill_start(opened, listener, threads, self._plan, why)
             if not self._fill:

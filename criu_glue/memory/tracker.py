@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ... import cores
 from ...errors import StepFailed
 from . import userfault
 from .engine import PAGE
@@ -30,6 +31,9 @@ from .standing import wait_stopped
 
 SLOTS = 48
 """Chunks on their way at once, of 1 MiB each: some 5 ms of a link of 100 Gbit/s, 40 ms of 10."""
+
+READERS = 16
+"""Threads at most that read one capsule's memory: memory bandwidth is shared out by then."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class MemoryTracker:
         self._compare = compare
         self._stopped = stopped
         self._ring = Ring(slots)
-        self._pulling = Pulling(threads or os.cpu_count() or 1, self._ring)
+        self._pulling = Pulling(threads or cores.threads(READERS), self._ring)
         self._family = Family()
         self._offered = b""
         self._named = 0  # pages of those, in this round
@@ -129,7 +133,8 @@ class MemoryTracker:
             dirty += sum(process.written.size for process in there)
             listed(dirty)
             sent += self._pull(there, sink, pace or Unhurried(), self._offered)
-            # Children may refer to pages of their parents only once those have arrived.
+            # Children may refer to pages of their parents only once those are on their way: should
+            # a reference overtake its page, the page is asked for.
             if sent and not self._ring.wait_all_free(self._stopped):
                 raise Stopped
             self._passes += 1

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import xxhash
 import zmq
 
+from ...cores import threads
 from ...errors import StepFailed
 from ..config_memory import Compress
 from .compression import Compressor
@@ -59,7 +60,7 @@ class Lanes:
     ) -> None:
         assert 1 <= streams <= LANES
         self._beside, self._endpoint, self._to = beside, endpoint, beside.to
-        self._context = zmq.Context(io_threads=min(streams, os.cpu_count() or 1))
+        self._context = zmq.Context(io_threads=threads(streams))
         self._key = make_key()
         ends = Sealer(self._key, "pages"), Opener(self._key, "answers"), Buffers()
         self._lanes = [PageLane(self._context, beside.to, k, *ends) for k in range(1, streams + 1)]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterable
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from ...cores import threads
 from ...errors import LiveshiftError
 from ..keyring import Known
 from .announced import Announced
@@ -54,7 +54,7 @@ class PagePort:
     def start(self) -> None:
         """Raises LiveshiftError if the port is taken."""
         _keep_freed_memory()
-        self._context = context = zmq.Context(io_threads=min(IO_THREADS, os.cpu_count() or 1))
+        self._context = context = zmq.Context(io_threads=threads(IO_THREADS))
         self._auth = ThreadAuthenticator(context)
         self._auth.start()
         self._auth.allow(*self._hosts)

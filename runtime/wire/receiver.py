@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ import msgspec
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from ...cores import threads
 from ...errors import LiveshiftError
 from .. import keys
 from ..keyring import NOBODY, Known
@@ -50,7 +50,7 @@ class Receiver:
     def start(self) -> None:
         """Bind both ports and begin to take chunks; raises LiveshiftError if one is taken."""
         own = keys.load_private(self._key_directory, self._host)
-        self._context = context = zmq.Context(io_threads=min(IO_THREADS, os.cpu_count() or 1))
+        self._context = context = zmq.Context(io_threads=threads(IO_THREADS))
         self._auth = ThreadAuthenticator(context)
         self._auth.start()
         self._auth.configure_curve_callback(credentials_provider=self._known)
