@@ -13,12 +13,12 @@ from pathlib import Path
 
 import psutil
 
-from .link_rates import Measured, bits
+from .link_rates import STANDSTILL, Measured, bits
 from .messages import DataLink
 
-WIRE_RATE = 1e9
-"""Bytes a second that the wire carries on two cores of a server, encrypted: a faster interface is
-not the one to blame for no more than that."""
+WIRE_RATE = 2 * STANDSTILL / 3
+"""Bytes a second that the wire carries on two cores even where they are somewhat slower: a faster
+interface is not the one to blame for no more than that."""
 
 FAR_BELOW = 0.5
 

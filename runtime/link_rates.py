@@ -15,6 +15,10 @@ import msgspec
 
 FILE = "link-rates.json"
 
+STANDSTILL = 2.7e9
+"""Bytes a second of memory at a standstill, where the link carries more: read, compared, sealed,
+opened and stored on two cores that both ends share (docs/measurements.md)."""
+
 
 class Measured(msgspec.Struct, frozen=True):
     """``rate`` in bytes a second; ``time`` in seconds since the epoch."""

@@ -24,6 +24,7 @@ from statistics import median
 import msgspec
 
 from ..criu_glue.footprint import Footprint
+from .link_rates import STANDSTILL
 from .messages import Inspected, MigrationRow, Part, Prediction, Rounds, Writing
 from .steps import Step
 
@@ -37,14 +38,17 @@ RESTORE_S, RESTORE_TASK_S, RESTORE_MAPPING_S = 0.015, 0.001, 20e-6
 """CRIU's own start; for each process; for each mapping."""
 FILES_S = 0.01
 """To list the directories again."""
-HANDOVER_S = 0.05
+HANDOVER_S = 0.03
 """Promise, commit, checks of the image, grant, network open, gates open."""
 LOOK_S, LOOK_BYTE_S = 0.01, 12e-3 / 2**30
 """A tracker's last look, besides sending what it finds; per byte, in small pages."""
 NAP_S = 0.2
 """Between two rounds, once they bring nothing more (precopy.NAP_S)."""
-LINK, SHM, EAGER, FILL = 1.3e9, 0.5e9, 3.3e9, 3.0e9
-"""Bytes per second: memory onto the wire; /dev/shm; memory read back by CRIU, or by us."""
+STREAM, SHM, EAGER = 1.3e9, 0.5e9, 3.3e9
+"""Bytes per second: CRIU's images onto the wire; /dev/shm; memory read back by CRIU."""
+FILL, PLACE = 11e9, 200e9
+"""The same where memory went ahead: what came at the standstill is copied into the tree, all other
+is placed by moving page tables."""
 
 WRONG_BY = 30.0
 """No part is corrected by more than this factor, either way."""
@@ -111,7 +115,7 @@ class Lessons:
 def predict(load: Load, lessons: Lessons | None = None, rate: float | None = None) -> Prediction:
     """The standstill of a move; ``rate``: bytes per second at which memory has gone there before,
     None: it has not."""
-    lessons, link = lessons or Lessons(), rate or LINK
+    lessons, link = lessons or Lessons(), rate or STANDSTILL
     size, full = load.footprint, bool(load.full_dump)
     tasks = f"{_count(size.processes, 'process', 'processes')}, {size.mappings} mappings"
     mapped = max(0, size.shared - load.files)
@@ -119,20 +123,21 @@ def predict(load: Load, lessons: Lessons | None = None, rate: float | None = Non
     restore = RESTORE_S + RESTORE_TASK_S * size.processes + RESTORE_MAPPING_S * size.mappings
     parts = [_part(lessons, "quiesce", QUIESCE_S), _part(lessons, "lock", LOCK_S)]
     if full:
-        image = size.private + mapped
-        parts.append(_part(lessons, "dump", dump + image / LINK, image, tasks))
+        put = size.private + mapped
+        parts.append(_part(lessons, "dump", dump + put / STREAM, put, tasks))
+        restore += put / EAGER
     else:
         delta, how = _delta(load, link)
         how += f", {_size(link)}/s {'seen' if rate else 'assumed'} on the way"
-        parts.append(_part(lessons, "dump", dump + mapped / link, mapped, tasks))
+        parts.append(_part(lessons, "dump", dump + mapped / min(link, STREAM), mapped, tasks))
         last = _look_s(size.private) + delta / link
         parts.append(_part(lessons, "memory", last, delta, how))
+        put = size.private
+        restore += put / PLACE + delta / FILL
     listed = "changes, and /dev/shm"
     parts.append(_part(lessons, "files", FILES_S + load.files / SHM, load.files, listed))
     if load.device_memory:
         parts.append(_device(lessons, "gpu save", load.device_memory))
-    put = size.private + (mapped if full else 0)
-    restore += put / (EAGER if full else FILL)
     parts.append(_part(lessons, "restore", restore, put, tasks))
     if load.device_memory:
         parts.append(_device(lessons, "gpu restore", load.device_memory))
@@ -179,15 +184,23 @@ def sharpened(prediction: Prediction, rounds: Rounds) -> Prediction:
     """With what the last round of the pre-copy has found in place of what was assumed."""
     if prediction.way != PRECOPY or rounds.stop_s is None:
         return prediction
+    assumed = next(part.bytes or 0 for part in prediction.parts if part.name == "memory")
     parts = list(prediction.parts)
     for n, part in enumerate(parts):
-        if part.name == "memory" and part.seconds is not None:
-            untaught = _look_s(prediction.memory) + rounds.dirty / (rounds.best or LINK)
+        if part.name == "memory":
+            last = _look_s(prediction.memory) + rounds.dirty / (rounds.best or STANDSTILL)
             said = f"as the last of {_count(rounds.round, 'round', 'rounds')} found"
-            factor = part.seconds / part.untaught if part.untaught else 1.0
-            parts[n] = Part(part.name, untaught * factor, rounds.dirty, said, untaught)
+            parts[n] = Part(part.name, last * _factor(part), rounds.dirty, said, last)
+        elif part.name == "restore":
+            put = part.untaught + (rounds.dirty - assumed) / FILL
+            parts[n] = Part(part.name, put * _factor(part), part.bytes, part.detail, put)
     total = sum(part.seconds or 0.0 for part in parts)
     return msgspec.structs.replace(prediction, parts=parts, seconds=total)
+
+
+def _factor(part: Part) -> float:
+    """By which earlier moves have corrected it."""
+    return part.seconds / part.untaught if part.seconds and part.untaught else 1.0
 
 
 def rate_between(rows: Iterable[MigrationRow], one: str, other: str) -> float | None:

@@ -28,8 +28,9 @@ WINDOW_S = 1.0
 class Reporter:
     """Counts the rounds of one pre-copy; from any thread.
 
-    ``send`` must neither wait nor raise. Bytes are those of memory, as they lie there. The rate
-    that a stop is reckoned with is the best one seen: rounds are paced, a stop is not.
+    ``send`` must neither wait nor raise. Bytes are those of memory, as they lie there. Rounds are
+    paced, a stop is not: what it is reckoned with is the best rate seen, or ``carries``, bytes a
+    second that are known to go over, if that is more.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Reporter:
         self._ended = False  # what is not sent by then need not be: zeros, what is there already
         self._delta: int | None = None  # what the last round found written since the one before
         self._slow_down: float | None = None
+        self.carries = 0.0
         self._best = 0.0
         self._seen: deque[tuple[float, int]] = deque()  # (when, bytes until then)
         self._told = float("-inf")
@@ -119,7 +121,7 @@ class Reporter:
         self._send(word)
 
     def _word(self) -> Progressed:
-        rate = self._best or self._rate()
+        rate = max(self._best, self.carries) or self._rate()
         left = 0 if self._ended else max(0, self._dirty - (self._bytes - self._before))
         delta = self._delta / rate if self._delta is not None and rate else None
         return Progressed(

@@ -36,7 +36,7 @@ def test_a_full_dump_in_numbers() -> None:
             "dump": 0.02 + 4 * 0.002 + 1000 * 100e-6 + 2.4 / 1.3,
             "files": 0.01 + 0.1 / 0.5,
             "restore": 0.015 + 4 * 0.001 + 1000 * 20e-6 + 2.4 / 3.3,
-            "handover": 0.05,
+            "handover": 0.03,
         }
     )
     assert found.seconds == pytest.approx(sum(filter(None, seconds(found).values())))
@@ -57,8 +57,8 @@ def test_a_pre_copy_leaves_what_is_written_between_the_last_look_and_the_boundar
             "dump": 0.02 + 2 * 0.002,
             "memory": look + delta / 2e9,
             "files": 0.01,
-            "restore": 0.015 + 2 * 0.001 + 8 / 3,
-            "handover": 0.05,
+            "restore": 0.015 + 2 * 0.001 + 8 / 200 + delta / 11e9,
+            "handover": 0.03,
         }
     )
     said = "of 8.00 GB: 500 MB/s written, 2.00 GB/s seen on the way"
@@ -73,7 +73,8 @@ def test_cold_memory_is_looked_at_and_put_in_place_but_not_sent() -> None:
     for name in ("dump", "files", "handover"):
         assert seconds(small)[name] == seconds(large)[name]
     assert (seconds(large)["memory"] or 0) < 0.25
-    assert seconds(large)["restore"] == pytest.approx(16 / 3, rel=0.01)
+    assert (seconds(large)["restore"] or 0) < 0.1
+    assert (seconds(large)["restore"] or 0) > (seconds(small)["restore"] or 0)
 
 
 def test_what_is_written_faster_than_it_is_sent_goes_over_whole() -> None:
@@ -110,7 +111,7 @@ def test_what_the_last_round_found_takes_the_place_of_what_was_assumed() -> None
     assert memory.seconds == pytest.approx(0.5 * (LOOK + 0.05))
     assert memory.detail == "as the last of 4 rounds found"
     assert found.seconds == pytest.approx(sum(part.seconds or 0.0 for part in found.parts))
-    assert found.seconds == pytest.approx(worst.seconds - 0.5 * 0.95)
+    assert found.seconds == pytest.approx(worst.seconds - 0.5 * 0.95 - 0.9 / 11)
     assert not prediction.at_most(found)
 
 
@@ -247,7 +248,7 @@ def test_the_rate_is_that_of_the_two_hosts() -> None:
     assert prediction.rate_between(rows, "h2", "h3") is None
     load = Load(size(GB), writing=Writing(0.1e9, GB, 1.0))
     assert predict(load, rate=3e9).seconds < predict(load).seconds
-    assert "1.30 GB/s assumed on the way" in predict(load).parts[3].detail
+    assert "2.70 GB/s assumed on the way" in predict(load).parts[3].detail
 
 
 def test_a_freak_of_a_move_teaches_within_bounds() -> None:

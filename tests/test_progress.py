@@ -106,6 +106,21 @@ def test_the_rate_is_that_of_the_last_second() -> None:
     assert told.words[-1].delta_s == pytest.approx(0.2, rel=0.02)  # by the best second, 300 MB/s
 
 
+def test_a_stop_is_reckoned_with_what_the_way_is_known_to_carry() -> None:
+    told = Told()
+    told.reporter.carries = 1000 * MB
+    told.reporter.round_began(2, 100 * MB)
+    told.send(1.0, 100 * MB)  # paced
+    told.reporter.round_ended(100 * MB)
+    told.reporter.done()
+    assert told.words[-1].delta_s == pytest.approx(0.1)
+    assert told.words[-1].best == 1000 * MB
+    told.reporter.round_began(3, 2000 * MB)
+    told.send(1.0, 2000 * MB)
+    told.reporter.done()
+    assert told.words[-1].best == pytest.approx(2000 * MB, rel=0.1), "it was more after all"
+
+
 def test_threads_lose_no_byte() -> None:
     words: list[Progressed] = []
     reporter = Reporter(words.append, "m7", 0.0)

@@ -5,7 +5,7 @@ How a planned migration flows (data goes source agent → destination agent, not
 
 A. orchestrator → source       ``Inspect``   what the capsule consists of, what stands in the way
 B. orchestrator → destination  ``Reserve``   preflight; an empty, locked room; an inbox
-C. orchestrator → source       ``Precopy``   directories and output so far, while training runs
+C. orchestrator → source       ``Precopy``   directories, output, memory, while training runs
    source → orchestrator       ``Progressed``  how far that is; nobody waits for it
 D. orchestrator → all ranks    ``Arm`` …     quiesce: gates closed at a collective boundary
 E. orchestrator → source       ``Freeze``    network locked, dumped into the wire, held frozen

@@ -144,10 +144,10 @@ class Rounds(msgspec.Struct, frozen=True):
     """How far the pre-copy of memory is, as its source said last; bytes, bytes per second.
 
     ``bytes``: sent in all rounds; ``dirty``: the last set that was found written since it was
-    sent, ``left``: what of it this round has to send yet. ``rate`` of the last second, ``best`` of
-    the best one: rounds are paced. ``slow_down``: the share by which the job is slower than before,
-    None while not known. ``stop_s``: for how many seconds the job would stand still if it was
-    stopped now, None while nothing tells how much it writes.
+    sent, ``left``: what of it this round has to send yet. ``rate`` of the last second; ``best``:
+    at which a stop would send, as rounds are paced. ``slow_down``: the share by which the job is
+    slower than before, None while not known. ``stop_s``: for how many seconds the job would stand
+    still if it was stopped now, None while nothing tells how much it writes.
     """
 
     round: int
@@ -165,7 +165,8 @@ class MigrationRow(msgspec.Struct, frozen=True):
 
     ``kind``: move (from host to host) or swap, whose source and destination are GPUs of one host
     (``h1 GPU 3``). ``precopy``: None where its memory was not copied while it trained, or not yet;
-    ``predicted``: what was expected before anything was done, None for what has no prediction.
+    ``predicted``: the standstill that was expected when the job was about to be stopped, or, until
+    then, before anything was done; None for what has no prediction.
     """
 
     name: str
