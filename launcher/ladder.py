@@ -25,7 +25,7 @@ REACHED = {
     "standstill": "the move is not over: it is undone",
     "collective": "ranks have waited for the moving one for too long: the job fails by itself",
     "prepare": "the move is dropped; the job trains meanwhile",
-    "precopy": "the move is dropped; the job trains meanwhile",
+    "precopy": "the rest goes at the standstill, if freeze allows; else the move is dropped",
     "grace": "SIGKILL follows SIGTERM; no rung of the ladder",
 }
 """In the order in which a person climbs: from the shortest to the job's own, then the others."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import Refused
+from ..errors import Refused, StepFailed
 from .config_values import Unfit
+from .messages import Rounds
 from .timeouts import SECONDS, TCP_GIVES_UP_S, Timeouts, breaches
 
 if TYPE_CHECKING:
@@ -107,3 +108,19 @@ class Standstill:
         """Seconds until the job's ranks, or their kernels' TCP, give up; negative afterwards. A
         move is undone after that too: what the job makes of it is then the job's."""
         return self.began + min(self.timeouts.collective, TCP_GIVES_UP_S) - now
+
+
+def check_freeze(timeouts: Timeouts, rounds: Rounds, left_s: float) -> None:
+    """Raises StepFailed where sending what the rounds of the pre-copy leave takes ``left_s``
+    seconds, and a freeze may not be that long."""
+    limit = Standstill(timeouts, 0.0).for_freeze(0.0)
+    if left_s <= limit:
+        return
+    raise StepFailed(
+        "pre-copy",
+        f"after {rounds.round} rounds the job would have to stand for {left_s:.0f} s while the rest"
+        f" of its memory is sent, at {rounds.best / 1e6:.3g} MB/s; a freeze may take {limit:.3g} s"
+        " (timeouts.freeze). It was not stopped",
+        hint="a faster link; a longer timeouts.precopy, if that ended the rounds; or a longer"
+        " timeouts.collective, if the job's process groups wait as long",
+    )

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 
 from ..errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
 from . import messages
+from .deadlines import check_freeze
 from .faultpoints import reached
 from .gpu_asked import left
 from .ground import Gone, Ground, as_ours, expected_bytes, limit_bytes
@@ -55,6 +56,7 @@ class Move(Story):
         self.released = False  # its source was told to run (again): the promise is spent
         self._seen = self._closed = False  # its image was asked for; it never became complete
         self._look: messages.Inspected | None = None
+        self._left_s = 0.0  # of sending memory, if the job was stopped now
 
     @classmethod
     def left_behind(
@@ -77,6 +79,7 @@ class Move(Story):
             await reached("orchestrator.prepared")
             await self._precopy(reserved)
             await self._place_ahead()
+            self._check_time()
             await reached("orchestrator.precopied")
             await self._quiesce()
             await self._freeze()
@@ -116,6 +119,8 @@ class Move(Story):
         """How far its pre-copy is. Once the job stands nothing is copied beside it."""
         if self.step not in (Step.PRECOPYING, Step.QUIESCING):
             return
+        unsent = word.left / word.best if word.best else 0.0
+        self._left_s = max(unsent, word.delta_s or 0.0)
         stop = None
         if word.delta_s is not None and self.predicted is not None:
             stop = word.delta_s + besides_memory(self.predicted)
@@ -191,6 +196,12 @@ class Move(Story):
                     break
                 await asyncio.sleep(PLACE_POLL_S)
             detail.append(f"{seen.placed >> 20} MiB of cold memory")
+
+    def _check_time(self) -> None:
+        """A standstill is not begun for which there is not the time: it would be undone at its
+        deadline, and the job have stood for nothing."""
+        if self.precopy is not None:
+            check_freeze(self._limits, self.precopy, self._left_s)
 
     async def _freeze(self) -> None:
         """The job stands still from here: dump into the wire, held frozen at the source.

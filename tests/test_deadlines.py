@@ -10,9 +10,10 @@ from cluster_files import SMALL, quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liveshift.errors import Refused
+from liveshift.errors import Refused, StepFailed
 from liveshift.runtime.config import Cluster, parse
-from liveshift.runtime.deadlines import Standstill, for_job
+from liveshift.runtime.deadlines import Standstill, check_freeze, for_job
+from liveshift.runtime.messages import Rounds
 from liveshift.runtime.timeouts import TCP_GIVES_UP_S, Timeouts
 
 
@@ -147,3 +148,18 @@ def test_whatever_is_handed_out_ends_in_time(collective: float, part: float, att
             now += t.answer(still.for_passing_on(now))
         assert now <= t.standstill + 1e-6
     assert still.for_undo(t.standstill) >= 4 * t.suspicion - 1e-6
+
+
+def test_what_would_have_to_be_undone_at_its_deadline_is_not_begun() -> None:
+    timeouts = cluster().timeouts
+    rounds = Rounds(3, 90 * 10**9, 40 * 10**9, 0, 1e8, best=118e6)
+    check_freeze(timeouts, rounds, timeouts.freeze)
+    with pytest.raises(StepFailed) as caught:
+        check_freeze(timeouts, rounds, 339.0)
+    assert caught.value.message == (
+        "pre-copy: after 3 rounds the job would have to stand for 339 s while the rest of its"
+        " memory is sent, at 118 MB/s; a freeze may take 120 s (timeouts.freeze). It was not"
+        " stopped"
+    )
+    assert caught.value.hint is not None
+    assert "timeouts.precopy" in caught.value.hint
