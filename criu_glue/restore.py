@@ -210,6 +210,11 @@ class RestoringTree:
         """Whether the tasks were let go."""
         return (self._images / "resumed").exists()
 
+    @property
+    def filling(self) -> bool:
+        """Whether its memory is being filled still."""
+        return self._memory.filling
+
     def drop(self) -> None:
         """End whatever there is of the tree; the room stays, as far as it still stands.
 

@@ -357,6 +357,12 @@ class Arrival:
         self.resident.remove()
         self.free_images()
 
+    @property
+    def filling(self) -> bool:
+        """Whether the tree runs without all of its memory yet (precopy.post_copy). So long its
+        image stays: it tells a later agent of that."""
+        return self._tree.filling
+
     def free_images(self) -> None:
         if self._devices is not None or self.gpus:
             self._devices = self._devices or self._find_devices()

@@ -52,7 +52,8 @@ class Destination:
 
     async def _reserve(self, ask: messages.Reserve, gpus: GpuPlan) -> messages.Reserved:
         offered, facts, criu = self.memory_offered(), self._porter.facts, self._porter.criu
-        full_dump = MemoryTracker.probe()
+        if full_dump := MemoryTracker.probe():
+            full_dump = f"{self._house.host}: {full_dump}"
         ahead = not (ask.full_dump or full_dump)
         rows = await asyncio.to_thread(
             preflight.check, ask.survey, ask.facts, facts, criu, offered, gpus, ahead=ahead
@@ -142,6 +143,8 @@ class Destination:
         """Not at once: it keeps other threads from mapping memory for some 50 ms per GB, and the
         job stands until its gates were opened here."""
         await asyncio.sleep(FREE_AFTER_S)
+        while arrival.filling:
+            await asyncio.sleep(POLL_S)
         if earlier is not None:
             await asyncio.to_thread(earlier.close)
         await asyncio.to_thread(arrival.free_images)

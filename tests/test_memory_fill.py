@@ -403,7 +403,9 @@ def test_a_tree_may_run_before_all_of_its_memory_is_there(
     assert (parted.images / UNFILLED).exists()
     assert engine.seen().faults > 10000
     assert engine.seen().phase == fill.KNOWN
+    assert tree.filling, "so its image has to stay"
     tree.drop()
+    assert not tree.filling
     assert tasks(there) == []
     assert len(os.listdir("/proc/self/fd")) <= before
 
@@ -417,7 +419,8 @@ def test_a_tree_that_runs_gets_all_of_its_memory(scene: Scene, stores: list[Memo
     tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
     tree.let_run(60)
     assert goes_on(there)
-    until(lambda: not (parted.images / UNFILLED).exists())
+    until(lambda: not tree.filling)
+    assert not (parted.images / UNFILLED).exists()
     until(lambda: len(os.listdir("/proc/self/fd")) <= before)
     assert goes_on(there)
     assert said(there, output.STDERR) == ""

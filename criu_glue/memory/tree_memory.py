@@ -78,6 +78,11 @@ class TreeMemory:
             return f"memory could not be filled: {seen.why}"
         return "" if self._fill.post_copy else "its memory was not filled"
 
+    @property
+    def filling(self) -> bool:
+        """Whether some of it may not be in its place yet, and this process sees to it."""
+        return self._fill is not None
+
     def at_door(self) -> None:
         """CRIU has left; the tree stands, and is let go later."""
         if self._fill is not None and not self._fill.post_copy:
