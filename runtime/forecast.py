@@ -25,13 +25,13 @@ LONG_LOOK_S = 1.0
 
 
 def look(
-    resident: Resident, settings: Precopy, watch: bool
+    host: str, resident: Resident, settings: Precopy, watch: bool
 ) -> tuple[Footprint, Writing | None, str]:
     """(how large it is, what it writes if that is looked at, why it has to be dumped whole).
 
     The last is empty where its memory can be copied while it trains.
     """
-    why = full_dump_because(resident, settings)
+    why = full_dump_because(host, resident, settings)
     writing = look_at_writing(resident) if watch and not why else None
     return footprint(resident.room), writing, why
 

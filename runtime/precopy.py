@@ -12,16 +12,14 @@ may be interrupted, and without all of them the standstill sends everything.
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
-from ..cores import usable
 from ..criu_glue import gpu_tasks
 from ..criu_glue.footprint import footprint
 from ..criu_glue.memory.pulling import Stopped
@@ -64,6 +62,8 @@ class Ahead:
     wanted: int = 0
     lost: float | None = None
     """The share of its speed that the job lost; None: not known."""
+    untracked: dict[int, str] = field(default_factory=dict)
+    """Processes (inner pids) that are read in full at the standstill, and why."""
 
 
 class Precopy:
@@ -80,7 +80,7 @@ class Precopy:
         self._stopped = self._no_more_rounds
         self.tracker = MemoryTracker(
             lambda: [task.pid for task in tasks(resident.room)], untrusted,
-            stopped=lambda: self._stopped(), threads=math.ceil(usable()),
+            stopped=lambda: self._stopped(),
         )  # fmt: skip
         self.tracker.offered(offer)
         self.lanes = lanes
@@ -166,6 +166,7 @@ class Precopy:
         ahead.dirty = done.dirty_bytes
         ahead.offered += done.offered_bytes
         ahead.wanted += wanted
+        ahead.untracked = done.untracked
         self._reporter.round_ended(done.dirty_bytes, self._pace.lost())
         return True
 
@@ -238,12 +239,13 @@ class Delta:
             self._error = error
 
 
-def full_dump_because(resident: Resident, settings: Settings) -> str:
-    """Why a capsule's memory can't be sent while it trains, in words; "" where it can."""
+def full_dump_because(host: str, resident: Resident, settings: Settings) -> str:
+    """Why a capsule's memory can't be sent from ``host`` while it trains, in words; "" where it
+    can."""
     if not settings.enabled:
         return "precopy.enabled is false in the cluster file"
     if why := MemoryTracker.probe():
-        return why
+        return f"{host}: {why}"
     size = footprint(resident.room)
     shared = size.copied - size.private
     if shared > SHARED_MOST and shared > size.private / 4:
@@ -275,6 +277,10 @@ def words_of_rounds(done: Ahead) -> str:
         words += f", {done.offered / 1e6:.0f} MB only named"
     if done.wanted:
         words += f", {done.wanted / 1e6:.1f} MB sent that the destination no longer had"
+    if done.untracked:
+        pid, why = next(iter(done.untracked.items()))
+        others = f" and {len(done.untracked) - 1} more" if len(done.untracked) > 1 else ""
+        words += f"; read in full at the standstill: process {pid}{others} ({why})"
     return words
 
 

@@ -45,7 +45,9 @@ class Source:
         gpu = await asyncio.to_thread(self._porter.reservations.survey, resident, found)
         self._gpus_used[ask.capsule] = list(gpu.used) if gpu else None
         settings = self._house.cluster.precopy
-        size, writing, full = await asyncio.to_thread(forecast.look, resident, settings, ask.watch)
+        size, writing, full = await asyncio.to_thread(
+            forecast.look, self._house.host, resident, settings, ask.watch
+        )
         return messages.Inspected(found, self._porter.facts, carried, gpu, size, writing, full)
 
     async def precopy(self, ask: messages.Precopy) -> messages.Moved:
@@ -64,8 +66,8 @@ class Source:
         with self._porter.working(ask.migration):
             if devices is not None:
                 await asyncio.to_thread(devices.warm, departure.gpus)
-            cluster, why = self._house.cluster, ask.full_dump
-            why = why or await asyncio.to_thread(full_dump_because, resident, cluster.precopy)
+            host, cluster, why = self._house.host, self._house.cluster, ask.full_dump
+            why = why or await asyncio.to_thread(full_dump_because, host, resident, cluster.precopy)
             departure.full_dump = why
             if not why:
                 reporter = Reporter(self.tell, ask.migration)
@@ -73,8 +75,10 @@ class Source:
                 departure.memory = Precopy(
                     resident, lanes, cluster.precopy, reporter, sender.wants, ask.offer
                 )
-                departure.memory.rate = await asyncio.to_thread(lanes.measure)
-                link_rates.keep(cluster.paths.run, ask.destination, departure.memory.rate)
+                rate = await asyncio.to_thread(lanes.measure)
+                link_rates.keep(cluster.paths.run, ask.destination, rate)
+                departure.memory.rate = rate
+                reporter.carries = min(rate, link_rates.STANDSTILL)
             return await self._house.blocking(ask.capsule, lambda: departure.precopy(until))
 
     def gates_close(self, job: str) -> None:

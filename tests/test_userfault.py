@@ -273,3 +273,20 @@ def test_it_takes_less_than_five_milliseconds(job: Subject) -> None:
         opened(job.pid)
         taken.append(time.perf_counter() - began)
     assert sorted(taken)[len(taken) // 2] < 0.005
+
+
+def test_a_kernel_that_cannot_follow_memory_says_what_it_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = f"Linux {os.uname().release}"
+    assert userfault.probe() == ""
+    with monkeypatch.context() as without:
+        without.setattr(userfault, "_USERFAULTFD", 100_000)  # no system call has that number
+        assert userfault.probe() == f"{here} gives no userfaultfd: Function not implemented"
+    with monkeypatch.context() as without:
+        without.setattr(userfault.source_engine, "known_categories", lambda _: 0)
+        assert userfault.probe() == f"{here} has no PAGEMAP_SCAN, 6.7 has it"
+    with monkeypatch.context() as elsewhere:
+        machine = type(os.uname())(("Linux", "n", "6.12", "v", "aarch64"))
+        elsewhere.setattr(userfault.os, "uname", lambda: machine)
+        assert userfault.probe() == "memory is not followed on aarch64 yet"

@@ -81,20 +81,24 @@ def probe() -> str:
     flags = os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY
     uffd = libc.syscall(_USERFAULTFD, flags)
     if uffd < 0:
-        return f"this kernel gives no userfaultfd: {os.strerror(ctypes.get_errno())}"
+        return f"{_kernel()} gives no userfaultfd: {os.strerror(ctypes.get_errno())}"
     try:
         source_engine.prepare(uffd)
         pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         try:
             if not source_engine.known_categories(pagemap):
-                return "this kernel has no PAGEMAP_SCAN (Linux 6.7)"
+                return f"{_kernel()} has no PAGEMAP_SCAN, 6.7 has it"
             return _try(uffd, pagemap)
         finally:
             os.close(pagemap)
     except OSError as error:
-        return f"this kernel cannot track writes (Linux 6.7): {error.strerror}"
+        return f"{_kernel()} cannot track writes, 6.7 can: {error.strerror}"
     finally:
         os.close(uffd)
+
+
+def _kernel() -> str:
+    return f"Linux {os.uname().release}"
 
 
 def _try(uffd: int, pagemap: int) -> str:

@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import fcntl
-import os
 import platform
 import re
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from ...criu_glue.memory.tracker import MemoryTracker
 from .finding import Finding, Verdict, attempt
 
 MINIMUM = (5, 9)
@@ -20,14 +16,6 @@ MINIMUM = (5, 9)
 without which a moved rank's CLOCK_MONOTONIC jumps, with 5.6."""
 
 NAMESPACES = ("pid", "mount", "uts", "ipc", "net", "time")
-
-# asm/unistd.h, linux/userfaultfd.h, linux/fs.h: for what Python has no name.
-_SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
-_UFFD_API = 0xAA
-_UFFDIO_API = 0xC018AA3F
-_UFFD_FEATURE_WP_ASYNC = 1 << 15
-_PAGEMAP_SCAN = 0xC0606610
-_SCAN_ARGUMENT = "12Q"
 
 
 def release() -> Iterator[Finding]:
@@ -81,42 +69,12 @@ def namespaces() -> Iterator[Finding]:
 
 
 def write_tracking() -> Iterator[Finding]:
-    """userfaultfd's asynchronous write protection and PAGEMAP_SCAN (6.7), for pre-copy."""
-    tried = {"userfaultfd WP_ASYNC": _try_write_protection(), "PAGEMAP_SCAN": _try_pagemap_scan()}
-    missing = [f"{name}: {trouble}" for name, trouble in tried.items() if trouble is not None]
+    """What pre-copy needs, by the probe that agents go by."""
+    trouble = MemoryTracker.probe()
     yield Finding(
         "write tracking",
-        "; ".join(missing) or ", ".join(tried),
-        "optional: pre-copy, Linux 6.7 or newer",
-        Verdict.WARN if missing else Verdict.OK,
-        "jobs move without it, but stand still for longer" if missing else "",
+        trouble or "userfaultfd WP_ASYNC, PAGEMAP_SCAN",
+        "optional: pre-copy, Linux 6.7 or newer, x86-64",
+        Verdict.WARN if trouble else Verdict.OK,
+        "jobs move without it, but stand still for longer" if trouble else "",
     )
-
-
-def _try_write_protection() -> str | None:
-    number = _SYS_USERFAULTFD.get(platform.machine())
-    if number is None:
-        return f"not tried on {platform.machine()}"
-    fd = ctypes.CDLL(None, use_errno=True).syscall(number, os.O_CLOEXEC | os.O_NONBLOCK)
-    if fd < 0:
-        return os.strerror(ctypes.get_errno())
-    try:
-        # With no feature asked for, the kernel answers with all that it has.
-        answer = fcntl.ioctl(fd, _UFFDIO_API, struct.pack("3Q", _UFFD_API, 0, 0))
-    except OSError as error:
-        return error.strerror
-    finally:
-        os.close(fd)
-    features: int = struct.unpack("3Q", answer)[1]
-    return None if features & _UFFD_FEATURE_WP_ASYNC else "not in this kernel"
-
-
-def _try_pagemap_scan() -> str | None:
-    # A scan of no range for no category: ENOTTY where the kernel doesn't know the request.
-    argument = struct.pack(_SCAN_ARGUMENT, struct.calcsize(_SCAN_ARGUMENT), *([0] * 11))
-    try:
-        with open("/proc/self/pagemap", "rb") as pagemap:
-            fcntl.ioctl(pagemap, _PAGEMAP_SCAN, bytearray(argument))
-    except OSError as error:
-        return "not in this kernel" if error.errno == errno.ENOTTY else error.strerror
-    return None
