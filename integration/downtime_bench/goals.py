@@ -36,6 +36,9 @@ def of_case(result: Result, slow_down_allowed: float) -> Iterable[Goal]:
     case, where = result.case, time_goes(result)
     if result.ratio_to_limit is not None:
         yield _at_most("downtime against the limit", result.ratio_to_limit, LIMIT, "×", where)
+    if result.ratio_to_limit_strict is not None:
+        yield _at_most("downtime against the strict limit", result.ratio_to_limit_strict, LIMIT,
+                       "×", where)  # fmt: skip
     if result.ratio_by_hand is not None and case.gb == BY_HAND_GB:
         name = f"shorter than by hand, {BY_HAND_GB:g} GB {case.kind}"
         wanted = BY_HAND[case.kind]

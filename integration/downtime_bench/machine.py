@@ -36,7 +36,7 @@ def training(case: Case, effort: Effort, python: str = "python") -> list[str]:
     """The command of a case's job, for all who run it; ``{out}`` in it is its directory."""
     return [
         *(python, str(JOBS / "sized.py"), case.kind, "--size", str(case.size), "--out", "{out}"),
-        *("--steps", "100000000", "--threads", str(effort.threads)),
+        *("--steps", "100000000", "--enough", "{out}/enough", "--threads", str(effort.threads)),
     ]
 
 

@@ -51,9 +51,7 @@ def measure(
     Returns the moves, the bytes that the job has resident, and the steps that it made. Raises
     AssertionError when a move fails.
     """
-    job = session.start(
-        case.name.replace(".", "-"), [*training(case, effort), "--enough", "{out}/enough"]
-    )
+    job = session.start(case.name.replace(".", "-"), training(case, effort))
     log = StepTail(job.out / "rank0.jsonl")
 
     def alive() -> None:
@@ -82,8 +80,9 @@ def measure(
                     break
             moves.append(now)
     job.stop()
-    steps = log.look()
-    shutil.copyfile(log.path, kept)
+    log.wait_end(PATIENCE_S)
+    log.keep(kept)
+    steps = log.numbers[-1]
     shutil.rmtree(job.out)
     return moves, resident, steps
 

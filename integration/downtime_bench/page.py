@@ -116,7 +116,7 @@ def _headline(run: Run) -> str:
     met = sum(goal.met is True for goal in told)
     moves = sum(len(result.moves) for result in run.cases)
     same = [r.bit_identical for r in run.cases if r.bit_identical is not None]
-    bits = "every loss equal to the bit" if same and all(same) else "losses are NOT all equal"
+    bits = "all equal to the bit" if same and all(same) else "NOT all equal to the bit"
     cases = f"{len(run.cases)} case{'s' * (len(run.cases) != 1)}"
     second = f"{moves} moves in {cases}" + (f", {bits}" if same else "")
     return f"{met} of {len(told)} goals met <small>{escape(second)}</small>"

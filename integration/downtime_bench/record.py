@@ -36,7 +36,7 @@ class Moved(msgspec.Struct, frozen=True):
     """One move by liveshift, from the job's step log and the migration's record.
 
     ``way``: what became of the pre-copy of memory, in the product's words. ``predicted_s``: what
-    was expected of the standstill before anything was done.
+    was expected of the standstill when the job was about to be stopped.
     """
 
     way: str

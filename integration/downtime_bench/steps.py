@@ -8,12 +8,14 @@ clock wherever it is moved, so that times are the same as ours.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 LOOK_S = 0.02
 FULL = 1.1
@@ -30,6 +32,8 @@ class StepTail:
         self.numbers: list[int] = []
         self.times: list[float] = []
         self.losses: list[str] = []
+        self.final: dict[str, Any] = {}
+        """What it said at its end: the digests of its parameters and of its data."""
         self._at = 0
 
     def look(self) -> int:
@@ -45,6 +49,27 @@ class StepTail:
                 self.times.append(line["time"])
                 self.losses.append(line["loss_hex"])
         return self.numbers[-1] if self.numbers else 0
+
+    def wait_end(self, patience: float) -> None:
+        """Until it has ended by itself, which it is to have been told; then ``final`` is there."""
+        until, found = time.monotonic() + patience, self.path.with_name("final0.json")
+        while not (found.exists() and found.read_text().endswith("\n")):
+            assert time.monotonic() < until, f"it does not come to its end in {patience:g} s"
+            time.sleep(LOOK_S)
+        self.look()
+        self.final = json.loads(found.read_text())
+
+    def keep(self, path: Path) -> None:
+        """A copy of the log, and beside it what it said at its end, for :meth:`kept`."""
+        shutil.copyfile(self.path, path)
+        path.with_suffix(".final.json").write_text(json.dumps(self.final))
+
+    @classmethod
+    def kept(cls, path: Path) -> StepTail:
+        tail = cls(path)
+        tail.look()
+        tail.final = json.loads(path.with_suffix(".final.json").read_text())
+        return tail
 
     def wait(self, step: int, patience: float, alive: Callable[[], object]) -> None:
         """Until this step is there. ``alive`` raises when the job has ended; fails when no step

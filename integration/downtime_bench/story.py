@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -155,52 +157,61 @@ def _shared(
             )
     for result in results[1:]:
         result.restarts = first.restarts
-    tails = [_logs(kept, result.case) for result in results]
-    open_cases = [tail for result, tail in zip(results, tails, strict=True)
-                  if tail and result.identical is None]  # fmt: skip
-    if not open_cases:
+    logs = [_logs(kept, result.case) for result in results]
+    to_compare = [(result, each) for result, each in zip(results, logs, strict=True)
+                  if each and result.identical is None]  # fmt: skip
+    if not to_compare:
         return
-    most = max(log.look() for each in open_cases for log in each)
-    tell(f"{told}: the same untouched, {most} steps")
-    reference = _reference(case, effort, place / "reference", most)
-    for result, each in zip(results, tails, strict=True):
-        if each and result.identical is None:
-            unlike = [text for log in each if (text := differs(log, reference))]
-            result.identical, result.difference = not unlike, "; ".join(unlike)
+    ends = sorted({log.numbers[-1] for _, each in to_compare for log in each})
+    tell(f"{told}: the same untouched, {ends[-1]} steps")
+    reference = _reference(case, effort, place / "reference", ends)
+    for result, each in to_compare:
+        unlike = [text for log in each if (text := reference.differs(log))]
+        result.identical, result.difference = not unlike, "; ".join(unlike)
 
 
 def _logs(kept: Path, case: Case) -> list[StepTail]:
     names = (f"{case.name}.jsonl", f"{case.name}-by-hand.jsonl")
-    return [_read(kept / name) for name in names if (kept / name).exists()]
+    return [StepTail.kept(kept / name) for name in names if (kept / name).exists()]
 
 
-def _read(path: Path) -> StepTail:
-    tail = StepTail(path)
-    tail.look()
-    return tail
-
-
-def _reference(case: Case, effort: Effort, out: Path, steps: int) -> StepTail:
-    """The same program without anybody near it, as far as the longest of the others went."""
+def _reference(case: Case, effort: Effort, out: Path, ends: Sequence[int]) -> Untouched:
+    """The same program without anybody near it, as far as the longest of the others went; ``ends``:
+    the steps after which these ended."""
     emptied(out)
     argv = inside(out, training(case, effort))
-    argv[argv.index("--steps") + 1] = str(steps)
+    argv[argv.index("--steps") + 1] = str(ends[-1])
+    argv += ["--digests", ",".join(map(str, ends))]
     done = subprocess.run(
         argv, env=environment(), cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     assert done.returncode == 0, f"the reference run itself failed:\n{done.stdout}{done.stderr}"
-    tail = _read(out / "rank0.jsonl")
-    assert tail.numbers == list(range(1, steps + 1))
+    tail = StepTail(out / "rank0.jsonl")
+    tail.wait_end(0.0)
+    assert tail.numbers == list(range(1, ends[-1] + 1))
+    digests = {step: json.loads((out / f"after{step}-0.json").read_text()) for step in ends}
     shutil.rmtree(out)
-    return tail
+    return Untouched(tail, {step: found["sha256"] for step, found in digests.items()})
 
 
-def differs(tail: StepTail, reference: StepTail) -> str:
-    """The first step whose loss is another float, in words; "" when none is."""
-    name = tail.path.stem
-    if tail.numbers != reference.numbers[: len(tail.numbers)]:
-        return f"{name} does not have every step once"
-    for step, mine, theirs in zip(tail.numbers, tail.losses, reference.losses, strict=False):
-        if mine != theirs:
-            return f"{name} differs first in step {step}: {mine}, not {theirs}"
-    return ""
+@dataclass(frozen=True)
+class Untouched:
+    """A run that nobody has moved: its log, and the digest of its parameters by step."""
+
+    tail: StepTail
+    digests: Mapping[int, str]
+
+    def differs(self, log: StepTail) -> str:
+        """What is not equal to the bit in another run, in words: the first loss, the parameters at
+        its end, the data that it has held in memory; "" when nothing is."""
+        name, last = log.path.stem, len(log.numbers)
+        if log.numbers != self.tail.numbers[:last]:
+            return f"{name} does not have every step once"
+        for step, mine, theirs in zip(log.numbers, log.losses, self.tail.losses, strict=False):
+            if mine != theirs:
+                return f"{name} differs first in step {step}: {mine}, not {theirs}"
+        if log.final["sha256"] != self.digests[last]:
+            return f"{name} has other parameters after step {last}"
+        if log.final["data"] != self.tail.final["data"]:
+            return f"{name} has other data in memory"
+        return ""

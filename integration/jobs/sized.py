@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--enough", type=Path, help="stop when this file is there")
+    parser.add_argument("--digests", default="", help="after these steps, besides the last one's")
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--every", type=int, default=100)
     parser.add_argument("--after", type=int, default=0, help="the first checkpoint is after this")
@@ -84,6 +85,7 @@ def main() -> None:
         optimizer.load_state_dict(saved["optimizer"])
         first = saved["step"] + 1
         del saved
+    told = {int(step) for step in args.digests.split(",") if step}
     log = StepLog(args.out, 0)
     print(f"{args.kind}, pid {os.getpid()}, from step {first}", flush=True)
     for step in range(first, args.steps + 1):
@@ -100,6 +102,8 @@ def main() -> None:
             torch.save(state, fresh)
             os.replace(fresh, args.checkpoint)
         log.step(step, loss)
+        if step in told:
+            log.end(model.parameters(), name=f"after{step}-", steps=step)
         if args.enough and args.enough.exists():
             break
     log.end(model.parameters(), steps=step, data=hashlib.sha256(data.numpy()).hexdigest())
