@@ -161,7 +161,12 @@ class FrozenTree:
         try:
             held = self._criu.wait_held(until)
         except TimeoutError:
-            raise StepFailed("dump", "CRIU did not finish within its deadline") from None
+            raise StepFailed(
+                "dump",
+                "CRIU did not finish within its deadline (timeouts.freeze)",
+                hint="memory that does not go ahead goes over the link meanwhile: `liveshift"
+                " migrate --dry-run` says how much that is",
+            ) from None
         if not held:
             raise StepFailed(
                 "dump",

@@ -106,7 +106,7 @@ def test_a_move_that_fails_leaves_communicators_rebuilt(
     assert_same(job, references)
 
 
-@pytest.mark.parametrize("who", ["ctl", "h0"])
+@pytest.mark.parametrize("who", ["ctl", pytest.param("h0", marks=pytest.mark.long)])
 def test_a_daemon_that_dies_while_communicators_are_down(
     lab: LabSession, gpu: Device, references: References, who: str
 ) -> None:

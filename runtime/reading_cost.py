@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a byte of memory that goes ahead costs this agent, in CPU time of all its threads.
 
-Those that read and compare, zstd where the link is slow, libzmq's that encrypt. Which of them did
-how much for which move is not told apart: what all moves read is held against all that was used
-meanwhile. What else an agent does is little beside that.
+Those that read and compare, zstd where the link is slow, the one that seals, libzmq's. Which of
+them did how much for which move is not told apart: what all moves read is held against all that was
+used meanwhile. What else an agent does is little beside that.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ LOOK = 8 << 20
 """Bytes between two looks at the CPU time, which is late by a tick for threads that run now."""
 
 FADES = 32 << 20
-"""Bytes: so much was read before counts as much as what is read now. What was read is compressed
-and sent later, and 48 MiB of it may be on their way (tracker.SLOTS)."""
+"""Bytes: so much was read before counts as much as what is read now. What was read is compressed,
+sealed and sent later: 48 MiB may wait for that (tracker.SLOTS)."""
 
 IDLE_S = 2.0
 """Who has read nothing for so long is not at it, and CPU time of such a pause not for reading."""

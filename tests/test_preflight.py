@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import shutil
 from dataclasses import replace
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from captured import until
 
 from liveshift.criu_glue.survey import NeededFile, Survey, fingerprint
 from liveshift.criu_glue.tool import Criu
@@ -143,6 +146,30 @@ def test_warming_reads_what_is_there_and_skips_what_is_not(tmp_path: Path) -> No
     open_before = len(os.listdir("/proc/self/fd"))
     preflight.warm([NeededFile("/bin/true", 1, ""), NeededFile(str(tmp_path / "no"), 1, "")])
     assert len(os.listdir("/proc/self/fd")) == open_before
+
+
+def resident(path: Path) -> int:
+    """Pages of a file that are in the page cache: mincore(2)."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+        first = ctypes.c_char.from_buffer(mapped)
+        pages = (ctypes.c_ubyte * (len(mapped) // mmap.PAGESIZE))()
+        size = ctypes.c_size_t(len(mapped))
+        failed = ctypes.CDLL(None).mincore(ctypes.byref(first), size, pages)
+        del first
+        assert not failed
+        return sum(page & 1 for page in pages)
+
+
+def test_what_was_not_in_the_page_cache_is_when_the_job_stops(tmp_path: Path) -> None:
+    path = tmp_path / "library"
+    path.write_bytes(os.urandom(8 << 20))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if resident(path):
+        pytest.skip("the directory for tests is on a tmpfs, which is nowhere but in memory")
+    preflight.warm([NeededFile(str(path), 8 << 20, "")])
+    until(lambda: resident(path) == (8 << 20) // mmap.PAGESIZE)
 
 
 def test_the_facts_of_this_host(criu: Criu) -> None:

@@ -16,7 +16,7 @@ BATCH = 4 << 20
 
 Sink = Callable[[memoryview, Callable[[], None]], None]
 """Takes a chunk on. The memory may be used until the sink's second argument is called, which says
-that the destination has got it. Called by one thread at a time."""
+that it was sealed. Called by one thread at a time."""
 
 
 class Pace(Protocol):

@@ -113,7 +113,11 @@ class Lane:
             return False
         now = time.monotonic()
         if now > until:
-            raise StepFailed("ship", f"{self._to.name} has not taken the image in time")
+            raise StepFailed(
+                "ship",
+                f"{self._to.name} has not acknowledged the last {len(self.pending)} chunks in time",
+                hint="a faster link, or a longer timeouts.freeze: `liveshift events` has the rate",
+            )
         patience = self._to.patience
         if now - self._heard > patience:
             raise StepFailed("ship", f"{self._to.name} has taken no image bytes for {patience:g} s")
