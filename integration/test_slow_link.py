@@ -12,7 +12,7 @@ from lab_session import LabSession, NewLab, eventually
 
 pytestmark = [pytest.mark.lab, pytest.mark.long, pytest.mark.timeout(240)]
 
-SIZE = 96_000_000
+SIZE = 180_000_000
 BUSY = """
 import random, sys, time
 memory = bytearray({size})
@@ -26,7 +26,9 @@ with open(sys.argv[1], "w", buffering=1) as log:
 
 @pytest.fixture
 def lab(new_lab: NewLab) -> LabSession:
-    return new_lab("--hosts", "2", "--timeouts", "collective=30")  # of which a freeze may take 6
+    return new_lab(
+        "--hosts", "2", "--timeouts", "collective=60,suspicion=2"
+    )  # a freeze may take 12
 
 
 def longest_pause(log: Path) -> float:
@@ -42,9 +44,9 @@ def test_it_is_told_before_the_job_is_stopped(lab: LabSession) -> None:
     to = "h1" if before.host == "h0" else "h0"
     lab.cli("lab", "link", to, "--rate", "100mbit")
     asked = time.time()
-    said = lab.cli("migrate", "busy/0", "--to", to, code=1, timeout=200)
+    said = lab.cli("migrate", "busy/0", "--to", to, code=5, timeout=200)
     told = " ".join(said.err.split())
-    assert "a freeze may take 6 s (timeouts.freeze). It was not stopped" in told
+    assert "a freeze may take 12 s (timeouts.freeze). It was not stopped" in told
     assert time.time() - asked > 2 * SIZE / 12.5e6, "it was tried: some rounds went over"
     assert job.seen(0) == before, "the very same process, where it was"
     assert longest_pause(log) < 2, "and it was not stopped"

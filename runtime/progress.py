@@ -29,8 +29,9 @@ class Reporter:
     """Counts the rounds of one pre-copy; from any thread.
 
     ``send`` must neither wait nor raise. Bytes are those of memory, as they lie there. Rounds are
-    paced, a stop is not: what it is reckoned with is the best rate seen, or ``carries``, bytes a
-    second that are known to go over, if that is more.
+    paced, a stop is not: what it is reckoned with is ``carries``, bytes a second that are known to
+    go over, or what a whole round has reached, if that is more. (A part of one tells nothing: what
+    is on its way counts as sent.)
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Reporter:
         self._dirty = 0
         self._bytes = 0
         self._before = 0  # bytes sent until this round began
+        self._began = 0.0
         self._ended = False  # what is not sent by then need not be: zeros, what is there already
         self._delta: int | None = None  # what the last round found written since the one before
         self._slow_down: float | None = None
@@ -58,7 +60,7 @@ class Reporter:
         """Round ``number`` (from 1) begins; it has at least ``dirty`` bytes to send."""
         with self._lock:
             self._round, self._dirty = number, dirty
-            self._before, self._ended = self._bytes, False
+            self._before, self._ended, self._began = self._bytes, False, self._clock()
             self._note()
         self._tell()
 
@@ -76,9 +78,12 @@ class Reporter:
         self._tell()
 
     def round_ended(self, dirty: int, slow_down: float | None = None) -> None:
-        """The round has sent all that it found written, ``dirty`` bytes; ``slow_down``: by which
-        share the job was slower than before, None where that was not measured."""
+        """All that the round found written, ``dirty`` bytes, is over; ``slow_down``: by which share
+        the job was slower than before, None where that was not measured."""
         with self._lock:
+            took = self._clock() - self._began
+            if took >= self._every_s:  # a shorter one would be of one chunk
+                self._best = max(self._best, (self._bytes - self._before) / took)
             self._dirty, self._ended = dirty, True
             if self._round > 1:  # the first one sends all there is, written lately or not
                 self._delta = dirty
@@ -102,8 +107,6 @@ class Reporter:
         self._seen.append((now, self._bytes))
         while len(self._seen) > 2 and self._seen[1][0] <= now - WINDOW_S:
             self._seen.popleft()
-        if now - self._seen[0][0] >= self._every_s:  # a shorter look would be of one chunk
-            self._best = max(self._best, self._rate())
 
     def _rate(self) -> float:
         if len(self._seen) < 2:
