@@ -30,8 +30,8 @@ class Reporter:
 
     ``send`` must neither wait nor raise. Bytes are those of memory, as they lie there. Rounds are
     paced, a stop is not: what it is reckoned with is ``carries``, bytes a second that are known to
-    go over, or what a whole round has reached, if that is more. (A part of one tells nothing: what
-    is on its way counts as sent.)
+    go over, or what a whole round has reached, if that is more. (A part of one tells nothing, as
+    what is on its way counts as sent; nor does the first: all there is may be easier to compress.)
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class Reporter:
         the job was slower than before, None where that was not measured."""
         with self._lock:
             took = self._clock() - self._began
-            if took >= self._every_s:  # a shorter one would be of one chunk
-                self._best = max(self._best, (self._bytes - self._before) / took)
             self._dirty, self._ended = dirty, True
             if self._round > 1:  # the first one sends all there is, written lately or not
                 self._delta = dirty
+                if took >= self._every_s:  # a shorter one would be of one chunk
+                    self._best = max(self._best, (self._bytes - self._before) / took)
             if slow_down is not None:
                 self._slow_down = slow_down
             self._note()
