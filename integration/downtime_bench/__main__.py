@@ -95,7 +95,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--links", default="", help=f"of {','.join(LINKS)}")
     parser.add_argument("--moves", type=int, default=5, help="of each case")
     parser.add_argument("--hands", type=int, default=5, help="moves by hand of each case")
-    parser.add_argument("--restarts", type=int, default=3, help="of each job and size")
+    parser.add_argument("--restarts", type=int, default=5, help="of each job and size")
     parser.add_argument("--threads", type=int, default=1, help="of the job")
     parser.add_argument("--fresh", action="store_true", help="do not go on with an earlier run")
     parser.add_argument("--more", action="store_true", help="add cases to a run that is complete")

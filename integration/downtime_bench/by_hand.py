@@ -23,7 +23,7 @@ from pathlib import Path
 from liveshift.criu_glue.tool import find
 from liveshift.launcher.lab import Lab
 
-from .cases import Case, Effort
+from .cases import Case, Effort, around
 from .machine import (
     PATIENCE_S,
     PORT,
@@ -39,7 +39,7 @@ from .machine import (
     tell,
     training,
 )
-from .moves import AFTER, BEFORE, QUIET_S, Tell
+from .moves import QUIET_S, Tell
 from .record import ByHand
 from .steps import StepTail, gap
 
@@ -58,23 +58,23 @@ def measure(
     hosts = [lab.machine("h0"), lab.machine("h1")]
     emptied(out)
     log = StepTail(out / "rank0.jsonl")
-    moves = []
+    moves, steps = [], around(case)
     with ExitStack() as at_end:
         here = at_end.enter_context(ExitStack())  # the room in which the job is
         place = here.enter_context(room(hosts[0], FIRST_PID))
         pid = here.enter_context(place.start(inside(out, training(case, effort)), out / "output"))
-        log.wait(BEFORE, PATIENCE_S, alive_in(place, pid, out))
+        log.wait(steps, PATIENCE_S, alive_in(place, pid, out))
         for number in range(effort.hands):
             tell_of(f"by hand {number + 1} of {effort.hands}")
             begin = time.time()
-            log.wait_after(begin + QUIET_S, BEFORE, PATIENCE_S, alive_in(place, pid, out))
+            log.wait_after(begin + QUIET_S, steps, PATIENCE_S, alive_in(place, pid, out))
             there = at_end.enter_context(ExitStack())
             new = there.enter_context(room(hosts[(number + 1) % 2], CRIU_PID))
             asked, dumped, copied, restored, size = _move(place, new, pid)
             here.close()  # nothing runs in it any more
             here, place = there, new
             done = asked + dumped + copied + restored
-            log.wait_after(done + QUIET_S, AFTER, PATIENCE_S, alive_in(place, pid, out))
+            log.wait_after(done + QUIET_S, steps, PATIENCE_S, alive_in(place, pid, out))
             seen = gap(log.times, asked, done, begin)
             moves.append(ByHand(seen.downtime_s, dumped, copied, restored, size))
         (out / "enough").touch()

@@ -51,7 +51,7 @@ class Effort(msgspec.Struct, frozen=True):
 
     moves: int = 5
     hands: int = 5
-    restarts: int = 3
+    restarts: int = 5
     threads: int = 1
     every: int = 100
     """Steps between two checkpoints."""
@@ -82,10 +82,16 @@ def step_s(case: Case) -> float:
     return 0.09 if case.kind == "cold" else max(0.06, 0.22 * case.gb)
 
 
+def around(case: Case) -> int:
+    """Steps that are made before a move and after it, at least: a dozen, or where they are slow as
+    many as tell what a usual one takes."""
+    return max(5, min(12, round(6 / step_s(case))))
+
+
 def seconds(case: Case, effort: Effort) -> float:
     """About how long a case takes, without what its size's cases share."""
     copy = case.size / RATES[case.link]
-    settle = 25 * step_s(case) + 2
+    settle = (3 + 2 * around(case)) * step_s(case) + 2
     start = 6 + 2 * case.gb
     ours = start + effort.moves * (2.5 * copy + 1.0 * case.gb + settle + 2)
     hand = start + effort.hands * (copy + 3 * case.gb + settle + 2)
@@ -94,9 +100,11 @@ def seconds(case: Case, effort: Effort) -> float:
 
 def shared_seconds(case: Case, effort: Effort) -> float:
     """About how long the reference run and the restarts take, once for all links of a size."""
-    half = effort.every / 2 * step_s(case)
-    restarts = effort.restarts * (2 * half + 2 * (6 + 2 * case.gb))
-    return restarts + 30 * (effort.moves + effort.hands) * step_s(case) + 10
+    redone = 0.7 * effort.every * step_s(case)
+    restarts = effort.restarts * (redone + 6 + 2 * case.gb)
+    precopy = 2.5 * case.size / RATES[case.link]
+    steps = effort.moves * (2 * around(case) + precopy / step_s(case))
+    return restarts + steps * step_s(case) + 10
 
 
 def estimate(cases: Sequence[Case], effort: Effort) -> float:

@@ -129,4 +129,4 @@ def by_hand_s(result: Result) -> float | None:
 
 
 def restart_s(result: Result) -> float | None:
-    return median(r.expected_s for r in result.restarts) if result.restarts else None
+    return median(r.seconds for r in result.restarts) if result.restarts else None

@@ -22,15 +22,13 @@ from liveshift.runtime.messages import (
     Phase,
 )
 
-from .cases import Case, Effort
+from .cases import Case, Effort, around
 from .machine import PATIENCE_S, training
 from .record import Moved, PhaseRow
 from .steps import Gap, StepTail, gap, slow_down
 
-BEFORE, AFTER = 12, 12
-"""Steps that are made before a move and after it, at least …"""
 QUIET_S = 0.5
-"""… and seconds."""
+"""So long a job is left alone before a move and after it, and for :func:`around` steps."""
 LOOK_S = 0.1
 PRECOPY, DELTA = "pre-copy", ("memory", "delta")
 """Phases: memory while the job trains; what of it was written since, and so sent again."""
@@ -57,14 +55,15 @@ def measure(
     def alive() -> None:
         assert job.code() is None, f"{job.name} ended:\n{job.output()}"
 
-    log.wait(BEFORE, PATIENCE_S, alive)
+    steps = around(case)
+    log.wait(steps, PATIENCE_S, alive)
     resident = 0
     moves = []
     with Client(session.lab.socket) as client:
         for number in range(effort.moves):
             tell(f"move {number + 1} of {effort.moves}")
             begin = time.time()
-            log.wait_after(begin + QUIET_S, BEFORE, PATIENCE_S, alive)
+            log.wait_after(begin + QUIET_S, steps, PATIENCE_S, alive)
             seen = job.seen(0)
             resident = max(
                 resident, sum(psutil.Process(pid).memory_info().rss for pid in seen.tasks.values())
@@ -74,7 +73,7 @@ def measure(
             )
             job.assert_moved(seen, row)
             for more in range(1, 5):  # until it is seen to be as fast as before, if it becomes so
-                log.wait_after(row.asked + row.seconds + QUIET_S, more * AFTER, PATIENCE_S, alive)
+                log.wait_after(row.asked + row.seconds + QUIET_S, more * steps, PATIENCE_S, alive)
                 now = moved(row, log.times, begin)
                 if now.time_to_full_speed_s is not None:
                     break
@@ -82,9 +81,8 @@ def measure(
     job.stop()
     log.wait_end(PATIENCE_S)
     log.keep(kept)
-    steps = log.numbers[-1]
     shutil.rmtree(job.out)
-    return moves, resident, steps
+    return moves, resident, log.numbers[-1]
 
 
 def moved(row: MigrationRow, times: list[float], begin: float) -> Moved:

@@ -71,9 +71,9 @@ for each case.</p>
 over the same link to the other host's tmpfs, <code>criu restore</code>; namespace, both ends of the
 copy and CRIU's cache made ready before. Nothing is encrypted, checked, or could be undone.</p>
 <p><b>Checkpoint and restart</b>: the same program with <code>torch.save</code> every $every steps,
-killed at a random step and started on the other host at once: the time until the step that it had
-reached, for a kill half way between two checkpoints. The checkpoint lies in this machine's page
-cache, the link is not in the way, and what saving costs meanwhile is not counted.</p>
+killed again and again between two checkpoints, at points evenly apart, and started on the other
+host at once: the time until the step that it had reached. The checkpoint lies in this machine's
+page cache, the link is not in the way, and what saving costs meanwhile is not counted.</p>
 </div>
 <div>
 <h2>Where</h2>

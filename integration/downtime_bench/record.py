@@ -66,14 +66,12 @@ class ByHand(msgspec.Struct, frozen=True):
 
 
 class Restart(msgspec.Struct, frozen=True):
-    """One kill and new start from a checkpoint. ``seen_s``: until it had made the ``lost_steps``
-    again; ``expected_s``: the same for a kill half way between two checkpoints, the mean."""
+    """One kill and new start from a checkpoint. ``seconds``: from the kill until it had made the
+    ``lost_steps`` again; ``first_step_s``: until it had made the first of them."""
 
-    seen_s: float
-    expected_s: float
+    seconds: float
     lost_steps: int
     first_step_s: float
-    step_s: float
     checkpoint_bytes: int
 
 
@@ -167,7 +165,7 @@ class Result(msgspec.Struct):
         if self.by_hand:
             self.ratio_by_hand = median(h.downtime_s for h in self.by_hand) / self.downtime_s
         if self.restarts:
-            redone = median(r.expected_s for r in self.restarts)
+            redone = median(r.seconds for r in self.restarts)
             self.ratio_checkpoint_restart = redone / self.downtime_s
 
 

@@ -7,10 +7,10 @@ machine's page cache, and what saving costs while it trains is not counted.
 
 from __future__ import annotations
 
-import random
 import shutil
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 from liveshift.launcher.lab import Lab
@@ -26,43 +26,54 @@ FIRST = 4
 
 
 def measure(lab: Lab, case: Case, effort: Effort, out: Path, tell: Tell) -> list[Restart]:
-    """Kill the case's job so often at a random step, and start it on the other host."""
+    """Kill the case's job so often, and start it on the other host each time.
+
+    One after the other: what was started anew is killed next, before its next checkpoint.
+    """
     hosts = [lab.machine("h0"), lab.machine("h1")]
-    chance = random.Random(case.kind + str(case.gb))
-    found = []
-    for number in range(effort.restarts):
-        tell(f"restart {number + 1} of {effort.restarts}")
-        lost = chance.randrange(1, effort.every)
-        emptied(out)
-        checkpoint = out / "checkpoint.pt"
-        saving = ("--checkpoint", str(checkpoint), "--every", str(effort.every))
-        argv = [*training(case, effort), *saving, "--after", str(FIRST)]
-        first, second = StepTail(out / "a/rank0.jsonl"), StepTail(out / "b/rank0.jsonl")
-        with on_host(hosts[0], inside(out / "a", argv), out / "output") as job:
-            first.wait(FIRST + lost, PATIENCE_S, lambda: _alive(job, out))
+    checkpoint = emptied(out) / "checkpoint.pt"
+    saving = ("--checkpoint", str(checkpoint), "--every", str(effort.every))
+    argv = [*training(case, effort), *saving, "--after", str(FIRST)]
+    found: list[Restart] = []
+    before, killed = StepTail(out / "never"), 0.0
+    for number, lost in enumerate([*kills(effort.restarts, effort.every), 0]):
+        tell(f"restart {max(1, number)} of {effort.restarts}")
+        place = out / str(number)
+        log = StepTail(place / "rank0.jsonl")
+        with on_host(hosts[number % 2], inside(place, argv), out / "output") as job:
+            alive = partial(_alive, job, out)
+            if number:
+                reached = before.look()
+                log.wait(reached, PATIENCE_S, alive)
+                found.append(_redone(before, log, killed, reached, checkpoint))
+            if lost:
+                log.wait(FIRST + lost, PATIENCE_S, alive)
             job.kill()
             killed = time.time()
-        reached = first.look()
-        with on_host(hosts[1], inside(out / "b", argv), out / "output") as job:
-            second.wait(reached, PATIENCE_S, lambda: _alive(job, out))
-        assert second.numbers[0] == FIRST + 1 + (reached - FIRST) // effort.every * effort.every
-        again = second.numbers.index(reached)
-        assert second.losses[again] == first.losses[-1], "it does not compute the same again"
-        began, ended = second.times[0], second.times[again]
-        step_s = (ended - began) / again if again else 0.0
-        first_step_s = began - killed
-        found.append(
-            Restart(
-                seen_s=ended - killed,
-                expected_s=first_step_s + (effort.every / 2 - 1) * step_s,
-                lost_steps=reached - second.numbers[0] + 1,
-                first_step_s=first_step_s,
-                step_s=step_s,
-                checkpoint_bytes=checkpoint.stat().st_size,
-            )
-        )
-        shutil.rmtree(out)
+        before = log
+    shutil.rmtree(out)
     return found
+
+
+def kills(count: int, every: int) -> list[int]:
+    """After so many steps since the checkpoint: evenly apart, so that their median is that of kills
+    at any time."""
+    middles = [(number + 0.5) * every / count for number in range(count)]
+    return [max(1, min(every - 5, round(each))) for each in middles]
+
+
+def _redone(
+    before: StepTail, log: StepTail, killed: float, reached: int, checkpoint: Path
+) -> Restart:
+    assert log.numbers[0] == FIRST + 1, "it goes on from the only checkpoint"
+    again = log.numbers.index(reached)
+    assert log.losses[again] == before.losses[-1], "it does not compute the same again"
+    return Restart(
+        seconds=log.times[again] - killed,
+        lost_steps=reached - FIRST,
+        first_step_s=log.times[0] - killed,
+        checkpoint_bytes=checkpoint.stat().st_size,
+    )
 
 
 def _alive(job: subprocess.Popen[str], out: Path) -> None:

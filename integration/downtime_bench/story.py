@@ -8,18 +8,21 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+import psutil
 from lab_session import ROOT, LabSession, a_lab, environment
 
+from liveshift import cores
 from liveshift.errors import LiveshiftError
 from liveshift.launcher import lab as labs
 
 from . import by_hand, limit, moves, restart
-from .cases import LINKS, Case, Effort, lacking
+from .cases import BESIDE, LINKS, Case, Effort, lacking
 from .goals import judge
 from .machine import emptied, inside, training
 from .record import Limits, Result, Run
@@ -62,9 +65,11 @@ def bench(name: str, place: Path, cases: Sequence[Case], run: Run, path: Path, t
                 if run.of(case) is None:
                     run.cases.append(_case(lab, case, run.effort, place, kept, tell))
                     save()
-            results = [found for case in same if (found := run.of(case))]
-            _shared(lab, results, run.effort, place, kept, tell)
+            _restarts(
+                lab, [found for case in same if (found := run.of(case))], run.effort, place, tell
+            )
             save()
+    _compare_all(run, cases, place, kept, tell, save)
     run.complete = True
     save()
 
@@ -98,6 +103,24 @@ class CaseLab:
                 )
             self._session = None
             self._up.close()
+
+
+def _compare_all(
+    run: Run, cases: Sequence[Case], place: Path, kept: Path, tell: Tell, save: Callable[[], None]
+) -> None:
+    """When nothing is timed any more."""
+    found = [result for case in cases if (result := run.of(case))]
+    todo = [result for result in found if result.identical is None and _logs(kept, result.case)]
+    groups = [list(group) for _, group in groupby(todo, key=lambda r: (r.case.kind, r.case.gb))]
+    groups.sort(key=lambda results: -results[0].case.gb)
+    if not groups:
+        return
+    tell(f"{len(groups)} jobs: the same untouched")
+    with ThreadPoolExecutor(_at_once(groups, run.effort)) as pool:
+        working = [pool.submit(_compare, each, run.effort, place, kept) for each in groups]
+        for done in as_completed(working):
+            done.result()
+            save()
 
 
 def _case(lab: CaseLab, case: Case, effort: Effort, place: Path, kept: Path, tell: Tell) -> Result:
@@ -139,13 +162,10 @@ def _lacks(result: Result, what: str) -> bool:
     return bool(why)
 
 
-def _shared(
-    lab: CaseLab, results: list[Result], effort: Effort, place: Path, kept: Path, tell: Tell
-) -> None:
-    """Restarts and the run that nobody touches, once for all links of a job."""
-    case = results[0].case
-    told = f"{case.kind}, {case.gb:g} GB"
+def _restarts(lab: CaseLab, results: list[Result], effort: Effort, place: Path, tell: Tell) -> None:
+    """Once for all links of a job: they are not in the way of a checkpoint."""
     first = results[0]
+    case = first.case
     with lab.trouble_noted(first, "restart"):
         if effort.restarts and not first.restarts and not _lacks(first, "restart"):
             first.restarts = restart.measure(
@@ -153,21 +173,32 @@ def _shared(
                 case,
                 effort,
                 place / "restart",
-                lambda text: tell(f"{told}: {text}"),
+                lambda text: tell(f"{case.kind}, {case.gb:g} GB: {text}"),
             )
     for result in results[1:]:
         result.restarts = first.restarts
-    logs = [_logs(kept, result.case) for result in results]
-    to_compare = [(result, each) for result, each in zip(results, logs, strict=True)
-                  if each and result.identical is None]  # fmt: skip
-    if not to_compare:
-        return
-    ends = sorted({log.numbers[-1] for _, each in to_compare for log in each})
-    tell(f"{told}: the same untouched, {ends[-1]} steps")
-    reference = _reference(case, effort, place / "reference", ends)
-    for result, each in to_compare:
+
+
+def _compare(results: Sequence[Result], effort: Effort, place: Path, kept: Path) -> None:
+    """All links of a job with one run of it that nobody touches."""
+    case = results[0].case
+    logs = [(result, _logs(kept, result.case)) for result in results]
+    ends = sorted({log.numbers[-1] for _, each in logs for log in each})
+    out = place / f"reference-{case.kind}-{case.gb:g}"
+    reference = _reference(case, effort, out, ends)
+    for result, each in logs:
         unlike = [text for log in each if (text := reference.differs(log))]
         result.identical, result.difference = not unlike, "; ".join(unlike)
+
+
+def _at_once(groups: Sequence[Sequence[Result]], effort: Effort) -> int:
+    """So many runs that nobody times, as there are cores and memory for."""
+    largest = sorted((results[0].case.size for results in groups), reverse=True)
+    room = psutil.virtual_memory().available - BESIDE
+    count = max(1, cores.threads(len(groups)) // effort.threads)
+    while count > 1 and sum(largest[:count]) > room:
+        count -= 1
+    return count
 
 
 def _logs(kept: Path, case: Case) -> list[StepTail]:
