@@ -46,7 +46,7 @@ MARK = "early-mark"
 """What the hook makes when the tasks go on: a link to the mark that is due, which nobody knows
 before the image has come."""
 
-NAP_S = 0.05
+NAP_S, STILL_NAP_S = 0.05, 0.02
 IDLE_S = 0.3
 """When nothing has come for so long, what came last is taken to be cold as well."""
 
@@ -101,7 +101,7 @@ class EarlyCriu:
         """Why what was kept only here is lost, in words; "" while nothing is."""
         if self._prefill is None or not self._prefill.moved:
             return ""
-        return self.why or ("" if self.held.alive() else "it has ended")
+        return self.why if self.held.alive() else "it has ended"
 
     @property
     def plan(self) -> mmap.mmap | None:
@@ -118,8 +118,12 @@ class EarlyCriu:
                 self.why = "nothing was put in place"
             elif not self.why and not self.held.alive():
                 self.why = "it has ended"
-            if not self.why and self._prefill is not None and self._prefill.settle(self._images):
-                return True
+            if not self.why and self._prefill is not None:
+                search = self._prefill.search()
+                while self._prefill.freshen(search):
+                    pass
+                if self._prefill.settle(self._images):
+                    return True
             self.why = self.why or "nothing of what was put in place is still there"
         except (PrefillLost, LiveshiftError, OSError) as error:
             self.why = str(error)
@@ -181,10 +185,8 @@ class EarlyCriu:
         try:
             while not self._stop.wait(NAP_S):
                 self._round()
-            # What comes at the standstill needs memory that something outdated may have.
-            while self._prefill is not None and not self._wanted.wait(NAP_S):
-                if memory_left() < SPARE:
-                    self._prefill.let_go_of_outdated()
+            while self._prefill is not None and not self._wanted.wait(STILL_NAP_S):
+                self._freshen(self._prefill)
         except Exception as error:  # no restore may fail for it
             self.why = str(error) or type(error).__name__
 
@@ -215,6 +217,21 @@ class EarlyCriu:
                 continue
             self._settled, misses = False, 0
             blocks += 1
+
+    def _freshen(self, prefill: Prefill) -> None:
+        """Once through what has come since the tree stands still, or as far as there is time."""
+        search, blocks, more = prefill.search(), 0, True
+        while more:
+            for _ in range(LOOK_AT_MEMORY):
+                more = not self._wanted.is_set() and prefill.freshen(search)
+                if not more:
+                    break
+                blocks += 1
+            # What comes needs memory, which what is there twice may have, or what is outdated.
+            if (left := memory_left()) < SPARE:
+                prefill.keep_once(SPARE - left)
+                if not blocks and memory_left() < SPARE:
+                    prefill.let_go_of_outdated()
 
     def _start(self) -> Prefill:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

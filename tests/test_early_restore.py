@@ -20,7 +20,7 @@ from liveshift.criu_glue import early, output
 from liveshift.criu_glue.early import EarlyCriu
 from liveshift.criu_glue.memory import prefill
 from liveshift.criu_glue.memory.fill import Filled, FillEngine
-from liveshift.criu_glue.memory.prefill import SPARE, PrefillLost
+from liveshift.criu_glue.memory.prefill import SPARE, Prefill, PrefillLost
 from liveshift.criu_glue.memory.store import INDEX_FILE, PAGES_FILE, MemoryStore
 from liveshift.criu_glue.memory.tree_memory import UNFILLED
 from liveshift.criu_glue.restore import RestoringTree
@@ -126,6 +126,17 @@ class Stage:
                 if at // PAGE % 700 < 3:
                     self.store.write(memory_parts.chunk(pid, [(at, 1, DATA)], page, round_=1))
         self.store.end(memory_parts.table(self.parted.memory))
+
+    def send_again(self) -> None:
+        """All of it, once the tree stands still."""
+        for pid, pages in self.parted.memory.items():
+            for chunk in memory_parts.chunks(pid, pages):
+                self.store.write(chunk)
+
+    @property
+    def kept(self) -> int:
+        """Bytes of memory that the store takes."""
+        return (self.parted.images / PAGES_FILE).stat().st_blocks * 512
 
     def bring_over(self) -> None:
         """All of it, what is cold in advance; then the source ends."""
@@ -240,7 +251,7 @@ def _kill_early(stage: Stage) -> None:
 
 @as_root
 @pytest.mark.parametrize("program", [ALONE, FAMILY], ids=["alone", "family"])
-def test_cold_memory_is_in_place_and_what_is_outdated_is_filled(
+def test_cold_memory_is_in_place_and_what_is_outdated_is_copied_again(
     staged: Stages, program: str
 ) -> None:
     stage = staged(program)
@@ -252,6 +263,7 @@ def test_cold_memory_is_in_place_and_what_is_outdated_is_filled(
     assert seen.placed > 100 << 20
     assert 0 <= stage.early.bytes - seen.placed < 4 << 20, "all but pages of zeros"
     assert seen.placed + seen.bytes == seen.total
+    assert seen.placed > seen.total - (16 << 20), "in blocks of which some of it was outdated, too"
     assert stage.compare() > 30000
     restored = _flags(stage.early.held.tree().values())
     both = {where for where in stage.flags if where in restored and where[1].endswith("rw-p")}
@@ -343,8 +355,7 @@ def without_room_for_both(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(early, "memory_left", lambda: SPARE)  # none for the blocks to come
     stage.put_in_place()
     assert stage.early.lost == ""
-    kept = (stage.parted.images / PAGES_FILE).stat().st_blocks * 512
-    assert kept < 20 << 20, "what is in place is not kept"
+    assert stage.kept < 20 << 20, "what is in place is not kept"
     stage.send_the_rest()
     assert stage.store.absent > 100 << 20
     stage.store.save()
@@ -363,7 +374,7 @@ def test_a_host_without_memory_for_both_keeps_what_is_in_place_only_there(
     stage.parted.end_source()
     tree, seen = _restore(stage, spend=True)
     assert seen.placed > 100 << 20
-    assert (stage.parted.images / PAGES_FILE).stat().st_blocks * 512 < seen.total / 40
+    assert stage.kept < seen.total / 40
     _is_whole_and_goes_on(stage, tree, pages=30000)
 
 
@@ -420,19 +431,37 @@ def test_all_is_brought_back_when_nothing_can_be_placed(
 def test_a_host_without_memory_for_both_lets_go_of_what_was_written_again(
     staged: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As far as it was not copied again."""
     stage = staged(ALONE)
     monkeypatch.setattr(early, "memory_left", lambda: SPARE - 1)
+    monkeypatch.setattr(Prefill, "freshen", lambda *_: False)
     stage.put_in_place()
     stage.early.halt()
-    for pid, pages in stage.parted.memory.items():
-        for chunk in memory_parts.chunks(pid, pages):
-            stage.store.write(chunk)
+    stage.send_again()
     until(lambda: stage.early.bytes < 8 << 20, 20)
     stage.store.end(memory_parts.table(stage.parted.memory))
     assert stage.store.absent == 0, "all of it has come again"
     stage.parted.end_source()
     tree, seen = _restore(stage, spend=True)
     assert seen.bytes > 100 << 20
+    _is_whole_and_goes_on(stage, tree, pages=30000)
+
+
+@as_root
+def test_what_was_written_again_is_copied_again_and_kept_once_where_memory_is_short(
+    staged: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = staged(ALONE)
+    stage.put_in_place()
+    stage.early.halt()
+    monkeypatch.setattr(early, "memory_left", lambda: SPARE + (16 << 20) - stage.kept)
+    stage.send_again()
+    until(lambda: stage.kept < 64 << 20, 20)
+    stage.store.end(memory_parts.table(stage.parted.memory))
+    stage.parted.end_source()
+    tree, seen = _restore(stage, spend=True)
+    assert seen.placed + seen.bytes == seen.total
+    assert seen.placed > 60 << 20, "the new content, in the memory that the old one had"
     _is_whole_and_goes_on(stage, tree, pages=30000)
 
 

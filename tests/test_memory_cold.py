@@ -32,6 +32,7 @@ from liveshift.errors import StepFailed
 
 BLOCK_PAGES = 512
 SLOT_ZERO, SLOT_FIRST = 1, 3  # prefill.h
+COMING, IDLE, AT_LAST = range(3)  # cold.h
 
 
 class Ahead:
@@ -43,13 +44,13 @@ class Ahead:
         self._pages = directory / PAGES_FILE
         self._ffi, self._calls = store_library.load()
 
-    def choose(self) -> list[Any]:
+    def choose(self, when: int = IDLE) -> list[Any]:
         """What there is to be copied now."""
         search, chosen = self._ffi.new("struct search *"), []
         with self.store.in_use() as store:
             while True:
                 block = self._ffi.new("struct block *")
-                if not self._calls.store_cold(store, search, True, block):
+                if not self._calls.store_cold(store, search, when, block):
                     return chosen
                 chosen.append(block)
 
@@ -208,6 +209,38 @@ def test_what_is_outdated_is_copied_again(
     assert {pid: ahead.settle(pid) for pid in model} == model
 
 
+def test_what_is_hot_is_copied_again_at_last(
+    store: MemoryStore, family: tuple[dict[int, Pages], Ahead]
+) -> None:
+    model, ahead = family
+    for n in range(6):  # more often than it is tried while rounds come
+        model[7][BASE] = page(2000 + n)
+        store.write(chunk(7, [(BASE, 1, DATA)], page(2000 + n), round_=n + 1))
+        ahead.run()
+    assert ahead.copied[7, 1][BASE] != model[7][BASE], "it is hot"
+    assert ahead.choose(COMING) == []
+    (block,) = ahead.choose(AT_LAST)
+    assert [n for n, slot in enumerate(block.slot) if slot] == [0]
+    ahead.copy([block])
+    assert ahead.choose(AT_LAST) == []
+    end(store, model)
+    assert {pid: ahead.settle(pid) for pid in model} == model
+
+
+def test_at_last_nothing_is_copied_where_nothing_was(
+    store: MemoryStore, family: tuple[dict[int, Pages], Ahead]
+) -> None:
+    model, ahead = family
+    fresh = {BASE + n * PAGE: page(3000 + n) for n in range(BLOCK_PAGES, 2 * BLOCK_PAGES)}
+    for each in chunks(7, fresh):
+        store.write(each)
+    for each in chunks(7, {at: page(at) for at in list(model[7])[:400]}):
+        store.write(each)
+    ahead.let_go(7)
+    assert ahead.choose(AT_LAST) == [], "there its memory would have to be had first"
+    assert {block.address for block in ahead.choose()} == {BASE, BASE + BLOCK_PAGES * PAGE}
+
+
 def test_only_what_the_table_has_counts(
     store: MemoryStore, family: tuple[dict[int, Pages], Ahead]
 ) -> None:
@@ -260,7 +293,19 @@ _STEPS = st.lists(
     st.tuples(
         st.sampled_from([7, 8]),
         st.sampled_from(
-            ["copy", "choose", "move", "let go", DATA, DATA, ZERO, REFERENCE, REFERENCE, GONE]
+            [
+                "copy",
+                "choose",
+                "last",
+                "move",
+                "let go",
+                DATA,
+                DATA,
+                ZERO,
+                REFERENCE,
+                REFERENCE,
+                GONE,
+            ]
         ),
         st.integers(0, 60),
         st.integers(1, 40) | st.just(400),
@@ -294,6 +339,8 @@ def test_nothing_wrong_counts_whatever_comes(
         places = [BASE + n * PAGE for n in range(first, first + count)]
         if step == "choose":
             chosen += ahead.choose()
+        elif step == "last":
+            chosen += ahead.choose(AT_LAST)
         elif step in ("copy", "move"):
             chosen += ahead.choose()
             ahead.copy(chosen)

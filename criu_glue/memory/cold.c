@@ -19,20 +19,23 @@ enum {
 #define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
 
 // With the lock held: of the leaf's pages those that can be copied now.
-static uint64_t copyable(const struct leaf *leaf, uint64_t oldest, uint32_t newest, bool idle) {
+static uint64_t copyable(const struct leaf *leaf, uint64_t oldest, uint32_t newest,
+                         enum cold_when when) {
     uint64_t found = 0;
     // The first round brings everything, once: what has come of it is not hot yet.
-    bool late = newest > 0 && leaf->round >= newest && !idle;
-    if (leaf->ticket >= oldest || late || leaf->tries >= TRIES)
-        return 0; // being written at this moment, or of late
+    bool late = newest > 0 && leaf->round >= newest && when == COLD_COMING;
+    if (leaf->ticket >= oldest)
+        return 0; // being written at this moment
+    if (when != COLD_AT_LAST && (late || leaf->tries >= TRIES))
+        return 0; // written of late
     for (int i = 0; i < LEAF_PAGES; i++)
         if (leaf->page[i] == PAGE_ZERO || leaf->page[i] >= FIRST_SLOT)
             found |= UINT64_C(1) << i;
-    return found & ~leaf->placed;
+    return found & ~leaf->placed & (when == COLD_AT_LAST ? leaf->copied : ~UINT64_C(0));
 }
 
-static bool look(struct page_map *map, uint64_t number, uint64_t oldest, uint32_t newest, bool idle,
-                 struct block *out) {
+static bool look(struct page_map *map, uint64_t number, uint64_t oldest, uint32_t newest,
+                 enum cold_when when, struct block *out) {
     struct leaf *leaf[LEAVES];
     uint64_t pages[LEAVES];
     uint64_t copied = 0;
@@ -41,11 +44,11 @@ static bool look(struct page_map *map, uint64_t number, uint64_t oldest, uint32_
         leaf[i] = page_map_leaf(map, (number + (uint64_t)i) << LEAF_BITS);
         if (leaf[i] == NULL) // then there is no bit for what lies there
             return false;
-        pages[i] = copyable(leaf[i], oldest, newest, idle);
+        pages[i] = copyable(leaf[i], oldest, newest, when);
         copied |= leaf[i]->copied;
         enough += __builtin_popcountll(pages[i]);
     }
-    bool coming = newest == 0 && !idle; // the rest of the block may be on its way
+    bool coming = newest == 0 && when == COLD_COMING; // the rest of the block may be on its way
     if (enough < (coming ? BLOCK_PAGES : copied ? 1 : ENOUGH))
         return false;
     out->pid = map->pid;
@@ -53,7 +56,7 @@ static bool look(struct page_map *map, uint64_t number, uint64_t oldest, uint32_
     out->address = (number << LEAF_BITS) * PAGE;
     out->fresh = copied == 0;
     for (int i = 0; i < LEAVES; i++) {
-        leaf[i]->copied = ~UINT64_C(0);
+        leaf[i]->copied |= when == COLD_AT_LAST ? 0 : ~UINT64_C(0);
         leaf[i]->placed |= pages[i];
         leaf[i]->tries += pages[i] != 0;
         for (int k = 0; k < LEAF_PAGES; k++)
@@ -62,7 +65,7 @@ static bool look(struct page_map *map, uint64_t number, uint64_t oldest, uint32_
     return true;
 }
 
-bool store_cold(struct store *s, struct search *at, bool idle, struct block *out) {
+bool store_cold(struct store *s, struct search *at, enum cold_when when, struct block *out) {
     bool found = false;
     pthread_mutex_lock(&s->lock);
     uint64_t oldest = s->unlisted ? 0 : UINT64_MAX;
@@ -74,7 +77,7 @@ bool store_cold(struct store *s, struct search *at, bool idle, struct block *out
         while (at->place < map->size && !found) {
             const struct leaf *first = map->table[at->place++];
             if (first != NULL && first->number % LEAVES == 0)
-                found = look(map, first->number, oldest, s->newest, idle, out);
+                found = look(map, first->number, oldest, s->newest, when, out);
         }
         if (found)
             break;

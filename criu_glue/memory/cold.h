@@ -2,8 +2,8 @@
 //
 // What of the store may be put in place before the tree is restored: memory that the job has not
 // written of late, by blocks of the size of a huge page. Whatever comes for a page afterwards makes
-// what was put there outdated, page by page; at the end that is let go of and filled in as any
-// other.
+// what was put there outdated, page by page. Once the job stands still that is copied again, into
+// memory that is at hand; what then is outdated still is let go of and filled in as any other.
 
 #pragma once
 
@@ -21,10 +21,16 @@ struct block {
     uint32_t slot[BLOCK_PAGES];
 };
 
+enum cold_when {
+    COLD_COMING,  // while rounds come
+    COLD_IDLE,    // nothing comes at present, so the last round counts as one that is over
+    COLD_AT_LAST, // the job stands still: what has come is what it is to have, hot or not; but
+                  // only where something was copied before, and so memory is at hand
+};
+
 // The next block of which something is to be copied; what its slots name counts as copied from now
 // on, and stays as it is in the store until it is outdated. False at the end of all.
-// idle: nothing comes at present, so the last round counts as one that is over.
-bool store_cold(struct store *s, struct search *at, bool idle, struct block *out);
+bool store_cold(struct store *s, struct search *at, enum cold_when when, struct block *out);
 // The block was not copied, or not to where it is needed.
 void store_not_copied(struct store *s, uint32_t pid, uint64_t address);
 // The table is known: of what was copied in [start, end) only what is of the image counts; the rest

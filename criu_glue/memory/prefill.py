@@ -4,8 +4,11 @@
 It lies in a CRIU that was started early and waits in a library of ours (prefill_shim.c, prefill.h),
 in huge pages, shifted against the job's own addresses by a multiple of their size. Tasks are forked
 from CRIU, and a page passes to another process without a copy only by fork: 0.6 ms/GB in huge
-pages, 25 in small ones. What the job writes again meanwhile is let go of, page by page, and filled
-in by :class:`~.fill.FillEngine` like all that was never put here.
+pages, 25 in small ones. What the job has written again meanwhile is copied once more as soon as it
+stands still: into memory that is at hand, where a fill has to have fresh pages first (on a virtual
+machine whose hypervisor takes free memory back, 5 ms for each 2 MiB). What is outdated then still
+is let go of, page by page, and filled in by :class:`~.fill.FillEngine` like all that was never put
+here.
 
 The store knows what is cold (cold.h). Nothing here is needed for a restore to succeed: whatever
 goes wrong ends in :class:`PrefillLost`, and the tree is then restored without it.
@@ -46,6 +49,8 @@ LEAST = 384 << 20
 """Bytes that must be left over for anything to be put in place at all."""
 
 ANSWER_S = 20.0
+
+_COMING, _IDLE, _AT_LAST = range(3)  # cold.h
 
 _MAP, _GROW, _COPY, _BACK, _DROP, _GO = range(6)
 _ORDER = struct.Struct("<IIQQQQq")
@@ -139,7 +144,7 @@ class Prefill:
         end of all. ``idle``: nothing comes at present."""
         block = self._block
         with self._store.in_use() as store:
-            if not self._calls.store_cold(store, search, idle, block):
+            if not self._calls.store_cold(store, search, _IDLE if idle else _COMING, block):
                 return False
             try:
                 self._copy(block)
@@ -150,6 +155,20 @@ class Prefill:
                     raise PrefillLost(what) from error
                 self._calls.store_not_copied(store, block.pid, block.address)
                 raise NoHugePage(what) from error
+            self._twice.append((block.pid, block.incarnation, block.address))
+        return True
+
+    def freshen(self, search: object) -> bool:
+        """The job stands still: copy once more what was outdated of one block; False when there is
+        none from where ``search`` stands to the end of all."""
+        block = self._block
+        with self._store.in_use() as store:
+            if not self._calls.store_cold(store, search, _AT_LAST, block):
+                return False
+            try:
+                self._copy(block)
+            except OSError as error:
+                raise PrefillLost(f"it cannot be copied again: {error.strerror}") from error
             self._twice.append((block.pid, block.incarnation, block.address))
         return True
 
