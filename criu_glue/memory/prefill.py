@@ -142,33 +142,28 @@ class Prefill:
     def step(self, search: object, idle: bool) -> bool:
         """Put one more block in place; False when there is none from where ``search`` stands to the
         end of all. ``idle``: nothing comes at present."""
+        return self._next(search, _IDLE if idle else _COMING)
+
+    def freshen(self, search: object) -> bool:
+        """The job stands still: the same with what was outdated of one block."""
+        return self._next(search, _AT_LAST)
+
+    def _next(self, search: object, when: int) -> bool:
         block = self._block
         with self._store.in_use() as store:
-            if not self._calls.store_cold(store, search, _IDLE if idle else _COMING, block):
+            if not self._calls.store_cold(store, search, when, block):
                 return False
             try:
                 self._copy(block)
             except OSError as error:
-                what = f"no huge page can be had: {error.strerror}"
                 # Of what was there before some may still be, unknown to the store.
-                if not block.fresh or error.errno not in _NONE_NOW:
+                if not block.fresh:
+                    raise PrefillLost(f"it cannot be copied again: {error.strerror}") from error
+                what = f"no huge page can be had: {error.strerror}"
+                if error.errno not in _NONE_NOW:
                     raise PrefillLost(what) from error
                 self._calls.store_not_copied(store, block.pid, block.address)
                 raise NoHugePage(what) from error
-            self._twice.append((block.pid, block.incarnation, block.address))
-        return True
-
-    def freshen(self, search: object) -> bool:
-        """The job stands still: copy once more what was outdated of one block; False when there is
-        none from where ``search`` stands to the end of all."""
-        block = self._block
-        with self._store.in_use() as store:
-            if not self._calls.store_cold(store, search, _AT_LAST, block):
-                return False
-            try:
-                self._copy(block)
-            except OSError as error:
-                raise PrefillLost(f"it cannot be copied again: {error.strerror}") from error
             self._twice.append((block.pid, block.incarnation, block.address))
         return True
 
