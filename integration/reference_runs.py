@@ -6,9 +6,14 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-from collections.abc import Sequence
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 
 @dataclass(frozen=True)
@@ -54,15 +59,33 @@ class References:
     def directory(self, argv: Sequence[str], nnodes: int = 1) -> Path:
         key = (str(nnodes), *argv)
         if key not in self._known:
-            out = self.place / f"reference-{len(self._known)}"
-            out.mkdir()
-            self._run([word.replace("{out}", str(out)) for word in _unpaced(argv)], nnodes, out)
-            self._known[key] = out
+            try:
+                self._known[key] = self._run(argv, nnodes)
+            except TimeoutError as hung:
+                # No fault of ours: the port was taken meanwhile, a rendezvous that never came.
+                warnings.warn(f"an untouched run is begun again: {hung}", stacklevel=2)
+                self._known[key] = self._run(argv, nnodes)
         return self._known[key]
 
-    def _run(self, argv: Sequence[str], nnodes: int, out: Path) -> None:
+    def _run(self, argv: Sequence[str], nnodes: int) -> Path:
+        out = Path(tempfile.mkdtemp(prefix="reference-", dir=self.place))
+        with self._started(argv, nnodes, out) as processes:
+            try:
+                codes = [process.wait(self.patience) for process in processes]
+            except subprocess.TimeoutExpired as expired:
+                raise TimeoutError(f"{expired}\n{_said(out)}") from expired
+        assert codes == [0] * nnodes, f"the reference run itself failed:\n{_said(out)}"
+        return out
+
+    @contextmanager
+    def _started(
+        self, argv: Sequence[str], nnodes: int, out: Path
+    ) -> Iterator[list[subprocess.Popen[bytes]]]:
+        """Ends with all that they started, since torchrun's workers outlive a torchrun that is
+        killed."""
+        words = [word.replace("{out}", str(out)) for word in _unpaced(argv)]
         port = str(_free_port())
-        processes = []
+        processes: list[subprocess.Popen[bytes]] = []
         for rank in range(nnodes):
             env = {
                 "PET_NNODES": str(nnodes), "PET_NODE_RANK": str(rank),
@@ -74,7 +97,7 @@ class References:
             with (out / f"output{rank}").open("wb") as log:
                 processes.append(
                     subprocess.Popen(
-                        argv,
+                        words,
                         env=self.environment | env,
                         stdin=subprocess.DEVNULL,
                         stdout=log,
@@ -82,12 +105,18 @@ class References:
                     )
                 )
         try:
-            codes = [process.wait(self.patience) for process in processes]
+            yield processes
         finally:
             for process in processes:
-                process.kill()
-        said = "".join((out / f"output{rank}").read_text() for rank in range(nnodes))
-        assert codes == [0] * nnodes, f"the reference run itself failed:\n{said}"
+                if process.poll() is None:
+                    for each in psutil.Process(process.pid).children(recursive=True):
+                        each.kill()
+                    process.kill()
+                    process.wait()
+
+
+def _said(out: Path) -> str:
+    return "".join(each.read_text() for each in sorted(out.glob("output*")))
 
 
 def _unpaced(argv: Sequence[str]) -> list[str]:

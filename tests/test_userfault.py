@@ -108,7 +108,10 @@ def test_a_stopped_process_stays_stopped(job: Subject) -> None:
     until(lambda: state(job.pid) == "T")
     for _ in range(10):
         opened(job.pid)
-        assert state(job.pid) == "T"
+        # Let go of, it is awake in the kernel until it stops again (ptrace(2), PTRACE_DETACH).
+        until(lambda: state(job.pid) == "T")
+    time.sleep(0.05)
+    assert state(job.pid) == "T"
     os.kill(job.pid, signal.SIGCONT)
     assert job.do("1 + 1") == "2"
 

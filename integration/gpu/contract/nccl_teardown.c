@@ -31,6 +31,9 @@ static void rebuilt(const struct rank *self) {
         NCCL(ncclCommDestroy(comm));
         while (threads_named("NCCL Bootstrap") > 0)
             watch(1); /* the root of the unique id ends by itself */
+        /* A thread that was joined is in /proc for a moment yet. */
+        for (int waited = 0; waited < 1000 && threads_named("NCCL") > 0; waited++)
+            watch(1);
         REQUIRE(threads_named("NCCL") == 0, "%d threads left", threads_named("NCCL"));
         REQUIRE(open_sockets() == sockets, "%d sockets, before %d", open_sockets(), sockets);
     }
