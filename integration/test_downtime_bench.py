@@ -174,6 +174,26 @@ def test_phases_share_the_downtime_and_the_interrupted_step_is_one_of_them() -> 
     assert move.time_to_full_speed_s == pytest.approx(0.0)
 
 
+def test_a_step_that_is_longer_than_the_standstill_is_told_as_such() -> None:
+    """Steps of 1 s, one of 4 s while memory goes ahead, and then 2 s of standstill."""
+    phases = [
+        Phase("pre-copy", 0.0, 8.0, bytes=500),
+        Phase("dump", 8.0, 1.0, bytes=40, frozen=True),
+        Phase("restore", 9.0, 1.0, bytes=50, frozen=True),
+        Phase("commit", 9.0, 0.0, frozen=True),
+    ]
+    row = MigrationRow(
+        "m1", "a/0", "h0", "h1", "", "", 2, "done", 100.0, 10.0, 2.0, 50, 550, 0, 0.0, phases,
+        None, None,
+    )  # fmt: skip
+    times = [97.0, 98, 99, 100, 101, 105, 106, 107, 110, 111, 112, 113, 114]
+    move = moved(row, times, begin=96.0)
+    assert {phase.name: phase.own_s for phase in move.phases if phase.own_s} == {"slower step": 3.0}
+    assert (move.downtime_s, move.unaccounted_s) == (3.0, 0.0)
+    assert move.slow_down is not None
+    assert move.slow_down == pytest.approx(1 - (4 + 1 / 3) / 8), "that step counts"
+
+
 def test_a_failure_costs_one_figure(tmp_path: Path) -> None:
     result = Result(CASE)
     with ExitStack() as cleanup:

@@ -147,6 +147,7 @@ def test_several_moves_in_a_row(fast: GpuLab, references: References) -> None:
     fast.assert_whole(job, references)
 
 
+@pytest.mark.long
 def test_the_plain_path_carries_the_same_in_the_image(
     fast: GpuLab, plain: GpuLab, references: References
 ) -> None:
@@ -178,7 +179,8 @@ def test_ranks_that_talk_by_nccl(fast: GpuLab, references: References) -> None:
     fast.assert_whole(job, references, ranks=2)
 
 
-@pytest.mark.parametrize("lab", ["fast", pytest.param("plain", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("lab", ["fast", "plain"])
 def test_two_cuda_processes_in_one_capsule(
     request: pytest.FixtureRequest, references: References, lab: str
 ) -> None:

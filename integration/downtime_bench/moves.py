@@ -37,6 +37,8 @@ OVER = ("done", "failed", "lost")
 AROUND = "interrupted step"
 """The row of the step in which the job stood: slower before by the last round, after by page faults
 and caches that are cold; it can be below a usual one by chance."""
+SLOWER = "slower step"
+"""The row of the longest step where the job did not stand in it: what held it up is no phase."""
 
 Tell = Callable[[str], None]
 
@@ -122,8 +124,8 @@ def precopying(row: MigrationRow, seen: Gap) -> tuple[float, float] | None:
     found = [p for p in row.phases if p.name == PRECOPY]
     if not found or found[0].bytes is None:
         return None
-    end = min(p.start for p in row.phases if p.frozen or p.name == "quiesce")
-    return row.asked + found[0].start, min(row.asked + end, seen.start)
+    end = row.asked + min(p.start for p in row.phases if p.frozen or p.name == "quiesce")
+    return row.asked + found[0].start, min(end, seen.start) if seen.end > end else end
 
 
 def changed(row: MigrationRow, standing: int) -> int:
@@ -139,6 +141,11 @@ def shares(row: MigrationRow, seen: Gap) -> tuple[list[PhaseRow], float]:
     What the step in which it stood took more than a usual one, before and after, is a row too.
     """
     still = [p for p in row.phases if p.frozen]
+    stood = min(_ends(row, p)[0] for p in still)
+    went_on = max(_ends(row, p)[1] for p in still)
+    if went_on <= seen.start or seen.end <= stood:
+        rows = [PhaseRow(p.name, p.seconds, 0.0, p.frozen, p.bytes) for p in row.phases]
+        return [*rows, PhaseRow(SLOWER, seen.end - seen.start, seen.downtime_s, False)], 0.0
     edges = sorted(
         {seen.start, seen.end}
         | {edge for p in still for edge in _ends(row, p) if seen.start < edge < seen.end}
@@ -152,9 +159,7 @@ def shares(row: MigrationRow, seen: Gap) -> tuple[list[PhaseRow], float]:
             own[id(last)] = own.get(id(last), 0.0) + until - since
             covered += until - since
     rows = [PhaseRow(p.name, p.seconds, own.get(id(p), 0.0), p.frozen, p.bytes) for p in row.phases]
-    stood = max(seen.start, min(_ends(row, p)[0] for p in still))
-    went_on = min(seen.end, max(_ends(row, p)[1] for p in still))
-    around = stood - seen.start + seen.end - went_on - seen.step_s
+    around = max(0.0, stood - seen.start) + max(0.0, seen.end - went_on) - seen.step_s
     rows.append(PhaseRow(AROUND, around + seen.step_s, around, False))
     return rows, seen.downtime_s - covered - around
 

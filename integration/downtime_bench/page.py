@@ -16,7 +16,7 @@ from liveshift.launcher.report import quantities as q
 
 from .cases import KINDS, LINKS
 from .goals import by_hand_s, restart_s
-from .moves import AROUND
+from .moves import AROUND, SLOWER
 from .record import Goal, Result, Run
 
 FILE = "bench-downtime.html"
@@ -309,9 +309,11 @@ def _where(run: Run) -> str:
 
 
 def _why(name: str) -> str:
-    if name != AROUND:
-        return ""
-    return "<small>what it took more than a usual one, before and after the standstill</small>"
+    why = {
+        AROUND: "what it took more than a usual one, before and after the standstill",
+        SLOWER: "the longest one, and the job did not stand in it",
+    }
+    return f"<small>{why[name]}</small>" if name in why else ""
 
 
 def _signed(seconds: float) -> str:
