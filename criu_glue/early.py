@@ -64,15 +64,9 @@ END_S = 1.0
 
 
 class EarlyCriu:
-    """One of them; ``images`` is the directory that the image comes into, and is hidden.
+    """One of them; ``images`` is the directory that the image comes into, and is hidden."""
 
-    ``again``: what the job has written again is copied once more as it comes.
-    """
-
-    def __init__(
-        self, criu: Criu, room: Room, images: Path, store: MemoryStore, *, again: bool = True
-    ) -> None:
-        self._again = again
+    def __init__(self, criu: Criu, room: Room, images: Path, store: MemoryStore) -> None:
         self._command, self._room, self._images, self._store = criu, room, images, store
         self.held = HeldCriu(images)
         self._prefill: Prefill | None = None
@@ -126,7 +120,7 @@ class EarlyCriu:
                 self.why = "it has ended"
             if not self.why and self._prefill is not None:
                 search = self._prefill.search()
-                while self._again and self._prefill.freshen(search):
+                while self._prefill.freshen(search):
                     pass
                 if self._prefill.settle(self._images):
                     return True
@@ -229,7 +223,7 @@ class EarlyCriu:
         search, blocks, more = prefill.search(), 0, True
         while more:
             for _ in range(LOOK_AT_MEMORY):
-                more = self._again and not self._wanted.is_set() and prefill.freshen(search)
+                more = not self._wanted.is_set() and prefill.freshen(search)
                 if not more:
                     break
                 blocks += 1

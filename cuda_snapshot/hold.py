@@ -45,16 +45,23 @@ Spared = Callable[[int], Container[int]]
 def spared_threads(pid: int, restore_thread: int) -> set[int]:
     """The threads of a CUDA process that must run while it is held, as the host sees them.
 
-    ``restore_thread`` is what cuCheckpointProcessGetRestoreThreadId says; in which pid namespace
-    it counts is documented nowhere. Raises ProcessLookupError when the process has gone.
+    ``restore_thread`` is what cuCheckpointProcessGetRestoreThreadId says. In which pid namespace it
+    counts is documented nowhere; CRIU's CUDA plugin takes it for its own, also of processes in
+    containers (criu PR 2416). Only where the process has no such thread it is looked for by the
+    numbers that its threads have themselves: of two that it fits, the other is the application's,
+    and would run on. Raises ProcessLookupError when the process has gone.
     """
-    found = set()
-    for tid in threads.of(pid):
+    found, by_own_number = set(), set()
+    there = threads.of(pid)
+    for tid in there:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            names = (tid, threads.innermost(tid))
             name = threads.name(tid) if tid != pid else ""
-            if restore_thread in names or name == SERVICE or DRIVERS.fullmatch(name):
+            if tid == restore_thread or name == SERVICE or DRIVERS.fullmatch(name):
                 found.add(tid)
+            if threads.innermost(tid) == restore_thread:
+                by_own_number.add(tid)
+    if restore_thread not in there:
+        found |= by_own_number
     if not found and not os.path.exists(f"/proc/{pid}"):
         raise ProcessLookupError(f"process {pid} has ended")
     return found

@@ -139,12 +139,7 @@ class Arrival:
         """Have a CRIU take in what is cold of the memory that comes, before it is to restore."""
 
         def begin(store: MemoryStore) -> None:
-            # Not with device state: in one run of the tests, of seven, a rank came to its end after
-            # a helper's death and a move that copied again, and why is not known.
-            again = self._devices is None
-            self._early = early = EarlyCriu(
-                criu, self.resident.room, self.images, store, again=again
-            )
+            self._early = early = EarlyCriu(criu, self.resident.room, self.images, store)
             self.inbox.stands_still = early.halt
             self.inbox.memory_lost = lambda: early.lost
             early.begin()

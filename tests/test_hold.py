@@ -14,11 +14,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from captured import until
 from held_threads import Counters, build, needs_compiler
 
-from liveshift.cuda_snapshot import hold
+from liveshift.cuda_snapshot import hold, threads
 from liveshift.cuda_snapshot.hold import Hold, spared_threads
 from liveshift.errors import StepFailed
 
@@ -394,3 +395,30 @@ def test_the_drivers_thread_may_go_by_its_number_in_the_capsule(
         (thread,) = {int(tid) for tid in os.listdir(f"/proc/{pid}/task")} - {pid}
         assert spared_threads(pid, counters.row("cuda0").tid) == {thread}
         outer.kill()
+
+
+ABOUT_AS_HERE = 'echo $(($0 + 8)) > /proc/sys/kernel/ns_last_pid; "$@"'
+
+
+def test_a_number_that_two_threads_have_is_the_one_that_it_is_here(
+    program: Path, tmp_path: Path
+) -> None:
+    """In the capsule the threads are numbered about as here, each as one of the others is."""
+    path = tmp_path / "counters"
+    kinds = [f"cuda{n}:forever" for n in range(14)]
+    last = Path("/proc/loadavg").read_text().split()[-1]
+    command = ["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", ABOUT_AS_HERE, last]
+    path.touch()
+    counters = Counters(path, kinds)
+    with subprocess.Popen([*command, program, path, "1", *kinds]) as outer:
+        try:
+            until(counters.all_began)
+            (pid,) = {process.pid for process in psutil.Process(outer.pid).children(recursive=True)
+                      if process.name() == program.name}  # fmt: skip
+            there = {tid: threads.innermost(tid) for tid in threads.of(pid)}
+            twice = [tid for tid in there if tid in there.values() and there[tid] != tid]
+            assert twice, there
+            for tid in twice:
+                assert spared_threads(pid, tid) == {tid}
+        finally:
+            outer.kill()
