@@ -23,6 +23,7 @@ from pathlib import Path
 from ..errors import LiveshiftError
 from .dump import COMMON
 from .held import HeldCriu
+from .memory.mapped import PrefillLost
 from .memory.prefill import (
     ANSWER_S,
     BLOCK,
@@ -30,7 +31,6 @@ from .memory.prefill import (
     SPARE,
     NoHugePage,
     Prefill,
-    PrefillLost,
     memory_left,
 )
 from .memory.store import MemoryStore

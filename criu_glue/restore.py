@@ -36,7 +36,7 @@ from .explain import explain
 from .held import HeldCriu
 from .image_kinds import ImageFile
 from .memory.fill import FillEngine
-from .memory.prefill import PrefillLost
+from .memory.mapped import PrefillLost
 from .memory.tree_memory import TreeMemory
 from .protobuf import Message
 from .room import STDERR_FD, STDOUT_FD, Room, adopt, enter, evict

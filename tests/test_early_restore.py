@@ -20,7 +20,8 @@ from liveshift.criu_glue import early, output
 from liveshift.criu_glue.early import EarlyCriu
 from liveshift.criu_glue.memory import prefill
 from liveshift.criu_glue.memory.fill import Filled, FillEngine
-from liveshift.criu_glue.memory.prefill import SPARE, Prefill, PrefillLost
+from liveshift.criu_glue.memory.mapped import PrefillLost
+from liveshift.criu_glue.memory.prefill import SPARE, Prefill
 from liveshift.criu_glue.memory.store import INDEX_FILE, PAGES_FILE, MemoryStore
 from liveshift.criu_glue.memory.tree_memory import UNFILLED
 from liveshift.criu_glue.restore import RestoringTree
@@ -57,30 +58,33 @@ for n in range(10**9):
 """
 )
 
-FAMILY = (
-    COLD
-    + """
+_FAMILY = """
 children = []
 for child in range(2):
+    ready, done = os.pipe()
     pid = os.fork()
     if not pid:
         for at in range(0, size, 8192):
             m[at + 16 : at + 24] = (at * 31 + child).to_bytes(8, "little")
-        own = mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        own = OWN
         own[:] = bytes([child + 1]) * len(own)
         expected = zlib.crc32(own, whole())
+        os.write(done, b".")
         while zlib.crc32(own, whole()) == expected:
             time.sleep(0.01)
         os._exit(3)
+    os.read(ready, 1)
     children.append(pid)
-time.sleep(1)
 for n in range(10**9):
     assert whole() == expected, "memory has changed"
     assert os.waitpid(-1, os.WNOHANG) == (0, 0), "a child's memory has changed"
     os.write(1, b"%d\\n" % n)
     time.sleep(0.002)
 """
-)
+_MAPPING = "mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)"
+FAMILY = COLD + _FAMILY.replace("OWN", _MAPPING)
+ALIKE = COLD + _FAMILY.replace("OWN", "bytearray(16)")
+"""The children map nothing that their parent has not: CRIU takes all of it over from there."""
 
 
 class Stage:
@@ -409,6 +413,22 @@ def test_what_no_mapping_takes_along_is_brought_back_before_the_tree_is_restored
 
 
 @as_root
+def test_what_a_child_takes_over_from_its_parent_is_brought_back(
+    staged: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The half that each has written is its own; nothing is put in place there for it."""
+    stage = staged(ALIKE)
+    without_room_for_both(stage, monkeypatch)
+    before = stage.store.absent
+    stage.parted.end_source()
+    tree, seen = _restore(stage, spend=True)
+    assert before - stage.store.absent > 60 << 20
+    assert seen.placed > 100 << 20, "the parent's"
+    assert seen.bytes > 180 << 20, "the children's"
+    _is_whole_and_goes_on(stage, tree, pages=50000)
+
+
+@as_root
 def test_all_is_brought_back_when_nothing_can_be_placed(
     staged: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,10 +436,10 @@ def test_all_is_brought_back_when_nothing_can_be_placed(
     without_room_for_both(stage, monkeypatch)
     stage.parted.end_source()
 
-    def rare(path: Path) -> None:
-        raise PrefillLost(f"{path.name} has mappings of a rare kind")
+    def rare(*_: object) -> None:
+        raise PrefillLost("mm-1001.img has mappings of a rare kind")
 
-    monkeypatch.setattr(prefill, "_mappings", rare)
+    monkeypatch.setattr(prefill, "mapped", rare)
     assert not stage.early.prepare()
     assert "of a rare kind" in stage.early.why
     assert not stage.early.held.alive()

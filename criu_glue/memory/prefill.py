@@ -28,10 +28,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import StepFailed
-from ..image_kinds import ImageFile
-from ..protobuf import Damaged, Message, fields
 from . import store_library
 from .engine import PAGE
+from .mapped import TOP, PrefillLost, Region, mapped
 from .store import MemoryStore
 
 BLOCK = 2 << 20
@@ -62,20 +61,9 @@ _PLAN_PROCESS = struct.Struct("<IIIIQQ")
 _PLAN_VMA = struct.Struct("<QQQII")
 _MAGIC = 0x4C50534C
 _GROWS_DOWN = 1
-_TOP = 1 << 47
 
 _NONE_NOW = (errno.ENOMEM, errno.EAGAIN, errno.EBUSY)
 """What MADV_COLLAPSE says for want of memory in one piece (madvise(2))."""
-
-# criu: images/vma.proto and include/image.h
-_VMAS, _START, _END, _PROTECTION, _FLAGS, _STATUS = 14, 1, 2, 5, 6, 7
-_REGULAR, _FILE_PRIVATE, _ANON_PRIVATE = 1 << 0, 1 << 6, 1 << 9
-_AIO_RING, _SHADOW_STACK, _GUARD, _EXTERNAL = 1 << 13, 1 << 15, 1 << 16, 1 << 27
-_MAP_PRIVATE_ANONYMOUS, _MAP_GROWSDOWN, _MAP_HUGETLB, _EXECUTABLE = 0x22, 0x100, 0x40000, 4
-
-
-class PrefillLost(Exception):
-    """Memory cannot be put in place in advance, in words."""
 
 
 class NoHugePage(Exception):
@@ -94,17 +82,6 @@ class Area:
     high: int
     shift: int
     blocks: list[int] = field(default_factory=list)  # addresses, in order
-
-
-@dataclass
-class Region:
-    """A private mapping as CRIU's image has it; ``source`` is where it lies in CRIU, or 0."""
-
-    start: int
-    size: int
-    grows_down: bool
-    ours: bool
-    source: int = 0
 
 
 class Prefill:
@@ -198,7 +175,7 @@ class Prefill:
                         area, self._calls.store_settle, store, area.pid, area.start, area.end
                     )
             self.bytes = self._calls.store_placed(store) * PAGE
-        plan = {pid: _mappings(images / f"mm-{pid}.img") for pid in sorted(incarnations)}
+        plan = mapped(images, incarnations)
         found = 0
         for area in self._areas:
             if incarnations.get(area.pid) == area.incarnation:
@@ -267,7 +244,7 @@ class Prefill:
             ):
                 self._grow(area, address, address + BLOCK)
                 return area
-        low, high = max(0, address - SLACK), min(_TOP, address + SLACK)
+        low, high = max(0, address - SLACK), min(TOP, address + SLACK)
         shift = self._order(_MAP, 0, address, address + BLOCK, low, high)
         self._areas.append(Area(pid, incarnation, address, address + BLOCK, low, high, shift))
         return self._areas[-1]
@@ -347,26 +324,6 @@ def _same(one: Area, other: Area) -> bool:
 def _holds(area: Area, start: int, end: int) -> bool:
     first = bisect.bisect_left(area.blocks, start - BLOCK + PAGE)
     return first < len(area.blocks) and area.blocks[first] < end
-
-
-def _mappings(path: Path) -> list[Region]:
-    """What CRIU maps of a process before it restores it, in its order (criu: mem.c,
-    premap_priv_vmas). Raises PrefillLost for what is not understood."""
-    found = []
-    try:
-        for raw in Message(ImageFile(path).entries[0]).raws(_VMAS):
-            vma = {number: value for number, value in fields(raw) if isinstance(value, int)}
-            start, end, flags, status = vma[_START], vma[_END], vma[_FLAGS], vma[_STATUS]
-            if status & (_AIO_RING | _SHADOW_STACK | _EXTERNAL) or flags & _MAP_HUGETLB:
-                raise PrefillLost(f"{path.name} has mappings of a rare kind")
-            private = status & _REGULAR and status & (_ANON_PRIVATE | _FILE_PRIVATE)
-            if status & _GUARD or not private or end > _TOP:
-                continue
-            ours = flags == _MAP_PRIVATE_ANONYMOUS and not vma[_PROTECTION] & _EXECUTABLE
-            found.append(Region(start, end - start, bool(flags & _MAP_GROWSDOWN), ours))
-    except (OSError, Damaged, StepFailed, KeyError) as error:
-        raise PrefillLost(f"{path.name}: {error}") from error
-    return found
 
 
 def _base_rest(mappings: Sequence[Region]) -> int:
