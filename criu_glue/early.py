@@ -57,8 +57,11 @@ MISSES = 16
 """Blocks in a row for which there was no huge page; then there are none for now."""
 
 LAST_BLOCK_S = 1.0
-"""How long the tree, which stands still, waits at most for the block that is just being put in
-place: it was told to be the last when the dump began."""
+"""How long the tree, which stands still, waits at most for the block that is just being copied."""
+
+AT_LAST_S = 0.1
+"""And for what is copied again once all has come, block by block; the fill, which has several
+threads, does the rest."""
 
 END_S = 1.0
 
@@ -83,7 +86,8 @@ class EarlyCriu:
         self._thread.start()
 
     def halt(self) -> None:
-        """The tree stands still at its source: there is no time for more. Does not wait."""
+        """The tree stands still at its source: nothing more is put in place, only what is there
+        already is kept up to date. Does not wait."""
         self._stop.set()
 
     @property
@@ -119,8 +123,8 @@ class EarlyCriu:
             elif not self.why and not self.held.alive():
                 self.why = "it has ended"
             if not self.why and self._prefill is not None:
-                search = self._prefill.search()
-                while self._prefill.freshen(search):
+                search, until = self._prefill.search(), time.monotonic() + AT_LAST_S
+                while time.monotonic() < until and self._prefill.freshen(search):
                     pass
                 if self._prefill.settle(self._images):
                     return True
@@ -185,8 +189,11 @@ class EarlyCriu:
         try:
             while not self._stop.wait(NAP_S):
                 self._round()
+            seen = 0.0
             while self._prefill is not None and not self._wanted.wait(STILL_NAP_S):
-                self._freshen(self._prefill)
+                if (written := self._store.written) != seen:
+                    self._freshen(self._prefill)
+                    seen = written
         except Exception as error:  # no restore may fail for it
             self.why = str(error) or type(error).__name__
 
@@ -223,8 +230,9 @@ class EarlyCriu:
         search, blocks, more = prefill.search(), 0, True
         while more:
             for _ in range(LOOK_AT_MEMORY):
-                more = not self._wanted.is_set() and prefill.freshen(search)
-                if not more:
+                if self._wanted.is_set():
+                    return
+                if not (more := prefill.freshen(search)):
                     break
                 blocks += 1
             # What comes needs memory, which what is there twice may have, or what is outdated.

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from liveshift.criu_glue.memory.store import PAGES_FILE, MemoryStore, ProcessTab
 from liveshift.errors import StepFailed
 
 BLOCK_PAGES = 512
+SHARED = 240
 SLOT_ZERO, SLOT_FIRST = 1, 3  # prefill.h
 COMING, IDLE, AT_LAST = range(3)  # cold.h
 
@@ -76,14 +78,9 @@ class Ahead:
 
     def let_go(self, pid: int) -> None:
         """Of what is outdated, what takes memory."""
-        drops, count = self._ffi.new("struct prefill_drop **"), self._ffi.new("uint32_t *")
         with self.store.in_use() as store:
-            rc = self._calls.store_outdated(store, pid, 1, 0, 1 << 47, drops, count)
-            assert rc == 0
-            for drop in (drops[0][n] for n in range(count[0])):
-                for k in range(drop.pages):
-                    self.copied[pid, 1].pop(drop.address + k * PAGE)
-            self._calls.free(drops[0])
+            for at in self._dropped(self._calls.store_outdated, store, pid, 1):
+                self.copied[pid, 1].pop(at)
 
     def kept(self) -> dict[int, Pages]:
         """What the store itself has of the images, right or not."""
@@ -103,17 +100,30 @@ class Ahead:
 
     def settle(self, pid: int, incarnation: int = 1) -> Pages:
         """The table is known: what was copied and counts."""
-        drops, count = self._ffi.new("struct prefill_drop **"), self._ffi.new("uint32_t *")
         kept = dict(self.copied.get((pid, incarnation), {}))
         with self.store.in_use() as store:
-            rc = self._calls.store_settle(store, pid, 0, 1 << 47, drops, count)
-            assert rc == 0
-            for n in range(count[0]):
-                drop = drops[0][n]
-                for k in range(drop.pages):
-                    kept.pop(drop.address + k * PAGE, None)
-            self._calls.free(drops[0])
+            for at in self._dropped(self._calls.store_settle, store, pid):
+                kept.pop(at, None)
         return kept
+
+    def unplanned(self, pid: int, plan: bytes) -> set[int]:
+        """The plan is known, too: what does not count any more."""
+        with self.store.in_use() as store:
+            raw = self._ffi.from_buffer("uint8_t[]", plan)
+            return set(self._dropped(self._calls.store_unplanned, store, raw, pid))
+
+    def placed(self) -> int:
+        """Pages that count."""
+        with self.store.in_use() as store:
+            return int(self._calls.store_placed(store))
+
+    def _dropped(self, call: Callable[..., int], *of: Any) -> list[int]:
+        drops, count = self._ffi.new("struct prefill_drop **"), self._ffi.new("uint32_t *")
+        assert call(*of, 0, 1 << 47, drops, count) == 0
+        listed = [drops[0][n] for n in range(count[0])]
+        found = [drop.address + k * PAGE for drop in listed for k in range(drop.pages)]
+        self._calls.free(drops[0])
+        return found
 
 
 @pytest.fixture
@@ -129,20 +139,28 @@ def likes(pages: Pages, pid: int) -> bytes:
 
 @pytest.fixture
 def family(store: MemoryStore, tmp_path: Path) -> tuple[dict[int, Pages], Ahead]:
-    """Two processes whose pages lie in the same places of the store, copied in advance."""
+    """Two processes, SHARED pages of each in the same places of the store, copied in advance."""
     own = {BASE + n * PAGE: page(n) for n in range(BLOCK_PAGES)}
+    other = {at: data if n < SHARED else page(9000 + n) for n, (at, data) in enumerate(own.items())}
     for each in chunks(7, own):
         store.write(each)
     taken = (tmp_path / PAGES_FILE).stat().st_blocks
-    for first in range(0, BLOCK_PAGES, 64):
-        part = {at: own[at] for at in list(own)[first : first + 64]}
-        store.write(chunk(8, [(*run, REFERENCE) for run in runs_of(part)], likes(part, 7)))
-    assert store.wants() == []
+    shares(store, 8, own, SHARED)
     assert (tmp_path / PAGES_FILE).stat().st_blocks == taken, "they share"
+    for each in chunks(8, dict(list(other.items())[SHARED:])):
+        store.write(each)
     ahead = Ahead(store, tmp_path)
     ahead.run()
-    assert ahead.copied == {(7, 1): own, (8, 1): own}
-    return {7: dict(own), 8: dict(own)}, ahead
+    assert ahead.copied == {(7, 1): own, (8, 1): other}
+    return {7: own, 8: other}, ahead
+
+
+def shares(store: MemoryStore, pid: int, pages: Pages, count: int = BLOCK_PAGES) -> None:
+    """The first pages of 7 are those of this process, too."""
+    for first in range(0, count, 40):
+        part = {at: pages[at] for at in list(pages)[first : min(count, first + 40)]}
+        store.write(chunk(pid, [(*run, REFERENCE) for run in runs_of(part)], likes(part, 7)))
+    assert store.wants() == []
 
 
 def end(store: MemoryStore, model: dict[int, Pages]) -> None:
@@ -241,6 +259,49 @@ def test_at_last_nothing_is_copied_where_nothing_was(
     assert {block.address for block in ahead.choose()} == {BASE, BASE + BLOCK_PAGES * PAGE}
 
 
+def test_what_a_child_has_of_its_parent_is_copied_once(
+    store: MemoryStore, family: tuple[dict[int, Pages], Ahead]
+) -> None:
+    """CRIU takes it over from there."""
+    model, ahead = family
+    before = dict(ahead.copied)
+    for pid, own in ((9, 0), (10, 300)):
+        shares(store, pid, model[7])
+        model[pid] = {**model[7], **{BASE + n * PAGE: page(6000 + n) for n in range(own)}}
+        for each in chunks(pid, dict(list(model[pid].items())[:own])):
+            store.write(each)
+    for _ in range(2):
+        ahead.run()
+        assert ahead.copied == before | {(10, 1): model[10]}
+    end(store, model)
+    assert ahead.settle(9) == {}
+    assert ahead.settle(10) == model[10]
+
+
+def test_what_no_mapping_takes_along_does_not_count(
+    store: MemoryStore, family: tuple[dict[int, Pages], Ahead]
+) -> None:
+    """Of 8 there is nothing in the plan; of 7 all but what lies before or after its mapping."""
+    model, ahead = family
+    end(store, model)
+    for pid in model:
+        assert ahead.settle(pid) == model[pid]
+    assert ahead.placed() == 2 * BLOCK_PAGES
+    taken = range(3, BLOCK_PAGES - 70)
+    head = struct.pack("<IIII", 0x4C50534C, 1, 2, 0)
+    process = struct.pack("<IIIIQQ", 7, 0, 2, 0, 0, 0)
+    start, size = BASE + taken.start * PAGE, len(taken) * PAGE
+    mappings = struct.pack("<QQQII", BASE, 2 * PAGE, 0, 0, 0)
+    mappings += struct.pack("<QQQII", start, size, 1 << 30, 0, 0)
+    plan = head + process + mappings
+    outside = {BASE + n * PAGE for n in range(BLOCK_PAGES) if n not in taken}
+    assert ahead.unplanned(7, plan) == outside
+    assert ahead.placed() == BLOCK_PAGES + len(taken)
+    assert ahead.unplanned(8, plan) == set(model[8])
+    assert ahead.placed() == len(taken)
+    assert ahead.unplanned(7, plan) == set()
+
+
 def test_only_what_the_table_has_counts(
     store: MemoryStore, family: tuple[dict[int, Pages], Ahead]
 ) -> None:
@@ -270,7 +331,7 @@ def test_what_several_pages_lie_in_is_not_given_back_also_by_an_agent_started_an
             pointer = ffi.cast(
                 "struct store *", int(store_library.load()[0].cast("uintptr_t", opened))
             )
-            calls.store_free(pointer, min(slots.values()), BLOCK_PAGES)
+            calls.store_free(pointer, min(slots.values()), SHARED)
         freed = held - (tmp_path / PAGES_FILE).stat().st_blocks * 512
         assert freed <= PAGE, "but for the one that only one process has"
         assert ahead.kept()[8] == {**model[8], lone: ahead.kept()[8][lone]}

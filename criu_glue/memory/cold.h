@@ -10,6 +10,18 @@
 #include "prefill.h"
 #include "store.h"
 
+enum { BLOCK_LEAVES = BLOCK_PAGES / LEAF_PAGES };
+
+// NULL when it is not known.
+struct page_map *cold_process(const struct store *s, uint32_t pid);
+
+// The bits of a leaf's pages from the page's on, up to the end of the leaf or to end.
+static inline uint64_t leaf_bits(uint64_t page, uint64_t end) {
+    uint64_t many = end - page;
+    uint64_t all = many >= LEAF_PAGES ? ~UINT64_C(0) : (UINT64_C(1) << many) - 1;
+    return all << (page & (LEAF_PAGES - 1));
+}
+
 struct search { // where it stands
     uint32_t process, place;
 };
@@ -37,7 +49,10 @@ void store_not_copied(struct store *s, uint32_t pid, uint64_t address);
 // is listed, in memory of the caller's (free). -1 without memory.
 int store_settle(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
                  struct prefill_drop **drop, uint32_t *drops);
-// What counts of all that was copied, since it was settled; pages.
+// The plan is known: what no mapping of it takes along does not count, and is listed like that.
+int store_unplanned(struct store *s, const struct plan *plan, uint32_t pid, uint64_t start,
+                    uint64_t end, struct prefill_drop **drop, uint32_t *drops);
+// What counts of all that was copied for processes of the table; pages.
 uint64_t store_placed(struct store *s);
 // Look at some pages that were placed in the process, which the host calls task, where they belong.
 // 0, or -1 with why.
@@ -62,7 +77,7 @@ void store_brought_back(struct store *s, const struct block *block);
 uint64_t store_absent(struct store *s, const struct plan *plan);
 uint64_t image_absent(const struct image *image, struct page_map *map, const struct plan *plan);
 
-// Whether the page is to be put in its place by a mapping's move.
-bool cold_planned(const struct plan *plan, uint32_t pid, uint64_t address);
-// What is in its place already; for the fill.
+// Of the leaf's pages those that a mapping's move is to put in their place; a bit for each.
+uint64_t cold_planned(const struct plan *plan, uint32_t pid, const struct leaf *leaf);
+// The same of those that are there already; for the fill.
 uint64_t cold_placed(const struct plan *plan, struct page_map *map, uint64_t page);

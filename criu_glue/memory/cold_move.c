@@ -59,13 +59,16 @@ bool store_stranded(struct store *s, const struct plan *plan, uint32_t pid, uint
     *out = (struct block){.pid = pid, .incarnation = incarnation, .address = address};
     pthread_mutex_lock(&s->lock);
     struct page_map *map = map_of(s, pid, incarnation);
-    for (uint64_t i = 0; map != NULL && i < BLOCK_PAGES; i++) {
-        const struct leaf *leaf = page_map_leaf(map, address / PAGE + i);
-        if (leaf == NULL || !(leaf->moved >> i % LEAF_PAGES & 1) ||
-            (plan != NULL && cold_planned(plan, pid, address + i * PAGE)))
+    for (uint64_t first = 0; map != NULL && first < BLOCK_PAGES; first += LEAF_PAGES) {
+        const struct leaf *leaf = page_map_leaf(map, address / PAGE + first);
+        if (leaf == NULL || leaf->moved == 0)
             continue;
-        out->slot[i] = leaf->page[i % LEAF_PAGES];
-        found = true;
+        uint64_t left = leaf->moved;
+        if (plan != NULL)
+            left &= ~cold_planned(plan, pid, leaf);
+        found |= left != 0;
+        for (; left; left &= left - 1)
+            out->slot[first + (uint64_t)__builtin_ctzll(left)] = leaf->page[__builtin_ctzll(left)];
     }
     pthread_mutex_unlock(&s->lock);
     return found;

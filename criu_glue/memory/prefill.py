@@ -10,8 +10,10 @@ machine whose hypervisor takes free memory back, 5 ms for each 2 MiB). What is o
 is let go of, page by page, and filled in by :class:`~.fill.FillEngine` like all that was never put
 here.
 
-The store knows what is cold (cold.h). Nothing here is needed for a restore to succeed: whatever
-goes wrong ends in :class:`PrefillLost`, and the tree is then restored without it.
+The store knows what is cold (cold.h). Whatever goes wrong ends in :class:`PrefillLost`, and the
+tree is then restored without it; of what is kept nowhere else (:meth:`Prefill.keep_once`) as much
+as still can be brought back is, and where that is not all the restore fails and the tree goes on
+at its source.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ _MAP, _GROW, _COPY, _BACK, _DROP, _GO = range(6)
 _ORDER = struct.Struct("<IIQQQQq")
 _ANSWER = struct.Struct("<qq")
 _DROPS = 4096  # ranges in one message
-_RANGE = 16
+_RANGE = struct.Struct("<QQ")
 _PLAN = struct.Struct("<IIII")
 _PLAN_PROCESS = struct.Struct("<IIIIQQ")
 _PLAN_VMA = struct.Struct("<QQQII")
@@ -148,8 +150,9 @@ class Prefill:
         """Of so many bytes what is in place is kept nowhere else from now on."""
         with self._store.in_use() as store:
             while self._twice and size > 0:
-                size -= self._calls.store_move(store, *self._twice.pop()) * PAGE
-                self.moved = True
+                moved = self._calls.store_move(store, *self._twice.pop()) * PAGE
+                self.moved |= moved > 0
+                size -= moved
 
     def let_go_of_outdated(self) -> None:
         """As far as that gives memory back; the rest goes when it is settled."""
@@ -165,26 +168,33 @@ class Prefill:
         return self._ffi.new("struct search *")
 
     def settle(self, images: Path) -> int:
-        """The image is complete: let go of what is outdated and plan where the rest belongs.
-        Returns for how many mappings there is something."""
-        with self._store.in_use() as store:
-            incarnations = self._store.incarnations()
-            for area in self._areas:
-                if incarnations.get(area.pid) == area.incarnation:
-                    self._drop(
-                        area, self._calls.store_settle, store, area.pid, area.start, area.end
-                    )
-            self.bytes = self._calls.store_placed(store) * PAGE
+        """The image is complete: let go of what is outdated, plan where the rest belongs, and let
+        go of what has no place. Returns for how many mappings there is something."""
+        incarnations = self._store.incarnations()
+        for area in self._areas:
+            if incarnations.get(area.pid) != area.incarnation:  # of a process that is no more
+                self._let_go(area, [(area.start, (area.end - area.start) // PAGE)])
+        self._areas = [a for a in self._areas if incarnations.get(a.pid) == a.incarnation]
+        for area in self._areas:
+            with self._store.in_use() as store:
+                self._drop(area, self._calls.store_settle, store, area.pid, area.start, area.end)
         plan = mapped(images, incarnations)
         found = 0
         for area in self._areas:
-            if incarnations.get(area.pid) == area.incarnation:
-                placed = self._place(area, plan[area.pid])
-                found += placed
-                if placed:
-                    self._pids.add(area.pid)
+            placed = self._place(area, plan[area.pid])
+            found += placed
+            if placed:
+                self._pids.add(area.pid)
         self._write(plan)
-        self.bring_back(self._ffi.from_buffer("uint8_t[]", self._plan))
+        raw = self._ffi.from_buffer("uint8_t[]", self._plan)
+        self.bring_back(raw)
+        with self._store.in_use() as store:
+            for area in self._areas:
+                self._drop(
+                    area, self._calls.store_unplanned,
+                    store, raw, area.pid, area.start, area.end,
+                )  # fmt: skip
+            self.bytes = self._calls.store_placed(store) * PAGE
         return found
 
     def bring_back(self, plan: object = None) -> None:
@@ -261,14 +271,19 @@ class Prefill:
         """Let go of what that call lists; bytes."""
         drops, count = self._ffi.new("struct prefill_drop **"), self._ffi.new("uint32_t *")
         rc = listed(*of, drops, count)
-        raw = bytes(self._ffi.buffer(drops[0], count[0] * _RANGE)) if count[0] else b""
+        raw = bytes(self._ffi.buffer(drops[0], count[0] * _RANGE.size)) if count[0] else b""
         self._calls.free(drops[0])
         if rc != 0:
-            raise PrefillLost("no memory to list what is outdated")
-        for at in range(0, len(raw), _DROPS * _RANGE):
-            part = raw[at : at + _DROPS * _RANGE]
-            self._order(_DROP, area.shift, count=len(part) // _RANGE, more=part)
-        return sum(int(pages) for _, pages in struct.iter_unpack("<QQ", raw)) * PAGE
+            raise PrefillLost("no memory to list what is let go of")
+        return self._let_go(area, list(_RANGE.iter_unpack(raw)))
+
+    def _let_go(self, area: Area, ranges: Sequence[tuple[int, int]]) -> int:
+        """Of (address, pages); bytes."""
+        for at in range(0, len(ranges), _DROPS):
+            part = ranges[at : at + _DROPS]
+            packed = b"".join(_RANGE.pack(*each) for each in part)
+            self._order(_DROP, area.shift, count=len(part), more=packed)
+        return sum(pages for _, pages in ranges) * PAGE
 
     def _place(self, area: Area, mappings: Sequence[Region]) -> int:
         found = 0
@@ -307,7 +322,8 @@ class Prefill:
         try:
             self._orders.send(_ORDER.pack(op, count, start, end, low, high, shift) + more)
             answer = self._orders.recv(_ANSWER.size)
-        except OSError as error:  # also: no answer in time
+        except OSError as error:  # also: no answer in time, which must not be taken for the next
+            self.abandon()
             raise PrefillLost(f"the early CRIU does not answer: {error}") from error
         if len(answer) != _ANSWER.size:
             raise PrefillLost("the early CRIU has ended")

@@ -25,6 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -70,13 +71,21 @@ static int64_t map(const struct prefill_order *o, int64_t *shift) {
     return have(o->start + (uint64_t)*shift, o->end + (uint64_t)*shift);
 }
 
+// Nobody but the agent's orders makes huge pages here, where they are told to everywhere: what is
+// let go of leaves holes, and khugepaged would make zeros of them (max_ptes_none), which count as
+// filled (UFFDIO_COPY: EEXIST). A task inherits it, and has its own setting again when CRIU has
+// registered its memory (criu: pie/restorer.c).
+static void huge_pages(bool by_kernel) { prctl(PR_SET_THP_DISABLE, !by_kernel, 0, 0, 0); }
+
 // One block into a huge page of its own. Without one there would be nothing to be won.
 static int64_t copy(const struct prefill_order *o, const uint32_t *slot) {
     uint8_t *to = at(o->start + (uint64_t)o->shift);
     if (o->end) { // for the first time
         *(volatile uint8_t *)to = 0;
-        if (madvise(to, BLOCK, MADV_COLLAPSE) != 0) {
-            int64_t rc = failed();
+        huge_pages(true); // MADV_COLLAPSE is one of the kernel's
+        int64_t rc = madvise(to, BLOCK, MADV_COLLAPSE) == 0 ? 0 : failed();
+        huge_pages(false);
+        if (rc != 0) {
             madvise(to, BLOCK, MADV_DONTNEED);
             return rc;
         }
@@ -99,15 +108,14 @@ static int64_t copy(const struct prefill_order *o, const uint32_t *slot) {
 
 static int64_t back(const struct prefill_order *o, const uint32_t *slot) {
     uint8_t *from = at(o->start + (uint64_t)o->shift);
-    for (uint32_t i = 0; i < BLOCK_PAGES; i++) {
-        if (slot[i] < FIRST_SLOT)
-            continue;
-        off_t to = (off_t)(slot[i] - FIRST_SLOT) * PAGE;
-        if (pwrite(early.pages, from + i * PAGE, PAGE, to) != PAGE)
+    for (uint32_t i = 0; i < BLOCK_PAGES; i++)
+        if (slot[i] >= FIRST_SLOT && pwrite(early.pages, from + i * PAGE, PAGE,
+                                            (off_t)(slot[i] - FIRST_SLOT) * PAGE) != PAGE)
             return -EIO;
-        if (madvise(from + i * PAGE, PAGE, MADV_DONTNEED) != 0)
-            return failed();
-    }
+    // Not before all is there: it may be asked for once more.
+    for (uint32_t i = 0; i < BLOCK_PAGES; i++)
+        if (slot[i] >= FIRST_SLOT)
+            madvise(from + i * PAGE, PAGE, MADV_DONTNEED);
     return 0;
 }
 
@@ -182,6 +190,7 @@ __attribute__((constructor)) static void begin(void) {
     if (said == NULL || sscanf(said, "%d:%d:%d", &early.socket, &early.pages, &early.plan_fd) != 3)
         return;
     unsetenv("LIVESHIFT_PREFILL"); // CRIU's hook is none of this
+    huge_pages(false);
     pthread_t thread;
     sigset_t all, before;
     sigfillset(&all);
@@ -260,6 +269,7 @@ static void *reserve(size_t size) {
                 munmap(got, size);
             continue;
         }
+        huge_pages(false); // CRIU may have tried it out since (criu: kerndat.c)
         task.next = first;
         task.end = first + task.process->count;
         task.expected = (uintptr_t)got;

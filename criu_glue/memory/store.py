@@ -83,7 +83,7 @@ class MemoryStore:
         self._closed = False
         self._donors = ExitStack()
         self._loaded = not fresh
-        self.written = 0.0  # the last time, monotonic seconds
+        self.written = 0.0  # when a chunk last began to be written, or was; monotonic seconds
         self._why = f"the memory store in {directory}"
         if not 0 <= limit < 1 << 44:
             raise StepFailed("ship", f"{limit} bytes of memory are announced")
@@ -142,6 +142,7 @@ class MemoryStore:
         self.written = time.monotonic()
         with self.in_use() as store:
             self._do("ship", self._calls.store_write, store, self._bytes(chunk), len(chunk))
+        self.written = time.monotonic()  # not before it can be found
 
     def reserve(self, size: int) -> None:
         """Have so many bytes more in memory before they are needed; raises StepFailed when there

@@ -52,6 +52,8 @@ void store_spend(struct store *s);
 bool store_spent(const struct store *s);
 int store_settle(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
                  struct prefill_drop **drop, uint32_t *drops);
+int store_unplanned(struct store *s, const void *plan, uint32_t pid, uint64_t start, uint64_t end,
+                    struct prefill_drop **drop, uint32_t *drops);
 uint64_t store_placed(struct store *s);
 int store_placed_right(struct store *s, const void *plan, uint32_t pid, int task, char *why);
 void free(void *memory);

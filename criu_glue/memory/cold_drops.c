@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What was put in place and is let go of again: outdated, of no process of the table, or where
+// nothing takes it along.
+
+#include "cold.h"
+
+#include <stdlib.h>
+
+enum { WORTH = BLOCK_PAGES / 2 }; // pages: fewer give the host little memory back
+
+struct drops {
+    struct prefill_drop *list;
+    uint32_t used, room;
+};
+
+static int add(struct drops *drops, uint64_t address) {
+    struct prefill_drop *last = drops->used ? &drops->list[drops->used - 1] : NULL;
+    if (last != NULL && last->address + last->pages * PAGE == address) {
+        last->pages++;
+        return 0;
+    }
+    if (drops->used == drops->room) {
+        uint32_t room = drops->room * 2 + 256;
+        struct prefill_drop *larger = realloc(drops->list, room * sizeof *larger);
+        if (larger == NULL)
+            return -1;
+        drops->list = larger;
+        drops->room = room;
+    }
+    drops->list[drops->used++] = (struct prefill_drop){address, 1};
+    return 0;
+}
+
+// What is copied there and does not count, of one leaf.
+static int list(struct drops *drops, const struct leaf *leaf) {
+    uint64_t address = (leaf->number << LEAF_BITS) * PAGE;
+    int rc = 0;
+    for (uint64_t left = leaf->copied & ~leaf->placed; left && rc == 0; left &= left - 1)
+        rc = add(drops, address + (uint64_t)__builtin_ctzll(left) * PAGE);
+    return rc;
+}
+
+static int list_outdated(struct drops *drops, struct page_map *map, uint64_t first) {
+    struct leaf *leaf[BLOCK_LEAVES];
+    int outdated = 0, rc = 0;
+    for (uint64_t i = 0; i < BLOCK_LEAVES; i++) {
+        leaf[i] = page_map_leaf(map, (first + i) << LEAF_BITS);
+        if (leaf[i] != NULL)
+            outdated += __builtin_popcountll(leaf[i]->copied & ~leaf[i]->placed);
+    }
+    for (int i = 0; outdated >= WORTH && i < BLOCK_LEAVES && rc == 0; i++)
+        if (leaf[i] != NULL && (rc = list(drops, leaf[i])) == 0)
+            leaf[i]->copied = leaf[i]->placed;
+    return rc;
+}
+
+int store_outdated(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t start,
+                   uint64_t end, struct prefill_drop **drop, uint32_t *count) {
+    struct drops drops = {.used = 0};
+    int rc = 0;
+    pthread_mutex_lock(&s->lock);
+    struct page_map *map = cold_process(s, pid);
+    if (map != NULL && map->incarnation == incarnation)
+        for (uint32_t i = 0; i < map->size && rc == 0; i++)
+            if (map->table[i] != NULL && map->table[i]->number % BLOCK_LEAVES == 0) {
+                uint64_t number = map->table[i]->number, address = (number << LEAF_BITS) * PAGE;
+                if (address >= start && address < end)
+                    rc = list_outdated(&drops, map, number);
+            }
+    pthread_mutex_unlock(&s->lock);
+    *drop = drops.list;
+    *count = drops.used;
+    return rc;
+}
+
+static const struct image *image_of(const struct store *s, const struct page_map *map) {
+    for (uint32_t i = 0; i < s->images; i++)
+        if (s->image[i].pid == map->pid && s->image[i].incarnation == map->incarnation)
+            return &s->image[i];
+    return NULL;
+}
+
+// What is not in the table does not count: placed becomes copied and placed and of the table.
+static void keep_table(struct page_map *map, const struct image *image) {
+    for (uint32_t i = 0; i < map->size; i++)
+        if (map->table[i] != NULL) {
+            map->table[i]->ticket = map->table[i]->placed & map->table[i]->copied;
+            map->table[i]->placed = 0;
+        }
+    for (uint32_t i = 0; image != NULL && i < image->extents; i++) {
+        uint64_t page = image->extent[i].address / PAGE, end = page + image->extent[i].pages;
+        while (page < end) {
+            struct leaf *leaf = page_map_leaf(map, page);
+            if (leaf != NULL)
+                leaf->placed |= leaf->ticket & leaf_bits(page, end);
+            page = (page | (LEAF_PAGES - 1)) + 1;
+        }
+    }
+}
+
+int store_settle(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
+                 struct prefill_drop **drop, uint32_t *count) {
+    struct drops drops = {.used = 0};
+    int rc = 0;
+    pthread_mutex_lock(&s->lock);
+    struct page_map *map = cold_process(s, pid);
+    if (map != NULL)
+        keep_table(map, image_of(s, map));
+    for (uint32_t i = 0; map != NULL && i < map->size && rc == 0; i++) {
+        struct leaf *leaf = map->table[i];
+        uint64_t address = leaf != NULL ? (leaf->number << LEAF_BITS) * PAGE : 0;
+        if (leaf == NULL || address < start || address >= end)
+            continue;
+        rc = list(&drops, leaf);
+        leaf->copied = leaf->placed;
+    }
+    pthread_mutex_unlock(&s->lock);
+    *drop = drops.list;
+    *count = drops.used;
+    return rc;
+}
+
+int store_unplanned(struct store *s, const struct plan *plan, uint32_t pid, uint64_t start,
+                    uint64_t end, struct prefill_drop **drop, uint32_t *count) {
+    struct drops drops = {.used = 0};
+    int rc = 0;
+    pthread_mutex_lock(&s->lock);
+    struct page_map *map = cold_process(s, pid);
+    for (uint32_t i = 0; map != NULL && i < map->size && rc == 0; i++) {
+        struct leaf *leaf = map->table[i];
+        uint64_t address = leaf != NULL ? (leaf->number << LEAF_BITS) * PAGE : 0;
+        if (leaf == NULL || leaf->placed == 0 || address < start || address >= end)
+            continue;
+        leaf->placed &= cold_planned(plan, pid, leaf);
+        rc = list(&drops, leaf);
+        leaf->copied = leaf->placed;
+    }
+    pthread_mutex_unlock(&s->lock);
+    *drop = drops.list;
+    *count = drops.used;
+    return rc;
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is in place, against the plan of what takes it to where it belongs.
+
+#include "cold.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/uio.h>
+
+enum { SAMPLES = 16 };
+
+#define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
+
+uint64_t store_placed(struct store *s) {
+    uint64_t placed = 0;
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t i = 0; i < s->images; i++) {
+        const struct page_map *map = cold_process(s, s->image[i].pid);
+        if (map == NULL || map->incarnation != s->image[i].incarnation)
+            continue;
+        for (uint32_t k = 0; k < map->size; k++)
+            if (map->table[k] != NULL)
+                placed += (uint64_t)__builtin_popcountll(map->table[k]->placed);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return placed;
+}
+
+static const struct plan_vma *vma_at(const struct plan *plan, const struct plan_process *process,
+                                     uint64_t address) {
+    const struct plan_vma *vma = plan_vmas(plan) + process->first;
+    uint32_t low = 0, high = process->count;
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (vma[middle].start + vma[middle].size <= address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < process->count && vma[low].start <= address ? &vma[low] : NULL;
+}
+
+static const struct plan_process *process_of(const struct plan *plan, uint32_t pid) {
+    const struct plan_process *process = plan_processes(plan);
+    for (uint32_t i = 0; i < plan->processes; i++)
+        if (process[i].pid == pid)
+            return &process[i];
+    return NULL;
+}
+
+// Of the leaf's pages those of mappings that are to be moved, or that were. A mapping may begin or
+// end within the leaf.
+static uint64_t covered(const struct plan *plan, uint32_t pid, const struct leaf *leaf,
+                        bool moved) {
+    const struct plan_process *process = process_of(plan, pid);
+    uint64_t found = 0, at = (leaf->number << LEAF_BITS) * PAGE, end = at + LEAF_PAGES * PAGE;
+    while (process != NULL && at < end) {
+        const struct plan_vma *vma = vma_at(plan, process, at);
+        uint64_t next = at + PAGE;
+        if (vma != NULL && (moved ? vma->placed != 0 : vma->source != 0)) {
+            next = vma->start + vma->size < end ? vma->start + vma->size : end;
+            found |= leaf_bits(at / PAGE, next / PAGE);
+        }
+        at = next;
+    }
+    return found;
+}
+
+uint64_t cold_planned(const struct plan *plan, uint32_t pid, const struct leaf *leaf) {
+    return covered(plan, pid, leaf, false);
+}
+
+uint64_t cold_placed(const struct plan *plan, struct page_map *map, uint64_t page) {
+    const struct leaf *leaf = page_map_leaf(map, page);
+    if (leaf == NULL || leaf->placed == 0)
+        return 0;
+    return covered(plan, map->pid, leaf, true) & leaf->placed;
+}
+
+static int sample(const struct store *s, uint32_t pid, int task, const struct leaf *leaf,
+                  uint64_t placed, char *why) {
+    static const uint8_t zeros[PAGE];
+    uint8_t page[PAGE];
+    int i = __builtin_ctzll(placed);
+    uint64_t address = ((leaf->number << LEAF_BITS) + (uint64_t)i) * PAGE;
+    struct iovec here = {page, PAGE}, there = {(void *)(uintptr_t)address, PAGE};
+    if (process_vm_readv(task, &here, 1, &there, 1, 0) != PAGE)
+        FAIL("process %" PRIu32 ": what was placed at %#" PRIx64 " cannot be read: %s", pid,
+             address, strerror(errno));
+    const uint8_t *right = leaf->page[i] == PAGE_ZERO ? zeros : store_content(s, leaf->page[i]);
+    if (memcmp(page, right, PAGE) != 0)
+        FAIL("process %" PRIu32 ": another page was placed at %#" PRIx64, pid, address);
+    return 0;
+}
+
+int store_placed_right(struct store *s, const struct plan *plan, uint32_t pid, int task,
+                       char *why) {
+    const struct plan_process *process = process_of(plan, pid);
+    struct page_map *map = cold_process(s, pid);
+    const struct plan_vma *vma = process != NULL ? plan_vmas(plan) + process->first : NULL;
+    for (uint32_t i = 0; map != NULL && vma != NULL && i < process->count; i++) {
+        if (!vma[i].placed)
+            continue;
+        uint64_t first = vma[i].start / PAGE, pages = vma[i].size / PAGE;
+        for (uint64_t k = 0; k < SAMPLES; k++) {
+            uint64_t page = first + pages * k / SAMPLES;
+            uint64_t placed = cold_placed(plan, map, page);
+            struct leaf *leaf = placed ? page_map_leaf(map, page) : NULL;
+            placed = leaf != NULL ? placed & ~leaf->moved : 0;
+            if (placed && sample(s, pid, task, leaf, placed, why) != 0)
+                return -1;
+        }
+    }
+    return 0;
+}
