@@ -19,6 +19,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -53,20 +54,24 @@ class FrozenTree:
         self._directory = directory
         self._criu = HeldCriu(directory)
         self._capture: Capture | None = None
+        self._filter: PageFilter | None = None
         self._begun = False
         self._pinned = False
         self.image_bytes = 0
 
     def dump(
-        self, criu: Criu, sink: Sink, deadline_s: float, page_filter: PageFilter | None = None
-    ) -> None:
-        """Freeze and dump; raises StepFailed (tasks running again) or what the sink raised.
+        self, criu: Criu, sink: Sink, deadline_s: float, page_filter: PageFilter | None = None,
+        look: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Freeze and dump; raises StepFailed (tasks running again), or what the sink has raised or
+        ``look``, which is called meanwhile.
 
         With ``page_filter`` the image has no pages of what somebody has it hide meanwhile.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         until = time.monotonic() + deadline_s
         self._capture = Capture(self._directory, sink)
+        self._filter = page_filter
         self._begun = True
         try:
             preload = (page_filter.library,) if page_filter else ()
@@ -76,7 +81,7 @@ class FrozenTree:
                 "post-dump",
                 environment=page_filter.environment if page_filter else None,
             )
-            self._wait_held(until)
+            self._wait_held(until, look or (lambda: None))
             self._capture.wait_idle(deadline_s)
         except BaseException as failed:
             self.thaw()
@@ -107,6 +112,9 @@ class FrozenTree:
             return
         if self._capture is not None:
             self._capture.close()  # a CRIU that still writes images gives up and lets go
+        if self._filter is not None:
+            with contextlib.suppress(OSError):
+                self._filter.hide({})  # nor is it to wait for what will not come
         if self._criu.alive() and self._pinned:
             self._signal(signal.SIGCONT)  # takes the pending SIGSTOP back
         elif not self._criu.alive():  # killed: what it would have undone is ours to undo
@@ -157,9 +165,9 @@ class FrozenTree:
             *external,
         ]
 
-    def _wait_held(self, until: float) -> None:
+    def _wait_held(self, until: float, look: Callable[[], None]) -> None:
         try:
-            held = self._criu.wait_held(until)
+            held = self._criu.wait_held(until, look)
         except TimeoutError:
             raise StepFailed(
                 "dump",

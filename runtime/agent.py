@@ -97,7 +97,7 @@ class Agent:
             messages.TearDown: gates.tear_down,
             messages.FreshIds: gates.fresh_ids,
             messages.Rebuild: gates.rebuild,
-            messages.OpenGate: gates.open,
+            messages.OpenGate: self._open,
         }
 
     async def run(self) -> None:
@@ -206,6 +206,11 @@ class Agent:
     async def _arm(self, ask: messages.Arm) -> messages.Armed:
         self.source.gates_close(ask.job)
         return await self.gatekeeper.arm(ask)
+
+    async def _open(self, ask: messages.OpenGate) -> messages.TornDown:
+        opened = await self.gatekeeper.open(ask)
+        self.source.gates_open(ask.job)
+        return opened
 
     async def _relay(self, uid: int, ask: Message) -> Message | None:
         """A command line on this host: the orchestrator decides, we say who asks."""

@@ -145,12 +145,12 @@ class Departure:
             raise Refused(f"{self.resident.spec.name} is held frozen already")
         watch = Stopwatch()
         self._wire.until = time.monotonic() + deadline_s
-        if self.memory is not None:
-            with watch.phase("last round", frozen=True) as lap:
-                self.memory.stop_rounds()
-                lap.detail = "interrupted"
-        before = self._sent
         try:
+            if self.memory is not None:
+                with watch.phase("last round", frozen=True) as lap:
+                    self.memory.stop_rounds()
+                    lap.detail = "interrupted"
+            before = self._sent
             removed = self._dump(watch, criu, deadline_s)
             self._promise()
         except BaseException:
@@ -185,7 +185,8 @@ class Departure:
             self.memory.lanes.until = self._wire.until
             delta = Delta(self.memory, self._wire, page_filter, self._wire.until)
         try:
-            removed = self._dump_tree(watch, criu, left, page_filter)
+            look = delta.look if delta is not None else None
+            removed = self._dump_tree(watch, criu, left, page_filter, look)
             if delta is not None:
                 with watch.phase("memory", frozen=True) as lap:
                     found = delta.finish()
@@ -205,12 +206,13 @@ class Departure:
         return removed
 
     def _dump_tree(
-        self, watch: Stopwatch, criu: Criu, deadline_s: float, page_filter: PageFilter | None
-    ) -> dict[str, list[str]]:
+        self, watch: Stopwatch, criu: Criu, deadline_s: float, page_filter: PageFilter | None,
+        look: Callable[[], None] | None,
+    ) -> dict[str, list[str]]:  # fmt: skip
         with watch.phase("dump", frozen=True) as lap:
             self._frozen.dump(
                 criu, lambda name, data: self._wire.send("image:" + name, data), deadline_s,
-                page_filter,
+                page_filter, look,
             )  # fmt: skip
             lap.bytes = self._frozen.image_bytes
         reach("source.dumped")

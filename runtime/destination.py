@@ -125,12 +125,19 @@ class Destination:
         assert criu is not None  # the preflight has seen it
         if ask.epoch <= arrival.failed_epoch:
             raise StepFailed("restore", f"the attempt under epoch {ask.epoch} has failed")
+        if arrival.used_up:
+            raise NotFound(
+                f"the image of {name} on {self._house.host} was used up by an attempt that failed:"
+                f" {arrival.failed}"
+            )
         with self._porter.working(migration):
             try:
                 moved = await self._restore(arrival, criu, ask)
-            except BaseException:
+            except BaseException as error:
                 arrival.failed_epoch = max(arrival.failed_epoch, ask.epoch)
+                arrival.failed = str(error)
                 raise
+            arrival.resident.filling = lambda: arrival.filling
             self._house.admit(arrival.resident)
             del self._porter.arrivals[migration]
         earlier = self._house.earlier.pop(name)

@@ -12,6 +12,7 @@ may be interrupted, and without all of them the standstill sends everything.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -26,12 +27,13 @@ from ..criu_glue.memory.pulling import Stopped
 from ..criu_glue.memory.tracker import MemoryTracker, Standstill
 from ..criu_glue.page_filter import PageFilter
 from ..criu_glue.survey import tasks
-from ..errors import LiveshiftError
 from .config import Precopy as Settings
 from .pace import Pace
 from .progress import Reporter
 from .resident import Resident
 from .wire import PAGE_TABLE, Lanes, Sender, Wants
+
+log = logging.getLogger("liveshift.precopy")
 
 ENOUGH_S = 0.02
 """A round that would take no longer than this at standstill is as good as none."""
@@ -75,7 +77,9 @@ class Precopy:
     ) -> None:  # fmt: skip
         """``offer``: what the destination says to have anyway; ``wants`` asks it what of that was
         not so. Raises StepFailed for an offer that is none."""
-        self._stop = threading.Event()  # no rounds any more
+        self._stop = threading.Event()  # no round now
+        self._over = threading.Event()  # nor later
+        self._turn = threading.Lock()
         self._until = float("inf")  # nor after that
         self._stopped = self._no_more_rounds
         self.tracker = MemoryTracker(
@@ -91,6 +95,7 @@ class Precopy:
         self._limit = settings.rounds
         self._reporter = reporter
         self._fresh: threading.Thread | None = None
+        self._broken: Exception | None = None  # what ended the rounds that keep it fresh
         self._ahead = Ahead()
         self.rate = 0.0
         """Bytes a second that the lanes were measured to carry; rounds are paced, and tell less."""
@@ -117,19 +122,31 @@ class Precopy:
 
     def hurry(self) -> None:
         """Begin no further round, and interrupt one that is under way."""
-        self._stop.set()
+        with self._turn:
+            self._over.set()
+            self._stop.set()
 
     def rest(self) -> None:
-        """The freeze is near: the same, if there are only rounds that keep it fresh."""
+        """A freeze may be near, if this is the one that is frozen: the same for now, if there are
+        only rounds that keep it fresh."""
         if self._fresh is not None:
-            self.hurry()
+            self._stop.set()
+
+    def go_on(self) -> None:
+        """It was another's, or is not to be yet: they begin again."""
+        with self._turn:
+            if not self._over.is_set():
+                self._stop.clear()
 
     def stop_rounds(self) -> None:
-        """The same, and return when all that they have sent has arrived. May be called again."""
+        """As :meth:`hurry`, and return when all that they have sent has arrived. Raises what they
+        were ended by: then the standstill would not succeed either. May be called again."""
         self.hurry()
         if self._fresh is not None:
             self._fresh.join()
             self._fresh = None
+        if self._broken is not None:
+            raise self._broken
 
     def _no_more_rounds(self) -> bool:
         return self._stop.is_set() or time.monotonic() > self._until
@@ -139,9 +156,13 @@ class Precopy:
         self._stop.wait(max(0.0, min(seconds, self._until - time.monotonic())))
 
     def _keep_fresh(self) -> None:
-        with contextlib.suppress(LiveshiftError):  # who asks for the freeze meets it again
-            while not self._stop.wait(NAP_S) and self._round():
-                pass
+        try:
+            while not self._over.wait(NAP_S):
+                if not self._stop.is_set():
+                    self._round()
+        except Exception as error:
+            log.warning("rounds that keep memory fresh have ended: %s", error)
+            self._broken = error
 
     def _round(self) -> bool:
         """One round; False when it was interrupted: what it has not sent is the next one's."""
@@ -191,7 +212,8 @@ class Precopy:
 
     def close(self) -> None:
         """The kernel follows the job's writes no longer. May be called again."""
-        self.stop_rounds()
+        with contextlib.suppress(Exception):
+            self.stop_rounds()
         self.lanes.close()
         self.tracker.close()
 
@@ -223,6 +245,11 @@ class Delta:
         self._table.send(PAGE_TABLE, msgspec.msgpack.encode(self._found.table))
         self._table.send(PAGE_TABLE, b"")
         return self._found
+
+    def look(self) -> None:
+        """Raises what stands in the way already."""
+        if self._error is not None:
+            raise self._error
 
     def stop(self) -> None:
         """Send nothing more; may be called again."""

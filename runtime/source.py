@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ..criu_glue.footprint import Footprint
 from ..criu_glue.tool import Criu
 from ..errors import NotFound, Refused
 from . import forecast, link_rates, messages, preflight
@@ -21,6 +22,9 @@ from .house import House
 from .porter import Porter
 from .precopy import Precopy, full_dump_because
 from .progress import Reporter
+from .resident import Resident
+
+FILLED_POLL_S = 0.05
 
 
 class Source:
@@ -37,6 +41,7 @@ class Source:
     async def inspect(self, ask: messages.Inspect) -> messages.Inspected:
         resident = self._porter.free(ask.capsule)
         criu = self._dumper()  # said now, before a plan promises what the move could not do
+        await self._filled(resident)
         await asyncio.to_thread(preflight.warm_tools, criu)
         found = await self._porter.surveyed(resident)
         plan = resident.room.plan
@@ -45,9 +50,12 @@ class Source:
         gpu = await asyncio.to_thread(self._porter.reservations.survey, resident, found)
         self._gpus_used[ask.capsule] = list(gpu.used) if gpu else None
         settings = self._house.cluster.precopy
-        size, writing, full = await asyncio.to_thread(
-            forecast.look, self._house.host, resident, settings, ask.watch
-        )
+
+        def look() -> tuple[Footprint, messages.Writing | None, str]:
+            self._porter.free(ask.capsule)  # still: two that look take each other's writes away
+            return forecast.look(self._house.host, resident, settings, ask.watch)
+
+        size, writing, full = await self._house.blocking(ask.capsule, look)
         return messages.Inspected(found, self._porter.facts, carried, gpu, size, writing, full)
 
     async def precopy(self, ask: messages.Precopy) -> messages.Moved:
@@ -81,11 +89,32 @@ class Source:
                 reporter.carries = min(rate, link_rates.STANDSTILL)
             return await self._house.blocking(ask.capsule, lambda: departure.precopy(until))
 
+    async def _filled(self, resident: Resident) -> None:
+        """Return once it has all of its memory (precopy.post_copy): what is not in its place yet
+        can neither be counted nor followed, and would be taken for zeros. Raises Refused."""
+        until = time.monotonic() + self._house.cluster.timeouts.suspicion
+        while resident.filling():
+            if time.monotonic() > until:
+                raise Refused(
+                    f"{resident.spec.name} came here a moment ago and runs without all of its"
+                    " memory yet (precopy.post_copy)",
+                    hint="ask again once the rest has come",
+                )
+            await asyncio.sleep(FILLED_POLL_S)
+
     def gates_close(self, job: str) -> None:
-        """Its ranks come to a boundary, so a freeze is near."""
-        for departure in self._porter.departures.values():
-            if departure.resident.spec.job == job and departure.memory is not None:
-                departure.memory.rest()
+        """Its ranks come to a boundary, so a freeze is near: of one of them."""
+        for memory in self._ahead(job):
+            memory.rest()
+
+    def gates_open(self, job: str) -> None:
+        """They train on."""
+        for memory in self._ahead(job):
+            memory.go_on()
+
+    def _ahead(self, job: str) -> list[Precopy]:
+        of_job = [d for d in self._porter.departures.values() if d.resident.spec.job == job]
+        return [d.memory for d in of_job if d.memory is not None]
 
     async def freeze(self, ask: messages.Freeze) -> messages.Frozen:
         criu, departure = self._dumper(), self._porter.departures.get(ask.migration)

@@ -125,6 +125,28 @@ def test_without_ranges_criu_dumps_everything(
 
 
 @as_root
+def test_a_dump_whose_ranges_will_not_come_ends_at_once(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    """Neither does CRIU wait for them, nor does it dump everything in their place."""
+    here = rooms.counting(HOLDER)
+    page_filter = PageFilter(place / "images")
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    asked: list[float] = []
+
+    def look() -> None:
+        if page_filter.asked():
+            asked.append(time.monotonic())
+            raise StepFailed("memory", "the lane broke")
+
+    with pytest.raises(StepFailed, match="the lane broke"):
+        frozen.dump(criu, sink, 60, page_filter, look)
+    assert time.monotonic() - asked[0] < 5
+    assert dumped(sink) < BIG / 4
+    assert goes_on(here)
+
+
+@as_root
 def test_parts_of_a_mapping_are_hidden_to_the_page(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
