@@ -25,6 +25,7 @@ from ..criu_glue import image_check, trees
 from ..criu_glue.early import EarlyCriu
 from ..criu_glue.memory.donors import Donors
 from ..criu_glue.memory.fill import FillEngine
+from ..criu_glue.memory.mapped import PrefillLost, forks_otherwise
 from ..criu_glue.memory.prefill import LEAST, memory_left
 from ..criu_glue.memory.store import MemoryStore
 from ..criu_glue.restore import RestoringTree
@@ -90,6 +91,7 @@ class Arrival:
         self._nothing_placed = ""  # why, in words
         self._settled_files = False
         self.failed_epoch = 0  # of the last attempt that failed: a late ask for it is over, too
+        self.failed = ""  # why it did
 
     @property
     def gpus_promised(self) -> list[str]:
@@ -125,6 +127,14 @@ class Arrival:
     def complete(self) -> bool:
         """Whether all of the image is here; then its source has promised to wait."""
         return self.inbox.complete
+
+    @property
+    def used_up(self) -> bool:
+        """Whether an attempt to restore has left nothing to try again with: what it put in its
+        place was kept nowhere else."""
+        if not self.failed_epoch or (memory := self.inbox.memory) is None:
+            return False
+        return memory.spent or (self._early is None and memory.absent > 0)
 
     @property
     def room_stands(self) -> bool:
@@ -185,7 +195,7 @@ class Arrival:
     def _restore(self, criu: Criu, deadline_s: float, *, stopped: bool) -> FillEngine | None:
         """By the CRIU that has memory already, if there is one, else by a fresh one."""
         store, until = self.inbox.memory, time.monotonic() + deadline_s
-        post_copy = self._housing.cluster.precopy.post_copy
+        post_copy = store is not None and self._may_run_early(store)
         early, self._early = self._early, None
         pipes = self.inbox.manifest.pipes
         fill: FillEngine | None
@@ -212,6 +222,17 @@ class Arrival:
             fill = FillEngine(self.images, store, post_copy=post_copy, spend=spend)
         self._tree.bring_up(criu, pipes, until - time.monotonic(), stopped=stopped, fill=fill)
         return fill
+
+    def _may_run_early(self, store: MemoryStore) -> bool:
+        """Whether the tree may go on before all of its memory is there. Not one that may fork
+        meanwhile such that the child's memory is not its parent's: nobody would be told of it."""
+        if not self._housing.cluster.precopy.post_copy:
+            return False
+        try:
+            return not forks_otherwise(self.images, store.incarnations())
+        except PrefillLost as error:
+            log.warning("%s: no post-copy: %s", self.migration, error)
+            return False
 
     def here(self, epoch: int) -> Locate:
         """Its line of the address book once it was committed to this host."""

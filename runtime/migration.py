@@ -420,7 +420,7 @@ class Move(Story):
                 self._ground.commit(self.capsule, self.destination, still=False)
         except Exception as error:
             log.warning("%s: returning to %s: %s", self.name, self.source, error)
-            await asyncio.sleep(self._limits.heartbeat)
+        await asyncio.sleep(self._limits.heartbeat)  # nobody can have it now, so nothing hurries
         if self.capsule.host == self.destination:
             self._advance(Step.RESTORING)
         return False

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 
 import memory_parts
@@ -11,6 +12,7 @@ from captured import as_root, sink, until
 from early_stage import (
     ALIKE,
     ALONE,
+    COLD,
     FAMILY,
     NO_RESERVE,
     Stages,
@@ -30,7 +32,7 @@ from room_trees import count, criu, goes_on, place, rooms, said, states
 from liveshift.criu_glue import early, output
 from liveshift.criu_glue.memory import prefill
 from liveshift.criu_glue.memory.fill import FillEngine
-from liveshift.criu_glue.memory.mapped import PrefillLost
+from liveshift.criu_glue.memory.mapped import PrefillLost, forks_otherwise
 from liveshift.criu_glue.memory.prefill import SPARE, Prefill
 from liveshift.criu_glue.memory.store import PAGES_FILE
 from liveshift.criu_glue.memory.tree_memory import UNFILLED
@@ -277,6 +279,18 @@ def test_an_early_criu_ends_with_its_agent(staged: Stages) -> None:
     stage.send_the_rest()
     stage.parted.end_source()
     restore_plainly(stage)
+
+
+@as_root
+@pytest.mark.parametrize("advice", [0, mmap.MADV_DONTFORK, 18], ids=["none", "not", "wiped"])
+def test_a_tree_whose_children_would_not_have_all_of_its_memory_is_known(
+    staged: Stages, advice: int
+) -> None:
+    stage = staged(COLD + f"other.madvise({advice})\n" + ALONE.removeprefix(COLD))
+    pids = list(stage.parted.memory)
+    assert pids
+    assert forks_otherwise(stage.parted.images, pids) is bool(advice)
+    stage.parted.end_source()
 
 
 @as_root

@@ -174,6 +174,16 @@ def test_the_last_image_is_not_given_up_for_a_source_that_lost_its_copy() -> Non
     assert (move.capsule.host, move.capsule.epoch) == ("h2", 6)
 
 
+def test_an_image_that_was_used_up_and_a_source_that_lost_its_copy_make_it_lost() -> None:
+    stage = Stage()
+    stage.fail("Restore", NOT_DONE, NotFound("its image on h2 was used up"))
+    stage.fail("Settle h1", NOTHING)
+    move = play(stage)
+    assert stage.said.count("Restore h2") == 2
+    assert move.step is Step.LOST
+    assert "its image on h2 was used up; and h1 has no copy either" in str(move.error)
+
+
 def test_it_is_lost_when_no_side_has_it() -> None:
     stage = Stage()
     stage.fail("Restore", NotFound("h2 has no image of it"))
