@@ -3,11 +3,19 @@
 
 from __future__ import annotations
 
-from captured import as_root
+import ctypes
+import os
+import struct
+from pathlib import Path
+
+import pytest
+from captured import as_root, until
 from memory_subject import Subject
 from page_chunks import PAGE, Pages
+from slow_file import slow_file
 from tracked import finish
 
+from liveshift.criu_glue.memory import source_engine
 from liveshift.criu_glue.memory.tracker import MemoryTracker
 
 pytestmark = as_root
@@ -96,3 +104,59 @@ def test_files_that_are_read_past_the_page_cache_are_noticed(
     words = tracker.round(pages).untracked
     assert words == {job.pid: "it does I/O past the page cache (O_DIRECT)"}
     finish(job, tracker, pages)
+
+
+def test_what_is_being_read_past_the_page_cache_is_read_again(
+    job: Subject, tracker: MemoryTracker, pages: Pages, tmp_path: Path
+) -> None:
+    """The kernel holds the pages of a read() from such a file until the answer comes, and then
+    writes to them whatever their protection is."""
+    job.do("buffer = mmap.mmap(-1, 16 * 4096, flags=PRIVATE); buffer.write(b'a' * 16 * 4096)")
+    at = job.number("address(buffer)")
+    with slow_file(tmp_path, b"b" * 16 * PAGE) as file:
+        job.do(f"slow = os.open({str(file.path)!r}, os.O_RDONLY)")
+        assert tracker.round(pages).untracked == {}, "nobody reads yet"
+        job.do("reader = threading.Thread(target=os.preadv, args=(slow, [buffer], 0))")
+        job.do("reader.start()")
+        until(file.asked.is_set)
+        words = tracker.round(pages).untracked
+        assert words == {job.pid: "it reads from a file system that may pass by the page cache"}
+        file.answer.set()
+        job.do("reader.join()")
+        tracker.round(pages)
+        assert pages.of[job.pid][at] == b"a" * PAGE, "it was tracked, and needs no reading again"
+        job.do("os.close(slow)")
+    finish(job, tracker, pages)
+    assert pages.of[job.pid][at] == b"b" * PAGE
+
+
+def test_what_was_protected_beside_what_cannot_be_tracked_is_not_lost() -> None:
+    """Of a range that was listed a part has become memory of a kind that nobody can track."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    flags = os.O_CLOEXEC | os.O_NONBLOCK | 1
+    uffd, pagemap = libc.syscall(323, flags), os.open("/proc/self/pagemap", os.O_RDONLY)
+    source_engine.prepare(uffd)
+    known = source_engine.known_categories(pagemap)
+    start = libc.mmap(None, 4 * PAGE, 3, 0x22, -1, 0)
+    ctypes.memset(start, 1, 4 * PAGE)
+    sent = source_engine.Sent()
+
+    def written() -> bytes:
+        found = source_engine.Regions()
+        ranges = [(start, start + 4 * PAGE)]
+        source_engine.scan_written(pagemap, uffd, ranges, known, False, sent, found)
+        return bytes(found.runs())
+
+    try:
+        assert written() == struct.pack("<QQ", start, 4)
+        assert written() == b""
+        ctypes.memset(start, 2, 1)
+        droppable = libc.mmap(ctypes.c_void_p(start + 3 * PAGE), PAGE, 3, 0x38, -1, 0)
+        if droppable != start + 3 * PAGE:
+            pytest.skip("Linux 6.11 has memory that may be dropped (MAP_DROPPABLE)")
+        assert written() == struct.pack("<QQ", start, 3)
+    finally:
+        libc.munmap(ctypes.c_void_p(start), 4 * PAGE)
+        os.close(uffd)
+        os.close(pagemap)

@@ -61,12 +61,13 @@ class Followed:
         listed will not be read now.
         """
         self.written.clear()
-        if not self.distrusted:
-            self.distrusted = writers.past_page_tables(self.pid)
         for _ in range(2):  # it may have run another program meanwhile
             self.ranges = own_ranges(self.pid, self.who.locked)
             if not self._track() or self._look_tracked(known, only_look):
                 break
+        # Not before it: what began later than the look, or is through by now, is read as it is.
+        if not self.distrusted:
+            self.distrusted = writers.past_page_tables(self.pid)
         if self._uffd is None and not self._read_once and not only_look:
             for look in self.looks_standing(known):
                 look()

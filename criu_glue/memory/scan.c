@@ -142,10 +142,14 @@ static int written_in(int pagemap, int uffd, struct pm_scan_arg args, uint64_t s
         // such a mapping brought along of an earlier one (mremap), must not pass for known.
         regions_clear(found);
         rc = track(uffd, start, end);
-        if (rc == -EINVAL || rc == -ENOENT)
-            return 0; // unmapped meanwhile
         if (rc == -ENOMEM || rc == -ESRCH)
             return -EPERM; // its address space is no more
+        if (rc == -EINVAL || rc == -ENOENT) {
+            // Unmapped meanwhile, or of a kind that cannot be tracked, which the standstill reads:
+            // it is the rest of the range that the failed call may have protected.
+            args.flags = PROTECT_MATCHING;
+            rc = 0;
+        }
         if (rc == 0)
             rc = scan(pagemap, args, start, end, found);
     }

@@ -1,32 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeing from outside that every thread of some processes has been stopped by a tracer."""
+"""Seeing from outside that every thread of some processes has been stopped by CRIU."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
-
-from .proc import state
+from pathlib import Path
 
 LOOK_S = 0.001
 
-_STILL = frozenset("tZX")  # proc_pid_stat(5): in a tracing stop, ended
+_STATE = re.compile(rb"^State:\t(.)", re.MULTILINE)
+_TRACER = re.compile(rb"^TracerPid:\t(\d+)$", re.MULTILINE)
+_ENDED = (b"Z", b"X")
 
 
 def wait_stopped(
     tasks: Callable[[], Sequence[int]], until: float, given_up: Callable[[], bool] = lambda: False,
     known: Callable[[], bool] = lambda: False,
 ) -> None:  # fmt: skip
-    """Return once every thread of ``tasks()`` was seen in a tracing stop, at ``until`` (monotonic
-    seconds), or once it is given up, raise TimeoutError, naming one that was not.
+    """Return once every thread of ``tasks()`` was seen in a tracing stop of CRIU's, at ``until``
+    (monotonic seconds), or once it is given up, raise TimeoutError, naming one that was not.
 
-    For a tracer that stops them one by one and then keeps its hands on them all, as CRIU does:
-    what it lets run after that is its own code. Once each thread there is has been seen to stand,
-    and no other has appeared meanwhile, nothing of the program's runs any more. A thread that runs
-    the tracer's code soon after it was stopped may never be seen standing where processors are
-    busy; then it is the tracer who tells (``known``).
+    CRIU stops them one by one and then keeps its hands on them all: what it lets run after that is
+    its own code. Others, a profiler say, stop them as well and let them go on. Once each thread
+    there is has been seen to stand, and no other has appeared meanwhile, nothing of the program's
+    runs any more. A thread that runs CRIU's code soon after it was stopped may never be seen
+    standing where processors are busy; then it is CRIU that tells (``known``).
     """
     seen: set[tuple[int, int]] = set()
     while not known():
@@ -51,6 +53,17 @@ def _threads(pids: Sequence[int]) -> set[tuple[int, int]]:
 
 def _stands(pid: int, tid: int) -> bool:
     try:
-        return state(pid, tid) in _STILL
+        about = Path(f"/proc/{pid}/task/{tid}/status").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return True
+    state, tracer = _STATE.search(about), _TRACER.search(about)
+    if state is None or tracer is None or state[1] in _ENDED:
+        return True
+    return state[1] == b"t" and _is_criu(tracer[1].decode())
+
+
+def _is_criu(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_bytes() == b"criu\n"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -16,6 +16,12 @@ from pathlib import Path
 from .proc import status
 
 _FLAGS = re.compile(rb"^flags:\s+([0-7]+)$", re.MULTILINE)
+_MOUNT = re.compile(rb"^mnt_id:\s+(\d+)$", re.MULTILINE)
+_PAST_CACHE = (b"fuse", b"virtiofs", b"9p", b"cifs", b"smb3")
+"""File systems that may read straight into memory without being asked to (of FUSE, those mounted
+with direct_io). Most that use them do not, so it counts while a thread is in such a call."""
+_READS = frozenset({b"0", b"17", b"19", b"295", b"327"})
+"""System calls of x86-64: read, pread64, readv, preadv, preadv2."""
 _MANY = 4096
 """Descriptors that are looked at."""
 
@@ -29,7 +35,27 @@ def past_page_tables(pid: int) -> str:
         return "it has memory pinned for a device"
     if b" /[aio]" in Path(f"/proc/{pid}/maps").read_bytes():
         return "it does asynchronous I/O"
-    return "it does I/O past the page cache (O_DIRECT)" if _direct(pid) else ""
+    if _direct(pid):
+        return "it does I/O past the page cache (O_DIRECT)"
+    return "it reads from a file system that may pass by the page cache" if _reading(pid) else ""
+
+
+def _reading(pid: int) -> bool:
+    """Whether a thread reads at this moment from a file system that may read straight into
+    memory."""
+    mounts = {
+        line.split(b" ", 1)[0]
+        for line in Path(f"/proc/{pid}/mountinfo").read_bytes().splitlines()
+        if line.partition(b" - ")[2].startswith(_PAST_CACHE)
+    }
+    for tid in os.listdir(f"/proc/{pid}/task") if mounts else ():
+        with contextlib.suppress(OSError):
+            call = Path(f"/proc/{pid}/task/{tid}/syscall").read_bytes().split()
+            if call[0] in _READS:
+                about = Path(f"/proc/{pid}/fdinfo/{int(call[1], 16)}").read_bytes()
+                if (found := _MOUNT.search(about)) and found[1] in mounts:
+                    return True
+    return False
 
 
 def _direct(pid: int) -> bool:
