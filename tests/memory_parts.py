@@ -20,7 +20,7 @@ from liveshift.criu_glue.memory.store import MemoryStore, ProcessTable
 from liveshift.criu_glue.protobuf import Message
 
 PAGE = 4096
-DATA, ZERO, REFERENCE, GONE = 1, 2, 3, 4
+DATA, ZERO, REFERENCE = 1, 2, 3
 ZEROS = bytes(PAGE)
 _SHARED, _PRIVATE, _EXECUTABLE, _ANONYMOUS, _LOCKED, _HUGE = 1, 2, 4, 0x20, 0x2000, 0x40000
 _VDSO = 1 << 3 | 1 << 4 | 1 << 12  # criu: include/image.h, VMA_AREA_VSYSCALL, VDSO, VVAR
@@ -71,7 +71,11 @@ def chunks(pid: int, pages: Pages, incarnation: int = 1) -> Iterator[bytes]:
 
 
 def table(memory: Mapping[int, Pages], incarnation: int = 1) -> dict[int, ProcessTable]:
-    return {pid: ProcessTable(incarnation, runs_of(pages)) for pid, pages in memory.items()}
+    return {pid: ProcessTable(incarnation, packed(runs_of(pages))) for pid, pages in memory.items()}
+
+
+def packed(runs: Iterable[tuple[int, int]]) -> bytes:
+    return b"".join(struct.pack("<QQ", *run) for run in runs)
 
 
 def runs_of(pages: Iterable[int]) -> list[tuple[int, int]]:

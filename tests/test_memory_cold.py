@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from memory_parts import (
     BASE,
     DATA,
-    GONE,
     PAGE,
     REFERENCE,
     ZERO,
@@ -22,6 +21,7 @@ from memory_parts import (
     Pages,
     chunk,
     chunks,
+    packed,
     page,
     reference,
     runs_of,
@@ -164,7 +164,7 @@ def shares(store: MemoryStore, pid: int, pages: Pages, count: int = BLOCK_PAGES)
 
 
 def end(store: MemoryStore, model: dict[int, Pages]) -> None:
-    store.end({pid: ProcessTable(1, runs_of(pages)) for pid, pages in model.items()})
+    store.end({pid: ProcessTable(1, packed(runs_of(pages))) for pid, pages in model.items()})
 
 
 def test_what_is_rewritten_is_outdated_and_no_other_that_shared_its_place(
@@ -182,7 +182,7 @@ def test_what_is_rewritten_is_outdated_and_no_other_that_shared_its_place(
         assert ahead.settle(pid) == untouched
 
 
-@pytest.mark.parametrize("kind", [ZERO, REFERENCE, GONE])
+@pytest.mark.parametrize("kind", [ZERO, REFERENCE])
 def test_what_becomes_anything_else_is_outdated(
     store: MemoryStore, family: tuple[dict[int, Pages], Ahead], kind: int
 ) -> None:
@@ -192,8 +192,7 @@ def test_what_becomes_anything_else_is_outdated(
     store.write(chunk(7, [(at, 1, kind)], payload, round_=1))
     before = model[7].pop(at)
     kept = dict(model[7])
-    if kind != GONE:
-        model[7][at] = ZEROS if kind == ZERO else model[8][BASE]
+    model[7][at] = ZEROS if kind == ZERO else model[8][BASE]
     assert model[7].get(at) != before
     end(store, model)
     assert ahead.settle(7) == kept
@@ -365,7 +364,6 @@ _STEPS = st.lists(
                 ZERO,
                 REFERENCE,
                 REFERENCE,
-                GONE,
             ]
         ),
         st.integers(0, 60),
@@ -420,10 +418,6 @@ def test_nothing_wrong_counts_whatever_comes(
         elif step == ZERO:
             store.write(chunk(pid, [(places[0], count, ZERO)]))
             model[pid].update(dict.fromkeys(places, ZEROS))
-        elif step == GONE:
-            store.write(chunk(pid, [(places[0], count, GONE)]))
-            for place in places:
-                model[pid].pop(place, None)
         else:  # the other's pages, at the same places
             other = {p: model[15 - pid][p] for p in places if p in model[15 - pid]}
             runs = [(*run, REFERENCE) for run in runs_of(other)]

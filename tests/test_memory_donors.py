@@ -13,7 +13,7 @@ import pytest
 import xxhash
 from captured import as_root
 from lazy_process import LazyProcess
-from memory_parts import DATA, PAGE, REFERENCE, ZEROS, chunk, reference
+from memory_parts import DATA, PAGE, REFERENCE, ZEROS, chunk, packed, reference
 from test_memory_store import BASE, content, page
 
 from liveshift.criu_glue.memory.donors import Donors
@@ -123,7 +123,7 @@ def test_what_another_process_has_need_not_come_again(tmp_path: Path, held: Exit
     last = word(10**9 + 499)
     store.write(chunk(9, [(BASE + 3 * PAGE, 1, REFERENCE)], reference(last, 0, 0)))
     assert store.wants() == []
-    store.end({9: ProcessTable(1, [(BASE, 4)])})
+    store.end({9: ProcessTable(1, packed([(BASE, 4)]))})
     donors.close()
     assert list(content(store)[9].values()) == [here, other, word(10**9 + 5), last]
     again = reference(word(10**9 + 4), 0, 0)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from captured import as_root, until
 from lazy_process import LazyProcess
-from memory_parts import DATA, PAGE, ZERO, chunk
+from memory_parts import DATA, PAGE, ZERO, chunk, packed
 
 from liveshift.criu_glue.memory import fill
 from liveshift.criu_glue.memory.fill import FillEngine
@@ -50,7 +50,7 @@ class Stage:
                 store.write(chunk(pid, [(base + first * PAGE, count, DATA)], payload))
             if zeros:
                 store.write(chunk(pid, [(base + pages * PAGE, zeros, ZERO)]))
-        store.end({p: ProcessTable(1, [(b, n + zeros)]) for p, (b, n) in places.items()})
+        store.end({p: ProcessTable(1, packed([(b, n + zeros)])) for p, (b, n) in places.items()})
         return store
 
     def engine(self, store: MemoryStore, threads: int = 2) -> FillEngine:

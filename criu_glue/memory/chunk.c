@@ -28,7 +28,7 @@ static int read_run(struct run *run, const uint8_t *at, char *why, size_t room) 
         REFUSE("a run of pages begins at %#" PRIx64 ", where no page begins", run->address);
     if (run->pages == 0 || run->pages > (ADDRESS_END - run->address) / PAGE)
         REFUSE("a run of %" PRIu32 " pages at %#" PRIx64, run->pages, run->address);
-    if (run->kind < RUN_DATA || run->kind > RUN_GONE)
+    if (run->kind < RUN_DATA || run->kind > RUN_REFERENCE)
         REFUSE("a run of the unknown kind %" PRIu32, run->kind);
     return 0;
 }
@@ -57,7 +57,7 @@ int chunk_read(struct chunk *c, const uint8_t *raw, size_t length, char *why, si
             if (payload > CHUNK_PAYLOAD)
                 REFUSE("runs of more than %d bytes in one chunk", CHUNK_PAYLOAD);
         }
-        c->named += run->kind == RUN_GONE ? 0 : run->pages;
+        c->named += run->pages;
     }
     if (payload ? length != PAGE + payload : length > PAGE)
         REFUSE("a chunk of %zu bytes, of which its runs explain %" PRIu64, length, PAGE + payload);

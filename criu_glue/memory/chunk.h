@@ -31,7 +31,6 @@ enum run_kind {
     RUN_ZERO = 2,      // nothing: the pages read as zeros
     RUN_REFERENCE = 3, // per page: XXH3-128 (low, high), donor's pid, donor's address; of pid 0 is
                        // a page of that hash that the destination has offered
-    RUN_GONE = 4,      // nothing: the pages are no more
 };
 
 // One below the highest pid that Linux can be told to use (PID_MAX_LIMIT).

@@ -120,16 +120,12 @@ static int take_data(struct store *s, struct page_map *map, const struct run *ru
     return 0;
 }
 
-static int take_named(struct store *s, struct page_map *map, const struct run *run, char *why) {
-    bool gone = run->kind == RUN_GONE;
-    for (uint32_t i = 0; i < run->pages; i++) {
-        uint64_t page = run->address / PAGE + i;
-        uint32_t *entry = gone ? page_map_find(map, page) : page_map_need(map, page);
-        if (entry == NULL && gone)
-            i += LEAF_PAGES - 1 - (page & (LEAF_PAGES - 1)); // nor any other of its leaf
-        else if (entry == NULL)
+static int take_zeros(struct store *s, struct page_map *map, const struct run *run, char *why) {
+    for (uint64_t i = 0; i < run->pages; i++) {
+        uint32_t *entry = page_map_need(map, run->address / PAGE + i);
+        if (entry == NULL)
             FAIL("no memory for the index of pages");
-        else if (store_set(s, map, entry, gone ? PAGE_UNKNOWN : PAGE_ZERO, why) != 0)
+        if (store_set(s, map, entry, PAGE_ZERO, why) != 0)
             return -1;
     }
     return 0;
@@ -206,7 +202,7 @@ static int take(struct store *s, const struct chunk *c, struct page_map *map, ch
         if (run->kind == RUN_DATA)
             rc = take_data(s, map, run, &w, why);
         else if (run->kind != RUN_REFERENCE)
-            rc = take_named(s, map, run, why);
+            rc = take_zeros(s, map, run, why);
         outdate(s, map, run, c->round);
         references |= run->kind == RUN_REFERENCE;
     }

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 PAGES_FILE = "memory"
 INDEX_FILE = "memory.index"
 
+PROCESSES_MOST = 32768  # store.h
+
 TABLE_LIMIT = 256 << 20
 """Bytes of a table: 16 for each run, of which the most torn memory has millions."""
 
@@ -43,11 +45,11 @@ Sink = Callable[[memoryview, Callable[[], None]], None]
 
 
 class ProcessTable(msgspec.Struct, forbid_unknown_fields=True):
-    """The pages of one process that exist: ``runs`` of (address, pages), ordered, as pairs or
-    packed as two little-endian 64-bit numbers each."""
+    """The pages of one process that exist: ``runs`` of (address, pages), ordered, two little-endian
+    64-bit numbers each."""
 
     incarnation: int
-    runs: bytes | list[tuple[int, int]]
+    runs: bytes
 
 
 Table = Mapping[int, ProcessTable]
@@ -64,10 +66,22 @@ class Want(NamedTuple):
 
 def read_table(raw: bytes | memoryview) -> dict[int, ProcessTable]:
     """The table as it comes over the wire (MessagePack); raises StepFailed."""
+    if (count := _entries(bytes(raw[:5]))) > PROCESSES_MOST:
+        raise StepFailed("ship", f"a table of the memory of {count} processes")
     try:
         return msgspec.msgpack.decode(raw, type=dict[int, ProcessTable])
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise StepFailed("ship", f"no table of memory: {error}") from error
+
+
+def _entries(head: bytes) -> int:
+    """How many a map of MessagePack says that it has, before any of them is made; 0: it is none.
+    What comes from another host is not to take more memory than it has bytes, or not much."""
+    kind = head[0] if head else 0
+    if kind >> 4 == 8:
+        return kind & 15
+    size = {0xDE: 2, 0xDF: 4}.get(kind, 0)
+    return int.from_bytes(head[1 : 1 + size], "big")
 
 
 class MemoryStore:
@@ -159,12 +173,15 @@ class MemoryStore:
             self._wanted(store)  # what a reference meant may have come later than that
             self._calls.store_images_clear(store)
             for pid, process in table.items():
-                runs = _packed(process.runs)
+                if len(process.runs) % 16 or len(process.runs) > TABLE_LIMIT:
+                    size = len(process.runs)
+                    raise StepFailed("ship", f"a table of memory with {size} bytes of runs")
                 if not (0 < pid < 1 << 32 and 0 <= process.incarnation < 1 << 32):
                     raise StepFailed("ship", f"a table of process {pid}, {process.incarnation}")
                 self._do(
                     "ship", self._calls.store_image, store, pid, process.incarnation,
-                    self._ffi.cast("uint64_t *", self._bytes(runs)), len(runs) // 16,
+                    self._ffi.cast("uint64_t *", self._bytes(process.runs)),
+                    len(process.runs) // 16,
                 )  # fmt: skip
 
     def wants(self) -> list[Want]:
@@ -331,15 +348,3 @@ class MemoryStore:
     def _said(self, why: Any) -> str:
         said: bytes = self._ffi.string(why)
         return said.decode("utf-8", "replace")
-
-
-def _packed(runs: bytes | Sequence[tuple[int, int]]) -> bytes:
-    """Runs as C reads them; raises StepFailed."""
-    try:
-        if not isinstance(runs, bytes):
-            runs = struct.pack(f"<{2 * len(runs)}Q", *(number for run in runs for number in run))
-    except struct.error as error:
-        raise StepFailed("ship", f"a table of memory with {error}") from error
-    if len(runs) % 16 or len(runs) > TABLE_LIMIT:
-        raise StepFailed("ship", f"a table of memory with {len(runs)} bytes of runs")
-    return runs

@@ -84,11 +84,41 @@ static int find(struct store *s, struct page_map *map, uint64_t address, struct 
 }
 
 static uint32_t *wanted(struct store *s, const struct want *want) {
+    if (want->pid == 0)
+        return NULL;
     struct page_map *map = store_process(s, want->pid);
     if (map == NULL || map->incarnation != want->incarnation)
         return NULL;
     uint32_t *entry = page_map_find(map, want->address / PAGE);
     return entry != NULL && *entry == PAGE_WANTED ? entry : NULL;
+}
+
+static int by_page(const void *left, const void *right) {
+    const struct want *a = *(struct want *const *)left, *b = *(struct want *const *)right;
+    if (a->pid != b->pid)
+        return a->pid < b->pid ? -1 : 1;
+    if (a->incarnation != b->incarnation)
+        return a->incarnation < b->incarnation ? -1 : 1;
+    if (a->address != b->address)
+        return a->address < b->address ? -1 : 1;
+    return a < b ? -1 : 1; // in the order in which they came
+}
+
+// A page that was answered and is wanted again, by another content, is there twice: what it is to
+// be is what was said last. Returns 0, or -1 without memory.
+static int forget_older(struct store *s) {
+    struct want **order = s->wants ? malloc(s->wants * sizeof *order) : NULL;
+    if (order == NULL)
+        return s->wants ? -1 : 0;
+    for (uint32_t i = 0; i < s->wants; i++)
+        order[i] = &s->want[i];
+    qsort(order, s->wants, sizeof(struct want *), by_page);
+    for (uint32_t i = 0; i + 1 < s->wants; i++)
+        if (order[i]->pid == order[i + 1]->pid && order[i]->address == order[i + 1]->address &&
+            order[i]->incarnation == order[i + 1]->incarnation)
+            order[i]->pid = 0; // nobody's
+    free(order);
+    return 0;
 }
 
 static void forget_answered(struct store *s) {
@@ -133,6 +163,10 @@ const struct want *store_wants(struct store *s, uint32_t *count, char *why) {
     int rc = 0;
     pthread_mutex_lock(&s->lock);
     s->writers++;
+    if (forget_older(s) != 0) {
+        rc = -1;
+        snprintf(why, WHY, "no memory for what is wanted");
+    }
     for (uint32_t i = 0; i < s->wants && rc >= 0; i++)
         if (wanted(s, &s->want[i]) != NULL)
             rc =

@@ -56,9 +56,6 @@ int store_set(struct store *s, struct page_map *map, uint32_t *entry, uint32_t v
                  map->pid, s->limit * PAGE);
         s->known++;
         map->known++;
-    } else if (*entry != PAGE_UNKNOWN && value == PAGE_UNKNOWN) {
-        s->known--;
-        map->known--;
     }
     if (*entry >= FIRST_SLOT && *entry != value)
         let_go(s, *entry);
