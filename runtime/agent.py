@@ -62,6 +62,8 @@ class Agent:
         self.destination = Destination(self.house, self.porter)
         self.swapper = Swapper(self.house, self.porter)
         self.gatekeeper = Gatekeeper(self.house, lambda: time.monotonic() - self._heard)
+        self.gatekeeper.closes = self.source.gates_close
+        self.gatekeeper.opens = self.source.gates_open
         self._heard = time.monotonic()
         self._link: messages.DataLink | None = None
         self._link_seen = 0.0
@@ -90,14 +92,14 @@ class Agent:
             messages.LookAtGpus: swapper.look,
             messages.SwapGpu: swapper.swap,
             messages.SettleSwap: swapper.settle,
-            messages.Arm: self._arm,
+            messages.Arm: gates.arm,
             messages.Aim: gates.aim,
             messages.Shut: gates.shut,
             messages.WhoOwes: gates.who_owes,
             messages.TearDown: gates.tear_down,
             messages.FreshIds: gates.fresh_ids,
             messages.Rebuild: gates.rebuild,
-            messages.OpenGate: self._open,
+            messages.OpenGate: gates.open,
         }
 
     async def run(self) -> None:
@@ -202,15 +204,6 @@ class Agent:
         env = {**await asyncio.to_thread(self.gpus.environment), **ask.spec.env}
         spec = msgspec.structs.replace(ask.spec, env=env)
         await self.house.start(msgspec.structs.replace(ask, spec=spec))
-
-    async def _arm(self, ask: messages.Arm) -> messages.Armed:
-        self.source.gates_close(ask.job)
-        return await self.gatekeeper.arm(ask)
-
-    async def _open(self, ask: messages.OpenGate) -> messages.TornDown:
-        opened = await self.gatekeeper.open(ask)
-        self.source.gates_open(ask.job)
-        return opened
 
     async def _relay(self, uid: int, ask: Message) -> Message | None:
         """A command line on this host: the orchestrator decides, we say who asks."""

@@ -88,7 +88,7 @@ class Arrival:
         )  # fmt: skip
         self._tree = RestoringTree(resident.room, self.images)
         self._early: EarlyCriu | None = None
-        self._nothing_placed = ""  # why, in words
+        self._nothing_placed = self._no_post_copy = ""  # why, in words
         self._settled_files = False
         self.failed_epoch = 0  # of the last attempt that failed: a late ask for it is over, too
         self.failed = ""  # why it did
@@ -182,7 +182,9 @@ class Arrival:
             if fill is not None:
                 seen = fill.seen()
                 lap.bytes += seen.bytes + seen.placed
-                lap.detail = _told(seen.placed, fill.post_copy) or self._nothing_placed
+                told = [_told(seen.placed, fill.post_copy) or self._nothing_placed]
+                told += [f"no post-copy: {self._no_post_copy}"] if self._no_post_copy else []
+                lap.detail = "; ".join(filter(None, told))
         if devices is not None:
             try:
                 self._tree.stop_at_door(deadline_s)
@@ -229,10 +231,12 @@ class Arrival:
         if not self._housing.cluster.precopy.post_copy:
             return False
         try:
-            return not forks_otherwise(self.images, store.incarnations())
+            if not forks_otherwise(self.images, store.incarnations()):
+                return True
+            self._no_post_copy = "it has memory that a child of it would not have (madvise(2))"
         except PrefillLost as error:
-            log.warning("%s: no post-copy: %s", self.migration, error)
-            return False
+            self._no_post_copy = str(error)
+        return False
 
     def here(self, epoch: int) -> Locate:
         """Its line of the address book once it was committed to this host."""

@@ -85,6 +85,9 @@ class Gatekeeper:
     def __init__(self, house: House, silence: Callable[[], float]) -> None:
         self._house = house
         self._silence = silence
+        self.closes: Callable[[str], None] = lambda _job: None
+        self.opens: Callable[[str], None] = lambda _job: None
+        """Hear of a job whose gates close, and that they were opened, by whomever."""
         self._closed: dict[str, Closed] = {}
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -93,6 +96,7 @@ class Gatekeeper:
     async def arm(self, ask: messages.Arm) -> messages.Armed:
         async with self._turns[ask.job]:
             await self._release(ask.job)
+            self.closes(ask.job)
             closed = await asyncio.to_thread(self._close_gates, ask)
             self._closed[ask.job] = closed
         until = time.monotonic() + self._house.cluster.timeouts.suspicion / 2
@@ -174,7 +178,9 @@ class Gatekeeper:
         """Whatever attempt has closed it, this agent's or another's; stays closed where down."""
         async with self._turns[ask.job]:
             await self._release(ask.job)
-            return await asyncio.to_thread(self._open_gates, ask.job)
+            opened = await asyncio.to_thread(self._open_gates, ask.job)
+            self.opens(ask.job)
+            return opened
 
     def _open_gates(self, job: str) -> messages.TornDown:
         down: list[tuple[int, int]] = []

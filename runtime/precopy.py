@@ -27,6 +27,7 @@ from ..criu_glue.memory.pulling import Stopped
 from ..criu_glue.memory.tracker import MemoryTracker, Standstill
 from ..criu_glue.page_filter import PageFilter
 from ..criu_glue.survey import tasks
+from ..errors import LiveshiftError
 from .config import Precopy as Settings
 from .pace import Pace
 from .progress import Reporter
@@ -95,7 +96,7 @@ class Precopy:
         self._limit = settings.rounds
         self._reporter = reporter
         self._fresh: threading.Thread | None = None
-        self._broken: Exception | None = None  # what ended the rounds that keep it fresh
+        self._broken: LiveshiftError | None = None  # what ended the rounds that keep it fresh
         self._ahead = Ahead()
         self.rate = 0.0
         """Bytes a second that the lanes were measured to carry; rounds are paced, and tell less."""
@@ -160,9 +161,11 @@ class Precopy:
             while not self._over.wait(NAP_S):
                 if not self._stop.is_set():
                     self._round()
-        except Exception as error:
+        except LiveshiftError as error:
             log.warning("rounds that keep memory fresh have ended: %s", error)
             self._broken = error
+        except Exception:  # the standstill sends what they would have
+            log.exception("rounds that keep memory fresh have ended")
 
     def _round(self) -> bool:
         """One round; False when it was interrupted: what it has not sent is the next one's."""
@@ -212,7 +215,7 @@ class Precopy:
 
     def close(self) -> None:
         """The kernel follows the job's writes no longer. May be called again."""
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(LiveshiftError):
             self.stop_rounds()
         self.lanes.close()
         self.tracker.close()

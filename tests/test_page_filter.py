@@ -108,6 +108,26 @@ def test_who_comes_to_see_them_stand_too_late_is_told_that_they_did(
 
 
 @as_root
+def test_that_they_stand_is_seen_also_where_criu_tells_nobody(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    """Before it asks for the ranges: what is done meanwhile takes no time of the standstill."""
+    here = rooms.counting(HOLDER)
+    page_filter, pages = PageFilter(place / "images"), Pages()
+    tracker = MemoryTracker(lambda: host_pids(here))
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    with ThreadPoolExecutor() as pool:
+        dumped = pool.submit(frozen.dump, criu, sink, 60, page_filter)
+        tracker.wait_frozen(time.monotonic() + 8)
+        tracker.standstill(pages, page_filter.hide)
+        dumped.result(30)
+    assert page_filter.hidden() > 2 * BIG
+    frozen.thaw()
+    tracker.close()
+    assert goes_on(here)
+
+
+@as_root
 @pytest.mark.parametrize("said", [True, False], ids=["nothing hidden", "nothing said"])
 def test_without_ranges_criu_dumps_everything(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink, said: bool

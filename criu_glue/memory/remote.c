@@ -70,7 +70,7 @@ static bool in_sequence(const struct remote *thread) {
     return thread->own.rip - section.start < section.length;
 }
 
-static int next_stop(const struct remote *thread, int *status) {
+static int next_stop(const struct remote *thread, int *status, bool *hurried) {
     for (int64_t spin = 0;; spin++) {
         pid_t which = waitpid(thread->tid, status, WNOHANG | __WALL);
         if (which == thread->tid)
@@ -81,22 +81,28 @@ static int next_stop(const struct remote *thread, int *status) {
             sched_yield();
             continue;
         }
+        if (spin == NAPS)
+            *hurried = ptrace(PTRACE_INTERRUPT, thread->tid, 0, 0) == 0;
         nanosleep(&(struct timespec){.tv_nsec = spin < NAPS ? NAP_NS : LONG_NAP_NS}, NULL);
     }
 }
 
 // Lets it go on until it stops in the way that is wanted; signals are handed on (all that can come
-// are those that cannot be blocked).
+// are those that cannot be blocked). EAGAIN: for a second it came to no system call, as it is frozen
+// (cgroups(7)), say; then it stands in a trap.
 static int run_until(const struct remote *thread, int request, bool event, int *status) {
+    bool hurried = false;
     for (long signum = 0;;) {
         if (ptrace((enum __ptrace_request)request, thread->tid, 0, signum) != 0)
             return -errno;
-        int rc = next_stop(thread, status);
+        int rc = next_stop(thread, status, &hurried);
         if (rc != 0)
             return rc;
         bool is_event = *status >> 16 == EVENT_STOP;
         if (event ? is_event : WSTOPSIG(*status) == SYSCALL_STOP)
             return 0;
+        if (is_event && hurried)
+            return -EAGAIN;
         signum = is_event || WSTOPSIG(*status) == SYSCALL_STOP ? 0 : WSTOPSIG(*status);
     }
 }
@@ -140,7 +146,10 @@ static int make_and_take(struct remote *thread, int pidfd) {
         return (int)there;
     long here = syscall(SYS_pidfd_getfd, pidfd, (int)there, 0);
     int failed = here < 0 ? -errno : 0;
-    long closed = call(thread, SYS_close, (uint64_t)there);
+    long closed;
+    do
+        closed = call(thread, SYS_close, (uint64_t)there);
+    while (closed == -EAGAIN);
     if (closed < 0 && here >= 0)
         close((int)here);
     return failed ? failed : closed < 0 ? (int)closed : (int)here;

@@ -43,9 +43,13 @@ def past_page_tables(pid: int) -> str:
 def _reading(pid: int) -> bool:
     """Whether a thread reads at this moment from a file system that may read straight into
     memory."""
+    try:
+        about = Path(f"/proc/{pid}/mountinfo").read_bytes()
+    except OSError as error:  # EINVAL of one that has ended
+        raise ProcessLookupError(error.errno, "it has ended", str(pid)) from error
     mounts = {
         line.split(b" ", 1)[0]
-        for line in Path(f"/proc/{pid}/mountinfo").read_bytes().splitlines()
+        for line in about.splitlines()
         if line.partition(b" - ")[2].startswith(_PAST_CACHE)
     }
     for tid in os.listdir(f"/proc/{pid}/task") if mounts else ():
