@@ -9,6 +9,7 @@ FOLDERS := criu_glue cuda_snapshot interposer launcher runtime
 SOURCES := __init__.py errors.py ptrace.py py.typed waiting.py meson.build pyproject.toml \
 	$(shell find $(FOLDERS) -type f -not -name '*.pyc')
 C_FILES = $(shell find $(FOLDERS) tests integration -name '*.[ch]')
+TWO = --numprocesses 2 --dist loadfile
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
@@ -23,12 +24,14 @@ setup: $(STAMPS)/package $(STAMPS)/criu ## Make .venv with everything in it, and
 demo: setup ## Train on three virtual hosts while one of them is emptied; report in build/demo/
 	@$(BIN)/python -m liveshift.launcher.demo
 
-# Without what is marked as long: further cases of what shorter tests show too.
+# Without what is marked as long: further cases of what shorter tests show too. tests/ two files at a
+# time; labs one after the other, as they measure times.
 test: setup ## Run tests/ and, in the lab, integration/ (root)
-	@$(BIN)/python -m pytest tests integration -m 'not long' $(ARGS)
+	@$(BIN)/python -m pytest tests -m 'not long' $(TWO) $(ARGS); first=$$?; \
+	$(BIN)/python -m pytest integration -m 'not long' $(ARGS) && exit $$first
 
 test-fast: $(STAMPS)/package ## Run tests/ only, without those that need the lab
-	@$(BIN)/python -m pytest tests -m 'not lab and not long' $(ARGS)
+	@$(BIN)/python -m pytest tests -m 'not lab and not long' $(TWO) $(ARGS)
 
 test-lab: setup ## Run integration/ only: whole-system scenarios in the lab (root)
 	@$(BIN)/python -m pytest integration -m 'not long' $(ARGS)
