@@ -61,7 +61,7 @@ class FrozenTree:
 
     def dump(
         self, criu: Criu, sink: Sink, deadline_s: float, page_filter: PageFilter | None = None,
-        look: Callable[[], None] | None = None,
+        look: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         """Freeze and dump; raises StepFailed (tasks running again), or what the sink has raised or
         ``look``, which is called meanwhile.
@@ -81,7 +81,7 @@ class FrozenTree:
                 "post-dump",
                 environment=page_filter.environment if page_filter else None,
             )
-            self._wait_held(until, look or (lambda: None))
+            self._wait_held(until, look)
             self._capture.wait_idle(deadline_s)
         except BaseException as failed:
             self.thaw()

@@ -185,8 +185,7 @@ class Departure:
             self.memory.lanes.until = self._wire.until
             delta = Delta(self.memory, self._wire, page_filter, self._wire.until)
         try:
-            look = delta.look if delta is not None else None
-            removed = self._dump_tree(watch, criu, left, page_filter, look)
+            removed = self._dump_tree(watch, criu, left, page_filter, delta)
             if delta is not None:
                 with watch.phase("memory", frozen=True) as lap:
                     found = delta.finish()
@@ -207,12 +206,12 @@ class Departure:
 
     def _dump_tree(
         self, watch: Stopwatch, criu: Criu, deadline_s: float, page_filter: PageFilter | None,
-        look: Callable[[], None] | None,
+        delta: Delta | None,
     ) -> dict[str, list[str]]:  # fmt: skip
         with watch.phase("dump", frozen=True) as lap:
             self._frozen.dump(
                 criu, lambda name, data: self._wire.send("image:" + name, data), deadline_s,
-                page_filter, look,
+                page_filter, delta.look if delta is not None else lambda: None,
             )  # fmt: skip
             lap.bytes = self._frozen.image_bytes
         reach("source.dumped")

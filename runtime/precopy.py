@@ -80,7 +80,6 @@ class Precopy:
         not so. Raises StepFailed for an offer that is none."""
         self._stop = threading.Event()  # no round now
         self._over = threading.Event()  # nor later
-        self._turn = threading.Lock()
         self._until = float("inf")  # nor after that
         self._stopped = self._no_more_rounds
         self.tracker = MemoryTracker(
@@ -123,9 +122,8 @@ class Precopy:
 
     def hurry(self) -> None:
         """Begin no further round, and interrupt one that is under way."""
-        with self._turn:
-            self._over.set()
-            self._stop.set()
+        self._over.set()
+        self._stop.set()
 
     def rest(self) -> None:
         """A freeze may be near, if this is the one that is frozen: the same for now, if there are
@@ -134,10 +132,8 @@ class Precopy:
             self._stop.set()
 
     def go_on(self) -> None:
-        """It was another's, or is not to be yet: they begin again."""
-        with self._turn:
-            if not self._over.is_set():
-                self._stop.clear()
+        """It was another's, or is not to be yet: they begin again, unless they are over."""
+        self._stop.clear()
 
     def stop_rounds(self) -> None:
         """As :meth:`hurry`, and return when all that they have sent has arrived. Raises what they
@@ -150,7 +146,8 @@ class Precopy:
             raise self._broken
 
     def _no_more_rounds(self) -> bool:
-        return self._stop.is_set() or time.monotonic() > self._until
+        stopped = self._over.is_set() or self._stop.is_set()
+        return stopped or time.monotonic() > self._until
 
     def _sleep(self, seconds: float) -> None:
         """The standstill does not wait for the pace."""

@@ -61,8 +61,7 @@ class Resident:
     leaving: bool = False  # its end here is a move's doing, not the job's
     code: int | None = None
     finished: dict[int, int] = field(default_factory=dict)  # by pid, when it was last restored
-    filling: Callable[[], bool] = lambda: False
-    """Whether it runs without all of its memory yet (precopy.post_copy)."""
+    filling: bool = False  # it runs without all of its memory yet (precopy.post_copy)
     _beats: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=BEATS))
     _rate: float = 0.0
 

@@ -93,7 +93,7 @@ class Source:
         """Return once it has all of its memory (precopy.post_copy): what is not in its place yet
         can neither be counted nor followed, and would be taken for zeros. Raises Refused."""
         until = time.monotonic() + self._house.cluster.timeouts.suspicion
-        while resident.filling():
+        while resident.filling:
             if time.monotonic() > until:
                 raise Refused(
                     f"{resident.spec.name} came here a moment ago and runs without all of its"

@@ -258,6 +258,18 @@ def restore_plainly(stage: Stage) -> None:
     assert said(stage.there, output.STDERR) == ""
 
 
+def restore_misses_what_is_lost(stage: Stage) -> None:
+    """Without the CRIU that had it; nothing of the tree is left then."""
+    stage.parted.end_source()
+    stage.tree = RestoringTree(stage.there, stage.parted.images)
+    engine = FillEngine(stage.parted.images, stage.store)
+    began = time.monotonic()
+    with pytest.raises(StepFailed, match="pages lay only in a CRIU that was started early"):
+        stage.tree.bring_up(stage.scene.criu, stage.parted.pipes, 60, fill=engine)
+    assert time.monotonic() - began < 20, "CRIU waits for a page, and nobody waits for CRIU"
+    assert tasks(stage.there) == []
+
+
 def kill_early(stage: Stage) -> None:
     for pid in stage.early.held.tree().values():
         os.kill(pid, signal.SIGKILL)

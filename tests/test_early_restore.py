@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import mmap
-import time
 
 import memory_parts
 import pytest
@@ -20,6 +19,7 @@ from early_stage import (
     is_whole_and_goes_on,
     kill_early,
     restore,
+    restore_misses_what_is_lost,
     restore_plainly,
     scene,
     size_of,
@@ -31,12 +31,10 @@ from room_trees import count, criu, goes_on, place, rooms, said, states
 
 from liveshift.criu_glue import early, output
 from liveshift.criu_glue.memory import prefill
-from liveshift.criu_glue.memory.fill import FillEngine
 from liveshift.criu_glue.memory.mapped import PrefillLost, forks_otherwise
 from liveshift.criu_glue.memory.prefill import SPARE, Prefill
 from liveshift.criu_glue.memory.store import PAGES_FILE
 from liveshift.criu_glue.memory.tree_memory import UNFILLED
-from liveshift.criu_glue.restore import RestoringTree
 from liveshift.criu_glue.survey import tasks
 from liveshift.errors import StepFailed
 
@@ -255,16 +253,7 @@ def test_what_lay_only_in_a_criu_that_has_gone_is_missed_and_never_read_as_zeros
     kill_early(stage)
     assert stage.early.lost == "it has ended"
     assert not stage.early.prepare()
-    stage.parted.end_source()
-    stage.tree = RestoringTree(stage.there, stage.parted.images)
-    began = time.monotonic()
-    with pytest.raises(StepFailed, match="pages lay only in a CRIU that was started early"):
-        stage.tree.bring_up(
-            stage.scene.criu, stage.parted.pipes, 60,
-            fill=FillEngine(stage.parted.images, stage.store),
-        )  # fmt: skip
-    assert time.monotonic() - began < 20, "CRIU waits for a page, and nobody waits for CRIU"
-    assert tasks(stage.there) == []
+    restore_misses_what_is_lost(stage)
 
 
 @as_root

@@ -18,14 +18,18 @@ PATIENCE_S = 0.3
 
 def ask(filled_after_s: float) -> float:
     """Seconds until its source looks at it."""
-    until = time.monotonic() + filled_after_s
     timeouts = SimpleNamespace(suspicion=PATIENCE_S)
     house: Any = SimpleNamespace(cluster=SimpleNamespace(timeouts=timeouts))
-    resident: Any = SimpleNamespace(
-        filling=lambda: time.monotonic() < until, spec=SimpleNamespace(name="gpt/1")
-    )
+    resident: Any = SimpleNamespace(filling=True, spec=SimpleNamespace(name="gpt/1"))
+    porter: Any = SimpleNamespace()
+
+    async def look() -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(filled_after_s, lambda: setattr(resident, "filling", False))
+        await Source(house, porter)._filled(resident)
+
     began = time.monotonic()
-    asyncio.run(Source(house, SimpleNamespace())._filled(resident))  # type: ignore[arg-type]
+    asyncio.run(look())
     return time.monotonic() - began
 
 

@@ -225,7 +225,7 @@ def test_a_later_life_of_the_agent_goes_on_with_what_was_saved(tmp_path: Path) -
         (bytes(2 << 20), "2097152 bytes that are no chunk"),
         (chunk(0, []), "a process with the pid 0"),
         (chunk(1 << 22, []), "the pid 4194304"),
-        (chunk(7, [(BASE, 1, 5)]), "unknown kind 5"),
+        (chunk(7, [(BASE, 1, 4)]), "unknown kind 4"),
         (chunk(7, [(BASE, 1, 0)]), "unknown kind 0"),
         (chunk(7, [(BASE + 1, 1, ZERO)]), "begins at 0x7f0000000001"),
         (chunk(7, [(1 << 56, 1, ZERO)]), "begins at 0x100000000000000"),

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from test_wire_lanes import STREAMS, Slots, Store, expecting, lanes_to, send_all
 from wire_ends import LIMIT, Inbox, Source, impatient, key_directory, quick, receiver, senders
+from wire_pages import STREAMS, Slots, Store, expecting, lanes_to, send_all
 from zmq.utils.monitor import recv_monitor_message
 
 from liveshift.errors import StepFailed

@@ -5,109 +5,25 @@ taken that were not announced; also where the way is bad."""
 from __future__ import annotations
 
 import os
-import random
 import struct
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import zstandard
 from wire_ends import LIMIT, Inbox, Source, impatient, key_directory, quick, receiver
 from wire_mishaps import Fate, MiddleMan, Proxy, sometimes
+from wire_pages import STREAMS, Slots, expecting, lanes_to, send_all
 
-from liveshift.errors import LiveshiftError, StepFailed
+from liveshift.errors import StepFailed
 from liveshift.runtime.config import Compress
-from liveshift.runtime.wire import CHUNK, Lanes, PageHeader, PageStreams, Receiver, Sender
-from liveshift.runtime.wire.compression import Compressor, restore
+from liveshift.runtime.wire import CHUNK, Lanes, PageHeader
+from liveshift.runtime.wire.compression import Compressor
 from liveshift.runtime.wire.header import RATE_LIMIT
 from liveshift.runtime.wire.lanes import LANE_WINDOW
-from liveshift.runtime.wire.meter import Meter, burst_sizes
 
-__all__ = ["impatient", "key_directory", "quick"]
-
-STREAMS = 4
-
-
-class Store:
-    """Keeps chunks by the number in their first bytes; may be told to wait or to fail."""
-
-    def __init__(self) -> None:
-        self.chunks: dict[int, bytes] = {}
-        self.writes = 0
-        self.threads: set[str] = set()
-        self.open = threading.Event()
-        self.open.set()
-        self.fails: OSError | None = None
-        self._lock = threading.Lock()
-
-    def __call__(self, chunk: memoryview) -> None:
-        self.open.wait(20)
-        if self.fails is not None:
-            raise self.fails
-        with self._lock:
-            self.writes += 1
-            self.chunks[struct.unpack_from("<Q", chunk)[0]] = bytes(chunk)
-
-
-class Slots:
-    """Chunks to send, and how often each was given back. ``arrived`` says what the store has."""
-
-    def __init__(self, store: Store, count: int, largest: int = 20_000, seed: int = 1) -> None:
-        rng = random.Random(seed)
-        self.data = [
-            struct.pack("<Q", n) + rng.randbytes(rng.randint(1, largest)) for n in range(count)
-        ]
-        self.released = [0] * count
-        self._store = store
-
-    def release(self, n: int) -> Callable[[], None]:
-        def released() -> None:
-            self.released[n] += 1
-
-        return released
-
-    def send(self, lanes: Lanes, among: range | None = None) -> None:
-        for n in among or range(len(self.data)):
-            lanes.pages(memoryview(self.data[n]), self.release(n))
-
-    def all_over(self) -> bool:
-        return (
-            self.released == [1] * len(self.data)
-            and [self._store.chunks[n] for n in range(len(self.data))] == self.data
-        )
-
-
-def send_all(slots: Slots, lanes: Lanes, among: range | None = None) -> None:
-    slots.send(lanes, among)
-    lanes.finish()
-
-
-@pytest.fixture
-def lanes_to(key_directory: Path) -> Iterator[Callable[..., Lanes]]:
-    made: list[tuple[Sender, Lanes]] = []
-
-    def make(here: Receiver, streams: int = STREAMS, pages: str = "", **named: object) -> Lanes:
-        beside = Sender("m1", f"tcp://{here.address}", key_directory, "h0", "h1")
-        pages = pages or f"tcp://{here.pages.address}"
-        made.append((beside, Lanes(beside, pages, streams, **named)))  # type: ignore[arg-type]
-        return made[-1][1]
-
-    yield make
-    for beside, lanes in made:
-        lanes.close()
-        beside.close()
-
-
-def expecting(
-    key_directory: Path, lanes: int = STREAMS, limit: int = LIMIT
-) -> tuple[Receiver, Store, PageStreams]:
-    here, _ = receiver(key_directory)
-    store = Store()
-    pages = PageStreams(store)
-    here.expect("m1", "h0", Inbox(), limit, pages, lanes)
-    return here, store, pages
+__all__ = ["impatient", "key_directory", "lanes_to", "quick"]
 
 
 # ---- the plain way -----------------------------------------------------------------------------
@@ -425,98 +341,3 @@ def test_bytes_to_measure_with_are_written_nowhere_and_have_an_end(key_directory
     assert not store.chunks
     assert not pages.streams()
     assert here.received("m1") == 0
-
-
-# ---- compression and rate ----------------------------------------------------------------------
-
-
-def test_compressed_pages_arrive_as_they_were(
-    key_directory: Path, lanes_to: Callable[..., Lanes]
-) -> None:
-    here, store, _ = expecting(key_directory)
-    lanes = lanes_to(here, compress=Compress.ALWAYS)
-    slots = Slots(store, 100)
-    slots.data[::2] = [data[:8] + bytes(100_000) for data in slots.data[::2]]
-    slots.send(lanes)
-    lanes.finish()
-    assert slots.all_over()
-    assert lanes.wire_bytes < lanes.bytes / 4
-
-
-def test_on_a_slow_link_only_what_waits_for_it_is_compressed(
-    key_directory: Path, lanes_to: Callable[..., Lanes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Meter, "note", lambda *_: None)
-    here, store, pages = expecting(key_directory)
-    lanes = lanes_to(here, compress=Compress.AUTO)
-    lanes._meter.saw(1 << 20, 1.0)
-    slots = Slots(store, 100)
-    slots.data = [bytes(len(data)) for data in slots.data]
-    for number in range(8):  # as a pace sends them
-        slots.send(lanes, [number])
-        lanes.finish()
-    assert lanes.wire_bytes == lanes.bytes > 0
-    slots.send(lanes, range(8, 100))
-    lanes.finish()
-    assert lanes.wire_bytes < lanes.bytes / 2
-    sent, all_sent = lanes.wire_bytes, lanes.bytes
-    lanes.until = 1e18  # the job stands still
-    slots.send(lanes, [0])
-    lanes.finish()
-    assert lanes.wire_bytes - sent < (lanes.bytes - all_sent) / 2
-    assert lanes.end() == pages.streams()
-
-
-def test_nothing_is_compressed_where_that_was_not_wanted(
-    key_directory: Path, lanes_to: Callable[..., Lanes]
-) -> None:
-    here, _, _ = expecting(key_directory)
-    lanes = lanes_to(here, compress=Compress.NEVER)
-    lanes.pages(memoryview(bytes(100_000)), lambda: None)
-    lanes.finish()
-    assert lanes.wire_bytes == lanes.bytes == 100_000
-
-
-@pytest.mark.parametrize("raw", [0, 1, CHUNK, CHUNK + 1])
-def test_a_chunk_that_compression_has_made_larger_is_refused(raw: int) -> None:
-    small = zstandard.ZstdCompressor().compress(b"x" * raw)
-    if len(small) < raw <= CHUNK:
-        assert restore(memoryview(small), raw) == b"x" * raw
-    else:
-        with pytest.raises(LiveshiftError, match="decompressed"):
-            restore(memoryview(small), raw)
-
-
-@pytest.mark.parametrize(
-    ("rate", "first", "bursts", "largest"),
-    [
-        (1e9, 1.0, 8, 16 << 20),
-        (1e9, 0.0, 8, 16 << 20),
-        (1e12, 0.0, 10, 64 << 20),
-        (1e6, 0.0, 2, 256 << 10),
-    ],
-)
-def test_bursts_grow_as_long_as_there_is_time(
-    rate: float, first: float, bursts: int, largest: int
-) -> None:
-    sizes = burst_sizes(4)
-    chunks, seen = next(sizes), [0]
-    with suppress(StopIteration):
-        for n in range(100):
-            assert max(chunks) <= CHUNK
-            seen.append(sum(chunks))
-            chunks = sizes.send(seen[-1] / rate + (0 if n else first))
-    assert len(seen) - 1 == bursts
-    assert seen[-1] == max(seen) == largest
-
-
-def test_the_rate_is_measured_on_the_lanes(
-    key_directory: Path, lanes_to: Callable[..., Lanes]
-) -> None:
-    here, store, _ = expecting(key_directory)
-    lanes = lanes_to(here)
-    assert lanes.rate == 0.0
-    assert lanes.measure() > 1e6
-    assert lanes.bytes == lanes.wire_bytes == 0
-    assert not store.chunks
-    assert lanes.end() == {}

@@ -99,22 +99,30 @@ static void keep_table(struct page_map *map, const struct image *image) {
     }
 }
 
+static int in_range(const struct leaf *leaf, uint64_t start, uint64_t end) {
+    uint64_t address = leaf != NULL ? (leaf->number << LEAF_BITS) * PAGE : 0;
+    return leaf != NULL && address >= start && address < end;
+}
+
+// Of the leaves in [start, end), once their bits say what counts. NULL: there is no such process.
+static int list_all(struct drops *drops, struct page_map *map, uint64_t start, uint64_t end) {
+    int rc = 0;
+    for (uint32_t i = 0; map != NULL && i < map->size && rc == 0; i++)
+        if (in_range(map->table[i], start, end)) {
+            rc = list(drops, map->table[i]);
+            map->table[i]->copied = map->table[i]->placed;
+        }
+    return rc;
+}
+
 int store_settle(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
                  struct prefill_drop **drop, uint32_t *count) {
     struct drops drops = {.used = 0};
-    int rc = 0;
     pthread_mutex_lock(&s->lock);
     struct page_map *map = cold_process(s, pid);
     if (map != NULL)
         keep_table(map, image_of(s, map));
-    for (uint32_t i = 0; map != NULL && i < map->size && rc == 0; i++) {
-        struct leaf *leaf = map->table[i];
-        uint64_t address = leaf != NULL ? (leaf->number << LEAF_BITS) * PAGE : 0;
-        if (leaf == NULL || address < start || address >= end)
-            continue;
-        rc = list(&drops, leaf);
-        leaf->copied = leaf->placed;
-    }
+    int rc = list_all(&drops, map, start, end);
     pthread_mutex_unlock(&s->lock);
     *drop = drops.list;
     *count = drops.used;
@@ -124,18 +132,12 @@ int store_settle(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
 int store_unplanned(struct store *s, const struct plan *plan, uint32_t pid, uint64_t start,
                     uint64_t end, struct prefill_drop **drop, uint32_t *count) {
     struct drops drops = {.used = 0};
-    int rc = 0;
     pthread_mutex_lock(&s->lock);
     struct page_map *map = cold_process(s, pid);
-    for (uint32_t i = 0; map != NULL && i < map->size && rc == 0; i++) {
-        struct leaf *leaf = map->table[i];
-        uint64_t address = leaf != NULL ? (leaf->number << LEAF_BITS) * PAGE : 0;
-        if (leaf == NULL || leaf->placed == 0 || address < start || address >= end)
-            continue;
-        leaf->placed &= cold_planned(plan, pid, leaf);
-        rc = list(&drops, leaf);
-        leaf->copied = leaf->placed;
-    }
+    for (uint32_t i = 0; map != NULL && i < map->size; i++)
+        if (in_range(map->table[i], start, end) && map->table[i]->placed)
+            map->table[i]->placed &= cold_planned(plan, pid, map->table[i]);
+    int rc = list_all(&drops, map, start, end);
     pthread_mutex_unlock(&s->lock);
     *drop = drops.list;
     *count = drops.used;

@@ -7,233 +7,35 @@ it raises is a finding. ARCHITECTURE of a run: guard.py says what no input may d
 
 from __future__ import annotations
 
-import asyncio
 import io
-import logging
 import os
 import tomllib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import memory_inputs
-import msgspec
 import seeds
-import xxhash
-from guard import Place, no_descriptor_left
+import wire_inputs
+from guard import Place
+from target import ALICE, ROOT, Target
 
 from liveshift.criu_glue import image_check, output
 from liveshift.criu_glue.capture import announced_name, announced_size
 from liveshift.criu_glue.image_kinds import ImageFile
 from liveshift.criu_glue.protobuf import Damaged, Message, fields
-from liveshift.criu_glue.rights import User
 from liveshift.criu_glue.survey import build_id
 from liveshift.criu_glue.unpacking import Unpacker
 from liveshift.cuda_snapshot.checkpoint import uuid_text
 from liveshift.errors import ConfigError, LiveshiftError, StepFailed
 from liveshift.interposer import device_session, layout, page
-from liveshift.runtime import config, device_memory, keys, local_socket, manifest, messages, wire
-from liveshift.runtime.inbox import Inbox
+from liveshift.runtime import config, device_memory, keys
 from liveshift.runtime.toml_lines import key_lines
-from liveshift.runtime.wire.announced import Announced, Seal
-from liveshift.runtime.wire.compression import restore
-from liveshift.runtime.wire.page_port import PagePort
-from liveshift.runtime.wire.seal import TAG, Sealer
-
-logging.disable(logging.CRITICAL)
-
-ROOT = os.geteuid() == 0
-ALICE = User(64001, 64001, (64002,)) if ROOT else User(0, 0)
-"""Whose the capsule is: rights can only be held against a user by root."""
-
-FINDINGS = Path(__file__).parent / "findings"
-
-
-@dataclass
-class Target:
-    """``largest``: bytes of an input."""
-
-    name: str
-    run: Callable[[bytes], None]
-    seeds: Callable[[], list[bytes]]
-    largest: int = 4096
-    places: list[Place] = field(default_factory=list)
-
-    def corpus(self) -> list[bytes]:
-        """Seeds, and every input that once was a finding."""
-        kept = sorted((FINDINGS / self.name).glob("*"))
-        return [b"", *self.seeds(), *(path.read_bytes() for path in kept)]
-
-    def close(self) -> None:
-        for place in self.places:
-            place.remove()
 
 
 def build(name: str) -> Target:
     """The target of that name; those that need a directory make it now."""
     return TARGETS[name]()
-
-
-# ---- messages and chunks -----------------------------------------------------------------------
-
-
-def _frame(data: bytes) -> None:
-    try:
-        frame = messages.decode(data)
-    except LiveshiftError:
-        return
-    if frame.body is not None:
-        again = messages.encode_ask(frame.id, frame.body)
-    elif frame.error is not None:
-        again = messages.encode_error(frame.id, frame.error)
-    else:
-        again = messages.encode_answer(frame.id, frame.answer)
-    assert repr(messages.decode(again)) == repr(frame)  # repr: NaN is like itself
-
-
-def _local() -> Target:
-    loop = asyncio.new_event_loop()
-
-    async def handler(_uid: int, ask: messages.Message) -> None:
-        assert isinstance(ask, messages.Message)
-
-    async def converse(data: bytes) -> None:
-        reader, user = asyncio.StreamReader(loop=loop), local_socket._User()
-        reader.feed_data(data)
-        reader.feed_eof()
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            await local_socket._converse(reader, _Answers(), 7, user, handler)  # type: ignore[arg-type]
-
-    def run(data: bytes) -> None:
-        loop.run_until_complete(converse(data))
-
-    return Target("local-socket", run, seeds.local_frames)
-
-
-class _Answers:
-    """Where the daemon writes to: whole frames, each of them a message."""
-
-    def write(self, raw: bytes) -> None:
-        (size,) = local_socket.LENGTH.unpack_from(raw)
-        assert size == len(raw) - local_socket.LENGTH.size
-        messages.decode(raw[local_socket.LENGTH.size :])
-
-    async def drain(self) -> None:
-        pass
-
-
-def _header(data: bytes) -> None:
-    try:
-        found = wire.read_header(data)
-    except LiveshiftError:
-        return
-    assert found.number >= 0
-    assert found.migration
-    assert found.stream
-
-
-def _compressed(data: bytes) -> None:
-    size, chunk = int.from_bytes(data[:4], "little"), memoryview(data)[4:]
-    try:
-        found = restore(chunk, size)
-    except LiveshiftError:
-        return
-    assert len(chunk) < len(found) == size <= wire.CHUNK
-
-
-def _answer(data: bytes) -> None:
-    try:
-        kind, value = wire.read_answer(data)
-        assert isinstance(kind, str)
-        assert isinstance(value, (int, str, bytes))
-        if isinstance(value, bytes):
-            for _, address, pages in wire.read_wants(value):
-                assert 0 <= address < address + pages * 4096 <= 1 << 47
-    except LiveshiftError:
-        return
-
-
-def _manifest(data: bytes) -> None:
-    try:
-        found = manifest.decode(data)
-    except LiveshiftError:
-        return
-    found.gone()
-    assert manifest.decode(manifest.encode(found)) == found
-
-
-def _chunks() -> Target:
-    """A whole conversation with the receiver, up to image files, trees and the manifest."""
-    place = Place()
-
-    def run(data: bytes) -> None:
-        top = place.fresh()
-        for name in ("images/m1", "tmp", "root/dev/shm", "carried"):
-            (top / name).mkdir(parents=True)
-        plan = SimpleNamespace(
-            tmp=top / "tmp", log=top / "log", uid=ALICE.uid, gid=ALICE.gid, groups=ALICE.groups
-        )
-        resident = SimpleNamespace(
-            room=SimpleNamespace(plan=plan, root=top / "root"), spec=SimpleNamespace(name="gpt/1")
-        )
-        inbox = Inbox(top / "images/m1", resident, (str(top / "carried"),))  # type: ignore[arg-type]
-        inbox.top = lambda tree: _top(top, tree, Inbox.top, inbox)  # type: ignore[method-assign]
-        receiver = wire.Receiver("", "", Path(), "h1", [])
-        receiver._known = SimpleNamespace(owner=lambda frame: "h0")  # type: ignore[assignment]
-        receiver.expect("m1", "h0", inbox, 1 << 20)
-        with no_descriptor_left():
-            for number, (stream, chunk) in enumerate(seeds.cut_chunks(data)):
-                digest = xxhash.xxh3_64_intdigest(chunk)
-                raw = msgspec.msgpack.encode(wire.Header("m1", number, stream, digest))
-                frames: Any = [SimpleNamespace(buffer=memoryview(f)) for f in (b"id", raw, chunk)]
-                if receiver._answer(frames)[0] == "refused":
-                    break
-            inbox.close()
-        place.check()
-
-    return Target("chunks", run, seeds.chunk_streams, 16384, places=[place])
-
-
-def _sealed(data: bytes) -> None:
-    """What the announced source might seal, and the same from one that does not know the key."""
-    taken: list[bytes] = []
-    inlet: Any = SimpleNamespace(complete=False)
-    pages = wire.PageStreams(lambda chunk: taken.append(bytes(chunk)))
-    entry = Announced("m1", "h0", inlet, 0, pages, 4, Seal(bytes(32), 1, "key"))
-    known: Any = SimpleNamespace(name_of=lambda key: "h0")
-    port = PagePort("", [], {"m1": entry}.get, known)
-    sealer, stranger = (Sealer(key, "pages") for key in (bytes(32), bytes(31) + b"x"))
-    for name, chunk in seeds.cut_chunks(data):
-        head = name.encode("latin-1")
-        try:
-            header = wire.read_page_header(head)
-            lane, number = header.lane, header.number
-        except LiveshiftError:
-            lane, number = 1, 0
-        for who in (stranger, sealer):
-            room = memoryview(bytearray(len(chunk) + TAG))
-            try:
-                sealed = who.seal(lane, number, head, chunk, room)
-            except ValueError:  # what nobody seals twice
-                continue
-            frames: Any = [SimpleNamespace(buffer=memoryview(f)) for f in (b"id", head, sealed)]
-            had = len(taken)
-            try:
-                answer = port._answer(frames)
-            except LiveshiftError:
-                assert len(taken) == had
-                continue
-            assert who is sealer
-            assert len(answer) < wire.HEADER
-
-
-def _top(top: Path, tree: str, real: Callable[[Inbox, str], Path], inbox: Inbox) -> Path:
-    """The host's own directories are not for a fuzzer to write to."""
-    found = real(inbox, tree)
-    return top / "carried" if found == Path("/") else found
 
 
 # ---- images ------------------------------------------------------------------------------------
@@ -491,14 +293,14 @@ def _elf(data: bytes) -> None:
 
 
 TARGETS: dict[str, Callable[[], Target]] = {
-    "frame": lambda: Target("frame", _frame, seeds.frames),
-    "local-socket": _local,
-    "header": lambda: Target("header", _header, seeds.headers),
-    "sealed": lambda: Target("sealed", _sealed, seeds.page_headers),
-    "compressed": lambda: Target("compressed", _compressed, seeds.compressed),
-    "answer": lambda: Target("answer", _answer, seeds.answers, 512),
-    "manifest": lambda: Target("manifest", _manifest, seeds.manifest_seeds),
-    "chunks": _chunks,
+    "frame": lambda: Target("frame", wire_inputs.frame, seeds.frames),
+    "local-socket": wire_inputs.local,
+    "header": lambda: Target("header", wire_inputs.header, seeds.headers),
+    "sealed": lambda: Target("sealed", wire_inputs.sealed, seeds.page_headers),
+    "compressed": lambda: Target("compressed", wire_inputs.compressed, seeds.compressed),
+    "answer": lambda: Target("answer", wire_inputs.answer, seeds.answers, 512),
+    "manifest": lambda: Target("manifest", wire_inputs.manifests, seeds.manifest_seeds),
+    "chunks": wire_inputs.chunks,
     "protobuf": lambda: Target("protobuf", _protobuf, seeds.protobufs),
     "image-file": _image_file,
     "image": _image,
