@@ -189,6 +189,21 @@ def test_one_that_ends_meanwhile_does_no_harm() -> None:
                 os.close(userfault.open_in(short.pid))
 
 
+def test_one_that_runs_another_program_all_the_time_goes_on(tmp_path: Path) -> None:
+    """Led to where the old one made its system calls, the new one would be ended by SIGSEGV."""
+    script = tmp_path / "again"
+    script.write_text('#!/bin/sh\nexec "$0"\n')
+    script.chmod(0o700)
+    with ended(subprocess.Popen([script])) as process:
+        taken = 0
+        for _ in range(300):
+            with contextlib.suppress(Untrackable):
+                os.close(userfault.open_in(process.pid))
+                taken += 1
+            assert process.poll() is None
+        assert taken > 30
+
+
 def test_one_whose_first_thread_has_ended_is_refused_in_words(job: Subject) -> None:
     """The kernel shows nobody the memory of such a process, and CRIU cannot dump it."""
     job.do("threading.Thread(target=signal.pause, daemon=True).start()")

@@ -70,6 +70,13 @@ static bool in_sequence(const struct remote *thread) {
     return thread->own.rip - section.start < section.length;
 }
 
+// It may have run another program since the instruction was found; now that it stands it cannot.
+static bool is_syscall(const struct remote *thread) {
+    unsigned char code[2];
+    return read_word(thread, thread->syscall_at, code, sizeof code) && code[0] == 0x0f &&
+           code[1] == 0x05;
+}
+
 static int next_stop(const struct remote *thread, int *status, bool *hurried) {
     for (int64_t spin = 0;; spin++) {
         pid_t which = waitpid(thread->tid, status, WNOHANG | __WALL);
@@ -163,7 +170,7 @@ int remote_userfaultfd(pid_t tid, int pidfd, uint64_t syscall_at, bool filtered)
         return -errno;
     if (regs.iov_len != sizeof thread.own || thread.own.cs != USER_CODE_64)
         return -ENOEXEC;
-    if (in_sequence(&thread))
+    if (!is_syscall(&thread) || in_sequence(&thread))
         return -EAGAIN;
     long options = PTRACE_O_TRACESYSGOOD;
     if (filtered && ptrace(PTRACE_SETOPTIONS, tid, 0, options | OPTION_SUSPEND_SECCOMP) != 0)

@@ -122,15 +122,18 @@ def _try(uffd: int, pagemap: int) -> str:
 
 def _open_traced(pid: int) -> int:
     who = about(pid)
-    at = _syscall_instruction(pid)
     pidfd = os.pidfd_open(pid)
     try:
         for attempt in range(ATTEMPTS):
-            tid = _best_thread(pid)
-            fd = _try_thread(pid, tid, pidfd, at, who.filtered)
-            if fd != -errno.EAGAIN:
-                break
+            # Each time: it may have run another program, whose code lies elsewhere. Should it do so
+            # before its thread is trapped, then what lies there now is no such instruction.
+            if at := _syscall_instruction(pid):
+                fd = _try_thread(pid, _best_thread(pid), pidfd, at, who.filtered)
+                if fd != -errno.EAGAIN:
+                    break
             time.sleep(0.001 * (attempt + 1))
+        else:
+            fd = -errno.EAGAIN if at else -errno.ENODATA
     finally:
         os.close(pidfd)
     if fd >= 0:
@@ -189,16 +192,22 @@ def _best_thread(pid: int) -> int:
     return min(ranked)[1]
 
 
-def _syscall_instruction(pid: int) -> int:
+def _syscall_instruction(pid: int) -> int | None:
+    """Where one lies in the kernel's own code; None where there is none, as in the midst of an
+    execve(2): the list of its mappings was the old program's, say, and its memory is the new one's.
+    """
     where = vdso(pid)
     if where is None:
-        raise Untrackable("it has no vdso")
+        return None
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         memory.seek(where[0])
-        found = memory.read(where[1] - where[0]).find(_SYSCALL)
-    if found < 0:
-        raise Untrackable("its vdso makes no system calls")
-    return where[0] + found
+        try:
+            found = memory.read(where[1] - where[0]).find(_SYSCALL)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return None
+    return where[0] + found if found >= 0 else None
 
 
 def _tracer(tid: int) -> int:
@@ -212,6 +221,7 @@ def _words(number: int) -> str:
         errno.ENOEXEC: "it does not run 64-bit code",
         errno.EACCES: "its seccomp filter cannot be suspended",
         errno.EAGAIN: "its threads cannot be disturbed",
+        errno.ENODATA: "it has no vdso that makes system calls",
         errno.EPERM: "the kernel gives it no userfaultfd",
         errno.ENOSYS: "the kernel has no userfaultfd",
     }
