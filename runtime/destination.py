@@ -8,6 +8,7 @@ What comes of an arrival otherwise is settled by the porter; arrival.py does the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 
@@ -47,6 +48,8 @@ class Destination:
         return host_facts.memory_offered(self._own.memory, self._house.earlier.bytes)
 
     async def reserve(self, ask: messages.Reserve) -> messages.Reserved:
+        if not ask.dry_run:
+            await self._take_away_stale(ask.spec.name)
         async with self._porter.reservations.making(ask) as gpus:
             return await self._reserve(ask, gpus)
 
@@ -64,9 +67,6 @@ class Destination:
         self._house.refuse_older(ask)
         if name in self._house.capsules and self._house.capsules[name].code is None:
             raise Refused(f"{name} is on {self._house.host} already")
-        for stale in [m for m, a in self._porter.arrivals.items() if a.resident.spec.name == name]:
-            if await self._porter.ask_about(stale) != "ended":
-                raise Refused(f"{name} is arriving on {self._house.host} already, by {stale}")
         async with self._house.network:
             resident = await self._house.blocking(
                 name, lambda: self._house.housing.house_empty(ask)
@@ -95,6 +95,19 @@ class Destination:
         here = f"tcp://{self._own.data}"
         offer = await asyncio.to_thread(donors.offer) if donors is not None else b""
         return messages.Reserved(rows, here, gpus.pairs, plain, full_dump, offer)
+
+    async def _take_away_stale(self, name: str) -> None:
+        """What earlier migrations have left of it here; raises Refused if one is not over.
+
+        One that is over may be being taken away at this very moment: that is waited for.
+        """
+        arrivals = self._porter.arrivals
+        for stale in [m for m, a in arrivals.items() if a.resident.spec.name == name]:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._house.cluster.timeouts.prepare / 2):
+                    await self._porter.idle(stale)
+            if await self._porter.ask_about(stale) == "held":
+                raise Refused(f"{name} is arriving on {self._house.host} already, by {stale}")
 
     async def _donors(self, ask: messages.Reserve) -> Donors | None:
         rooms = offering.siblings(ask.spec, self._house.capsules.values())
