@@ -4,10 +4,12 @@
 The job says by itself how fast it is: its collectives per second, before the pre-copy and in it.
 What a byte costs it (a core that reads, one that encrypts, memory bandwidth, a fault for the first
 write to every page that was read) depends on machine and job; so the bytes per second are turned
-until the job loses what it may.
+until the job loses what it may. A look at it is a few steps long and noisy: several together tell
+what a byte costs, one alone makes the rate little higher, and what was lost too much is owed.
 
-Until it has said so, and of a job without collectives, only what reading costs this agent is known:
-so many bytes per second are read that it takes half of what may be lost of all cores' time.
+Until it has said so, only what reading costs this agent is known: so many bytes per second are read
+that it takes half of what may be lost of all cores' time. How far a job without collectives is held
+up the kernel tells (run_time.py); as it may lose more than that, no more is read even then.
 """
 
 from __future__ import annotations
@@ -26,10 +28,27 @@ job does not say what it loses: memory bandwidth is no CPU time."""
 AIM = 0.75
 """Of what may be lost: then the noise of a look stays within it."""
 
+FADES = 0.7
+"""What the looks before say of a byte's cost counts so much less with each."""
+
+SLOWER, FASTER = 0.25, 1.5
+"""The factors of the rate, at least and at most, after a look."""
+
+PAID_IN_S, DEBT_S = 10.0, 20.0
+"""What the job has lost beyond the aim is to be paid back in so many seconds (or looks, where they
+are longer than one); it is no more than the aim of so many: a checkpoint is not our doing."""
+
+LEAST_AIM = 0.25
+"""Of the aim, while there is a debt."""
+
 LOOK_S, LOOK_COLLECTIVES, LOOK_GAPS = 0.5, 20, 4
 """A look at the job takes so long at least, is so many collectives long, and so many times the
 longest time in which there was none: of a job that makes all of its own at the end of a step, a
 shorter one would see next to nothing or too much."""
+
+BEHIND_GAPS = 2
+"""Or until it is so many of these behind its usual speed, where one has been seen: a job that is
+held up has long ones, and would be looked at the later the more it is."""
 
 STANDS_S = 30.0
 """After so long without any the job may be standing because of us; it is looked at in any case."""
@@ -49,15 +68,20 @@ class Pace:
     long as is due.
 
     ``collectives`` counts those of the job's that have finished; ``usual`` is their number per
-    second before (0: it is not known, or the job makes none); ``share`` of it may be lost.
+    second before (0: it is not known, or the job makes none), of which ``share`` may be lost. It is
+    mended for a job that turns out to be faster: it was looked at while it began. ``gap``: the
+    longest time without any between two steps, in seconds; 0: not known.
     """
 
     def __init__(
         self, collectives: Callable[[], int], usual: float, share: float,
         clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
-        cpus: float | None = None, cost: ReadingCost = OF_THIS_AGENT,
+        cpus: float | None = None, cost: ReadingCost = OF_THIS_AGENT, gap: float = 0.0,
+        sees_all: bool = True,
     ) -> None:  # fmt: skip
+        """``sees_all``: whether the job loses no more than ``collectives`` tells."""
         self._usual = usual
+        self._sees_all = sees_all
         self._share = share
         self._clock, self._sleep = clock, sleep
         # Where all cores are the job's, it loses the share of them that is used up. The other half
@@ -74,7 +98,10 @@ class Pace:
         self._looked = self._due = clock()
         self._seen = 0  # collectives, at the last look
         self._read = 0  # bytes since then
-        self._slow_at = 0.0  # the rate at which slow_down was seen
+        # What the job has lost, to so many bytes, and in so many seconds: they fade.
+        self._cost_s = self._cost_bytes = self._cost_of_s = 0.0
+        self._debt = 0.0  # seconds
+        self._gap = gap
 
     def spent(self, read: int) -> None:
         """So many bytes were read; sleeps until the next may be."""
@@ -88,6 +115,8 @@ class Pace:
                 self._job, self._looked = _Counted(self._collectives, now), now
             if self._job is not None and self._job.count(now) and self._is_time(self._job, now):
                 self._look(self._job, now)
+            if not self._sees_all:
+                self.rate = min(self.rate, self._affordable(readers))
             self._due = max(self._due, now - BURST_S) + read / self.rate
             due = self._due - now
         while due > 0:
@@ -108,7 +137,7 @@ class Pace:
     def _affordable(self, readers: int = 1) -> float:
         """Bytes per second; with several readers each has its part of the cores' time."""
         per_byte = self._cost.per_byte
-        if self._usual:  # it will say by itself what it loses: no more is tried out on it before
+        if self._usual and self._sees_all:  # before it says so, no more is tried out on it
             per_byte = max(per_byte, 1 / BYTES_PER_CPU_SECOND)
         return min(UNSEEN_MOST, max(LEAST, self._budget / readers / per_byte))
 
@@ -116,20 +145,32 @@ class Pace:
         since = now - self._looked
         if since < LOOK_S or since * self._usual < LOOK_COLLECTIVES:
             return False
-        return since >= LOOK_GAPS * job.gap(now) or (since >= STANDS_S and job.stands(now))
+        behind = since - (job.done - self._seen) / self._usual
+        return (
+            since >= LOOK_GAPS * job.gap(now)
+            or 0 < BEHIND_GAPS * self._gap < behind
+            or (since >= STANDS_S and job.stands(now))
+        )
 
     def _look(self, job: _Counted, now: float) -> None:
         seconds = now - self._looked
-        lost = 1 - (job.done - self._seen) / seconds / self._usual
-        # One look is noisy, two are less so: what one has too little of, the other has too much.
-        mean = lost
-        if self.slow_down is not None:
-            mean = (lost + self.slow_down * min(1.0, self.rate / self._slow_at)) / 2
-        self.slow_down, self._slow_at = lost, self.rate
-        factor = min(2.0, max(0.25, AIM * self._share / max(mean, 1e-9)))
+        self.slow_down = 1 - (job.done - self._seen) / seconds / self._usual
+        lost = self.slow_down * seconds
+        self._cost_s = self._cost_s * FADES + lost
+        self._cost_bytes = self._cost_bytes * FADES + self._read
+        self._cost_of_s = self._cost_of_s * FADES + seconds
+        if self._cost_s < 0:  # reading makes none faster: its usual speed is more than was seen
+            self._usual *= 1 - self._cost_s / self._cost_of_s
+            self._cost_s = 0.0
+        per_byte = max(self._cost_s, 1e-9) / max(self._cost_bytes, 1.0)
+        aim = AIM * self._share
+        self._debt = min(max(0.0, self._debt + lost - aim * seconds), aim * DEBT_S)
+        wanted = max(LEAST_AIM * aim, aim - self._debt / max(PAID_IN_S, seconds))
+        factor = min(FASTER, max(SLOWER, wanted / per_byte / self.rate))
         if factor < 1 or self._read > self.rate * seconds / 2:  # else something else bounds it
             self.rate = max(LEAST, self.rate * factor)
         self._looked, self._seen, self._read = now, job.done, 0
+        self._gap = job.gap(now)
         job.gap_fades()
 
 
@@ -164,4 +205,4 @@ class _Counted:
 
     def gap_fades(self) -> None:
         """An old long one counts less and less: a checkpoint is no step."""
-        self._gap *= 0.7
+        self._gap *= 0.5

@@ -42,7 +42,8 @@ ENOUGH_S = 0.02
 SHRINKS = 0.9
 STALE = 2
 """Rounds in a row that found more than SHRINKS of what the one before had found: it is the job's
-working set by now."""
+working set by now. One is enough where the one before was the first, and so had found all there is:
+a job that writes all of its memory pays for each round, and gains nothing by it."""
 
 NAP_S = 0.2
 """Before each round that keeps it fresh. The job pays for a round with a fault for every page that
@@ -89,9 +90,13 @@ class Precopy:
         self.tracker.offered(offer)
         self.lanes = lanes
         self._wants = wants
+        by_collectives = resident.rate.usual() > 0
+        usual = resident.rate if by_collectives else resident.computes
         self._pace = Pace(
-            resident.collectives, resident.usual_rate(), settings.slow_down, sleep=self._sleep
-        )
+            resident.collectives if by_collectives else resident.run_time.progress,
+            usual.usual(), settings.slow_down, sleep=self._sleep, gap=usual.gap(),
+            sees_all=by_collectives,
+        )  # fmt: skip
         self._limit = settings.rounds
         self._reporter = reporter
         self._fresh: threading.Thread | None = None
@@ -108,6 +113,8 @@ class Precopy:
         while self._ahead.rounds < self._limit and stale < STALE and self._round():
             dirty = self._ahead.dirty
             if dirty <= ENOUGH_S * self.rate:
+                break
+            if self._ahead.rounds == 2 and SHRINKS * before < dirty < before / SHRINKS:
                 break
             stale = stale + 1 if dirty > SHRINKS * before else 0
             before = dirty

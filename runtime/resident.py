@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,14 +25,13 @@ from ..errors import LiveshiftError, NotFound
 from ..interposer.page import Page, pages
 from .config import Cluster
 from .messages import Book, CapsuleSpec, CapsuleState, Reserve
+from .run_time import RunTime
+from .usual_rate import UsualRate
 
 ROOT_PID = room.PID_FLOOR + 1
 """The pid of a capsule's root task inside: the first one above the floor."""
 
 READ_LIMIT = 4 << 20
-
-BEATS, LOOK_S = 60, 2.0
-"""How many beats tell what a job's usual rate is, and how far apart they lie at least, in all."""
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -62,8 +60,11 @@ class Resident:
     code: int | None = None
     finished: dict[int, int] = field(default_factory=dict)  # by pid, when it was last restored
     filling: bool = False  # it runs without all of its memory yet (precopy.post_copy)
-    _beats: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=BEATS))
-    _rate: float = 0.0
+    rate: UsualRate = field(default_factory=UsualRate)  # of collectives
+    computes: UsualRate = field(default_factory=UsualRate)  # of run time, if it makes none
+
+    def __post_init__(self) -> None:
+        self.run_time = RunTime(lambda: [task.pid for task in tasks(self.room)])
 
     @property
     def netns(self) -> str:
@@ -94,18 +95,16 @@ class Resident:
                 resident += task.memory_info().rss
         seen = interposer_pages(self.room)
         collectives = max((page.finished for page in seen), default=0)
-        now = time.monotonic()
-        if self._beats and now > self._beats[-1][0]:
-            then, before = self._beats[-1]
-            self._rate = max(0.0, (collectives - before) / (now - then))
-        self._beats.append((now, collectives))
+        self.rate.beat(time.monotonic(), collectives)
+        if not collectives:
+            self.computes.beat(time.monotonic(), self.run_time.progress())
         return CapsuleState(
             name=self.spec.name,
             epoch=self.epoch,
             pids=len(found),
             resident=resident,
             collectives=collectives,
-            rate=self._rate,
+            rate=self.rate.now,
             ranks=sorted({page.rank for page in seen if page.rank is not None}),
             command=" ".join(self.spec.argv)[:200],
             gpus=gpus_of({task.pid for task in found}),
@@ -114,15 +113,6 @@ class Resident:
     def collectives(self) -> int:
         """Finished ones, of the rank that has made most."""
         return max((page.finished for page in interposer_pages(self.room)), default=0)
-
-    def usual_rate(self) -> float:
-        """Collectives per second over the last beats; 0 without any, or before one can say."""
-        # A job that only begins makes none for seconds, and that is not its usual speed.
-        beats = [(when, count) for when, count in self._beats if count]
-        if len(beats) < 2 or beats[-1][0] - beats[0][0] < LOOK_S:
-            return 0.0
-        (began, before), (now, after) = beats[0], beats[-1]
-        return max(0.0, (after - before) / (now - began))
 
     def read_output(self, offset: int) -> tuple[bytes, int]:
         """(whole records from ``offset`` on, the next offset)."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
 
 import pytest
+from paced_job import BATCH, READS, Job, Steady, play
 
 from liveshift.runtime.pace import AIM, BURST_S, LEAST, UNSEEN_MOST, Pace
 from liveshift.runtime.reading_cost import (
@@ -15,71 +15,7 @@ from liveshift.runtime.reading_cost import (
     DEAREST,
     IDLE_S,
     LOOK,
-    ReadingCost,
 )
-from liveshift.runtime.resident import Resident
-
-BATCH = 4 << 20
-READS = 3e9
-"""Bytes per second of one that reads without a pause."""
-
-
-class Job:
-    """A job of 100 collectives per second that loses ``harm`` seconds to each GB that is read. It
-    makes those of a step of ``step`` seconds in the last ``burst`` of them. Reading a GB takes the
-    agent ``dear`` CPU seconds."""
-
-    def __init__(
-        self, harm: float, step: float = 0.01, burst: float = 0.01, dear: float = 1.0
-    ) -> None:
-        self.now = 0.0
-        self.used = 0.0  # CPU seconds of the agent
-        self.harm, self.step, self.burst, self.dear = harm, step, burst, dear
-        self.cost = ReadingCost(lambda: self.used)
-        self.rests: list[float] = []  # of one whose clock stands meanwhile
-        self.worked = 0.0  # seconds, of its own
-        self.read_bytes = 0
-
-    @property
-    def done(self) -> int:
-        steps, within = divmod(self.worked, self.step)
-        part = max(0.0, within - (self.step - self.burst)) / self.burst
-        return int(100 * self.step * (steps + part))
-
-    def read(self, size: int = BATCH) -> None:
-        self.rest(size / READS)
-        self.worked -= self.harm * size / 1e9
-        self.used += self.dear * size / 1e9
-        self.read_bytes += size
-
-    def rest(self, seconds: float) -> None:
-        self.now += seconds
-        self.worked += seconds
-
-    def pace(self, usual: float = 100.0, share: float = 0.2, cpus: int = 2) -> Pace:
-        return Pace(lambda: self.done, usual, share, lambda: self.now, self.rest, cpus, self.cost)
-
-
-class Steady(ReadingCost):
-    """What it cost at first is what it costs."""
-
-    def count(self, reader: int, read: int, now: float) -> int:
-        return 1
-
-
-def play(job: Job, pace: Pace, seconds: float) -> tuple[float, float]:
-    """Read for so long; what came of the second half of it: the share of its speed that the job has
-    lost, bytes per second."""
-    half: tuple[float, float, int] | None = None
-    until = job.now + seconds
-    while job.now < until:
-        job.read()
-        pace.spent(BATCH)
-        if half is None and job.now > until - seconds / 2:
-            half = (job.now, job.worked, job.read_bytes)
-    assert half is not None
-    took = job.now - half[0]
-    return 1 - (job.worked - half[1]) / took, (job.read_bytes - half[2]) / took
 
 
 @pytest.mark.parametrize("harm", [0.3, 1.0, 4.0])
@@ -339,6 +275,18 @@ def test_a_job_that_says_it_is_believed_whatever_it_costs(harm: float, dear: flo
     assert rate == pytest.approx(AIM * 0.2 / harm * 1e9, rel=0.2)
 
 
+@pytest.mark.parametrize("harm", [0.0, 0.3, 4.0])
+def test_of_one_that_may_lose_more_than_it_says_no_more_is_read_than_can_be_afforded(
+    harm: float,
+) -> None:
+    """A GB a CPU second, so 0.2 of it; less if even that costs the job too much."""
+    job = Job(harm)
+    lost, rate = play(job, job.pace(sees_all=False), 60)
+    assert lost <= 0.2
+    wanted = min(0.1 * 2 * 1e9, AIM * 0.2 / max(harm, 1e-3) * 1e9)
+    assert rate == pytest.approx(wanted, rel=0.2)
+
+
 def test_threads_read_no_more_than_one_would() -> None:
     job = Job(1.0)
     rests: list[float] = []
@@ -369,15 +317,6 @@ def test_what_was_lost_is_told(use: Callable[[Job], None]) -> None:
     use(job)
     lost = pace.lost()
     assert lost == pytest.approx(0.3 if job.read_bytes else 0.0, abs=0.01)
-
-
-def test_the_time_before_the_first_collective_is_not_usual() -> None:
-    here = Resident(cast(Any, None), 1, cast(Any, None), cast(Any, None))
-    assert here.usual_rate() == 0.0
-    for when, count in [(0.0, 0), (1.0, 0), (2.0, 0), (3.0, 40), (4.0, 140), (5.0, 240)]:
-        here._beats.append((when, count))
-        assert here.usual_rate() in (0.0, 100.0)
-    assert here.usual_rate() == 100.0
 
 
 def test_what_was_lost_is_not_told_at_once() -> None:

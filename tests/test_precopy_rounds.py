@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When there are rounds that keep memory fresh, between a pre-copy and its freeze."""
+"""How many rounds there are, and when those that keep memory fresh, until the freeze."""
 
 from __future__ import annotations
 
@@ -15,21 +15,29 @@ from liveshift.errors import StepFailed
 from liveshift.runtime import precopy
 from liveshift.runtime.config import Precopy as Settings
 from liveshift.runtime.precopy import Precopy
+from liveshift.runtime.usual_rate import UsualRate
 
 
 class Counted(Precopy):
     """Whose rounds send nothing and are counted."""
 
     def __init__(self) -> None:
-        resident: Any = SimpleNamespace(collectives=lambda: 0, usual_rate=lambda: 0.0)
+        resident: Any = SimpleNamespace(
+            collectives=lambda: 0, rate=UsualRate(), computes=UsualRate(),
+            run_time=SimpleNamespace(progress=lambda: 0),
+        )  # fmt: skip
         lanes: Any = SimpleNamespace(finish=lambda: None, close=lambda: None)
-        reporter: Any = SimpleNamespace()
+        reporter: Any = SimpleNamespace(done=lambda: None)
         super().__init__(resident, lanes, Settings(), reporter, list)
         self.count = 0
         self.fails: Exception | None = None
+        self.finds: list[int] = []
 
     def _round(self) -> bool:
         self.count += 1
+        self._ahead.rounds = self.count
+        if self.finds:
+            self._ahead.dirty = self.finds.pop(0)
         if self.fails:
             raise self.fails
         return not self._no_more_rounds()
@@ -81,3 +89,20 @@ def test_what_ends_them_is_raised_before_anything_is_frozen(rounds: Counted) -> 
         rounds.stop_rounds()
     rounds.close()
     assert rounds.count == 1
+
+
+@pytest.mark.parametrize(
+    ("finds", "made"),
+    [
+        ([1000, 0, 0], 2),
+        ([1000, 500, 250, 240, 120, 119, 118, 117], 7),  # until it shrinks twice no longer
+        ([1000, 500, 490, 480], 4),
+        ([1000, 995, 990], 2),  # all of it is rewritten
+        ([1000, 3000, 2000, 1900, 1890], 5),  # some of what came in the second is cold
+    ],
+)
+def test_they_go_on_while_what_is_rewritten_shrinks(
+    rounds: Counted, finds: list[int], made: int
+) -> None:
+    rounds.finds = finds
+    assert rounds.rounds(float("inf")).rounds == made
