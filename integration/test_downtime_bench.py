@@ -135,6 +135,7 @@ def test_a_slow_down_counts_parts_of_steps() -> None:
 def test_cases_are_chosen_and_what_does_not_fit_is_told() -> None:
     assert len(chosen("", "", "")) == 24
     assert chosen("hot", "0.25 1", "1g")[1] == Case("hot", 1.0, "1g")
+    assert len(chosen("ddp", "", "1g")) == 4
     with pytest.raises(Refused, match="no link"):
         chosen("", "", "fast")
     with pytest.raises(Refused, match="sizes"):

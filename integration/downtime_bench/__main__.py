@@ -23,7 +23,7 @@ from liveshift.errors import LiveshiftError
 from liveshift.runtime.config import Precopy
 
 from . import page
-from .cases import KINDS, LINKS, SIZES, Case, Effort, chosen, estimate, lacking
+from .cases import KINDS, LINKS, SIZES, USUAL, Case, Effort, chosen, estimate, lacking
 from .record import FILE, Run, earlier, kernel, product
 from .story import bench
 
@@ -90,7 +90,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench-downtime", description=__doc__)
     sizes = ",".join(f"{size:g}" for size in SIZES)
-    parser.add_argument("--jobs", default="", help=f"of {','.join(KINDS)}")
+    parser.add_argument("--jobs", default="", help=f"of {','.join(KINDS)}; {USUAL}")
     parser.add_argument("--sizes", default="", help=f"GB resident, such as {sizes}")
     parser.add_argument("--links", default="", help=f"of {','.join(LINKS)}")
     parser.add_argument("--moves", type=int, default=5, help="of each case")

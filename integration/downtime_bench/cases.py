@@ -16,7 +16,9 @@ SIZES = (0.25, 1.0, 4.0, 8.0)
 KINDS = {
     "hot": "a GPT with AdamW on the CPU: every step writes all of its memory",
     "cold": "a small GPT that reads a large data set in memory, which nobody writes",
+    "ddp": "as hot, data-parallel in a group of one: its collectives tell what a pre-copy costs",
 }
+USUAL = "hot,cold"
 LINKS = {"unlimited": "none", "10g": "10gbit", "1g": "1gbit"}
 """Names, and what ``liveshift lab link`` calls these rates."""
 RATES = {"unlimited": 1.5e9, "10g": 1.15e9, "1g": 0.118e9}
@@ -58,10 +60,11 @@ class Effort(msgspec.Struct, frozen=True):
 
 
 def chosen(kinds: str, sizes: str, links: str) -> list[Case]:
-    """From lists with commas, all of them where a list is empty; raises Refused."""
+    """From lists with commas, all of them, or the usual kinds, where a list is empty; raises
+    Refused."""
     return [
         Case(kind, size, link)
-        for kind in _among(kinds, tuple(KINDS), "kind of job")
+        for kind in _among(kinds or USUAL, tuple(KINDS), "kind of job")
         for size in _sizes(sizes)
         for link in _among(links, tuple(LINKS), "link")
     ]

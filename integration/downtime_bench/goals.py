@@ -9,7 +9,7 @@ from statistics import median
 from .record import Goal, Result, Run
 
 LIMIT = 1.5
-BY_HAND = {"hot": 4.0, "cold": 10.0}
+BY_HAND = {"hot": 4.0, "ddp": 4.0, "cold": 10.0}
 BY_HAND_GB = 4.0
 RESTART = 20.0
 COLD_ADDS = 1.10

@@ -3,6 +3,7 @@
 
 hot   a GPT as large as that, with AdamW: every step writes parameters, gradients and both moments
 cold  a small GPT, and a data set of random bytes in memory that is read, never written
+ddp   as hot, with DistributedDataParallel over gloo in a group of one: an all-reduce a bucket
 
 It goes on until ``--steps``, or until the file ``--enough`` is there. With ``--checkpoint`` it
 saves every ``--every`` steps, and goes on from the file if it is there when it begins.
@@ -16,8 +17,10 @@ from pathlib import Path
 
 import numpy
 import torch
+import torch.distributed as dist
 from steplog import StepLog, place
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 from train_gpt import GPT
@@ -56,7 +59,7 @@ def noise(size: int) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=["hot", "cold"])
+    parser.add_argument("kind", choices=["hot", "cold", "ddp"])
     parser.add_argument("--size", type=int, required=True, help="bytes, the interpreter's with it")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, required=True)
@@ -71,12 +74,16 @@ def main() -> None:
     place()
     torch.set_num_threads(args.threads)
     own = max(args.size - BARE, LEAST)
-    if args.kind == "hot":
-        data = noise(LEAST)
-        model, samples, length = large(own)
-    else:
+    model: nn.Module
+    if args.kind == "cold":
         data = noise(own)
         model, samples, length = GPT(LETTERS, LENGTH), 16, LENGTH  # as the example trains
+    else:
+        data = noise(LEAST)
+        model, samples, length = large(own)
+    if args.kind == "ddp":
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     first = 1
     if args.checkpoint and args.checkpoint.exists():
