@@ -133,6 +133,7 @@ def test_a_stopped_process_does_not_hold_its_caller_for_ever(
 ) -> None:
     monkeypatch.setattr(client, "DRAIN_S", 0.2)
     gpu, target = helper(), process()
+    until(lambda: "being probed" not in gpu.host().fast_path)  # which would have its turn first
     target.signal(signal.SIGSTOP)
     with pytest.raises(LiveshiftError, match=r"not done within 0.3 s; the driver is still at it"):
         gpu.lock(target.pid, 0.1, turn_s=0)

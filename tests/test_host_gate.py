@@ -351,7 +351,8 @@ def test_threads_are_told_from_the_kernel_and_the_gate() -> None:
         assert child.stdout is not None
         child.stdout.readline()
         told: dict[int, str] = {}
-        while "read" not in told.get(child.pid, ""):  # it has only just said that it is there
+        # It has only just said that it is there: its threads may be on their way to sleep.
+        while len(told) < 2 or not all(where.startswith("asleep") for where in told.values()):
             told = {place.tid: place.where for place in places(child.pid, {})}
         assert told[child.pid].startswith("asleep in read")
         (waiter,) = (where for tid, where in told.items() if tid != child.pid)
