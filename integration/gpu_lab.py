@@ -231,6 +231,8 @@ class GpuLab:
         steps = len(job.steps())
         result = job.result(ranks)
         words, further = [*job.argv, "--remember"], max(steps, FURTHER // ranks)
+        if (idle := "--forked-workers") in words:  # they compute nothing
+            del words[words.index(idle) : words.index(idle) + 2]
         for option, value in (("--steps", str(further)), ("--enough", "/none")):
             words[words.index(option) + 1] = value
         reference = references.directory(words, job.nnodes)

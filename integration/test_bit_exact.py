@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import torch
 from lab_session import GPT, JOBS, LONG, TORCHRUN, LabSession, NewLab, a_lab, eventually
-from moving_job import Job
+from moving_job import AFTER, Job
 from open_python import NOBODY, OpenPython
 from reference_runs import References
 
@@ -34,8 +34,6 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 GPT_OF = (str(GPT), "--batch", "8", "--out", "{out}", "--steps")
 TRAIN_GPT = (*TORCHRUN, *GPT_OF, "100")
 PLAIN_GPT = ("python", *GPT_OF, "100")
-FURTHER = (*TORCHRUN, *GPT_OF, "160")
-"""For several moves in a row."""
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +47,21 @@ def a_gpt(lab: LabSession, name: str, argv: Sequence[str]) -> Job:
     job = lab.start(name, argv, nnodes=2)
     job.wait_step(10)
     return job
+
+
+def without_end(lab: LabSession, name: str) -> Job:
+    """A smaller DDP job on h0 and h1, in training until it is told that it is enough."""
+    job = lab.start(name, LONG, nnodes=2)
+    job.wait_step(10)
+    return job
+
+
+def assert_trained_as_never_moved(job: Job, references: References) -> None:
+    """End such a job; each step's loss and parameters are those of a run without liveshift."""
+    job.go_on(AFTER)
+    job.assert_trained_across(2)
+    job.assert_quiesced(communicates=True)
+    job.assert_begins_like_never_moved(references)
 
 
 def test_a_rank_1_of_ddp_moves(lab: LabSession, references: References) -> None:
@@ -79,32 +92,34 @@ def test_c_two_ranks_with_dataloader_workers(lab: LabSession, references: Refere
 
 
 def test_d_moved_twice_and_back(lab: LabSession, references: References) -> None:
-    gpt = a_gpt(lab, "d-gpt", FURTHER)
-    home = gpt.seen(1).host
+    job = without_end(lab, "d-ddp")
+    home = job.seen(1).host
     for to in ("h2", "h3", home):
-        gpt.migrate(1, to)
-        gpt.go_on(3)
-    assert gpt.seen(1).host == home
-    assert gpt.capsule(1).epoch == 4
-    gpt.assert_same_as_never_moved(references, ranks=2)
+        job.migrate(1, to)
+        job.go_on(3)
+    assert job.seen(1).host == home
+    assert job.capsule(1).epoch == 4
+    assert_trained_as_never_moved(job, references)
 
 
 def test_e_both_hosts_drained(lab: LabSession, references: References) -> None:
-    gpt = a_gpt(lab, "e-gpt", FURTHER)
-    first, second = gpt.seen(0).host, gpt.seen(1).host
+    job = without_end(lab, "e-ddp")
+    first, second = job.seen(0).host, job.seen(1).host
     try:
-        gpt.drained(0)
-        gpt.go_on(3)
-        gpt.drained(1)
+        job.drained(0)
+        job.go_on(3)
+        job.drained(1)
         empty = {row.name: row.capsules for row in lab.status().hosts}
         assert empty[first] == empty[second] == []
-        gpt.assert_same_as_never_moved(references, ranks=2)
+        assert_trained_as_never_moved(job, references)
     finally:
         for host in (first, second):
             lab.cli("uncordon", host)
 
 
+@pytest.mark.long
 def test_f_plain_python_under_rank(lab: LabSession, references: References) -> None:
+    """As in (i), as root."""
     job = a_gpt(lab, "f-plain", PLAIN_GPT)
     job.migrate(0)
     job.assert_same_as_never_moved(references, ranks=2, argv=TRAIN_GPT)
@@ -230,10 +245,9 @@ def _move_kernel_objects(lab: LabSession, server: str) -> None:
 
 
 def test_k_slow_and_lossy_link(lab: LabSession, references: References) -> None:
-    job = lab.start("k-link", LONG, nnodes=2)
+    job = without_end(lab, "k-link")
     hosts = ("h1", "h2")
     try:
-        job.wait_step(10)
         for host in hosts:
             lab.cli("lab", "link", host, "--rate", "200mbit", "--loss", "1")
         row = job.migrate(1, to="h2")
@@ -244,4 +258,4 @@ def test_k_slow_and_lossy_link(lab: LabSession, references: References) -> None:
     finally:
         for host in hosts:
             lab.cli("lab", "link", host, "--rate", "none", "--loss", "0")
-    job.assert_begins_like_never_moved(references)
+    assert_trained_as_never_moved(job, references)

@@ -48,6 +48,7 @@ def test_an_order_that_no_collective_shows(lab: LabSession, references: Referenc
     result.assert_equals(references.of(job.argv, 3, 3))
 
 
+@pytest.mark.long
 def test_communicators_without_an_identity(lab: LabSession, references: References) -> None:
     job = lab.start("lazy", ("env", "TORCH_GLOO_LAZY_INIT=1", *TRAIN_GPT), nnodes=2)
     job.wait_step(10)
@@ -59,6 +60,7 @@ def test_communicators_without_an_identity(lab: LabSession, references: Referenc
     result.assert_equals(references.of(TRAIN_GPT, 2, 2))  # when they connect changes no result
 
 
+@pytest.mark.long
 def test_a_gate_that_nobody_opens(lab: LabSession, references: References) -> None:
     """The agent of the rank that stays dies while the gates are closed, and its next life is not
     told to open them: the rank does so by itself after the lease. (Without any agent the host would

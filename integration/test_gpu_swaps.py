@@ -121,6 +121,7 @@ def test_ranks_that_talk_by_nccl(fast: GpuLab, references: References) -> None:
     fast.assert_whole(job, references, ranks=2)
 
 
+@pytest.mark.long
 def test_one_of_two_processes_of_a_capsule(fast: GpuLab, references: References) -> None:
     """The other one is not even asked to stop for it."""
     job = fast.start("tree", ranks=2)

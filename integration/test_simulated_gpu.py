@@ -131,6 +131,7 @@ def test_a_daemon_that_dies_while_communicators_are_down(
     result.assert_equals(references.of(job.argv, job.nnodes, 2))
 
 
+@pytest.mark.long
 def test_a_c_program_with_three_ranks(lab: LabSession, gpu: Device, place: Path) -> None:
     """Two threads with communicators of their own, groups, pipelines, splits that come and go."""
     argv = gpu.train(3, 5000)
