@@ -23,7 +23,7 @@ NUMBERS = ("python", str(JOBS / "numbered_lines.py"))
 
 @pytest.fixture(scope="module")
 def lab(new_lab: NewLab) -> LabSession:
-    return new_lab("--hosts", "3")
+    return new_lab("--hosts", "3", "--timeouts", "grace=3")
 
 
 def numbered(text: str, word: str, capsule: str, prefix: str) -> list[int]:

@@ -153,7 +153,7 @@ def test_two_taints_the_later_reason_counts_and_one_move_is_made(
     assert "first" in rows[-1].reason
 
 
-@AT
+@AT_ONE
 def test_untaint_lets_a_move_that_is_under_way_end_as_it_would(
     lab: LabSession, long: Job, held: Held, point: str
 ) -> None:
@@ -179,7 +179,7 @@ def test_a_second_migrate_of_it_is_refused(
     assert long.seen(1).host == "h2"
 
 
-@AT
+@AT_ONE
 def test_a_signal_to_the_job_reaches_it_once_it_has_arrived(
     lab: LabSession, held: Held, long: Job, point: str
 ) -> None:

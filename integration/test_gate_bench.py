@@ -31,6 +31,7 @@ def test_allocations_and_nccl_collectives_are_measured_on_the_doubles() -> None:
     assert 20 < seen["instructions_per_nccl_collective"] <= cost.GOAL + 10, "8 are NCCL's question"
 
 
+@pytest.mark.long
 def test_a_step_with_the_library_takes_no_more_instructions() -> None:
     """Not time: other tests run meanwhile. Processes differ by a percent from launch to launch.
     Where the machine does not count instructions, only that the job was seen."""

@@ -135,6 +135,7 @@ def assert_phases(row: MigrationRow, names: tuple[str, ...]) -> None:
 # ---- moves that succeed ----
 
 
+@pytest.mark.long
 def test_several_moves_in_a_row(fast: GpuLab, references: References) -> None:
     """What came by descriptor leaves by descriptor again."""
     job = fast.start("alone", "--forked-workers", "1")
@@ -290,7 +291,7 @@ def test_a_daemon_that_dies(
     "point",
     [
         "destination.restoring",
-        "destination.granted",
+        pytest.param("destination.granted", marks=pytest.mark.long),
         pytest.param("source.dumped", marks=pytest.mark.long),
     ],
 )

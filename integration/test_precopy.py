@@ -131,14 +131,8 @@ def endless(lab: LabSession) -> Job:
     return job
 
 
-@pytest.mark.parametrize(
-    "harm",
-    [
-        "destination's agent",
-        pytest.param("source's agent", marks=pytest.mark.long),
-        pytest.param("link cut", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long  # the fault matrix has the like of it
+@pytest.mark.parametrize("harm", ["source's agent", "destination's agent", "link cut"])
 def test_a_pre_copy_that_fails_leaves_the_job_alone(
     lab: LabSession, endless: Job, harm: str
 ) -> None:

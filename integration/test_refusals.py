@@ -180,7 +180,9 @@ def library() -> tuple[Path, bytes]:
     return farthest, idents[farthest]
 
 
-@pytest.mark.parametrize("wrong", ["missing", "size", "build"])
+@pytest.mark.parametrize(
+    "wrong", ["missing", pytest.param("size", marks=pytest.mark.long), "build"]
+)
 def test_mapped_file_that_the_destination_lacks(
     lab: LabSession, long: Job, local: Path, chain: Callable[..., Job], wrong: str
 ) -> None:
@@ -227,7 +229,7 @@ def test_not_enough_memory(lab: LabSession, long: Job) -> None:
     ("what", "said"),
     [
         ("userfaultfd", "holds a userfaultfd, which CRIU cannot dump hint: close it"),
-        ("fanotify", "holds a fanotify group"),
+        pytest.param("fanotify", "holds a fanotify group", marks=pytest.mark.long),
         ("perf", "holds a perf event hint: end the profiler"),
     ],
 )

@@ -67,6 +67,7 @@ def test_each_rank_moves(lab: LabSession, gpu: Device, references: References) -
     assert_same(job, references)
 
 
+@pytest.mark.long
 def test_both_ranks_move_at_once(lab: LabSession, gpu: Device, references: References) -> None:
     """The second move finds the job at the first one's boundary, or waits for its end."""
     job = started(lab, gpu, "both")
