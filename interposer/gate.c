@@ -239,7 +239,7 @@ enum gate_verdict gate_try(struct gate *gate, struct gate_want *wants, unsigned 
         else if (!within_targets(gate, wants, n)) {
             enum debt debt = debt_of(gate, tid);
             bool patient = visit->stalled_ms < patience_ms(gate, wants, n, debt);
-            if (debt == ANOTHERS && patient)
+            if (debt == ANOTHERS && patient && visit->owed_ms < GATE_OWED_MS)
                 verdict = GATE_OWED;
             else if (debt == NONE && (patient || !in_flight(gate, wants, n)))
                 verdict = GATE_PARK;
@@ -322,6 +322,7 @@ void gate_pass(struct gate *gate, struct gate_want *wants, unsigned n, int32_t t
         uint32_t slept = doze(page, check, soon ? GATE_PATIENCE_WORKERS_MS : LOOK_MS);
         /* Waiting for targets, or behind a closed gate, is nobody's stalling. */
         visit.stalled_ms = looking ? visit.stalled_ms + slept : 0;
+        visit.owed_ms = verdict == GATE_OWED ? visit.owed_ms + slept : 0;
         visit.silent_ms += slept;
     }
     if (row != NULL)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gate_programs import Key, Lane, Part
-from simulated_gate import GO, ffi
+from simulated_gate import GO, OWED, ffi
 
 from liveshift.interposer.layout import Library
 from liveshift.runtime.collective_clock import Report
@@ -69,6 +69,7 @@ class Thread:
         self.process = world.processes[lane.rank]
         self.tid = 100 + lane.slot * 8 + number
         self.visit: Any = None
+        self.owed = False
         self.done = False
         self.where = "new"
         self._body = self._run()
@@ -171,6 +172,7 @@ class Thread:
             if verdict == GO:
                 self.visit = None
                 return
+            self.owed = verdict == OWED
             self.where = f"at the gate, verdict {verdict}, wants {wanted}"
             yield False
 

@@ -157,6 +157,7 @@ class World:
             if thread.visit is not None:
                 thread.visit.stalled_ms += LOOK_MS
                 thread.visit.silent_ms += LOOK_MS
+                thread.visit.owed_ms = thread.visit.owed_ms + LOOK_MS if thread.owed else 0
         for agent in self.agents:
             if agent.gate is not None and agent.attempt:
                 agent.gate.beat()

@@ -16,7 +16,7 @@ from cffi import FFI
 INTERPOSER = Path(__file__).resolve().parent.parent / "interposer"
 GATE_H = """
 struct gate_want { uint32_t clock; uint32_t kind; uint64_t count; bool announced; bool entered; };
-struct gate_visit { uint64_t progress; uint32_t stalled_ms; uint32_t beat; uint32_t silent_ms; };
+struct gate_visit { uint64_t progress; uint32_t stalled_ms, beat, silent_ms, owed_ms; };
 struct gate *sim_process(const char *draft, const char *path, int pid, int rank);
 void sim_process_end(struct gate *gate);
 struct liveshift_communicator *sim_communicator(struct gate *gate, int library, uint64_t id,

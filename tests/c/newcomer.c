@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A thread that has not passed the gate yet owes an operation: nothing tells that it is the one. The
+ * others that wait for it are a pool that goes on by itself, each time after its own short patience.
+ * The boundary comes all the same.
+ * needs: gate.c clocks.c process.c
+ */
+#include "agent.h"
+#include "clocks.h"
+
+#include <sched.h>
+
+#define POOL 2
+#define OWED 3 /* a peer is that far */
+#define AT_MOST_S 20
+
+static struct gate *gate;
+static atomic_bool stop;
+static struct liveshift_clock *pool_clock, *first, *later;
+
+static void *serve(void *argument) {
+    (void)argument;
+    while (!atomic_load(&stop)) {
+        gate_begin(gate, pool_clock, 2, tid_here());
+        gate_end(pool_clock);
+        sched_yield();
+    }
+    return NULL;
+}
+
+/* In groups, each of which it tells the gate of as a whole, the first time with none of it taken. */
+static void *come(void *argument) {
+    (void)argument;
+    while (!atomic_load(&stop)) {
+        struct liveshift_clock *clocks[] = {first, later};
+        for (int i = 0; i < 2; i++) {
+            struct gate_want want = {
+                .clock = (uint32_t)(clocks[i] - liveshift_clocks(gate->page)), .kind = 1, .count = 1};
+            gate_pass(gate, &want, 1, tid_here());
+            gate_end(clocks[i]);
+        }
+        sched_yield();
+    }
+    return NULL;
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 3);
+    setenv("LIVESHIFT_PAGES", argv[2], 1);
+    gate = gate_here();
+    struct communicator_made made = {
+        .library = LIVESHIFT_GLOO, .id = 9000, .size = 8, .rank = 1, .device = -1, .made_by = 'I'};
+    pool_clock = clock_add(gate, communicator_add(gate, &made), -1, -1);
+    made.library = LIVESHIFT_NCCL;
+    made.id = 1000;
+    struct liveshift_communicator *row = communicator_add(gate, &made);
+    first = clock_add(gate, row, -1, -1);
+    later = clock_add(gate, row, 0, 1);
+    pthread_t pool[POOL], newcomer;
+    for (int i = 0; i < POOL; i++)
+        CHECK(pthread_create(&pool[i], NULL, serve, NULL) == 0);
+    while (atomic_load(&pool_clock->returned) < 100)
+        sched_yield();
+
+    static struct agent agent;
+    agent_open(&agent, argv[2], getpid());
+    agent_arm(&agent, 0);
+    agent_see_begun(&agent);
+    uint32_t owed = (uint32_t)(later - liveshift_clocks(gate->page));
+    CHECK_SAME(agent.targets[owed], 0);
+    agent.targets[owed] = OWED;
+    agent_aim(&agent);
+    CHECK(pthread_create(&newcomer, NULL, come, NULL) == 0);
+    double until = seconds() + AT_MOST_S;
+    for (;;) {
+        bool raised = false;
+        CHECK(seconds() < until);
+        if (agent_reached(&agent, &raised)) {
+            agent_give(&agent, LIVESHIFT_CLOSED);
+            if (agent_reached(&agent, &raised))
+                break;
+            raised = true; /* back to targets: a thread had been about to raise one */
+        }
+        if (raised)
+            agent_aim(&agent);
+        sched_yield();
+    }
+    CHECK(atomic_load(&later->returned) >= OWED);
+    CHECK(atomic_load(&pool_clock->returned) > 100);
+
+    atomic_store(&stop, true);
+    agent_give(&agent, LIVESHIFT_OPEN);
+    for (int i = 0; i < POOL; i++)
+        pthread_join(pool[i], NULL);
+    pthread_join(newcomer, NULL);
+    return 0;
+}
