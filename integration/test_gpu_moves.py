@@ -352,6 +352,7 @@ def test_on_the_plain_path_the_image_has_all_of_it(
     plain.assert_whole(job, references)
 
 
+@pytest.mark.long
 def test_memory_that_came_by_the_fast_path_goes_by_the_plain_one(
     fast: GpuLab, references: References
 ) -> None:

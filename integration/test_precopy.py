@@ -157,6 +157,7 @@ def test_a_pre_copy_that_fails_leaves_the_job_alone(
     endless.go_on(5)
 
 
+@pytest.mark.long
 def test_its_memory_is_what_it_wrote(endless: Job) -> None:
     """Played again here, as jobs/cold.py does it."""
     endless.stop()
