@@ -34,8 +34,9 @@ static void *come(void *argument) {
     while (!atomic_load(&stop)) {
         struct liveshift_clock *clocks[] = {first, later};
         for (int i = 0; i < 2; i++) {
-            struct gate_want want = {
-                .clock = (uint32_t)(clocks[i] - liveshift_clocks(gate->page)), .kind = 1, .count = 1};
+            struct gate_want want = {.clock = (uint32_t)(clocks[i] - liveshift_clocks(gate->page)),
+                                     .kind = 1,
+                                     .count = 1};
             gate_pass(gate, &want, 1, tid_here());
             gate_end(clocks[i]);
         }
