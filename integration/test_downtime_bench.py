@@ -23,7 +23,7 @@ from liveshift.errors import Refused
 from liveshift.runtime.messages import MigrationRow, Phase
 
 CASE = Case("cold", 0.25, "10g")
-EFFORT = Effort(moves=1, hands=1, restarts=1, every=30)
+EFFORT = Effort(moves=1, hands=1, restarts=2, every=30)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,8 @@ def test_a_case_is_measured_and_is_real_work(run: Run, place: Path) -> None:
     assert move.downtime_s == pytest.approx(move.frozen_s, abs=0.5)
     parts = hand.dump_s + hand.copy_s + hand.restore_s
     assert hand.downtime_s == pytest.approx(parts, abs=0.25)
-    for each, lost in zip(redone, kills(1, EFFORT.every), strict=True):
+    assert len(redone) == 2
+    for each, lost in zip(redone, kills(2, EFFORT.every), strict=True):
         assert each.seconds > each.first_step_s > 0.5, "an interpreter was started"
         assert each.checkpoint_bytes > 1_000_000
         assert lost <= each.lost_steps < EFFORT.every

@@ -291,7 +291,7 @@ def test_a_daemon_that_dies(
     "point",
     [
         "destination.restoring",
-        pytest.param("destination.granted", marks=pytest.mark.long),
+        "destination.granted",
         pytest.param("source.dumped", marks=pytest.mark.long),
     ],
 )
@@ -352,7 +352,6 @@ def test_on_the_plain_path_the_image_has_all_of_it(
     plain.assert_whole(job, references)
 
 
-@pytest.mark.long
 def test_memory_that_came_by_the_fast_path_goes_by_the_plain_one(
     fast: GpuLab, references: References
 ) -> None:

@@ -131,7 +131,6 @@ def endless(lab: LabSession) -> Job:
     return job
 
 
-@pytest.mark.long  # the fault matrix has the like of it
 @pytest.mark.parametrize("harm", ["source's agent", "destination's agent", "link cut"])
 def test_a_pre_copy_that_fails_leaves_the_job_alone(
     lab: LabSession, endless: Job, harm: str
@@ -157,7 +156,6 @@ def test_a_pre_copy_that_fails_leaves_the_job_alone(
     endless.go_on(5)
 
 
-@pytest.mark.long
 def test_its_memory_is_what_it_wrote(endless: Job) -> None:
     """Played again here, as jobs/cold.py does it."""
     endless.stop()

@@ -15,7 +15,7 @@
  * - passes, raising the target, if what is owed is its own thread's to do: the owed operation comes
  *   later in its program, so this one is in every cut that holds the owed one;
  * - gives the thread that owes GATE_PATIENCE_MS to do it, and passes then: perhaps that thread is
- *   waiting for this one. As long as numbers are given out the time begins anew, GATE_OWED_MS in all.
+ *   waiting for this one. While numbers are given out the time begins anew, for GATE_OWED_MS at most.
  * Which thread owes: whoever took the clock's last number (the owner rule: without it, threads
  * raise targets for each other's debts without end). Where nobody has taken one yet, or the clock
  * has still to be made (struct liveshift_ask): a thread that has used its communicator.
@@ -33,7 +33,8 @@
 #define GATE_PATIENCE_MS 50
 
 /* Others that pass need not be on their way to what is owed: threads that go on by themselves, each
-   time after their own patience, would hold up for ever the one that owes without being known to. */
+   time after their own patience, would hold up for ever the one that owes without being known to.
+   Each look counts a millisecond at least: of many new orders it is the number that ends the wait. */
 #define GATE_OWED_MS 500
 
 /* gloo's collectives are done by its worker threads, those of each communicator by its own, while

@@ -5,7 +5,7 @@
     m  moved: it goes on at its destination               1… either, for the reason of that number
     e  ended: nobody can go on; the job ends with code 137
 
-A capital letter is a cell of the short form too.
+A capital letter, or * before a number, is a cell of the short form too.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ FAULTS: dict[str, Fault] = {
 _GRID = """
 orchestrator-killed               S s 1 1 1 m M m m m m m m
 source-agent-killed               2 s s S s m m m m m m m m
-destination-agent-killed          s S s s s 2 2 s s m M m m
-image-used-up                     . . . . . s s s s M m m .
+destination-agent-killed          s S s s s *2 2 s s m M m m
+image-used-up                     . . . . . s s s S M m m .
 dump-killed                       . . . S m m m m m m m . m
 restore-killed                    . . . . . . . . m M . . .
 capsule-killed-at-source          e e E e e m m m m m m m M
@@ -70,7 +70,7 @@ destination-power-lost            s s S s s s s s s e e e e
 images-full                       s S s s s s s s m m . . .
 state-full                        s s s s S s s s s m . . .
 out-of-memory                     s s S s . . . . . . . . .
-bits-flipped                      m m m M . . . . . . . . .
+bits-flipped                      M m m M . . . . . . . . .
 orchestrator-stalled              m m m m m m m m m m m M m
 source-agent-stalled              s S s s s m m m m m m m m
 destination-agent-stalled         s s s s s s s s s M m m m
@@ -132,9 +132,10 @@ def _all() -> Iterator[Cell]:
 
 
 def _cell(point: str, fault: str, mark: str) -> Cell:
-    expected = OUTCOMES.get(mark.lower(), EITHER)
-    reason = REASONS[mark] if expected == EITHER else ""
-    return Cell(point, fault, expected, reason, short=mark.isupper())
+    word = mark.removeprefix("*")
+    expected = OUTCOMES.get(word.lower(), EITHER)
+    reason = REASONS[word] if expected == EITHER else ""
+    return Cell(point, fault, expected, reason, short=mark[0] == "*" or word.isupper())
 
 
 def grid(found: Sequence[Cell]) -> dict[str, dict[str, Cell]]:
