@@ -3,7 +3,7 @@
 
 Root works in directories that jobs write to, with names that come from elsewhere. The kernel
 resolves them (openat2(2), Linux 5.6): through no symbolic link and not above the directory, even
-while someone swaps what lies there.
+while someone swaps what lies there; with ``one_mount`` nor onto what is mounted below it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _OPENAT2 = 437  # on every architecture
-_NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _IN_ROOT = 0x02, 0x04, 0x08, 0x10  # linux/openat2.h
+# linux/openat2.h
+_NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _IN_ROOT = 0x01, 0x02, 0x04, 0x08, 0x10
 _PATH_MAX, _NAME_MAX = 4096, 255  # linux/limits.h; bytes
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -30,6 +32,10 @@ class _OpenHow(ctypes.Structure):
 
 class UnfitName(ValueError):
     """A name that is no plain path below a directory."""
+
+
+class OtherMount(OSError):
+    """A name that leads onto another mount than its directory's."""
 
 
 def plain(name: str) -> str:
@@ -58,9 +64,15 @@ def opened(top: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def open_below(top: int, name: str, flags: int) -> int:
-    """Open through no link; raises OSError as open(2), ELOOP (or EXDEV) where one is met."""
-    return _openat2(top, name, flags, _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS)
+def open_below(top: int, name: str, flags: int, one_mount: bool = False) -> int:
+    """Open through no link; raises OSError as open(2), ELOOP where one is met, OtherMount."""
+    resolve = _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS
+    try:
+        return _openat2(top, name, flags, resolve | (_NO_XDEV if one_mount else 0))
+    except OSError as error:
+        if one_mount and error.errno == errno.EXDEV:
+            raise OtherMount(error.errno, "something else is mounted there", name) from error
+        raise
 
 
 def open_in_root(top: int, path: str, flags: int) -> int:
@@ -69,36 +81,55 @@ def open_in_root(top: int, path: str, flags: int) -> int:
 
 
 @contextmanager
-def parent_of(top: int, name: str, make: bool = False) -> Iterator[tuple[int, str]]:
+def parent_of(
+    top: int, name: str, make: bool = False, one_mount: bool = False
+) -> Iterator[tuple[int, str]]:
     """The directory that a name is in, and its last part; "." is in itself.
 
     With ``make`` directories on the way that are missing are made. Raises NotADirectoryError
-    where a link or something else stands in a directory's place, FileNotFoundError.
+    where a link or something else stands in a directory's place, FileNotFoundError, OtherMount.
     """
     folder, _, last = plain(name).rpartition("/")
-    fd = (_made if make else _directory)(top, folder or ".")
+    fd = (_made if make else _directory)(top, folder or ".", one_mount)
     try:
         yield fd, last
     finally:
         os.close(fd)
 
 
-def _made(top: int, folder: str) -> int:
-    at = _directory(top, ".")
+def remove_all(parent: int, name: str) -> None:
+    """Remove a directory and what is in it; raises OSError, OtherMount before it would remove what
+    is mounted below it."""
+    fd = open_below(parent, name, os.O_RDONLY | os.O_DIRECTORY, one_mount=True)
+    try:
+        for inside in os.listdir(fd):
+            if stat.S_ISDIR(os.lstat(inside, dir_fd=fd).st_mode):
+                remove_all(fd, inside)
+            else:
+                os.unlink(inside, dir_fd=fd)
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=parent)
+
+
+def _made(top: int, folder: str, one_mount: bool) -> int:
+    at = _directory(top, ".", one_mount)
     for part in folder.split("/"):
         with suppress(FileExistsError):
             os.mkdir(part, dir_fd=at)
         try:
-            below = _directory(at, part)
+            below = _directory(at, part, one_mount)
         finally:
             os.close(at)
         at = below
     return at
 
 
-def _directory(top: int, folder: str) -> int:
+def _directory(top: int, folder: str, one_mount: bool) -> int:
     try:
-        return open_below(top, folder, os.O_PATH | os.O_DIRECTORY)
+        return open_below(top, folder, os.O_PATH | os.O_DIRECTORY, one_mount)
+    except OtherMount:
+        raise
     except OSError as error:
         raise _as_no_directory(error, folder) from error
 

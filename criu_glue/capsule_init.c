@@ -3,8 +3,8 @@
 // capsule-init: builds the room of a capsule and stays in it as process 1.
 //
 //   capsule-init --netns FILE --hostname NAME --bind SRC DST … --tmpfs DST … [--proc] [--sysfs]
-//                [--hide DIR …] [--open-directory DIR …] --log FILE --status FILE --uid N --gid N
-//                --groups N,N --chdir DIR --pid-floor N
+//                [--devpts] [--hide DIR …] [--open-directory DIR …] --log DIR --log-max BYTES
+//                --log-keep N --status FILE --uid N --gid N --groups N,N --chdir DIR --pid-floor N
 //                ( --run COMMAND ARG… | --adopt PID | --hold )
 //
 //   --hide   covers a directory, if it is there, with an empty one that nobody can write into
@@ -49,7 +49,7 @@
 #define CLONE_NEWTIME 0x00000080
 #endif
 
-static int log_fd = -1, status_fd = -1;
+static int status_fd = -1;
 
 _Noreturn void die(const char *what, const char *detail) {
     if (errno != 0)
@@ -119,12 +119,9 @@ static _Noreturn void serve(struct root root, int signals, int out, int err) {
     for (;;) {
         if (poll(watch, 3, -1) < 0 && errno != EINTR)
             _exit(125);
-        bool mark = false;
         struct signalfd_siginfo info;
         while (read(signals, &info, sizeof info) == (ssize_t)sizeof info) {
-            if (info.ssi_signo == SIGUSR1)
-                mark = true; // the agent: everything written so far must be in the log
-            else if (info.ssi_signo == SIGUSR2 && !root.ours) {
+            if (info.ssi_signo == SIGUSR2 && !root.ours) {
                 root.ours = true; // the agent: the restored tree was let go
                 if (kill(root.pid, 0) == 0)
                     root.reaped = false; // that was an attempt before this one
@@ -132,11 +129,10 @@ static _Noreturn void serve(struct root root, int signals, int out, int err) {
         }
         reap(&root);
         for (int i = 1; i <= 2; i++)
-            if (watch[i].fd >= 0 && !drain(log_fd, watch[i].fd, (uint32_t)i))
+            if (watch[i].fd >= 0 && !drain(watch[i].fd, (uint32_t)i))
                 watch[i].fd = -1;
-        if (mark)
-            log_record(log_fd, STREAM_MARK, NULL, 0);
         if (root.ours && root.reaped) {
+            end_log();
             report_end(root.status);
             _exit(0); // the kernel ends whatever the command left behind
         }
@@ -148,7 +144,6 @@ static _Noreturn void be_process_one(struct plan *plan, int ready) {
     sigset_t watched;
     sigemptyset(&watched);
     sigaddset(&watched, SIGCHLD);
-    sigaddset(&watched, SIGUSR1);
     sigaddset(&watched, SIGUSR2);
     sigprocmask(SIG_BLOCK, &watched, NULL);
     int signals = signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -161,6 +156,7 @@ static _Noreturn void be_process_one(struct plan *plan, int ready) {
     fcntl(err[0], F_SETFL, O_NONBLOCK);
     if (dup3(out[1], 20, O_CLOEXEC) < 0 || dup3(err[1], 21, O_CLOEXEC) < 0)
         die("cannot place", "pipes");
+    share_page(22);
     struct root root = {.pid = plan->adopt};
     if (plan->command != NULL) {
         root.ours = true;
@@ -186,10 +182,8 @@ int main(int argc, char **argv) {
     static struct plan asked;
     struct plan *plan = &asked;
     parse_plan(plan, argc, argv);
-    const char *log = plan->log != NULL ? plan->log : "/dev/null";
-    log_fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-    if (log_fd < 0)
-        die("cannot open", log);
+    if (plan->log != NULL)
+        open_log(plan->log, plan->log_max, plan->log_keep);
     const char *status = plan->status != NULL ? plan->status : "/dev/null";
     status_fd = open(status, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     if (status_fd < 0)

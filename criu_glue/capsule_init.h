@@ -14,7 +14,15 @@
 
 enum { MAX_MOUNTS = 64, MAX_GROUPS = 256 };
 
-enum mount_kind { MOUNT_BIND, MOUNT_TMPFS, MOUNT_PROC, MOUNT_SYSFS, MOUNT_NOTHING, OPEN_DIRECTORY };
+enum mount_kind {
+    MOUNT_BIND,
+    MOUNT_TMPFS,
+    MOUNT_PROC,
+    MOUNT_SYSFS,
+    MOUNT_DEVPTS,
+    MOUNT_NOTHING,
+    OPEN_DIRECTORY
+};
 
 struct mount_op {
     enum mount_kind kind;
@@ -26,6 +34,7 @@ struct mount_op {
 // What the command line asks for.
 struct plan {
     const char *netns, *hostname, *log, *status, *chdir, *pid_floor;
+    uint64_t log_max, log_keep;
     struct mount_op mounts[MAX_MOUNTS];
     int mount_count;
     bool has_user;
@@ -53,12 +62,18 @@ _Noreturn void run_command(const struct plan *plan, int out, int err);
 // Returns false, with errno, where not all of it could be written.
 bool write_all(int fd, const void *bytes, size_t n);
 
-enum { STREAM_MARK = 0, STREAM_STDOUT = 1, STREAM_STDERR = 2 };
+enum { STREAM_STDOUT = 1, STREAM_STDERR = 2 };
 
-// Appends one record to the log, or none where the disk is full.
-void log_record(int log, uint32_t stream, const char *bytes, size_t n);
+// Keeps the log in a directory of the host: segments of `max` bytes, the last `keep` of them.
+void open_log(const char *directory, uint64_t max, uint64_t keep);
+
+// Makes what the agent reads of the log's state, as the descriptor `fd` of this process.
+void share_page(int fd);
 
 // Records what waits in a pipe that does not block. Returns false at end of file.
-bool drain(int log, int fd, uint32_t stream);
+bool drain(int fd, uint32_t stream);
+
+// Nothing more comes.
+void end_log(void);
 
 #endif

@@ -12,6 +12,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+// A devpts of the capsule's own: numbers of its terminals are free wherever it comes, and it does
+// not see the host's. Opening /dev/ptmx finds the devpts at "pts" beside it (kernel: devpts.rst).
+// Group 5 is "tty" on all distributions; grantpt(3) wants it to be a terminal's.
+#define TERMINALS "newinstance,ptmxmode=0666,mode=0620,gid=5"
+
 static void make_directories(const char *path) {
     char partial[4096];
     snprintf(partial, sizeof partial, "%s", path);
@@ -51,6 +56,8 @@ void mount_all(struct plan *plan) {
             rc = move_mount(m->tree, "", AT_FDCWD, m->target, MOVE_MOUNT_F_EMPTY_PATH);
         else if (m->kind == MOUNT_TMPFS)
             rc = mount("tmpfs", m->target, "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777");
+        else if (m->kind == MOUNT_DEVPTS)
+            rc = mount("devpts", m->target, "devpts", MS_NOSUID | MS_NOEXEC, TERMINALS);
         else if (m->kind == MOUNT_NOTHING)
             rc = mount("tmpfs", m->target, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC,
                        "mode=0555,size=4k");

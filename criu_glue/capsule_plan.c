@@ -41,6 +41,8 @@ void parse_plan(struct plan *plan, int argc, char **argv) {
             add_mount(plan, MOUNT_PROC, "proc", "/proc");
         } else if (strcmp(o, "--sysfs") == 0) {
             add_mount(plan, MOUNT_SYSFS, "sysfs", "/sys"); // shows this network namespace's devices
+        } else if (strcmp(o, "--devpts") == 0) {
+            add_mount(plan, MOUNT_DEVPTS, "devpts", "/dev/pts");
         } else if (strcmp(o, "--bind") == 0 && left >= 2) {
             add_mount(plan, MOUNT_BIND, argv[i + 1], argv[i + 2]);
             i += 2;
@@ -61,6 +63,10 @@ void parse_plan(struct plan *plan, int argc, char **argv) {
                 add_mount(plan, OPEN_DIRECTORY, "", v);
             else if (strcmp(o, "--log") == 0)
                 plan->log = v;
+            else if (strcmp(o, "--log-max") == 0)
+                plan->log_max = strtoull(v, NULL, 10);
+            else if (strcmp(o, "--log-keep") == 0)
+                plan->log_keep = strtoull(v, NULL, 10);
             else if (strcmp(o, "--status") == 0)
                 plan->status = v;
             else if (strcmp(o, "--chdir") == 0)

@@ -30,6 +30,7 @@ Sink = Callable[[str, bytes], None]
 
 CHUNK = 1 << 20
 F_SETPIPE_SZ = 1031
+DEFAULT_PIPE = 64 << 10
 NAME_LIMIT = 4096
 """Bytes of one announcement."""
 
@@ -142,14 +143,15 @@ class Capture:
         size = announced_size(head)
         name = announced_name(connection.recv(size, socket.MSG_WAITALL))
         fd = _descriptor(connection)
-        with contextlib.suppress(OSError):  # larger than the default: fewer wake-ups
-            fcntl.fcntl(fd, F_SETPIPE_SZ, CHUNK)
         self._names[fd] = name
         selector.register(fd, selectors.EVENT_READ)
         return True
 
     def _read(self, fd: int, selector: selectors.BaseSelector) -> None:
         data = os.read(fd, CHUNK)
+        if len(data) == DEFAULT_PIPE:
+            with contextlib.suppress(OSError):  # fewer wake-ups for what follows
+                fcntl.fcntl(fd, F_SETPIPE_SZ, CHUNK)
         self.bytes += len(data)
         self._sink(self._names[fd], data)
         if not data:

@@ -12,7 +12,8 @@
 //
 //   DIRECTORY  number of the descriptor under which CRIU has our directory open
 //   HOLD       the stage at which it waits: it writes "held" to the FIFO `held` and reads the
-//              verdict from the FIFO `verdict`. Only "go", and CRIU alive, lets CRIU go on
+//              verdict from the FIFO `verdict`. Only "go", and CRIU alive, lets CRIU go on.
+//              "go N" also makes N the room's ns_last_pid: what the tree starts has higher ids
 //   MARK FILE  a stage at which FILE is made
 //
 // The directory is hidden in the room where CRIU works, and so is this program perhaps: both are
@@ -59,6 +60,13 @@ static int become(int argc, char **argv) {
     return fail(command[0]);
 }
 
+// Which ids new tasks get is of no consequence for the restore, so an error is none.
+static void set_last_pid(const char *number) {
+    int fd = open("/proc/sys/kernel/ns_last_pid", O_WRONLY | O_CLOEXEC);
+    if (fd >= 0 && write(fd, number, strlen(number)) >= 0)
+        close(fd);
+}
+
 static int hold(int directory, pid_t criu) {
     char verdict[WORD] = "";
     size_t have = 0;
@@ -79,7 +87,12 @@ static int hold(int directory, pid_t criu) {
     }
     close(fd);
     // A CRIU that was killed meanwhile is not our parent any more.
-    return strcmp(verdict, "go\n") == 0 && getppid() == criu ? 0 : 1;
+    int goes = strcmp(verdict, "go\n") == 0 || strncmp(verdict, "go ", 3) == 0;
+    if (!goes || getppid() != criu)
+        return 1;
+    if (verdict[2] == ' ')
+        set_last_pid(verdict + 3);
+    return 0;
 }
 
 static int mark(int directory, const char *file) {

@@ -16,26 +16,38 @@ their sockets out of repair mode.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from ..errors import StepFailed
-from . import repair_mode
+from . import epoll_sets, link_remaps, repair_mode
 from .capture import Capture, Sink
+from .epoll_sets import Entry
 from .explain import explain
 from .held import HeldCriu
+from .lost_names import MOST_DELETED
 from .page_filter import PageFilter
 from .room import STDERR_FD, STDOUT_FD, Room, enter
-from .survey import inner_pid, tasks
 from .tool import Criu
+from .tree import in_order, inner_pid, tasks
 
-COMMON = ("--tcp-established", "--network-lock", "skip", "--ghost-limit", "4G", "--file-locks")
+COMMON = (
+    *("--tcp-established", "--network-lock", "skip", "--file-locks"),
+    *("--ghost-limit", str(MOST_DELETED)),
+)
 """Options that dump and restore share: the lock is ours (network.py), deleted files are carried."""
+
+OUT = "epoll-entries"
+"""What was taken out of epoll sets and is to be put in again, beside CRIU's files."""
+
+log = logging.getLogger("liveshift.dump")
 
 HINT = "the job runs on at its host; `liveshift events` keeps the log's end"
 
@@ -57,14 +69,16 @@ class FrozenTree:
         self._filter: PageFilter | None = None
         self._begun = False
         self._pinned = False
+        self._out: list[Entry] = []
         self.image_bytes = 0
 
     def dump(
         self, criu: Criu, sink: Sink, deadline_s: float, page_filter: PageFilter | None = None,
-        look: Callable[[], None] = lambda: None,
+        look: Callable[[], None] = lambda: None, epoll: Sequence[Entry] = (),
     ) -> None:  # fmt: skip
         """Freeze and dump; raises StepFailed (tasks running again), or what the sink has raised or
-        ``look``, which is called meanwhile.
+        ``look``, which is called meanwhile. ``epoll``: entries that CRIU cannot dump, as they were
+        found a moment ago.
 
         With ``page_filter`` the image has no pages of what somebody has it hide meanwhile.
         """
@@ -74,6 +88,7 @@ class FrozenTree:
         self._filter = page_filter
         self._begun = True
         try:
+            self._take_out(epoll)
             preload = (page_filter.library,) if page_filter else ()
             self._criu.start(
                 enter(self._room),
@@ -89,6 +104,31 @@ class FrozenTree:
                 raise self._capture.error from failed
             raise
         self.image_bytes = self._capture.bytes
+
+    def taken_out(self) -> list[Entry]:
+        """What is to be put into epoll sets again once the tree was restored."""
+        return epoll_sets.unchanged(self._out, self._pids())
+
+    def _take_out(self, entries: Sequence[Entry]) -> None:
+        """The note comes first: also an agent that is started anew puts them in again."""
+        if entries:
+            (self._directory / OUT).write_bytes(msgspec.json.encode(list(entries)))
+            self._out = epoll_sets.take_out(entries, self._pids())
+
+    def _put_in(self) -> None:
+        note = self._directory / OUT
+        with contextlib.suppress(FileNotFoundError):
+            entries = msgspec.json.decode(note.read_bytes(), type=list[Entry])
+            pids = self._pids()
+            try:
+                epoll_sets.put_in(epoll_sets.unchanged(entries, pids), pids)
+            except OSError as error:  # the tree goes on all the same
+                log.error("%s: an epoll set lacks a file: %s", self._room.plan.hostname, error)
+            note.unlink()
+
+    def _pids(self) -> dict[int, int]:
+        """The capsule's pids of the tree → the host's."""
+        return {inner: pid for pid, inner in in_order(self._room, self._root_pid).items()}
 
     def take_up(self) -> None:
         """Go on where an earlier agent left: whatever CRIU does there, :meth:`thaw` ends it."""
@@ -115,10 +155,12 @@ class FrozenTree:
         if self._filter is not None:
             with contextlib.suppress(OSError):
                 self._filter.hide({})  # nor is it to wait for what will not come
+        self._put_in()
         if self._criu.alive() and self._pinned:
             self._signal(signal.SIGCONT)  # takes the pending SIGSTOP back
         elif not self._criu.alive():  # killed: what it would have undone is ours to undo
             repair_mode.leave(task.pid for task in tasks(self._room))
+            link_remaps.clear(self._room)
         if not self._criu.tell("stop"):
             raise StepFailed("thaw", f"CRIU does not let go of {self._room.plan.hostname}")
         if self._pinned:
@@ -161,6 +203,7 @@ class FrozenTree:
             "-v2",
             "--stream",
             "--leave-running",
+            "--link-remap",
             *COMMON,
             *external,
         ]
@@ -176,9 +219,9 @@ class FrozenTree:
                 " migrate --dry-run` says how much that is",
             ) from None
         if not held:
-            raise StepFailed(
+            cause = explain(self._directory / "dump.log")
+            raise cause.of_dump()(
                 "dump",
-                f"CRIU could not dump {self._room.plan.hostname}: "
-                + explain(self._directory / "dump.log"),
+                f"CRIU could not dump {self._room.plan.hostname}: {cause.words}",
                 hint=HINT,
             )

@@ -1,22 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fence: who is heard on a job's overlay, and what its capsules do not reach.
 
-Heard, of what comes by VXLAN with the job's id, is only a frame whose inner source MAC is that of
-a mobile address which the address book puts on the very host that sent it (outer source). The
-rest is dropped: what a stray copy on an earlier host sends, hosts of no cluster, MACs of nobody,
-and MACs of capsules that are here. On the host itself a capsule's port lets in what bears its own
-MAC and address, and only while the book has it here. So a book that is entered silences the old
-copy and lets the new one be heard in one transaction.
+Of what comes by VXLAN with the job's id, a host hears only IPv4 that was sent to the host's own
+cluster address (the kernel's socket takes what comes to any address, and broadcasts), whose inner
+source MAC and address are those of one mobile address, and which comes from the very host where
+the address book puts that address (outer source). The rest is dropped: what a stray copy on an
+earlier host sends, hosts of no cluster, MACs of nobody, and MACs of capsules that are here. On the
+host itself a capsule's port lets in what bears its own MAC and address, and only while the book has
+it here. So a book that is entered silences the old copy and lets the new one be heard in one
+transaction.
 
-A capsule reaches the services of hosts and the world, but not: the orchestrator, agents' ports and
-VXLAN of any host of the cluster (by which it could forge frames), and other jobs. Nor do users of
-this host but root reach that VXLAN and the agents' ports.
+A capsule reaches the services of hosts and the world, but not: the orchestrator, agents' ports, any
+VXLAN port (by which it could forge frames), and other jobs. The users of this host but root reach
+neither agents' ports nor a capsule, and send no VXLAN with an id of jobs. A capsule may ask a
+service that a user runs here, so answers go through. Nor does anything begin a connection to a
+capsule through this host.
+
+VXLAN that users' sockets send is told from the kernel's by its owner (``meta skuid``). But what a
+user sends through a tunnel still has that user's socket when the kernel has wrapped it. So the id
+decides, and others' VXLAN on this port goes on; and what goes out by a bridge of ours bears a mark,
+which only root can set, until it was wrapped.
 
 One table for all jobs of a host (``ip liveshift``): the VXLAN id leads to the job's chain by a
-map, the MAC and host by a set, so the cost does not grow with jobs or capsules. Raw payload
+map, MAC, host and address by a set, so the cost does not grow with jobs or capsules. Raw payload
 expressions, since nft before 1.0.7 has no words for VXLAN: bits 96-119 of the UDP header are the
-id, 176-223 the inner source MAC. At the input hook datagrams are whole (defragmented), and those
-that the kernel merges before it (GRO) have equal headers.
+id, 176-223 the inner source MAC, 224-239 the inner protocol, 336-367 the inner source address. At
+the input and forward hooks datagrams are whole (defragmented for the connection tracking that
+masquerading needs), and those that the kernel merges before it (GRO) have equal headers.
 
 Per job a table ``netdev liveshift_<id>`` with a chain for each capsule's port, at ingress: there
 it works in every kernel, while nftables' bridge family often is not built.
@@ -24,14 +34,17 @@ it works in every kernel, while nftables' bridge family often is not built.
 
 from __future__ import annotations
 
+import ipaddress
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..errors import LiveshiftError
 from .iproute import nft, nft_elements
-from .overlay import VXLAN_PORT, Overlay, mac
+from .overlay import BRIDGES, VXLAN_PORT, Overlay, address_of, mac, most_jobs
 
 TABLE = "ip liveshift"
+MARK = "0x6c737678"
+"""Of what a host's own processes send by a bridge of ours, until the kernel has wrapped it."""
 
 
 def lay(
@@ -71,25 +84,38 @@ def laying(
     )
     others = [host for host in hosts if host != host_address]
     refuse = "reject with icmp type admin-prohibited"
+    vxlan = f"udp dport {VXLAN_PORT}"
+    ids = f"@th,96,24 <= {most_jobs(overlays)}"
+    user_to_capsule = f'oifname != "lo" ip daddr {overlays} meta skuid != 0'
     shared = {  # flushed and written anew with every call, in the same transaction
         "from_capsules": [
             f"ip daddr {overlays} iifname . ip daddr != @gateways {refuse}",
             f"tcp dport {ports} reject with tcp reset",
-            f"udp dport {VXLAN_PORT} {refuse}",
+            f"{vxlan} {refuse}",
         ],
         "arriving": [
-            f"ip saddr {overlays} jump from_capsules",
-            f"udp dport {VXLAN_PORT} @th,96,24 vmap @fences",
+            f'iifname != "lo" ip saddr {overlays} jump from_capsules',
+            f"{vxlan} @th,96,24 vmap @fences",
         ],
         "sent": [
-            f"udp dport {VXLAN_PORT} meta skuid != 0 ip daddr {everyone} {refuse}",
+            f"{vxlan} meta mark {MARK} meta mark set 0 accept",
+            f"{vxlan} meta skuid != 0 {ids} {refuse}",
             f"meta skuid != 0 ip daddr . tcp dport {theirs} reject with tcp reset",
+            # Without connection tracking: an answer is never refused, whatever that has forgotten.
+            f"{user_to_capsule} tcp flags & (fin | syn | rst | ack) == syn {refuse}",
+            f'oifname "{BRIDGES}" meta skuid != 0 meta mark set {MARK}',
         ],
+        "sent_unasked": [f"{user_to_capsule} meta l4proto != tcp ct state new {refuse}"],
         "through": [
             "iifname . oifname @within accept",  # bridge-nf-call-iptables brings those here
             f"ip saddr {overlays} ip daddr {overlays} {refuse}",
             f"ip saddr {overlays} ip daddr . tcp dport {pairs} reject with tcp reset",
-            f"ip saddr != {everyone} ip daddr {everyone} udp dport {VXLAN_PORT} {refuse}",
+            f"ip saddr {overlays} {vxlan} {refuse}",
+            f"ip saddr != {everyone} {vxlan} {ids} {refuse}",
+        ],
+        "inward": [
+            "iifname . oifname @within accept",
+            f"ip daddr {overlays} ct state new {refuse}",
         ],
         "way_out": [
             f"ip saddr {overlays} ip daddr {everyone} accept",
@@ -103,24 +129,29 @@ def laying(
     ]
     lines += [
         f"flush chain {TABLE} fence_{vni}",
-        f"add rule {TABLE} fence_{vni} @th,176,48 . ip saddr != @heard_{vni} drop",
+        f"add rule {TABLE} fence_{vni} ip daddr != {host_address} drop",
+        f"add rule {TABLE} fence_{vni} @th,224,16 != 0x0800 drop",
+        f"add rule {TABLE} fence_{vni} @th,176,48 . ip saddr . @th,336,32 != @placed_{vni} drop",
         f"add element {TABLE} fences {{ {vni} : jump fence_{vni} }}",
         f'add element {TABLE} within {{ "{own}" . "{own}" }}',
         f'add element {TABLE} gateways {{ "{own}" . {overlay.gateway} }}',
     ]
-    if gateways := ", ".join(_pair(mac(overlay.gateway), host) for host in others):
-        lines.append(f"add element {TABLE} heard_{vni} {{ {gateways} }}")
+    # Hosts answer capsules elsewhere from behind the gateway's MAC, under their own address.
+    if gateways := ", ".join(_element(mac(overlay.gateway), host, host) for host in others):
+        lines.append(f"add element {TABLE} placed_{vni} {{ {gateways} }}")
     return f"""
 table {TABLE} {{
   set within {{ type ifname . ifname; }}
   set gateways {{ type ifname . ipv4_addr; }}
-  set heard_{vni} {{ typeof @th,176,48 . ip saddr; }}
+  set placed_{vni} {{ typeof @th,176,48 . ip saddr . @th,336,32; }}
   map fences {{ typeof @th,96,24 : verdict; }}
   chain fence_{vni} {{ }}
   chain from_capsules {{ }}
   chain arriving {{ type filter hook input priority -300; }}
   chain sent {{ type filter hook output priority -300; }}
+  chain sent_unasked {{ type filter hook output priority 0; }}
   chain through {{ type filter hook forward priority -300; }}
+  chain inward {{ type filter hook forward priority 0; }}
   chain way_out {{ type nat hook postrouting priority srcnat; }}
 }}
 table netdev liveshift_{vni} {{
@@ -132,7 +163,7 @@ table netdev liveshift_{vni} {{
 
 def stands(overlay: Overlay) -> bool:
     """Whether the fence is there; somebody else's ``nft flush ruleset`` takes it away."""
-    return nft_elements("set", *TABLE.split(), f"heard_{overlay.vni}") is not None
+    return nft_elements("set", *TABLE.split(), f"placed_{overlay.vni}") is not None
 
 
 def hear(overlay: Overlay, where: Mapping[str, str | None]) -> None:
@@ -140,18 +171,18 @@ def hear(overlay: Overlay, where: Mapping[str, str | None]) -> None:
 
     Only what differs is written: taking an element out costs a grace period of the kernel (10 ms).
     """
-    heard, here = f"heard_{overlay.vni}", f"netdev liveshift_{overlay.vni} here"
+    heard, here = f"placed_{overlay.vni}", f"netdev liveshift_{overlay.vni} here"
     asked = {mac(address): host for address, host in where.items()}
     known = _entries(f"{TABLE} {heard}")
     ports = _entries(here)
-    wanted = {(m, host) for m, host in asked.items() if host is not None}
-    stale = {(m, host) for m, host in known if m in asked and (m, host) not in wanted}
+    wanted = {(m, host, address_of(m)) for m, host in asked.items() if host is not None}
+    stale = {entry for entry in known - wanted if entry[0] in asked}
     arrived = {(m,) for m, host in asked.items() if host is None} - ports
-    left = {(m,) for m, _ in wanted} & ports
+    left = {(m,) for m, *_ in wanted} & ports
     changes = [
-        ("delete", f"{TABLE} {heard}", [_pair(m, host) for m, host in sorted(stale)]),
+        ("delete", f"{TABLE} {heard}", [_element(*entry) for entry in sorted(stale)]),
         ("delete", here, [m for (m,) in sorted(left)]),
-        ("add", f"{TABLE} {heard}", [_pair(m, host) for m, host in sorted(wanted - known)]),
+        ("add", f"{TABLE} {heard}", [_element(*entry) for entry in sorted(wanted - known)]),
         ("add", here, [m for (m,) in sorted(arrived)]),
     ]
     rules = [f"{verb} element {of} {{ {', '.join(e)} }}" for verb, of, e in changes if e]
@@ -206,7 +237,7 @@ def lift(overlay: Overlay) -> None:
 delete element {TABLE} fences {{ {vni} }}
 flush chain {TABLE} fence_{vni}
 delete chain {TABLE} fence_{vni}
-delete set {TABLE} heard_{vni}
+delete set {TABLE} placed_{vni}
 delete element {TABLE} within {{ "{own}" . "{own}" }}
 delete element {TABLE} gateways {{ "{own}" . {overlay.gateway} }}
 """
@@ -214,22 +245,26 @@ delete element {TABLE} gateways {{ "{own}" . {overlay.gateway} }}
     nft(f"{rules}\nadd table {table}\ndelete table {table}\n")
 
 
-def _pair(mac: str, host: str) -> str:
-    """An element of a job's ``heard``: raw payload is a number to nft."""
-    return f"0x{mac.replace(':', '')} . {host}"
+def _element(mac: str, host: str, address: str) -> str:
+    """An element of a job's ``placed``: raw payload is a number to nft."""
+    return f"0x{mac.replace(':', '')} . {host} . {int(ipaddress.ip_address(address)):#010x}"
 
 
 def _entries(of: str) -> set[tuple[str, ...]]:
-    """What ``heard`` or ``here`` holds: (MAC, host) or (MAC,); raises LiveshiftError."""
+    """What ``placed`` or ``here`` holds: (MAC, host, address) or (MAC,); raises LiveshiftError."""
     found = nft_elements("set", *of.split())
     if found is None:
         raise LiveshiftError(f"network: there is no set {of}", hint="`nft list ruleset` shows all")
-    return {
-        (_mac_of(entry["concat"][0]), entry["concat"][1]) if isinstance(entry, dict) else (entry,)
-        for entry in found
-    }
+    return {_entry(each["concat"]) if isinstance(each, dict) else (each,) for each in found}
 
 
-def _mac_of(number: int | str) -> str:
-    digits = f"{number if isinstance(number, int) else int(number, 0):012x}"
-    return ":".join(digits[at : at + 2] for at in range(0, 12, 2))
+def _entry(concat: Sequence[int | str]) -> tuple[str, ...]:
+    number, host, address = concat
+    digits = f"{_number(number):012x}"
+    mac = ":".join(digits[at : at + 2] for at in range(0, 12, 2))
+    return mac, str(host), str(ipaddress.ip_address(_number(address)))
+
+
+def _number(raw: int | str) -> int:
+    """Raw payload as nft lists it, which depends on its version."""
+    return raw if isinstance(raw, int) else int(raw, 0)

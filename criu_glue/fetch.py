@@ -7,6 +7,9 @@ B. Debian, Ubuntu: ``criu`` and every library it needs, down to libc, come from 
    archive that apt is configured with (apt.py). They are unpacked into a private prefix, tried
    there, and renamed into place. Nothing of the system changes.
 C. Elsewhere: say what to install.
+
+Hosts without a network: ``--download DIR`` puts the packages of B into a folder on a machine of the
+same distribution and processor; ``--from DIR`` on the host unpacks and tries them as in B.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import argparse
 import csv
 import datetime
 import fcntl
+import hashlib
 import os
 import platform
 import re
@@ -23,11 +27,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
-from ..errors import LiveshiftError, NotPermitted, Refused, StepFailed
+from ..errors import LiveshiftError, NotFound, NotPermitted, Refused, StepFailed
 from . import apt
 from .tool import MINIMUM, Criu, at, dotted, find, loader_argv, places, private_prefix, version
 
@@ -35,6 +40,11 @@ DEBIAN_SUITES = ("forky", "sid")
 """Debian 13 (trixie) has 4.1.1; forky and sid have 4.2.1."""
 
 UBUNTU_SERIES = Path("/usr/share/distro-info/ubuntu.csv")
+
+SUMS = "SHA256SUMS"
+"""The file of checksums in a folder of downloaded packages."""
+
+T = TypeVar("T")
 
 WRAPPER = """\
 #!/bin/sh
@@ -62,6 +72,52 @@ def fetch(prefix: Path) -> Criu:
         return present if present is not None else _fetch_from_archive(prefix)
 
 
+def download(folder: Path) -> list[Path]:
+    """Put CRIU and every library it needs into a folder, with their checksums; returns the files.
+
+    Raises like :func:`fetch`, and Refused where the folder holds something already.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise Refused(f"{folder} is not empty", hint="name a folder that is new or empty")
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def keep(packages: list[Path]) -> list[Path]:
+        kept = [Path(shutil.copy(package, folder)) for package in packages]
+        sums = "".join(f"{_sha256(package)}  {package.name}\n" for package in kept)
+        (folder / SUMS).write_text(sums)
+        return [*kept, folder / SUMS]
+
+    return _from_archive(folder.parent, keep)
+
+
+def install(folder: Path, prefix: Path) -> Criu:
+    """Install into ``prefix`` what :func:`download` has put into a folder.
+
+    Raises NotFound where the folder holds no such download, StepFailed when a file is not as it was
+    downloaded or the CRIU does not work here; the prefix is then as it was before.
+    """
+    if os.geteuid() != 0:
+        raise NotPermitted(
+            "only root can check that a CRIU works here", hint="run the same command as root"
+        )
+    try:
+        sums = dict(line.split()[::-1] for line in (folder / SUMS).read_text().splitlines())
+    except (OSError, ValueError) as error:
+        raise NotFound(
+            f"{folder} holds no downloaded CRIU: {error}",
+            hint=f"`python -m {__package__}.fetch --download DIR` makes such a folder elsewhere",
+        ) from error
+    for name, digest in sums.items():
+        package = folder / Path(name).name
+        if not package.is_file() or _sha256(package) != digest:
+            raise StepFailed(
+                "read the download", f"{package} is not as it was downloaded", hint="copy it again"
+            )
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(prefix.parent / f".{prefix.name}.lock"), _workplace(prefix.parent) as work:
+        return _unpack([folder / Path(name).name for name in sums], prefix, work)
+
+
 def working(prefix: Path) -> Criu | None:
     """A CRIU in ``prefix`` or of the system that is new enough and passes its own check."""
     fetched = [prefix / "criu"] if (prefix / "criu").is_file() else []
@@ -76,6 +132,13 @@ def working(prefix: Path) -> Criu | None:
 
 
 def _fetch_from_archive(prefix: Path) -> Criu:
+    # Beside the prefix, so that the rename into place stays on one filesystem.
+    with _workplace(prefix.parent) as work:
+        return _from_archive(prefix.parent, lambda packages: _unpack(packages, prefix, work))
+
+
+def _from_archive(place: Path, use: Callable[[list[Path]], T]) -> T:
+    """Download the packages to ``place`` from the first suite of which ``use`` can make use."""
     system = platform.freedesktop_os_release()
     family = _family(system)
     if family is None or shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
@@ -96,7 +159,8 @@ def _fetch_from_archive(prefix: Path) -> Criu:
         for source in sources:
             narrowed = apt.Source(source.uri, (suite,), source.components, source.signed_by)
             try:
-                return _fetch_from(narrowed, family, prefix)
+                with _workplace(place) as work:
+                    return use(_packages(narrowed, family, work))
             except LiveshiftError as error:
                 tried.append(f"  {error.message}")
     if not sources:
@@ -131,31 +195,40 @@ def _ubuntu_suites(system: dict[str, str]) -> list[str]:
     return [*later, "devel"]
 
 
-def _fetch_from(source: apt.Source, family: str, prefix: Path) -> Criu:
-    """Download, unpack, try and install; raises StepFailed and leaves ``prefix`` as it was."""
+def _packages(source: apt.Source, family: str, work: Path) -> list[Path]:
+    """Download CRIU and what it needs; raises StepFailed."""
     where = f"{source.uri} {source.suites[0]}"
-    # Beside the prefix, so that the rename into place stays on one filesystem; open to apt's own
-    # unprivileged user, as which it downloads.
-    with tempfile.TemporaryDirectory(prefix=f".{prefix.name}-", dir=prefix.parent) as name:
+    download = apt.Download(work / "apt", source)
+    _say(f"looking for CRIU in {where}")
+    download.update()
+    if download.origin().lower() != family:
+        raise StepFailed("fetch CRIU", f"{where}: signed by {download.origin()}, not {family}")
+    offered = download.version("criu")
+    if _upstream(offered) < MINIMUM:
+        raise StepFailed("fetch CRIU", f"{where}: has {offered or 'no criu'}")
+    _say(f"downloading criu {offered} and its libraries")
+    return download.packages("criu")
+
+
+def _unpack(packages: list[Path], prefix: Path, work: Path) -> Criu:
+    """Unpack, try and install; raises StepFailed and leaves ``prefix`` as it was."""
+    staged = work / "staged"
+    shutil.rmtree(staged, ignore_errors=True)  # of a suite that did not do
+    (staged / "root").mkdir(parents=True)
+    for package in packages:
+        _run("unpack", "dpkg-deb", "--extract", str(package), str(staged / "root"))
+    _finish(staged, prefix)
+    _put_in_place(staged, prefix, work / "before")
+    return at(prefix / "criu")
+
+
+@contextmanager
+def _workplace(place: Path) -> Iterator[Path]:
+    """A folder of our own, open to apt's own unprivileged user, as which it downloads."""
+    with tempfile.TemporaryDirectory(prefix=".liveshift-criu-", dir=place) as name:
         work = Path(name)
         work.chmod(0o755)
-        download = apt.Download(work / "apt", source)
-        _say(f"looking for CRIU in {where}")
-        download.update()
-        if download.origin().lower() != family:
-            raise StepFailed("fetch CRIU", f"{where}: signed by {download.origin()}, not {family}")
-        offered = download.version("criu")
-        if _upstream(offered) < MINIMUM:
-            raise StepFailed("fetch CRIU", f"{where}: has {offered or 'no criu'}")
-        _say(f"downloading criu {offered} and its libraries")
-        packages = download.packages("criu")
-        staged = work / "staged"
-        (staged / "root").mkdir(parents=True)
-        for package in packages:
-            _run("unpack", "dpkg-deb", "--extract", str(package), str(staged / "root"))
-        _finish(staged, prefix)
-        _put_in_place(staged, prefix, work / "before")
-    return at(prefix / "criu")
+        yield work
 
 
 def _finish(staged: Path, prefix: Path) -> None:
@@ -199,6 +272,11 @@ def _run(step: str, *command: str) -> None:
         raise StepFailed(step, f"{' '.join(command)}: {done.stderr.strip()}")
 
 
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -208,9 +286,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog=f"python -m {__package__}.fetch", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--prefix", type=Path, default=private_prefix(), help="where to unpack it")
-    prefix = Path(os.path.abspath(parser.parse_args().prefix))
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument(
+        "--download", type=Path, metavar="DIR", help="only download, into this folder"
+    )
+    only.add_argument("--from", type=Path, metavar="DIR", dest="folder", help="install from there")
+    asked = parser.parse_args()
+    prefix = Path(os.path.abspath(asked.prefix))
     try:
-        criu = fetch(prefix)
+        if asked.download:
+            for path in download(Path(os.path.abspath(asked.download))):
+                print(path)
+            return 0
+        criu = install(asked.folder, prefix) if asked.folder else fetch(prefix)
         if prefix == private_prefix():
             criu = find()  # what the agent will use
     except LiveshiftError as error:

@@ -8,30 +8,16 @@ the tasks run on.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from .found import Footprint
 from .room import Room
-from .survey import tasks
+from .tree import tasks
 
-
-@dataclass(frozen=True)
-class Footprint:
-    """All processes of a capsule together; memory in bytes, resident or swapped out.
-
-    ``private``: anonymous memory, where a page that processes share after a fork counts once;
-    ``copied``: the same where each of them counts it. ``shared``: mapped shared memory, files of
-    /dev/shm among it. ``mappings``: lines of their maps.
-    """
-
-    private: int
-    shared: int
-    processes: int
-    threads: int
-    mappings: int
-    copied: int = 0
+_SHARED = b" /dev/zero (deleted)\n"
+"""How proc(5) ends the line of shared memory without a name."""
 
 
 def footprint(room: Room) -> Footprint:
@@ -42,11 +28,11 @@ def footprint(room: Room) -> Footprint:
 
 def measure(pids: Iterable[int]) -> Footprint:
     """The same for some processes, by their pids here."""
-    private = copied = shared = processes = threads = mappings = 0
+    private = copied = shared = processes = threads = mappings = shared_mappings = 0
     for pid in pids:
         try:
             sizes = _rolled_up(pid)
-            lines = Path(f"/proc/{pid}/maps").read_bytes().count(b"\n")
+            maps = Path(f"/proc/{pid}/maps").read_bytes()
             threads += psutil.Process(pid).num_threads()
         except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
             continue
@@ -54,8 +40,9 @@ def measure(pids: Iterable[int]) -> Footprint:
         copied += sizes.get("Anonymous", 0) + sizes.get("Swap", 0)
         shared += sizes.get("Pss_Shmem", 0)
         processes += 1
-        mappings += lines
-    return Footprint(private, shared, processes, threads, mappings, copied)
+        mappings += maps.count(b"\n")
+        shared_mappings += maps.count(_SHARED)
+    return Footprint(private, shared, processes, threads, mappings, copied, shared_mappings)
 
 
 def _rolled_up(pid: int) -> dict[str, int]:

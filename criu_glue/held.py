@@ -26,7 +26,7 @@ from pathlib import Path
 
 from ..waiting import readable
 from .room import started
-from .survey import inner_pid
+from .tree import inner_pid
 
 HOOK = Path(str(files(__package__) / "criu-hook"))
 
@@ -112,8 +112,8 @@ class HeldCriu:
             self._pause(until)
 
     def tell(self, verdict: str, seconds: float = LOST_S) -> bool:
-        """Tell the hook ``go`` or ``stop``, whether it waits already or not, and wait until CRIU
-        has ended; False when it has not within ``seconds``."""
+        """Tell the hook ``go``, ``go N`` or ``stop`` (criu_hook.c), whether it waits already or
+        not, and wait until CRIU has ended; False when it has not within ``seconds``."""
         with contextlib.suppress(FileNotFoundError):  # it was never started
             # Opened for both directions, so that this never blocks and the word is kept. Also for
             # a CRIU that has been killed: its hook waits on.

@@ -8,11 +8,12 @@ image_rights.py says.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import StepFailed
-from . import image_rights
+from . import file_locks, image_rights, interrupted
 from .image_kinds import ALWAYS, ImageFile
 from .protobuf import Damaged, Message
 from .rights import User
@@ -21,21 +22,33 @@ _TASK_ENDED = (2, 6)  # compel: task-state.h (dead, zombie)
 _OF_A_TASK = ("ids", "fs", "mm", "pagemap")
 
 
-def check(images: Path, user: User, root: Path) -> None:
-    """Raises StepFailed, naming the file, for an image that CRIU must not see.
+def prepare(images: Path, user: User, root: Path) -> None:
+    """Check the images, and change in them what CRIU would restore otherwise than it was; raises
+    as :func:`check`, or OSError. Nor may CRIU have to wait for a file lock."""
+    files = check(images, user, root)
+    try:
+        interrupted.begin_again(files)
+        file_locks.refuse_held(images, root)
+    except Damaged as error:
+        raise StepFailed("verify", f"the image is damaged: {error}") from error
+
+
+def check(images: Path, user: User, root: Path) -> list[ImageFile]:
+    """Raises StepFailed, naming the file, for an image that CRIU must not see; returns its files.
 
     ``user`` is the capsule's, ``root`` the file system of the room it is to be restored into.
     """
     files = {
-        path.name.removesuffix(".img"): ImageFile(path)
-        for path in sorted(images.iterdir())
-        if path.name.endswith(".img")  # the others are ours: no stream is called so
+        name.removesuffix(".img"): ImageFile(images / name)
+        for name in sorted(os.listdir(images))
+        if name.endswith(".img")  # the others are ours: no stream is called so
     }
     try:
         _check_complete(files)
         image_rights.check(files, user, root)
     except Damaged as error:
         raise StepFailed("verify", f"the image is damaged: {error}") from error
+    return list(files.values())
 
 
 def _check_complete(files: Mapping[str, ImageFile]) -> None:

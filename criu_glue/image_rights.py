@@ -16,7 +16,7 @@ import stat
 from collections.abc import Mapping
 
 from ..errors import StepFailed
-from . import below, rights
+from . import below, link_remaps, rights
 from .image_kinds import ImageFile
 from .protobuf import Damaged, Message
 from .rights import User
@@ -31,7 +31,7 @@ NAMES = {
 }  # fmt: skip
 
 STREAM, DATAGRAM = 1, 2
-GHOST, PROCFS = 1, 2
+LINKED, GHOST, PROCFS = range(3)
 FILE_PRIVATE, FILE_SHARED, OF_MEMFD = 1 << 6, 1 << 7, 1 << 14  # criu: include/image.h
 NAMESPACES = {5: "pid", 6: "network", 8: "uts", 9: "mount", 10: "user", 11: "cgroup"}
 """Of ids.img; a capsule's tasks have those of the room, but for ipc and time."""
@@ -196,12 +196,20 @@ class _Wanted:
     def _take_deleted(self, file: ImageFile) -> None:
         for raw in file.entries:
             entry = Message(raw)
-            kind = entry.uint(3, 0)
-            if kind not in (GHOST, PROCFS):
-                raise file.refusal("of links to be removed")
-            if kind == GHOST:
-                path, _ = self.opened.pop(entry.uint(1), ("", 0))
-                self.made.append(path)
+            kind = entry.uint(3, LINKED)
+            if kind not in (LINKED, GHOST, PROCFS):
+                raise file.refusal(f"with a remap of kind {kind}")
+            if kind == PROCFS:
+                continue
+            path, flags = self.opened.pop(entry.uint(1), ("", 0))
+            self.made.append(path)
+            if kind == LINKED:  # opened by its second name, which is then removed
+                number = entry.uint(2)
+                link, _ = self.opened.get(number, ("", 0))
+                if not link_remaps.NAME.fullmatch(os.path.basename(link)):
+                    raise file.refusal(f"that would remove {link[:100]!a}")
+                self.opened[number] = link, flags
+                self.made.append(link)
 
 
 def _check_paths(wanted: _Wanted, top: int, user: User) -> None:

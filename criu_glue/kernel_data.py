@@ -22,9 +22,10 @@ from .tool import KERNEL_DATA, Criu
 
 log = logging.getLogger("liveshift.criu")
 
+# Where the result goes is opened first: it may lie below what the mount covers.
 _MAKE = """
-mount -t tmpfs -o mode=0700 liveshift "$1" && file=$1/$2 to=$3 && shift 3 && "$@" >&2 &&
-cat "$file" > "$to"
+exec 3> "$3" && mount -t tmpfs -o mode=0700 liveshift "$1" && file=$1/$2 && shift 3 &&
+"$@" >&2 3>&- && cat "$file" >&3
 """
 
 

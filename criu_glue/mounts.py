@@ -48,6 +48,32 @@ class Place(enum.Enum):
 
 
 @dataclass(frozen=True)
+class Mount:
+    """A line of /proc/PID/mountinfo (proc(5)): the directory ``root`` of a file system is seen at
+    ``point``; ``device`` is its major:minor."""
+
+    device: str
+    root: str
+    point: str
+    kind: str
+    source: str
+
+
+def mount_table(pid: int | str) -> dict[int, Mount]:
+    """mount id → mount, as task ``pid`` sees them."""
+    table: dict[int, Mount] = {}
+    text = os.fsdecode(Path(f"/proc/{pid}/mountinfo").read_bytes())
+    for line in text.rstrip("\n").split("\n"):
+        left, right = line.split(" - ", 1)
+        number, _, device, root, point, *_ = left.split()
+        kind, source, *_ = (*right.split(" "), "")
+        table[int(number)] = Mount(
+            device, _unescape(root), _unescape(point), kind, _unescape(source)
+        )
+    return table
+
+
+@dataclass(frozen=True)
 class Placement:
     """The cluster file's ``files`` section, as lists of absolute paths."""
 
@@ -56,13 +82,7 @@ class Placement:
 
     def mounts_of(self, pid: int) -> dict[int, tuple[str, str]]:
         """mount id → (mount point, file system type), as task ``pid`` sees them."""
-        table: dict[int, tuple[str, str]] = {}
-        text = os.fsdecode(Path(f"/proc/{pid}/mountinfo").read_bytes())
-        for line in text.rstrip("\n").split("\n"):
-            left, right = line.split(" - ", 1)
-            fields = left.split()
-            table[int(fields[0])] = (_unescape(fields[4]), right.split()[0])
-        return table
+        return {number: (mount.point, mount.kind) for number, mount in mount_table(pid).items()}
 
     def of_open_file(self, path: str, mount_id: int, mounts: dict[int, tuple[str, str]]) -> Place:
         mount_point, kind = mounts.get(mount_id, ("/", "unknown"))

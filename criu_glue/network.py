@@ -88,8 +88,12 @@ def raise_overlay(
     overlays: str,
     control: Iterable[tuple[str, int]],
     agents: Iterable[tuple[str, int]],
+    lay_again: bool = False,
 ) -> None:
     """Make the job's fence, bridge and VXLAN on this host, its gateway address and the way out.
+
+    ``lay_again``: where all of it stands already, load the fence's rules again, since the
+    cluster's hosts may be others than when they were loaded.
 
     Traffic from the overlay to anything but the overlay and the cluster's own hosts is
     masqueraded; the hosts themselves see mobile addresses and answer to them. What capsules do
@@ -97,7 +101,7 @@ def raise_overlay(
     """
     bridge, vxlan = overlay.bridge, overlay.vxlan
     if [there for there in links("dev", bridge) if there.get("ifalias") == COMPLETE]:
-        if not fence.stands(overlay):
+        if lay_again or not fence.stands(overlay):
             _lay_again(overlay, host_address, cluster, overlays, control, agents)
         return
     lower_overlay(overlay)  # what an interrupted attempt left

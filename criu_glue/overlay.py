@@ -9,6 +9,8 @@ from functools import lru_cache
 
 VXLAN_PORT = 4789
 VXLAN_OVERHEAD = 50
+BRIDGES = "lsb*"
+"""All jobs' bridges, as nft has it."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ class Overlay:
 def _address(subnet: str, number: int) -> str:
     """Kept: an orchestrator says every address of every job to every host."""
     return str(ipaddress.ip_network(subnet)[number])
+
+
+def most_jobs(overlays: str) -> int:
+    """How many jobs have room in a network: each has a /24, and its number, from 1, as VXLAN id."""
+    return max(1, 1 << 24 - ipaddress.ip_network(overlays).prefixlen)
 
 
 def mac(address: str) -> str:

@@ -39,6 +39,13 @@ class Message:
             raise Damaged(f"field {number} is no 32-bit number")
         return value
 
+    def long(self, number: int) -> int:
+        """A 64-bit number."""
+        value = self._one(number)
+        if not isinstance(value, int):
+            raise Damaged(f"field {number} is no number")
+        return value
+
     def uints(self, number: int) -> list[int]:
         """A repeated 32-bit number, packed or not."""
         found: list[int] = []
@@ -75,17 +82,35 @@ class Message:
         return values[0]
 
 
+def without(raw: memoryview, number: int) -> bytes:
+    """The message without the fields of that number."""
+    return b"".join(raw[begin:end] for n, _, begin, end in spans(raw) if n != number)
+
+
+def with_message(raw: memoryview, number: int, inner: bytes) -> bytes:
+    """The message with the one field of that number, which holds a message, replaced."""
+    field = _varint_of(number << 3 | _BYTES) + _varint_of(len(inner)) + inner
+    return b"".join(field if n == number else raw[begin:end] for n, _, begin, end in spans(raw))
+
+
 def fields(raw: memoryview) -> Iterator[tuple[int, Value]]:
     """(number, value) of every field in its order; 32-bit and 64-bit ones as bytes."""
+    for number, value, _, _ in spans(raw):
+        yield number, value
+
+
+def spans(raw: memoryview) -> Iterator[tuple[int, Value, int, int]]:
+    """The same, and where each field begins and ends."""
     at, end = 0, len(raw)
     while at < end:
+        begin = at
         key, at = varint(raw, at)
         number, kind = key >> 3, key & 7
         if not 0 < number < 1 << 29:
             raise Damaged(f"a field of number {number}")
         if kind == _VARINT:
             value, at = varint(raw, at)
-            yield number, value
+            yield number, value, begin, at
             continue
         if kind == _BYTES:
             size, at = varint(raw, at)
@@ -95,7 +120,7 @@ def fields(raw: memoryview) -> Iterator[tuple[int, Value]]:
             raise Damaged(f"a field of kind {kind}")
         if size > end - at:
             raise Damaged(f"field {number} ends beyond its message")
-        yield number, raw[at : at + size]
+        yield number, raw[at : at + size], begin, at + size
         at += size
 
 
@@ -117,6 +142,14 @@ def varint(raw: memoryview, at: int) -> tuple[int, int]:
     if value >= _U64:
         raise Damaged("a number of more than 64 bits")
     return value, at
+
+
+def _varint_of(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
 
 
 def _packed(raw: memoryview) -> list[int]:

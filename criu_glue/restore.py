@@ -25,14 +25,15 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from ..errors import LiveshiftError, StepFailed
-from . import network
+from . import epoll_sets, network, pids
 from .early import RESTORE, EarlyCriu
-from .explain import explain
+from .epoll_sets import Entry
+from .explain import Cause, explain
 from .held import HeldCriu
 from .image_kinds import ImageFile
 from .memory.fill import FillEngine
@@ -40,8 +41,8 @@ from .memory.mapped import PrefillLost
 from .memory.tree_memory import TreeMemory
 from .protobuf import Message
 from .room import STDERR_FD, STDOUT_FD, Room, adopt, enter, evict
-from .survey import inner_pid, tasks
 from .tool import Criu
+from .tree import inner_pid, tasks
 
 STOP_S = 5.0
 """For a CRIU that was told to stop to take back what it did; then it is killed."""
@@ -72,14 +73,15 @@ class RestoringTree:
     def bring_up(
         self, criu: Criu, pipes: dict[int, int], deadline_s: float, *,
         stopped: bool = False, fill: FillEngine | None = None, early: EarlyCriu | None = None,
+        epoll: Sequence[Entry] = (),
     ) -> None:  # fmt: skip
         """Restore up to where the tasks would run; ``stopped``: for :meth:`stop_at_door`.
 
         ``pipes`` maps the dumped tree's pipe inodes (stdout, stderr) to STDOUT_FD or STDERR_FD.
         ``fill``, a fresh one, gives the tree the memory that is not in CRIU's images; it is closed
-        here. ``early``: a CRIU that waits for this, prepared, whose plan the fill has. Raises
-        StepFailed: then no task is left here, and the room is empty and locked as
-        before.
+        here. ``early``: a CRIU that waits for this, prepared, whose plan the fill has. ``epoll``:
+        what CRIU could not dump of epoll sets, which is put in again. Raises StepFailed: then no
+        task is left here, and the room is empty and locked as before.
         """
         for mark in ("resumed", "at-door"):
             (self._images / mark).unlink(missing_ok=True)
@@ -114,17 +116,28 @@ class RestoringTree:
             raise
         if not held:
             self.drop()
-            raise self._failed(explain(self._images / "restore.log"))
+            raise self._failed(self._cause())
         try:
             self._memory.wait(until, early.check if early is not None else lambda: None)
             if early is not None:
                 early.close()
+            self._put_in(epoll)
         except BaseException:
             self.drop()
             raise
 
+    def _put_in(self, entries: Sequence[Entry]) -> None:
+        try:
+            epoll_sets.put_in(entries, self._criu.tree())
+        except OSError as error:
+            raise self._failed(f"an epoll set lacks a file: {error}") from error
+
     def _start(self, criu: Criu, options: list[str], pipes: dict[int, int], mark: str) -> None:
         ends: dict[int, int] = {}
+        last = pids.place(pids.of_image(self._images), pids.limit())
+        if last is None:
+            raise self._failed("its tasks leave CRIU too few ids in a row")
+        pids.set_last(self._room, last)  # attempts before this one have used some up
         try:
             for fd in (STDOUT_FD, STDERR_FD):
                 ends[fd] = os.open(f"/proc/{self._room.init}/fd/{fd}", os.O_WRONLY)
@@ -150,10 +163,10 @@ class RestoringTree:
             except (LiveshiftError, OSError) as error:
                 self.drop()
                 raise self._failed(str(error)) from error
-        ended = self._criu.tell("go", deadline_s)
+        ended = self._tell_go(deadline_s)
         if not self.resumed():
             self.drop()
-            why = explain(self._images / "restore.log") if ended else "CRIU did not finish"
+            why = self._cause() if ended else "CRIU did not finish"
             raise self._failed(why)
         self._memory.let_go(lambda: evict(self._room))
         self._criu.close()
@@ -163,9 +176,9 @@ class RestoringTree:
         """Have CRIU let go of the tasks, every one of them stopped; raises StepFailed with none
         left when it does not come to that."""
         self._need_memory()
-        ended = self._criu.tell("go", deadline_s)
+        ended = self._tell_go(deadline_s)
         if not (self._images / "at-door").exists():
-            why = explain(self._images / "restore.log") if ended else "CRIU did not finish"
+            why = self._cause() if ended else "CRIU did not finish"
         elif moving := self._moving(STOP_S):
             why = f"{moving} was not left stopped"
         else:
@@ -226,6 +239,10 @@ class RestoringTree:
         if (self._images / "unlocked").exists():
             self._lock_again()
         self._criu.close()
+
+    def _tell_go(self, deadline_s: float) -> bool:
+        """New ids go on above those of the tree, as at its source: the ids below stay CRIU's."""
+        return self._criu.tell(f"go {pids.highest(pids.of_image(self._images))}", deadline_s)
 
     def _open_network(self) -> None:
         (self._images / "unlocked").write_text(f"{time.time():.9f}\n")
@@ -293,8 +310,14 @@ class RestoringTree:
             time.sleep(0.01)
         return not self._room.alive()
 
-    def _failed(self, why: str) -> StepFailed:
-        return StepFailed("restore", f"CRIU could not restore {self._room.plan.hostname}: {why}")
+    def _cause(self) -> Cause:
+        return explain(self._images / "restore.log")
+
+    def _failed(self, why: str | Cause) -> StepFailed:
+        kind, words = StepFailed, why
+        if isinstance(why, Cause):
+            kind, words = why.of_restore(), why.words
+        return kind("restore", f"CRIU could not restore {self._room.plan.hostname}: {words}")
 
 
 def _send(pids: Iterable[int], signum: signal.Signals) -> None:

@@ -6,6 +6,7 @@ restores only the tree below process 1. What is private to a capsule and moves w
 
 ``/tmp``        a directory of the capsule on this host (shared paths below /tmp stay visible)
 ``/dev/shm``    a tmpfs, which also holds the interposer's pages (``PAGES``)
+``/dev/pts``    a devpts: its pseudo-terminals, whose numbers are free wherever it comes
 ``/etc/hosts``  the job's names and mobile addresses
 
 Hidden from it are the host's own directories of liveshift (sockets, images, keys, other capsules):
@@ -37,10 +38,17 @@ PRIVATE = ("/tmp/", "/dev/shm/")
 CGROUP = "/sys/fs/cgroup"
 
 PID_FLOOR = 1000
-"""Pids below this are left to CRIU and its helpers (``ns_last_pid`` before the first task)."""
+"""Pids below this are left to CRIU and its helpers (``ns_last_pid`` before the first task); see
+pids.py."""
 
 STDOUT_FD, STDERR_FD = 20, 21
 """Where capsule-init keeps the write ends of the command's stdout and stderr pipes."""
+
+OUTPUT_PAGE_FD = 22
+"""Where it keeps what it says of the log (output.py)."""
+
+LOG_MAX, LOG_KEEP = 64 << 20, 8
+"""Bytes of one segment of the log, and how many segments are kept, where nothing else is said."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,8 @@ class RoomPlan:
     ``directory`` is the capsule's own directory on this host, ``netns`` the file of the network
     namespace to join; ``uid``, ``gid`` and ``groups`` are those of the person who asked. Of
     ``shared`` those that lie below /tmp or /dev/shm are mounted into the capsule's own.
-    ``hidden`` directories look empty inside.
+    ``hidden`` directories look empty inside. What the command prints is kept in ``log_keep`` files
+    of ``log_max`` bytes.
     """
 
     directory: Path
@@ -62,10 +71,13 @@ class RoomPlan:
     groups: tuple[int, ...]
     shared: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
+    log_max: int = LOG_MAX
+    log_keep: int = LOG_KEEP
 
     @property
     def log(self) -> Path:
-        return self.directory / "output.log"
+        """The directory of what the command prints (output.py)."""
+        return self.directory / "output"
 
     @property
     def status(self) -> Path:
@@ -113,13 +125,13 @@ def start(plan: RoomPlan, argv: Sequence[str], env: Mapping[str, str], cwd: str)
     return _build(plan, ask, env)
 
 
-def build_empty(plan: RoomPlan, root_pid: int, pid_floor: int) -> Room:
+def build_empty(plan: RoomPlan, root_pid: int, last_pid: int) -> Room:
     """Build the room for a tree that CRIU will restore, its root task having pid ``root_pid``.
 
-    ``pid_floor`` must lie above every pid of that tree, so that CRIU's own helpers take none
-    of them. Raises LiveshiftError; nothing is left then.
+    ``last_pid``: after it come the ids of CRIU and its helpers (:func:`pids.place`). Raises
+    LiveshiftError; nothing is left then.
     """
-    ask = ["--pid-floor", str(pid_floor), "--adopt", str(root_pid)]
+    ask = ["--pid-floor", str(last_pid), "--adopt", str(root_pid)]
     return _build(plan, ask, {"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")})
 
 
@@ -185,17 +197,19 @@ def enter(room: Room, *spaces: str) -> list[str]:
 def _build(plan: RoomPlan, ask: list[str], env: Mapping[str, str]) -> Room:
     plan.tmp.mkdir(parents=True, exist_ok=True)
     plan.tmp.chmod(0o1777)
+    plan.log.mkdir(mode=0o700, exist_ok=True)
     hosts = plan.directory / "hosts"
     hosts.write_text(plan.hosts_file)
     command = [str(files("liveshift.criu_glue") / "capsule-init")]
     command += ["--netns", str(plan.netns), "--hostname", plan.hostname]
-    command += ["--log", str(plan.log), "--status", str(plan.status)]
+    command += ["--log", str(plan.log), "--log-max", str(plan.log_max)]
+    command += ["--log-keep", str(plan.log_keep), "--status", str(plan.status)]
     command += ["--bind", str(plan.tmp), "/tmp", "--tmpfs", "/dev/shm"]
     command += ["--open-directory", PAGES]
     for path in plan.shared:
         if path.startswith(PRIVATE):
             command += ["--bind", path, path]
-    command += ["--bind", str(hosts), "/etc/hosts", "--proc", "--sysfs"]
+    command += ["--bind", str(hosts), "/etc/hosts", "--proc", "--sysfs", "--devpts"]
     if os.path.ismount(CGROUP):
         command += ["--bind", CGROUP, CGROUP]  # the fresh /sys covers it
     for path in sorted(plan.hidden):  # after all that could bring one of them back

@@ -13,16 +13,19 @@ import os
 import stat
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
 import psutil
 
-from . import gpu_tasks
+from . import epoll_sets, file_locks, gpu_tasks, lost_names, pids, terminals, unix_sockets
+from .file_locks import FileLock, Held
+from .found import NeededFile, Survey
 from .gpu_tasks import GpuTask
 from .mounts import Place, Placement
 from .room import STDERR_FD, STDOUT_FD, Room
+from .tree import in_order, inner_pid, tasks
 
 UNMOVABLE = {
     "anon_inode:[io_uring]": (
@@ -41,38 +44,14 @@ PLAIN_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pt
 
 
 @dataclass(frozen=True)
-class NeededFile:
-    """A file that must be on the destination as it is here: path, bytes, ELF build id or ''."""
-
-    path: str
-    size: int
-    build_id: str
-
-
-@dataclass(frozen=True)
-class Survey:
-    """What a move of the capsule involves; sizes in bytes, pids as the capsule sees them."""
-
-    pids: tuple[int, ...]
-    resident: int
-    shared_memory: int
-    needed: tuple[NeededFile, ...]
-    directories: tuple[str, ...]
-    single_files: tuple[str, ...]
-    mapped_writable: tuple[str, ...]
-    problems: tuple[tuple[str, str], ...]
-    """(what stands in the way, what to do), one for each finding."""
-    gpu_tasks: tuple[GpuTask, ...] = ()
-    """Those that have to do with a GPU; what of it stands in the way others decide."""
-
-
-@dataclass(frozen=True)
 class Changing:
     """Files of a tree that may have changed without their size and time saying so, or that go
     along only if they are open; paths as the capsule sees them."""
 
     single_files: tuple[str, ...]
     mapped_writable: tuple[str, ...]
+    locks: tuple[Held, ...] = ()
+    """File locks with which it cannot leave."""
 
 
 @dataclass
@@ -82,6 +61,7 @@ class _Findings:
     single: set[str] = field(default_factory=set)
     mapped_writable: set[str] = field(default_factory=set)
     problems: dict[tuple[str, str], None] = field(default_factory=dict)
+    locks: dict[Held, None] = field(default_factory=dict)
 
 
 def survey(room: Room, root_pid: int, placement: Placement) -> Survey:
@@ -95,7 +75,7 @@ def survey(room: Room, root_pid: int, placement: Placement) -> Survey:
 
 def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
     found = _Findings()
-    pids: list[int] = []
+    seen: list[int] = []
     on_gpus: list[GpuTask] = []
     resident = 0
     init = psutil.Process(room.init)
@@ -103,8 +83,8 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
     for task in tasks(room):
         try:
             inner = inner_pid(task.pid)
-            who = f"process {inner} ({task.name()})"
-            pids.append(inner)
+            who = _who(task.pid)
+            seen.append(inner)
             resident += task.memory_info().rss
             if task.ppid() == init.pid and inner != root_pid:
                 found.problems[
@@ -114,6 +94,8 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
             mounts = placement.mounts_of(task.pid)
             _look_at_maps(task.pid, found)
             _look_at_descriptors(task.pid, who, own_pipes, placement, mounts, found)
+            found.problems |= dict.fromkeys(lost_names.look(task.pid, who, placement, mounts))
+            found.problems |= dict.fromkeys(terminals.of_task(task.pid, who))
             if (gpu_task := gpu_tasks.look(task.pid, inner, task.name())) is not None:
                 on_gpus.append(gpu_task)
             cwd = os.readlink(f"/proc/{task.pid}/cwd")
@@ -121,25 +103,34 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
                 found.directories.add(cwd)
         except (FileNotFoundError, psutil.NoSuchProcess):
             continue  # ended while we looked
-    if not pids:
+    if not seen:
         raise ProcessLookupError(f"no task runs in {room.plan.hostname}")
+    found.problems |= dict.fromkeys(terminals.of_room(room.root))
+    tree = in_order(room, root_pid)
+    found.problems |= dict.fromkeys(epoll_sets.find(tree)[1])
+    found.problems |= dict.fromkeys(unix_sockets.outside(room, [*tree.items()]))
+    for held in file_locks.lasting(found.locks, lambda: changing(room, placement).locks):
+        found.problems[str(held), file_locks.REMEDY] = None
     mounts = placement.mounts_of(room.init)
-    elsewhere = {
-        path
-        for path in found.needed
-        if placement.of_path(path, mounts) not in (Place.PRIVATE, Place.CARRIED)
-    }
+    places = {path: placement.of_path(path, mounts) for path in sorted(found.needed)}
+    needed = []
+    for path, place in places.items():
+        if place in (Place.PRIVATE, Place.CARRIED):
+            continue
+        if (file := fingerprint(path, room.root)) is not None:
+            needed.append(replace(file, size=-1) if place is Place.SHARED else file)
     shm = os.statvfs(room.root / "dev/shm")
     return Survey(
-        pids=tuple(sorted(pids)),
+        pids=tuple(sorted(seen)),
         resident=resident,
         shared_memory=(shm.f_blocks - shm.f_bfree) * shm.f_frsize,
-        needed=tuple(filter(None, (fingerprint(path, room.root) for path in sorted(elsewhere)))),
+        needed=tuple(needed),
         directories=tuple(sorted(found.directories)),
         single_files=tuple(sorted(found.single)),
         mapped_writable=tuple(sorted(found.mapped_writable)),
         problems=tuple(found.problems),
         gpu_tasks=tuple(sorted(on_gpus, key=lambda task: task.pid)),
+        ids=pids.in_use(room),
     )
 
 
@@ -165,23 +156,9 @@ def changing(room: Room, placement: Placement) -> Changing:
         raise ProcessLookupError(f"{room.plan.hostname} has just ended") from gone
     if not seen:
         raise ProcessLookupError(f"no task runs in {room.plan.hostname}")
-    return Changing(tuple(sorted(found.single)), tuple(sorted(found.mapped_writable)))
-
-
-def tasks(room: Room) -> list[psutil.Process]:
-    """Every process of the room below process 1."""
-    try:
-        return list(psutil.Process(room.init).children(recursive=True))
-    except psutil.NoSuchProcess:
-        return []
-
-
-def inner_pid(pid: int) -> int:
-    """The pid that a task has inside its capsule."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("NSpid:"):
-            return int(line.split()[-1])
-    raise FileNotFoundError(f"/proc/{pid}/status names no NSpid")
+    return Changing(
+        tuple(sorted(found.single)), tuple(sorted(found.mapped_writable)), tuple(found.locks)
+    )
 
 
 def fingerprint(path: str, root: Path = Path("/")) -> NeededFile | None:
@@ -270,8 +247,16 @@ def _look_at_descriptors(
             continue
         if not target.startswith("/") or target.endswith(" (deleted)"):
             continue
-        flags, mount_id = _fdinfo(pid, fd)
+        flags, mount_id, locks = _fdinfo(pid, fd)
+        if mount_id not in mounts:
+            found.problems[
+                f"{who} has {target} open on a mount that is not in its capsule", "close it"
+            ] = None
+            continue
         place = placement.of_open_file(target, mount_id, mounts)
+        if locks and place in (Place.SHARED, Place.FOREIGN):
+            holder = who or _who(pid)
+            found.locks |= {Held(holder, k, target): None for k in locks if k.keeps_others_out}
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         if place is Place.FOREIGN and writable:
             mount_point, kind = mounts.get(mount_id, ("?", "unknown"))
@@ -285,6 +270,8 @@ def _look_at_descriptors(
             found.single.add(target)
         elif place in (Place.LOCAL, Place.FOREIGN):
             found.needed.add(target)
+        elif place is Place.SHARED:  # the file itself may come and go
+            found.directories.add(os.path.dirname(target))
 
 
 def _look_at_device(who: str, target: str, found: _Findings) -> None:
@@ -304,11 +291,13 @@ def _descriptors(pid: int) -> Iterator[tuple[int, str]]:
             continue
 
 
-def _fdinfo(pid: int, fd: int) -> tuple[int, int]:
-    """(open flags, mount id) of a descriptor."""
-    values = dict(
-        line.split(":", 1)
-        for line in Path(f"/proc/{pid}/fdinfo/{fd}").read_text().splitlines()
-        if ":" in line
-    )
-    return int(values["flags"], 8), int(values["mnt_id"])
+def _fdinfo(pid: int, fd: int) -> tuple[int, int, list[FileLock]]:
+    """(open flags, mount id, locks) of a descriptor."""
+    text = Path(f"/proc/{pid}/fdinfo/{fd}").read_text()
+    values = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    locks = list(file_locks.parse(text)) if "lock" in values else []
+    return int(values["flags"], 8), int(values["mnt_id"]), locks
+
+
+def _who(pid: int) -> str:
+    return f"process {inner_pid(pid)} ({psutil.Process(pid).name()})"

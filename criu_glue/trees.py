@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from . import below
+from . import below, sparse, statx
+from .statx import Stat
 
 BLOCK = 1 << 20
 Stamp = tuple[int, int, int, int]
@@ -46,14 +47,12 @@ class Tree:
 
 def listing(tree: Tree) -> dict[str, Stamp]:
     """Relative name → stamp, parents before children; what vanishes meanwhile is left out."""
-    names = tree.only if tree.only is not None else _walk(tree.source)
-    found: dict[str, Stamp] = {}
-    for name in names:
-        with contextlib.suppress(*GONE):
-            s = os.lstat(tree.source / name)
-            if not stat.S_ISSOCK(s.st_mode):  # bound again by CRIU with its socket
-                found[name] = (s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino)
-    return found
+    seen = walk(tree.source) if tree.only is None else _named(tree.source, tree.only)
+    return {
+        name: (s.size, s.mtime_ns, s.ctime_ns, s.inode)
+        for name, s in seen
+        if not stat.S_ISSOCK(s.mode)  # bound again by CRIU with its socket
+    }
 
 
 def changed(before: dict[str, Stamp], now: dict[str, Stamp], always: Iterable[str]) -> list[str]:
@@ -67,8 +66,9 @@ def pack(
 ) -> None:
     """Send the named entries (directories without their content) as a tar stream.
 
-    Those ``forced`` replace what is there whatever its age. A file that shrinks or vanishes while
-    it is read in pass one is padded or left out: the second pass sends it again.
+    Those ``forced`` replace what is there whatever its age. Of a file with holes its data is sent
+    (sparse.py). A file that shrinks or vanishes while it is read in pass one is padded or left out:
+    the second pass sends it again.
     """
     with tarfile.open(mode="w|", fileobj=cast(BinaryIO, _Writer(write)), bufsize=BLOCK) as tar:
         tar.copybufsize = BLOCK  # type: ignore[attr-defined]
@@ -79,7 +79,7 @@ def pack(
                 info = cast(tarfile.TarInfo | None, seen)  # tarfile knows no sockets
                 if info is None:
                     continue
-                content = _open_file(tree.source, name) if info.isreg() else None
+                content = open_file(tree.source, name) if info.isreg() else None
             except GONE:
                 continue
             if content:
@@ -87,10 +87,21 @@ def pack(
             if name in always:
                 info.pax_headers = {FORCED: "1"}
             with content or contextlib.nullcontext():
-                tar.addfile(info, cast(BinaryIO, _Padded(content, info.size)) if content else None)
+                tar.addfile(info, cast(BinaryIO, _content(info, content)) if content else None)
 
 
-def _open_file(top: Path, name: str) -> BinaryIO:
+def _content(info: tarfile.TarInfo, file: BinaryIO) -> _Padded | sparse.Packed:
+    """What is read of a file; an entry with holes is changed to be one."""
+    if sparse.has_holes(file):
+        packed = sparse.Packed(file)
+        if packed.size < info.size:
+            info.pax_headers = {**info.pax_headers, sparse.HEADER: str(packed.file_size)}
+            info.size = packed.size
+            return packed
+    return _Padded(file, info.size)
+
+
+def open_file(top: Path, name: str) -> BinaryIO:
     """Open a file through no link: a job may put one in its place while root looks elsewhere.
 
     Raises NotADirectoryError where a link is met.
@@ -108,14 +119,14 @@ def _open_file(top: Path, name: str) -> BinaryIO:
 def remove(root: Path, names: Iterable[str]) -> None:
     """Remove what is gone at the source, children before parents; directories only once empty.
 
-    Nothing is removed through a symbolic link: where a directory has become one, its children went
-    with it, and those that the link leads to are others.
+    Nothing is removed through a symbolic link or on another mount: where a directory has become a
+    link, its children went with it, and those that the link leads to are others.
     """
     with below.opened(root) as top:
         for name in sorted(names, key=len, reverse=True):
             with (
                 contextlib.suppress(OSError, below.UnfitName),
-                below.parent_of(top, name) as (parent, last),
+                below.parent_of(top, name, one_mount=True) as (parent, last),
             ):
                 there = os.lstat(last, dir_fd=parent).st_mode
                 (os.rmdir if stat.S_ISDIR(there) else os.unlink)(last, dir_fd=parent)
@@ -135,24 +146,35 @@ def unchanged(root: Path, stamps: Mapping[str, Sequence[int]]) -> set[str]:
     return same
 
 
-def _walk(top: Path) -> Iterator[str]:
-    """Everything below a directory, by relative name, staying on its file system."""
-    if not top.is_dir():
-        return
-    device = os.lstat(top).st_dev
-    yield "."
-    for directory, folders, names in os.walk(top):
-        relative = os.path.relpath(directory, top)
-        folders[:] = [f for f in folders if _same_device(os.path.join(directory, f), device)]
-        for name in (*folders, *names):
-            yield os.path.normpath(os.path.join(relative, name))
+def _named(top: Path, names: Iterable[str]) -> Iterator[tuple[str, Stat]]:
+    for name in names:
+        with contextlib.suppress(*GONE):
+            yield name, statx.lstat(f"{top}/{name}")
 
 
-def _same_device(path: str, device: int) -> bool:
+def walk(top: Path) -> Iterator[tuple[str, Stat]]:
+    """Everything below a directory, by relative name, parents first.
+
+    What is mounted below it is left out, files too, also where it is the same file system.
+    """
     try:
-        return os.lstat(path).st_dev == device
-    except FileNotFoundError:
-        return False
+        own = statx.stat(top)
+    except GONE:
+        return
+    if not stat.S_ISDIR(own.mode):
+        return
+    yield ".", own
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        inside: list[str] = []
+        with contextlib.suppress(OSError):  # it is gone, or nobody may look into it
+            inside = os.listdir(top / folder)
+        for name, s in _named(top, [folder + name for name in inside]):
+            if s.mount == own.mount:
+                yield name, s
+                if stat.S_ISDIR(s.mode):
+                    folders.append(name + "/")
 
 
 @dataclass

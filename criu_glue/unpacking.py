@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
 import tarfile
 import threading
 from pathlib import Path
+from typing import IO, cast
 
 from ..errors import StepFailed
-from . import below
+from . import below, sparse
 from .rights import User, become
 from .trees import BLOCK, FORCED, GONE, SAME_AGE_NS
 
@@ -97,7 +97,7 @@ class Unpacker:
                             self._take(tar, member, top)
                             tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
                 except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
-                    raise StepFailed("files", f"a damaged stream of files: {error}") from error
+                    raise StepFailed("files", f"the stream of files is damaged: {error}") from error
                 while stream.read(BLOCK):  # the padding after tar's end mark
                     pass
         except BaseException as error:
@@ -107,12 +107,21 @@ class Unpacker:
         below.plain(member.name)
         self._check(member)
         try:
-            with below.parent_of(top, member.name, make=True) as (parent, last):
+            with below.parent_of(top, member.name, make=True, one_mount=not self._as_user) as (
+                parent,
+                last,
+            ):
                 spared = self._sparing and _spare(member, parent, last)
                 if not spared and self._put(tar, member, top, parent, last):
                     self.written.append(member.name)
         except NotADirectoryError:
             pass  # the job put a link in a directory's place while its files were read
+        except below.OtherMount as error:
+            raise StepFailed(
+                "files",
+                f"{member.name} would come to lie on what is mounted below its directory here",
+                hint="nothing may be mounted below a carried path; list what is under files.shared",
+            ) from error
         except PermissionError as error:
             if not self._as_user:
                 raise
@@ -128,7 +137,7 @@ class Unpacker:
         if not -_LATEST_S < member.mtime < _LATEST_S:  # not so for NaN either
             raise ValueError(f"{member.name}: a time that nothing has")
         if member.issparse():
-            raise ValueError(f"{member.name}: a file with holes, which are sent as zeros")
+            raise ValueError(f"{member.name}: a file with holes in one of tar's own ways")
         if member.name == "." and not member.isdir():
             raise ValueError("something else in the place of the directory itself")
         user = self._user
@@ -189,18 +198,25 @@ class Unpacker:
                 raise
             fd = self._open_there(parent, last, error)
         try:
-            content = tar.extractfile(member)
-            left = member.size
-            while content is not None and left:
-                data = content.read(min(left, BLOCK))
-                if not data:
-                    raise tarfile.ReadError(f"{member.name} ends early")
-                left -= len(data)
-                while data:
-                    data = data[os.write(fd, data) :]
+            content = cast(IO[bytes], tar.extractfile(member))  # a regular file has one
+            if sparse.HEADER in member.pax_headers:
+                sparse.unpack(content, member.size, int(member.pax_headers[sparse.HEADER]), fd)
+            else:
+                self._write_plain(content, member, fd)
             _dress(fd, member, lenient=self._as_user)
         finally:
             os.close(fd)
+
+    @staticmethod
+    def _write_plain(content: IO[bytes], member: tarfile.TarInfo, fd: int) -> None:
+        left = member.size
+        while left:
+            data = content.read(min(left, BLOCK))
+            if not data:
+                raise tarfile.ReadError(f"{member.name} ends early")
+            left -= len(data)
+            while data:
+                data = data[os.write(fd, data) :]
 
     def _open_there(self, parent: int, last: str, error: PermissionError) -> int:
         """A file in a directory the user may not change, which they may write to all the same."""
@@ -236,7 +252,7 @@ class Unpacker:
         if not stat.S_ISDIR(mode):
             os.unlink(last, dir_fd=parent)
         elif not self._as_user:  # a host's own is not ours to remove
-            shutil.rmtree(last, dir_fd=parent)
+            below.remove_all(parent, last)
 
 
 class _Entry(tarfile.TarInfo):
@@ -279,7 +295,7 @@ def _put_directory(member: tarfile.TarInfo, parent: int, last: str) -> None:
         mode = None
     if mode is None:
         os.mkdir(last, 0o700, dir_fd=parent)
-    fd = below.open_below(parent, last, os.O_RDONLY | os.O_DIRECTORY)
+    fd = below.open_below(parent, last, os.O_RDONLY | os.O_DIRECTORY, one_mount=True)
     try:
         _dress(fd, member)
     finally:

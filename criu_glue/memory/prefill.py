@@ -310,7 +310,7 @@ class Prefill:
             count += len(of)
         raw = _PLAN.pack(_MAGIC, len(plan), count, 0) + processes + mappings
         if len(raw) > PLAN_LIMIT:
-            raise PrefillLost(f"{count} mappings")
+            raise PrefillLost(f"it has {count} mappings, too many to place ahead")
         os.ftruncate(self.plan_fd, len(raw))
         self._plan = mmap.mmap(self.plan_fd, len(raw))
         self._plan[:] = raw

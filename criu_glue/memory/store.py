@@ -67,11 +67,11 @@ class Want(NamedTuple):
 def read_table(raw: bytes | memoryview) -> dict[int, ProcessTable]:
     """The table as it comes over the wire (MessagePack); raises StepFailed."""
     if (count := _entries(bytes(raw[:5]))) > PROCESSES_MOST:
-        raise StepFailed("ship", f"a table of the memory of {count} processes")
+        raise StepFailed("ship", f"the table of memory names {count} processes: too many")
     try:
         return msgspec.msgpack.decode(raw, type=dict[int, ProcessTable])
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise StepFailed("ship", f"no table of memory: {error}") from error
+        raise StepFailed("ship", f"the table of memory is not understood: {error}") from error
 
 
 def _entries(head: bytes) -> int:
@@ -100,7 +100,7 @@ class MemoryStore:
         self.written = 0.0  # when a chunk last began to be written, or was; monotonic seconds
         self._why = f"the memory store in {directory}"
         if not 0 <= limit < 1 << 44:
-            raise StepFailed("ship", f"{limit} bytes of memory are announced")
+            raise StepFailed("ship", f"{limit} bytes of memory were announced: no store holds that")
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             if fresh:
@@ -175,9 +175,10 @@ class MemoryStore:
             for pid, process in table.items():
                 if len(process.runs) % 16 or len(process.runs) > TABLE_LIMIT:
                     size = len(process.runs)
-                    raise StepFailed("ship", f"a table of memory with {size} bytes of runs")
+                    raise StepFailed("ship", f"the table of memory has {size} bytes of runs")
                 if not (0 < pid < 1 << 32 and 0 <= process.incarnation < 1 << 32):
-                    raise StepFailed("ship", f"a table of process {pid}, {process.incarnation}")
+                    who = f"the process {pid}, {process.incarnation}"
+                    raise StepFailed("ship", f"the table of memory names {who}")
                 self._do(
                     "ship", self._calls.store_image, store, pid, process.incarnation,
                     self._ffi.cast("uint64_t *", self._bytes(process.runs)),

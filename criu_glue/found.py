@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was found in a capsule: data alone, for messages carry it, and the command line reads them.
+Who looks is survey.py, along.py and footprint.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .gpu_tasks import GpuTask
+
+
+@dataclass(frozen=True)
+class Along:
+    """A directory that goes along; ``path`` is the capsule's name for it.
+
+    ``files``: entries of any kind; ``size``: bytes that are sent, without holes; ``recent``: those
+    of files that were written in the last RECENT_S seconds. ``place``: of a carried path, as of
+    :func:`place_of`.
+    """
+
+    path: str
+    files: int
+    size: int
+    recent: int
+    place: tuple[str, str] = ("", "")
+
+
+@dataclass(frozen=True)
+class NeededFile:
+    """A file that must be on the destination as it is here: path, bytes, ELF build id or ''.
+
+    ``size`` is -1 on a shared path: it is the same file there, and may grow meanwhile.
+    """
+
+    path: str
+    size: int
+    build_id: str
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a move of the capsule involves; sizes in bytes, pids as the capsule sees them."""
+
+    pids: tuple[int, ...]
+    resident: int
+    shared_memory: int
+    needed: tuple[NeededFile, ...]
+    directories: tuple[str, ...]
+    single_files: tuple[str, ...]
+    mapped_writable: tuple[str, ...]
+    problems: tuple[tuple[str, str], ...]
+    """(what stands in the way, what to do), one for each finding."""
+    gpu_tasks: tuple[GpuTask, ...] = ()
+    """Those that have to do with a GPU; what of it stands in the way others decide."""
+    along: tuple[Along, ...] = ()
+    """The directories that go along, which the source looks through besides."""
+    ids: tuple[int, ...] = ()
+    """Of all threads, process groups and sessions, as the capsule sees them (pids.py)."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """All processes of a capsule together; memory in bytes, resident or swapped out.
+
+    ``private``: anonymous memory, where a page that processes share after a fork counts once;
+    ``copied``: the same where each of them counts it. ``shared``: mapped shared memory, files of
+    /dev/shm among it. ``mappings``: lines of their maps; ``shared_mappings``: those of
+    shared memory without a name.
+    """
+
+    private: int
+    shared: int
+    processes: int
+    threads: int
+    mappings: int
+    copied: int = 0
+    shared_mappings: int = 0

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capsule's log on its way to another host, while it grows.
+
+Each segment is a stream of its own, ``output:`` and the name of its file. What was sent stays sent:
+capsule-init takes back only what is no whole record, and nothing behind ``Written.end`` is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from typing import BinaryIO
+
+from . import output
+from .room import Room
+
+Send = Callable[[str, bytes], None]
+
+BLOCK = 1 << 20
+"""Bytes of the log that are in memory at a time."""
+
+
+class OutputSender:
+    """Hands a log to ``send(stream, bytes)``; no bytes end a stream. One thread at a time."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._log = room.plan.log
+        self._file: BinaryIO | None = None  # the segment that is not sent to its end
+        self._begins = 0
+        self._at = 0  # the offset up to which the log was sent
+
+    def send_new(self, send: Send) -> None:
+        """Send what has come since the last call; raises LiveshiftError if the room has ended, and
+        what ``send`` raises."""
+        more = True
+        while more:
+            begins = output.segments(self._log)
+            if self._file is None and not self._open(begins):
+                return
+            more = any(start > self._begins for start in begins)  # then this one does not grow
+            self._send_segment(send, last=not more)
+
+    def finish(self, send: Send) -> None:
+        """Send the rest: no task of the capsule runs. A gap at its end is sent as an empty
+        segment."""
+        self.send_new(send)
+        self._end_segment(send)
+        end = output.written(self._room).end
+        if self._at < end < output.UNKNOWN:
+            send(_stream(end), b"")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self, begins: list[int]) -> bool:
+        """Open the first segment that was not sent; False when there is none."""
+        for start in begins:
+            if start >= self._at:
+                with contextlib.suppress(FileNotFoundError):  # rotated away just now
+                    self._file = output.segment(self._log, start).open("rb")
+                    self._begins = self._at = start
+                    return True
+        return False
+
+    def _send_segment(self, send: Send, last: bool) -> None:
+        assert self._file is not None
+        # In this order: before process 1 says where the log ends it has written nothing.
+        size = os.fstat(self._file.fileno()).st_size
+        until = min(self._begins + size, output.written(self._room).end)
+        self._file.seek(self._at - self._begins)
+        while self._at < until and (data := self._file.read(min(BLOCK, until - self._at))):
+            send(_stream(self._begins), data)
+            self._at += len(data)
+        if not last:
+            self._end_segment(send)
+
+    def _end_segment(self, send: Send) -> None:
+        if self._file is not None:
+            send(_stream(self._begins), b"")
+            self.close()
+
+
+def _stream(begins: int) -> str:
+    return f"output:{begins:020}"

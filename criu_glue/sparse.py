@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files with holes in a tar stream: what is data goes, and where; a hole takes no bytes.
+
+An entry with holes has the header ``LIVESHIFT.sparse``, the file's size in bytes. Its content is
+extents in order, each an offset and a length (8 bytes each, little-endian) and that much data. The
+length of all of it is the entry's size. tar's own formats for this hold a list of all extents in
+memory, or in headers without a bound; here neither end does.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from array import array
+from collections.abc import Iterator
+from typing import BinaryIO, Protocol
+
+HEADER = "LIVESHIFT.sparse"
+BLOCK = 1 << 20
+NARROW = 16 << 10
+"""Bytes of a hole that is sent as zeros, to bound how many extents there are."""
+_EXTENT = struct.Struct("<QQ")
+_FAR = 1 << 63  # no offset of a file is so large (off_t)
+
+
+class Readable(Protocol):
+    """What tarfile gives for an entry's content."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+def extents(fd: int, size: int) -> Iterator[tuple[int, int]]:
+    """(offset, length) of all data of a file, in order, with narrow holes in it. Of a file system
+    that knows no holes it is all of the file."""
+    start = end = 0
+    for at, until in _data(fd, size):
+        if start < end and at - end < NARROW:
+            end = until
+            continue
+        if start < end:
+            yield start, end - start
+        start, end = at, until
+    if start < end:
+        yield start, end - start
+
+
+def _data(fd: int, size: int) -> Iterator[tuple[int, int]]:
+    """(offset, end), as lseek(2) tells by SEEK_DATA and SEEK_HOLE."""
+    at = 0
+    while at < size:
+        try:
+            at = os.lseek(fd, at, os.SEEK_DATA)
+            end = min(os.lseek(fd, at, os.SEEK_HOLE), size)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return  # a hole to the end, or the file is shorter now
+        if at < end:
+            yield at, end
+            at = end
+
+
+def has_holes(file: BinaryIO) -> bool:
+    """Whether less is stored than its size says. A file system that compresses does so, too."""
+    s = os.fstat(file.fileno())
+    return s.st_blocks * 512 < s.st_size
+
+
+class Packed:
+    """Reads a file as an entry's content; ``size`` is its length. Data that vanishes meanwhile is
+    read as zeros: the second pass sends such a file again."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.file_size = os.fstat(file.fileno()).st_size
+        self._extents = array("Q")  # offset, length and so on: there may be millions
+        for extent in extents(file.fileno(), self.file_size):
+            self._extents.extend(extent)
+        self.size = len(self._extents) * 8 + sum(self._extents[1::2])
+        self._content = self._read_all()
+        self._rest = b""
+
+    def read(self, n: int) -> bytes:
+        """Exactly ``n`` bytes, for which ``size`` must not be exceeded."""
+        parts, have = [self._rest], len(self._rest)
+        while have < n:
+            parts.append(next(self._content))
+            have += len(parts[-1])
+        whole = b"".join(parts)
+        self._rest = whole[n:]
+        return whole[:n]
+
+    def _read_all(self) -> Iterator[bytes]:
+        for at, length in zip(self._extents[::2], self._extents[1::2], strict=True):
+            yield _EXTENT.pack(at, length)
+            while length:
+                data = os.pread(self._file.fileno(), min(length, BLOCK), at)
+                data = data or bytes(min(length, BLOCK))
+                yield data
+                at += len(data)
+                length -= len(data)
+
+
+def unpack(content: Readable, left: int, file_size: int, fd: int) -> None:
+    """Write such an entry's content of ``left`` bytes into an empty file.
+
+    Raises ValueError for one that is not made like that; nothing beyond ``file_size`` is written.
+    """
+    if not 0 <= file_size < _FAR:
+        raise ValueError(f"a file of {file_size} bytes")
+    end = 0
+    while left:
+        at, length = _EXTENT.unpack(_exactly(content, _EXTENT.size))
+        left -= _EXTENT.size + length
+        if not end <= at < at + length <= file_size or left < 0:
+            raise ValueError(f"{length} bytes at {at} of a file of {file_size}, after {end}")
+        end = at + length
+        while at < end:
+            data = _exactly(content, min(end - at, BLOCK))
+            while data:
+                written = os.pwrite(fd, data, at)
+                data, at = data[written:], at + written
+    os.ftruncate(fd, file_size)
+
+
+def _exactly(content: Readable, size: int) -> bytes:
+    data = content.read(size)
+    if len(data) != size:
+        raise ValueError(f"{len(data)} bytes of {size} of a file with holes")
+    return data

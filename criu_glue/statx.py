@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""statx(2): what lstat(2) says of a file, and on which mount it lies.
+
+A bind mount of the same file system has the device number of its surroundings; only the mount id
+(STX_MNT_ID, Linux 5.8) tells it from them. Python offers no statx before 3.15.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+_AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_NO_AUTOMOUNT = -100, 0x100, 0x800
+_BASIC, _MNT_ID = 0x7FF, 0x1000
+_BUFFER = 256  # bytes; linux/stat.h, struct statx
+_HEAD = struct.Struct("<I24xH2xQQQ")  # mask, mode, inode, size, blocks
+_TIME = struct.Struct("<qI")
+_CTIME_AT, _MTIME_AT, _MOUNT_AT = 96, 112, 144
+
+_statx = ctypes.CDLL(None, use_errno=True).statx
+
+
+class Stat(NamedTuple):
+    """``mount`` is the mount id, as in /proc/PID/mountinfo; ``blocks`` are of 512 bytes."""
+
+    mode: int
+    inode: int
+    size: int
+    blocks: int
+    mtime_ns: int
+    ctime_ns: int
+    mount: int
+
+
+def lstat(path: str | Path) -> Stat:
+    """Of the path itself, also where it is a link. Raises OSError as lstat(2)."""
+    return _ask(path, _AT_SYMLINK_NOFOLLOW | _AT_NO_AUTOMOUNT)
+
+
+def stat(path: str | Path) -> Stat:
+    """Of what the path leads to. Raises OSError as stat(2)."""
+    return _ask(path, 0)
+
+
+def _ask(path: str | Path, flags: int) -> Stat:
+    raw = ctypes.create_string_buffer(_BUFFER)
+    if _statx(_AT_FDCWD, os.fsencode(path), flags, _BASIC | _MNT_ID, raw) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(path))
+    mask, mode, inode, size, blocks = _HEAD.unpack_from(raw)
+    if not mask & _MNT_ID:
+        raise OSError(f"the kernel does not say on which mount {path} lies (Linux 5.8 or newer)")
+    (mount,) = struct.unpack_from("<Q", raw, _MOUNT_AT)
+    return Stat(
+        mode, inode, size, blocks, _time_ns(raw, _MTIME_AT), _time_ns(raw, _CTIME_AT), mount
+    )
+
+
+def _time_ns(raw: ctypes.Array[ctypes.c_char], at: int) -> int:
+    seconds, ns = _TIME.unpack_from(raw, at)
+    return int(seconds) * 10**9 + int(ns)

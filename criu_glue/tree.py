@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of a capsule, as the host sees them, and the pids that they have inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from .room import Room
+
+
+def tasks(room: Room) -> list[psutil.Process]:
+    """Every process of the room below process 1."""
+    try:
+        return list(psutil.Process(room.init).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
+
+
+def inner_pid(pid: int) -> int:
+    """The pid that a task has inside its capsule."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("NSpid:"):
+            return int(line.split()[-1])
+    raise FileNotFoundError(f"/proc/{pid}/status names no NSpid")
+
+
+def in_order(room: Room, root_pid: int) -> dict[int, int]:
+    """The host's pid → the capsule's, of the tree in the order in which CRIU takes it: each process
+    before its children, these by age. {} when it has gone."""
+    found: dict[int, int] = {}
+    try:
+        children: dict[int, list[psutil.Process]] = {}
+        everyone = tasks(room)
+        for task in sorted(everyone, key=lambda task: (task.create_time(), task.pid), reverse=True):
+            children.setdefault(task.ppid(), []).append(task)
+        left = [t for t in children.get(room.init, ()) if inner_pid(t.pid) == root_pid]
+        while left:
+            task = left.pop()
+            found[task.pid] = inner_pid(task.pid)
+            left += children.get(task.pid, ())
+    except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
+        return {}
+    return found

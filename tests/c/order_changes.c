@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The agent gives another order while a thread is taking its number: after the thread has looked at
+ * the order, before it looks again. The agent may have read the clocks by then and have found this
+ * process still. So nothing may be taken, and nothing may be left of the try.
+ * needs: clocks.c process.c
+ */
+#include "agent.h"
+#include "clocks.h"
+
+#include <stdatomic.h>
+
+static void (*between)(void);
+
+/* What take() announces with lies between its two looks at the order. */
+static inline uint64_t fetch_add_and_pause(_Atomic uint64_t *at, uint64_t count) {
+    uint64_t before = atomic_fetch_add(at, count);
+    if (between != NULL)
+        between();
+    return before;
+}
+
+#undef atomic_fetch_add
+#define atomic_fetch_add(at, count)                                                                \
+    _Generic((at),                                                                                 \
+        _Atomic uint64_t *: fetch_add_and_pause((_Atomic uint64_t *)(at), count),                  \
+        default: fetch_add_only(at, count))
+#define fetch_add_only(at, count) atomic_fetch_add_explicit(at, count, memory_order_seq_cst)
+
+#include "gate.c"
+
+#define TARGET 9 /* more than are taken */
+
+static struct gate *gate;
+static struct agent agent;
+static struct liveshift_clock *waited_for;
+
+static void close_it(void) { agent_give(&agent, LIVESHIFT_CLOSED); }
+
+static void aim_again(void) {
+    agent.version++;
+    agent_give(&agent, LIVESHIFT_TARGET);
+}
+
+static void arm_again(void) { agent_arm(&agent, 0); }
+
+/* Another attempt that has come as far: only its number tells it from the one that was seen. */
+static void begin_anew(void) {
+    agent.attempt++;
+    agent_give(&agent, LIVESHIFT_TARGET);
+}
+
+static void open_it(void) { agent_give(&agent, LIVESHIFT_OPEN); }
+
+static void nothing(void) {}
+
+static enum gate_verdict try_while(void (*happens)(void)) {
+    struct gate_want want = {
+        .clock = (uint32_t)(waited_for - liveshift_clocks(gate->page)), .kind = 1, .count = 1};
+    struct gate_visit visit = {0};
+    between = happens;
+    enum gate_verdict verdict = gate_try(gate, &want, 1, tid_here(), &visit);
+    between = NULL;
+    return verdict;
+}
+
+static uint64_t counted(void) { return atomic_load(&gate->page->counters[1].started); }
+
+static void aim(void) {
+    agent_arm(&agent, 0);
+    agent_see_begun(&agent);
+    agent.targets[waited_for - liveshift_clocks(gate->page)] = TARGET;
+    agent_aim(&agent);
+}
+
+/* Nothing is taken, whatever the order was and is. */
+static void check_refused(void (*happens)(void)) {
+    uint64_t begun = atomic_load(&waited_for->announced), started = counted(),
+             progress = gate->progress;
+    CHECK_SAME(try_while(happens), GATE_ARMED);
+    CHECK_SAME(atomic_load(&waited_for->announced), begun);
+    CHECK_SAME(counted(), started);
+    CHECK_SAME(gate->progress, progress);
+}
+
+static void check_taken(void (*happens)(void)) {
+    uint64_t begun = atomic_load(&waited_for->announced), started = counted();
+    CHECK_SAME(try_while(happens), GATE_GO);
+    CHECK_SAME(atomic_load(&waited_for->announced), begun + 1);
+    CHECK_SAME(counted(), started + 1);
+    gate_end(waited_for);
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 3);
+    setenv("LIVESHIFT_PAGES", argv[2], 1);
+    gate = gate_here();
+    struct communicator_made made = {
+        .library = LIVESHIFT_GLOO, .id = 1, .size = 2, .rank = 0, .device = -1, .made_by = 'I'};
+    waited_for = clock_add(gate, communicator_add(gate, &made), -1, -1);
+    agent_open(&agent, argv[2], getpid());
+
+    check_taken(nothing); /* the gate is open */
+    check_refused(close_it);
+    open_it();
+    check_refused(arm_again);
+    open_it();
+    void (*orders[])(void) = {close_it, aim_again, arm_again, begin_anew};
+    for (unsigned i = 0; i < sizeof orders / sizeof *orders; i++) {
+        aim();
+        check_refused(orders[i]);
+        aim();
+        check_taken(nothing); /* within its target, and the order stands */
+    }
+    aim();
+    check_taken(open_it); /* what was closed and is open lets everybody pass */
+    return 0;
+}
