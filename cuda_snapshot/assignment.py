@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from .. import units
 from ..errors import Refused
 from .devices import Gpu
 
@@ -89,9 +90,9 @@ def _best(
         return max(alike or able, key=lambda gpu: (gpu.free_bytes, -gpu.index)).uuid
     reasons = "; ".join(f"{named(gpu)} {why[gpu.uuid]}" for gpu in targets)
     raise Refused(
-        f"no GPU there can take what is on {named(source)} ({source.name},"
-        f" {used[source.uuid] >> 20} MiB used): {reasons or 'there is none'}",
-        hint="choose a host with a free GPU of the same model, or end what uses those there",
+        f"no GPU of the destination can take what is on {named(source)} ({source.name},"
+        f" {units.size(used[source.uuid])} used): {reasons or 'there is none'}",
+        hint="choose a host with a free GPU of the same model, or end what uses those of this one",
     )
 
 
@@ -133,10 +134,11 @@ def _why_not(
     if needed is None:
         return None
     if target.memory_bytes < needed + MARGIN:
-        return f"has less memory ({_mib(target.memory_bytes)}, {_mib(needed + MARGIN)} needed)"
+        there, wanted = units.size(target.memory_bytes), units.size(needed + MARGIN)
+        return f"has less memory ({there}, {wanted} needed)"
     free = target.free_bytes + used.get(target.uuid, 0)  # its own goes away before
     if free < needed + MARGIN and target.uuid != source.uuid:
-        return f"has {_mib(free)} free, {_mib(needed + MARGIN)} needed"
+        return f"has {units.size(free)} free, {units.size(needed + MARGIN)} needed"
     return None
 
 
@@ -147,7 +149,3 @@ def _same_model(one: Gpu, other: Gpu) -> bool:
 def named(gpu: Gpu) -> str:
     """A GPU in a sentence: its number on its host, and as much of its uuid as tells it apart."""
     return f"GPU {gpu.index} ({gpu.uuid[:12]})"
-
-
-def _mib(size: int) -> str:
-    return f"{size >> 20} MiB"

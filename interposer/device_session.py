@@ -82,7 +82,7 @@ def request(op: Op, address: int = 0, size: int = 0, argument: int = 0) -> bytes
 def reply(packet: bytes) -> Reply:
     """One packet of the process's; ValueError where it has another size."""
     if len(packet) != REPLY.size:
-        raise ValueError(f"a reply of {len(packet)} bytes, not {REPLY.size}")
+        raise ValueError(f"the reply has {len(packet)} bytes, not {REPLY.size}")
     fields = REPLY.unpack(packet)
     return Reply(**(fields | {"trouble": text_of(fields["trouble"])}))
 

@@ -69,7 +69,7 @@ enum liveshift_want {
 struct liveshift_order {
     /* enum liveshift_want. What the fast path looks at. */
     _Atomic uint32_t want;
-    /* Number of the attempt to quiesce; grows, never 0 while the gate is closed. */
+    /* Number of the attempt to quiesce; another for each, never 0 while the gate is closed. */
     _Atomic uint32_t attempt;
     /* Version of the targets within the attempt; grows. */
     _Atomic uint32_t version;

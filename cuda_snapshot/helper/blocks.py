@@ -39,11 +39,3 @@ class Figures:
     def gb_per_s(self) -> float:
         """10⁹ bytes a second."""
         return self.bytes / self.seconds / 1e9 if self.seconds else 0.0
-
-
-def human(size: int) -> str:
-    """Bytes for people: "1.5 GiB"."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.1f} {name}"
-    return f"{size} bytes"

@@ -30,7 +30,7 @@ class Channel:
     def send(self, raw: bytes, descriptors: Sequence[int] = ()) -> None:
         """``descriptors`` stay open here."""
         if len(raw) > LIMIT or len(descriptors) > MOST_DESCRIPTORS:
-            raise ValueError(f"a message of {len(raw)} bytes, {len(descriptors)} descriptors")
+            raise ValueError(f"too large: {len(raw)} bytes and {len(descriptors)} descriptors")
         data = LENGTH.pack(len(raw)) + raw
         rights = []
         if descriptors:
@@ -63,7 +63,7 @@ class Channel:
                 head += part
             (length,) = LENGTH.unpack(head)
             if length > LIMIT:
-                raise OSError(f"a message of {length} bytes: at most {LIMIT} are taken")
+                raise OSError(f"the message has {length} bytes, at most {LIMIT} are taken")
             return self._exactly(length), descriptors
         except BaseException:
             for descriptor in descriptors:

@@ -43,7 +43,7 @@ class Contexts:
             if error.result != CUresult.OUT_OF_MEMORY:
                 raise
             raise LiveshiftError(
-                f"{gpu} has no room left for a CUDA context of the GPU helper (about 500 MiB)",
+                f"{gpu} has no room left for a CUDA context of the GPU helper (about 500 MB)",
                 hint="Leave that much of the GPU unused, or set [gpu] fast_path = 'off'.",
             ) from error
 

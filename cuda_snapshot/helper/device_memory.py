@@ -15,10 +15,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
+from ... import units
 from ...errors import LiveshiftError, NotFound, Refused
 from ..cuda import Cuda
 from ..driver import CudaError, CUresult
-from .blocks import Block, human
+from .blocks import Block
 from .contexts import Contexts
 
 
@@ -198,7 +199,8 @@ class DeviceMemory:
             holding = self._holdings.setdefault(key, Holding(key))
             if holding.pieces or holding.users:
                 raise Refused(
-                    f"the GPU helper holds {human(holding.size)} of device memory for {key} already"
+                    f"the GPU helper holds {units.size(holding.size)} of device memory for {key}"
+                    " already"
                 )
             holding.users += 1
             before = set(holding.gpus)
@@ -234,8 +236,8 @@ class DeviceMemory:
                     raise
                 free, total = self._cuda.free_and_total()
                 raise LiveshiftError(
-                    f"{gpu} has no room for {human(block.size)} more of device memory: "
-                    f"{human(free)} of {human(total)} are free",
+                    f"{gpu} has no room for {units.size(block.size)} more of device memory: "
+                    f"{units.size(free)} of {units.size(total)} are free",
                     hint="Another process took it: see nvidia-smi, or choose another GPU.",
                 ) from error
         return Piece(block, gpu, handle, None)

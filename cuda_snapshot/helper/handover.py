@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from ... import units
 from ...errors import LiveshiftError, StepFailed
 from ...interposer.layout import Memory
-from .blocks import Block, human
+from .blocks import Block
 from .device_memory import DeviceMemory, Holding
 from .process_session import STEP, ProcessSession
 
@@ -59,7 +60,7 @@ def _undo(
         size = sum(piece.block.size for piece in lacking)
         raise StepFailed(
             STEP,
-            f"{error}; and up to {human(size)} of its device memory could not be given back "
+            f"{error}; and up to {units.size(size)} of its device memory could not be given back "
             f"({second}): the GPU helper holds all of it for {holding.key}",
         ) from error
     if session.over:  # nothing was released for certain, and nothing can be asked
@@ -97,7 +98,7 @@ def take_back(
             raise StepFailed(
                 STEP,
                 f"the GPU helper does not hold {len(missing)} of {len(lacking)} blocks that the "
-                f"process gave up for {key}, the first {human(missing[0].size)} at "
+                f"process gave up for {key}, the first {units.size(missing[0].size)} at "
                 f"{missing[0].address:#x}",
             )
         for block in lacking:

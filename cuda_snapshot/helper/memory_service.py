@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+from ... import units
 from ..cuda import Cuda
 from . import sessions
-from .blocks import human
 from .calls import Ask, done
 from .contexts import Contexts
 from .device_memory import DeviceMemory
@@ -47,7 +47,7 @@ class MemoryService:
         held = {key: size for key, size in self._memory.held().items() if size}
         if not held:
             return ""
-        return f"it holds {human(sum(held.values()))} of device memory for {', '.join(held)}"
+        return f"it holds {units.size(sum(held.values()))} of device memory for {', '.join(held)}"
 
     def _warm(self, caller: Caller, ask: Warm) -> None:
         self._memory.warm(ask.key, ask.gpus)

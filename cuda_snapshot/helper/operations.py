@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ... import units
 from ...errors import StepFailed
 from ..checkpoint import Checkpoint, ProcessState
 from ..devices import Inventory, Nvml
@@ -194,7 +195,7 @@ class Operations:
             if time.monotonic() > until:
                 break
             time.sleep(0.02)
-        held = ", ".join(f"{_mib(size)} on {uuid}" for uuid, size in left.items())
+        held = ", ".join(f"{units.size(size)} on {uuid}" for uuid, size in left.items())
         raise StepFailed(
             "gpu checkpoint",
             f"process {pid} is checkpointed, and NVML says that it still holds {held}",
@@ -217,8 +218,9 @@ class Operations:
             if gpus[uuid].free_bytes < size + MARGIN:
                 raise StepFailed(
                     "gpu restore",
-                    f"process {pid} needs {_mib(size)} and {_mib(MARGIN)} to spare on {uuid}, which"
-                    f" has {_mib(gpus[uuid].free_bytes)} free; not tried, it is still checkpointed",
+                    f"process {pid} needs {units.size(size)} and {units.size(MARGIN)} to spare on"
+                    f" {uuid}, which has {units.size(gpus[uuid].free_bytes)} free; not tried, it is"
+                    " still checkpointed",
                     hint="free memory of that GPU, or choose another one",
                 )
 
@@ -258,7 +260,3 @@ def _has_device_files(pid: int) -> bool:
     except OSError:
         return True
     return False
-
-
-def _mib(size: int) -> str:
-    return f"{size / (1 << 20):.0f} MiB"

@@ -137,7 +137,7 @@ class Rings:
                 self._change.notify()
             if isinstance(error, OSError):
                 raise LiveshiftError(
-                    f"no memory for {self._slots} slots of {self._slot_bytes} bytes: {error}"
+                    f"{self._slots} slots of {self._slot_bytes} bytes cannot be made: {error}"
                 ) from error
             raise
 

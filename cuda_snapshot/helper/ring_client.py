@@ -64,7 +64,7 @@ class _RingUser(Closing):
         if self._memory is None:
             raise LiveshiftError("this copy of device memory has ended")
         if not (0 <= number < self._ring.slots and 0 <= start <= end <= self._ring.slot_bytes):
-            raise LiveshiftError(f"no bytes {start} to {end} of slot {number} in this ring")
+            raise LiveshiftError(f"this ring has no bytes {start} to {end} of slot {number}")
         at = number * self._ring.slot_bytes
         return memoryview(self._memory)[at + start : at + end]
 

@@ -42,7 +42,7 @@ def _answer(raw: bytes, session: ProcessSession, memory: DeviceMemory) -> Any:
     try:
         ask = _asks.decode(raw)
     except msgspec.MsgspecError as error:
-        raise LiveshiftError(f"not a question of a device session: {error}") from error
+        raise LiveshiftError(f"a session's question is not understood: {error}") from error
     match ask:
         case Wait(timeout_s):
             return session.wait(timeout_s)

@@ -98,4 +98,4 @@ def _decode(raw: bytes) -> Said:
     try:
         return _decoder.decode(raw)
     except msgspec.MsgspecError as error:
-        raise LiveshiftError(f"not a word about slots: {error}") from error
+        raise LiveshiftError(f"the message about slots is not understood: {error}") from error

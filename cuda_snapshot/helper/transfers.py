@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
+from ... import units
 from ...errors import LiveshiftError, to_wire
-from .blocks import Figures, human
+from .blocks import Figures
 from .channel import Channel
 from .contexts import Contexts
 from .copying import Copies
@@ -128,7 +129,8 @@ def _in(channel: Channel, holding: Holding, ring: Ring, copies: Copies) -> Figur
             raise LiveshiftError(f"the client said {word!r} while memory was copied in")
         if word.size > cursor.left:
             raise LiveshiftError(
-                f"more bytes came for {holding.key} than its {human(holding.size)} of device memory"
+                f"more bytes came for {holding.key} than its {units.size(holding.size)} of device"
+                " memory"
             )
         copies.start(_slot(word.slot, ring, flying), cursor.take(word.size), out=False)
         flying.add(word.slot)
