@@ -2,18 +2,26 @@
 """Every error that liveshift shows to a person, and the exit code it ends with.
 
 LiveshiftError            1   something was tried and failed
+├── WrongUsage            2   the command line, or a name in it, is not one
 ├── StepFailed            1   a step of a migration failed (names the step, the capsule, the host)
+│   └── SourceFailed      1   … for a cause in the capsule: it would with any destination
 ├── ConfigError           3   the cluster file is wrong (names file and line)
 ├── NotFound              4   no such job, capsule or host
 ├── Refused               5   not done, and nothing was changed: preflight, no spare, already moving
+│   └── SourceRefused     5   … for a cause in the capsule: so is any destination
 ├── Unreachable           6   an agent or the orchestrator does not answer
 └── NotPermitted          7   the caller may not do this
 
 A message says what was tried and the value seen; ``hint`` says what to do next.
-Exit code 2 is left to wrong usage of the command line, 124 to ``drain --timeout``.
+Exit code 124 is left to ``drain --timeout``.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+
+NAMED = 20
+"""Names that a hint lists at most."""
 
 
 class LiveshiftError(Exception):
@@ -38,6 +46,16 @@ class StepFailed(LiveshiftError):
         self.step = step
 
 
+class WrongUsage(LiveshiftError):
+    """What was asked for is no command line of ours; nothing was tried."""
+
+    exit_code = 2
+
+
+class SourceFailed(StepFailed):
+    """One step failed for a cause in the capsule itself: with any destination it would again."""
+
+
 class ConfigError(LiveshiftError):
     """The cluster file holds something that cannot be used."""
 
@@ -56,6 +74,14 @@ class Refused(LiveshiftError):
     exit_code = 5
 
 
+class SourceRefused(Refused):
+    """Turned down for a cause in the capsule itself, whatever the destination."""
+
+
+AT_SOURCE = (SourceFailed, SourceRefused)
+"""What another destination does not help against."""
+
+
 class Unreachable(LiveshiftError):
     """The agent or the orchestrator did not answer."""
 
@@ -68,10 +94,27 @@ class NotPermitted(LiveshiftError):
     exit_code = 7
 
 
+def no_such(message: str, name: str, known: Iterable[str], listed: str) -> NotFound:
+    """A name that is not known: which one may have been meant, and which there are.
+
+    ``listed`` leads their list: ``its hosts are``.
+    """
+    from difflib import get_close_matches
+
+    names = list(known)
+    near = get_close_matches(name, names, 1)
+    rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    there = f"{listed}: {', '.join(names[:NAMED]) or 'none'}{rest}"
+    return NotFound(message, hint=f"did you mean {near[0]}? {there}" if near else there)
+
+
 BY_NAME: dict[str, type[LiveshiftError]] = {
     c.__name__: c
-    for c in (LiveshiftError, StepFailed, NotFound, Refused, Unreachable, NotPermitted)
-}
+    for c in (
+        LiveshiftError, StepFailed, WrongUsage, NotFound, Refused, Unreachable, NotPermitted,
+        *AT_SOURCE,
+    )
+}  # fmt: skip
 
 
 def to_wire(error: BaseException) -> tuple[str, str, str | None]:
@@ -85,7 +128,7 @@ def to_wire(error: BaseException) -> tuple[str, str, str | None]:
 def from_wire(kind: str, message: str, hint: str | None) -> LiveshiftError:
     """The inverse of :func:`to_wire`; an unknown kind becomes a plain LiveshiftError."""
     known = BY_NAME.get(kind, LiveshiftError)
-    if known is StepFailed:
+    if issubclass(known, StepFailed):
         step, _, rest = message.partition(": ")
-        return StepFailed(step, rest, hint=hint)
+        return known(step, rest, hint=hint)
     return known(message, hint=hint)

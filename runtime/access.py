@@ -33,7 +33,7 @@ class Role(StrEnum):
     NOTHING = "nothing"
     USER = "user"  # run jobs; see, move, signal and read those of one's own
     VIEW = "view"  # see everybody's jobs, moves and events
-    OPERATE = "operate"  # taint and untaint hosts; move and end everybody's jobs
+    OPERATE = "operate"  # cordon, taint and untaint hosts; move and end everybody's jobs
     ADMIN = "admin"  # everything: read others' output, send their jobs any signal
 
     def covers(self, other: Role) -> bool:
@@ -85,11 +85,11 @@ class Principal:
         if self.may(Role.VIEW):
             able.append("see everybody's jobs, moves and events")
         if self.may(Role.OPERATE):
-            able.append("taint, drain and untaint hosts; move and end everybody's jobs")
+            able.append("cordon, taint and drain hosts; move and end everybody's jobs")
         if self.may(Role.ADMIN):
             able.append("read everybody's output, send their jobs any signal")
         if self.rules is not None:
-            able.append(f"taint {self.rules}, see what runs there, move it off")
+            able.append(f"cordon and taint {self.rules}, see what runs there, move it off")
         return able
 
 

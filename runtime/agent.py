@@ -24,7 +24,8 @@ import msgspec
 from ..criu_glue import network, nft_library
 from ..criu_glue.tool import Criu, find
 from ..errors import LiveshiftError, Refused, Unreachable
-from . import data_link, link_rates, local_socket, messages, notify
+from . import data_link, heap, link_rates, local_socket, messages, notify, state_lock
+from .cluster_file import ClusterFile
 from .config import Cluster, FastPath
 from .destination import Destination
 from .gatekeeper import Gatekeeper
@@ -102,25 +103,54 @@ class Agent:
             messages.OpenGate: gates.open,
         }
 
-    async def run(self) -> None:
-        """Report to the orchestrator and serve it and the local socket."""
+    async def start(self) -> None:
+        """Take up what an earlier agent has left.
+
+        The ports are bound first: where another one listens, nothing is touched. Raises
+        LiveshiftError, with nothing left behind.
+        """
         # Moves block for seconds each; beats and asks must find a thread besides them.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
-        _memory_for_images(self.cluster.paths.run / "images")
-        await asyncio.to_thread(self.porter.keep_kernel_data)
-        self.porter.receiver.start()
-        address = str(self.cluster.orchestrator)
-        # Before anything is taken up: a command that has ended meanwhile is told of at once.
-        self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
-        self.source.tell = Teller(self.uplink.line.ask, self.cluster.timeouts.suspicion)
-        await self.porter.take_up()
-        await self.swapper.take_up()
-        await local_socket.serve(self.cluster.paths.run / "agent.sock", self._relay)
+        path = self.cluster.paths.run / "agent.sock"
+        with contextlib.ExitStack() as undo:
+            self.porter.receiver.start()
+            undo.callback(self.porter.receiver.close)
+            address = str(self.cluster.orchestrator)
+            # Before anything is taken up: a command that has ended meanwhile is told of at once.
+            self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
+            undo.callback(self.uplink.close)
+            self.source.tell = Teller(self.uplink.line.ask, self.cluster.timeouts.suspicion)
+            listener = local_socket.listen(path)
+            undo.callback(path.unlink, missing_ok=True)
+            undo.callback(listener.close)
+            _memory_for_images(self.cluster.paths.run / "images", undo)
+            await asyncio.to_thread(self.porter.keep_kernel_data)
+            await self.porter.take_up()
+            await self.swapper.take_up()
+            await local_socket.serve_on(listener, path, self._relay)
+            undo.pop_all()
         notify.ready()
+
+    async def run(self) -> None:
+        """Report to the orchestrator and serve it and the local socket."""
         await asyncio.gather(
             self.uplink.serve(), self._report(), self.porter.keep_asking(),
             self.gatekeeper.keep(), self.gpus.keep(), self._forget_device_memory(),
+            heap.give_back(self.idle),
         )  # fmt: skip
+
+    def idle(self) -> bool:
+        """Whether no move is under way here that a restart of this agent would interrupt."""
+        return not (self.porter.departures or self.porter.arrivals or self.swapper.unfinished())
+
+    def objection(self, cluster: Cluster) -> str:
+        """Why this agent cannot start with a changed cluster file, "" where it can."""
+        own = next((host for host in cluster.hosts if host.name == self.host), None)
+        if own is None:
+            return f"this host, {self.host}, is not in it any more: stop this agent"
+        if own.address != self.cluster.host(self.host).address and self.house.capsules:
+            return f"the address of this host, {self.host}, differs, and capsules run here"
+        return ""
 
     # ---- to the orchestrator ----
 
@@ -152,9 +182,14 @@ class Agent:
             await asyncio.sleep(self.cluster.timeouts.heartbeat)
 
     async def _hello(self) -> None:
-        epochs = {name: c.epoch for name, c in self.house.capsules.items()}
+        here = self.house.capsules
+        epochs = {name: c.epoch for name, c in here.items()}
+        for arrival in self.porter.arrivals.values():  # it is about to run, and not here yet
+            if arrival.granted:
+                epochs[arrival.resident.spec.name] = arrival.granted
+        codes = {name: c.code for name, c in here.items() if c.code is not None}
         hello = messages.Hello(
-            self.host, self.porter.facts, epochs, self.cluster.digest, self._life
+            self.host, self.porter.facts, epochs, self.cluster.digest, self._life, codes
         )
         answer = await self.uplink.line.ask(hello, self.cluster.timeouts.suspicion)
         assert isinstance(answer, messages.Books)
@@ -217,12 +252,18 @@ class Agent:
         return await serve(ask)
 
 
-async def serve(cluster: Cluster, host: str) -> None:
-    """Run the agent of ``host`` until cancelled; raises LiveshiftError when it cannot start."""
+async def serve(cluster: Cluster, host: str, file: ClusterFile) -> None:
+    """Run the agent of ``host`` until its cluster file has changed; then it is to start again.
+
+    Raises LiveshiftError when it cannot start.
+    """
     if os.geteuid() != 0:
         raise Refused("the agent makes namespaces and runs CRIU, so it must run as root")
     nft_library.hold_open()
-    await Agent(cluster, host).run()
+    with state_lock.held(cluster.paths.state, "agent"):
+        agent = Agent(cluster, host)
+        await agent.start()
+        await file.follow(agent.run(), agent.idle, agent.objection)
 
 
 def _find_criu(cluster: Cluster) -> Criu | None:
@@ -234,11 +275,12 @@ def _find_criu(cluster: Cluster) -> Criu | None:
         return None
 
 
-def _memory_for_images(directory: Path) -> None:
+def _memory_for_images(directory: Path, undo: contextlib.ExitStack) -> None:
     """Images lie in memory: a tmpfs of our own, unless something is mounted there already."""
     directory.mkdir(parents=True, exist_ok=True)
     if not os.path.ismount(directory):
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "mode=0700,size=90%", "liveshift", str(directory)],
-            check=True,
-        )
+        mount = ["mount", "-t", "tmpfs", "-o", "mode=0700,size=90%", "liveshift", str(directory)]
+        done = subprocess.run(mount, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise LiveshiftError(f"cannot mount memory for images: {done.stderr.strip()}")
+        undo.callback(subprocess.run, ["umount", str(directory)], check=False)

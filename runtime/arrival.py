@@ -13,6 +13,7 @@ and (inbox.py) what had come when it was complete.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import shutil
 import time
@@ -21,7 +22,8 @@ from pathlib import Path
 
 import msgspec
 
-from ..criu_glue import image_check, trees
+from .. import units
+from ..criu_glue import image_check, pids, shared_sizes, trees
 from ..criu_glue.early import EarlyCriu
 from ..criu_glue.memory.donors import Donors
 from ..criu_glue.memory.fill import FillEngine
@@ -41,6 +43,7 @@ from .faultpoints import reach
 from .inbox import Inbox
 from .messages import Book, Frozen, Locate, Moved, Reserve
 from .resident import Housing, Resident
+from .small_images import Packer
 from .stopwatch import Stopwatch
 from .wire import CHUNK, PAGE_TABLE, Lanes, Sender
 
@@ -92,6 +95,7 @@ class Arrival:
         self._settled_files = False
         self.failed_epoch = 0  # of the last attempt that failed: a late ask for it is over, too
         self.failed = ""  # why it did
+        self.granted = 0  # the epoch under which it may run; 0 for none yet
 
     @property
     def gpus_promised(self) -> list[str]:
@@ -172,13 +176,15 @@ class Arrival:
                 self._settled_files = True
             plan = self.resident.room.plan
             user = User(plan.uid, plan.gid, plan.groups)
-            image_check.check(self.images, user, self.resident.room.root)
+            image_check.prepare(self.images, user, self.resident.room.root)
+            placement, init = self._housing.placement, self.resident.room.init
+            shared_sizes.forget(self.images, placement, placement.mounts_of(init))
             lap.detail = f"{len(manifest.streams)} streams"
         reach("destination.restoring")
         with watch.phase("restore", frozen=True) as lap:
             devices = self._devices if self._take_saved() else None
             fill = self._restore(criu, deadline_s, stopped=devices is not None)
-            lap.bytes = sum(n for s, (n, _) in manifest.streams.items() if s.startswith("image:"))
+            lap.bytes = sum(n for s, (n, _) in manifest.streams.items() if s.startswith("image"))
             if fill is not None:
                 seen = fill.seen()
                 lap.bytes += seen.bytes + seen.placed
@@ -199,9 +205,10 @@ class Arrival:
         store, until = self.inbox.memory, time.monotonic() + deadline_s
         post_copy = store is not None and self._may_run_early(store)
         early, self._early = self._early, None
-        pipes = self.inbox.manifest.pipes
+        pipes, epoll = self.inbox.manifest.pipes, self.inbox.manifest.epoll
         fill: FillEngine | None
         if early is not None and store is not None:
+            early.why = early.why or self._ids_in_the_way()
             try:
                 if early.prepare():
                     spend = not post_copy and _only_once(store.size - early.bytes)
@@ -209,7 +216,13 @@ class Arrival:
                         self.images, store, plan=early.plan, post_copy=post_copy, spend=spend
                     )
                     self._tree.bring_up(
-                        criu, pipes, deadline_s, stopped=stopped, fill=fill, early=early
+                        criu,
+                        pipes,
+                        deadline_s,
+                        stopped=stopped,
+                        fill=fill,
+                        early=early,
+                        epoll=epoll,
                     )
                     return fill
                 self._nothing_placed = f"all was filled in now: {early.why}"
@@ -222,8 +235,19 @@ class Arrival:
         if store is not None:
             spend = not post_copy and _only_once(store.size)
             fill = FillEngine(self.images, store, post_copy=post_copy, spend=spend)
-        self._tree.bring_up(criu, pipes, until - time.monotonic(), stopped=stopped, fill=fill)
+        self._tree.bring_up(
+            criu, pipes, until - time.monotonic(), stopped=stopped, fill=fill, epoll=epoll
+        )
         return fill
+
+    def _ids_in_the_way(self) -> str:
+        """Why a CRIU that was started before the image came may have an id of the tree, in words,
+        or "". Its ids were chosen by those that the tree had when it was surveyed."""
+        end = pids.limit()
+        last = pids.place(self._reserve.survey.ids, end)
+        assert last is not None  # its room was made for it
+        found = pids.within_reach(last, end, pids.of_image(self.images))
+        return f"CRIU may have id {found[0]}, which a task has got meanwhile" if found else ""
 
     def _may_run_early(self, store: MemoryStore) -> bool:
         """Whether the tree may go on before all of its memory is there. Not one that may fork
@@ -314,10 +338,15 @@ class Arrival:
         """Send all of the image on to another host, as its source did."""
         manifest = self.inbox.manifest
         self._need_memory()
+        packer = Packer(sender.send)
+        for path in self.images.glob("*.img"):
+            self._forward_file(functools.partial(packer, path.name), path)
+        packer.finish()
         for stream in manifest.streams:
             kind, _, name = stream.partition(":")
-            if kind in ("image", "output"):
-                self._forward_file(sender, stream, self.inbox.path(kind, name))
+            if kind == "output":
+                send = functools.partial(sender.send, stream)
+                self._forward_file(send, self.inbox.path(kind, name))
         if self.inbox.memory is not None:
             self._forward_memory(self.inbox.memory, sender, lanes)
         self._take_saved()
@@ -329,7 +358,12 @@ class Arrival:
         finally:
             pump.stop()  # it must not use the sender once that is closed
         sender.send_manifest(
-            manifest.capsule, manifest.image_bytes, manifest.pipes, manifest.gone(), lanes.end()
+            manifest.capsule,
+            manifest.image_bytes,
+            manifest.pipes,
+            manifest.gone(),
+            lanes.end(),
+            manifest.epoll,
         )
         sender.finish()
         return Frozen(manifest.image_bytes, [])
@@ -347,11 +381,12 @@ class Arrival:
         sender.send(PAGE_TABLE, msgspec.msgpack.encode(store.table))
         sender.send(PAGE_TABLE, b"")
 
-    def _forward_file(self, sender: Sender, stream: str, path: Path) -> None:
+    @staticmethod
+    def _forward_file(send: Callable[[bytes], None], path: Path) -> None:
         with path.open("rb") as file:
             while data := file.read(CHUNK):
-                sender.send(stream, data)
-        sender.send(stream, b"")
+                send(data)
+        send(b"")
 
     def _forward_tree(self, sender: Sender, name: str) -> None:
         """What came; of the capsule's own directories all there is."""
@@ -406,6 +441,6 @@ def _only_once(size: int) -> bool:
 
 
 def _told(placed: int, post_copy: bool) -> str:
-    told = [f"{placed >> 20} MiB were in place"] if placed else []
+    told = [f"{units.size(placed)} were in place"] if placed else []
     told += ["not all of its memory yet (precopy.post_copy)"] if post_copy else []
     return "; ".join(told)

@@ -21,9 +21,11 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from ..errors import ConfigError, NotFound
+from ..errors import ConfigError, no_such
 from .access import Role
 from .config_errors import Mistake, WrongCluster, syntax_mistake
+from .config_jobs import Jobs
+from .config_logs import Logs
 from .config_memory import Compress, Precopy, WireSettings
 from .config_rules import HOSTS, Setting, Values, examine
 from .config_values import (
@@ -59,6 +61,8 @@ __all__ = [
     "Files",
     "Gpu",
     "Host",
+    "Jobs",
+    "Logs",
     "NetworkMode",
     "Paths",
     "Precopy",
@@ -218,6 +222,8 @@ class Cluster:
     gpu: Gpu = field(default_factory=Gpu)
     wire: WireSettings = field(default_factory=WireSettings)
     precopy: Precopy = field(default_factory=Precopy)
+    jobs: Jobs = field(default_factory=Jobs)
+    logs: Logs = field(default_factory=Logs)
     timeouts: Timeouts = field(default_factory=Timeouts)
     access: Access = field(default_factory=Access)
 
@@ -236,8 +242,8 @@ class Cluster:
         for host in self.hosts:
             if host.name == name:
                 return host
-        known = ", ".join(host.name for host in self.hosts)
-        raise NotFound(f'no host "{name}" in cluster "{self.name}"', hint=f"its hosts are: {known}")
+        known = (host.name for host in self.hosts)
+        raise no_such(f'no host "{name}" in cluster "{self.name}"', name, known, "its hosts are")
 
     @cached_property
     def digest(self) -> str:
@@ -259,6 +265,10 @@ class Cluster:
             del settings["wire"]
         if self.precopy == Precopy():
             del settings["precopy"]
+        if self.jobs == Jobs():
+            del settings["jobs"]
+        if self.logs == Logs():
+            del settings["logs"]
         if self.timeouts.gpu_lock == RUNGS["gpu_lock"].derive(self.timeouts.freeze):
             del settings["timeouts"]["gpu_lock"]
         text = json.dumps(settings, sort_keys=True)
@@ -274,6 +284,8 @@ _TABLES: dict[str, type[Any]] = {
     "gpu": Gpu,
     "wire": WireSettings,
     "precopy": Precopy,
+    "jobs": Jobs,
+    "logs": Logs,
     "timeouts": Timeouts,
     "access": Access,
 }

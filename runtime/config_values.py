@@ -171,6 +171,7 @@ class Size:
     """An amount of memory, in bytes once read. None, no limit, is written by leaving it out."""
 
     expected: str = 'a size such as "8GiB" (units: B KiB MiB GiB TiB KB MB GB TB)'
+    low: int = 1
 
     def read(self, raw: object) -> int:
         match = re.fullmatch(r"([0-9]{1,19})(?:\.([0-9]{1,6}))? ?([KMGT]i?)?B", str(raw))
@@ -179,7 +180,7 @@ class Size:
             power = " KMGT".index(prefix[:1] or " ")
             unit: int = (1024 if prefix.endswith("i") else 1000) ** power
             size, rest = divmod(int(whole + part) * unit, int(10 ** len(part)))
-            if rest == 0 and 0 < size < 2**63:
+            if rest == 0 and self.low <= size < 2**63:
                 return size
         raise _unfit(raw, self.expected)
 
@@ -388,8 +389,8 @@ class TableOf:
 PORT = WholeNumber(1, 65535)
 CLUSTER_NAME = Text(r"[a-z0-9-]{1,20}", "1 to 20 of the characters a-z, 0-9 and -")
 HOST_NAME = Text(
-    rf"(?!{ORCHESTRATOR}$)[a-z0-9](?:[a-z0-9-]{{0,13}}[a-z0-9])?",
-    f'a DNS label of at most 15 characters (a-z, 0-9 and, inside, -) other than "{ORCHESTRATOR}"',
+    rf"(?!{ORCHESTRATOR}$)[a-z0-9](?:[a-z0-9-]{{0,61}}[a-z0-9])?",
+    f'a DNS label of at most 63 characters (a-z, 0-9 and, inside, -) other than "{ORCHESTRATOR}"',
 )
 USER_OR_GROUP = Text(
     r"@?[^\s@:,\0\ud800-\udfff][^\s:,\0\ud800-\udfff]*",

@@ -22,12 +22,14 @@ from pathlib import Path
 
 import msgspec
 
-from ..criu_glue import network, output, trees
+from ..criu_glue import epoll_sets, file_locks, network, output, trees
 from ..criu_glue.dump import FrozenTree
+from ..criu_glue.output_sender import OutputSender
 from ..criu_glue.page_filter import PageFilter
 from ..criu_glue.room import STDERR_FD, STDOUT_FD, end
 from ..criu_glue.survey import Changing, changing
 from ..criu_glue.tool import Criu
+from ..criu_glue.tree import in_order
 from ..criu_glue.trees import Stamp, Tree
 from ..errors import LiveshiftError, Refused, StepFailed, Unreachable
 from . import carried_out
@@ -38,10 +40,10 @@ from .faultpoints import reach
 from .messages import Frozen, Moved
 from .precopy import Delta, Precopy, words_of_delta, words_of_rounds
 from .resident import ROOT_PID, Housing, Resident
+from .small_images import Packer
 from .stopwatch import Stopwatch
 from .wire import Sender
 
-BLOCK = 1 << 20
 NOTE, PROMISED = "departure", "promised"
 """Files in the migration's directory: that a freeze began, and that the promise was made."""
 
@@ -89,10 +91,12 @@ class Departure:
         self._trees = carried_trees(resident, housing)
         self._listed: dict[str, dict[str, Stamp]] = {}
         self._taken: dict[str, dict[str, Stamp]] = {}
-        self._log_sent = 0
+        self._log = OutputSender(resident.room)
+        self._epoll: list[epoll_sets.Entry] = []
         self._images = housing.images(migration)
         self._frozen = FrozenTree(resident.room, ROOT_PID, self._images)
         self._locked = False
+        self._abandoned = False
 
     @classmethod
     def take_up(
@@ -105,8 +109,20 @@ class Departure:
         here = cls(migration, resident, housing)
         here._find_devices = find_devices
         here._frozen.take_up()
-        here._locked = True
+        here._locked = resident.still = True
         return here
+
+    def abandon(self) -> None:
+        """Nobody waits for it any more: what is being sent or dumped is interrupted. After the
+        promise that changes nothing."""
+        self._abandoned = True
+        if self.memory is not None:
+            self.memory.hurry()
+        if not self.promised:
+            if self._sender is not None:
+                self._sender.until = 0.0
+            if self.memory is not None:
+                self.memory.lanes.until = 0.0
 
     @property
     def promised(self) -> bool:
@@ -122,7 +138,7 @@ class Departure:
                 now = trees.listing(tree)
                 self._pack(tree, now, 1)
                 self._listed[tree.name] = now
-            self._send_log()
+            self._log.send_new(self._wire.send)
             network.prepare_lock(self.resident.room.init)
             self._wire.finish()
             lap.bytes = self._wire.bytes
@@ -133,6 +149,9 @@ class Departure:
                 lap.bytes = done.sent
                 lap.detail = words_of_rounds(done)
                 self.memory.keep_fresh()
+            self._log.send_new(self._wire.send)
+            # As late as it costs no standstill; what is new at the freeze fails the dump.
+            self._epoll, _ = epoll_sets.find(in_order(self.resident.room, ROOT_PID))
         return Moved(self._sent, watch.phases)
 
     def freeze(self, criu: Criu, deadline_s: float) -> Frozen:
@@ -146,6 +165,8 @@ class Departure:
         watch = Stopwatch()
         self._wire.until = time.monotonic() + deadline_s
         try:
+            if self._abandoned:
+                raise StepFailed("freeze", "it was cancelled")
             if self.memory is not None:
                 with watch.phase("last round", frozen=True) as lap:
                     self.memory.stop_rounds()
@@ -209,17 +230,19 @@ class Departure:
         delta: Delta | None,
     ) -> dict[str, list[str]]:  # fmt: skip
         with watch.phase("dump", frozen=True) as lap:
+            packer = Packer(self._wire.send)
             self._frozen.dump(
-                criu, lambda name, data: self._wire.send("image:" + name, data), deadline_s,
-                page_filter, delta.look if delta is not None else lambda: None,
+                criu, packer, deadline_s,
+                page_filter, delta.look if delta is not None else lambda: None, self._epoll,
             )  # fmt: skip
+            packer.finish()
             lap.bytes = self._frozen.image_bytes
         reach("source.dumped")
         with watch.phase("files", frozen=True) as lap:
             files_before = self._sent_of_files()
             removed = self._send_changes()
-            output.settle(self.resident.room, self._log_sent)
-            self._send_log()
+            output.settle(self.resident.room)
+            self._log.finish(self._wire.send)
             lap.bytes = self._sent_of_files() - files_before
         return removed
 
@@ -243,7 +266,8 @@ class Departure:
         room = self.resident.room
         pipes = {room.pipe_inode(fd): fd for fd in (STDOUT_FD, STDERR_FD)}
         lanes = self.memory.lanes.end() if self.memory is not None else {}
-        self._wire.send_manifest(self.resident.spec.name, size, pipes, removed, lanes)
+        taken_out = self._frozen.taken_out()
+        self._wire.send_manifest(self.resident.spec.name, size, pipes, removed, lanes, taken_out)
         self._wire.finish()
 
     def thaw(self) -> None:
@@ -254,6 +278,7 @@ class Departure:
             if self._locked and self.resident.room.alive():
                 self._unlock()
             self._locked = False
+        self.resident.still = False
         self._bring_devices_back()
         self._close()
 
@@ -302,6 +327,7 @@ class Departure:
         return self._sender
 
     def _close(self) -> None:
+        self._log.close()
         if self.memory is not None:
             self.memory.close()
         if self._sender is not None:
@@ -312,6 +338,8 @@ class Departure:
     def _send_changes(self) -> dict[str, list[str]]:
         """Second pass over the directories, exact since nothing writes; returns what is gone."""
         look = changing(self.resident.room, self._housing.placement)
+        if look.locks:
+            raise StepFailed("freeze", f"at that moment {look.locks[0]}", hint=file_locks.REMEDY)
         removed: dict[str, list[str]] = {}
         for tree in [*self._trees, *_single(look)]:
             before = self._listed.get(tree.name, {})
@@ -332,15 +360,6 @@ class Departure:
 
     def _into(self, stream: str) -> Callable[[bytes], None]:
         return lambda data: self._wire.send(stream, bytes(data)) if data else None
-
-    def _send_log(self) -> None:
-        with self.resident.room.plan.log.open("rb") as log:
-            log.seek(self._log_sent)
-            raw = log.read()
-            raw = raw[: output.whole(raw)]
-        for at in range(0, len(raw), BLOCK):
-            self._wire.send("output", raw[at : at + BLOCK])
-        self._log_sent += len(raw)
 
 
 def _single(look: Changing) -> list[Tree]:

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from ..errors import LiveshiftError, NotFound, NotPermitted, Refused
+from ..errors import LiveshiftError, NotFound, NotPermitted, Refused, no_such
 from . import messages
 from .access import Principal, Role, Roles, groups_of, refusal
 from .endings import Endings
@@ -34,6 +34,7 @@ from .moves import Moves
 from .spares import place_job
 from .status import status
 from .steps import Step
+from .stopping import Stopping
 
 log = logging.getLogger("liveshift.desk")
 
@@ -51,6 +52,10 @@ MOST_TEXT = 1000
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 """Signals that end a job, which "operate" may do; others are its owner's, and for "admin"."""
 
+CHANGING = (
+    messages.Run, messages.Migrate, messages.Cancel, messages.SignalJob, messages.EndUnknown,
+)  # fmt: skip
+
 LOOKUPS = 2
 """Threads for users and groups: a directory service that hangs is waited for here, not by all."""
 
@@ -61,12 +66,14 @@ class Desk:
     """Serves the command line's asks."""
 
     def __init__(
-        self, fleet: Fleet, moves: Moves, endings: Endings, evacuation: Evacuation
-    ) -> None:
+        self, fleet: Fleet, moves: Moves, endings: Endings, evacuation: Evacuation,
+        stopping: Stopping,
+    ) -> None:  # fmt: skip
         self._fleet = fleet
         self._moves = moves
         self._endings = endings
         self._evacuation = evacuation
+        self._stopping = stopping
         self._roles = Roles(fleet.cluster.access)
         self._lookups = ThreadPoolExecutor(LOOKUPS, "lookup")
         for name in self._roles.unknown():
@@ -76,11 +83,15 @@ class Desk:
             messages.GetStatus: self._get_status,
             messages.SetTaint: self._set_taint,
             messages.Untaint: self._untaint,
+            messages.Cordon: self._cordon,
+            messages.Uncordon: self._uncordon,
             messages.Migrate: self._migrate,
+            messages.Cancel: self._cancel,
             messages.GetMigration: self._get_migration,
             messages.ReadOutput: self._read_output,
             messages.GetInspection: self._get_inspection,
             messages.SignalJob: self._signal_job,
+            messages.EndUnknown: self._end_unknown,
             messages.GetEvents: self._get_events,
             messages.WhoAmI: self._who_am_i,
         }
@@ -99,6 +110,13 @@ class Desk:
         return await self._answer(self._roles.operator(holder.name, holder.role), ask)
 
     async def _answer(self, who: Principal, ask: Message) -> Message | None:
+        if isinstance(ask, CHANGING) and (waits := self._fleet.unreported()):
+            raise Refused(
+                "the journal was put back from a backup: nothing is started, moved or ended before"
+                f" {', '.join(waits)} told what is there",
+                hint="start the agents there; a host that is gone for good is taken out of the"
+                " cluster file",
+            )
         serve = self._serve.get(type(ask))
         if serve is None:
             raise NotPermitted(f"{type(ask).__name__} is not for the command line")
@@ -127,10 +145,17 @@ class Desk:
             raise Refused(f'"{ask.name}" is another user\'s job', hint="choose another --name")
         running = {n for n, j in fleet.jobs.items() if j.state != "ended"}
         taken = running if ask.name else running | kept
-        name = check_request(ask, taken, fleet.cluster)
+        name = check_request(ask, taken, fleet.cluster, fleet.journal.next_number())
         await self._endings.forget(name)
         if name in fleet.jobs:  # another ask was quicker meanwhile
             raise Refused(f'a job "{name}" is running already', hint="choose another --name")
+        for host, unknown in fleet.unknown.items():
+            if unknown:  # it has a subnet of its own, and nobody knows which
+                one = unknown[0].name
+                raise Refused(
+                    f"{host} runs {one}, which the journal does not know",
+                    hint=f"`liveshift stop {one.partition('/')[0]} --unknown {host}` ends it",
+                )
         overlay = overlay_for(fleet.cluster, {j.overlay.vni for j in fleet.jobs.values()})
         hosts = place_job(fleet.views(), ask.nnodes)
         capsules = {
@@ -138,16 +163,17 @@ class Desk:
         }
         spec = msgspec.msgpack.encode({"uid": uid, "run": msgspec.to_builtins(ask)})
         owners = {c.name: (c.index, c.host) for c in capsules.values()}
-        started, first = fleet.journal.add_job(name, overlay.vni, overlay.subnet, spec, owners)
+        where, what = ", ".join(hosts), _short(" ".join(ask.argv))
+        with fleet.journal.together():
+            started, first = fleet.journal.add_job(name, overlay.vni, overlay.subnet, spec, owners)
+            fleet.journal.tell(name, "started", f"started on {where}: {what}", who.shown)
         for capsule in capsules.values():
             capsule.epoch = first
         job = fleet.jobs[name] = Job(name, overlay, ask, uid, started, capsules)
-        where, what = ", ".join(hosts), _short(" ".join(ask.argv))
-        fleet.journal.tell(name, "started", f"on {where}: {what}", who.shown)
         try:
             await self._start(job)
         except LiveshiftError as error:
-            fleet.journal.tell(name, "ended", f"could not start: {error}")
+            fleet.journal.note(name, "ended", f"did not start: {error}")
             await self._endings.forget(name, even_running=True)
             raise
         return messages.Named(name)
@@ -176,8 +202,26 @@ class Desk:
             ends = sent in ENDING
             what = f"end {job.name}" if ends else f"send {sent.name} to {job.name}"
             self._need(who, Role.OPERATE if ends else Role.ADMIN, what, job)
-        self._fleet.journal.tell(job.name, "signal", sent.name, who.shown)
-        await self._endings.signal(job, sent)
+        self._fleet.journal.note(job.name, "signal", f"received {sent.name}", who.shown)
+        await self._stopping.signal(job, sent, who.shown)
+
+    async def _end_unknown(self, who: Principal, ask: messages.EndUnknown) -> None:
+        """What a host has of a job that the journal does not know, and all that is left of it."""
+        if who.rules != ask.host:
+            self._need(who, Role.OPERATE, f"end {ask.job} on {ask.host}")
+        host = self._fleet.cluster.host(ask.host).name
+        here = [c for c in self._fleet.unknown.get(host, ()) if c.name.startswith(f"{ask.job}/")]
+        if not here or ask.job in self._fleet.jobs:
+            raise NotFound(
+                f"{host} runs nothing of {ask.job} that the journal does not know",
+                hint="`liveshift status` shows what is unknown",
+            )
+        limit = self._fleet.cluster.timeouts.prepare
+        for capsule in here:
+            await self._moves.ask(host, messages.End(capsule.name, capsule.epoch), limit)
+        await self._moves.ask(host, messages.Forget(ask.job), limit)
+        self._fleet.unknown.pop(host)
+        self._fleet.journal.note(host, "ended", f"ended {ask.job}, which was unknown", who.shown)
 
     async def _read_output(self, who: Principal, ask: messages.ReadOutput) -> messages.Output:
         """From the capsule's owner; across a move the offset stays good, so ask again there."""
@@ -216,24 +260,62 @@ class Desk:
         if who.rules != ask.host:
             self._need(who, Role.OPERATE, f"taint {ask.host}")
         reason = _short(ask.reason)
+        with self._fleet.journal.together():
+            self._fleet.journal.set_taint(ask.host, reason, who.shown)
+            self._fleet.journal.tell(ask.host, "tainted", f"tainted: {reason}", who.shown)
         self._fleet.taints[ask.host] = (reason, who.shown)
-        self._fleet.journal.set_taint(ask.host, reason, who.shown)
-        self._fleet.journal.tell(ask.host, "tainted", reason, who.shown)
         self._evacuation.retry(ask.host)
 
     async def _untaint(self, who: Principal, ask: messages.Untaint) -> None:
         self._fleet.cluster.host(ask.host)
-        taint = self._fleet.taints.get(ask.host)
+        self._need_to_untaint(who, ask.host)
+        self._take_taint_away(who, ask.host)
+
+    async def _cordon(self, who: Principal, ask: messages.Cordon) -> None:
+        fleet = self._fleet
+        fleet.cluster.host(ask.host)
         if who.rules != ask.host:
-            self._need(who, Role.OPERATE, f"untaint {ask.host}")
-        elif taint and taint[1] != who.shown:  # a host must not undo what was done to it
-            self._need(who, Role.OPERATE, f"untaint {ask.host}, which {taint[1]} tainted")
-        if taint is None:
-            raise Refused(f"{ask.host} is not tainted")
-        del self._fleet.taints[ask.host]
-        self._fleet.journal.clear_taint(ask.host)
-        self._fleet.journal.tell(ask.host, "untainted", "work may come back", who.shown)
+            self._need(who, Role.OPERATE, f"cordon {ask.host}")
+        if ask.host in fleet.cordons:
+            return
+        with fleet.journal.together():
+            fleet.journal.set_cordon(ask.host, who.shown)
+            fleet.journal.tell(ask.host, "cordoned", "cordoned", who.shown)
+        fleet.cordons[ask.host] = who.shown
+
+    async def _uncordon(self, who: Principal, ask: messages.Uncordon) -> None:
+        """As after a drain, which taints: both go."""
+        fleet, host = self._fleet, ask.host
+        fleet.cluster.host(host)
+        by = fleet.cordons.get(host)
+        if who.rules != host:
+            self._need(who, Role.OPERATE, f"uncordon {host}")
+        elif by and by != who.shown:
+            self._need(who, Role.OPERATE, f"uncordon {host}, which {by} cordoned")
+        self._need_to_untaint(who, host)
+        if by is not None:
+            with fleet.journal.together():
+                fleet.journal.clear_cordon(host)
+                fleet.journal.tell(host, "uncordoned", "uncordoned", who.shown)
+            del fleet.cordons[host]
+        self._take_taint_away(who, host)
         self._evacuation.wake()
+
+    def _need_to_untaint(self, who: Principal, host: str) -> None:
+        taint = self._fleet.taints.get(host)
+        if who.rules != host:
+            self._need(who, Role.OPERATE, f"untaint {host}")
+        elif taint and taint[1] != who.shown:  # a host must not undo what was done to it
+            self._need(who, Role.OPERATE, f"untaint {host}, which {taint[1]} tainted")
+
+    def _take_taint_away(self, who: Principal, host: str) -> None:
+        """Nothing is done, and nothing told, where there is none."""
+        if host in self._fleet.taints:
+            with self._fleet.journal.together():
+                self._fleet.journal.clear_taint(host)
+                self._fleet.journal.tell(host, "untainted", "untainted", who.shown)
+            del self._fleet.taints[host]
+            self._evacuation.wake()
 
     # ---- migrations ----------------------------------------------------------------------------
 
@@ -254,6 +336,16 @@ class Desk:
             return await moves.plan(job, capsule, to, gpu)
         move = moves.start(job, capsule, to, reason, who.shown, verify=ask.verify, gpu=gpu)
         return messages.Named(move.name)
+
+    async def _cancel(self, who: Principal, ask: messages.Cancel) -> None:
+        row = (await self._get_migration(who, messages.GetMigration(ask.name))).row
+        move = self._fleet.moves.get(ask.name)
+        if move is None:
+            raise Refused(f"{ask.name} is over: {row.state}")
+        if not who.owns(move.job.uid) and not self._rules(who, row.capsule):
+            self._need(who, Role.OPERATE, f"cancel {ask.name}", move.job)
+        move.cancel(who.shown)
+        self._evacuation.leave(move.capsule)
 
     async def _get_migration(
         self, who: Principal, ask: messages.GetMigration
@@ -280,7 +372,7 @@ class Desk:
     # ---- looking -------------------------------------------------------------------------------
 
     async def _get_status(self, who: Principal, _ask: messages.GetStatus) -> messages.Status:
-        return status(self._fleet, lambda job: self._sees(who, job))
+        return status(self._fleet, lambda job: self._sees(who, job), sees_all=who.may(Role.VIEW))
 
     async def _get_events(self, who: Principal, ask: messages.GetEvents) -> messages.Events:
         subject, journal = ask.subject, self._fleet.journal
@@ -292,10 +384,13 @@ class Desk:
         job = self._fleet.jobs.get(subject.partition("/")[0])
         if job is not None and subject not in self._fleet.hosts:
             self._need_to_see(who, job)
-        events = self._seen(who, journal.events(subject, ask.after))
+        is_host = subject in self._fleet.hosts
+        events = self._seen(who, journal.events(subject, ask.after, is_host))
         known = {"", *self._fleet.hosts, *self._fleet.jobs}
         if not events and not ask.after and subject not in known:
-            raise NotFound(f'nothing is known of "{subject}"', hint="`liveshift events` shows all")
+            own = [name for name, each in self._fleet.jobs.items() if self._sees(who, each)]
+            said, names = f'nothing is known of "{subject}"', [*self._fleet.hosts, *own]
+            raise no_such(said, subject, names, "known hosts and jobs")
         return messages.Events(events)
 
     async def _who_am_i(self, who: Principal, _ask: messages.WhoAmI) -> messages.Me:
@@ -307,6 +402,7 @@ class Desk:
             through=who.host or "",
             cluster=self._fleet.cluster.name,
             may=who.rights(),
+            shared=list(map(str, self._fleet.cluster.files.shared)),
         )
 
     # ---- rights --------------------------------------------------------------------------------
@@ -338,7 +434,7 @@ class Desk:
         name = name.partition("/")[0]
         if name not in self._fleet.jobs:
             known = [n for n, job in self._fleet.jobs.items() if self._sees(who, job)]
-            raise NotFound(f'no job "{name}"', hint=f"known jobs: {', '.join(known) or 'none'}")
+            raise no_such(f'no job "{name}"', name, known, "known jobs")
         return self._fleet.jobs[name]
 
     def _need_to_see(self, who: Principal, job: Job) -> None:

@@ -24,7 +24,7 @@ from .gpu_preflight import GpuPlan
 from .house import House
 from .ownership import Ruling, Side
 from .porter import POLL_S, Porter
-from .resident import finished_by_pid
+from .resident import Resident, finished_by_pid
 from .stopwatch import Stopwatch
 from .tasks import Tasks
 from .wire import LANES
@@ -32,6 +32,10 @@ from .wire import LANES
 log = logging.getLogger("liveshift.destination")
 
 FREE_AFTER_S = 1.0
+RARE_S = 0.5
+"""Collectives that have not come by then are rare: after a move, time on a core counts too …"""
+COMPUTES_S = 0.01
+"""… so many seconds of it, of all threads together."""
 
 
 class Destination:
@@ -59,8 +63,9 @@ class Destination:
             full_dump = f"{self._house.host}: {full_dump}"
         ahead = not (ask.full_dump or full_dump)
         rows = await asyncio.to_thread(
-            preflight.check, ask.survey, ask.facts, facts, criu, offered, gpus, ahead=ahead
-        )
+            preflight.check, ask.survey, ask.facts, facts, criu, offered, gpus,
+            ahead=ahead, host=self._house.host, capsules=self._house.cluster.paths.state,
+        )  # fmt: skip
         if ask.dry_run:
             return messages.Reserved(rows, "", gpus.pairs, gpus.plain, full_dump)
         name = ask.spec.name
@@ -221,6 +226,7 @@ class Destination:
                 continue
             ruling = Ruling(ruled.ruling)
             if ruling is Ruling.RUN:
+                arrival.granted = epoch
                 return
             if ruling is Ruling.END or ruled.epoch > epoch:  # another attempt is on its way
                 await self._house.blocking(name, arrival.drop_tree)
@@ -228,19 +234,33 @@ class Destination:
             await asyncio.sleep(self._house.cluster.timeouts.heartbeat)
 
     async def resume(self, ask: messages.Resume) -> messages.Moved:
+        """Wait for a sign that the job makes progress here: its first collective, or, where that
+        does not come soon, that its threads compute."""
         resident = self._house.resident(ask.capsule)
         watch_ = Stopwatch()
         with watch_.phase("resume") as lap:
-            before = resident.finished or finished_by_pid(resident.room)
-            until = time.monotonic() + ask.deadline
-            lap.detail = "no collectives in this job"
-            while any(before.values()):
-                seen = finished_by_pid(resident.room)
-                if any(seen.get(pid, 0) > count for pid, count in before.items()):
-                    lap.detail = "until the first collective"
-                    break
-                if time.monotonic() > until or resident.code is not None:
-                    lap.detail = f"no collective within {ask.deadline:g} s"
-                    break
-                await asyncio.sleep(POLL_S)
+            lap.detail = await self._first_progress(resident, ask.deadline)
         return messages.Moved(0, watch_.phases)
+
+    async def _first_progress(self, resident: Resident, limit: float) -> str:
+        """Return once the job was seen to go on, or after ``limit`` seconds; what was seen."""
+        before = resident.finished or finished_by_pid(resident.room)
+        began = time.monotonic()
+        soon, until = began + RARE_S, began + limit
+        if not any(before.values()):
+            return "no collectives in this job"
+        ran = await asyncio.to_thread(resident.ran_s)
+        while True:
+            seen = finished_by_pid(resident.room)
+            if any(seen.get(pid, 0) > count for pid, count in before.items()):
+                return "until the first collective"
+            if resident.code is not None:
+                return "its command ended before the next collective"
+            now = time.monotonic()
+            if now > soon:
+                if await asyncio.to_thread(resident.ran_s) - ran >= COMPUTES_S:
+                    return f"it computes; no collective within {now - began:.1f} s"
+                soon = now + RARE_S
+            if now > until:
+                return f"no collective within {limit:g} s"
+            await asyncio.sleep(POLL_S)

@@ -106,7 +106,7 @@ class DeviceInlet:
 
     def write_table(self, data: memoryview) -> None:
         if len(self._raw) + len(data) > TABLE_LIMIT:
-            raise StepFailed("ship", f"a table of devices of more than {TABLE_LIMIT} bytes")
+            raise StepFailed("ship", f"the table of devices has more than {TABLE_LIMIT} bytes")
         self._raw += data
 
     def end_table(self) -> None:
@@ -120,7 +120,7 @@ class DeviceInlet:
         if pid not in self._fillers:
             known = {str(p.pid) for p in self.saved or () if p.blocks}
             if pid not in known:
-                raise StepFailed("ship", f"device memory of process {pid[:20]!a} is not announced")
+                raise StepFailed("ship", f"device memory of process {pid[:20]!a} came unannounced")
             self._fillers[pid] = self._helper.filler(self._key(pid))
         self._fillers[pid].write(data)
 
@@ -141,7 +141,7 @@ class DeviceInlet:
     def _moved(self, process: Saved) -> list[Block]:
         for block in process.blocks:
             if block.gpu not in self._gpus:
-                raise StepFailed("ship", f"memory of the GPU {block.gpu}, which was not announced")
+                raise StepFailed("ship", f"memory of the GPU {block.gpu} came unannounced")
         return [replace(b, gpu=self._gpus[b.gpu]) for b in process.blocks]
 
 
@@ -150,4 +150,4 @@ def decode(raw: bytes | bytearray) -> list[Saved]:
     try:
         return msgspec.msgpack.decode(raw, type=list[Saved])
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise StepFailed("ship", f"a table of devices that is not understood: {error}") from error
+        raise StepFailed("ship", f"the table of devices is not understood: {error}") from error

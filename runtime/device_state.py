@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from ..cuda_snapshot.helper.blocks import Block, human
+from .. import units
+from ..cuda_snapshot.helper.blocks import Block
 from ..errors import StepFailed
 from .gpu_survey import NO_ARENA
 
@@ -58,7 +59,7 @@ def compare(saved: Saved, now: Mapping[int, int]) -> None:
 
 
 def words_of_save(saved: Sequence[Saved], plain: str = "") -> str:
-    """ "2 CUDA processes, 3 allocations from GPU to GPU, 12.0 MiB by the driver, 40 checksums".
+    """ "2 CUDA processes, 3 allocations from GPU to GPU, 12.6 MB by the driver, 40 checksums".
 
     ``plain``: why none went by the fast path.
     """
@@ -69,7 +70,7 @@ def words_of_save(saved: Sequence[Saved], plain: str = "") -> str:
     used = sum(sum(s.used.values()) for s in saved)
     handed = sum(s.bytes for s in saved)
     if blocks:
-        left = human(max(0, used - handed))
+        left = units.size(max(0, used - handed))
         several = "s" if blocks > 1 else ""
         parts.append(f"{blocks} allocation{several} from GPU to GPU, {left} by the driver")
     else:

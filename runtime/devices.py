@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from ..criu_glue import room
-from ..criu_glue.survey import inner_pid, tasks
+from ..criu_glue.tree import inner_pid, tasks
 from ..cuda_snapshot.checkpoint import ProcessState
 from ..cuda_snapshot.helper.client import GpuHelper
 from ..cuda_snapshot.helper.session_client import DeviceSession

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import psutil
 
 from ..criu_glue.memory.earlier_copy import EarlierCopy
-from ..criu_glue.survey import tasks
+from ..criu_glue.tree import tasks
 from .messages import Reserve
 from .offering import MEMORY_LIMIT
 from .resident import Resident

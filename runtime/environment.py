@@ -52,6 +52,8 @@ class Place:
     address: str
     master: str
     """Mobile addresses: its own, and that of the job's first capsule."""
+    ranks: bool = True
+    """Whether its command gets the variables of a rank; by itself it has no peers to find."""
 
     @property
     def host_name(self) -> str:
@@ -164,11 +166,7 @@ def environment(
     place: Place, selection: Selection, caller: Mapping[str, str], interposer: Path, pages: str
 ) -> dict[str, str]:
     """The variables that the capsule's command starts with; ``pages`` is where the interposer makes
-    its pages inside the capsule.
-
-    torchrun takes its arguments from PET_* (torch.distributed.argparse_util), so its command line
-    stays untouched; plain python finds RANK and company.
-    """
+    its pages inside the capsule."""
     env = selection.select(caller)
     for name in NOT_PASSED:
         env.pop(name, None)
@@ -176,9 +174,28 @@ def environment(
         value = selection.defaults.get(variable.name, variable.of(place))
         if value is not None and not (variable.callers and variable.name in env):
             env[variable.name] = value
-    count, index, port = str(place.count), str(place.index), str(MASTER_PORT)
     preload = caller.get("LD_PRELOAD", "")  # it goes on being preloaded, after ours
+    if place.ranks:
+        env |= _of_a_rank(place)
     return env | {
+        "HOSTNAME": place.host_name,
+        "LD_PRELOAD": ":".join(filter(None, (str(interposer), preload))),
+        "LIVESHIFT_PAGES": pages,
+        "LIVESHIFT_CAPSULE": place.capsule,
+        "LIVESHIFT_ADDRESS": place.address,
+    }
+
+
+def _of_a_rank(place: Place) -> dict[str, str]:
+    """What tells a process which of the job's ranks it is, and where they meet.
+
+    torchrun takes its arguments from PET_* (torch.distributed.argparse_util), so its command line
+    stays untouched; plain python finds RANK and company. A job of one capsule has none of these:
+    programs take RANK as a sign that a launcher has started them as one of several ranks, and
+    torchrun's own defaults are right for one node.
+    """
+    count, index, port = str(place.count), str(place.index), str(MASTER_PORT)
+    return {
         "PET_NNODES": count,
         "PET_NODE_RANK": index,
         "PET_MASTER_ADDR": place.master,
@@ -189,11 +206,6 @@ def environment(
         "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": place.master,
         "MASTER_PORT": port,
-        "HOSTNAME": place.host_name,
-        "LD_PRELOAD": ":".join(filter(None, (str(interposer), preload))),
-        "LIVESHIFT_PAGES": pages,
-        "LIVESHIFT_CAPSULE": place.capsule,
-        "LIVESHIFT_ADDRESS": place.address,
     }
 
 

@@ -4,6 +4,10 @@
 One move at a time for each tainted host keeps its link for one image, and a job from standing
 still in two places. A capsule that could not move is tried again when something has changed
 (a host came, a slot was freed, the taint was renewed) and after a while in any case.
+
+Where the cause lies in the capsule itself, no other host helps. If the survey found it, before
+anything was copied, the capsule is surveyed again after a while, which doubles each time. If a dump
+or a restore failed for it, the next attempt, with its pre-copy, comes late, or when a person asks.
 """
 
 from __future__ import annotations
@@ -11,11 +15,15 @@ from __future__ import annotations
 import asyncio
 import time
 
-from ..errors import LiveshiftError
+from ..errors import AT_SOURCE, LiveshiftError, SourceRefused
 from .fleet import Fleet
+from .jobs import Capsule
 from .moves import Moves
+from .story import Story
 
 RETRY_S = 30.0
+AT_MOST_S = 600.0
+"""Between two attempts, where the cause of the failure is in the capsule itself."""
 TICK_S = 1.0
 
 
@@ -28,6 +36,8 @@ class Evacuation:
         self._wake = asyncio.Event()
         self._not_before: dict[str, float] = {}
         self._refused: dict[str, str] = {}
+        self._begun: dict[str, Story] = {}  # by capsule: the last move that was begun here
+        self._failures: dict[str, int] = {}  # by capsule, in a row, each with its cause there
 
     def wake(self) -> None:
         """Something has changed: look again now."""
@@ -40,7 +50,13 @@ class Evacuation:
                 if capsule.host == host:
                     self._not_before.pop(capsule.name, None)
                     self._refused.pop(capsule.name, None)
+                    self._begun.pop(capsule.name, None)
+                    self._failures.pop(capsule.name, None)
         self.wake()
+
+    def leave(self, capsule: Capsule) -> None:
+        """Somebody has cancelled its move: it is left alone until its host is tainted anew."""
+        self._not_before[capsule.name] = float("inf")
 
     async def run(self) -> None:
         while True:
@@ -56,20 +72,40 @@ class Evacuation:
         if any(move.source == host for move in self._fleet.under_way()):
             return
         reason, by = self._fleet.taints[host]
-        for job in self._fleet.jobs.values():
+        for job in [job for job in self._fleet.jobs.values() if job.state == "running"]:
             for capsule in job.capsules.values():
                 if capsule.host != host or capsule.code is not None or capsule.migration:
                     continue
+                self._learn(capsule, by)
                 if time.monotonic() < self._not_before.get(capsule.name, 0.0):
                     continue
                 try:
-                    self._moves.start(job, capsule, "", f"{host} is tainted: {reason}", by)
+                    self._begun[capsule.name] = self._moves.start(
+                        job, capsule, "", f"{host} is tainted: {reason}", by
+                    )
                 except LiveshiftError as error:
                     if self._refused.get(capsule.name) != str(error):  # said once
                         self._refused[capsule.name] = str(error)
                         hint = f" ({error.hint})" if error.hint else ""
-                        self._fleet.journal.tell(capsule.name, "not moved", f"{error}{hint}", by)
+                        self._fleet.journal.note(capsule.name, "not moved", f"{error}{hint}", by)
                     continue
-                self._refused.pop(capsule.name, None)
+                if not self._failures.get(capsule.name):
+                    self._refused.pop(capsule.name, None)
                 self._not_before[capsule.name] = time.monotonic() + RETRY_S  # should it fail
                 return
+
+    def _learn(self, capsule: Capsule, by: str) -> None:
+        """Its last move from here has ended: when the next one may begin."""
+        move = self._begun.pop(capsule.name, None)
+        if move is None or not isinstance(move.error, AT_SOURCE):
+            return
+        failures = self._failures[capsule.name] = self._failures.get(capsule.name, 0) + 1
+        wait = AT_MOST_S
+        if isinstance(move.error, SourceRefused):
+            wait = min(wait, RETRY_S * 2**failures)
+        self._not_before[capsule.name] = time.monotonic() + wait
+        if self._refused.get(capsule.name) != str(move.error):  # said once
+            self._refused[capsule.name] = str(move.error)
+            words = f"no other host is tried for {wait:.0f} s, as the cause is in it: {move.error}"
+            hint = f" (`liveshift migrate {capsule.name}` tries again now)"
+            self._fleet.journal.tell(capsule.name, "not moved", words + hint, by)

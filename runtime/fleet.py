@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
 
 from ..criu_glue.network import Overlay
-from ..errors import NotFound
+from ..errors import ConfigError, no_such
 from .config import Cluster
 from .jobs import Capsule, Job
 from .journal import Journal
-from .messages import DataLink, GpuSeat, Run
+from .messages import CapsuleState, DataLink, GpuSeat, Hello, Run
 from .spares import NO_GPUS, GpuNeed, HostView
 from .steps import ENDS
 from .story import Story
@@ -25,6 +26,7 @@ class HostState:
     """A host as its agent's last words show it; ``heard`` is monotonic, 0 for never.
 
     ``told``: it has said hello to this orchestrator, and missed no address book since.
+    ``digest``: of the cluster file that it uses.
     """
 
     name: str
@@ -34,6 +36,7 @@ class HostState:
     told: bool = False
     gpus: tuple[GpuSeat, ...] = ()
     link: DataLink | None = None
+    digest: str = ""
 
 
 class Fleet:
@@ -44,8 +47,31 @@ class Fleet:
         self.journal = Journal(cluster.paths.state / "journal.sqlite")
         self.hosts = {host.name: HostState(host.name) for host in cluster.hosts}
         self.taints = self.journal.taints()
+        self.cordons = self.journal.cordons()
         self.jobs = self._load_jobs()
         self.moves: dict[str, Story] = {}
+        self.reports: dict[str, Hello] = {}  # of hosts, while a backup of the journal catches up
+        self.unknown: dict[str, list[CapsuleState]] = {}  # by host: what the journal does not have
+        if why := self.missing(self.hosts):
+            raise ConfigError(f"cluster file: {why}", hint="put the host's table back")
+
+    def missing(self, hosts: Iterable[str]) -> str:
+        """Why a cluster of these hosts does not fit the jobs that run, in words; "" if it does."""
+        there = set(hosts)
+        for job in self.jobs.values():
+            for capsule in job.capsules.values():
+                if job.state != "ended" and capsule.code is None and capsule.host not in there:
+                    return (
+                        f"{capsule.name} runs on {capsule.host}, which is not in the file any more:"
+                        f" drain {capsule.host} before you remove it"
+                    )
+        return ""
+
+    def unreported(self) -> list[str]:
+        """Hosts that a journal which was put back from a backup waits for; see catch_up.py."""
+        return (
+            [h for h in self.hosts if h not in self.reports] if self.journal.file.restored else []
+        )
 
     def is_up(self, host: str) -> bool:
         """Whether the host's agent has spoken within the time of suspicion."""
@@ -92,7 +118,7 @@ class Fleet:
         taken = self.taken()
         return [
             HostView(h.name, h.spare.value, h.slots, len(taken[h.name]), self.is_up(h.name),
-                     h.name in self.taints, self.hosts[h.name].gpus)
+                     h.name in self.taints, self.hosts[h.name].gpus, h.name in self.cordons)
             for h in self.cluster.hosts
         ]  # fmt: skip
 
@@ -110,8 +136,7 @@ class Fleet:
     def job(self, name: str) -> Job:
         """The job of that name; raises NotFound."""
         if name not in self.jobs:
-            known = ", ".join(self.jobs) or "none"
-            raise NotFound(f'no job "{name}"', hint=f"known jobs: {known}")
+            raise no_such(f'no job "{name}"', name, self.jobs, "known jobs")
         return self.jobs[name]
 
     def capsule(self, name: str) -> tuple[Job, Capsule]:
@@ -120,10 +145,8 @@ class Fleet:
         if name == job.name and len(job.capsules) == 1:
             name = f"{job.name}/0"
         if name not in job.capsules:
-            raise NotFound(
-                f'job {job.name} has no capsule "{name}"',
-                hint=f"its capsules are: {', '.join(job.capsules)}",
-            )
+            said = f'job {job.name} has no capsule "{name}"'
+            raise no_such(said, name, job.capsules, "its capsules are")
         return job, job.capsules[name]
 
     def _load_jobs(self) -> dict[str, Job]:

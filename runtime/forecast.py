@@ -6,9 +6,10 @@ from __future__ import annotations
 import logging
 import time
 
-from ..criu_glue.footprint import Footprint, footprint
+from ..criu_glue.footprint import footprint
+from ..criu_glue.found import Footprint
 from ..criu_glue.memory.tracker import MemoryTracker
-from ..criu_glue.survey import tasks
+from ..criu_glue.tree import tasks
 from ..errors import LiveshiftError
 from .config import Precopy
 from .messages import Writing

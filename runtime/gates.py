@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable
@@ -53,7 +54,9 @@ class Gates:
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
-        self._attempt = int(time.time()) & 0x3FFFFFFF  # beyond those of an earlier orchestrator
+        # A page keeps the number of an earlier orchestrator's attempt. The next must be another,
+        # though not a greater one: the clock may be set back, the journal restored. So, at random.
+        self._attempt = secrets.randbits(31)
         self._closed: dict[str, Boundary] = {}
         self._in_place: set[str] = set()  # jobs whose boundary was not found
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -332,11 +335,13 @@ class Attempt:
             by_id[member.communicator].append(member)
         used = {c: n for c in by_id if (n := clock.targets.get(c, 0))}
         if not used:
-            return f"{len(by_id)} communicators, none used yet"
+            return f"paused before the first collective of {len(by_id)} communicators"
         widest = max(used, key=lambda c: (by_id[c][0].size, used[c]))
         others = len(used) - 1
         more = f" (and {others} more communicator{'s' if others > 1 else ''})" if others else ""
-        return f"after collective {used[widest]} of {communicator_words(by_id[widest])}{more}"
+        return (
+            f"paused after collective {used[widest]} of {communicator_words(by_id[widest])}{more}"
+        )
 
     async def _all(self, message: Message, limit: float, expect: type[M]) -> list[tuple[str, M]]:
         answers = await asyncio.gather(

@@ -27,10 +27,10 @@ def asked(ask: Migrate, capsule: Capsule) -> GpuAsked | None:
     """None when no GPU was named; raises Refused for what names none, or not one to go to."""
     if not ask.to_gpu:
         if ask.from_gpu:
-            raise Refused("a GPU to leave, and none to go to", hint="name it: --to-gpu HOST/GPU")
+            raise Refused("--from-gpu was given without --to-gpu", hint="say --to-gpu HOST/GPU too")
         return None
     if ask.to:
-        raise Refused("both a host and a GPU to go to", hint="--to-gpu HOST/GPU alone will do")
+        raise Refused("--to and --to-gpu were both given", hint="--to-gpu HOST/GPU alone will do")
     host, gpu = _split(ask.to_gpu)
     on, leave = _split(ask.from_gpu) if ask.from_gpu else ("", "")
     if on and on != capsule.host:

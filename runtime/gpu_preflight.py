@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from .. import units
 from ..cuda_snapshot.assignment import Pairs, assign, changes, named
 from ..errors import Refused
 from .gpu_survey import CHECKPOINTS, NEWER, dotted
@@ -90,8 +91,9 @@ def _version(driver: str) -> list[int]:
 def _of_source_memory(survey: GpuSurvey, made: GpuPlan) -> Iterator[Trouble]:
     if made.host_memory > survey.memory:
         yield (
-            f"not enough host memory at the source: the driver copies {made.host_memory >> 20} MiB"
-            f" of device memory into the processes, {survey.memory >> 20} MiB are available",
+            "the source has not enough host memory: the driver copies"
+            f" {units.size(made.host_memory)} of device memory into the processes,"
+            f" {units.size(survey.memory)} are available",
             f"free memory there, or let device memory be streamed ({_why_plain(survey, made)})"
             if _why_plain(survey, made)
             else "free memory there",
@@ -108,7 +110,7 @@ def _rows(survey: GpuSurvey, here: GpuHost, made: GpuPlan) -> Iterator[tuple[str
     new = {gpu.uuid: gpu for gpu in here.gpus}
     used = survey.used
     words = [
-        f"{named(old[a])} → {named(new[b])}, {new[b].name}, {used[a] >> 20} MiB used"
+        f"{named(old[a])} → {named(new[b])}, {new[b].name}, {units.size(used[a])} used"
         for a, b in made.pairs
         if a in used
     ]
@@ -125,10 +127,10 @@ def _rows(survey: GpuSurvey, here: GpuHost, made: GpuPlan) -> Iterator[tuple[str
         yield "PCI addresses", f"{_some(strange)}: {told}"
     streamed = survey.total - made.host_memory
     if why := _why_plain(survey, made):
-        found = f"{made.host_memory >> 20} MiB copied by the driver's checkpoint: {why}"
-        yield "device memory", f"{streamed >> 20} MiB streamed, {found}" if streamed else found
+        found = f"{units.size(made.host_memory)} copied by the driver's checkpoint: {why}"
+        yield "device memory", f"{units.size(streamed)} streamed, {found}" if streamed else found
     else:
-        yield "device memory", f"{streamed >> 20} MiB streamed, the rest by the driver"
+        yield "device memory", f"{units.size(streamed)} streamed, the rest by the driver"
     off = [named(new[b]) for a, b in made.pairs if a in used and new[b].persistence is False]
     if off:
         # Its helper has called cuInit and stays, so it works without (cuda.h); it takes longer.

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
-from ..criu_glue.survey import Survey
+from ..criu_glue.found import Survey
 from . import gpu_preflight, gpu_survey, host_facts, rank_pages
 from .gpu_preflight import GpuPlan
 from .gpu_watch import GpuWatch

@@ -30,6 +30,7 @@ class GpuSwap(Story):
 
     kind = "swap"
     allowed = ALLOWED_IN_SWAP
+    cancellable = frozenset({Step.PREPARING, Step.QUIESCING})
 
     def __init__(
         self, ground: Ground, number: int, job: Job, capsule: Capsule, to: str, leave: str,
@@ -58,14 +59,17 @@ class GpuSwap(Story):
 
     async def run(self) -> None:
         try:
-            plan = await self._prepare()
-            await reached("orchestrator.prepared")
-            await self._quiesce()
-            await self._bring_over(plan)
+            await self._unless_cancelled(self._until_over())
         except Exception as error:
             await self._after(as_ours(error))
             return
         await self._go_on()
+
+    async def _until_over(self) -> None:
+        plan = await self._prepare()
+        await reached("orchestrator.prepared")
+        await self._quiesce()
+        await self._bring_over(plan)
 
     async def take_up(self) -> None:
         if self.step is Step.RESUMING:
@@ -122,7 +126,7 @@ class GpuSwap(Story):
         self._advance(Step.ROLLING_BACK)
         await self._reopen()
         self.times.thaw()
-        await self._end(Step.FAILED)
+        await self._end_undone()
 
     async def _settled(self) -> messages.SwapSettled:
         """What its host says became of it, however long that takes."""

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("liveshift.migration")
 
+MOST_NAMED = 8
+"""Connections that are named in one line."""
+
 ROOM = 1 << 30
 """Bytes beyond twice what was seen."""
 
@@ -74,6 +77,17 @@ class NoBoundary(LiveshiftError):
         self.only_tcp = only_tcp
 
 
+def what_breaks(look: Inspected) -> str:
+    """The connections that the move ends, in words; "" without any."""
+    count = len(look.outside)
+    if not count:
+        return ""
+    named = "; ".join(look.outside[:MOST_NAMED])
+    more = f"; and {count - MOST_NAMED} more" if count > MOST_NAMED else ""
+    what = "a connection" if count == 1 else f"{count} connections"
+    return f"breaks {what} to outside the cluster: {named}{more}"
+
+
 def limit_bytes(look: Inspected) -> int:
     """How much may come for a capsule that looked like this: it may grow until it is frozen."""
     return 2 * (expected_bytes(look) + look.carried_bytes) + ROOM
@@ -86,8 +100,8 @@ def expected_bytes(look: Inspected) -> int:
 
 
 def as_ours(error: Exception) -> LiveshiftError:
-    """An error as a person may see it; one that nobody foresaw is logged."""
+    """An error as a person may see it; any other is logged."""
     if isinstance(error, LiveshiftError):
         return error
-    log.exception("a migration met an error that nobody foresaw", exc_info=error)
-    return StepFailed("migration", f"{type(error).__name__}: {error}")
+    log.exception("a migration met an internal error", exc_info=error)
+    return StepFailed("migration", f"internal error: {type(error).__name__}: {error}")

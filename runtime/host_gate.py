@@ -95,7 +95,7 @@ class HostGate:
     def arm(self, attempt: int, lease_ms: int, limit_ms: int) -> None:
         """Close the gates. They open by themselves after ``lease_ms`` without a :meth:`beat`.
 
-        ``attempt`` has to be greater than any before on these pages.
+        ``attempt`` has to be another than any before on these pages.
         """
         self._attempt, self._lease_ms, self._limit_ms = attempt, lease_ms, limit_ms
         self._want, self._version = Want.ARMED, 0

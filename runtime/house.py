@@ -43,6 +43,7 @@ class House:
         self.network = asyncio.Lock()
         self.ended = ended
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._signals: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def take_up(self, arriving: set[str]) -> None:
         """Go on with the capsules that an earlier agent has left; ``arriving``: the directories
@@ -77,7 +78,9 @@ class House:
         address = Overlay(ask.book.vni, ask.book.subnet).address(ask.spec.index)
         _, epoch = known.where.get(address, ("", 0)) if known else ("", 0)
         if ask.epoch <= epoch:
-            raise Refused(f"{ask.spec.name} under epoch {ask.epoch}: {epoch} is known here already")
+            raise Refused(
+                f"{ask.spec.name} came under epoch {ask.epoch}, and {epoch} is known here"
+            )
 
     async def forget_unknown(self, jobs: set[str]) -> None:
         """Take away what is left of jobs that ended while this host was not reached.
@@ -119,7 +122,18 @@ class House:
         await self.locate(messages.Locate(ask.book))
 
     async def signal(self, ask: messages.Signal) -> None:
-        await asyncio.to_thread(self.resident(ask.capsule).send_signal, ask.signum)
+        """Raises Refused for a capsule that is frozen, or about to be: CRIU may have looked for
+        pending signals already, and then the signal would go with this copy."""
+        async with self._signals[ask.capsule]:
+            resident = self.resident(ask.capsule)
+            if resident.still:
+                raise Refused(f"{ask.capsule} is frozen on {self.host} for a move")
+            await asyncio.to_thread(resident.send_signal, ask.signum)
+
+    async def hold_signals(self, resident: Resident) -> None:
+        """From here on, until it was thawed, no signal is sent to it."""
+        async with self._signals[resident.spec.name]:
+            resident.still = True
 
     async def end(self, ask: messages.End) -> None:
         resident = self.resident(ask.capsule)
@@ -168,7 +182,8 @@ class House:
             }
 
             def enter() -> None:
-                network.locate(self.housing.raise_overlay(book), table)
+                # An agent that has just started may have another cluster file than the last one.
+                network.locate(self.housing.raise_overlay(book, lay_again=known is None), table)
 
             merged = {**(known.where if known else {}), **newer}
             self.books[book.job] = Book(book.job, book.vni, book.subnet, merged)
@@ -189,8 +204,11 @@ class House:
         while True:
             resident = self.resident(ask.capsule)
             code = resident.code  # before the read: what came before the end is then in it
-            data, after = await asyncio.to_thread(resident.read_output, ask.offset)
+            at, data = await asyncio.to_thread(resident.read_output, ask.offset)
             done = code is not None and not data
+            if not (data or done):
+                at = ask.offset  # what is not there is told with what comes next
             if data or done or time.monotonic() > until:
-                return messages.Output(data, after, code if done else None)
+                dropped = at - ask.offset
+                return messages.Output(data, at + len(data), code if done else None, dropped)
             await asyncio.sleep(OUTPUT_POLL_S)

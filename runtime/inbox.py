@@ -19,14 +19,16 @@ from pathlib import Path
 
 import xxhash
 
+from .. import units
 from ..criu_glue.memory.donors import Donors
 from ..criu_glue.memory.prefill import memory_left
 from ..criu_glue.memory.store import TABLE_LIMIT, MemoryStore, Want, read_table
+from ..criu_glue.output import SEGMENT
 from ..criu_glue.rights import User
 from ..criu_glue.room import STDERR_FD, STDOUT_FD
 from ..criu_glue.unpacking import Unpacker
 from ..errors import LiveshiftError, NotFound, StepFailed
-from . import manifest
+from . import manifest, small_images
 from .device_memory import MEMORY, TABLE, DeviceInlet, decode
 from .manifest import Landed, Manifest
 from .resident import Resident
@@ -37,10 +39,10 @@ log = logging.getLogger("liveshift.inbox")
 IMAGE_NAME = re.compile(r"[a-z][a-z0-9-]{0,60}\.img")
 """CRIU's names (criu: image-desc.c); none of our own files beside them is called so."""
 
-STREAMS = 50_000
+STREAMS = 200_000
 OPEN = 512
-"""Streams of one image, and how many of them at once: CRIU writes seven images for each task, one
-after the other, and some for all of them."""
+"""Streams and image files of one image, and how many streams at once: CRIU writes seven images for
+each task, one after the other, two for each shared mapping, and some for all of them."""
 
 OUTPUT = "output"
 
@@ -93,6 +95,8 @@ class Inbox:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
+        self._small = small_images.Unpacker(self._keep_small)
+        self._small_files = 0
         self.pages = PageStreams(self._take_pages, self._wanted_pages)
 
     @property
@@ -147,6 +151,8 @@ class Inbox:
                 self._end(stream)
             elif stream in self._unpackers:
                 self._unpackers[stream].write(data)
+            elif stream == small_images.STREAM:
+                self._small.write(data)
             elif stream == PAGE_TABLE:
                 self._take_page_table(data)
             elif self.devices is not None and stream == TABLE:
@@ -182,8 +188,8 @@ class Inbox:
 
     def path(self, kind: str, name: str) -> Path:
         """Where a stream that is a file lies here; raises StepFailed for one no image has."""
-        if kind == OUTPUT and not name:
-            return self.resident.room.plan.log
+        if kind == OUTPUT and SEGMENT.fullmatch(name):
+            return self.resident.room.plan.log / name
         if kind == "image" and IMAGE_NAME.fullmatch(name):
             return self.images / name
         raise _unknown(f"{kind}:{name}")
@@ -208,15 +214,14 @@ class Inbox:
         )
 
     def _begin(self, stream: str) -> None:
-        if len(self.bytes) >= STREAMS or len(self._files) + len(self._unpackers) >= OPEN:
-            raise StepFailed("ship", f"an image of too many streams: {len(self.bytes)}")
+        if self._full() or len(self._files) + len(self._unpackers) >= OPEN:
+            raise StepFailed("ship", f"the image has too many streams: {len(self.bytes)}")
         kind, _, name = stream.partition(":")
         pass_, _, tree = name.partition(":")
-        if kind == "image":
+        if kind in ("image", small_images.STREAM):
             self.stands_still()
         if kind in (OUTPUT, "image"):
-            fresh = os.O_EXCL if kind == "image" else 0
-            self._files[stream] = os.open(self.path(kind, name), _APPEND | fresh, 0o600)
+            self._files[stream] = os.open(self.path(kind, name), _APPEND, 0o600)
         elif kind == "tree" and pass_ in ("1", "2"):
             plan = self.resident.room.plan
             self._unpackers[stream] = Unpacker(
@@ -225,12 +230,29 @@ class Inbox:
                 user=User(plan.uid, plan.gid, plan.groups),
                 as_user=tree == "open",
             )
-        elif stream == PAGE_TABLE and self.memory_limit:
+        elif stream == small_images.STREAM or (stream == PAGE_TABLE and self.memory_limit):
             pass
         elif self.devices is None or not (stream == TABLE or _device(stream)):
             raise _unknown(stream)
         self.bytes[stream] = 0
         self._hashes[stream] = xxhash.xxh3_64()
+
+    def _keep_small(self, name: str, data: memoryview) -> None:
+        self._small_files += 1
+        if self._full():
+            raise StepFailed("ship", f"the image has too many files: {self._small_files}")
+        try:
+            file = os.open(self.path("image", name), _APPEND, 0o600)
+        except FileExistsError:
+            raise StepFailed("ship", f"the image {name} comes twice") from None
+        try:
+            while data:
+                data = data[os.write(file, data) :]
+        finally:
+            os.close(file)
+
+    def _full(self) -> bool:
+        return len(self.bytes) + self._small_files >= STREAMS
 
     def _end(self, stream: str) -> None:
         self._ended.add(stream)
@@ -238,6 +260,8 @@ class Inbox:
             os.close(self._files.pop(stream))
         elif stream == PAGE_TABLE:
             self._end_page_table()
+        elif stream == small_images.STREAM:
+            self._small.end()
         elif self.devices is not None and stream == TABLE:
             self.devices.end_table()
             (self.images / TABLE).write_bytes(self.devices.table)
@@ -284,7 +308,7 @@ class Inbox:
 
     def _take_page_table(self, data: memoryview) -> None:
         if len(self._page_table) + len(data) > TABLE_LIMIT:
-            raise StepFailed("ship", f"a table of pages of more than {TABLE_LIMIT} bytes")
+            raise StepFailed("ship", f"the table of pages has more than {TABLE_LIMIT} bytes")
         self._page_table += data
 
     def _end_page_table(self) -> None:
@@ -295,7 +319,7 @@ class Inbox:
     def _take_manifest(self, data: memoryview) -> None:
         if data:
             if len(self._manifest) + len(data) > manifest.LIMIT:
-                raise StepFailed("ship", f"a manifest of more than {manifest.LIMIT} bytes")
+                raise StepFailed("ship", f"the manifest has more than {manifest.LIMIT} bytes")
             self._manifest += data
             return
         found = manifest.decode(self._manifest)
@@ -313,7 +337,7 @@ class Inbox:
         """Raises StepFailed unless the manifest is this image's and all that it lists is here."""
         who = (found.migration, found.capsule)
         if who != (self.images.name, self.resident.spec.name):
-            raise StepFailed("ship", f"the manifest of another image: {who!a}")
+            raise StepFailed("ship", f"the manifest is of another image: {who!a}")
         not_ended = [s for s in self.bytes if s not in self._ended] + self.pages.not_ended()
         if not_ended:
             raise StepFailed("ship", f"the image is not complete: {_some(not_ended)} did not end")
@@ -323,7 +347,7 @@ class Inbox:
             wrong = [s for s in have.keys() | found.streams if have.get(s) != found.streams.get(s)]
             raise StepFailed("ship", f"the image is not complete or damaged: {_some(wrong)}")
         if not set(found.pipes.values()) <= {STDOUT_FD, STDERR_FD}:
-            raise StepFailed("ship", f"a manifest with pipes that no capsule has: {found.pipes}")
+            raise StepFailed("ship", f"the manifest names pipes that no capsule has: {found.pipes}")
         for tree in found.removed:
             self.top(tree)
 
@@ -334,13 +358,13 @@ def _need_memory() -> None:
     while (left := memory_left()) < LEFT:
         if time.monotonic() > until:
             raise StepFailed(
-                "ship", f"this host has no memory for more: {left >> 20} MiB are left",
+                "ship", f"this host has no memory for more: {units.size(left)} are left",
                 hint="choose a host with more free memory, or free some of it there",
             )  # fmt: skip
         time.sleep(0.01)
 
 
-_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _device(stream: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ..criu_glue.network import Overlay
 from ..criu_glue.room import PAGES
-from ..errors import LiveshiftError, Refused
+from ..errors import LiveshiftError, Refused, WrongUsage
 from ..interposer.library import library_path
 from .config import Cluster
 from .deadlines import for_job
@@ -90,7 +90,9 @@ class Job:
 
     def _place(self, capsule: Capsule) -> Place:
         address, master = self.overlay.address(capsule.index), self.overlay.address(0)
-        return Place(self.name, capsule.index, len(self.capsules), address, master)
+        count = len(self.capsules)
+        ranks = count > 1 or self.request.env_ranks
+        return Place(self.name, capsule.index, count, address, master, ranks)
 
     def _hosts_file(self) -> str:
         lines = ["127.0.0.1 localhost", "::1 localhost"]
@@ -101,23 +103,26 @@ class Job:
         return "\n".join(lines) + "\n"
 
 
-def check_request(run: Run, taken: set[str], cluster: Cluster) -> str:
-    """The new job's name; raises Refused for a request that cannot be a job."""
+def check_request(run: Run, taken: set[str], cluster: Cluster, number: int) -> str:
+    """The new job's name; raises Refused for a request that cannot be a job.
+
+    ``number``: that of one which has no name of its own.
+    """
     if not run.argv:
-        raise Refused("no command given", hint="liveshift run -- torchrun train.py")
+        raise WrongUsage("no command given", hint="liveshift run -- torchrun train.py")
     if not 1 <= run.nnodes <= MOST_CAPSULES:
-        raise Refused(f"--nnodes {run.nnodes}: a job has 1 to {MOST_CAPSULES} capsules")
+        raise WrongUsage(f"--nnodes {run.nnodes}: a job has 1 to {MOST_CAPSULES} capsules")
     for_job(cluster, run.collective)
     if run.name:
         if not NAME.fullmatch(run.name):
-            raise Refused(
-                f'"{run.name}" cannot name a job',
+            raise WrongUsage(
+                f'invalid job name "{run.name}"',
                 hint="use 1 to 32 lower-case letters, digits and dashes",
             )
         if run.name in taken:
             raise Refused(f'a job "{run.name}" is running already', hint="choose another --name")
         return run.name
-    return next(name for n in range(1, 10**6) if (name := f"job{n}") not in taken)
+    return f"job{number}"
 
 
 def overlay_for(cluster: Cluster, taken: set[int]) -> Overlay:

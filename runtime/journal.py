@@ -1,25 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """The orchestrator's journal: what is true of the cluster, durable before it is said.
 
-SQLite in WAL mode with synchronous=FULL: when a method returns, the power may fail. Which host
-owns a capsule is one row, and :meth:`Journal.commit` the one write that passes it on.
+SQLite in WAL mode with synchronous=FULL (journal_file.py): when a method returns, the power may
+fail. Which host owns a capsule is one row, and :meth:`Journal.commit` the one write that passes it
+on. What the orchestrator keeps in memory changes after the journal, never before it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sqlite3
+import logging
+import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from ..errors import LiveshiftError
+from .journal_file import JournalFile, JournalTrouble
 from .messages import Event, MigrationRow
 
-VERSION = 2
-"""Of the schema (PRAGMA user_version)."""
+log = logging.getLogger("liveshift.journal")
+
+MOVES_OF_A_HOST = 1000
+"""Of the last so many migrations those of a host belong to its history: each is decoded for it."""
+
+NUMBERED = re.compile(r"job([0-9]{1,9})")
+
+VERSION = 3
+"""Of what is written: the tables, and the structures in their blobs (PRAGMA user_version)."""
+
+READABLE = (2, VERSION)
+"""Formats that can be read; fields that an older one lacks have defaults, tables are made."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
@@ -30,7 +43,9 @@ CREATE TABLE IF NOT EXISTS capsules (
     granted INTEGER);
 CREATE TABLE IF NOT EXISTS last_epochs (job TEXT PRIMARY KEY, epoch INTEGER);
 CREATE TABLE IF NOT EXISTS taints (host TEXT PRIMARY KEY, reason TEXT, by TEXT);
+CREATE TABLE IF NOT EXISTS cordons (host TEXT PRIMARY KEY, by TEXT);
 CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, state TEXT, row BLOB);
+CREATE TABLE IF NOT EXISTS skipped (number INTEGER PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS events (
     number INTEGER PRIMARY KEY, time REAL, subject TEXT, kind TEXT, text TEXT, by TEXT,
     migration INTEGER);
@@ -41,26 +56,11 @@ class Journal:
     """One file; for one thread."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)  # it holds the jobs' environments
-        try:
-            self._db = sqlite3.connect(path, isolation_level=None)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._check_version(path)
-            self._db.executescript(SCHEMA)
-            self._db.execute(f"PRAGMA user_version={VERSION}")
-        except sqlite3.Error as error:
-            raise LiveshiftError(f"cannot open the journal {path}: {error}") from error
+        self.file = JournalFile(path, SCHEMA, VERSION, READABLE)
 
-    def _check_version(self, path: Path) -> None:
-        tables = self._db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
-        found = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if tables and found != VERSION:
-            raise LiveshiftError(
-                f"the journal {path} has format {found}, this version writes format {VERSION}",
-                hint="let the jobs end under the version that wrote it, then move the file away",
-            )
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """Writes within are made all of them or none, and wait for the disk once."""
+        return self.file.together()
 
     # ---- jobs ----
 
@@ -74,47 +74,53 @@ class Journal:
         """
         now = time.time()
         with self.together():
-            self._db.execute(
+            self.file.write(
                 "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, 'running', NULL)",
                 (name, vni, subnet, spec, now),
             )
             query = "SELECT COALESCE(MAX(epoch), 0) + 1 FROM last_epochs WHERE job = ?"
-            first = int(self._db.execute(query, (name,)).fetchone()[0])
-            self._db.executemany(
+            first = int(self.file.rows(query, (name,))[0][0])
+            self.file.write_all(
                 "INSERT INTO capsules VALUES (?, ?, ?, ?, ?, NULL, 1)",
                 [(c, name, index, host, first) for c, (index, host) in owners.items()],
             )
         return now, first
 
     def jobs(self) -> list[tuple[str, int, str, bytes, float, str, int | None]]:
-        return self._db.execute("SELECT * FROM jobs ORDER BY started").fetchall()
+        return self.file.rows("SELECT * FROM jobs ORDER BY started")
 
     def remove_job(self, name: str) -> None:
         with self.together():
-            self._db.execute(
+            self.file.write(
                 "INSERT OR REPLACE INTO last_epochs"
                 " SELECT job, MAX(epoch) FROM capsules WHERE job = ? GROUP BY job",
                 (name,),
             )
-            self._db.execute("DELETE FROM jobs WHERE name = ?", (name,))
-            self._db.execute("DELETE FROM capsules WHERE job = ?", (name,))
+            self.file.write("DELETE FROM jobs WHERE name = ?", (name,))
+            self.file.write("DELETE FROM capsules WHERE job = ?", (name,))
 
     def last_epoch(self, job: str) -> int:
         """The highest epoch of a job of that name that was forgotten; 0 when there was none."""
         query = "SELECT COALESCE(MAX(epoch), 0) FROM last_epochs WHERE job = ?"
-        return int(self._db.execute(query, (job,)).fetchone()[0])
+        return int(self.file.rows(query, (job,))[0][0])
+
+    def next_number(self) -> int:
+        """One that is in no name jobN yet that a job has or had."""
+        query = "SELECT name FROM jobs UNION SELECT job FROM last_epochs"
+        names = (NUMBERED.fullmatch(name) for (name,) in self.file.rows(query))
+        return max((int(found[1]) for found in names if found), default=0) + 1
 
     def set_job(self, name: str, state: str, code: int | None) -> None:
-        self._db.execute("UPDATE jobs SET state = ?, code = ? WHERE name = ?", (state, code, name))
+        self.file.write("UPDATE jobs SET state = ?, code = ? WHERE name = ?", (state, code, name))
 
     # ---- capsules and who owns them ----
 
     def capsules(self, job: str) -> list[tuple[str, str, int, str, int, int | None, int]]:
         query = "SELECT * FROM capsules WHERE job = ? ORDER BY number"
-        return self._db.execute(query, (job,)).fetchall()
+        return self.file.rows(query, (job,))
 
     def set_ended(self, capsule: str, code: int) -> None:
-        self._db.execute("UPDATE capsules SET code = ? WHERE name = ?", (code, capsule))
+        self.file.write("UPDATE capsules SET code = ? WHERE name = ?", (code, capsule))
 
     def commit(self, capsule: str, host: str, epoch: int) -> None:
         """Pass a capsule to ``host`` under ``epoch``, which must be the next one.
@@ -122,44 +128,66 @@ class Journal:
         This is the commit of a migration: before it returns only the old owner may run the
         capsule, afterwards only the new one, once it was granted.
         """
-        done = self._db.execute(
+        done = self.file.write(
             "UPDATE capsules SET host = ?, epoch = ?, granted = 0"
             " WHERE name = ? AND epoch = ? - 1 AND code IS NULL",
             (host, epoch, capsule, epoch),
         )
-        if done.rowcount != 1:
+        if done != 1:
             raise LiveshiftError(f"{capsule} is not owned under epoch {epoch - 1} any more")
+
+    def adopt(self, capsule: str, host: str, epoch: int) -> None:
+        """A host has it under an epoch that a journal which is lost had granted."""
+        self.file.write(
+            "UPDATE capsules SET host = ?, epoch = ?, granted = 1 WHERE name = ?",
+            (host, epoch, capsule),
+        )
 
     def grant(self, capsule: str, host: str, epoch: int) -> None:
         """The owner may run it from now on."""
-        done = self._db.execute(
+        done = self.file.write(
             "UPDATE capsules SET granted = 1 WHERE name = ? AND host = ? AND epoch = ?",
             (capsule, host, epoch),
         )
-        if done.rowcount != 1:
+        if done != 1:
             raise LiveshiftError(f"{capsule} is not {host}'s under epoch {epoch}")
 
     # ---- taints ----
 
     def taints(self) -> dict[str, tuple[str, str]]:
         """host → (reason, by)."""
-        rows = self._db.execute("SELECT * FROM taints").fetchall()
+        rows = self.file.rows("SELECT * FROM taints")
         return {host: (reason, by) for host, reason, by in rows}
 
     def set_taint(self, host: str, reason: str, by: str) -> None:
-        self._db.execute("INSERT OR REPLACE INTO taints VALUES (?, ?, ?)", (host, reason, by))
+        self.file.write("INSERT OR REPLACE INTO taints VALUES (?, ?, ?)", (host, reason, by))
 
     def clear_taint(self, host: str) -> None:
-        self._db.execute("DELETE FROM taints WHERE host = ?", (host,))
+        self.file.write("DELETE FROM taints WHERE host = ?", (host,))
+
+    def cordons(self) -> dict[str, str]:
+        """host → by."""
+        return dict(self.file.rows("SELECT * FROM cordons"))
+
+    def set_cordon(self, host: str, by: str) -> None:
+        self.file.write("INSERT OR REPLACE INTO cordons VALUES (?, ?)", (host, by))
+
+    def clear_cordon(self, host: str) -> None:
+        self.file.write("DELETE FROM cordons WHERE host = ?", (host,))
 
     # ---- history ----
 
     def next_migration(self) -> int:
-        row = self._db.execute("SELECT COALESCE(MAX(number), 0) + 1 FROM migrations").fetchone()
-        return int(row[0])
+        every = "SELECT number FROM migrations UNION SELECT number FROM skipped"
+        query = f"SELECT MAX(number) FROM ({every})"
+        return int(self.file.rows(query)[0][0] or 0) + 1
+
+    def skip_migrations(self, count: int) -> None:
+        """Do not use the next ``count`` numbers."""
+        self.file.write("INSERT INTO skipped VALUES (?)", (self.next_migration() + count - 1,))
 
     def save_migration(self, number: int, row: MigrationRow) -> None:
-        self._db.execute(
+        self.file.write(
             "INSERT OR REPLACE INTO migrations VALUES (?, ?, ?)",
             (number, row.state, msgspec.msgpack.encode(row)),
         )
@@ -168,58 +196,68 @@ class Journal:
         """Migrations that were left in another state than these."""
         over = list(states)
         query = "SELECT number, row FROM migrations WHERE state NOT IN ({})"
-        rows = self._db.execute(query.format(", ".join("?" * len(over))), over).fetchall()
+        rows = self.file.rows(query.format(", ".join("?" * len(over))), over)
         return [(n, msgspec.msgpack.decode(row, type=MigrationRow)) for n, row in rows]
 
     def migrations_in(self, state: str, most: int) -> list[MigrationRow]:
         """The last migrations that are in this state, newest first."""
         query = "SELECT row FROM migrations WHERE state = ? ORDER BY number DESC LIMIT ?"
-        rows = self._db.execute(query, (state, most)).fetchall()
+        rows = self.file.rows(query, (state, most))
         return [msgspec.msgpack.decode(row, type=MigrationRow) for (row,) in rows]
 
     def migration(self, number: int) -> MigrationRow | None:
-        found = self._db.execute(
-            "SELECT row FROM migrations WHERE number = ?", (number,)
-        ).fetchone()
-        return msgspec.msgpack.decode(found[0], type=MigrationRow) if found else None
+        found = self.file.rows("SELECT row FROM migrations WHERE number = ?", (number,))
+        return msgspec.msgpack.decode(found[0][0], type=MigrationRow) if found else None
 
     def tell(
         self, subject: str, kind: str, text: str, by: str = "", migration: int | None = None
     ) -> None:
-        """Add a line to the history."""
-        self._db.execute(
+        """Add a line to the history; raises JournalTrouble."""
+        self.file.write(
             "INSERT INTO events (time, subject, kind, text, by, migration)"
             " VALUES (?, ?, ?, ?, ?, ?)",
             (time.time(), subject, kind, text, by, migration),
         )
 
-    def events(self, subject: str, after: int) -> list[Event]:
-        """The history of a job (with its capsules), a capsule or a host; all of it for ''."""
+    def note(
+        self, subject: str, kind: str, text: str, by: str = "", migration: int | None = None
+    ) -> None:
+        """The same of what is so in any case: where the line cannot be written it is logged."""
+        try:
+            self.tell(subject, kind, text, by, migration)
+        except JournalTrouble as error:
+            log.error("%s: %s: %s (not in the history: %s)", subject, kind, text, error)
+
+    def events(self, subject: str, after: int, host: bool = False) -> list[Event]:
+        """The history of a job (with its capsules), a capsule or a host; all of it for ''.
+
+        ``host``: the subject is one, whose history has the last moves from it and to it.
+        """
         where = "number > ?"
         values: list[object] = [after]
         if subject:
-            where += (
-                " AND (subject = ? OR subject LIKE ? OR migration IN (SELECT migration FROM events"
-                " WHERE subject = ?))"
+            about = (
+                "subject = ? OR subject LIKE ? OR migration IN (SELECT migration FROM events"
+                " WHERE subject = ?)"
             )
+            if host:  # these numbers are ours: nothing of anybody's words gets into the query
+                about += f" OR migration IN ({','.join(map(str, self._moves_of(subject)))})"
+            where += f" AND ({about})"
             values += [subject, subject + "/%", subject]
-        rows = self._db.execute(
-            f"SELECT * FROM events WHERE {where} ORDER BY number",
-            values,
-        ).fetchall()
+        rows = self.file.rows(f"SELECT * FROM events WHERE {where} ORDER BY number", values)
         return [
             Event(number, at, about, kind, text, by, self.migration(m) if m else None)
             for number, at, about, kind, text, by, m in rows
         ]
 
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Writes within are made all of them or none, and wait for the disk once."""
-        self._db.execute("BEGIN")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:  # a full disk may have ended it already
-                self._db.execute("ROLLBACK")
-            raise
+    def _moves_of(self, host: str) -> list[int]:
+        """The last migrations from and to a host, swaps of its GPUs among them."""
+        rows = self.file.rows(
+            "SELECT number, row FROM migrations ORDER BY number DESC LIMIT ?", (MOVES_OF_A_HOST,)
+        )
+        found = []
+        for number, raw in rows:
+            row = msgspec.msgpack.decode(raw, type=MigrationRow)
+            if host in (row.source.partition(" ")[0], row.destination.partition(" ")[0]):
+                found.append(number)
+        return found

@@ -118,7 +118,7 @@ def _listed(place: Path, form: re.Pattern[str]) -> list[Entry]:
         if not name.endswith(".pub") or name.startswith("."):
             continue  # somebody's own file, or one on its way to its name
         if not (match := form.fullmatch(name)):
-            problem = ConfigError(f"{place / name}: a name that says of nobody whose key it is")
+            problem = ConfigError(f"{place / name}: the name does not say whose key it is")
             entries.append(Entry(place / name, Holder(name.partition(".")[0]), problem=problem))
             continue
         found = match.groupdict()

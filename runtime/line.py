@@ -18,14 +18,17 @@ from dataclasses import dataclass, field
 
 import zmq
 
-from ..errors import LiveshiftError, Unreachable, from_wire
-from .messages import Here, Message, There, decode, encode_answer, encode_ask
+from ..errors import LiveshiftError, Unreachable, from_wire, to_wire
+from .messages import Here, Message, There, decode, encode_answer, encode_ask, encode_error
 from .served import Served
 
 log = logging.getLogger("liveshift.link")
 
 Handler = Callable[[str, Message], Awaitable[Message | None]]
 """Called as handler(peer name, ask); what it returns or raises goes back to the peer."""
+
+WhyNot = Callable[[], Awaitable[tuple[str, str]]]
+"""Tells (cause, what to look at) of a peer that is not connected."""
 
 Send = Callable[[bytes], None]
 """Sends a frame without waiting; raises zmq.ZMQError when it cannot."""
@@ -50,14 +53,16 @@ class _Asked:
 
 
 class Line:
-    """``life``: ours; ``largest``: bytes of the longest frame that the peer takes.
+    """``life``: ours; ``largest``: bytes of the longest frame that the peer takes; ``why_not`` is
+    asked when it is not connected, None for a host's agent.
 
     ``send`` may be None until :meth:`connected`.
     """
 
     def __init__(
-        self, peer: str, send: Send | None, handler: Handler, *, life: int, largest: int
-    ) -> None:
+        self, peer: str, send: Send | None, handler: Handler, *, life: int, largest: int,
+        why_not: WhyNot | None = None,
+    ) -> None:  # fmt: skip
         self.peer = peer
         self.peer_life: int | None = None
         """Which run of the peer was met last; another one knows nothing of earlier asks."""
@@ -65,7 +70,9 @@ class Line:
         self._handler = handler
         self._life = life
         self._largest = largest
+        self._why_not = why_not
         self._connection = 1
+        self._refused_on = 0  # the connection over which the peer heard that it is not understood
         self._numbers = itertools.count(new_life())
         self._asked: dict[int, _Asked] = {}
         self._served = Served(peer, largest)
@@ -80,7 +87,10 @@ class Line:
         number = next(self._numbers)
         asked = _Asked(type(message).__name__, encode_ask(number, message))
         if len(asked.frame) > self._largest:
-            raise LiveshiftError(f"{asked.what} to {self.peer} has {len(asked.frame)} bytes")
+            raise LiveshiftError(
+                f"{asked.what} to {self.peer} has {len(asked.frame)} bytes, at most {self._largest}"
+                " can be sent"
+            )
         self._asked[number] = asked
         try:
             async with asyncio.timeout(timeout):
@@ -88,7 +98,7 @@ class Line:
                 if why is not None:
                     await asyncio.wait({asked.answer}, timeout=RECONNECT_S)
                     if not asked.sent and not asked.answer.done():
-                        raise Unreachable(f"{self.peer} is not connected or takes nothing: {why}")
+                        raise await self._unreachable(why)
                 return await asked.answer
         except TimeoutError:
             raise Unreachable(
@@ -96,6 +106,22 @@ class Line:
             ) from None
         finally:
             del self._asked[number]
+
+    async def _unreachable(self, why: zmq.ZMQError) -> Unreachable:
+        """What to say of a peer that could not be sent to."""
+        if why.errno == zmq.EAGAIN:
+            return Unreachable(
+                f"{self.peer} is connected, but has not taken the last messages: it hangs, or its"
+                " link is slow",
+                hint="its log says more",
+            )
+        if self._why_not is not None:
+            cause, look = await self._why_not()
+            return Unreachable(f"{self.peer} is not connected: {cause}", hint=look)
+        return Unreachable(
+            f"the agent on {self.peer} is not connected to the orchestrator",
+            hint=f"on {self.peer}: `systemctl status liveshift-agent`; its log says why",
+        )
 
     def drop(self) -> None:
         """The peer is gone: everything it was asked fails now, not at its deadline."""
@@ -139,11 +165,19 @@ class Line:
     # ---- frames ----
 
     def take(self, raw: bytes | memoryview) -> None:
-        """One frame from the peer; a frame that is not understood is logged and dropped."""
+        """One frame from the peer; a frame that is not understood is logged and dropped.
+
+        The peer hears it too, once for each connection: an agent of another version then finds the
+        reason in its own log. Only once, since two peers could else refuse each other's refusals.
+        """
         try:
             frame = decode(raw)
         except LiveshiftError as error:
             log.error("from %s: %s", self.peer, error)
+            if self._refused_on != self._connection:
+                self._refused_on = self._connection
+                with suppress(zmq.ZMQError):  # gone again
+                    self._transmit(encode_error(0, to_wire(error)))
             return
         if isinstance(frame.body, Here):
             with suppress(zmq.ZMQError):  # gone again

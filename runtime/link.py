@@ -29,7 +29,7 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from ..errors import LiveshiftError, NotPermitted, Unreachable, to_wire
-from . import keys
+from . import keys, reach
 from .config_values import ORCHESTRATOR
 from .keyring import NOBODY, Holder, Known
 from .line import Handler, Line, Send, new_life
@@ -62,46 +62,64 @@ WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.
 class Switchboard:
     """The orchestrator's side: one Line per host that has spoken with a valid key.
 
-    ``handler`` serves hosts, ``operators`` (if any) the holders of operators' keys.
+    ``handler`` serves hosts, ``operators`` (if any) the holders of operators' keys. Both may be set
+    until it serves.
     """
 
     def __init__(
         self,
         address: str,
         key_directory: Path,
-        handler: Handler,
+        handler: Handler | None = None,
         operators: OperatorHandler | None = None,
     ) -> None:
         self._address = address
         self._keys = key_directory
-        self._handler = handler
+        self.handler = handler
         self.operators = operators
         self._life = new_life()
         self._context = zmq.asyncio.Context()
         self._auth = AsyncioAuthenticator(self._context)
         self._known = Known(key_directory, operators=True)
+        self._socket: zmq.asyncio.Socket | None = None
         self._counters: dict[str, _Counter] = {}
         self._routes: dict[str, bytes] = {}
         self._weights: dict[str, Weight] = {}
         self.lines: dict[str, Line] = {}
 
-    async def serve(self) -> None:
-        """Bind and take frames until cancelled; raises LiveshiftError when it cannot listen."""
+    async def listen(self) -> None:
+        """Bind; whoever connects waits until it serves.
+
+        Raises LiveshiftError when it cannot listen, with nothing left open.
+        """
         try:
-            own = keys.load_private(self._keys, ORCHESTRATOR)
+            self._own = keys.load_private(self._keys, ORCHESTRATOR)
             self._auth.start()
             self._auth.configure_curve_callback(credentials_provider=self._known)
-            known = self._known.holders()
-            socket = await self._bind(own, 0)
-            while True:
+            self._socket = await self._bind(self._own, 0)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._auth.stop()
+        self._context.destroy(linger=0)
+
+    async def serve(self) -> None:
+        """Take frames until cancelled; listens first, if it does not yet."""
+        if self._socket is None:
+            await self.listen()
+        try:
+            known, socket = self._known.holders(), self._socket
+            while socket is not None:
                 try:
                     known = await self._until_revoked(socket, known)
                 finally:
                     self._hang_up(socket)
-                socket = await self._bind(own, REBIND_S)
+                socket = await self._bind(self._own, REBIND_S)
         finally:
-            self._auth.stop()
-            self._context.destroy(linger=0)
+            self.close()
 
     async def ask(self, host: str, message: Message, timeout: float) -> Message | None:
         """Ask the agent of a host; raises Unreachable when it has never spoken."""
@@ -188,8 +206,9 @@ class Switchboard:
     ) -> None:
         if name not in self.lines:
             self._weights[name] = Weight()
+            assert self.handler is not None
             self.lines[name] = Line(
-                name, None, self._handler, life=self._life, largest=FROM_ORCHESTRATOR
+                name, None, self.handler, life=self._life, largest=FROM_ORCHESTRATOR
             )
         line = self.lines[name]
         if self._routes.get(name) != identity:  # a new one after every reconnect
@@ -215,7 +234,7 @@ class _Counter:
             frame = decode(raw)
             ask = frame.body
             if ask is None:
-                raise LiveshiftError("an operator was asked nothing, and has answered")
+                raise LiveshiftError("an operator sent an answer, and was asked nothing")
         except LiveshiftError as error:
             log.error("from %s (key): %s", holder.name, error)
             with suppress(zmq.ZMQError):  # of another version, perhaps: it is to know
@@ -249,9 +268,11 @@ class Uplink:
         limit(socket, longest=FROM_ORCHESTRATOR)
         self._events = socket.get_monitor_socket(WATCHED)
         self._send = outlet(socket, None, Weight())
+        self._turned_away = False
         self.line = Line(
-            "the orchestrator", None, handler, life=new_life(), largest=TO_ORCHESTRATOR
-        )
+            "the orchestrator", None, handler, life=new_life(), largest=TO_ORCHESTRATOR,
+            why_not=self._why_not,
+        )  # fmt: skip
         socket.connect(self._address)
 
     async def serve(self) -> None:
@@ -263,7 +284,11 @@ class Uplink:
             for task in work:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
-            self._context.destroy(linger=0)
+            self.close()
+
+    def close(self) -> None:
+        """Hang up for good."""
+        self._context.destroy(linger=0)
 
     async def _take_all(self) -> None:
         while True:
@@ -283,6 +308,7 @@ class Uplink:
                     greeting.cancel()
                     greeting = None
                 if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    self._turned_away = False
                     self.line.connected(self._send)
                     greeting = asyncio.ensure_future(self._greet())
                     continue
@@ -301,8 +327,19 @@ class Uplink:
             except LiveshiftError as error:
                 log.warning("%s", error)
 
+    async def _why_not(self) -> tuple[str, str]:
+        """Why the orchestrator is not connected."""
+        address = self._address.removeprefix("tcp://")
+        if self._turned_away:
+            return (
+                f"{address} turned away the key of {self._host}: unknown there, or revoked",
+                "`liveshift keys list` where the cluster's keys are made",
+            )
+        return await reach.why_not(address)
+
     async def _come_again(self) -> None:
         """ZeroMQ gives up for good when a key is refused; it may be on its way, or come back."""
+        self._turned_away = True
         log.error(
             "the orchestrator at %s turned away the key of %s: unknown there, or revoked",
             self._address,

@@ -52,10 +52,31 @@ class _User:
     long: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_LONG))
 
 
+def listen(path: Path) -> socket.socket:
+    """A socket at ``path`` (made anew, mode 0666); who connects waits until it is served.
+
+    Raises LiveshiftError, with nothing left at ``path``.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        listener.bind(str(path))
+        os.chmod(path, 0o666)
+        listener.listen(MOST_CONNECTIONS)
+    except OSError as error:
+        listener.close()
+        raise LiveshiftError(f"cannot listen on {path}: {error}") from error
+    return listener
+
+
 async def serve(path: Path, handler: LocalHandler) -> asyncio.Server:
-    """Listen on ``path`` (made anew, mode 0666) and answer asks one after the other."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
+    """Listen on ``path`` and answer asks one after the other."""
+    return await serve_on(listen(path), path, handler)
+
+
+async def serve_on(listener: socket.socket, path: Path, handler: LocalHandler) -> asyncio.Server:
+    """The same on what :func:`listen` has made there."""
     users: dict[int, _User] = {}
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -85,9 +106,7 @@ async def serve(path: Path, handler: LocalHandler) -> asyncio.Server:
                 writer.transport.abort()
             writer.close()
 
-    server = await asyncio.start_unix_server(connected, path=str(path))
-    os.chmod(path, 0o666)
-    return server
+    return await asyncio.start_unix_server(connected, sock=listener, backlog=MOST_CONNECTIONS)
 
 
 async def _converse(
@@ -100,7 +119,7 @@ async def _converse(
     while True:
         (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
         if length > LIMIT:
-            long = Refused(f"an ask of {length} bytes: at most {LIMIT} are taken")
+            long = Refused(f"the request has {length} bytes, at most {LIMIT} are taken")
             await _write(writer, user, encode_error(0, to_wire(long)))
             return
         async with _passing(user, length):

@@ -16,10 +16,11 @@ from typing import Any
 
 import msgspec
 
+from ..criu_glue.epoll_sets import Entry
 from ..errors import LiveshiftError, NotFound
 
 STREAM = "manifest"
-VERSION = 1
+VERSION = 2
 
 LIMIT = 16 << 20
 """Bytes of a manifest: room for the names of 200,000 removed files and more."""
@@ -35,7 +36,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``streams``: name → (bytes, xxh3-64 of them), where a stream ``memory:k`` has the xxh3-64 of
     the tags of its chunks' seals instead (wire.Lanes.end), by which each was opened; ``pipes``:
     inode → STDOUT_FD or STDERR_FD; ``removed``: tree → names that the first pass sent and that are
-    gone; ``image_bytes``: what was sent while the job stood still."""
+    gone; ``image_bytes``: what was sent while the job stood still; ``epoll``: what CRIU could not
+    dump of epoll sets."""
 
     version: int
     migration: str
@@ -44,6 +46,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     streams: dict[str, tuple[int, int]]
     pipes: dict[int, int]
     removed: dict[str, list[bytes]]
+    epoll: list[Entry]
 
     def gone(self) -> dict[str, list[str]]:
         """``removed`` with names as Python's os functions take them."""
@@ -71,11 +74,11 @@ def encode(manifest: Manifest) -> bytes:
 def decode(raw: bytes | bytearray) -> Manifest:
     """Raises LiveshiftError saying what is wrong with it."""
     if len(raw) > LIMIT:
-        raise LiveshiftError(f"a manifest of {len(raw)} bytes, at most {LIMIT} are taken")
-    found: Manifest = _decode(raw, Manifest, "a manifest")
+        raise LiveshiftError(f"the manifest has {len(raw)} bytes, at most {LIMIT} are taken")
+    found: Manifest = _decode(raw, Manifest, "the manifest")
     if found.version != VERSION:
         raise LiveshiftError(
-            f"a manifest of version {found.version}, this is version {VERSION}",
+            f"the manifest has version {found.version}, this liveshift reads version {VERSION}",
             hint="run the same version of liveshift on every host",
         )
     return found
@@ -115,4 +118,4 @@ def _decode(raw: bytes | bytearray, kind: type[Any], what: str) -> Any:
     try:
         return msgspec.msgpack.decode(raw, type=kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise LiveshiftError(f"{what} that is not understood: {error}") from error
+        raise LiveshiftError(f"{what} is not understood: {error}") from error

@@ -19,14 +19,16 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from ..errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
+from .. import units
+from ..errors import LiveshiftError, NotFound, Refused, SourceFailed, StepFailed, Unreachable
 from . import messages
 from .deadlines import check_freeze
 from .faultpoints import reached
 from .gpu_asked import left
-from .ground import Gone, Ground, as_ours, expected_bytes, limit_bytes
+from .ground import Gone, Ground, as_ours, expected_bytes, limit_bytes, what_breaks
 from .jobs import Capsule, Job
 from .messages import MigrationRow
+from .ownership import BEFORE_COMMIT
 from .prediction import besides_memory, sharpened
 from .steps import ALLOWED, Step
 from .story import Story
@@ -45,6 +47,7 @@ class Move(Story):
 
     kind = "move"
     allowed = ALLOWED
+    cancellable = BEFORE_COMMIT
 
     def __init__(
         self, ground: Ground, number: int, job: Job, capsule: Capsule, destination: str,
@@ -75,20 +78,23 @@ class Move(Story):
     async def run(self) -> None:
         """Move the capsule."""
         try:
-            reserved = await self._prepare()
-            await reached("orchestrator.prepared")
-            await self._precopy(reserved)
-            await self._place_ahead()
-            self._check_time()
-            await reached("orchestrator.precopied")
-            await self._quiesce()
-            await self._freeze()
-            await reached("orchestrator.frozen")
-            self._commit()
+            await self._unless_cancelled(self._until_commit())
         except Exception as error:
             await self._roll_back(as_ours(error), self.step is Step.FREEZING)
             return
         await self._from_commit()
+
+    async def _until_commit(self) -> None:
+        reserved = await self._prepare()
+        await reached("orchestrator.prepared")
+        await self._precopy(reserved)
+        await self._place_ahead()
+        self._check_time()
+        await reached("orchestrator.precopied")
+        await self._quiesce()
+        await self._freeze()
+        await reached("orchestrator.frozen")
+        self._commit()
 
     async def take_up(self) -> None:
         """Go on after a restart of the orchestrator, from what its journal says."""
@@ -153,6 +159,8 @@ class Move(Story):
             self.predicted = self._ground.predict(self.capsule, self.destination, look, reserved)
             tasks = len(look.survey.pids)
             detail.append(f"{tasks} task{'s' if tasks != 1 else ''}")
+        if breaks := what_breaks(look):
+            self._ground.tell(self, breaks)
         return reserved
 
     async def _reserve(
@@ -195,7 +203,7 @@ class Move(Story):
                 if time.monotonic() > until:
                     break
                 await asyncio.sleep(PLACE_POLL_S)
-            detail.append(f"{seen.placed >> 20} MiB of cold memory")
+            detail.append(f"{units.size(seen.placed)} of cold memory")
 
     def _check_time(self) -> None:
         """A standstill is not begun for which there is not the time: it would be undone at its
@@ -264,6 +272,8 @@ class Move(Story):
         now = time.monotonic()
         if self._look is None or not isinstance(self.error, StepFailed):
             return False
+        if isinstance(self.error, SourceFailed):  # it would fail there as well
+            return False
         if not self._standstill.allows_passing_on(now):
             return False
         self.tried.add(self.destination)
@@ -312,7 +322,8 @@ class Move(Story):
                 # Under a new epoch: what was ruled for the attempt that failed is over.
                 self._ground.commit(self.capsule, self.destination, still=True)
                 failed += 1
-                if failed == ATTEMPTS or not self._standstill.allows_retry(time.monotonic()):
+                again = failed < ATTEMPTS and not isinstance(error, SourceFailed)
+                if not again or not self._standstill.allows_retry(time.monotonic()):
                     raise
                 self._ground.tell(self, f"tried again at {self.destination}: {error}")
             except NotFound as nothing:
@@ -352,9 +363,12 @@ class Move(Story):
 
         Unless the image is complete and the source was not told to run: it has promised, so the
         capsule moves on, whatever became of the source. With both silent nothing is decided.
+        One that was cancelled moves on only if its source is silent or has lost it.
         """
         self.error = error
-        if self.step is Step.FREEZING and await self._goes_on():
+        frozen = self.step is Step.FREEZING and isinstance(error, StepFailed)
+        at_once = self.step is Step.FREEZING and self._cancelled is None
+        if at_once and await self._goes_on():
             await self._from_commit()
             return
         self._advance(Step.ROLLING_BACK)
@@ -376,8 +390,11 @@ class Move(Story):
         if state == "unknown":
             self._ground.tell(self, f"{self.source} goes on once it is back")
         self.times.thaw()
-        gone = state == "nothing" and self.capsule.code is None  # its host was switched off, say
-        await self._end(Step.LOST if gone else Step.FAILED)
+        if state == "nothing" and self.capsule.code is None:  # its host was switched off, say
+            await self._end(Step.LOST)
+        else:
+            # While it was frozen only the move itself can have ended it.
+            await self._end_undone(ended=state == "ended", because=str(error) if frozen else "")
         with contextlib.suppress(Exception):  # it asks by itself, too
             await self._settle(self.destination)
 

@@ -17,8 +17,9 @@ from .fleet import Fleet
 from .gates import Gates
 from .gpu_asked import GpuAsked, left, seat
 from .gpu_swap import GpuSwap, way_of
-from .ground import expected_bytes, limit_bytes
+from .ground import expected_bytes, limit_bytes, what_breaks
 from .jobs import Capsule, Job
+from .journal_file import JournalTrouble
 from .link import Switchboard
 from .messages import Message, MigrationRow
 from .migration import Move
@@ -48,6 +49,8 @@ little later. An orchestrator that is started anew knows from the commit that it
 (_left_behind), and what it asks again of the destination is answered as it was; of a move that was
 quiescing it takes into account that the image may have become complete."""
 
+SAVE_AGAIN_S = 1.0
+
 UNCOMMITTED = frozenset(step.value for step in {*BEFORE_COMMIT, Step.ROLLING_BACK})
 
 
@@ -66,6 +69,7 @@ class Moves:
         self._publishing = asyncio.Semaphore(PUBLISHED_AT_ONCE)
         self._gates = Gates(self.ask)
         self._unsaved: dict[int, asyncio.TimerHandle] = {}
+        self._not_saved: set[int] = set()  # migrations whose last step the journal lacks
 
     def start(
         self, job: Job, capsule: Capsule, to: str, reason: str, by: str,
@@ -100,11 +104,12 @@ class Moves:
 
     def _begin(self, move: Story, why: str) -> None:
         journal, (source, destination) = self._fleet.journal, move.way
+        words = f"{move.name} begins: {source} → {destination} ({why}): {move.reason}"
+        with journal.together():
+            journal.save_migration(move.number, move.row())
+            journal.tell(move.capsule.name, "move", words, move.by, move.number)
         move.capsule.migration = move.name
         self._fleet.moves[move.name] = move
-        journal.save_migration(move.number, move.row())
-        words = f"{source} → {destination} begins ({why}): {move.reason}"
-        journal.tell(move.capsule.name, "move", words, move.by)
         self._tasks.spawn(self._follow(move, move.run()))
 
     async def _take_up_once_up(self, move: Story) -> None:
@@ -118,12 +123,13 @@ class Moves:
 
     def take_up(self) -> None:
         """Go on with the migrations that an earlier orchestrator has left under way."""
-        over = [step.value for step in ENDS]
-        for number, row in self._fleet.journal.migrations_not_in(over):
+        ends = [step.value for step in ENDS]
+        for number, row in self._fleet.journal.migrations_not_in(ends):
             found = self._fleet.find(row.capsule)
             if found is None:
-                ended = msgspec.structs.replace(row, state=Step.FAILED.value, error="its job ended")
-                self._fleet.journal.save_migration(number, ended)
+                words = f"the job of {row.capsule} ended while no orchestrator ran"
+                over = msgspec.structs.replace(row, state=Step.JOB_ENDED.value, error=words)
+                self._fleet.journal.save_migration(number, over)
                 continue
             move = self._left_behind(*found, row)
             move.capsule.migration = move.name
@@ -159,6 +165,8 @@ class Moves:
         reserved = await self.ask(destination, reserve, limit)
         assert isinstance(reserved, messages.Reserved)
         checks = [("destination", f"{destination}, {why}"), *reserved.checks]
+        if breaks := what_breaks(look):
+            checks.append(("warning", breaks))
         return messages.Planned(
             capsule.name, capsule.host, destination, checks, expected_bytes(look),
             look.carried_bytes, self.predict(capsule, destination, look, reserved),
@@ -202,14 +210,14 @@ class Moves:
 
     def tell(self, move: Story, text: str) -> None:
         log.warning("%s: %s", move.name, text)
-        self._fleet.journal.tell(move.capsule.name, "moving", text, move.by, move.number)
+        self._fleet.journal.note(move.capsule.name, "moving", text, move.by, move.number)
 
     async def quiesce(self, move: Story) -> str:
         boundary = await self._gates.close(
             move.job, move.job.timeouts(self.cluster), shared=bool(self._others_at_gates(move))
         )
         asyncio.get_running_loop().call_later(  # the disk is not waited for: the job stands
-            SOON_S, self._fleet.journal.tell,
+            SOON_S, self._fleet.journal.note,
             move.capsule.name, "boundary", boundary.words, move.by, move.number,
         )  # fmt: skip
         return boundary.words
@@ -284,11 +292,15 @@ class Moves:
             ruling = Ruling.END
         if ruling is Ruling.RUN and not claim.ready:
             ruling = Ruling.WAIT
-        if ruling is Ruling.RUN and isinstance(move, Move) and side is Side.LEAVING:
-            move.released = True
+        leaves = move if ruling is Ruling.RUN and side is Side.LEAVING else None
+        if leaves is not None and leaves.number in self._not_saved:
+            # An orchestrator that is started anew must not take it for one that may be committed.
+            self._save(leaves)
         if ruling is Ruling.RUN and not capsule.granted:
             self._fleet.journal.grant(capsule.name, host, capsule.epoch)
             capsule.granted = True
+        if isinstance(leaves, Move):
+            leaves.released = True
         log.log(
             logging.DEBUG if ruling is Ruling.WAIT else logging.INFO,
             "%s: %s on %s, %s under epoch %d: %s",
@@ -339,6 +351,8 @@ class Moves:
             )
         if capsule.code is not None or job.state == "ended":
             raise Refused(f"{capsule.name} has ended with code {capsule.code}")
+        if job.state == "ending":
+            raise Refused(f"{job.name} is being ended: nothing of it is moved any more")
         if not self._fleet.is_up(capsule.host):
             raise Unreachable(
                 f"the agent on {capsule.host}, where {capsule.name} runs, does not answer",
@@ -363,9 +377,9 @@ class Moves:
         if isinstance(move, Move) and move.step in UNHURRIED:
             if move.number not in self._unsaved:
                 loop = asyncio.get_running_loop()
-                self._unsaved[move.number] = loop.call_later(SOON_S, self._save, move)
+                self._unsaved[move.number] = loop.call_later(SOON_S, self._save_at_last, move)
             return
-        self._save(move)
+        self._save_at_last(move)
         if move.step in ENDS:
             move.capsule.migration = None
             self._tell_end(move)
@@ -373,17 +387,31 @@ class Moves:
     def _save(self, move: Story) -> None:
         if (waiting := self._unsaved.pop(move.number, None)) is not None:
             waiting.cancel()
+        self._not_saved.add(move.number)
         self._fleet.journal.save_migration(move.number, move.row())
+        self._not_saved.discard(move.number)
+
+    def _save_at_last(self, move: Story) -> None:
+        """The same, and again and again while the journal cannot be written."""
+        try:
+            self._save(move)
+        except JournalTrouble as error:
+            log.error("%s is %s: %s", move.name, move.step.value, error)
+            loop = asyncio.get_running_loop()
+            self._unsaved[move.number] = loop.call_later(SAVE_AGAIN_S, self._save_at_last, move)
 
     def _tell_end(self, move: Story) -> None:
         row = move.row()
         way = f"{row.source} → {row.destination}"
         if move.step is Step.DONE:
-            kind, text = "moved", f"{way}: stood still {row.frozen_s:.2f} s"
+            kind, text = "moved", f"moved {way}: paused {row.frozen_s:.2f} s"
             if row.predicted is not None:
                 text += f" (predicted {row.predicted.seconds:.2f} s)"
             if isinstance(move, Move):
-                text += f", image {row.image_bytes / 1e6:.0f} MB"
+                ahead = f"{row.precopy.bytes / 1e6:.0f} MB running, " if row.precopy else ""
+                text += f"; copied {ahead}{row.image_bytes / 1e6:.0f} MB paused"
+        elif move.step is Step.JOB_ENDED:
+            kind, text = "not moved", f"{row.error}"
         else:
-            kind, text = "not moved", f"{way} {move.step.value}: {row.error}"
-        self._fleet.journal.tell(move.capsule.name, kind, text, move.by, move.number)
+            kind, text = "not moved", f"did not move {way}, {move.step.value}: {row.error}"
+        self._fleet.journal.note(move.capsule.name, kind, text, move.by, move.number)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from ..criu_glue.memory.donors import Donors
 from ..criu_glue.room import Room
-from ..criu_glue.survey import tasks
+from ..criu_glue.tree import tasks
 from ..errors import StepFailed
 from .messages import OFFER_LIMIT, CapsuleSpec
 from .resident import Resident

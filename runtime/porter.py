@@ -18,7 +18,8 @@ from collections.abc import Awaitable, Callable, Iterator
 import msgspec
 
 from ..criu_glue import kernel_data
-from ..criu_glue.survey import Survey, survey
+from ..criu_glue.found import Survey
+from ..criu_glue.survey import survey
 from ..criu_glue.tool import Criu
 from ..errors import LiveshiftError, NotFound, Refused
 from . import departure as leaving
@@ -206,8 +207,8 @@ class Porter:
     async def settle(self, ask: messages.Settle) -> messages.Settled:
         """The orchestrator's word to ask now, after what is under way here for that migration."""
         departure = self.departures.get(ask.migration)
-        if departure is not None and departure.memory is not None:
-            departure.memory.hurry()  # nobody waits for its rounds any more
+        if departure is not None:
+            departure.abandon()
         await self.idle(ask.migration)
         state = await self.ask_about(ask.migration)
         here = self._house.capsules.get(ask.capsule)
@@ -235,7 +236,9 @@ class Porter:
         ruled = await self.claim(claim)
         ruling = Ruling(ruled.ruling)
         if ruling is not Ruling.WAIT and ruled.epoch < resident.epoch:
-            raise LiveshiftError(f"a ruling under epoch {ruled.epoch}, {name} has {resident.epoch}")
+            raise LiveshiftError(
+                f"the ruling on {name} is of epoch {ruled.epoch}, and it has {resident.epoch}"
+            )
         alive = resident.room.alive()  # else it was killed while it was held
         if ruling is Ruling.WAIT and not alive:
             return "nothing"

@@ -26,7 +26,7 @@ from ..criu_glue.footprint import footprint
 from ..criu_glue.memory.pulling import Stopped
 from ..criu_glue.memory.tracker import MemoryTracker, Standstill
 from ..criu_glue.page_filter import PageFilter
-from ..criu_glue.survey import tasks
+from ..criu_glue.tree import tasks
 from ..errors import LiveshiftError
 from .config import Precopy as Settings
 from .pace import Pace
@@ -314,7 +314,7 @@ def words_of_rounds(done: Ahead) -> str:
     if done.untracked:
         pid, why = next(iter(done.untracked.items()))
         others = f" and {len(done.untracked) - 1} more" if len(done.untracked) > 1 else ""
-        words += f"; read in full at the standstill: process {pid}{others} ({why})"
+        words += f"; read in full while the job is paused: process {pid}{others} ({why})"
     return words
 
 

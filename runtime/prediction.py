@@ -23,7 +23,8 @@ from statistics import median
 
 import msgspec
 
-from ..criu_glue.footprint import Footprint
+from .. import units
+from ..criu_glue.found import Footprint
 from .link_rates import STANDSTILL
 from .messages import Inspected, MigrationRow, Part, Prediction, Rounds, Writing
 from .steps import Step
@@ -36,8 +37,12 @@ LOCK_S = 0.003
 DUMP_S, DUMP_TASK_S, DUMP_MAPPING_S = 0.02, 0.002, 100e-6
 RESTORE_S, RESTORE_TASK_S, RESTORE_MAPPING_S = 0.015, 0.001, 20e-6
 """CRIU's own start; for each process; for each mapping."""
-FILES_S = 0.01
-"""To list the directories again."""
+DUMP_THREAD_S, RESTORE_THREAD_S, RELEASE_THREAD_S = 0.5e-3, 0.4e-3, 0.5e-3
+"""For each thread besides a process's first: to dump, to make, to check and to let go."""
+DUMP_SHARED_S, RESTORE_SHARED_S, CHECK_SHARED_S = 120e-6, 60e-6, 80e-6
+"""Besides, for each mapping of shared memory without a name, whose image has files of its own."""
+FILES_S, LIST_S = 0.01, 10e-6
+"""To list the directories again; for each entry in them."""
 HANDOVER_S = 0.03
 """Promise, commit, checks of the image, grant, network open, gates open."""
 LOOK_S, LOOK_BYTE_S = 0.01, 12e-3 / 2**30
@@ -49,6 +54,10 @@ STREAM, SHM, EAGER = 1.3e9, 0.5e9, 3.3e9
 FILL, PLACE = 11e9, 200e9
 """The same where memory went ahead: what came at the standstill is copied into the tree, all other
 is placed by moving page tables."""
+
+AHEAD, AHEAD_FILE_S = 0.3e9, 0.3e-3
+"""Bytes per second and seconds per file, to pack and unpack them while the job trains (measured on
+two cores)."""
 
 WRONG_BY = 30.0
 """No part is corrected by more than this factor, either way."""
@@ -73,7 +82,8 @@ HANDOVER = "handover"
 
 @dataclass(frozen=True)
 class Load:
-    """What is to be moved, in bytes; ``files``: those of /dev/shm.
+    """What is to be moved, in bytes; ``files``: those of /dev/shm; ``entries``: of the other
+    directories that go along, and ``changing``: bytes of files there that were just written.
 
     ``writing`` None: nobody has looked at what it writes; ``full_dump``: why its memory can't
     be copied while it trains, else empty.
@@ -84,6 +94,8 @@ class Load:
     device_memory: int = 0
     writing: Writing | None = None
     full_dump: str = ""
+    entries: int = 0
+    changing: int = 0
 
     @property
     def way(self) -> str:
@@ -99,6 +111,8 @@ class Load:
             look.gpu.total if look.gpu else 0,
             look.writing,
             full_dump,
+            sum(each.files for each in survey.along),
+            sum(each.recent for each in survey.along),
         )
 
 
@@ -119,8 +133,14 @@ def predict(load: Load, lessons: Lessons | None = None, rate: float | None = Non
     size, full = load.footprint, bool(load.full_dump)
     tasks = f"{_count(size.processes, 'process', 'processes')}, {size.mappings} mappings"
     mapped = max(0, size.shared - load.files)
+    threads, objects = max(0, size.threads - size.processes), size.shared_mappings
     dump = DUMP_S + DUMP_TASK_S * size.processes + DUMP_MAPPING_S * size.mappings
+    dump += DUMP_THREAD_S * threads + DUMP_SHARED_S * objects
     restore = RESTORE_S + RESTORE_TASK_S * size.processes + RESTORE_MAPPING_S * size.mappings
+    restore += RESTORE_THREAD_S * threads + RESTORE_SHARED_S * objects
+    handover = HANDOVER_S + RELEASE_THREAD_S * threads + CHECK_SHARED_S * objects
+    if threads:
+        tasks += f", {_count(size.threads, 'thread', 'threads')}"
     parts = [_part(lessons, "quiesce", QUIESCE_S), _part(lessons, "lock", LOCK_S)]
     if full:
         put = size.private + mapped
@@ -128,20 +148,23 @@ def predict(load: Load, lessons: Lessons | None = None, rate: float | None = Non
         restore += put / EAGER
     else:
         delta, how = _delta(load, link)
-        how += f", {_size(link)}/s {'seen' if rate else 'assumed'} on the way"
+        how += f", {units.size(link)}/s {'seen' if rate else 'assumed'} on the way"
         parts.append(_part(lessons, "dump", dump + mapped / min(link, STREAM), mapped, tasks))
         last = _look_s(size.private) + delta / link
         parts.append(_part(lessons, "memory", last, delta, how))
         put = size.private
         restore += put / PLACE + delta / FILL
     listed = "changes, and /dev/shm"
-    parts.append(_part(lessons, "files", FILES_S + load.files / SHM, load.files, listed))
+    if load.entries:
+        listed += f"; {_count(load.entries, 'entry', 'entries')} to list again"
+    again = FILES_S + LIST_S * load.entries + load.files / SHM + load.changing / AHEAD
+    parts.append(_part(lessons, "files", again, load.files + load.changing, listed))
     if load.device_memory:
         parts.append(_device(lessons, "gpu save", load.device_memory))
     parts.append(_part(lessons, "restore", restore, put, tasks))
     if load.device_memory:
         parts.append(_device(lessons, "gpu restore", load.device_memory))
-    parts.append(_part(lessons, HANDOVER, HANDOVER_S, None, "commit, checks, grant, network"))
+    parts.append(_part(lessons, HANDOVER, handover, None, "commit, checks, grant, network"))
     unknown = any(part.seconds is None for part in parts)
     return Prediction(
         load.way, load.full_dump, sum(part.seconds or 0.0 for part in parts),
@@ -172,7 +195,7 @@ def _delta(load: Load, rate: float) -> tuple[int, str]:
         left = min(left, written.rate * between / (1 - written.rate / rate))
     if written.set <= rate * written.seconds:  # a round that sends all of this is no longer
         left = min(left, written.set)
-    return int(left), f"of {_size(private)}: {_size(written.rate)}/s written"
+    return int(left), f"of {units.size(private)}: {units.size(written.rate)}/s written"
 
 
 def at_most(prediction: Prediction) -> bool:
@@ -279,12 +302,6 @@ def _device(lessons: Lessons, name: str, size: int) -> Part:
     """Nothing is assumed of a GPU: without a move that has shown it, its seconds are not known."""
     each = lessons.per_byte.get(name)
     return Part(name, None if each is None else each * size, size)
-
-
-def _size(value: float) -> str:
-    if value >= 1e9:
-        return f"{value / 1e9:.2f} GB"
-    return f"{value / 1e6:.0f} MB" if value >= 1e8 else f"{value / 1e6:.1f} MB"
 
 
 def _count(number: int, one: str, many: str) -> str:

@@ -6,12 +6,17 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from ..criu_glue.survey import NeededFile, Survey, fingerprint, open_plain
+from ..criu_glue import pids
+from ..criu_glue.found import NeededFile, Survey
+from ..criu_glue.survey import fingerprint, open_plain
 from ..criu_glue.tool import Criu
 from ..errors import LiveshiftError
+from ..units import size
+from . import files_along, task_limits
 from .gpu_preflight import GpuPlan
 from .messages import HostFacts
 from .troubles import Trouble, refuse
@@ -19,6 +24,8 @@ from .troubles import Trouble, refuse
 MEMORY_MARGIN = 128 << 20
 ONCE_MARGIN = 512 << 20
 """More of it where memory is not to be there twice: what moves is counted in larger pieces then."""
+SPARE_TASKS = 50
+"""Threads that CRIU, its hooks and the agent have besides."""
 SHOWN = 3
 """How many files of a list an error names; the rest is counted."""
 
@@ -35,41 +42,46 @@ def check(
     gpus: GpuPlan | None = None,
     *,
     ahead: bool = False,
+    host: str = "the destination",
+    capsules: Path = Path("/var/lib"),
 ) -> list[tuple[str, str]]:
     """Check that a surveyed tree can run here; returns (what, found) rows.
 
     ``memory`` is what this host offers, in bytes; ``gpus`` what was found of GPUs, None where the
-    tree holds none; ``ahead``: whether its memory comes page by page while it runs.
+    tree holds none; ``ahead``: whether its memory comes page by page while it runs; ``host``: this
+    host's name; ``capsules``: where their directories lie here.
     Raises Refused with every finding at once.
     """
     gpus = gpus or GpuPlan()
     rows: list[tuple[str, str]] = []
     against: list[Trouble] = list(survey.problems)
     for what, found, trouble in (
-        _check_criu(criu),
-        _check_machine(source, here),
-        _check_memory(survey, memory, gpus.host_memory, ahead),
-        _check_files(survey.needed),
-        _check_directories(survey.directories),
+        _check_criu(criu, host),
+        _check_machine(source, here, host),
+        _check_tasks(survey.ids, host),
+        _check_memory(survey, memory, gpus.host_memory, ahead, host),
+        _check_files(survey.needed, host),
+        _check_directories(survey.directories, host),
     ):
         rows.append((what, found))
         if trouble:
             against.append(trouble)
-    rows += gpus.rows
-    against += gpus.troubles
-    refuse(against)
+    row, troubles = files_along.check(survey.along, capsules, host)
+    rows += [row, *gpus.rows]
+    against += [*troubles, *gpus.troubles]
+    refuse(against, at_source=bool(survey.problems))
     return rows
 
 
 Check = tuple[str, str, Trouble | None]
 
 
-def _check_criu(criu: Criu | None) -> Check:
+def _check_criu(criu: Criu | None, host: str) -> Check:
     if criu is None:
         return (
             "CRIU",
             "missing",
-            ("CRIU is missing or too old there", "run `liveshift doctor` there"),
+            (f"{host} has no CRIU, or one that is too old", f"run `liveshift doctor` on {host}"),
         )
     try:
         works, text = criu.check()
@@ -77,53 +89,82 @@ def _check_criu(criu: Criu | None) -> Check:
         works, text = False, str(error)
     version = ".".join(map(str, criu.version))
     if not works:
-        return "CRIU", text, (f"CRIU {version} does not work there: {text}", "`liveshift doctor`")
+        return (
+            "CRIU",
+            text,
+            (
+                f"CRIU {version} does not work on {host}: {text}",
+                f"run `liveshift doctor` on {host}",
+            ),
+        )
     return "CRIU", version, None
 
 
-def _check_machine(source: HostFacts, here: HostFacts) -> Check:
+def _check_machine(source: HostFacts, here: HostFacts, host: str) -> Check:
     what = "processor and kernel"
     found = f"{here.cpu}, Linux {here.kernel}"
     if source.machine != here.machine:
-        text = f"the capsule runs on {source.machine}, this host is {here.machine}"
+        text = f"the capsule runs on {source.machine}, and {host} is {here.machine}"
         return what, found, (text, "choose a host of the same architecture")
     missing = set(source.cpu_flags) - set(here.cpu_flags) - PROCESSOR_STATE
     if missing:
-        text = f"its processor lacks {', '.join(sorted(missing)[:6])}, which {source.cpu} has"
+        features = ", ".join(sorted(missing)[:6])
+        text = f"the processor of {host} lacks {features}, which {source.cpu} has"
         return what, found, (text, "programs choose their code by these when they start; choose a "
                                    "host with the same processor")  # fmt: skip
     return what, found, None
 
 
-def _check_memory(survey: Survey, memory: int, device_memory: int, ahead: bool) -> Check:
+def _check_tasks(ids: Sequence[int], host: str) -> Check:
+    what, count, end = "threads", len(ids), pids.limit()
+    limit = task_limits.tightest()
+    found = f"{count} ids in use, room for {limit.left} threads ({limit.name})"
+    if count + SPARE_TASKS > limit.left:
+        text = (
+            f"it has {count} threads, and only {max(0, limit.left)} more can run on {host}:"
+            f" {limit.name} is {limit.most}"
+        )
+        return what, found, (text, limit.remedy)
+    if pids.place(ids, end) is None:
+        text = (
+            f"its threads have ids up to {ids[-1]}, and kernel.pid_max of {host} is {end}, which"
+            f" leaves CRIU no {pids.LEAST} ids in a row"
+        )
+        return what, found, (text, f"on {host}: sysctl -w kernel.pid_max=4194304")
+    return what, found, None
+
+
+def _check_memory(survey: Survey, memory: int, device_memory: int, ahead: bool, host: str) -> Check:
     # An image lies in memory until the tree has been restored from it, hence twice; of pages
     # one can be given up for the other (MemoryStore.spend).
     needed = 2 * (survey.resident + survey.shared_memory + device_memory) + MEMORY_MARGIN
     if ahead:
         needed = min(needed, needed - survey.resident + ONCE_MARGIN)
-    found = f"{memory >> 20} MiB offered, {needed >> 20} MiB needed"
-    if copied := 2 * device_memory >> 20:
-        found += f", of which {copied} MiB for what the driver's checkpoint copies"
+    found = f"{size(memory)} offered, {size(needed)} needed"
+    if device_memory:
+        found += f", of which {size(2 * device_memory)} for what the driver's checkpoint copies"
     if needed > memory:
-        also = f", with {device_memory >> 20} MiB of device memory in it" if device_memory else ""
+        also = f", with {size(device_memory)} of device memory in it" if device_memory else ""
         what_for = f"the image{also}, and the restored tree"
         if ahead:
             what_for = f"its memory, and what is in its image{also}, twice"
         return "memory", found, (
-            f"not enough memory there: {needed >> 20} MiB are needed ({what_for}), "
-            f"{memory >> 20} MiB are offered",
+            f"{host} has not enough memory: {size(needed)} are needed ({what_for}), "
+            f"{size(memory)} are offered",
             "choose a host with more free memory, or raise hosts.<name>.memory",
         )  # fmt: skip
     return "memory", found, None
 
 
-def _check_files(needed: Iterable[NeededFile]) -> Check:
+def _check_files(needed: Iterable[NeededFile], host: str) -> Check:
     missing: list[str] = []
     other: list[str] = []
     count = 0
     for file in needed:
         count += 1
         here = fingerprint(file.path)
+        if here is not None and file.size < 0:
+            here = replace(here, size=-1)
         if here is None:
             missing.append(file.path)
         elif here != file:
@@ -131,9 +172,9 @@ def _check_files(needed: Iterable[NeededFile]) -> Check:
     what, found = "files", f"{count} mapped or open files, all alike here"
     texts = []
     if missing:
-        texts.append(f"missing there: {_some(missing)}")
+        texts.append(f"{host} lacks {_some(missing)}")
     if other:
-        texts.append(f"different there: {_some(other)}")
+        texts.append(f"{host} has a different {_some(other)}")
     if texts:
         return what, "; ".join(texts), (
             "; ".join(texts),
@@ -143,12 +184,13 @@ def _check_files(needed: Iterable[NeededFile]) -> Check:
     return what, found, None
 
 
-def _check_directories(directories: Iterable[str]) -> Check:
-    missing = [d for d in directories if not Path(d).is_dir()]
+def _check_directories(directories: Iterable[str], host: str) -> Check:
+    missing = [d for d in directories if not os.path.isdir(d)]
     if missing:
-        text = f"working directory missing there: {_some(missing)}"
-        return "directories", text, (text, "make it there, or list it under files.carried")
-    return "directories", "working directories exist", None
+        text = f"{host} lacks the directory {_some(missing)}"
+        remedy = f"make or mount it on {host}, or list it under files.carried"
+        return "directories", text, (text, remedy)
+    return "directories", "the directories that it uses exist", None
 
 
 def warm(needed: Iterable[NeededFile]) -> None:

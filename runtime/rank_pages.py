@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..criu_glue import below, room
-from ..criu_glue.survey import inner_pid, tasks
+from ..criu_glue.tree import inner_pid, tasks
 from ..interposer.inspection import ProcessState, inspect
 from ..interposer.layout import CommunicatorState
 from ..interposer.orders import OrderedPage, open_ordered

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import shutil
 import signal
@@ -16,13 +15,14 @@ from pathlib import Path
 
 import msgspec
 
-from ..criu_glue import network, output, room
+from ..criu_glue import network, output, pids, room
 from ..criu_glue.mounts import Placement
 from ..criu_glue.network import Overlay
 from ..criu_glue.room import Room, RoomPlan
-from ..criu_glue.survey import inner_pid, tasks
+from ..criu_glue.tree import inner_pid, tasks
 from ..errors import LiveshiftError, NotFound
 from ..interposer.page import Page, pages
+from . import run_time
 from .config import Cluster
 from .messages import Book, CapsuleSpec, CapsuleState, Reserve
 from .run_time import RunTime
@@ -57,6 +57,7 @@ class Resident:
     overlay: Overlay
     room: Room
     leaving: bool = False  # its end here is a move's doing, not the job's
+    still: bool = False  # frozen for a move, or about to be: a signal may be lost with this copy
     code: int | None = None
     finished: dict[int, int] = field(default_factory=dict)  # by pid, when it was last restored
     filling: bool = False  # it runs without all of its memory yet (precopy.post_copy)
@@ -108,19 +109,33 @@ class Resident:
             ranks=sorted({page.rank for page in seen if page.rank is not None}),
             command=" ".join(self.spec.argv)[:200],
             gpus=gpus_of({task.pid for task in found}),
+            output_trouble=self.output_trouble(),
         )
+
+    def ran_s(self) -> float:
+        """Seconds on a core, of all threads that it has now."""
+        return run_time.ran_s(task.pid for task in tasks(self.room))
 
     def collectives(self) -> int:
         """Finished ones, of the rank that has made most."""
         return max((page.finished for page in interposer_pages(self.room)), default=0)
 
-    def read_output(self, offset: int) -> tuple[bytes, int]:
-        """(whole records from ``offset`` on, the next offset)."""
-        with self.room.plan.log.open("rb") as log:
-            log.seek(offset)
-            raw = log.read(READ_LIMIT)
-        cut = output.whole(raw)
-        return raw[:cut], offset + cut
+    def read_output(self, offset: int) -> tuple[int, bytes]:
+        """Whole records from ``offset`` on, and where they begin: see output.read."""
+        return output.read(self.room.plan.log, offset, READ_LIMIT)
+
+    def output_trouble(self) -> str:
+        """What of the output could not be written on this host, in words; "" when all was."""
+        try:
+            written = output.written(self.room)
+        except LiveshiftError:
+            return ""  # it has ended
+        if not written.lost:
+            return ""
+        said = f"{written.lost} bytes of its output were lost"
+        if not written.error:
+            return f"{said}: {self.room.plan.log} could not be written to for a time"
+        return f"{said}: {self.room.plan.log} cannot be written to: {os.strerror(written.error)}"
 
     def exit_code(self) -> int | None:
         """The command's code or 128 + signal once process 1 has written it."""
@@ -187,6 +202,8 @@ class Housing:
             groups=tuple(spec.groups),
             shared=tuple(map(str, self.cluster.files.shared)),
             hidden=tuple(map(str, (paths.run, paths.state, paths.keys))),
+            log_max=self.cluster.logs.max,
+            log_keep=self.cluster.logs.keep,
         )
 
     def clear_unfinished(self, keep: set[str]) -> None:
@@ -233,21 +250,23 @@ class Housing:
         peers = reserve.book.where
         network.plug_in(overlay, netns_name(spec.name), spec.index, peers, locked=True)
         try:
-            floor = _floor_above(reserve.survey.pids)
-            stands = room.build_empty(plan, ROOT_PID, floor)
+            last = pids.place(reserve.survey.ids, pids.limit())
+            assert last is not None  # the preflight has seen to it
+            stands = room.build_empty(plan, ROOT_PID, last)
         except LiveshiftError:
             network.unplug(overlay, netns_name(spec.name), spec.index)
             shutil.rmtree(plan.directory, ignore_errors=True)
             raise
         return self.resident(reserve, stands)
 
-    def raise_overlay(self, book: Book) -> Overlay:
+    def raise_overlay(self, book: Book, *, lay_again: bool = False) -> Overlay:
         overlay = Overlay(book.vni, book.subnet)
         cluster = self.cluster
         network.raise_overlay(
             overlay, cluster.host(self.host).address, [h.address for h in cluster.hosts],
             overlays=str(cluster.overlay), control=[cluster.orchestrator],
             agents=[end for host in cluster.hosts for end in (host.data, host.pages)],
+            lay_again=lay_again,
         )  # fmt: skip
         return overlay
 
@@ -289,15 +308,3 @@ def watch(resident: Resident, ended: Callable[[], None]) -> None:
         ended()
 
     loop.add_reader(pidfd, gone)
-
-
-def _floor_above(taken: tuple[int, ...]) -> int:
-    """A pid floor with room for CRIU's helpers that none of the tree's pids lies above closely."""
-    limit = int(Path("/proc/sys/kernel/pid_max").read_text())
-    floor = max(taken, default=0) + 1000
-    if floor + 1000 < limit:
-        return floor
-    # Near the end of the range: the widest gap between two of the tree's pids.
-    edges = [room.PID_FLOOR // 2, *sorted(taken), limit]
-    start, _ = max(itertools.pairwise(edges), key=lambda gap: gap[1] - gap[0])
-    return start + 1

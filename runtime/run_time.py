@@ -76,6 +76,11 @@ class RunTime:
         self._threads, self._looked = threads, now
 
 
+def ran_s(pids: Iterable[int]) -> float:
+    """Seconds that all threads of these processes have spent on a core since they began."""
+    return sum(thread.ran for pid in pids for _, thread in _threads(pid)) / 1e9
+
+
 def _threads(pid: int) -> Iterable[tuple[tuple[int, str], _Thread]]:
     """Those of a process; none once it has ended, or where the kernel counts none of it."""
     top = f"/proc/{pid}/task"

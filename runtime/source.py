@@ -7,13 +7,13 @@ What comes of a departure then is settled by the porter; departure.py does the w
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from ..criu_glue.footprint import Footprint
+from ..criu_glue import along, connections, output
+from ..criu_glue.found import Along, Footprint
 from ..criu_glue.tool import Criu
 from ..errors import NotFound, Refused
 from . import forecast, link_rates, messages, preflight
@@ -45,8 +45,8 @@ class Source:
         await asyncio.to_thread(preflight.warm_tools, criu)
         found = await self._porter.surveyed(resident)
         plan = resident.room.plan
-        tops = [plan.tmp, *map(Path, self._house.housing.placement.carried)]
-        carried = await asyncio.to_thread(_size_of, tops) + plan.log.stat().st_size
+        found = replace(found, along=await asyncio.to_thread(self._along, plan.tmp))
+        carried = sum(each.size for each in found.along) + output.size(plan.log)
         gpu = await asyncio.to_thread(self._porter.reservations.survey, resident, found)
         self._gpus_used[ask.capsule] = list(gpu.used) if gpu else None
         settings = self._house.cluster.precopy
@@ -56,7 +56,16 @@ class Source:
             return forecast.look(self._house.host, resident, settings, ask.watch)
 
         size, writing, full = await self._house.blocking(ask.capsule, look)
-        return messages.Inspected(found, self._porter.facts, carried, gpu, size, writing, full)
+        breaks = await asyncio.to_thread(self._breaks, resident)
+        return messages.Inspected(
+            found, self._porter.facts, carried, gpu, size, writing, full, breaks
+        )
+
+    def _breaks(self, resident: Resident) -> list[str]:
+        """The connections that end with a move, in words."""
+        cluster, overlay = self._house.cluster, resident.overlay
+        near = [str(cluster.overlay), *(host.address for host in cluster.hosts)]
+        return list(map(str, connections.outside(resident.room, near, overlay.gateway)))
 
     async def precopy(self, ask: messages.Precopy) -> messages.Moved:
         self._dumper()
@@ -122,24 +131,20 @@ class Source:
         if departure is None:
             raise NotFound(f"{self._house.host} knows no migration {ask.migration}")
         with self._porter.working(ask.migration):
+            await self._house.hold_signals(departure.resident)
             return await self._house.blocking(
                 ask.capsule, lambda: departure.freeze(criu, ask.deadline)
             )
 
+    def _along(self, tmp: Path) -> tuple[Along, ...]:
+        carried = self._house.housing.placement.carried
+        measured = (along.measure(path, Path(path), carried=True) for path in carried)
+        return (along.measure("/tmp", tmp), *measured)
+
     def _dumper(self) -> Criu:
         if self._porter.criu is None:
             raise Refused(
-                f"CRIU is missing or too old on {self._house.host}", hint="`liveshift doctor`"
+                f"{self._house.host} has no CRIU, or one that is too old",
+                hint=f"run `liveshift doctor` on {self._house.host}",
             )
         return self._porter.criu
-
-
-def _size_of(tops: Iterable[Path]) -> int:
-    """Bytes of the files below some directories."""
-    total = 0
-    for top in tops:
-        for folder, _, names in os.walk(top):
-            for name in names:
-                with contextlib.suppress(OSError):
-                    total += os.lstat(os.path.join(folder, name)).st_size
-    return total

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from ..errors import NotFound, Refused
+from ..errors import Refused, no_such
 from .messages import GpuSeat
 
 
@@ -34,10 +34,16 @@ class HostView:
     up: bool
     tainted: bool
     gpus: tuple[GpuSeat, ...] = ()
+    cordoned: bool = False
 
     @property
     def free(self) -> int:
         return self.slots - self.used
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether new work may come to it, if it has room."""
+        return self.up and not self.tainted and not self.cordoned
 
 
 def choose_destination(
@@ -53,8 +59,8 @@ def choose_destination(
     if to:
         named = next((h for h in everyone if h.name == to), None)
         if named is None:
-            known = ", ".join(h.name for h in everyone)
-            raise NotFound(f'no host "{to}" in this cluster', hint=f"its hosts are: {known}")
+            known = (h.name for h in everyone)
+            raise no_such(f'no host "{to}" in this cluster', to, known, "its hosts are")
         # Its GPUs are its own to judge: what beats tell of them may be some seconds old.
         if why_not := _why_not(named, source, NO_GPUS):
             raise Refused(f"{capsule} cannot move to {to}: {to} {why_not}")
@@ -64,7 +70,7 @@ def choose_destination(
         reasons = "; ".join(f"{h.name} {_why_not(h, source, gpus)}" for h in everyone)
         raise Refused(
             f"no spare can take {capsule}: {reasons}",
-            hint="add a host, untaint one, or raise its slots in the cluster file"
+            hint="add a host, uncordon one, or raise its slots in the cluster file"
             + (", or free GPUs of the model that it uses" if gpus.used else ""),
         )
     best = min(
@@ -77,9 +83,10 @@ def choose_destination(
 def place_job(hosts: Iterable[HostView], count: int) -> list[str]:
     """A host for each of ``count`` new capsules, spread out, in the order of the cluster file.
 
-    Raises Refused when there are not enough slots outside tainted, lost and dedicated hosts.
+    Raises Refused when there are not enough slots outside hosts that are tainted, cordoned, lost
+    or dedicated spares.
     """
-    able = [h for h in hosts if h.up and not h.tainted and h.spare != "dedicated" and h.free > 0]
+    able = [h for h in hosts if h.takes_work and h.spare != "dedicated" and h.free > 0]
     free = sum(h.free for h in able)
     if free < count:
         raise Refused(
@@ -101,6 +108,8 @@ def _why_not(host: HostView, source: str, gpus: GpuNeed) -> str | None:
         return "is not up"
     if host.tainted:
         return "is tainted"
+    if host.cordoned:
+        return "is cordoned"
     if host.spare == "none":
         return "receives nothing (spare = none)"
     if host.free <= 0:

@@ -8,10 +8,16 @@ from collections.abc import Callable
 
 from .fleet import Fleet
 from .jobs import Capsule, Job
-from .messages import CapsuleRow, HostRow, JobRow, Status
+from .messages import CapsuleRow, HostRow, JobRow, Status, UnknownRow
 
 
-def status(fleet: Fleet, sees: Callable[[Job], bool]) -> Status:
+def _trouble(fleet: Fleet) -> str:
+    if waits := fleet.unreported():
+        return f"the journal was put back from a backup, and waits for {', '.join(waits)} to report"
+    return fleet.journal.file.trouble
+
+
+def status(fleet: Fleet, sees: Callable[[Job], bool], *, sees_all: bool) -> Status:
     """All hosts, and the jobs and migrations in flight that the asker sees, as of now."""
     jobs = [job for job in fleet.jobs.values() if sees(job)]
     return Status(
@@ -20,6 +26,13 @@ def status(fleet: Fleet, sees: Callable[[Job], bool]) -> Status:
         jobs=[_job(fleet, job) for job in jobs],
         hosts=_hosts(fleet, {capsule for job in jobs for capsule in job.capsules}),
         moving=[move.row() for move in fleet.under_way() if sees(move.job)],
+        trouble=_trouble(fleet),
+        unknown=[
+            UnknownRow(seen.name, host, seen.pids, seen.resident, seen.command)
+            for host, found in fleet.unknown.items()
+            for seen in found
+            if sees_all
+        ],
     )
 
 
@@ -63,6 +76,7 @@ def _capsule(job: Job, capsule: Capsule, host_up: bool) -> CapsuleRow:
         rate=alive.rate if alive else 0.0,
         code=capsule.code,
         migration=capsule.migration,
+        output_trouble=alive.output_trouble if alive else "",
     )
 
 
@@ -80,10 +94,12 @@ def _hosts(fleet: Fleet, shown: set[str]) -> list[HostRow]:
                 used=view.used,
                 taint=reason,
                 taint_by=by,
+                cordon=fleet.cordons.get(host.name),
                 memory_free=fleet.hosts[host.name].memory_free,
                 capsules=[name for name in held.get(host.name, ()) if name in shown],
                 gpus=list(view.gpus),
                 link=fleet.hosts[host.name].link,
+                other_file=fleet.hosts[host.name].digest not in ("", fleet.cluster.digest),
             )
         )
     return rows

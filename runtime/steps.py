@@ -3,7 +3,8 @@
 
 The happy path reads top to bottom. Before COMMITTED every failure leads through ROLLING_BACK,
 and only the source may run the capsule; from COMMITTED on only the destination may, and a
-restore that fails there passes the ownership back (RETURNING) under a further epoch. After a
+restore that fails there passes the ownership back (RETURNING) under a further epoch. A command
+that ends by itself before COMMITTED ends its migration too (JOB_ENDED). After a
 restart of the orchestrator a migration goes on with ROLLING_BACK, RESTORING or FINISHING. A
 complete image leads from ROLLING_BACK to COMMITTED when its source has gone meanwhile.
 
@@ -29,6 +30,7 @@ class Step(enum.Enum):
     ROLLING_BACK = "rolling back"  # not committed: the source goes on
     RETURNING = "returning"  # committed, not restored: ownership goes back to the source
     FAILED = "failed"  # the capsule is its source's, as if nothing had happened
+    JOB_ENDED = "job ended"  # by itself, at the source, before it could be moved
     LOST = "lost"  # no side has it any more; the job has ended
 
 
@@ -41,10 +43,11 @@ ALLOWED: dict[Step, frozenset[Step]] = {
     Step.RESTORING: frozenset({Step.RESUMING, Step.RETURNING, Step.LOST}),
     Step.RESUMING: frozenset({Step.FINISHING}),
     Step.FINISHING: frozenset({Step.DONE}),
-    Step.ROLLING_BACK: frozenset({Step.COMMITTED, Step.FAILED, Step.LOST}),
+    Step.ROLLING_BACK: frozenset({Step.COMMITTED, Step.FAILED, Step.JOB_ENDED, Step.LOST}),
     Step.RETURNING: frozenset({Step.FAILED, Step.RESTORING, Step.LOST}),
     Step.DONE: frozenset(),
     Step.FAILED: frozenset(),
+    Step.JOB_ENDED: frozenset(),
     Step.LOST: frozenset(),
 }
 
@@ -53,9 +56,10 @@ ALLOWED_IN_SWAP: dict[Step, frozenset[Step]] = {
     Step.QUIESCING: frozenset({Step.FREEZING, Step.ROLLING_BACK}),
     Step.FREEZING: frozenset({Step.RESUMING, Step.ROLLING_BACK, Step.LOST}),
     Step.RESUMING: frozenset({Step.DONE}),
-    Step.ROLLING_BACK: frozenset({Step.FAILED}),
+    Step.ROLLING_BACK: frozenset({Step.FAILED, Step.JOB_ENDED}),
     Step.DONE: frozenset(),
     Step.FAILED: frozenset(),
+    Step.JOB_ENDED: frozenset(),
     Step.LOST: frozenset(),
 }
 """FREEZING is where the host brings the device state over; until it has told what became of that,

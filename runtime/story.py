@@ -6,26 +6,28 @@ The orders themselves: :mod:`.migration` (to another host), :mod:`.gpu_swap` (to
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, TypeVar
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
-from ..errors import LiveshiftError, Unreachable
+from ..errors import LiveshiftError, Refused, Unreachable
 from . import messages
 from .deadlines import Standstill
 from .ground import Ground, NoBoundary
 from .jobs import Capsule, Job
 from .messages import Message, MigrationRow, Prediction, Rounds
-from .steps import Step
+from .steps import ENDS, Step
 from .timeline import Timeline
 
 log = logging.getLogger("liveshift.migration")
 M = TypeVar("M", bound=Message)
 
-RESUME_WAIT_S = 5.0
+RESUME_WAIT_S = 2.0
+"""For a sign of progress at the destination. Nothing depends on it but the word "done"."""
 
 
 class Story(ABC):
@@ -39,6 +41,8 @@ class Story(ABC):
     """What the record calls it."""
     allowed: ClassVar[Mapping[Step, frozenset[Step]]]
     """Which step may follow which."""
+    cancellable: ClassVar[frozenset[Step]]
+    """While it is here, a person may cancel it."""
 
     def __init__(
         self, ground: Ground, number: int, job: Job, capsule: Capsule, destination: str,
@@ -62,6 +66,8 @@ class Story(ABC):
         self._ground = ground
         self._limits = job.timeouts(ground.cluster)
         self._changed = changed
+        self._cancelled: Refused | None = None
+        self._work: asyncio.Future[None] | None = None  # what a cancel interrupts
 
     @abstractmethod
     async def run(self) -> None:
@@ -75,6 +81,39 @@ class Story(ABC):
     def way(self) -> tuple[str, str]:
         """Where it leads from and to, in words."""
         return self.source, self.destination
+
+    def cancel(self, by: str) -> None:
+        """End it: the capsule stays where it is. It is over a little later, as any that fails.
+
+        Raises Refused once it has gone too far, and when it is being undone already.
+        """
+        if self.step in ENDS:
+            raise Refused(f"{self.name} is over: {self.step.value}")
+        if self._cancelled is not None or self.step is Step.ROLLING_BACK:
+            raise Refused(f"{self.name} is being rolled back already")
+        if self.step not in self.cancellable:
+            raise Refused(
+                f"{self.name} is {self.step.value}: too late to cancel it",
+                hint=f"`liveshift events {self.name}` shows how it ends; a capsule that has moved"
+                " can be moved back",
+            )
+        self._cancelled = Refused(f"cancelled by {by}")
+        if self._work is not None:  # else it has not begun, or an error has ended it just now
+            self._work.cancel()
+
+    async def _unless_cancelled(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do the part that may be cancelled; raises what says so when it was."""
+        self._work = asyncio.ensure_future(work)
+        if self._cancelled is not None:
+            self._work.cancel()
+        try:
+            await self._work
+        except asyncio.CancelledError:
+            if self._cancelled is None:
+                raise  # this daemon ends
+            raise self._cancelled from None
+        finally:
+            self._work = None
 
     def row(self) -> MigrationRow:
         """The migration as it stands, for status, events and reports."""
@@ -155,6 +194,19 @@ class Story(ABC):
             self._changed(self)
         except Exception:  # who owns the capsule is the commit's alone; what follows is rule()'s
             log.exception("%s: cannot record that it is %s", self.name, to.value)
+
+    async def _end_undone(self, *, ended: bool = False, because: str = "") -> None:
+        """It was not moved, and nothing of it is lost: the move failed, or the capsule's command
+        ended before it (``ended``, or known already). ``because``: why, where that is known."""
+        code = self.capsule.code
+        if not ended and code is None:
+            await self._end(Step.FAILED)
+            return
+        how = "ended" if code is None else f"ended with code {code}"
+        way = " → ".join(self.way)
+        why = f": {because}" if because else ""
+        self.error = LiveshiftError(f"{self.capsule.name} {how} before it could move {way}{why}")
+        await self._end(Step.JOB_ENDED)
 
     async def _end(self, how: Step) -> None:
         await self._reopen()

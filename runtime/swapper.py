@@ -55,7 +55,7 @@ class Swapper:
 
     async def swap(self, ask: messages.SwapGpu) -> messages.Moved:
         if not ask.pids:
-            raise Refused(f"a swap of no process of {ask.capsule}")
+            raise Refused(f"the request to swap GPUs names no process of {ask.capsule}")
         if ask.migration in self._busy:
             raise Refused(f"{ask.migration} is under way")
         with self._working(ask.migration), self._keeping(ask):

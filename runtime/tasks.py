@@ -15,14 +15,17 @@ class Tasks:
     """asyncio itself keeps only weak references to tasks."""
 
     def __init__(self) -> None:
-        self._running: set[asyncio.Task[Any]] = set()
+        self._running: set[asyncio.Future[Any]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.create_task(work)
+        self.keep(asyncio.create_task(work))
+
+    def keep(self, task: asyncio.Future[Any]) -> None:
+        """The same for what runs already."""
         self._running.add(task)
         task.add_done_callback(self._done)
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def _done(self, task: asyncio.Future[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()):
             log.error("background work failed", exc_info=error)

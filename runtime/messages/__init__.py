@@ -84,6 +84,9 @@ from .gates import (
 )
 from .gpus import GpuHost, GpuProcess, GpuSeat, GpuSurvey
 from .people import (
+    Cancel,
+    Cordon,
+    EndUnknown,
     Events,
     GetEvents,
     GetInspection,
@@ -103,6 +106,7 @@ from .people import (
     SignalJob,
     Status,
     There,
+    Uncordon,
     Untaint,
     WhoAmI,
 )
@@ -120,6 +124,7 @@ from .records import (
     MigrationRow,
     Phase,
     Rounds,
+    UnknownRow,
 )
 
 __all__ = [
@@ -133,12 +138,15 @@ __all__ = [
     "Beat",
     "Book",
     "Books",
+    "Cancel",
     "CapsuleRow",
     "CapsuleSpec",
     "CapsuleState",
     "Claim",
+    "Cordon",
     "DataLink",
     "End",
+    "EndUnknown",
     "Ended",
     "Event",
     "Events",
@@ -211,6 +219,8 @@ __all__ = [
     "TearDown",
     "There",
     "TornDown",
+    "Uncordon",
+    "UnknownRow",
     "Untaint",
     "WhoAmI",
     "WhoOwes",

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from ...criu_glue.footprint import Footprint
-from ...criu_glue.survey import Survey
+from ...criu_glue.found import Footprint, Survey
 from .base import Answer, Message
 from .gpus import GpuSeat, GpuSurvey
 from .predictions import Writing
@@ -75,7 +74,8 @@ class Inspected(Answer, frozen=True):
     no process of it has to do with a GPU.
 
     ``writing``: None where it was not looked at what it writes;
-    ``full_dump``: why its memory cannot be copied while it trains, in words, else empty.
+    ``full_dump``: why its memory cannot be copied while it trains, in words, else empty;
+    ``outside``: connections that the move breaks, each in words (criu_glue/connections.py).
     """
 
     survey: Survey
@@ -85,6 +85,7 @@ class Inspected(Answer, frozen=True):
     footprint: Footprint | None = None
     writing: Writing | None = None
     full_dump: str = ""
+    outside: list[str] = msgspec.field(default_factory=list)
 
 
 class Reserve(Message, frozen=True):
@@ -195,7 +196,8 @@ class Forward(Message, frozen=True):
 
 
 class Resume(Message, frozen=True):
-    """Wait for the capsule's first collective after its restore; answers Moved (bytes 0)."""
+    """Wait for a sign of the capsule's progress after its restore: its first collective or, where
+    these are rare, time on a core; answers Moved (bytes 0)."""
 
     capsule: str
     deadline: float
@@ -304,7 +306,8 @@ class Hello(Message, frozen=True):
     """First word of an agent on every connection; answers the books it must enter (Books).
 
     ``epochs``: what is here, running or held; a capsule that its owner lacks is lost. ``life``
-    names this run of the agent: with another one, asks to the one before are lost.
+    names this run of the agent: with another one, asks to the one before are lost. ``ended``: the
+    codes of those of them whose commands have ended.
     """
 
     host: str
@@ -312,6 +315,7 @@ class Hello(Message, frozen=True):
     epochs: dict[str, int]
     digest: str
     life: str = ""
+    ended: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class Books(Answer, frozen=True):

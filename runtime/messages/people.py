@@ -4,17 +4,20 @@ to the orchestrator itself."""
 
 from __future__ import annotations
 
+import msgspec
+
 from ...interposer.inspection import ProcessState
 from .base import Answer, Message
 from .predictions import Prediction
-from .records import Event, HostRow, JobRow, MigrationRow
+from .records import Event, HostRow, JobRow, MigrationRow, UnknownRow
 
 
 class Run(Message, frozen=True):
     """Start a job of ``nnodes`` capsules; answers Named. An empty name asks for one.
 
     ``collective``: after how many seconds its ranks give up waiting for each other; 0 for the
-    cluster file's ``timeouts.collective``.
+    cluster file's ``timeouts.collective``. ``env_ranks``: a single capsule gets RANK and its like
+    too, which several always get.
     """
 
     name: str
@@ -25,6 +28,7 @@ class Run(Message, frozen=True):
     gid: int
     groups: list[int]
     collective: float = 0.0
+    env_ranks: bool = False
 
 
 class Named(Answer, frozen=True):
@@ -36,11 +40,16 @@ class GetStatus(Message, frozen=True):
 
 
 class Status(Answer, frozen=True):
+    """``trouble``: why the journal cannot be written just now, or what it waits for, else empty;
+    ``unknown``: what hosts run that the journal does not have."""
+
     cluster: str
     time: float
     jobs: list[JobRow]
     hosts: list[HostRow]
     moving: list[MigrationRow]
+    trouble: str = ""
+    unknown: list[UnknownRow] = msgspec.field(default_factory=list)
 
 
 class SetTaint(Message, frozen=True):
@@ -51,7 +60,20 @@ class SetTaint(Message, frozen=True):
 
 
 class Untaint(Message, frozen=True):
-    """Take a host's taint away; running migrations end as they would; answers None."""
+    """Take a host's taint away, if it has one; running migrations end as they would; answers
+    None."""
+
+    host: str
+
+
+class Cordon(Message, frozen=True):
+    """Let no new work come to a host; what runs there stays; answers None."""
+
+    host: str
+
+
+class Uncordon(Message, frozen=True):
+    """Take a host's cordon away, and its taint; answers None."""
 
     host: str
 
@@ -96,6 +118,13 @@ class Migration(Answer, frozen=True):
     row: MigrationRow
 
 
+class Cancel(Message, frozen=True):
+    """Cancel a migration that is under way: its capsule stays where it is. Answers None; the
+    migration is over a little later."""
+
+    name: str
+
+
 class ReadOutput(Message, frozen=True):
     """Output records of a capsule from ``offset`` on; waits up to ``wait`` s; answers Output."""
 
@@ -105,11 +134,13 @@ class ReadOutput(Message, frozen=True):
 
 
 class Output(Answer, frozen=True):
-    """Raw records (criu_glue/output.py); ``code`` is set with the last ones of an ended capsule."""
+    """Raw records (criu_glue/output.py); ``code`` is set with the last ones of an ended capsule.
+    ``dropped`` bytes of records before them are not there any more."""
 
     data: bytes
     next: int
     code: int | None
+    dropped: int = 0
 
 
 class GetInspection(Message, frozen=True):
@@ -133,6 +164,13 @@ class SignalJob(Message, frozen=True):
     signum: int
 
 
+class EndUnknown(Message, frozen=True):
+    """End what a host runs of a job that the journal does not know; answers None."""
+
+    host: str
+    job: str
+
+
 class GetEvents(Message, frozen=True):
     """Answers Events, oldest first; ``subject`` empty for all, else a job, capsule or host."""
 
@@ -152,7 +190,7 @@ class Me(Answer, frozen=True):
     """Who asks, as the orchestrator sees it; ``uid`` is None for an operator's key.
 
     ``why``: where the role comes from; ``through``: the host whose agent passed the ask on, empty
-    for none; ``may``: what all that allows, in words.
+    for none; ``may``: what all that allows, in words. ``shared``: the cluster file's files.shared.
     """
 
     name: str
@@ -162,6 +200,7 @@ class Me(Answer, frozen=True):
     through: str
     cluster: str
     may: list[str]
+    shared: list[str]
 
 
 class Here(Message, frozen=True):

@@ -51,6 +51,7 @@ class CapsuleState(msgspec.Struct, frozen=True):
     """What an agent reports of a capsule with every beat; bytes and collectives per second.
 
     ``gpus``: UUIDs of those that its processes compute on, as far as NVML tells.
+    ``output_trouble``: what of its output could not be kept, in words.
     """
 
     name: str
@@ -62,6 +63,7 @@ class CapsuleState(msgspec.Struct, frozen=True):
     ranks: list[int]
     command: str
     gpus: list[str] = msgspec.field(default_factory=list)
+    output_trouble: str = ""
 
 
 class HostFacts(msgspec.Struct, frozen=True):
@@ -78,7 +80,8 @@ class HostFacts(msgspec.Struct, frozen=True):
 class CapsuleRow(msgspec.Struct, frozen=True):
     """``state``: starting, running, moving, ended, or unknown while its host is lost.
 
-    ``rate`` is in collectives per second, ``resident`` in bytes.
+    ``rate`` is in collectives per second, ``resident`` in bytes. ``output_trouble``: what of its
+    output could not be kept on its host, in words.
     """
 
     name: str
@@ -94,6 +97,7 @@ class CapsuleRow(msgspec.Struct, frozen=True):
     rate: float
     code: int | None
     migration: str | None
+    output_trouble: str = ""
 
 
 class JobRow(msgspec.Struct, frozen=True):
@@ -124,7 +128,11 @@ class DataLink(msgspec.Struct, frozen=True):
 
 
 class HostRow(msgspec.Struct, frozen=True):
-    """``state``: up or lost; ``taint``: the reason, None when untainted."""
+    """``state``: up or lost; ``taint``: the reason, None when untainted; ``cordon``: who keeps new
+    work away from it, None when nobody does.
+
+    ``other_file``: its agent uses another cluster file than the orchestrator.
+    """
 
     name: str
     address: str
@@ -138,6 +146,8 @@ class HostRow(msgspec.Struct, frozen=True):
     capsules: list[str]
     gpus: list[GpuSeat] = msgspec.field(default_factory=list)
     link: DataLink | None = None
+    other_file: bool = False
+    cordon: str | None = None
 
 
 class Rounds(msgspec.Struct, frozen=True):
@@ -190,6 +200,16 @@ class MigrationRow(msgspec.Struct, frozen=True):
     kind: str = "move"
     precopy: Rounds | None = None
     predicted: Prediction | None = None
+
+
+class UnknownRow(msgspec.Struct, frozen=True):
+    """A capsule that a host runs and the journal does not have; ``resident`` in bytes."""
+
+    capsule: str
+    host: str
+    pids: int
+    resident: int
+    command: str
 
 
 class Event(msgspec.Struct, frozen=True):

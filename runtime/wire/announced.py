@@ -62,8 +62,7 @@ class Seal:
         self.key, self.number, self.speaker = key, number, speaker
         self.expected = [0] * (1 + LANES)  # number of the next chunk, by lane
         self._opener, self._sealer = Opener(key, "pages"), Sealer(key, "answers")
-        # An agent that was started anew may be told the same key: no number may come again.
-        self._answers = [time.time_ns()] * (1 + LANES)
+        self._answers = [_first_answer()] * (1 + LANES)
 
     def open(
         self, header: PageHeader, beside: memoryview, sealed: memoryview, into: memoryview
@@ -79,6 +78,17 @@ class Seal:
         ANSWER.pack_into(raw, 0, number)
         self._sealer.seal(lane, number, b"", said, memoryview(raw)[ANSWER.size :])
         return bytes(raw)
+
+
+def _first_answer() -> int:
+    """Where the numbers of answers begin, which are their nonces: above all those of an earlier
+    agent of this host, since one that was started anew may be told the same key.
+
+    CLOCK_BOOTTIME is set back by nobody (clock_gettime(2)), only by a reboot. After that no key of
+    before is taken: the migration was announced to an agent that is gone, with all that had come,
+    and every :class:`Lanes` makes a key of its own. No lane answers more than once a nanosecond.
+    """
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 @dataclass
@@ -127,9 +137,9 @@ class Announced:
             wants = () if self.inlet.complete else self.pages.wants()
             return WANTS, pack_wants(header.number, wants)
         if header.stream != SEAL:
-            raise LiveshiftError(f"a question that is none: {header.stream!a}")
+            raise LiveshiftError(f"the peer asked for {header.stream!a}, which nobody answers")
         if xxhash.xxh3_64_intdigest(data) != header.digest:
-            raise LiveshiftError("a key that is damaged")
+            raise LiveshiftError("the key that came is damaged")
         key, seal = bytes(data), self.seal
         # One that comes late must not bring an earlier key back: its numbers would begin anew.
         if seal is None or (header.number > seal.number and key != seal.key):

@@ -67,11 +67,11 @@ def restore(data: memoryview, raw: int) -> memoryview:
         size = zstandard.frame_content_size(data)
         if size != raw or not len(data) < raw <= CHUNK:
             raise LiveshiftError(
-                f"a chunk of {len(data)} bytes that holds {size}, not {raw}, once decompressed"
+                f"a chunk of {len(data)} bytes holds {size}, not {raw}, once decompressed"
             )
         whole = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise LiveshiftError(f"a chunk that cannot be decompressed: {error}") from error
+        raise LiveshiftError(f"a chunk cannot be decompressed: {error}") from error
     if len(whole) != raw:
-        raise LiveshiftError(f"a chunk of {len(whole)} bytes that was said to hold {raw}")
+        raise LiveshiftError(f"a chunk holds {len(whole)} bytes, and was said to hold {raw}")
     return memoryview(whole)

@@ -88,11 +88,11 @@ def read_page_header(raw: bytes | memoryview) -> PageHeader:
 
 def _read(decoder: msgspec.msgpack.Decoder[_Header], raw: bytes | memoryview) -> _Header:
     if len(raw) > HEADER:
-        raise LiveshiftError(f"a header of {len(raw)} bytes, at most {HEADER} are taken")
+        raise LiveshiftError(f"a header has {len(raw)} bytes, at most {HEADER} are taken")
     try:
         return decoder.decode(raw)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise LiveshiftError(f"a header that is not understood: {error}") from error
+        raise LiveshiftError(f"a header is not understood: {error}") from error
 
 
 def read_answer(raw: bytes | memoryview) -> tuple[str, int | str | bytes]:
@@ -101,4 +101,4 @@ def read_answer(raw: bytes | memoryview) -> tuple[str, int | str | bytes]:
         kind, value = _answers.decode(raw)
         return kind, (_wants if kind == WANTS else _others).decode(value)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise LiveshiftError(f"an answer that is not understood: {error}") from error
+        raise LiveshiftError(f"an answer is not understood: {error}") from error

@@ -95,16 +95,18 @@ class PagePort:
     def _answer(self, frames: list[zmq.Frame]) -> bytes:
         """Raises LiveshiftError for what is not to be answered."""
         if len(frames) != 3:
-            raise LiveshiftError(f"a chunk of {len(frames) - 1} frames")
+            raise LiveshiftError(f"a chunk came as {len(frames) - 1} frames, expected 2")
         beside, sealed = frames[1].buffer, frames[2].buffer
         header = read_page_header(beside)
         entry = self._find(header.migration)
         seal = entry.seal if entry is not None else None
         if entry is None or seal is None:
-            raise LiveshiftError(f"pages for {header.migration!a}, which is not expected")
+            raise LiveshiftError(f"pages came for {header.migration!a}, which is not expected")
         data = seal.open(header, beside, sealed, self._plain)
         if self._known.name_of(seal.speaker) != entry.source:
-            raise LiveshiftError(f"pages from {entry.source}, whose key does not count any more")
+            raise LiveshiftError(
+                f"pages came from {entry.source}, whose key does not count any more"
+            )
         kind, value = entry.take_page(seal, header, data, bytes(sealed[-TAG:]))
         return seal.answer(header.lane, kind, value)
 

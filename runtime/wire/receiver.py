@@ -115,9 +115,9 @@ class Receiver:
         host = self._known.owner(frames[-1])
         try:
             if len(frames) != 3:
-                raise LiveshiftError(f"a chunk of {len(frames) - 1} frames")
+                raise LiveshiftError(f"a chunk came as {len(frames) - 1} frames, expected 2")
             if host == NOBODY:
-                raise LiveshiftError("a chunk from a key that is not known here any more")
+                raise LiveshiftError("a chunk came from a key that is not known here any more")
             header, data = read_header(frames[1].buffer), frames[2].buffer
             entry = self._open.get(header.migration)
             if entry is None or entry.source != host:

@@ -83,6 +83,6 @@ class Opener:
 def _cipher(key: bytes, direction: Direction) -> AESGCM:
     """Raises LiveshiftError for bytes that are no key."""
     if len(key) != KEY:
-        raise LiveshiftError(f"a key of {len(key)} bytes")
+        raise LiveshiftError(f"the key has {len(key)} bytes, expected {KEY}")
     info = b"liveshift " + direction.encode()
     return AESGCM(HKDF(SHA256(), KEY, salt=None, info=info).derive(key))

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import xxhash
 import zmq
 
+from ...criu_glue.epoll_sets import Entry
 from ...errors import LiveshiftError, StepFailed
 from .. import manifest
 from ..manifest import Manifest
@@ -70,10 +71,12 @@ class Sender:
         pipes: Mapping[int, int],
         removed: Mapping[str, Iterable[str]],
         beside: Mapping[str, tuple[int, int]] | None = None,
+        epoll: Sequence[Entry] = (),
     ) -> Manifest:
         """End what was not ended, and send the manifest of all that was sent.
 
-        ``beside``: the streams of other lanes (Lanes.end).
+        ``beside``: the streams of other lanes (Lanes.end); ``epoll``: what CRIU could not dump
+        of epoll sets.
 
         Once :meth:`finish` has returned, the image is complete at the destination. It may be so
         when this or finish raises, too: the answer may have been lost.
@@ -88,6 +91,7 @@ class Sender:
             streams={**self.manifest_streams(), **(beside or {})},
             pipes=dict(pipes),
             removed=manifest.as_bytes(removed),
+            epoll=list(epoll),
         )
         self.send(manifest.STREAM, manifest.encode(found))
         self.send(manifest.STREAM, b"")
@@ -119,7 +123,7 @@ class Sender:
         try:
             return read_wants(answer if isinstance(answer, bytes) else b"")
         except LiveshiftError as error:
-            raise StepFailed("ship", f"{self.to.name} sent {error}") from error
+            raise StepFailed("ship", f"{self.to.name} answers wrongly: {error}") from error
 
     def seal(self, key: bytes, given_up: Callable[[], bool] = lambda: False) -> None:
         """Return once the destination opens what is sealed with that key, and nothing that was

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The destination's look at the directories that come along with a capsule: space, and whether they
+are not the source's own."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..criu_glue.along import measure, overlap
+from ..criu_glue.found import Along
+from ..units import size
+from .prediction import AHEAD, AHEAD_FILE_S
+from .troubles import Trouble
+
+
+def seconds_ahead(along: Iterable[Along]) -> float:
+    """How long they take before memory begins to go ahead."""
+    return sum(each.size / AHEAD + each.files * AHEAD_FILE_S for each in along)
+
+
+def check(
+    along: tuple[Along, ...], capsules: Path, host: str
+) -> tuple[tuple[str, str], list[Trouble]]:
+    """A (what, found) row and what stands in the way. A capsule's own /tmp comes to lie below
+    ``capsules``, a carried path where it is at its source."""
+    troubles: list[Trouble] = []
+    needed: defaultdict[Path, int] = defaultdict(int)
+    for each in along:
+        if each.path == "/tmp":
+            needed[_file_system(capsules)] += each.size
+            continue
+        here = measure(each.path, Path(each.path), carried=True)
+        if overlap(each.place, here.place):
+            troubles.append(
+                (
+                    f"the carried path {each.path} is the same directory at the source and on"
+                    f" {host}",
+                    "list it under files.shared instead of files.carried",
+                )
+            )
+            continue
+        needed[_file_system(Path(each.path))] += max(0, each.size - here.size)
+    for where, much in needed.items():
+        s = os.statvfs(where)
+        if much > (free := s.f_bfree * s.f_frsize):
+            troubles.append(
+                (
+                    f"{host} has {size(free)} free where {size(much)} of files are to come, on the"
+                    f" file system of {where}",
+                    f"free some space there, or remove what the job does not need of"
+                    f" {', '.join(each.path for each in along)}",
+                )
+            )
+    total, files = sum(each.size for each in along), sum(each.files for each in along)
+    found = f"{size(total)} in {files} files, about {seconds_ahead(along):.1f} s while it trains"
+    return ("files along", found), troubles
+
+
+def _file_system(path: Path) -> Path:
+    """The mount point above it, or above where it will be made."""
+    path = path.absolute()
+    while not os.path.ismount(path):
+        path = path.parent
+    return path

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes as people read them, in the one unit system of every message: 1 MB is 10^6 bytes."""
+
+from __future__ import annotations
+
+import math
+
+
+def size(value: float) -> str:
+    """A number of bytes with three figures: ``512 B``, ``13.0 MB``, ``246 MB``, ``2.00 GB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 999.5:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{figures(value)} {unit}"
+        value /= 1000
+    return f"{figures(value)} TB"
+
+
+def figures(value: float) -> str:
+    """Three significant figures, never in exponent form."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    value = float(f"{value:.3g}")  # rounds first: 0.9996 has its digits counted as 1.00
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{digits}f}"
