@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make demo`: train twice on virtual hosts, once undisturbed, once while a host is emptied.
+"""`make demo`: empty a host while a job trains on it, and hold that against an undisturbed run.
 
 Everything is done by the commands that a person would type, which are shown; what is compared
-afterwards is what the training script itself wrote. Ends with 1 unless every loss of every rank
-and the final parameters are equal to the bit.
+afterwards is what the training script itself wrote. The job trains on until it has made ``MORE``
+steps after the move, however long that takes; then the same run, of as many steps, is made again
+and left alone. Ends with 1 unless every loss of every rank and the final parameters are equal to
+the bit, and every rank made those steps on the host where it should be.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -27,24 +28,41 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from .. import __version__
 from ..criu_glue import tool
-from ..errors import LiveshiftError, Refused
-from ..runtime.messages import Events, GetEvents, GetStatus, JobRow, MigrationRow, Status
-from . import forecast, report
+from ..errors import LiveshiftError
+from ..runtime.messages import (
+    Events,
+    GetEvents,
+    GetInspection,
+    GetStatus,
+    Inspection,
+    JobRow,
+    MigrationRow,
+    Status,
+)
+from ..runtime.steps import Step
+from . import forecast, moves, report
+from .alone import alone
 from .client import Client
 from .context import find_socket
 
 LAB = "demo"
-RUNNING = Path("/run/liveshift-demo.lock")
-STEPS = 200
-TAINT_AT = 80
+STEPS = 2000
+"""What the job is told to make: far more than it comes to, as the demo stops it before."""
+TAINT_AT = 40
 """The step after which the host of rank 1 is tainted."""
+MORE = 40
+"""Steps that every rank makes at least after the move is over. All ranks hear of the last one long
+before they come to it."""
 HOST = "h1"
 REASON = "ECC errors rising"
 RANKS = 2
 OUT = Path("build/demo")
+STOP = OUT / "stop"
+"""Names the last step once it is known; the script's --stop-file."""
 SCRIPT = Path("examples/train_gpt.py")
 STUCK_S = 120.0
 """A run that makes no step for so long has failed."""
+LOOK_S = 0.1
 
 console = Console(stderr=True)
 
@@ -55,7 +73,7 @@ def main() -> int:
         prog="make demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     ).parse_args()
     try:
-        with _alone():
+        with alone("make demo"):  # another's start would take this one's lab away
             return demo()
     except LiveshiftError as error:
         console.print(f"error: {error}", style="red", markup=False)
@@ -67,7 +85,7 @@ def main() -> int:
 
 
 def demo() -> int:
-    """The demo as a story: a lab, a run left alone, a run that is moved, a page."""
+    """The demo as a story: a lab, a run that is moved, the same run left alone, a page."""
     if not SCRIPT.is_file():
         raise LiveshiftError(
             f"{SCRIPT} is not here", hint="run the demo from liveshift's checkout: make demo"
@@ -76,33 +94,20 @@ def demo() -> int:
     OUT.mkdir(parents=True)
     began = time.monotonic()
     with _lab() as client:
-        _say("A run that nobody touches")
+        _say(
+            f"A job trains on two hosts; one of them, {HOST}, begins to fail after step {TAINT_AT}"
+        )
+        move = Watched(client, "moved")
+        hosts = _train(client, "moved", move.look)
+        row = move.done()
+        _say("The same run again, and nobody touches it")
         _train(client, "reference")
-        _say(f"The same run; its host {HOST} fails slowly after step {TAINT_AT}")
-        hosts = _train(client, "moved", taint=True)
-        row = _migration(client)
     finished = _report(row, hosts)
     report.write(finished, OUT)
     _conclude(finished, time.monotonic() - began)
+    if doubts := report.doubts(finished, MORE):
+        raise LiveshiftError(f"the steps do not bear the move out: {'; '.join(doubts)}")
     return 0 if finished.bit_identical else 1
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """One demo at a time: the next one takes away the lab of what it takes for a killed one."""
-    try:
-        lock = RUNNING.open("w")
-    except PermissionError:  # `lab up` says who may
-        yield
-        return
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Refused(
-                "a demo runs on this machine already", hint="wait for its end, or interrupt it"
-            ) from None
-        yield
 
 
 @contextmanager
@@ -119,17 +124,77 @@ def _lab() -> Iterator[Client]:
     _command("lab", "down", LAB)
 
 
-def _train(client: Client, name: str, taint: bool = False) -> dict[int, str]:
+class Watched:
+    """The move off ``HOST``: set off after a step, followed to its end, and a while beyond."""
+
+    def __init__(self, client: Client, job: str) -> None:
+        self._client = client
+        self._job = job
+        self._tainted = self._stopping = False
+        self._capsule = ""
+        self._said: set[str] = set()
+
+    def look(self, job: JobRow, folder: Path) -> None:
+        """Do what is due now that the job has come so far."""
+        steps = [_steps(folder, rank) for rank in range(RANKS)]
+        if not self._tainted and min(steps) >= TAINT_AT:
+            self._tainted = True
+            self._capsule = next(c.name for c in job.capsules if c.host == HOST)
+            self._expect(HOST)
+            _command("taint", "host", HOST, "--reason", REASON)
+        if self._tainted and not self._stopping and (row := self._over()):
+            self._stopping = True
+            self._expect(row.destination)
+            _stop_after(max(_steps(folder, rank) for rank in range(RANKS)) + MORE)
+
+    def done(self) -> MigrationRow:
+        """The move, once the job has ended; raises LiveshiftError when there was none, with what
+        became of those that began."""
+        if (row := self._over()) is not None:
+            return row
+        rows = self._rows()
+        for row in rows:
+            moves.follow(self._client, row.name)  # one that the job's end has overtaken
+        why = moves.outcome(self._rows()[-1]) if rows else "no migration began"
+        raise LiveshiftError(f"nothing moved off {HOST}: {why}")
+
+    def _over(self) -> MigrationRow | None:
+        """The move that succeeded; one that did not is told of, and tried again by liveshift."""
+        for row in self._rows():
+            if row.state == Step.DONE.value:
+                return row
+            if moves.over(row) and row.name not in self._said:
+                self._said.add(row.name)
+                console.print(moves.outcome(row), style="yellow", markup=False)
+        return None
+
+    def _rows(self) -> list[MigrationRow]:
+        events = self._client.get(Events, GetEvents(self._job, 0)).events
+        return list({e.migration.name: e.migration for e in events if e.migration}.values())
+
+    def _expect(self, host: str) -> None:
+        """Raises LiveshiftError unless that host's own agent finds the rank's process there."""
+        found = self._client.get(Inspection, GetInspection(self._capsule))
+        if found.host != host or not found.processes:
+            raise LiveshiftError(
+                f"{self._capsule} should train on {host}, but {found.host} has"
+                f" {len(found.processes)} processes of it"
+            )
+
+
+def _train(
+    client: Client, name: str, look: Callable[[JobRow, Path], None] | None = None
+) -> dict[int, str]:
     """One run to its end, with progress; returns which host each rank began on."""
     folder = OUT / name
-    train = ["torchrun", "--nproc-per-node", "1", str(SCRIPT)]
-    train += ["--steps", str(STEPS), "--out", str(folder)]
+    words = ["--steps", str(STEPS), "--stop-file", str(STOP), "--out", str(folder)]
+    train = ["torchrun", "--nproc-per-node", "1", str(SCRIPT), *words]
     _command("run", "--nnodes", str(RANKS), "--name", name, "--detach", "--", *train)
     hosts = {c.index: c.host for c in _job(client, name).capsules}
     columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn())
     shown = console.is_terminal
     with Progress(*columns, TimeElapsedColumn(), console=console, disable=not shown) as bar:
-        task = bar.add_task("starting torch on two hosts", total=STEPS)
+        task = bar.add_task("starting torch on two hosts", total=None)
         step, moved_at = 0, time.monotonic()
         while (job := _job(client, name)).state != "ended":
             now = _steps(folder)
@@ -137,27 +202,28 @@ def _train(client: Client, name: str, taint: bool = False) -> dict[int, str]:
                 step, moved_at = now, time.monotonic()
             if time.monotonic() - moved_at > STUCK_S:
                 raise LiveshiftError(f"{name} has made no step for {STUCK_S:g} s, at step {step}")
-            if taint and step >= TAINT_AT:
-                taint = False
-                _command("taint", "host", HOST, "--reason", REASON)
+            if look is not None:
+                look(job, folder)
             where = " ".join(f"{c.index}:{c.host}" for c in job.capsules)
-            bar.update(task, completed=step, description=f"training, rank:host {where}")
-            time.sleep(0.1)
-        bar.update(task, completed=_steps(folder), description="trained")
+            said = f"training, rank:host {where}"
+            bar.update(task, completed=step, total=_last_step(), description=said)
+            time.sleep(LOOK_S)
+        bar.update(task, completed=_steps(folder), total=_last_step(), description="trained")
     if job.code != 0:
         raise LiveshiftError(f"{name} ended with code {job.code}: {_last_words(name)}")
     return hosts
 
 
-def _migration(client: Client) -> MigrationRow:
-    """The move that the taint set off; raises LiveshiftError when there was none."""
-    events = client.get(Events, GetEvents("moved", 0)).events
-    rows = [event.migration for event in events if event.migration]
-    done = [row for row in rows if row.state == "done"]
-    if not done:
-        why = rows[-1].error if rows else "no migration began"
-        raise LiveshiftError(f"nothing moved off {HOST}: {why}")
-    return done[-1]
+def _stop_after(step: int) -> None:
+    """Tell the script at which step to end; whoever reads it finds a whole number."""
+    staged = STOP.with_suffix(".new")
+    staged.write_text(f"{step}\n")
+    staged.rename(STOP)
+
+
+def _last_step() -> int | None:
+    """The step at which the script is to end, once that is known."""
+    return int(STOP.read_text()) if STOP.exists() else None
 
 
 def _report(row: MigrationRow, hosts: dict[int, str]) -> report.Report:
@@ -167,33 +233,29 @@ def _report(row: MigrationRow, hosts: dict[int, str]) -> report.Report:
         report.Phase(p.name, p.seconds, p.start, p.bytes, p.frozen, p.detail) for p in row.phases
     )
     rank = int(row.capsule.partition("/")[2])
-    covered = report.Migration(
+    migration = report.Migration(
         row.capsule, row.source, row.destination, row.reason, row.epoch, row.asked, row.asked,
-        phases, 0.0, 0.0, row.image_bytes, row.link_rate, (rank,), expected=forecast.compared(row),
+        phases, 0.0, row.image_bytes, row.precopy.bytes if row.precopy else 0, row.link_rate,
+        (rank,), expected=forecast.compared(row),
     )  # fmt: skip
-    gap = report.measured_downtime(moved, row.asked, row.asked + row.seconds)
-    migration = replace(
-        covered, unaccounted_s=max(0.0, row.seconds - covered.total_s), downtime_s=gap
-    )
-    # The script prints its capsule's hostname, which moves with it: name the hosts instead.
-    thawed = row.asked + max((p.start + p.seconds for p in phases if p.frozen), default=0.0)
+    migration = replace(migration, unaccounted_s=max(0.0, row.seconds - migration.total_s))
+    # The script prints its capsule's hostname, which moves with it: name the hosts instead. Before
+    # the commit nothing can run at the destination, after it nothing at the source.
+    passed = row.asked + (report.gaps.held_at(phases) or 0.0)
     moved = tuple(
         replace(
             run,
             steps=tuple(
-                replace(
-                    s,
-                    host=row.destination if run.rank == rank and s.time > thawed
-                    else hosts[run.rank],
-                )
+                replace(s, host=row.destination if run.rank == rank and s.time > passed
+                        else hosts[run.rank])
                 for s in run.steps
             ),
         )
         for run in moved
     )  # fmt: skip
     return report.Report(
-        title=f"liveshift demo: {row.source} emptied while a GPT trained on it",
-        command=f"torchrun --nproc-per-node 1 {SCRIPT} --steps {STEPS}",
+        title=f"demo: {row.source} emptied while a GPT trained on it",
+        command=f"torchrun --nproc-per-node 1 {SCRIPT} --steps {STEPS} --stop-file {STOP}",
         reference=reference,
         moved=moved,
         migrations=(migration,),
@@ -218,6 +280,10 @@ def _conclude(finished: report.Report, seconds: float) -> None:
     for migration in finished.migrations:
         console.print(report.phase_table(migration))
     console.print(report.headline(finished), style="bold", markup=False)
+    for migration in finished.migrations:
+        for seen in report.counted(finished, migration):
+            before, after = report.steps_by_host(seen.before), report.steps_by_host(seen.after)
+            console.print(f"rank {seen.rank}: {before} before the freeze, {after} after it")
     for verdict in finished.verdicts:
         digest = "equal" if verdict.sha256_equal else "DIFFERENT"
         console.print(
@@ -232,9 +298,9 @@ def _job(client: Client, name: str) -> JobRow:
     return next(job for job in jobs if job.name == name)
 
 
-def _steps(folder: Path) -> int:
+def _steps(folder: Path, rank: int = 0) -> int:
     try:
-        return (folder / "rank0.jsonl").read_bytes().count(b"\n")
+        return (folder / f"rank{rank}.jsonl").read_bytes().count(b"\n")
     except FileNotFoundError:
         return 0
 

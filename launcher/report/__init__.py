@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reports: a moved run held against an undisturbed one, as a page, as JSON and as a table."""
 
+from . import gaps
 from .document import as_json
+from .evidence import Counted, counted, doubts, steps_by_host
 from .expected import Expected, ExpectedPart
 from .headline import headline
 from .page import render, write
@@ -14,13 +16,12 @@ from .record import (
     Report,
     Step,
     Verdict,
-    longest_gap,
-    measured_downtime,
     median_step,
 )
 from .training_log import read_rank
 
 __all__ = [
+    "Counted",
     "Expected",
     "ExpectedPart",
     "Gap",
@@ -31,12 +32,14 @@ __all__ = [
     "Step",
     "Verdict",
     "as_json",
+    "counted",
+    "doubts",
+    "gaps",
     "headline",
-    "longest_gap",
-    "measured_downtime",
     "median_step",
     "phase_table",
     "read_rank",
     "render",
+    "steps_by_host",
     "write",
 ]

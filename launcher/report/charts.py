@@ -117,10 +117,10 @@ def pace_chart(report: Report, rank: int) -> str:
         end = min(start + migration.total_s, x.high)
         drawing += band("moving", x.part(start), x.part(end))
         if gap := report.gap_of(migration):
-            text = f"{move_label(migration)}: {q.seconds(gap.seconds)}"
-            text += " between two steps" if len(report.migrations) == 1 else ""
-            beside = min(start, gap.start - begin), max(end, gap.end - begin)
-            labels += flag(line, text, x.part(beside[0]), x.part(beside[1]))
+            text = f"{move_label(migration)}: {q.pause(gap.seconds)}"
+            text += " from one step to the next" if len(report.migrations) == 1 else ""
+            top = 1 - y.part(1000 * gap.seconds)
+            labels += flag(line, text, x.part(gap.start - begin), x.part(gap.end - begin), top)
     drawing += curve("reference", blocks[0], x, y) + curve("moved filled", blocks[1], x, y, True)
     words = f"Milliseconds per step of rank {rank} over the seconds of each run"
     return plot(drawing, words, y, "seconds since the first step", labels, "steps", x)
@@ -175,12 +175,14 @@ def band(kind: str, left: float, right: float) -> str:
     return f'<rect class="{kind}" x="{SIZE * left:.1f}" y="0" width="{width:.1f}" height="{SIZE}"/>'
 
 
-def flag(line: int, text: str, left: float, right: float) -> str:
-    """A label beside [left, right] of a chart, where there is more room; ``line`` 0 is on top."""
+def flag(line: int, text: str, left: float, right: float, top: float = 0.0) -> str:
+    """A label beside [left, right] of a chart, where there is more room, at a height (0: its upper
+    edge); ``line`` 0 is on top."""
     before = left > 1 - right
     place = f"right:{100 * (1 - left):.2f}%" if before else f"left:{100 * right:.2f}%"
     kind = "flag before" if before else "flag"
-    return f'<span class="{kind}" style="{place};top:{18 * line - 2}px">{escape(text)}</span>'
+    place += f";top:calc({100 * top:.1f}% + {18 * line - 2}px)"
+    return f'<span class="{kind}" style="{place}">{escape(text)}</span>'
 
 
 def plot(

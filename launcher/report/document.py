@@ -7,6 +7,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from .evidence import counted
 from .headline import headline
 from .record import RankRun, Report
 
@@ -25,16 +26,20 @@ def as_json(report: Report) -> dict[str, Any]:
         "capsule": move.capsule if move else None,
         "source": move.source if move else None,
         "destination": move.destination if move else None,
-        "downtime_s": move.downtime_s if move else 0.0,
+        "downtime_s": report.downtime_s(move) if move else 0.0,
         "frozen_s": move.frozen_s if move else 0.0,
         "predicted_s": move.expected.predicted_s if move and move.expected else None,
         "unaccounted_s": move.unaccounted_s if move else 0.0,
         "image_bytes": move.image_bytes if move else 0,
+        "ahead_bytes": move.ahead_bytes if move else 0,
         "link_rate": move.link_rate if move else None,
         "phases": [asdict(p) for p in move.phases] if move else [],
         "median_step_s": report.median_step_s,
         "migrations": [
-            asdict(m) | {"frozen_s": m.frozen_s, "total_s": m.total_s} for m in report.migrations
+            asdict(m)
+            | {"frozen_s": m.frozen_s, "total_s": m.total_s, "downtime_s": report.downtime_s(m)}
+            | {"steps": [asdict(seen) for seen in counted(report, m)]}
+            for m in report.migrations
         ],
         "verdicts": [
             asdict(v) | {"identical": v.identical, "max_difference": finite(v.max_difference)}

@@ -42,5 +42,5 @@ class Expected:
     def grounds(self) -> str:
         """What the prediction rests on."""
         if not self.learnt:
-            return "by defaults, as no earlier move was like it"
+            return "defaults: no similar move yet"
         return f"learnt from {self.learnt} earlier move{'s' if self.learnt > 1 else ''}"

@@ -22,8 +22,9 @@ def headline(report: Report) -> str:
         result = f"{total - equal} of {total} losses differ, first at step {first}"
     if (move := report.principal) is None:
         return f"Two runs, nothing moved: {result}"
-    longest = "longest downtime" if len(report.migrations) > 1 else "downtime"
-    return f"{happened(report.migrations)}: {result}, {longest} {q.seconds(move.downtime_s)}"
+    longest = "longest pause" if len(report.migrations) > 1 else "paused for"
+    paused = f"{longest} {q.pause(report.downtime_s(move))}"
+    return f"{happened(report.migrations)}: {paused}, {result}"
 
 
 def happened(migrations: tuple[Migration, ...]) -> str:

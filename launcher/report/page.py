@@ -18,9 +18,13 @@ from string import Template
 from . import charts
 from . import quantities as q
 from .document import as_json
+from .evidence import hosts_of
 from .headline import headline
 from .record import Migration, Report, Verdict
 from .timeline import timeline
+
+WAITED_S = 0.1
+"""A move that began sooner after it was asked for began at once."""
 
 
 def render(report: Report) -> str:
@@ -34,6 +38,7 @@ def render(report: Report) -> str:
         title=text(report.title),
         headline=f"{text(event)} <small>{text(result[:1].upper() + result[1:])}</small>",
         outcome=text(report.outcome),
+        how=figure(),
         tiles=tiles(report),
         losses=charts.loss_chart(report, rank),
         pace=charts.pace_chart(report, rank),
@@ -65,15 +70,15 @@ def tiles(report: Report) -> str:
     good = report.bit_identical
     made = [tile("Bit-identical", "Yes" if good else "No", found, "good" if good else "bad")]
     if move:
-        stood = f"frozen {q.seconds(move.frozen_s)}, step {q.seconds(report.median_step_s)}"
-        if move.expected:
-            stood += f", predicted {q.seconds(move.expected.predicted_s)}"
-        over = f"{q.rate(move.link_rate)} over the link" if move.link_rate else "process image"
-        asked = "from the first phase to the last"
+        step = f"from one step to the next; usually {q.seconds(report.median_step_s)}"
+        copied = f"{q.size(move.image_bytes)} in the pause"
+        if move.ahead_bytes:
+            copied = f"{q.size(move.ahead_bytes)} while it trained, {copied}"
+        trained = f"the job trained for {q.seconds(max(0.0, move.total_s - move.frozen_s))} of it"
         made += [
-            tile("Downtime", q.seconds(move.downtime_s), stood),
-            tile("Image", q.size(move.image_bytes), over),
-            tile("Whole move", q.seconds(move.total_s), asked),
+            tile("Pause", q.pause(report.downtime_s(move)), step),
+            tile("Copied", q.size(move.ahead_bytes + move.image_bytes), copied),
+            tile("Whole move", q.seconds(move.total_s), trained),
         ]
     return "".join(made)
 
@@ -86,27 +91,42 @@ def tile(name: str, value: str, below: str, kind: str = "") -> str:
 
 
 def migration_section(report: Report, move: Migration) -> str:
-    """One migration: its facts in a line, its phases as bars, then as a table."""
+    """One migration: its facts, its phases as bars, and folded away all numbers."""
     kind = "The move" if move.committed else "Not moved"
-    facts = " · ".join(
-        text(fact)
-        for fact in (
-            f"{move.capsule}, epoch {move.epoch}",
-            f"reason: {move.reason}",
-            f"asked for at {q.instant(move.requested_at)}",
-            f"begun {q.seconds(max(0.0, move.started_at - move.requested_at))} later",
-        )
-    )
+    facts = [
+        f"{move.capsule}, epoch {move.epoch}",
+        f"reason: {move.reason}",
+        f"asked for at {q.instant(move.requested_at)}",
+    ]
+    if (waited := move.started_at - move.requested_at) >= WAITED_S:
+        facts.append(f"begun {q.seconds(waited)} later")
     legend = (
-        '<p class="legend"><span><i class="key still"></i>the job stands still</span><span>'
-        '<i class="key runs"></i>the job trains on</span><span><i class="key gap"></i>'
-        "the longest gap between two steps</span></p>"
+        '<p class="legend"><span><i class="key runs"></i>the job trains</span><span>'
+        '<i class="key still"></i>the job is frozen</span><span><i class="key gap"></i>'
+        "from one step to the next</span></p>"
     )
     name = text(f"{kind}: {move.source} → {move.destination}")
     return (
-        f'<section><h2>{name}</h2><p class="facts">{facts}</p>{legend}'
-        f"{timeline(report, move)}{phase_rows(move)}{expected_rows(move)}</section>"
+        f'<section><h2>{name}</h2><p class="facts">{text(" · ".join(facts))}</p>'
+        f"<p>{text(pause(report, move))}</p>{legend}{timeline(report, move)}"
+        f"<details><summary>All phases as a table</summary>{phase_rows(move)}</details>"
+        f"{expected_rows(move)}</section>"
     )
+
+
+def pause(report: Report, move: Migration) -> str:
+    """The pause in words: its other numbers, where they differ from it, and what they mean."""
+    if move.freeze is None:
+        return "The job was never frozen."
+    whole, frozen = q.pause(report.downtime_s(move)), q.pause(move.frozen_s)
+    said = f"The job paused for {whole}"
+    if report.gap_of(move):
+        said += ": that is the time from the last step before the freeze to the first one after it"
+    more = [f"it was frozen for {frozen} of it"] if frozen != whole else []
+    predicted = q.pause(move.expected.predicted_s) if move.expected else frozen
+    if predicted != frozen:
+        more.append(f"{predicted} had been predicted for the freeze")
+    return ". ".join(each[:1].upper() + each[1:] for each in [said, "; ".join(more)] if each) + "."
 
 
 def phase_rows(move: Migration) -> str:
@@ -138,7 +158,7 @@ def phase_rows(move: Migration) -> str:
 
 
 def expected_rows(move: Migration) -> str:
-    """The standstill as it was predicted, beside what was seen of each part."""
+    """The freeze as it was predicted, beside what was seen of each part."""
     if (expected := move.expected) is None:
         return ""
     rows = [
@@ -152,9 +172,11 @@ def expected_rows(move: Migration) -> str:
     ]
     both = number(q.seconds(expected.predicted_s)), number(q.seconds(expected.seen_s or 0.0))
     rows.append(row("sum", "<td>total</td>", *both))
-    head = '<th>standstill</th><th class="num">predicted</th><th class="num">seen</th>'
+    head = '<th>part</th><th class="num">predicted</th><th class="num">seen</th>'
     note = f'<p class="facts">{text(f"by {expected.by} · {expected.grounds}")}</p>'
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{note}"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    summary = "The freeze as predicted and as seen, with the way to the boundary"
+    return f"<details><summary>{summary}</summary>{table}{note}</details>"
 
 
 def phase_cell(name: str, frozen: bool, detail: str) -> str:
@@ -179,12 +201,19 @@ def rank_row(report: Report, verdict: Verdict, names: tuple[str, ...]) -> str:
         for name, run in (("reference", reference), ("moved", moved))
     )
     good = verdict.identical
-    where = text(" → ".join(moved.hosts) or "unknown")
+    made_on = [f"{host} ({count} steps)" for host, count in hosts_of(moved)]
+    where = text(" → ".join(made_on) or "unknown")
     answer = f'<b class="{"good" if good else "bad"}">{"yes" if good else "no"}</b>'
     cells = (str(verdict.rank), where, str(verdict.steps), str(verdict.equal),
              f"<span>{digests}</span>", answer)  # fmt: skip
     made = (f'<td data-name="{n}">{cell}</td>' for n, cell in zip(names, cells, strict=True))
     return f"<tr>{''.join(made)}</tr>"
+
+
+def figure() -> str:
+    """How it works, as it stands in the README too; a page needs no namespace."""
+    drawn = (resources.files(__package__) / "how-it-works.svg").read_text("utf-8")
+    return drawn.replace(' xmlns="http://www.w3.org/2000/svg"', "")
 
 
 def row(kind: str, *cells: str) -> str:

@@ -43,6 +43,6 @@ def phase_table(migration: Migration) -> Table:
         style="dim",
         end_section=True,
     )
-    sums = f"frozen {q.seconds(migration.frozen_s)}, downtime {q.seconds(migration.downtime_s)}"
+    sums = f"frozen {q.seconds(migration.frozen_s)}"
     table.add_row("total", f"{total:.3f}", "100 %", q.size(migration.image_bytes), "", sums)
     return table

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
-import math
 from datetime import UTC, datetime
+
+from ... import units
+from ...units import figures
+
+__all__ = ["figures", "instant", "pause", "rate", "seconds", "share", "size", "words"]
 
 
 def seconds(value: float) -> str:
@@ -16,15 +20,16 @@ def seconds(value: float) -> str:
     return f"{figures(value)} s"
 
 
+def pause(value: float) -> str:
+    """How long a job was paused, to the hundredth of a second: ``0.92 s``, ``12.3 s``."""
+    if 0 < value < 0.005:
+        return "< 0.01 s"
+    return f"{value:.2f} s" if value < 9.995 else f"{figures(value)} s"
+
+
 def size(value: float | None) -> str:
     """A number of bytes in decimal units: ``246 MB``; an en dash when there is none."""
-    if value is None:
-        return "–"
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(value) < 999.5:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{figures(value)} {unit}"
-        value /= 1000
-    return f"{figures(value)} TB"
+    return "–" if value is None else units.size(value)
 
 
 def rate(value: float | None) -> str:
@@ -44,15 +49,6 @@ def instant(epoch_seconds: float) -> str:
     """A time of day to the tenth of a second, in UTC, with its date."""
     moment = datetime.fromtimestamp(round(epoch_seconds, 1), UTC)
     return f"{moment:%Y-%m-%d %H:%M:%S}.{moment.microsecond // 100_000} UTC"
-
-
-def figures(value: float) -> str:
-    """Three significant figures, never in exponent form."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    value = float(f"{value:.3g}")  # rounds first: 0.9996 has its digits counted as 1.00
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:.{digits}f}"
 
 
 def words(items: tuple[str, ...]) -> str:

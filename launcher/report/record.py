@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
+from . import gaps
 from .expected import Expected
 
 
@@ -70,8 +71,8 @@ class Migration:
     started_at: float
     phases: tuple[Phase, ...]
     unaccounted_s: float  # time between start and end that no phase covers
-    downtime_s: float  # longest gap between two steps, less a median step
-    image_bytes: int
+    image_bytes: int  # sent while the job was frozen
+    ahead_bytes: int = 0  # memory sent before, while it trained; some of it more than once
     link_rate: float | None = None  # bytes per second while the image crossed the link
     ranks: tuple[int, ...] = ()
     committed: bool = True  # False: it failed before the commit, the capsule never left
@@ -79,8 +80,14 @@ class Migration:
 
     @property
     def frozen_s(self) -> float:
-        """Time covered by phases in which the job stood still; overlaps count once."""
+        """Time covered by phases in which the job was frozen; overlaps count once."""
         return covered(p for p in self.phases if p.frozen)
+
+    @property
+    def freeze(self) -> tuple[float, float] | None:
+        """Since when and until when the job was frozen; None: it never was."""
+        whole = gaps.freeze(self.phases)
+        return (self.started_at + whole[0], self.started_at + whole[1]) if whole else None
 
     @property
     def total_s(self) -> float:
@@ -157,12 +164,28 @@ class Report:
     @property
     def principal(self) -> Migration | None:
         """The migration with the longest downtime: the one that the headline speaks of."""
-        return max(self.migrations, key=lambda m: m.downtime_s, default=None)
+        return max(self.migrations, key=self.downtime_s, default=None)
+
+    def moved_by(self, migration: Migration) -> tuple[RankRun, ...]:
+        """The ranks of the moved run that a migration took along."""
+        return tuple(run for run in self.moved if run.rank in migration.ranks)
 
     def gap_of(self, migration: Migration) -> Gap | None:
-        """The longest gap between steps while one migration ran (with a step's time to spare)."""
-        until = migration.started_at + migration.total_s + self.median_step_s
-        return longest_gap(self.moved, migration.started_at, until)
+        """The gap between two steps of a moved rank that holds the freeze; the longest of them
+        where several ranks were moved. None: no gap holds it."""
+        if (moment := gaps.held_at(migration.phases)) is None:
+            return None
+        found = []
+        for run in self.moved_by(migration):
+            n = gaps.holding([s.time for s in run.steps], migration.started_at + moment)
+            found += [gaps_of(run)[n - 1]] if n else []
+        return max(found, key=lambda gap: gap.seconds, default=None)
+
+    def downtime_s(self, migration: Migration) -> float:
+        """Seconds from one step of the moved rank to its next; where no gap between steps holds
+        the freeze, those for which it was frozen."""
+        gap = self.gap_of(migration)
+        return gap.seconds if gap else migration.frozen_s
 
 
 def compare(reference: RankRun, moved: RankRun) -> Verdict:
@@ -212,19 +235,3 @@ def gaps_of(run: RankRun) -> list[Gap]:
     """The times from one step's end to the next, in order."""
     pairs = zip(run.steps, run.steps[1:], strict=False)
     return [Gap(after.step, before.time, after.time) for before, after in pairs]
-
-
-def longest_gap(
-    runs: Iterable[RankRun], since: float = -math.inf, until: float = math.inf
-) -> Gap | None:
-    """The longest time without a finished step, of any rank, that touches [since, until]."""
-    gaps = (g for run in runs for g in gaps_of(run) if g.end >= since and g.start <= until)
-    return max(gaps, key=lambda g: g.seconds, default=None)
-
-
-def measured_downtime(
-    runs: tuple[RankRun, ...], since: float = -math.inf, until: float = math.inf
-) -> float:
-    """The longest gap between two steps that touches [since, until], less a median step."""
-    gap = longest_gap(runs, since, until)
-    return max(0.0, gap.seconds - median_step(runs)) if gap else 0.0

@@ -1,49 +1,113 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A migration's phases as bars, one row each, in HTML: it reads the same at every width."""
+"""A migration's phases as bars in HTML, on two axes: the whole move, and its freeze zoomed in.
+
+Each phase stands on one of them: those in which the job trains on the first, the others on the
+second, which is the first one's bar "frozen" as wide as the page. It reads the same at every width.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from . import quantities as q
 from .charts import Range, axis
-from .record import Migration, Report
+from .record import Gap, Migration, Phase, Report, covered
+
+SLIVER = 0.01
+"""Phases of the freeze that take less than this share of it are put into one row."""
+Bar = tuple[float, float]
 
 
 def timeline(report: Report, migration: Migration) -> str:
-    """The phases as bars over the seconds since the migration's start, and the gap in the steps."""
+    """Both axes, and the wedge that leads from the one to the other."""
+    runs = [p for p in migration.phases if not p.frozen]
+    frozen = [p for p in migration.phases if p.frozen]
+    end = max((p.start + p.seconds for p in migration.phases), default=0.0)
+    low = min([0.0, *(p.start for p in migration.phases)])
+    whole = axis(low, max(end, migration.total_s) * 1.01 or 1.0, 6)
+    rows = [(p.start, _row(p.name, "runs", [(p.start, p.seconds)], p.seconds, whole)) for p in runs]
+    if frozen:
+        begin = min(p.start for p in frozen)
+        still = [(begin, max(p.start + p.seconds for p in frozen) - begin)]
+        rows.append((begin, _row("frozen", "still", still, migration.frozen_s, whole)))
+    rows.sort(key=lambda row: row[0])
+    first = _chart([row for _, row in rows], whole, "seconds since the move began")
+    if not frozen:
+        return first
     gap = report.gap_of(migration)
-    origin = migration.started_at
-    end = max([migration.total_s, *(p.start + p.seconds for p in migration.phases)])
+    zoomed, offset = _zoomed_axis(migration, frozen, gap)
+    left, right = (100 * whole.part(offset + edge) for edge in (zoomed.low, zoomed.high))
+    return first + _wedge(left, right) + _zoomed(migration, frozen, gap, zoomed, offset)
+
+
+def _zoomed_axis(
+    migration: Migration, frozen: Sequence[Phase], gap: Gap | None
+) -> tuple[Range, float]:
+    """From the step before the freeze to the step after it, in seconds since it began; and when it
+    began, in seconds since the move did."""
+    begin = min(p.start for p in frozen)
+    low, high = 0.0, max(p.start + p.seconds for p in frozen) - begin
     if gap:
-        end = max(end, gap.end - origin)
-    x = axis(min([0.0, *(p.start for p in migration.phases)]), end * 1.01 or 1.0, 6)
-    step = x.marks[1] - x.marks[0] if len(x.marks) > 1 else x.high - x.low
-    rows = [
-        bar(p.name, "still" if p.frozen else "runs", p.start, p.seconds, x)
-        for p in migration.phases
-    ]
+        origin = migration.started_at + begin
+        low, high = min(low, gap.start - origin), max(high, gap.end - origin)
+    return axis(low, high * 1.005 or 1.0, 8), begin
+
+
+def _zoomed(
+    migration: Migration, frozen: Sequence[Phase], gap: Gap | None, x: Range, offset: float
+) -> str:
+    rows = []
     if gap:
-        left = max(gap.start - origin, x.low)
-        right = max(left, gap.end - origin)
-        rows.append(bar("no step", "gap", left, right - left, x, gap.seconds))
+        start = gap.start - migration.started_at - offset
+        rows.append(_row("no step", "gap", [(start, gap.seconds)], gap.seconds, x))
+    least = SLIVER * migration.frozen_s
+    for phase in (p for p in frozen if p.seconds >= least):
+        bars = [(phase.start - offset, phase.seconds)]
+        rows.append(_row(phase.name, "still", bars, phase.seconds, x))
+    if short := [p for p in frozen if p.seconds < least]:
+        bars = [(p.start - offset, p.seconds) for p in short]
+        names = ", ".join(dict.fromkeys(p.name for p in short))
+        rows.append(_row(f"{len(short)} short ones", "still", bars, covered(short), x, names))
+    return _chart(rows, x, "seconds since the freeze began", "zoomed")
+
+
+def _chart(rows: Iterable[str], x: Range, under: str, kind: str = "") -> str:
     names = "".join(
         f'<span style="left:{100 * x.part(v):.2f}%">{x.label(v)}</span>' for v in x.marks
     )
-    tick = 100 * step / (x.high - x.low)
+    step = x.marks[1] - x.marks[0] if len(x.marks) > 1 else x.high - x.low
+    tick, first = 100 * step / (x.high - x.low), 100 * x.part(x.marks[0]) if x.marks else 0.0
     return (
-        f'<div class="timeline" style="--tick:{tick:.3f}%">{"".join(rows)}'
-        f'<div class="row axis"><span></span><div class="x">{names}</div><span></span></div>'
-        '<p class="under">seconds since the move began</p></div>'
+        f'<div class="timeline {kind}" style="--tick:{tick:.3f}%;--first:{first:.3f}%">'
+        f'{"".join(rows)}<div class="row axis"><span></span><div class="x">{names}</div>'
+        f'<span></span></div><p class="under">{under}</p></div>'
     )
 
 
-def bar(name: str, kind: str, start: float, length: float, x: Range, said: float = -1) -> str:
-    """One row of the timeline; ``said`` is the number to print when the bar was cut."""
-    text = q.seconds(length if said < 0 else said)
-    place = f"left:{100 * x.part(start):.2f}%;width:{100 * length / (x.high - x.low):.2f}%"
+def _wedge(left: float, right: float) -> str:
+    """From where the freeze lies on the first axis to all of the second."""
+    points = f"{left:.2f},0 {right:.2f},0 100,100 0,100"
     return (
-        f'<div class="row"><span class="name">{escape(name)}</span>'
-        f'<div class="track"><i class="bar {kind}" style="{place}"></i></div>'
-        f'<span class="num">{text}</span></div>'
+        '<div class="row wedge"><span></span><svg viewBox="0 0 100 100" preserveAspectRatio="none" '
+        f'aria-hidden="true"><polygon points="{points}"/></svg><span></span></div>'
     )
+
+
+def _row(
+    name: str, kind: str, bars: Sequence[Bar], seconds: float, x: Range, names: str = ""
+) -> str:
+    """One row; ``names``: what it is made of, to be read by who points at it."""
+    drawn = "".join(_bar(kind, start, length, x) for start, length in bars)
+    hint = f' title="{escape(names, quote=True)}"' if names else ""
+    return (
+        f'<div class="row"{hint}><span class="name">{escape(name)}</span>'
+        f'<div class="track">{drawn}</div><span class="num">{q.seconds(seconds)}</span></div>'
+    )
+
+
+def _bar(kind: str, start: float, length: float, x: Range) -> str:
+    left, right = max(start, x.low), min(start + length, x.high)
+    width = max(0.0, right - left) / (x.high - x.low)
+    place = f"left:{100 * x.part(left):.2f}%;width:{100 * width:.2f}%"
+    return f'<i class="bar {kind}" style="{place}"></i>'
