@@ -18,6 +18,7 @@ from typer.exceptions import TyperException
 from .. import __version__
 from ..errors import LiveshiftError
 from . import (
+    cancel,
     cluster_cmd,
     daemons,
     doctor_cmd,
@@ -25,6 +26,7 @@ from . import (
     events,
     help_pages,
     inspect_cmd,
+    install_units,
     lab_cmd,
     logs,
     migrate,
@@ -41,10 +43,10 @@ DEBUG_VARIABLE = "LIVESHIFT_DEBUG"
 
 JOBS, HOSTS, LABS, CLUSTER, OTHER = "Jobs", "Hosts", "This machine", "A real cluster", "Other"
 ORDER = (
-    *("run", "status", "logs", "inspect", "migrate", "events", "stop"),
-    *("taint", "drain", "untaint", "uncordon"),
+    *("run", "status", "logs", "inspect", "migrate", "cancel", "events", "stop"),
+    *("cordon", "drain", "taint", "uncordon", "untaint"),
     *("lab", "doctor"),
-    *("agent", "orchestrator", "config", "keys"),
+    *("host", "config", "keys", "install-units", "agent", "orchestrator"),
     *("whoami", "version"),
 )
 
@@ -85,6 +87,11 @@ app.command(
 )(migrate.migrate)
 app.command(
     rich_help_panel=JOBS,
+    epilog=cancel.EXAMPLES,
+    short_help="Cancel a move: the capsule stays where it is.",
+)(cancel.cancel)
+app.command(
+    rich_help_panel=JOBS,
     epilog=events.EXAMPLES,
     short_help="Show the history: who asked for what, how it ended.",
 )(events.events)
@@ -95,15 +102,16 @@ app.command(
     epilog=taint.EXAMPLES,
     short_help="Move everything off a host; do not wait.",
 )(taint.taint)
-app.command(rich_help_panel=HOSTS, short_help="Let work come to a host again.")(taint.untaint)
+app.command(rich_help_panel=HOSTS, short_help="Take a host's taint back.")(taint.untaint)
+app.command(rich_help_panel=HOSTS, short_help="Let no new work come to a host.")(taint.cordon)
 app.command(rich_help_panel=HOSTS, epilog=drain.EXAMPLES)(drain.drain)
-app.command(rich_help_panel=HOSTS, short_help="The same as untaint.")(taint.uncordon)
+app.command(rich_help_panel=HOSTS, short_help="Let work come to a host again.")(taint.uncordon)
 
 app.add_typer(
     lab_cmd.app,
     name="lab",
     rich_help_panel=LABS,
-    help="Make, break and end clusters of virtual hosts.",
+    help="Create, degrade and remove test clusters.",
 )
 app.command(rich_help_panel=LABS, short_help="Check whether this machine can run and move jobs.")(
     doctor_cmd.doctor
@@ -121,6 +129,17 @@ app.add_typer(
     rich_help_panel=CLUSTER,
     help="Make, list and revoke the keys of hosts and operators.",
 )
+app.add_typer(
+    cluster_cmd.host,
+    name="host",
+    rich_help_panel=CLUSTER,
+    help="Add hosts to the cluster, and remove them.",
+)
+app.command(
+    "install-units",
+    rich_help_panel=CLUSTER,
+    short_help="Write systemd units for this installation.",
+)(install_units.install_units)
 app.command(rich_help_panel=CLUSTER, short_help="Run this host's agent.")(daemons.agent)
 app.command(rich_help_panel=CLUSTER, short_help="Run the cluster's orchestrator.")(
     daemons.orchestrator
@@ -178,7 +197,7 @@ def main() -> int:
         if os.environ.get(DEBUG_VARIABLE):
             raise
         render.failure(
-            f"liveshift met something that nobody foresaw: {type(error).__name__}: {error}",
+            f"internal error: {type(error).__name__}: {error}",
             f"{DEBUG_VARIABLE}=1 before the command shows where; please report it",
         )
         return 1

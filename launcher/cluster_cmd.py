@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift config`` and ``liveshift keys``: their place on the command line."""
+"""``liveshift config``, ``keys`` and ``host``: their place on the command line."""
 
 from __future__ import annotations
 
@@ -33,8 +33,18 @@ File = Annotated[
     typer.Argument(metavar="[FILE]", help="The cluster file.", exists=False, dir_okay=False),
 ]
 
+
+class SpareKind(StrEnum):
+    """Whether a host may receive capsules that move."""
+
+    FLOATING = "floating"
+    DEDICATED = "dedicated"
+    NONE = "none"
+
+
 config = typer.Typer(no_args_is_help=True)
 keys = typer.Typer(no_args_is_help=True)
+host = typer.Typer(no_args_is_help=True)
 
 
 @config.command()
@@ -92,7 +102,7 @@ def add_host(
 
 @keys.command("add-operator")
 def add_operator(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="1 to 15 of a-z, 0-9 and -.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="1 to 63 of a-z, 0-9 and -.")],
     role: Annotated[
         KeyRole,
         typer.Option(
@@ -136,3 +146,56 @@ def list_(config: Config = CONFIG, output: AsTableOrJson = TableOrJson.TABLE) ->
     from . import keys_cmd
 
     keys_cmd.show(config, output.value)
+
+
+@host.command("add")
+def host_add(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What the host shall be called.")],
+    address: Annotated[
+        str,
+        typer.Argument(metavar="ADDRESS", help="Its IPv4 address, reachable by all other hosts."),
+    ],
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            "--slots", metavar="N", help="How many capsules may run there at once.", min=1, max=64
+        ),
+    ] = None,
+    spare: Annotated[
+        SpareKind | None,
+        typer.Option("--spare", help="Whether moves may go there: floating is the default."),
+    ] = None,
+    config: Config = CONFIG,
+    output: Annotated[
+        TextOrJson, typer.Option("--output", "-o", help="json is for scripts.")
+    ] = TextOrJson.TEXT,
+) -> None:
+    """Enter a host into the cluster file and make its keys.
+
+    Run it on the orchestrator's machine. It prints the commands that bring the file and the keys to
+    the new host and to the others. Daemons take a changed file up by themselves, as soon as no move
+    is under way.
+    """
+    from . import host_cmd
+
+    settings = {"slots": slots, "spare": spare.value if spare else None}
+    given = {key: value for key, value in settings.items() if value is not None}
+    host_cmd.add(config, name, address, given, output.value)
+
+
+@host.command("remove")
+def host_remove(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A host of the cluster file.")],
+    config: Config = CONFIG,
+    output: Annotated[
+        TextOrJson, typer.Option("--output", "-o", help="json is for scripts.")
+    ] = TextOrJson.TEXT,
+) -> None:
+    """Take a host out of the cluster file and revoke its key.
+
+    Refused while capsules run there: drain it first. It prints the commands that end its agent and
+    bring the file to the other hosts.
+    """
+    from . import host_cmd
+
+    host_cmd.remove(config, name, output.value)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import Refused
+from ..errors import WrongUsage
 from ..runtime.config import Reading, read, settings_of, toml_value
 from ..runtime.environment import in_effect
 from ..runtime.timeouts import RUNGS
@@ -41,7 +41,9 @@ def show(path: Path, output: str = "text") -> None:
 
 def _check_output(output: str) -> None:
     if output not in ("text", "json"):
-        raise Refused(f'cannot show the configuration as "{output}"', hint="use -o text or -o json")
+        raise WrongUsage(
+            f'cannot show the configuration as "{output}"', hint="use -o text or -o json"
+        )
 
 
 def _settings(reading: Reading) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import LiveshiftError, Unreachable
+from ..errors import Unreachable, WrongUsage
 
 SOCKET_VARIABLE = "LIVESHIFT_SOCKET"
 LAB_VARIABLE = "LIVESHIFT_LAB"
@@ -46,26 +46,26 @@ def find(
     """Whom to speak to: ``--connect``, else ``--socket`` or ``--lab``, else $LIVESHIFT_CONNECT,
     else what :func:`find_socket` finds.
 
-    Raises LiveshiftError when options contradict each other or the key is missing.
+    Raises WrongUsage when options contradict each other or the key is missing.
     """
     local = "--socket" if socket else "--lab" if lab else None
     if connect and local:
-        raise LiveshiftError(f"--connect and {local} each name a cluster: give one of them")
+        raise WrongUsage(f"--connect and {local} each name a cluster: give one of them")
     if not local:
         connect = connect or environment.get(CONNECT_VARIABLE)
     if not connect:
         if key:
-            raise LiveshiftError("--key goes with --connect tcp://HOST:PORT")
+            raise WrongUsage("--key goes with --connect tcp://HOST:PORT")
         return find_socket(socket, lab, environment)
     match = re.fullmatch(r"(?:tcp://)?([^/:\s]+:[0-9]{1,5})", connect)
     if not match or int(match[1].rpartition(":")[2]) not in range(1, 65536):
-        raise LiveshiftError(
+        raise WrongUsage(
             f'"{connect}" is no address of an orchestrator',
             hint="write tcp://HOST:PORT; the port is that of cluster.orchestrator, 7400 perhaps",
         )
     key = key or environment.get(KEY_VARIABLE)
     if not key:
-        raise LiveshiftError(
+        raise WrongUsage(
             f"{connect} needs an operator's key",
             hint=f"--key FILE or ${KEY_VARIABLE}; `liveshift keys add-operator` makes one where"
             " the cluster's keys are",
@@ -86,7 +86,7 @@ def find_socket(
     3. this machine's own daemon: its orchestrator, else its agent, which passes asks on
     4. the one lab that runs here
 
-    Raises Unreachable when there is none, LiveshiftError when several labs run.
+    Raises Unreachable when there is none, WrongUsage when several labs run.
     """
     root = Path(environment.get(LAB_ROOT_VARIABLE) or LAB_ROOT)
     if not socket and not lab:
@@ -133,7 +133,7 @@ def _only_lab(root: Path) -> Path:
     if len(found) > 1:  # those left over from a killed lab do not count
         found = [name for name in found if _listens(lab_socket(root, name))] or found
     if len(found) > 1:
-        raise LiveshiftError(
+        raise WrongUsage(
             f"several labs run here: {', '.join(found)}",
             hint=f"say which: `--lab {found[0]}`, or `export {LAB_VARIABLE}={found[0]}`",
         )

@@ -61,7 +61,9 @@ class CurveLine:
         when there is none; NotPermitted when it turns the key away.
         """
         if len(frame) > TO_ORCHESTRATOR:
-            raise LiveshiftError(f"an ask of {len(frame)} bytes: at most {TO_ORCHESTRATOR}")
+            raise LiveshiftError(
+                f"the request has {len(frame)} bytes, at most {TO_ORCHESTRATOR} are taken"
+            )
         if self._socket is None:
             self._open()
         asked: int | None = None  # which life

@@ -39,29 +39,36 @@ def agent(
 ) -> None:
     """Run this host's agent: it holds the capsules here and moves them. Needs root."""
     from ..runtime import agent as daemon
+    from ..runtime.cluster_file import ClusterFile
     from ..runtime.config import load
 
     cluster = load(config)
     name = cluster.host(host or sockets.gethostname().partition(".")[0]).name
-    _serve(daemon.serve(cluster, name), verbose)
+    _serve(daemon.serve(cluster, name, ClusterFile(config, cluster)), verbose)
 
 
 def orchestrator(config: Config = CONFIG, verbose: Verbose = False) -> None:
     """Run the cluster's orchestrator: jobs, spares, taints, migrations, the journal."""
     from ..runtime import orchestrator as daemon
+    from ..runtime.cluster_file import ClusterFile
     from ..runtime.config import load
 
-    _serve(daemon.serve(load(config)), verbose)
+    cluster = load(config)
+    _serve(daemon.serve(cluster, ClusterFile(config, cluster)), verbose)
 
 
 def _serve(daemon: Coroutine[None, None, None], verbose: bool) -> None:
-    """Run a daemon until it ends or is told to; raises what it raises."""
+    """Run a daemon until it is told to end, and again whenever its cluster file has changed.
+
+    Raises what the daemon raises.
+    """
     import asyncio
     import contextlib
     import logging
     import signal
 
     from ..runtime import notify
+    from ..runtime.cluster_file import start_again
 
     logging.basicConfig(
         level=logging.DEBUG if verbose else logging.INFO,
@@ -70,13 +77,17 @@ def _serve(daemon: Coroutine[None, None, None], verbose: bool) -> None:
         else "%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
 
-    async def until_told() -> None:
+    async def until_told() -> bool:
+        """Whether the daemon is to start again."""
         task = asyncio.ensure_future(daemon)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, task.cancel)
         with contextlib.suppress(asyncio.CancelledError):
             await task
+            return True
         notify.stopping()
+        return False
 
-    asyncio.run(until_told())
+    if asyncio.run(until_told()):
+        start_again()

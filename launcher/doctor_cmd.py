@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from .daemons import CONFIG as CLUSTER_FILE
 from .options import AsTableOrJson, TableOrJson
 
 
@@ -19,8 +20,9 @@ def doctor(
             "--config",
             "-c",
             metavar="FILE",
-            help="Look at what this cluster file says: its CRIU, GPU libraries, deadlines, and the"
-            " address that images go to.",
+            help="Look at what this cluster file says: its CRIU, GPU libraries, deadlines, the"
+            " address that images go to, keys, ports of the other machines, shared paths; else"
+            f" [dim]{CLUSTER_FILE}[/] where there is one.",
             show_default=False,
         ),
     ] = None,
@@ -37,12 +39,15 @@ def doctor(
     """Check whether this machine can run and move jobs, and say what to do if not.
 
     Kernel features, CRIU, namespaces, VXLAN, nftables, privileges, GPU driver, and whether the
-    machine is quick enough for the deadlines. Exit code 1 when a training job on CPUs cannot be
-    moved here.
+    machine is quick enough for the deadlines; with a cluster file also this machine's keys, the way
+    to the others, whether all use the same file, and shared paths. Exit code 1 when a training job
+    on CPUs cannot be moved here.
     """
     from . import doctor as examination
 
     reading = None
+    if config is None and CLUSTER_FILE.exists():
+        config = CLUSTER_FILE
     if config is not None:
         from ..runtime.config import read
 

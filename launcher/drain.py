@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import LiveshiftError, Refused
+from ..runtime.steps import Step
 from . import render
 from .context import find
-from .options import Connect, Host, Key, Lab, Socket, duration
+from .options import AsTableOrJson, Connect, Host, Key, Lab, Socket, TableOrJson, duration
 
 if TYPE_CHECKING:
     from ..runtime.messages import Event, HostRow, MigrationRow, Status
@@ -26,6 +27,8 @@ EXAMPLES = """\
 [bold]Examples[/]
 
 liveshift drain h1
+
+liveshift drain h1 --dry-run
 
 liveshift drain h1 --timeout 10m --reason "kernel update" && ssh h1 reboot
 """
@@ -44,6 +47,10 @@ def drain(
     reason: Annotated[
         str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; shown wherever it matters.")
     ] = "drain",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print where everything would go; do nothing.")
+    ] = False,
+    output: AsTableOrJson = TableOrJson.TABLE,
     socket: Socket = None,
     lab: Lab = None,
     connect: Connect = None,
@@ -51,25 +58,47 @@ def drain(
 ) -> int:
     """Move everything off a host and wait until it is empty.
 
-    Exit code 5 when something on it cannot move, 124 at the timeout. The host stays tainted
-    either way: `liveshift uncordon` lets work come back.
+    Exit code 5 when something on it cannot move, with --dry-run too; 124 at the timeout. The host
+    stays tainted either way: `liveshift uncordon` takes the taint back.
     """
     from ..runtime.messages import SetTaint
     from .client import Client
 
-    seconds = duration(timeout)
+    seconds, as_json = duration(timeout), output is TableOrJson.JSON
     with Client(find(socket, lab, connect, key)) as client:
-        watched = Draining(client, host)
+        if dry_run:
+            return _plan(client, host, reason, as_json)
+        watched = Draining(client, host, quiet=as_json)
         client.ask(SetTaint(host, reason))
         until = time.monotonic() + seconds if seconds else float("inf")
-        if watched.wait(until):
-            render.out().print(f"{host} is empty and tainted", soft_wrap=True)
-            return 0
+        try:
+            if watched.wait(until):
+                if not as_json:
+                    render.out().print(f"{host} is empty and tainted", soft_wrap=True)
+                return 0
+        except KeyboardInterrupt:
+            watched.interrupted()
+            raise
+        finally:
+            if as_json:
+                render.print_json(watched.as_data())
     render.failure(
         f"{host} is not empty after {timeout}: {', '.join(watched.left)} still there",
         f"moves go on: `liveshift status`; `liveshift uncordon {host}` ends the drain",
     )
     return TIMED_OUT
+
+
+def _plan(client: Client, host: str, reason: str, as_json: bool) -> int:
+    from . import drain_plan
+
+    plan = drain_plan.look(client, host, reason)
+    if as_json:
+        render.print_json(plan.as_data())
+    else:
+        plan.print()
+    plan.raise_if_refused()
+    return 0
 
 
 @dataclass
@@ -78,14 +107,19 @@ class Draining:
 
     client: Client
     host: str
+    quiet: bool = False  # no line for a move that has ended
     left: list[str] = field(default_factory=list)
+    ended: list[MigrationRow] = field(default_factory=list)
     _event: int = 0
+    _moving: list[str] = field(default_factory=list)
     _told: set[str] = field(default_factory=set)
     _refusals: dict[str, tuple[str, str | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        from . import moves
+
         for event in self._news():
-            if event.migration:
+            if event.migration and moves.over(event.migration):
                 self._told.add(event.migration.name)
 
     def wait(self, until: float) -> bool:
@@ -101,6 +135,7 @@ class Draining:
                 status = self._status()
                 self.left = self._row(status).capsules
                 moving = [row for row in status.moving if self._leaves(row)]
+                self._moving = [row.name for row in moving]
                 bars.update(moves.look(self.client, row.name) for row in moving)
                 self._tell_ended()
                 if not self.left:
@@ -113,6 +148,35 @@ class Draining:
                 if time.monotonic() >= until:
                     return False
                 time.sleep(LOOK_S)
+
+    def as_data(self) -> dict[str, Any]:
+        """For ``-o json``: what has moved, what is left and why."""
+        import msgspec
+
+        reasons = {
+            name: {"error": why, "hint": hint}
+            for name, (why, hint) in self._refusals.items()
+            if name in self.left
+        }
+        return {
+            "host": self.host,
+            "empty": not self.left,
+            "left": self.left,
+            "moves": [msgspec.to_builtins(row) for row in self.ended],
+            "refused": reasons,
+        }
+
+    def interrupted(self) -> None:
+        """Say what goes on without this command, and what ends it."""
+        under_way = self._moving
+        follow = f"`liveshift events {under_way[0]}`" if under_way else "`liveshift status`"
+        render.note(
+            f"the drain of {self.host} goes on without this command: {follow} shows it;"
+            f" `liveshift untaint {self.host}` lets no further move begin"
+        )
+        if under_way:
+            names = " and ".join(f"`liveshift cancel {name}`" for name in under_way)
+            render.note(f"{', '.join(under_way)} will end as it would; {names} ends it now")
 
     def _status(self) -> Status:
         from ..runtime.messages import GetStatus, Status
@@ -155,7 +219,13 @@ class Draining:
             self._refusals.pop(row.capsule, None)
         elif row.name not in self._told:
             self._told.add(row.name)
-            if row.error:
+            self.ended.append(row)
+            if self.quiet:
+                if row.error:
+                    self._refusals[row.capsule] = row.error, row.hint
+            elif row.state == Step.JOB_ENDED.value:  # nothing is left that could not go
+                render.note(moves.outcome(row))
+            elif row.error:
                 self._refusals[row.capsule] = row.error, row.hint
                 render.note(moves.outcome(row))
             else:

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import json
+import re
+import sys
+import time
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import NotFound
 from . import render
 from .context import find
-from .options import AsLayout, Connect, Key, Lab, Layout, Socket, any_names
+from .options import AsLayout, Connect, Key, Lab, Layout, Socket, any_names, duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,7 +29,12 @@ EXAMPLES = """\
 liveshift events gpt --wide
 
 liveshift events m3   [dim]# one migration: its phases, seconds and bytes[/]
+
+liveshift events h1 --since 2h --follow
 """
+
+MIGRATION = re.compile(r"m[0-9]+")
+LOOK_S = 1.0  # between two looks at the history that is followed
 
 
 def events(
@@ -42,6 +51,18 @@ def events(
     wide: Annotated[
         bool, typer.Option("--wide", help="Also the phases of each migration: -o wide.")
     ] = False,
+    since: Annotated[
+        str,
+        typer.Option(
+            "--since", metavar="TIME", help="Only what happened in the last 90s, 5m, 2h …"
+        ),
+    ] = "",
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow", "-f", help="Go on with what happens; of one migration until it is over."
+        ),
+    ] = False,
     socket: Socket = None,
     lab: Lab = None,
     connect: Connect = None,
@@ -50,33 +71,65 @@ def events(
     """Show the history: who asked for what, how long it took, how it ended."""
     from .client import Client
 
+    after = time.time() - duration(since) if since else 0.0
     with Client(find(socket, lab, connect, key)) as client:
-        found = _events(client, subject)
-        names = {event.migration.name if event.migration else "" for event in found}
-        alone = subject and names <= {subject}  # also while it is under way, without an event
-        migration = _migration(client, subject) if alone else None
+        every, unknown = _events(client, subject)
+        names = {event.migration.name if event.migration else "" for event in every}
+        alone = unknown or (MIGRATION.fullmatch(subject) and names <= {subject})
+        migration = _migration(client, subject, unknown) if alone else None
+        found = [event for event in every if event.time >= after]
+        if migration is not None and follow:
+            from . import moves
+
+            migration = moves.follow(client, subject)
+        elif follow:
+            _follow(client, subject, found, output)
     if migration is not None:
         _print_migration(migration, output)
     elif output is Layout.JSON:
-        import msgspec
-
-        render.print_json([msgspec.to_builtins(event) for event in found])
+        render.print_json([_plain(event) for event in found])
     else:
         _print(found, wide=wide or output is Layout.WIDE)
 
 
-def _events(client: Client, subject: str) -> list[Event]:
-    """The history of a subject; empty for one that is not known, such as a migration's name."""
+def _follow(client: Client, subject: str, found: list[Event], output: Layout) -> None:
+    """Print what was found and what happens from now on, a line each, until Ctrl-C."""
+    from ..runtime.messages import Events, GetEvents
+    from .patience import look
+
+    last = 0
+    while True:
+        for event in found:
+            last = max(last, event.number)
+            if output is Layout.JSON:
+                sys.stdout.write(json.dumps(_plain(event), ensure_ascii=False) + "\n")
+            else:
+                who = f"{_time(event.time)}  {event.by or '–':<10}  {event.subject:<10}"
+                sys.stdout.write(f"{who}  {event.text}\n")
+        sys.stdout.flush()
+        time.sleep(LOOK_S)
+        found = look(client, Events, GetEvents(subject, last)).events
+
+
+def _plain(event: Event) -> Any:
+    import msgspec
+
+    return msgspec.to_builtins(event)
+
+
+def _events(client: Client, subject: str) -> tuple[list[Event], NotFound | None]:
+    """The history of a subject; none, and why, for one that is not known."""
     from ..runtime.messages import Events, GetEvents
 
     try:
-        return client.get(Events, GetEvents(subject, 0)).events
-    except NotFound:
-        return []
+        return client.get(Events, GetEvents(subject, 0)).events, None
+    except NotFound as error:
+        return [], error
 
 
-def _migration(client: Client, name: str) -> MigrationRow:
-    """The migration of that name; raises NotFound when there is none."""
+def _migration(client: Client, name: str, unknown: NotFound | None) -> MigrationRow:
+    """The migration of that name; raises NotFound when there is none, with the hint of what was
+    said of the name before."""
     from ..runtime.messages import GetMigration, Migration
 
     try:
@@ -84,7 +137,7 @@ def _migration(client: Client, name: str) -> MigrationRow:
     except NotFound as error:
         raise NotFound(
             f'nothing is known of "{name}": no job, capsule, host or migration of that name',
-            hint="`liveshift events` without a name shows everything",
+            hint=unknown.hint if unknown else "`liveshift events` shows all",
         ) from error
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Standstills as a person sees them: predicted, coming nearer, and beside what was seen."""
+"""Pauses of a job as a person sees them: predicted, coming nearer, and beside what was seen."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def table(expected: Expected) -> Table:
 
 
 def in_short(expected: Expected) -> str:
-    """``predicted standstill 0.62 s, by pre-copy``; with what was seen where it is over."""
+    """``predicted pause 0.62 s (pre-copy)``; with what was seen where it is over."""
     without = f", without {expected.left_out}" if expected.left_out else ""
-    seen = "" if expected.seen_s is None else f", seen {q.seconds(expected.seen_s)}"
-    about = q.seconds(expected.predicted_s)
-    return f"predicted standstill {about}{without}{seen}, by {expected.by}"
+    seen = "" if expected.seen_s is None else f", seen {q.pause(expected.seen_s)}"
+    about = q.pause(expected.predicted_s)
+    return f"predicted pause {about}{without}{seen} ({expected.by})"
 
 
 def lines(rows: Iterable[MigrationRow]) -> list[str]:
@@ -78,19 +78,19 @@ def lines(rows: Iterable[MigrationRow]) -> list[str]:
 
 
 def now(row: MigrationRow) -> str:
-    """How a move under way stands with respect to its standstill, in a line; often empty."""
+    """How a move under way stands with respect to its pause, in a line; often empty."""
     total = row.precopy.stop_s if row.precopy and row.precopy.stop_s is not None else None
     about = "about "
     if total is None and row.predicted is not None:
         total = row.predicted.seconds
         about = "at most " if prediction.at_most(row.predicted) else about
-    about = "" if total is None else about + q.seconds(total)
+    about = "" if total is None else about + q.pause(total)
     if row.state in STANDING and row.frozen_s:
         of = f" of {about}" if about else ""
-        return f"stands still for {q.seconds(row.frozen_s)}{of}"
+        return f"paused for {q.pause(row.frozen_s)}{of}"
     if row.state not in COPYING:
         return ""
-    will = f"standstill {about}" if about else ""
+    will = f"pause {about}" if about else ""
     if (seen := row.precopy) is None:
         return will
     dirty = f": {q.size(seen.dirty)} dirty" if seen.dirty else ""  # not looked at yet

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import typer
 import typer.core
 import typer.main
+
+from . import quick_start
 
 HELP_OPTIONS = ["-h", "--help"]
 
@@ -37,7 +40,16 @@ def _all(group: Command) -> Iterator[Command]:
 def _tidy(one: Command) -> None:
     """No <bool> for flags, no <str> for arguments, and one name for each in the usage line."""
     context = typer.Context(one, help_option_names=HELP_OPTIONS)
+    show = one.format_help
+
+    def format_help(*words: Any) -> None:
+        quick_start.load_help()
+        show(*words)
+
+    vars(one)["format_help"] = format_help
     for parameter in (*one.params, one.get_help_option(context)):
+        if isinstance(parameter, quick_start.Parameter):
+            quick_start.shorten(parameter)
         if isinstance(parameter, typer.core.TyperOption) and parameter.is_bool_flag:
             parameter.metavar = ""
         elif isinstance(parameter, typer.core.TyperArgument):

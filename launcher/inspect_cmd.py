@@ -79,7 +79,7 @@ def _look(client: Client, capsule: str) -> Inspection:
 
 def _capsules(client: Client, name: str) -> list[str]:
     """The capsules that are meant; raises NotFound for a job that is not there."""
-    from ..errors import NotFound
+    from ..errors import no_such
     from ..runtime.messages import GetStatus, Status
 
     if "/" in name:
@@ -88,5 +88,4 @@ def _capsules(client: Client, name: str) -> list[str]:
     for job in jobs:
         if job.name == name:
             return [capsule.name for capsule in job.capsules if capsule.state != "ended"]
-    known = ", ".join(job.name for job in jobs)
-    raise NotFound(f'no job "{name}"', hint=f"there are: {known}" if known else None)
+    raise no_such(f'no job "{name}"', name, (job.name for job in jobs), "there are")

@@ -129,6 +129,14 @@ def up(
             help="Of its table precopy, such as enabled=false; repeatable.",
         ),
     ] = None,
+    logs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--logs",
+            metavar="KEY=VALUE,…",
+            help="Of its table logs, such as max=1MiB; repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Make a cluster of virtual hosts on this machine, with an agent in each. Needs root.
 
@@ -150,6 +158,7 @@ def up(
             "gpu": _by_key("--gpu", gpu, "fast_path=off"),
             "wire": _by_key("--wire", wire, "streams=8"),
             "precopy": _by_key("--precopy", precopy, "enabled=false"),
+            "logs": _by_key("--logs", logs, "max=1MiB"),
         },
         console=render.err(),
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import LiveshiftError, NotFound
+from ..errors import LiveshiftError, no_such
 from . import render
 from .context import find
 from .options import Connect, Key, Lab, Socket, job_and_capsule_names
@@ -80,10 +80,7 @@ def _capsules(client: Client, subject: str) -> list[str]:
     for job in jobs:
         if job.name == subject:
             return [capsule.name for capsule in job.capsules]
-    known = ", ".join(job.name for job in jobs)
-    raise NotFound(
-        f'no job "{subject}"', hint=f"there are: {known}" if known else "there is none that you see"
-    )
+    raise no_such(f'no job "{subject}"', subject, (job.name for job in jobs), "there are")
 
 
 def _so_far(client: Client, readers: list[Reader], to: dict[str, Writer]) -> None:

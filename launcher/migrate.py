@@ -66,9 +66,7 @@ def migrate(
     ] = False,
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="Print plan, preflight and predicted standstill; do nothing."
-        ),
+        typer.Option("--dry-run", help="Print plan, preflight and predicted pause; do nothing."),
     ] = False,
     reason: Annotated[
         str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; shown wherever it matters.")
@@ -137,7 +135,10 @@ def _move(client: Client, ask: Migrate, output: TableOrJson) -> None:
     try:
         row = moves.follow(client, name)
     except KeyboardInterrupt:
-        render.note(f"{name} goes on: `liveshift events {name}`")
+        render.note(
+            f"{name} goes on: `liveshift events {name}` shows how;"
+            f" `liveshift cancel {name}` ends it"
+        )
         raise
     except LiveshiftError as error:
         error.hint = error.hint or f"the move goes on: `liveshift events {name}`"

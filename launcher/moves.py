@@ -137,10 +137,12 @@ def outcome(row: MigrationRow) -> str:
     """One line about a migration that is over."""
     way = f"{row.source} → {row.destination}"
     if row.state == Step.DONE.value:
-        return f"{row.capsule} moved {way}, stood still {stood_still(row)}"
+        return f"{row.capsule} moved {way}, paused {paused(row)}"
     if row.state == Step.LOST.value:
         return f"{row.capsule} was lost on its way {way}: {row.error or 'no reason given'}"
-    still = f", stood still {q.seconds(row.frozen_s)}" if row.frozen_s else ""
+    if row.state == Step.JOB_ENDED.value:
+        return f"{row.error}"
+    still = f", paused {q.pause(row.frozen_s)}" if row.frozen_s else ""
     return f"{row.capsule} stays on {row.source}{still}: {row.error or 'no reason given'}"
 
 
@@ -151,6 +153,8 @@ def raise_if_failed(row: MigrationRow) -> None:
     """
     if row.state == Step.DONE.value:
         return
+    if row.state == Step.JOB_ENDED.value:
+        raise Refused(outcome(row))
     message = f"{row.capsule} did not move {row.source} → {row.destination}: {row.error or '?'}"
     if row.state == Step.LOST.value:
         raise LiveshiftError(outcome(row), hint=row.hint)
@@ -160,7 +164,8 @@ def raise_if_failed(row: MigrationRow) -> None:
 
 
 def phase_table(row: MigrationRow) -> RenderableType:
-    """The phases of a migration with seconds, bytes and share; ``unaccounted`` and total last."""
+    """The phases of a migration with seconds, bytes and share, the one under way among them;
+    ``unaccounted`` and total last."""
     from .report import phase_table
     from .report.record import Migration as Record
     from .report.record import Phase, covered
@@ -168,6 +173,11 @@ def phase_table(row: MigrationRow) -> RenderableType:
     phases = tuple(
         Phase(p.name, p.seconds, p.start, p.bytes, p.frozen, p.detail) for p in row.phases
     )
+    if not over(row):
+        since = max((p.start + p.seconds for p in phases), default=0.0)
+        frozen, gone = row.state in forecast.STANDING, across(row)[0]
+        under_way = max(0.0, row.seconds - since), since, gone or None, frozen, "under way"
+        phases += (Phase(row.state, *under_way),)
     return phase_table(
         Record(
             capsule=row.capsule,
@@ -179,7 +189,6 @@ def phase_table(row: MigrationRow) -> RenderableType:
             started_at=row.asked,
             phases=phases,
             unaccounted_s=max(0.0, row.seconds - covered(phases)),
-            downtime_s=row.frozen_s,
             image_bytes=row.image_bytes,
             link_rate=row.link_rate or None,
             committed=row.state == Step.DONE.value,
@@ -188,18 +197,19 @@ def phase_table(row: MigrationRow) -> RenderableType:
     )
 
 
-def stood_still(row: MigrationRow) -> str:
-    """``0.700 s``, ``0.700 s (predicted 0.810 s)``."""
-    said = f" (predicted {q.seconds(row.predicted.seconds)})" if row.predicted else ""
-    return f"{q.seconds(row.frozen_s)}{said}"
+def paused(row: MigrationRow) -> str:
+    """``0.70 s``, ``0.70 s (predicted 0.81 s)``."""
+    said = f" (predicted {q.pause(row.predicted.seconds)})" if row.predicted else ""
+    return f"{q.pause(row.frozen_s)}{said}"
 
 
 def sum_up(row: MigrationRow) -> str:
-    """``stood still 0.700 s (predicted 0.810 s), image 246 MB at 612 MB/s``."""
-    beside = row.precopy is not None  # then the link was busy for a moment only
-    at = f" at {q.rate(row.link_rate)}" if row.link_rate and not beside else ""
-    image = f", image {q.size(row.image_bytes)}{at}" if row.image_bytes else ""
-    before = ""
+    """``paused 0.92 s (predicted 0.38 s); copied 782 MB running, 117 MB paused``."""
+    copied = []
     if (seen := row.precopy) is not None:
-        before = f", after {q.size(seen.bytes)} in {render.count(seen.round, 'round')}"
-    return f"stood still {stood_still(row)}{image}{before}"
+        copied.append(f"{q.size(seen.bytes)} running")
+    if row.image_bytes:
+        # Beside a pre-copy the link was busy for a moment only: that is no rate of the link.
+        at = f" at {q.rate(row.link_rate)}" if row.link_rate and not copied else ""
+        copied.append(f"{q.size(row.image_bytes)} paused{at}")
+    return f"paused {paused(row)}" + (f"; copied {', '.join(copied)}" if copied else "")

@@ -16,6 +16,7 @@ class News:
     def __init__(self) -> None:
         self._begun = False
         self._event = 0  # the last one seen
+        self._told: set[str] = set()  # migrations whose end was told
 
     def tell(self, client: Client, job: JobRow) -> None:
         """Say what is new since the last call; raises what Client.ask raises."""
@@ -27,6 +28,9 @@ class News:
         for event in client.get(Events, GetEvents(job.name, self._event), ASK_S).events:
             self._event = max(self._event, event.number)
             row = event.migration
-            if row is not None and moves.over(row) and row.asked >= job.started:
-                # what is older was an earlier job of the same name
+            # Several events tell of one move. What is older was an earlier job's of the same name.
+            if row is None or row.name in self._told or row.asked < job.started:
+                continue
+            if moves.over(row):
+                self._told.add(row.name)
                 render.note(moves.outcome(row), style="dim")

@@ -41,12 +41,23 @@ class Reader:
         answer = client.get(Output, ask, wait + SLACK_S)
         self.offset = answer.next
         self.code = answer.code
+        missing = self._missing(answer.dropped, answer.data) if answer.dropped else []
         raw = self._cut + answer.data
         end = whole(raw)
         self._cut = raw[end:]
         if not answer.data:
-            return None
-        return [record for record in split(raw[:end]) if record.stream in (STDOUT, STDERR)]
+            return missing or None
+        return missing + [r for r in split(raw[:end]) if r.stream in (STDOUT, STDERR)]
+
+    def _missing(self, dropped: int, following: bytes) -> list[Record]:
+        """Words in the place of output that is not there, on stderr."""
+        self._cut = b""
+        when = next((record.realtime_ns for record in split(following)), time.time_ns())
+        said = (
+            f"[liveshift: {dropped} bytes of the output of {self.capsule} are missing here: old"
+            " output goes by logs.max and logs.keep; with a full disk new output is lost]\n"
+        )
+        return [Record(when, STDERR, said.encode())]
 
     def history(self, client: Client) -> Iterator[Record]:
         """Everything up to now, without waiting for more."""

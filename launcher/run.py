@@ -12,7 +12,7 @@ import typer
 from ..errors import LiveshiftError
 from . import render
 from .context import find
-from .options import Connect, Key, Lab, Socket, duration
+from .options import Connect, Key, Lab, Socket, TableOrJson, duration
 
 if TYPE_CHECKING:
     from ..runtime.messages import Run
@@ -69,6 +69,13 @@ def run(
             show_default=False,
         ),
     ] = "",
+    env_ranks: Annotated[
+        bool,
+        typer.Option(
+            "--env-ranks",
+            help="Set RANK, WORLD_SIZE, MASTER_ADDR and their like with one capsule too.",
+        ),
+    ] = False,
     detach: Annotated[
         bool,
         typer.Option(
@@ -81,6 +88,10 @@ def run(
             "--verbose", "-v", help="Tell of starts and moves even if stderr is no terminal."
         ),
     ] = False,
+    output: Annotated[
+        TableOrJson,
+        typer.Option("--output", "-o", help="json, with --detach: the job's name for scripts."),
+    ] = TableOrJson.TABLE,
     socket: Socket = None,
     lab: Lab = None,
     connect: Connect = None,
@@ -88,20 +99,31 @@ def run(
 ) -> int:
     """Run a command as a job that can move while it runs.
 
-    torchrun gets its nodes from PET_* variables, plain python from RANK, WORLD_SIZE, MASTER_ADDR,
-    MASTER_PORT and LOCAL_RANK. The job's output comes here, SIGINT and SIGTERM go there (a second
-    SIGINT kills it), and the exit code is the job's. Closing the terminal does not end the job.
+    With --nnodes 2 or more torchrun gets its nodes from PET_* variables, plain python from RANK,
+    WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK; the command of a single capsule gets none
+    of them, unless you ask with --env-ranks. The job's output comes here, SIGINT and SIGTERM go
+    there (a second SIGINT kills it), and the exit code is the job's. Closing the terminal does not
+    end the job.
 
     Your environment goes along, as the cluster file lets it. Variables that keep a job movable
     (NCCL_HOSTID, NCCL_RAS_ENABLE and others; `liveshift config show` lists them with their reasons)
     are set where you have not set them yourself.
     """
-    from ..runtime.messages import Named
+    from ..runtime.messages import Me, Named, WhoAmI
+    from . import private_paths
     from .client import Client
     from .foreground import Foreground
 
-    ask = _ask(command, nnodes, name, _patience(collective_timeout))
+    if output is TableOrJson.JSON and not detach:
+        raise typer.BadParameter("-o json goes with --detach: else stdout has the job's output")
+    ask = _ask(command, nnodes, name, _patience(collective_timeout), env_ranks)
     with Client(find(socket, lab, connect, key)) as client:
+        private_paths.check(
+            ask.argv, ask.cwd, ask.env, lambda: client.get(Me, WhoAmI()).shared, render.note
+        )
+        if detach and output is TableOrJson.JSON:
+            render.print_json(client.get(Named, ask, START_S))
+            return 0
         if detach:
             sys.stdout.write(client.get(Named, ask, START_S).name + "\n")
             return 0
@@ -116,7 +138,7 @@ def _patience(text: str) -> float:
     return seconds
 
 
-def _ask(command: list[str], nnodes: int, name: str, collective: float) -> Run:
+def _ask(command: list[str], nnodes: int, name: str, collective: float, env_ranks: bool) -> Run:
     from ..runtime.environment import remarks
     from ..runtime.messages import Run
 
@@ -143,6 +165,7 @@ def _ask(command: list[str], nnodes: int, name: str, collective: float) -> Run:
         gid=os.getgid(),
         groups=os.getgroups(),
         collective=collective,
+        env_ranks=env_ranks,
     )
 
 

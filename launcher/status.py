@@ -41,6 +41,7 @@ def status(
         ),
     ] = None,
     output: AsLayout = Layout.TABLE,
+    every: Annotated[bool, typer.Option("--all", "-a", help="All ended jobs, too.")] = False,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Show it again every second until Ctrl-C.")
     ] = False,
@@ -49,17 +50,18 @@ def status(
     connect: Connect = None,
     key: Key = None,
 ) -> None:
-    """Show jobs, capsules, hosts and what is moving."""
+    """Show jobs, capsules, hosts and what is moving: moving and running jobs first, of the ended
+    ones the last few. On a terminal --watch shows what fits on it."""
     from .client import Client
 
     with Client(find(socket, lab, connect, key)) as client:
         if not watch:
-            _print(_ask(client, job), output)
+            _print(_ask(client, job), output, every)
         elif output is not Layout.JSON and sys.stdout.isatty():
-            _live(client, job, output)
+            _live(client, job, output, every)
         else:
             while True:
-                _print(_ask(client, job), output)
+                _print(_ask(client, job), output, every)
                 time.sleep(EVERY_S)
 
 
@@ -67,7 +69,7 @@ def _ask(client: Client, job: str | None) -> Status:
     """The state of the cluster, or of one job in it; raises NotFound when there is no such job."""
     import msgspec
 
-    from ..errors import NotFound
+    from ..errors import no_such
     from ..runtime.messages import GetStatus, Status
     from . import moves
 
@@ -78,13 +80,8 @@ def _ask(client: Client, job: str | None) -> Status:
         return status
     jobs = [j for j in status.jobs if j.name == job]
     if not jobs:
-        known = ", ".join(j.name for j in status.jobs)
-        raise NotFound(
-            f'no job "{job}" in the cluster {status.cluster}',
-            hint=f"its jobs are: {known}"
-            if known
-            else "you see none in it; `liveshift run` starts one",
-        )
+        said = f'no job "{job}" in the cluster {status.cluster}'
+        raise no_such(said, job, (j.name for j in status.jobs), "its jobs are")
     mine = {capsule.name for capsule in jobs[0].capsules}
     hosts = {capsule.host for capsule in jobs[0].capsules}
     return msgspec.structs.replace(
@@ -95,30 +92,39 @@ def _ask(client: Client, job: str | None) -> Status:
     )
 
 
-def _print(status: Status, output: Layout) -> None:
+def _print(status: Status, output: Layout, every: bool) -> None:
     if output is Layout.JSON:
         render.print_json(status)
         return
     from .status_tables import parts
+    from .status_view import chosen
 
-    render.show(*parts(status, wide=output is Layout.WIDE))
+    shown, hidden = chosen(status, every=every)
+    render.show(*parts(shown, wide=output is Layout.WIDE, hidden=hidden))
+    if status.trouble:
+        render.note(status.trouble, style="yellow")
 
 
-def _live(client: Client, job: str | None, output: Layout) -> None:
+def _live(client: Client, job: str | None, output: Layout, every: bool) -> None:
     """Keep one picture on the terminal up to date; a daemon that is away is waited for."""
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
     from ..errors import Unreachable
-    from .status_tables import parts
+    from .status_view import chosen, fitting
 
-    picture: RenderableType = Group(*parts(_ask(client, job), wide=output is Layout.WIDE))
-    with Live(picture, console=render.out(), auto_refresh=False) as live:
+    console, wide = render.out(), output is Layout.WIDE
+
+    def look() -> RenderableType:
+        return fitting(*chosen(_ask(client, job), every=every), console, wide=wide)
+
+    picture = look()
+    with Live(picture, console=console, auto_refresh=False) as live:
         while True:
             time.sleep(EVERY_S)
             try:
-                picture = Group(*parts(_ask(client, job), wide=output is Layout.WIDE))
+                picture = look()
                 live.update(picture, refresh=True)
             except Unreachable as error:
                 away = Text(f"no contact: {error}; trying again", style="red")

@@ -34,32 +34,64 @@ STYLES = {
     "unknown": "yellow",
     "ending": "yellow",
     "tainted": "yellow",
+    "cordoned": "yellow",
     "ended": "dim",
     "lost": "bold red",
 }
 
 
-def parts(status: Status, *, wide: bool = False) -> list[RenderableType]:
-    """Jobs with their capsules, moves under way, hosts: to be shown one below the other."""
-    nothing = Text("no jobs; `liveshift run -- COMMAND` starts one", style="dim")
-    found: list[RenderableType] = [jobs(status, wide=wide) if status.jobs else nothing]
+EVERYTHING = 10**9
+"""Lines: as many as there are."""
+
+
+def parts(
+    status: Status,
+    *,
+    wide: bool = False,
+    hidden: int = 0,
+    most: tuple[int, int] = (EVERYTHING, EVERYTHING),
+) -> list[RenderableType]:
+    """Jobs with their capsules, moves under way, hosts: to be shown one below the other.
+
+    ``hidden``: ended jobs that are left out; ``most``: lines of jobs and of hosts.
+    """
+    found: list[RenderableType] = []
+    if status.jobs:
+        there = sum(1 + len(job.capsules) for job in status.jobs)
+        found += [jobs(status, wide=wide, most=most[0]), *_cut(there, most[0])]
+    elif not hidden:
+        found.append(Text("no jobs; `liveshift run -- COMMAND` starts one", style="dim"))
+    if hidden:
+        found.append(Text(f"and {render.count(hidden, 'ended job')} more: --all", style="dim"))
     if status.moving:
         found += [Text(), moving(status.moving, wide=wide)]
         found += map(Text, forecast.lines(status.moving))
-    return [*found, Text(), hosts(status.hosts, wide=wide), *warnings(status.hosts)]
+    found += [Text(), hosts(status.hosts[: most[1]], wide=wide)]
+    found += _cut(len(status.hosts), most[1])
+    found += unknown(status)
+    found += [*other_files(status.hosts), *output_troubles(status.jobs)]
+    return [*found, *warnings(status.hosts, wide=wide)]
 
 
-def jobs(status: Status, *, wide: bool) -> Table:
-    """A line per job, and one per capsule below it."""
+def _cut(there: int, most: int) -> list[Text]:
+    """That some lines are left out."""
+    return [Text(f"… and {there - most} more lines", style="dim")] if there > most else []
+
+
+def jobs(status: Status, *, wide: bool, most: int = EVERYTHING) -> Table:
+    """A line per job, and one per capsule below it; at most so many lines."""
     columns = ["job", "state", "host", "epoch", "address", "ranks", "coll/s", "memory"]
     if wide:
         columns += ["pids", "collectives", "user", "age", "command"]
     numbers = ("epoch", "coll/s", "memory", "pids", "collectives", "age")
     table = render.table(*columns, right=numbers)
     for job in status.jobs:
-        table.add_row(*_job(job, status.time, wide=wide))
-        for capsule in job.capsules:
-            table.add_row(*_capsule(capsule, wide=wide))
+        for cells in (
+            _job(job, status.time, wide=wide),
+            *(_capsule(capsule, wide=wide) for capsule in job.capsules),
+        ):
+            if len(table.rows) < most:
+                table.add_row(*cells)
     return table
 
 
@@ -94,9 +126,13 @@ def hosts(rows: list[HostRow], *, wide: bool) -> Table:
         state = _state(row.state)
         if row.taint is not None:
             state = Text.assemble(state, ", ", _state("tainted"))
+        if row.cordon is not None:
+            state = Text.assemble(state, ", ", _state("cordoned"))
         taint = "" if row.taint is None else row.taint
         if row.taint_by:
             taint += f" (by {row.taint_by})"
+        if row.cordon is not None:
+            taint += f"{'; ' if taint else ''}cordoned by {row.cordon}"
         cells: list[RenderableType] = [
             row.name,
             state,
@@ -114,12 +150,49 @@ def hosts(rows: list[HostRow], *, wide: bool) -> Table:
     return table
 
 
-def warnings(rows: list[HostRow]) -> list[Text]:
-    """What is wrong with the interfaces that images go over."""
+def warnings(rows: list[HostRow], *, wide: bool) -> list[Text]:
+    """What is wrong with the interfaces that images go over; of those that are up, if ``wide``:
+    that one is slow keeps no move from going."""
     return [
         Text(f"{row.name}: {row.link.warning}", style="yellow")
         for row in rows
         if row.link is not None and row.link.warning and row.state == "up"
+        if wide or not row.link.up
+    ]
+
+
+def unknown(status: Status) -> list[Text]:
+    """What hosts run that the journal does not know, and how to end it."""
+    found = []
+    for row in status.unknown:
+        job = row.capsule.partition("/")[0]
+        words = f"{row.host} runs {row.capsule}, which the journal does not know ({row.command});"
+        words += f" `liveshift stop {job} --unknown {row.host}` ends it"
+        found.append(Text(words, style="yellow"))
+    return found
+
+
+def other_files(rows: list[HostRow]) -> list[Text]:
+    """Which hosts use another cluster file than the orchestrator, and what to do."""
+    names = [row.name for row in rows if row.other_file and row.state == "up"]
+    if not names:
+        return []
+    return [
+        Text(
+            f"{', '.join(names)}: the cluster file there differs from the orchestrator's: copy the"
+            " orchestrator's to it, and the agent takes it up by itself",
+            style="yellow",
+        )
+    ]
+
+
+def output_troubles(rows: list[JobRow]) -> list[Text]:
+    """Capsules whose output cannot be kept on their hosts."""
+    return [
+        Text(f"{capsule.name} on {capsule.host}: {capsule.output_trouble}", style="yellow")
+        for job in rows
+        for capsule in job.capsules
+        if capsule.output_trouble
     ]
 
 

@@ -1,15 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``liveshift taint``, ``untaint`` and ``uncordon``: whether work may be on a host."""
+"""``liveshift cordon``, ``taint`` and what takes them back: whether work may be on a host."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import render
-from .context import Place, find
-from .options import Connect, Host, HostWords, Key, Lab, Socket
+from .context import find
+from .options import (
+    AsTableOrJson,
+    Connect,
+    Host,
+    HostWords,
+    Key,
+    Lab,
+    Socket,
+    TableOrJson,
+)
+
+if TYPE_CHECKING:
+    from ..runtime.messages import HostRow
+    from .client import Client
 
 EXAMPLES = """\
 [bold]Example[/]
@@ -23,6 +36,7 @@ def taint(
     reason: Annotated[
         str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; shown wherever it matters.")
     ] = "by hand",
+    output: AsTableOrJson = TableOrJson.TABLE,
     socket: Socket = None,
     lab: Lab = None,
     connect: Connect = None,
@@ -30,16 +44,20 @@ def taint(
 ) -> None:
     """Move everything off a host and let nothing come to it, without waiting.
 
-    `liveshift untaint` takes the taint back; `liveshift drain` also waits.
+    `liveshift untaint` takes the taint back; `liveshift drain` also waits; `liveshift cordon` lets
+    what runs there stay.
     """
-    from ..runtime.messages import GetStatus, SetTaint, Status
+    from ..runtime.messages import SetTaint
     from .client import Client
 
     host = named(words)
     with Client(find(socket, lab, connect, key)) as client:
-        rows = client.get(Status, GetStatus()).hosts
+        row = _row(client, host)
         client.ask(SetTaint(host, reason))
-    leaving = next((row.capsules for row in rows if row.name == host), [])
+    leaving = row.capsules if row else []
+    if output is TableOrJson.JSON:
+        render.print_json({"host": host, "taint": reason, "capsules": leaving})
+        return
     will = f"{', '.join(leaving)} will move to a spare" if leaving else "nothing runs there"
     render.out().print(f"{host} is tainted: {will}", soft_wrap=True)
 
@@ -51,8 +69,46 @@ def untaint(
     connect: Connect = None,
     key: Key = None,
 ) -> None:
-    """Let work come to a host again; moves under way end as they would."""
-    _untaint(named(words), find(socket, lab, connect, key))
+    """Take a host's taint back; moves under way end as they would.
+
+    A host without a taint is left as it is. A cordon stays: `liveshift uncordon` ends both.
+    """
+    from ..runtime.messages import Untaint
+    from .client import Client
+
+    host = named(words)
+    with Client(find(socket, lab, connect, key)) as client:
+        row = _row(client, host)
+        client.ask(Untaint(host))
+    if row and row.cordon is not None:
+        now = f"it stays cordoned: `liveshift uncordon {host}` ends that"
+    else:
+        now = "it takes work"
+    was = "untainted" if row and row.taint is not None else "not tainted"
+    render.out().print(f"{host} is {was}: {now}", soft_wrap=True)
+
+
+def cordon(
+    host: Host,
+    socket: Socket = None,
+    lab: Lab = None,
+    connect: Connect = None,
+    key: Key = None,
+) -> None:
+    """Let no new work come to a host; what runs there stays.
+
+    Neither new jobs nor moves choose it. `liveshift uncordon` takes that back; `liveshift drain`
+    also moves away what runs there.
+    """
+    from ..runtime.messages import Cordon
+    from .client import Client
+
+    with Client(find(socket, lab, connect, key)) as client:
+        row = _row(client, host)
+        client.ask(Cordon(host))
+    staying = row.capsules if row else []
+    stay = f"; {', '.join(staying)} may stay" if staying else ""
+    render.out().print(f"{host} is cordoned: no new work comes to it{stay}", soft_wrap=True)
 
 
 def uncordon(
@@ -62,17 +118,27 @@ def uncordon(
     connect: Connect = None,
     key: Key = None,
 ) -> None:
-    """Let work come back to a drained host: the same as untaint."""
-    _untaint(host, find(socket, lab, connect, key))
-
-
-def _untaint(host: str, place: Place) -> None:
-    from ..runtime.messages import Untaint
+    """Let work come to a host again: ends a cordon, and the taint that a drain leaves."""
+    from ..runtime.messages import Uncordon
     from .client import Client
 
-    with Client(place) as client:
-        client.ask(Untaint(host))
-    render.out().print(f"{host} takes work again", soft_wrap=True)
+    with Client(find(socket, lab, connect, key)) as client:
+        row = _row(client, host)
+        client.ask(Uncordon(host))
+    was = [] if row is None else [
+        word
+        for word, there in (("uncordoned", row.cordon), ("untainted", row.taint))
+        if there is not None
+    ]  # fmt: skip
+    words = " and ".join(was) or "neither cordoned nor tainted"
+    render.out().print(f"{host} is {words}: it takes work", soft_wrap=True)
+
+
+def _row(client: Client, host: str) -> HostRow | None:
+    from ..runtime.messages import GetStatus, Status
+
+    rows = client.get(Status, GetStatus()).hosts
+    return next((row for row in rows if row.name == host), None)
 
 
 def named(words: list[str]) -> str:

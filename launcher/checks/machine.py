@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from ... import units
 from ...criu_glue.tool import capabilities
 from ...cuda_snapshot import devices, driver
 from .finding import Finding, Verdict
@@ -61,8 +62,8 @@ def pipes() -> Iterator[Finding]:
     advice = "sysctl fs.pipe-max-size=4194304"
     yield Finding(
         "pipe-max-size",
-        f"{size / MIB:g} MiB",
-        "1 MiB; 4 MiB is faster",
+        f"{size} bytes",
+        f"{MIB} bytes; {4 * MIB} are faster",
         Verdict.OK if enough else Verdict.WARN,
         advice if size < 4 * MIB else "",
     )
@@ -88,8 +89,8 @@ def memory() -> Iterator[Finding]:
     good = there.available >= ENOUGH_MEMORY
     yield Finding(
         "memory",
-        f"{there.available / GIB:.1f} of {there.total / GIB:.1f} GiB available",
-        f"{ENOUGH_MEMORY / GIB:g} GiB available for small jobs",
+        f"{units.size(there.available)} of {units.size(there.total)} available",
+        f"{units.size(ENOUGH_MEMORY)} available for small jobs",
         Verdict.OK if good else Verdict.WARN,
         "" if good else "a rank needs twice its size at the destination while it moves",
     )

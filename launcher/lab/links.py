@@ -86,7 +86,7 @@ def milliseconds(text: str) -> float:
 
 def _percent(loss: float) -> float:
     if not 0 <= loss <= 100:
-        raise Refused(f"a loss of {loss} %", hint="0 to 100")
+        raise Refused(f"a link cannot lose {loss} % of its packets", hint="--loss takes 0 to 100")
     return float(loss)
 
 

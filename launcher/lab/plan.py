@@ -31,6 +31,7 @@ from ...runtime.config import (
     Files,
     Gpu,
     Host,
+    Logs,
     Paths,
     Precopy,
     Timeouts,
@@ -69,7 +70,7 @@ def checked_name(name: str) -> str:
 def host_names(count: int) -> list[str]:
     """h0, h1 …; raises Refused for a number of hosts that the lab does not make."""
     if not 1 <= count <= MOST_HOSTS:
-        raise Refused(f"a lab of {count} hosts", hint=f"a lab has 1 to {MOST_HOSTS} hosts")
+        raise Refused(f"a lab has 1 to {MOST_HOSTS} hosts, got {count}")
     return [f"h{index}" for index in range(count)]
 
 
@@ -225,6 +226,7 @@ def cluster(
         precopy=Precopy(
             **_table("precopy", "setting of precopy", given.get("precopy", {}), _value)
         ),
+        logs=Logs(**_table("logs", "setting of logs", given.get("logs", {}), _value)),
     )
 
 

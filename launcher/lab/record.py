@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...errors import ConfigError, LiveshiftError, NotFound, NotPermitted, Refused
+from ...errors import ConfigError, LiveshiftError, NotFound, NotPermitted, Refused, no_such
 from ..context import LAB_ROOT, LAB_ROOT_VARIABLE, lab_socket
 from . import plan
 from .tasks import Task
@@ -111,8 +111,8 @@ class Lab(msgspec.Struct):
         for machine in self.machines:
             if machine.name == name:
                 return machine
-        known = ", ".join(m.name for m in self.machines)
-        raise NotFound(f'no host "{name}" in lab "{self.name}"', hint=f"there are: {known}")
+        known = (m.name for m in self.machines)
+        raise no_such(f'no host "{name}" in lab "{self.name}"', name, known, "there are")
 
     def log(self, host: str) -> Path:
         return self.directory / "log" / f"{host}.log"
@@ -136,7 +136,7 @@ def root() -> Path:
     given = os.environ.get(LAB_ROOT_VARIABLE) or str(LAB_ROOT)
     if not re.fullmatch(rf"/[A-Za-z0-9._/-]{{1,{_LONGEST_ROOT}}}", given):
         raise ConfigError(
-            f"${LAB_ROOT_VARIABLE} is {given!r}",
+            f"${LAB_ROOT_VARIABLE} cannot be {given!r}",
             hint=f"an absolute path of letters, digits, . _ - and /, at most {_LONGEST_ROOT} long",
         )
     return Path(os.path.realpath(given))
@@ -196,7 +196,8 @@ def refuse_inside() -> None:
     """Labs are changed from outside: inside, pids and names mean something else."""
     if INSIDE.exists():
         raise Refused(
-            f"this is host {INSIDE.read_text().strip()}", hint="run this outside of the lab"
+            f"this is host {INSIDE.read_text().strip()}: labs are changed from outside",
+            hint="run this outside of the lab",
         )
 
 
