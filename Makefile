@@ -6,14 +6,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 FOLDERS := criu_glue cuda_snapshot interposer launcher runtime
-SOURCES := __init__.py errors.py ptrace.py py.typed waiting.py meson.build pyproject.toml \
+SOURCES := __init__.py cores.py errors.py ptrace.py py.typed units.py waiting.py meson.build pyproject.toml \
 	$(shell find $(FOLDERS) -type f -not -name '*.pyc')
 C_FILES = $(shell find $(FOLDERS) tests integration -name '*.[ch]')
 TWO = --numprocesses 2 --dist loadfile
+WHOLE_RUN = $(BIN)/python scripts/whole_run.py
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-lab test-long gate-simulation fault-matrix load soak fuzz sanitize compat bench-gate bench-downtime gpu-suite lint format sources clean
+.PHONY: help setup demo test test-fast test-lab test-long gate-simulation fault-matrix load soak fuzz mutation sanitize compat bench-gate bench-downtime gpu-suite wheel lint format docs sources clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 16
@@ -21,24 +22,24 @@ help: ## List the targets
 setup: $(STAMPS)/package $(STAMPS)/criu ## Make .venv with everything in it, and find or fetch CRIU
 	@:
 
-demo: setup ## Train on three virtual hosts while one of them is emptied; report in build/demo/
+demo: setup ## Empty a virtual host while a job trains on it, compare with an untouched run; build/demo/
 	@$(BIN)/python -m liveshift.launcher.demo
 
 # Without what is marked as long: further cases of what shorter tests show too. tests/ two files at a
-# time; labs one after the other, as they measure times.
-test: setup ## Run tests/ and, in the lab, integration/ (root)
-	@$(BIN)/python -m pytest tests -m 'not long' $(TWO) $(ARGS); first=$$?; \
-	$(BIN)/python -m pytest integration -m 'not long' $(ARGS) && exit $$first
+# time; labs one after the other, as they measure times. One such run, or demo, on a machine at a
+# time; a test that is skipped is one that failed.
+test: setup $(STAMPS)/test-requirements ## Run tests/ and, in the lab, integration/ (root)
+	@$(WHOLE_RUN) "make $@" -- tests -m 'not long' $(TWO) $(ARGS) -- integration -m 'not long' $(ARGS)
 
-test-fast: $(STAMPS)/package ## Run tests/ only, without those that need the lab
+test-fast: $(STAMPS)/package $(STAMPS)/test-requirements ## Run tests/ only, without those that need the lab
 	@$(BIN)/python -m pytest tests -m 'not lab and not long' $(TWO) $(ARGS)
 
 test-lab: setup ## Run integration/ only: whole-system scenarios in the lab (root)
-	@$(BIN)/python -m pytest integration -m 'not long' $(ARGS)
+	@$(WHOLE_RUN) "make $@" -- integration -m 'not long' $(ARGS)
 
 # STATES is how many the deep run of the protocol's model may visit.
 test-long: setup ## Run what `make test` leaves out: further cases, deeper explorations (root)
-	@LIVESHIFT_MODEL_STATES=$(or $(STATES),200000) $(BIN)/python -m pytest tests integration -m long $(ARGS)
+	@LIVESHIFT_MODEL_STATES=$(or $(STATES),200000) $(WHOLE_RUN) "make $@" -- tests integration -m long $(ARGS)
 
 gate-simulation: $(STAMPS)/package ## Stop PROGRAMS=3000 random programs by the gate, from SEED=0 on
 	@$(BIN)/python tests/gate_simulation.py $(if $(PROGRAMS),--programs $(PROGRAMS)) \
@@ -53,11 +54,15 @@ fault-matrix: setup ## Do every harm at every boundary of a migration (root); bu
 load: $(STAMPS)/package ## One orchestrator, 10 to 1,000 simulated hosts (HOSTS=10,100); build/load.json
 	@PYTHONPATH=integration $(BIN)/python -m load $(HOSTS) $(ARGS)
 
-soak: setup ## Move a job round three hosts for SECONDS=60 (root); build/soak.json
-	@PYTHONPATH=integration $(BIN)/python -m soak --seconds $(or $(SECONDS),60) $(ARGS)
+soak: setup ## Move a job round three hosts for SECONDS=60, JOBS=100 idle ones beside (root); build/soak.json
+	@PYTHONPATH=integration $(BIN)/python -m soak --seconds $(or $(SECONDS),60) --jobs $(or $(JOBS),0) $(ARGS)
 
 fuzz: $(STAMPS)/package ## Fuzz every parser, RUNS=100000 or SECONDS=600 in all; findings in build/fuzz/
 	@$(BIN)/python tests/fuzz $(if $(RUNS),--runs $(RUNS)) $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
+
+# FILES picks some, such as FILES=runtime/journal.py,gate.c; JOBS is how many are tried at once.
+mutation: $(STAMPS)/package ## Change the protocol's files; do tests notice (root)? build/mutation.json
+	@$(BIN)/python tests/mutation $(if $(FILES),--files $(FILES)) $(if $(JOBS),--jobs $(JOBS)) $(ARGS)
 
 sanitize: $(STAMPS)/package ## All tests of the NCCL adapter under the address and thread sanitizers
 	@for each in address thread; do LIVESHIFT_SANITIZER=$$each $(BIN)/python -m pytest \
@@ -87,6 +92,9 @@ bench-downtime: setup ## How long a move stops a job, against three other ways (
 gpu-suite: setup ## What a move of GPU state takes on this machine's GPU (root); integration/gpu/results/
 	@integration/gpu/run $(STEPS) $(ARGS)
 
+wheel: $(STAMPS)/requirements ## Build a wheel that hosts install without a compiler; dist/
+	@scripts/wheel.sh
+
 lint: $(STAMPS)/package ## Check style, formatting and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -98,11 +106,14 @@ format: $(STAMPS)/requirements ## Format all sources
 	@$(BIN)/ruff format .
 	@$(BIN)/clang-format -i $(C_FILES)
 
+docs: $(STAMPS)/package ## Write docs/json.md anew, from the types that commands print
+	@$(BIN)/python scripts/json_fields.py
+
 sources: ## Rewrite the list of installed files in meson.build
 	@scripts/sources.py
 
 clean: ## Remove what was built (.venv stays)
-	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis $(STAMPS)/package
+	@rm -rf build dist .mypy_cache .ruff_cache $(STAMPS)/package
 	@find . -path ./$(VENV) -prune -o -name __pycache__ -prune -exec rm -rf {} +
 
 $(STAMPS)/system: scripts/setup.sh
@@ -115,6 +126,10 @@ $(STAMPS)/venv: | $(STAMPS)/system
 
 $(STAMPS)/requirements: requirements.lock $(STAMPS)/venv
 	@scripts/setup.sh requirements
+	@touch $@
+
+$(STAMPS)/test-requirements: requirements-test.lock $(STAMPS)/venv
+	@scripts/setup.sh test-requirements
 	@touch $@
 
 $(STAMPS)/package: $(SOURCES) $(STAMPS)/requirements

@@ -4,6 +4,7 @@
 #   system        what the machine must have; installed by apt if something is missing
 #   venv          the virtual environment $VENV
 #   requirements  requirements.lock, into it
+#   test-requirements  requirements-test.lock, into it, for `make test`
 #   package       liveshift itself, into it (plain install; meson's build folder is kept)
 #   criu          a CRIU that works here, found or fetched into it
 # Only what was found missing is touched. $PYTHON and $VENV may be set by the caller.
@@ -112,9 +113,14 @@ requirements() {
     pip_install --requirement requirements.lock
 }
 
+test-requirements() {
+    say "installing requirements-test.lock (NVIDIA's NCCL, 200 MB)"
+    pip_install --no-deps --requirement requirements-test.lock
+}
+
 package() {
     say "building and installing liveshift"
-    PATH="$VENV/bin:$PATH" pip_install --no-deps --no-build-isolation --force-reinstall \
+    PATH="$VENV/bin:$PATH" pip_install --no-deps --no-build-isolation --force-reinstall --no-cache-dir \
         --config-settings build-dir=build/meson .
 }
 
@@ -126,7 +132,7 @@ criu() {
 [ $# -gt 0 ] || set -- system venv requirements package criu
 for step; do
     case $step in
-        system | venv | requirements | package | criu) "$step" ;;
+        system | venv | requirements | test-requirements | package | criu) "$step" ;;
         *) fail "no such step: $step" "see the head of $0" ;;
     esac
 done

@@ -13,8 +13,10 @@ import sys
 from pathlib import Path
 
 FOLDERS = ("criu_glue", "cuda_snapshot", "interposer", "launcher", "runtime")
-ROOT_FILES = ("__init__.py", "cores.py", "errors.py", "ptrace.py", "py.typed", "waiting.py")
-SUFFIXES = frozenset({".py", ".html", ".css", ".js", ".service"})
+ROOT_FILES = (
+    *("__init__.py", "cores.py", "errors.py", "ptrace.py", "py.typed", "units.py", "waiting.py"),
+)
+SUFFIXES = frozenset({".py", ".html", ".css", ".js", ".svg", ".service"})
 BEGIN = "# sources: begin (rewritten by `make sources`)"
 END = "# sources: end"
 

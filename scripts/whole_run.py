@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What `make test` and its like run: one whole run on a machine at a time, and no test skipped.
+
+``scripts/whole_run.py NAME -- PYTEST-ARGUMENTS [-- PYTEST-ARGUMENTS …]`` runs pytest once for each
+list of arguments, all of them whatever comes of the first. It ends with 1 unless every test of
+every list passed; a test that was skipped has tested nothing, and counts as one that failed.
+
+Tests measure times and make labs, so that two whole runs at once would fail each other. The second
+one is refused, also in another clone, and beside `make demo`; a pytest started by hand is not.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+
+import pytest
+
+from liveshift.errors import LiveshiftError
+from liveshift.launcher.alone import alone
+
+
+class NoSkips:
+    """A plugin of pytest for which a skipped test is one that failed."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if session.exitstatus == pytest.ExitCode.OK and _skipped(session.config):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if count := _skipped(terminalreporter.config):
+            terminalreporter.write_line(
+                f"error: {count} skipped: a test that is skipped has not tested (reasons above)",
+                red=True,
+            )
+
+
+def _skipped(config: pytest.Config) -> int:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    return sum(len(reporter.stats.get(kind, [])) for kind in ("skipped", "xfailed"))
+
+
+def lists(arguments: Iterable[str]) -> Iterator[list[str]]:
+    """What stands between two ``--``."""
+    part: list[str] = []
+    for word in arguments:
+        if word == "--":
+            yield part
+            part = []
+        else:
+            part.append(word)
+    yield part
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code: 130 when it was interrupted, 5 when another run holds the machine."""
+    (name,), *runs = lists(arguments)
+    if not name:  # one of the runs below
+        return int(pytest.main(runs[0], plugins=[NoSkips()]))
+    try:
+        with alone(name):
+            return _run_all(runs)
+    except LiveshiftError as error:
+        print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
+        return error.exit_code
+
+
+def _run_all(runs: Iterable[Sequence[str]]) -> int:
+    """A process each: what one leaves in its memory is not the next one's.
+
+    An interrupted one ends by itself, once its labs are taken down, and no other is begun.
+    """
+    failed = 0
+    stopped = False
+
+    def stop(signal_number: int, _: object) -> None:
+        nonlocal stopped
+        stopped = True
+        if signal_number == signal.SIGTERM:  # Ctrl-C goes to all of the terminal's processes
+            process.send_signal(signal.SIGINT)
+
+    for arguments in runs:
+        process = subprocess.Popen([sys.executable, __file__, "", "--", *arguments])
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, stop)
+        failed |= process.wait()
+        if stopped:
+            return 130
+    return int(failed != 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
