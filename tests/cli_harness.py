@@ -48,7 +48,9 @@ Starter = Callable[..., "subprocess.Popen[bytes]"]
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     """Where the command line finds the double, and nothing else of this machine."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("LIVESHIFT_", "FORCE_COLOR"))}
+    # LINES and COLUMNS, which pytest-xdist sets, would count for more than a terminal's own size.
+    others = ("LIVESHIFT_", "FORCE_COLOR", "LINES", "COLUMNS")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(others)}
     return kept | {
         "LIVESHIFT_SOCKET": str(tmp_path / "orchestrator.sock"),
         "LIVESHIFT_LAB_ROOT": str(tmp_path / "labs"),

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
+
+from hypothesis.configuration import set_hypothesis_home_dir
 
 sys.path.insert(0, str(Path(__file__).parent))  # the harness's own modules
 
@@ -23,3 +26,9 @@ __all__ = [
 
 # Started from a background shell we would ignore SIGINT, and hand that on to what we interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+BUILD = Path(__file__).resolve().parents[1] / "build"
+"""All that tests leave behind lies there, and in pytest's own folder if one fails."""
+
+set_hypothesis_home_dir(BUILD / "hypothesis")
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(BUILD / "torchinductor")  # made by `import torch`

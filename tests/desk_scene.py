@@ -102,7 +102,7 @@ class Stubs:
             return messages.Inspection(message.capsule, host, [])
         return messages.Output(b"secret", 6, None)
 
-    async def signal(self, job: Job, signum: int) -> None:
+    async def signal(self, job: Job, signum: int, by: str) -> None:
         self.told.append(f"signal {job.name} {signum}")
 
     async def forget(self, name: str, even_running: bool = False) -> None:
@@ -112,6 +112,9 @@ class Stubs:
 
     def retry(self, host: str) -> None:
         self.told.append(f"retry {host}")
+
+    def leave(self, capsule: Capsule) -> None:
+        self.told.append(f"leave {capsule.name}")
 
     def wake(self) -> None:
         self.told.append("wake")
@@ -131,7 +134,7 @@ class Scene:
             self.job(name, uid, hosts)
         for host in self.fleet.hosts.values():
             host.heard = time.monotonic()
-        self.desk = Desk(self.fleet, *(cast(Any, stubs) for _ in range(3)))
+        self.desk = Desk(self.fleet, *(cast(Any, stubs) for _ in range(4)))
 
     def job(self, name: str, uid: int, hosts: list[str]) -> Job:
         run = Run(name, len(hosts), ["train"], {}, "/", 100, [])

@@ -22,8 +22,8 @@ from liveshift.criu_glue.memory.fill import Filled, FillEngine
 from liveshift.criu_glue.memory.prefill import SPARE
 from liveshift.criu_glue.memory.store import INDEX_FILE, PAGES_FILE, MemoryStore
 from liveshift.criu_glue.restore import RestoringTree
-from liveshift.criu_glue.survey import inner_pid, tasks
 from liveshift.criu_glue.tool import Criu
+from liveshift.criu_glue.tree import inner_pid, tasks
 from liveshift.errors import StepFailed
 
 COLD = """
@@ -98,6 +98,18 @@ for n in range(10**9):
 """Like the heaps that glibc makes for threads: a kind of mapping that is filled, not placed."""
 
 
+class WatchedEarlyCriu(EarlyCriu):
+    """Says when it has nothing left to do."""
+
+    at_rest = False
+    """Whether its last round began when all that had come was cold, and found nothing to place."""
+
+    def _round(self) -> None:
+        cold, before = time.monotonic() - self._store.written > early.IDLE_S, self.bytes
+        super()._round()
+        self.at_rest = cold and self.bytes == before
+
+
 class Stage:
     """A tree that was dumped, a room for it and a store with its pages, some of them old."""
 
@@ -111,7 +123,7 @@ class Stage:
         memory = self.parted.memory
         size = sum(len(pages) for pages in memory.values()) * PAGE + (4 << 20)
         self.store = MemoryStore.create(self.parted.images, size)
-        self.early = EarlyCriu(scene.criu, self.there, self.parted.images, self.store)
+        self.early = WatchedEarlyCriu(scene.criu, self.there, self.parted.images, self.store)
         for pid, pages in memory.items():
             old = {
                 at: b"old!" * 1024 if at // PAGE % 700 < 3 else page for at, page in pages.items()
@@ -123,16 +135,9 @@ class Stage:
                 self.store.write(memory_parts.chunk(pid, [(at + PAGE, 1, DATA)], b"gone" * 1024))
 
     def put_in_place(self) -> None:
+        """All that is cold, also of what came last; where memory is short the store gives it up."""
         self.early.begin()
-        seen = -1
-
-        def settled() -> bool:
-            nonlocal seen
-            before, seen = seen, self.early.bytes
-            time.sleep(0.2)
-            return bool(self.early.why) or seen == before > 120 << 20
-
-        until(settled, 60)
+        until(lambda: self.early.why or (self.early.at_rest and self.early.bytes > 120 << 20), 60)
         assert self.early.why == ""
 
     def send_the_rest(self) -> None:

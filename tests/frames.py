@@ -125,8 +125,9 @@ def inject(netns: str, host: str, vni: int, payload: bytes, user: int | None = N
     """Send what looks like VXLAN from a machine; whether it was let out."""
     program = (
         "import socket, sys\n"
-        "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(0.3)\n"
-        "s.connect((sys.argv[1], 4789))\n"
+        "kind, _, _, _, to = socket.getaddrinfo(sys.argv[1], 4789, type=socket.SOCK_DGRAM)[0]\n"
+        "s = socket.socket(kind, socket.SOCK_DGRAM); s.settimeout(0.3)\n"
+        "s.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1); s.connect(to)\n"
         "try:\n s.send(bytes.fromhex(sys.argv[2])); s.recv(1)\n"
         "except TimeoutError: print('out')\n"
         "except OSError: pass\n"

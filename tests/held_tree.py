@@ -7,7 +7,7 @@ import os
 import signal
 
 from liveshift.criu_glue.room import Room
-from liveshift.criu_glue.survey import tasks
+from liveshift.criu_glue.tree import tasks
 from liveshift.cuda_snapshot import threads
 from liveshift.cuda_snapshot.hold import Hold, Spared
 

@@ -106,7 +106,10 @@ class Stage:
         if f"{kind} {host}" == "Settle h1" and self.releases:
             assert self.move is not None
             self.move.released = True
-        answer = self._maybe_fail(kind, ANSWERS[type(message)])
+        answer = ANSWERS[type(message)]
+        if kind == "Settle" and self.capsule is not None and self.capsule.host == host:
+            answer = RUNS
+        answer = self._maybe_fail(kind, answer)
         return self._maybe_fail(f"{kind} {host}", answer)
 
     def commit(self, capsule: Capsule, host: str, *, still: bool) -> None:
@@ -131,7 +134,7 @@ class Stage:
     async def quiesce(self, move: Story) -> str:
         self.gates.append(f"closed before {len(self.said)}")
         self._maybe_fail("quiesce", None)
-        return "after collective 7 of gloo over ranks 0-1"
+        return "paused after collective 7 of gloo over ranks 0-1"
 
     async def reopen(self, move: Story) -> str:
         self.gates.append(f"open before {len(self.said)}")

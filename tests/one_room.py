@@ -12,7 +12,7 @@ import pytest
 from captured import ENV, numbers, until
 
 from liveshift.criu_glue import output, room
-from liveshift.criu_glue.output import STDOUT
+from liveshift.criu_glue.output import STDOUT, Record
 from liveshift.criu_glue.room import Room, RoomPlan
 
 
@@ -53,6 +53,16 @@ def ended(stands: Room) -> str:
     return stands.plan.status.read_text().strip()
 
 
+def records(stands: Room) -> list[Record]:
+    """All that is kept of what was printed."""
+    found, at = [], 0
+    while True:
+        at, raw = output.read(stands.plan.log, at, 1 << 20)
+        if not raw:
+            return found
+        found += output.split(raw)
+        at += len(raw)
+
+
 def said(stands: Room, stream: int = STDOUT) -> str:
-    records = output.split(stands.plan.log.read_bytes())
-    return b"".join(r.data for r in records if r.stream == stream).decode()
+    return b"".join(r.data for r in records(stands) if r.stream == stream).decode()

@@ -11,13 +11,26 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from captured import ENV, PYTHON, ROOT_PID, numbers, until
+from captured import ENV, PYTHON, ROOT_PID, Sink, numbers, until
 from one_room import said
 
-from liveshift.criu_glue import network, room, tool
-from liveshift.criu_glue.room import PID_FLOOR, STDERR_FD, STDOUT_FD, Room, RoomPlan
-from liveshift.criu_glue.survey import tasks
+from liveshift.criu_glue import (
+    epoll_sets,
+    image_check,
+    network,
+    output,
+    pids,
+    room,
+    tool,
+    trees,
+    unpacking,
+)
+from liveshift.criu_glue.dump import FrozenTree
+from liveshift.criu_glue.restore import RestoringTree
+from liveshift.criu_glue.rights import User
+from liveshift.criu_glue.room import STDERR_FD, STDOUT_FD, Room, RoomPlan
 from liveshift.criu_glue.tool import Criu
+from liveshift.criu_glue.tree import in_order, tasks
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +82,7 @@ class Rooms:
         return self._made[-1]
 
     def empty(self, uid: int = 0) -> Room:
-        stands = room.build_empty(self.plan(uid), ROOT_PID, PID_FLOOR + 1000)
+        stands = room.build_empty(self.plan(uid), ROOT_PID, pids.RESERVED)
         self._made.append(stands)
         network.lock(stands.init)
         return stands
@@ -121,6 +134,17 @@ def rights_of(stands: Room) -> list[str]:
     return [line for line in lines if line.startswith("Cap")]
 
 
+def bring_files(here: Room, there: Room) -> None:
+    """What goes along besides images: /tmp, /dev/shm, the output."""
+    user = User(here.plan.uid, here.plan.gid)
+    for name in ("tmp", "dev/shm"):
+        tree = trees.Tree(name, here.root / name, there.root / name)
+        unpacker = unpacking.Unpacker(tree.destination, user=user)
+        trees.pack(tree, trees.listing(tree), unpacker.write)
+        unpacker.finish()
+    shutil.copytree(here.plan.log, there.plan.log, dirs_exist_ok=True)
+
+
 def pipes_of(stands: Room) -> dict[int, int]:
     return {stands.pipe_inode(fd): fd for fd in (STDOUT_FD, STDERR_FD)}
 
@@ -131,3 +155,23 @@ def states(stands: Room) -> set[str]:
         text = Path(f"/proc/{task.pid}/status").read_text()
         found.add(next(line for line in text.splitlines() if line.startswith("State:")).split()[1])
     return found
+
+
+def moved(criu: Criu, here: Room, there: Room, place: Path, sink: Sink) -> None:
+    """The tree goes from one room to the other and runs there, as a move has it."""
+    sink.images.clear()
+    sink.ended.clear()
+    frozen = FrozenTree(here, ROOT_PID, place / f"images-{here.init}")
+    frozen.dump(criu, sink, 60, epoll=epoll_sets.find(in_order(here, ROOT_PID))[0])
+    taken_out = frozen.taken_out()
+    output.settle(here)
+    arrived = place / f"arrived-{there.init}"
+    sink.write_to(arrived)
+    bring_files(here, there)
+    pipes = pipes_of(here)
+    room.end(here)
+    frozen.release()
+    image_check.prepare(arrived, User(here.plan.uid, here.plan.gid), there.root)
+    tree_ = RestoringTree(there, arrived)
+    tree_.bring_up(criu, pipes, 60, epoll=taken_out)
+    tree_.let_run(60)

@@ -28,6 +28,7 @@ from desk_scene import (
 from liveshift.errors import LiveshiftError, NotFound, NotPermitted, Refused
 from liveshift.runtime import config, messages
 from liveshift.runtime.access import Principal, Role, Roles
+from liveshift.runtime.journal import Journal
 from liveshift.runtime.messages import Message, Run
 
 __all__ = ["people", "scene"]
@@ -132,6 +133,7 @@ def test_a_word_that_is_no_role() -> None:
 
 
 TAINT, UNTAINT = messages.SetTaint("h1", "hot"), messages.Untaint("h1")
+CORDON, UNCORDON = messages.Cordon("h1"), messages.Uncordon("h1")
 MOVE = messages.Migrate("a/0", "h1", "", False)
 SWAP = messages.Migrate("a/0", "", "", False, "h0/5")
 STOP, HUP = messages.SignalJob("a", signal.SIGTERM), messages.SignalJob("a", signal.SIGHUP)
@@ -176,11 +178,11 @@ def test_a_job_is_its_owners_and_those_with_the_role(
         assert scene.stubs.told == done, "nothing was done"
 
 
-@pytest.mark.parametrize("ask", [TAINT, UNTAINT])
+@pytest.mark.parametrize("ask", [TAINT, UNTAINT, CORDON, UNCORDON])
 def test_hosts_are_for_operators(scene: Scene, ask: Message) -> None:
     scene.fleet.taints["h1"] = ("hot", "root")
     for uid in (ALICE, VERA):
-        with pytest.raises(NotPermitted, match='taint h1: that needs the role "operate"'):
+        with pytest.raises(NotPermitted, match='h1: that needs the role "operate"'):
             scene.here(uid, ask)
     with pytest.raises(NotPermitted):
         scene.key(VIEW, ask)
@@ -226,7 +228,38 @@ def test_root_of_a_host_takes_back_its_own_taint_only(scene: Scene) -> None:
     scene.here(OTTO, TAINT)
     with pytest.raises(NotPermitted, match="root@h1 may not untaint h1, which otto tainted"):
         scene.at("h1", 0, UNTAINT)
+    scene.here(OTTO, CORDON)
+    with pytest.raises(NotPermitted, match="root@h1 may not uncordon h1, which otto cordoned"):
+        scene.at("h1", 0, UNCORDON)
     assert "h1" in scene.fleet.taints
+    assert scene.fleet.cordons == {"h1": "otto"}
+
+
+def test_a_cordon_lasts_over_a_restart_and_ends_with_the_taint(scene: Scene) -> None:
+    for _ in range(2):  # the second changes nothing
+        scene.here(OTTO, CORDON)
+    assert scene.fleet.taints == {}
+    path = scene.fleet.cluster.paths.state / "journal.sqlite"
+    assert Journal(path).cordons() == {"h1": "otto"}
+    views = {view.name: view for view in scene.fleet.views()}
+    assert (views["h1"].cordoned, views["h0"].cordoned) == (True, False)
+    (row,) = [row for row in scene.here(OTTO, messages.GetStatus()).hosts if row.name == "h1"]
+    assert (row.cordon, row.taint) == ("otto", None)
+    scene.here(OTTO, TAINT)
+    scene.here(OTTO, UNTAINT)
+    assert scene.fleet.cordons == {"h1": "otto"}, "it is no taint"
+    scene.here(OTTO, TAINT)
+    scene.here(OTTO, UNCORDON)
+    assert (scene.fleet.cordons, scene.fleet.taints) == ({}, {})
+    again = Journal(path)
+    assert (again.cordons(), again.taints()) == ({}, {})
+    told = [event.kind for event in scene.fleet.journal.events("h1", 0)]
+    assert told == [
+        *("cordoned", "tainted", "untainted", "tainted", "uncordoned", "untainted"),
+    ]
+    for ask in (UNTAINT, UNCORDON):  # nothing to take away: done, and nothing told
+        scene.here(OTTO, ask)
+    assert len(scene.fleet.journal.events("h1", 0)) == 6
 
 
 def test_root_of_a_host_is_not_root_elsewhere(scene: Scene) -> None:
@@ -302,6 +335,34 @@ def test_moves_are_shown_to_those_who_see_the_job(scene: Scene) -> None:
     for strange in ("m²", "m" + "9" * 30, "m-1", "m"):
         with pytest.raises(NotFound):
             scene.here(ALICE, messages.GetMigration(strange))
+
+
+def test_a_move_is_cancelled_by_its_owner_and_by_operators(scene: Scene) -> None:
+    job, cancelled = scene.fleet.jobs["a"], []
+    row = messages.MigrationRow(
+        "m7", "a/0", "h0", "h1", "why", "root", 1, "done", time.time(), 0, 0, 0, 0, 0, 0, [],
+        None, None,
+    )  # fmt: skip
+    move = SimpleNamespace(name="m7", job=job, capsule=job.capsules["a/0"], source="h0",
+                           destination="h1", step="preparing", row=lambda: row,
+                           cancel=cancelled.append)  # fmt: skip
+    scene.fleet.moves["m7"] = cast(Any, move)
+    ask = messages.Cancel("m7")
+    for uid, what in ((BOB, "may not see m7"), (VERA, "may not cancel m7")):
+        with pytest.raises(NotPermitted, match=what):
+            scene.here(uid, ask)
+    with pytest.raises(NotPermitted):
+        scene.at("h1", 0, ask)  # root of another host
+    assert cancelled == []
+    for uid in (ALICE, OTTO, 0):
+        scene.here(uid, ask)
+    scene.at("h0", 0, ask)
+    assert [by.split("@")[0] for by in cancelled] == ["alice", "otto", "root", "root"]
+    assert scene.stubs.told.count("leave a/0") == 4, "its evacuation does not begin anew"
+    del scene.fleet.moves["m7"]
+    scene.fleet.journal.save_migration(7, row)
+    with pytest.raises(Refused, match="m7 is over: done"):
+        scene.here(ALICE, ask)
 
 
 def test_events_are_of_hosts_and_of_jobs_that_one_may_see(scene: Scene) -> None:
@@ -390,10 +451,11 @@ def test_who_am_i(scene: Scene) -> None:
     me = scene.here(OTTO, messages.WhoAmI())
     assert (me.name, me.role, me.uid, me.through) == ("otto", "operate", OTTO, "")
     assert me.why == 'access.operate lists "otto"'
-    assert [text.split()[0] for text in me.may] == ["run", "see", "taint,"]
+    assert [text.split()[0] for text in me.may] == ["run", "see", "cordon,"]
+    assert me.shared == [str(path) for path in scene.fleet.cluster.files.shared]
     root = scene.at("h1", 0, messages.WhoAmI())
     assert (root.name, root.role, root.through) == ("root", "user", "h1")
-    assert root.may == ["taint h1, see what runs there, move it off"]
+    assert root.may == ["cordon and taint h1, see what runs there, move it off"]
     key = scene.key(VIEW, messages.WhoAmI())
     assert (key.name, key.uid, key.may) == ("ops", None, ["see everybody's jobs, moves and events"])
     assert Principal("x", Role.USER, "", ALICE).rights() != []

@@ -12,7 +12,7 @@ import pytest
 from test_evacuation import CLUSTER
 
 from liveshift.criu_glue.network import Overlay
-from liveshift.errors import Unreachable
+from liveshift.errors import NotPermitted, Unreachable
 from liveshift.runtime import config, messages, orchestrator
 from liveshift.runtime.jobs import Capsule, Job
 from liveshift.runtime.messages import Beat, Books, Hello, HostFacts, Message, Run
@@ -43,10 +43,11 @@ class Switchboard:
 
 
 @pytest.fixture
-def brain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Orchestrator:
+def brain(tmp_path: Path) -> Orchestrator:
     """An orchestrator with a job of two on h0 and h1, and a host that has none of it."""
-    monkeypatch.setattr(orchestrator, "Switchboard", Switchboard)
-    made = Orchestrator(config.parse(CLUSTER.replace("{state}", str(tmp_path))).cluster)
+    cluster = config.parse(CLUSTER.replace("{state}", str(tmp_path))).cluster
+    board: Any = Switchboard()
+    made = Orchestrator(cluster, board)
     capsules = {f"a/{n}": Capsule(f"a/{n}", n, f"h{n}", 1) for n in range(2)}
     run = Run("a", 2, ["true"], {}, "/", 0, [])
     made.fleet.jobs["a"] = Job("a", Overlay(1, "10.99.0.0/24"), run, 0, 0.0, capsules)
@@ -147,3 +148,10 @@ def test_only_a_new_agent_has_lost_what_it_does_not_name(brain: Orchestrator) ->
     assert capsule.code is None
     hello(brain, "h0", "second")
     assert capsule.code == orchestrator.KILLED
+
+
+def test_a_hosts_key_in_an_operators_place_is_not_permitted(brain: Orchestrator) -> None:
+    with pytest.raises(NotPermitted, match="the key of the host h1 is no operator's") as caught:
+        says(brain, "h1", messages.GetStatus())
+    assert "liveshift keys add-operator" in str(caught.value.hint)
+    assert not brain.fleet.is_up("h1"), "no word of its agent"

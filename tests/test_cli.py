@@ -33,7 +33,7 @@ def test_on_a_terminal_names_are_coloured_and_moves_told(
     double.print("gpt/1", b"hello\n")
     terminal.read_until(b"\x1b[33mgpt/1:\x1b[0m hello\r\n")
     double.move("gpt/1", "h2")
-    terminal.read_until("gpt/1 moved h1 → h2, stood still 0.700 s".encode())
+    terminal.read_until("gpt/1 moved h1 → h2, paused 0.70 s".encode())
     double.end("gpt/0")
     double.end("gpt/1")
     assert process.wait(DEADLINE) == 0
@@ -96,15 +96,18 @@ VERBS = [
         "logs",
         "inspect",
         "migrate",
+        "cancel",
         "events",
         "stop",
         "taint",
         "drain",
+        "cordon",
         "untaint",
     ),
     *("uncordon", "lab", "lab up", "lab down", "lab list", "lab link", "lab exec", "doctor"),
     *("agent", "orchestrator", "config", "config validate", "config show", "keys", "keys init"),
     *("keys add-host", "keys add-operator", "keys revoke", "keys list", "whoami", "version"),
+    *("host", "host add", "host remove", "install-units"),
 ]
 
 
@@ -173,7 +176,7 @@ def test_an_error_that_nobody_foresaw(
     code, out, err = call("status", env=broken)
     assert (code, out) == (1, "")
     assert err.splitlines() == [
-        "error: liveshift met something that nobody foresaw: ZeroDivisionError: by design",
+        "error: internal error: ZeroDivisionError: by design",
         "hint: LIVESHIFT_DEBUG=1 before the command shows where; please report it",
     ]
     code, _, err = call("status", env=broken | {"LIVESHIFT_DEBUG": "1"})

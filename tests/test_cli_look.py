@@ -3,18 +3,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 import signal
+import struct
+import termios
+import time
 from typing import Any
 
+import msgspec
 import pytest
-from cli_harness import Call, Starter, ended
+from cli_harness import DEADLINE, Call, Starter, Terminal, ended
 
 from liveshift.criu_glue.output import STDERR
 from liveshift.runtime.messages import (
+    GetEvents,
+    GetMigration,
     GetStatus,
     GpuSeat,
+    Run,
 )
 
 # ---- logs ---------------------------------------------------------------------------------------
@@ -25,6 +33,19 @@ def test_logs_of_a_capsule_are_its_bytes(gpt: Any, call: Call) -> None:
     gpt.print("gpt/0", b"bad\n", STDERR)
     gpt.print("gpt/0", b"two, cut")
     assert call("logs", "gpt/0") == (0, "one\ntwo, cut", "bad\n")
+
+
+def test_logs_say_where_output_is_missing_and_how_much(gpt: Any, call: Call) -> None:
+    gpt.print("gpt/0", b"old\n")
+    gpt._capsule("gpt/0").kept_from = len(gpt._capsule("gpt/0").log)
+    gpt.print("gpt/0", b"new\n")
+    code, out, err = call("logs", "gpt/0")
+    assert (code, out) == (0, "new\n")
+    assert err.startswith("[liveshift: 20 bytes of the output of gpt/0 are missing here: ")
+    gpt.print("gpt/1", b"other\n")
+    code, out, err = call("logs", "gpt")
+    assert out == "gpt/0: new\ngpt/1: other\n"
+    assert err.startswith("gpt/0: [liveshift: 20 bytes of the output of gpt/0 are missing here: ")
 
 
 def test_logs_of_a_job_are_in_order_of_time(gpt: Any, call: Call) -> None:
@@ -63,13 +84,22 @@ def test_logs_end_quietly_when_interrupted(gpt: Any, start: Starter) -> None:
 
 
 def test_logs_of_nothing(gpt: Any, call: Call) -> None:
-    assert call("logs", "gtp") == (4, "", 'error: no job "gtp"\nhint: there are: gpt\n')
+    said = 'error: no job "gtp"\nhint: did you mean gpt? there are: gpt\n'
+    assert call("logs", "gtp") == (4, "", said)
     code, out, err = call("logs", "gpt/7")
     assert (code, out) == (4, "")
     assert err.startswith('error: no capsule "gpt/7"\n')
 
 
 # ---- status -------------------------------------------------------------------------------------
+
+
+def test_status_says_which_output_cannot_be_kept(gpt: Any, call: Call) -> None:
+    gpt._capsule("gpt/1").output_trouble = "70 bytes of its output were lost: /v: disk full"
+    _, out, _ = call("status")
+    assert "gpt/1 on h1: 70 bytes of its output were lost: /v: disk full" in out
+    _, out, _ = call("status", "-o", "json")
+    assert json.loads(out)["jobs"][0]["capsules"][1]["output_trouble"].startswith("70 bytes")
 
 
 def test_status_shows_jobs_hosts_and_moves(gpt: Any, call: Call) -> None:
@@ -106,7 +136,7 @@ def test_status_as_json(gpt: Any, call: Call) -> None:
     code, out, err = call("status", "gpt", "-o", "json")
     assert (code, err) == (0, "")
     told = json.loads(out)
-    assert set(told) == {"cluster", "time", "jobs", "hosts", "moving"}
+    assert set(told) == {"cluster", "time", "jobs", "hosts", "moving", "trouble", "unknown"}
     assert told["jobs"][0]["capsules"][1]["host"] == "h1"
     assert [host["name"] for host in told["hosts"]] == ["h0", "h1"]
 
@@ -114,7 +144,9 @@ def test_status_as_json(gpt: Any, call: Call) -> None:
 def test_status_of_a_job_that_is_not_there(gpt: Any, call: Call) -> None:
     code, out, err = call("status", "gtp", "-o", "json")
     assert (code, out) == (4, "")
-    assert err == 'error: no job "gtp" in the cluster double\nhint: its jobs are: gpt\n'
+    first, hint = err.splitlines()
+    assert first == 'error: no job "gtp" in the cluster double'
+    assert hint == "hint: did you mean gpt? its jobs are: gpt"
 
 
 def test_status_watched_in_a_pipe_prints_again_until_interrupted(gpt: Any, start: Starter) -> None:
@@ -124,6 +156,55 @@ def test_status_watched_in_a_pipe_prints_again_until_interrupted(gpt: Any, start
     code, out, err = ended(process)
     assert (code, err) == (130, "")
     assert out.count("gpt/0") in (2, 3)
+
+
+def ended_jobs(double: Any, count: int) -> None:
+    for n in range(count):
+        double._run(Run(f"old{n}", 1, ["train"], {}, "/", 0, []))
+        double.end(f"old{n}/0", 0)
+
+
+def names(out: str) -> list[str]:
+    """The jobs in the order of the table."""
+    return re.findall(r"^([a-z]\w*) +(?:running|ended)", out, re.MULTILINE)
+
+
+def test_status_shows_what_runs_first_and_few_that_ended(double: Any, call: Call) -> None:
+    ended_jobs(double, 6)
+    double._run(Run("calm", 1, ["train"], {}, "/", 0, []))
+    double._run(Run("gpt", 2, ["train"], {}, "/", 0, []))
+    double.begin_move("gpt/1", "h2")
+    out = call("status")[1]
+    assert names(out) == ["gpt", "calm", "old5", "old4", "old3"]
+    assert "and 3 ended jobs more: --all\n" in out
+    every = call("status", "--all")[1]
+    assert names(every) == ["gpt", "calm", "old5", "old4", "old3", "old2", "old1", "old0"]
+    assert "--all" not in every
+    assert len(json.loads(call("status", "-o", "json")[1])["jobs"]) == 8
+
+
+@pytest.mark.parametrize("size", [(24, 80), (24, 200), (16, 80)])
+def test_status_watched_shows_moves_and_hosts_on_a_small_terminal(
+    double: Any, start: Starter, terminal: Terminal, size: tuple[int, int]
+) -> None:
+    fcntl.ioctl(terminal.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    ended_jobs(double, 20)
+    double._run(Run("gpt", 12, ["train"], {}, "/", 0, []))
+    double.hosts["h1"].taint = "ECC"
+    double.begin_move("gpt/1", "h2")
+    process = start("status", "--watch", stdout=terminal.theirs)
+    double.wait_for(GetStatus, 2)
+    terminal.read_until(b"more lines")
+    terminal.read_until(b"ECC (by root)")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(DEADLINE) == 130
+    pictures = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", terminal.seen).decode().split("job ")
+    first = ("job " + pictures[1]).rstrip().splitlines()
+    assert len(first) <= size[0]
+    shown = "\n".join(first)
+    assert "h1 → h2" in shown
+    assert "up, tainted" in shown
+    assert names(shown)[0] == "gpt"
 
 
 def test_status_of_an_empty_cluster(double: Any, call: Call) -> None:
@@ -142,8 +223,9 @@ def test_events_tell_who_and_what(gpt: Any, call: Call) -> None:
     lines = [re.sub(r"^\S+ \S+ ", "", " ".join(line.split())) for line in out.splitlines()[1:]]
     assert lines == [
         "root gpt train",
-        "root gpt/1 h1 → h2 begins",
-        "root gpt/1 h1 → h2 (m1)",
+        "root gpt/1 m1 begins: h1 → h2",
+        "root gpt/1 paused after collective 7 of gloo",
+        "root gpt/1 moved h1 → h2 (m1)",
     ]
 
 
@@ -158,8 +240,8 @@ def test_events_with_phases(gpt: Any, call: Call, words: tuple[str, ...]) -> Non
 def test_events_as_json(gpt: Any, call: Call) -> None:
     gpt.move("gpt/1", "h2")
     rows = json.loads(call("events", "gpt/1", "-o", "json")[1])
-    assert [row["kind"] for row in rows] == ["move", "moved"]
-    assert rows[1]["migration"]["phases"][1]["bytes"] == 246_000_000
+    assert [row["kind"] for row in rows] == ["move", "boundary", "moved"]
+    assert rows[2]["migration"]["phases"][1]["bytes"] == 246_000_000
 
 
 def test_events_of_a_migration_under_way(gpt: Any, call: Call) -> None:
@@ -167,6 +249,56 @@ def test_events_of_a_migration_under_way(gpt: Any, call: Call) -> None:
     code, out, _ = call("events", "m1")
     assert code == 0
     assert "under way: freezing" in out
+    rows = [" ".join(line.replace("│", " ").split()) for line in out.splitlines()]
+    assert "freezing 0.500 100 % 123 MB frozen under way" in rows, "the step of now has a row"
+    assert any(row.startswith("unaccounted 0.000") for row in rows)
+
+
+def test_events_of_a_migration_that_the_end_of_its_job_overtook(gpt: Any, call: Call) -> None:
+    gpt.end_before_move(gpt.begin_move("gpt/1", "h2"))
+    code, out, _ = call("events", "m1")
+    assert code == 0
+    assert out.splitlines()[-1] == "gpt/1 ended with code 0 before it could move h1 → h2"
+
+
+def test_events_since_a_while_ago(gpt: Any, call: Call) -> None:
+    old = msgspec.structs.replace(gpt.events[0], time=time.time() - 3600, text="long ago")
+    gpt.events[0] = old
+    gpt.move("gpt/1", "h2")
+    assert "long ago" in call("events")[1]
+    out = call("events", "--since", "5m")[1]
+    assert "long ago" not in out
+    assert "moved h1 → h2" in out
+    assert call("events", "gpt/1", "--since", "1ms")[0] == 0, "it is known, and nothing happened"
+    assert len(json.loads(call("events", "--since", "2h", "-o", "json")[1])) == 4
+
+
+def test_events_are_followed(gpt: Any, start: Starter) -> None:
+    process = start("events", "gpt", "--follow")
+    gpt.wait_for(GetEvents, 2)
+    gpt.move("gpt/1", "h2")
+    gpt.wait_for(GetEvents, 4)
+    process.send_signal(signal.SIGINT)
+    code, out, err = ended(process)
+    assert (code, err) == (130, "")
+    assert [line.split("gpt", 1)[1] for line in out.splitlines()] == [
+        "         train",
+        "/1       m1 begins: h1 → h2",
+        "/1       paused after collective 7 of gloo",
+        "/1       moved h1 → h2",
+    ]
+
+
+def test_one_migration_is_followed_to_its_end(gpt: Any, start: Starter) -> None:
+    gpt.begin_move("gpt/1", "h2")
+    process = start("events", "m1", "-f")
+    gpt.wait_for(GetMigration, 3)
+    assert process.poll() is None
+    gpt.finish_move("m1")
+    code, out, _ = ended(process)
+    assert code == 0
+    assert "copied 246 MB paused" in out
+    assert "under way" not in out
 
 
 def test_events_of_nothing(gpt: Any, call: Call) -> None:

@@ -57,7 +57,7 @@ def test_a_dry_run_shows_the_parts_and_their_sum(gpt: Any, call: Call) -> None:
     code, out, err = call("migrate", "gpt/1", "--to", "h2", "--dry-run")
     assert (code, err) == (0, "")
     lines = cells(out)
-    at = lines.index("predicted standstill 0.941 s, by pre-copy")
+    at = lines.index("predicted pause 0.94 s (pre-copy)")
     assert lines[at - 1] == "", "apart from the checks"
     assert lines[at + 1 :] == [
         "part predicted bytes what",
@@ -75,11 +75,11 @@ def test_a_dry_run_tells_why_all_is_dumped_and_what_it_leaves_out(gpt: Any, call
     gpt.prediction = DUMPED
     out = call("migrate", "gpt/1", "--dry-run")[1]
     assert (
-        "predicted standstill 0.250 s, without device memory, which no earlier move"
-        " of this cluster tells of, by full dump: too old\n" in out
+        "predicted pause 0.25 s, without device memory, which no earlier move"
+        " of this cluster tells of (full dump: too old)\n" in out
     )
     assert "gpu save ? 80.0 GB" in cells(out)
-    assert cells(out)[-1].endswith("by defaults, as no earlier move was like it")
+    assert cells(out)[-1].endswith("defaults: no similar move yet")
 
 
 def test_a_dry_run_as_json_has_the_prediction(gpt: Any, call: Call) -> None:
@@ -97,7 +97,7 @@ def test_status_shows_how_far_the_copy_is(gpt: Any, call: Call) -> None:
     (row,) = [n for n, line in enumerate(lines) if line.startswith("gpt/1   h1 → h2")]
     assert "pre-copying  ━━━━━━━━━─ 99 %  2.30 GB of 2.31 GB" in lines[row]
     assert lines[row + 1] == (
-        "  round 3: 48.0 MB dirty, 612 MB/s, job 6.1 % slower, standstill about 0.312 s"
+        "  round 3: 48.0 MB dirty, 612 MB/s, job 6.1 % slower, pause about 0.31 s"
     )
 
 
@@ -107,7 +107,7 @@ def test_lines_about_several_moves_name_their_capsules(gpt: Any, call: Call) -> 
     gpt.begin_move("gpt/0", "h3")
     out = call("status")[1]
     assert "\n  gpt/1: round 3: 48.0 MB dirty" in out
-    assert "\n  gpt/0: stands still for 0.200 s of about 0.941 s\n" in out
+    assert "\n  gpt/0: paused for 0.20 s of about 0.94 s\n" in out
 
 
 def test_status_as_json_has_rounds_and_prediction(gpt: Any, call: Call) -> None:
@@ -126,11 +126,11 @@ def test_it_is_live_on_a_terminal(
     gpt.hold_moves, gpt.prediction = True, COPIED
     words = ("migrate", "gpt/1", "--to", "h2") if command == "migrate" else ("drain", "h1")
     process = start(*words, stderr=terminal.theirs)
-    terminal.read_until(b"stands still for 0.200 s of about 0.941 s")
+    terminal.read_until(b"paused for 0.20 s of about 0.94 s")
     gpt.precopying("m1", None)
-    terminal.read_until(b"  standstill about 0.941 s")
+    terminal.read_until(b"  pause about 0.94 s")
     gpt.precopying("m1", THIRD)
-    terminal.read_until(b"round 3: 48.0 MB dirty, 612 MB/s, job 6.1 % slower, standstill about 0.3")
+    terminal.read_until(b"round 3: 48.0 MB dirty, 612 MB/s, job 6.1 % slower, pause about 0.3")
     terminal.read_until(b"2.30 GB of 2.31 GB")
     gpt.finish_move("m1")
     assert process.wait(DEADLINE) == 0
@@ -149,7 +149,7 @@ def test_a_pipe_gets_no_progress(gpt: Any, start: Starter) -> None:
     assert (code, err) == (0, "")
     last = out.splitlines()[-1]
     assert "round 3" not in out
-    said = "stood still 0.700 s (predicted 0.941 s), image 246 MB, after 2.30 GB in 3 rounds"
+    said = "paused 0.70 s (predicted 0.94 s); copied 2.30 GB running, 246 MB paused"
     assert last == said
 
 
@@ -157,13 +157,13 @@ def test_events_hold_what_was_predicted_against_what_was_seen(gpt: Any, call: Ca
     gpt.finish_move(told(gpt))
     out = call("events", "m1")[1]
     lines = cells(out)
-    at = lines.index("predicted standstill 0.941 s, seen 0.700 s, by pre-copy")
+    at = lines.index("predicted pause 0.94 s, seen 0.70 s (pre-copy)")
     assert lines[at + 1] == "part predicted seen bytes what"
     assert "dump 0.144 s 0.400 s 12 processes, 1000 mappings" in lines
     assert "restore 0.047 s 0.300 s 12 processes, 1000 mappings" in lines
     assert lines[-1] == "total 0.941 s 0.700 s learnt from 4 earlier moves"
     wide = call("events", "gpt/1", "--wide")[1]
-    assert "predicted standstill 0.941 s, seen 0.700 s, by pre-copy" in wide
+    assert "predicted pause 0.94 s, seen 0.70 s (pre-copy)" in wide
     row = json.loads(call("events", "m1", "-o", "json")[1])
     assert (row["predicted"]["seconds"], row["frozen_s"]) == (COPIED.seconds, 0.7)
 
@@ -184,7 +184,7 @@ def test_a_move_that_never_stopped_the_job_is_not_compared(gpt: Any, call: Call)
 def test_a_drain_tells_both(gpt: Any, call: Call) -> None:
     gpt.prediction = COPIED
     out = call("drain", "h1")[1]
-    assert out.startswith("gpt/1 moved h1 → h2, stood still 0.700 s (predicted 0.941 s)\n")
+    assert out.startswith("gpt/1 moved h1 → h2, paused 0.70 s (predicted 0.94 s)\n")
 
 
 def test_what_nobody_foresaw_is_shown_as_well(gpt: Any) -> None:
@@ -208,8 +208,8 @@ def test_nothing_is_said_where_nothing_is_known(gpt: Any) -> None:
     assert forecast.now(began) == "round 1, 0 B/s"
     worst = msgspec.structs.replace(COPIED, parts=[Part("memory", 0.9, COPIED.memory)])
     assert forecast.now(msgspec.structs.replace(row, precopy=None, predicted=worst)) == (
-        "standstill at most 0.941 s"
+        "pause at most 0.94 s"
     )
     assert forecast.now(msgspec.structs.replace(first, state=Step.DONE.value)) == ""
     frozen = msgspec.structs.replace(nothing, state=Step.FREEZING.value, frozen_s=0.25)
-    assert forecast.now(frozen) == "stands still for 0.250 s"
+    assert forecast.now(frozen) == "paused for 0.25 s"

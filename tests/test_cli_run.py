@@ -58,6 +58,13 @@ def test_run_works_without_the_two_dashes(double: Any, call: Call) -> None:
     assert ask.nnodes == 1
 
 
+def test_run_asks_for_a_ranks_variables_only_when_told_to(double: Any, call: Call) -> None:
+    assert call("run", "-d", "--", "train")[0] == 0
+    assert not double.wait_for(Run).env_ranks
+    assert call("run", "-d", "--env-ranks", "--", "train")[0] == 0
+    assert double.wait_for(Run, 2).env_ranks
+
+
 def test_run_passes_on_how_long_ranks_wait_for_each_other(double: Any, call: Call) -> None:
     assert call("run", "-d", "--", "train")[0] == 0
     assert double.wait_for(Run).collective == 0
@@ -144,7 +151,7 @@ def test_run_tells_of_moves_when_asked_to(double: Any, start: Starter) -> None:
     assert code == 0
     assert err.splitlines() == [
         "gpt: 1 capsule on h0",
-        "gpt/0 moved h0 → h2, stood still 0.700 s",
+        "gpt/0 moved h0 → h2, paused 0.70 s",
         "gpt/0 stays on h2: no memory there",
     ]
 

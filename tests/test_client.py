@@ -233,7 +233,10 @@ def test_an_ask_that_is_too_long_is_refused_with_the_reason(path: Path) -> None:
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
     assert ready.wait(10)
-    with Client(path) as client, pytest.raises(Refused, match=r"an ask of \d+ bytes: at most"):
+    with (
+        Client(path) as client,
+        pytest.raises(Refused, match=r"the request has \d+ bytes, at most"),
+    ):
         client.ask(Run("gpt", 1, ["x" * (20 << 20)], {}, "/", 0, []))
     done.set()
     thread.join(10)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cluster_files import EXAMPLE, SMALL
 
-from liveshift.errors import Refused
+from liveshift.errors import WrongUsage
 from liveshift.launcher import config_cmd, ladder
 from liveshift.runtime.config import load, parse
 from liveshift.runtime.timeouts import RUNGS
@@ -64,9 +64,9 @@ def test_every_deadline_has_its_words() -> None:
 
 
 def test_another_output_is_refused() -> None:
-    with pytest.raises(Refused, match="yaml"):
+    with pytest.raises(WrongUsage, match="yaml"):
         config_cmd.validate(EXAMPLE, "yaml")
-    with pytest.raises(Refused, match="yaml"):
+    with pytest.raises(WrongUsage, match="yaml"):
         config_cmd.show(EXAMPLE, "yaml")
 
 

@@ -36,14 +36,14 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
      "9: hosts.h1.address: found nothing, expected an IPv4 address of this host such as"
      ' "10.88.0.10"'),
     ("hosts.h1", "hosts.Node_1",
-     '9: hosts.Node_1: found "Node_1", expected a DNS label of at most 15 characters (a-z, 0-9 and,'
+     '9: hosts.Node_1: found "Node_1", expected a DNS label of at most 63 characters (a-z, 0-9 and,'
      ' inside, -) other than "orchestrator"'),
     ("hosts.h1", "hosts.orchestrator",
-     '9: hosts.orchestrator: found "orchestrator", expected a DNS label of at most 15 characters'
+     '9: hosts.orchestrator: found "orchestrator", expected a DNS label of at most 63 characters'
      ' (a-z, 0-9 and, inside, -) other than "orchestrator"'),
     ('[hosts.h1]\naddress = "10.88.0.11"', "[host.h1]\n",
      "9: host: found an unknown table, expected one of cluster, hosts, files, env, paths, gpu,"
-     ' wire, precopy, timeouts, access (did you mean "hosts"?)'),
+     ' wire, precopy, jobs, logs, timeouts, access (did you mean "hosts"?)'),
     ('name = "prod"', 'name = "prod"\nheartbeat = 2',
      "3: cluster.heartbeat: found an unknown key, expected one of name, orchestrator, overlay,"
      ' network ("heartbeat" belongs in [timeouts])'),

@@ -144,4 +144,7 @@ def test_status_shows_the_interface_and_warns() -> None:
     (cell,) = [c for c in table.columns if c.header == "data link"]
     assert list(cell.cells) == ["eth0, 10 Gbit/s; 8 Gbit/s to h1"]
     rows = [row(""), row("the wrong one"), row("of old", "lost")]
-    assert [w.plain for w in warnings(rows)] == ["h0: the wrong one"]
+    assert [w.plain for w in warnings(rows, wide=True)] == ["h0: the wrong one"]
+    assert warnings(rows, wide=False) == [], "it is up: no move fails of that"
+    down = replace(rows[1], link=replace(rows[1].link, up=False))
+    assert [w.plain for w in warnings([down], wide=False)] == ["h0: the wrong one"]

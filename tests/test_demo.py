@@ -1,16 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make demo` keeps off another one, and tells of what went wrong first."""
+"""`make demo` trains on until its move is over, keeps off another demo, says what went wrong."""
 
 from __future__ import annotations
 
 import fcntl
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from liveshift.errors import LiveshiftError
-from liveshift.launcher import demo
+from liveshift.launcher import alone, demo, report
+from liveshift.runtime.messages import (
+    CapsuleRow,
+    Event,
+    Events,
+    GetEvents,
+    GetInspection,
+    GetMigration,
+    Inspection,
+    JobRow,
+    Message,
+    Migration,
+    MigrationRow,
+)
+from liveshift.runtime.steps import Step
 
 
 @pytest.fixture
@@ -20,7 +36,8 @@ def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str,
     (tmp_path / demo.SCRIPT).parent.mkdir()
     (tmp_path / demo.SCRIPT).touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(demo, "RUNNING", tmp_path / "running")
+    monkeypatch.delenv(alone.HOLDER, raising=False)
+    monkeypatch.setattr(alone, "LOCK", tmp_path / "running")
     monkeypatch.setattr(demo, "_command", lambda *words, quiet=False: said.append(words))
     monkeypatch.setattr(sys, "argv", ["demo"])
     return said
@@ -29,12 +46,15 @@ def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str,
 def test_a_second_demo_leaves_the_first_ones_lab_alone(
     commands: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with demo.RUNNING.open("w") as other:
+    with alone.LOCK.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
+        other.write("make test (process 7)")
+        other.flush()
         assert demo.main() == 5
     assert commands == []
     assert not demo.OUT.exists()
-    assert "a demo runs on this machine already" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "make demo cannot start: make test (process 7) runs on this machine" in said
 
 
 def test_help_runs_nothing(
@@ -46,7 +66,7 @@ def test_help_runs_nothing(
     with pytest.raises(SystemExit) as ended:
         demo.main()
     assert ended.value.code == 0
-    assert "train twice on virtual hosts" in capsys.readouterr().out
+    assert "empty a host while a job trains on it" in capsys.readouterr().out
     assert commands == []
 
 
@@ -63,3 +83,154 @@ def test_a_lab_that_cannot_be_removed_does_not_hide_why_the_demo_failed(
     assert "h1 fell over" in capsys.readouterr().err
     assert commands == [("lab", "down", "demo"), ("lab", "up", "demo", "--hosts", "3"),
                         ("lab", "down", "demo")]  # fmt: skip
+
+
+class Played:
+    """Stands in for the cluster: a job whose steps and moves the test makes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rows: list[MigrationRow] = []
+        self.host = "h1"
+        self.processes = 1
+        folder.mkdir(parents=True)
+
+    def step(self, count: int) -> None:
+        for rank in range(demo.RANKS):
+            with (self.folder / f"rank{rank}.jsonl").open("a") as log:
+                log.write("{}\n" * count)
+
+    def get(self, kind: type[Message], ask: Message, timeout: float = 0.0) -> Message:
+        if isinstance(ask, GetEvents):
+            return Events([Event(n, 0.0, "moved/1", "move", "", "", r)
+                           for n, r in enumerate(self.rows)])  # fmt: skip
+        if isinstance(ask, GetMigration):
+            return Migration(next(row for row in self.rows if row.name == ask.name))
+        assert isinstance(ask, GetInspection)
+        states: list[Any] = [None] * self.processes
+        return Inspection(ask.capsule, self.host, states)
+
+    def job(self) -> JobRow:
+        capsules = [
+            CapsuleRow(f"moved/{n}", n, "running", f"h{n}", 1, "", [n], 1, 0, 0, 0.0, None, None)
+            for n in range(demo.RANKS)
+        ]
+        return JobRow("moved", "running", "", 0, 0.0, 0.0, None, capsules)
+
+
+def a_row(name: str, state: Step, error: str | None = None) -> MigrationRow:
+    return MigrationRow(name, "moved/1", "h1", "h2", "", "", 1, state.value, 0.0, 1.0, 0.0, 0, 0, 0,
+                        0.0, [], error, None)  # fmt: skip
+
+
+@pytest.fixture
+def played(commands: list[tuple[str, ...]], tmp_path: Path) -> Played:
+    return Played(tmp_path / demo.OUT / "moved")
+
+
+def watched(played: Played) -> demo.Watched:
+    client: Any = played
+    return demo.Watched(client, "moved")
+
+
+def test_the_job_goes_on_until_enough_steps_were_made_after_the_move(
+    played: Played, commands: list[tuple[str, ...]]
+) -> None:
+    move = watched(played)
+    played.step(demo.TAINT_AT - 1)
+    move.look(played.job(), played.folder)
+    assert commands == []
+    played.step(1)
+    move.look(played.job(), played.folder)
+    assert [words[:3] for words in commands] == [("taint", "host", "h1")]
+    for state in (Step.PRECOPYING, Step.RESTORING):
+        played.step(300)  # however long it takes
+        played.rows = [a_row("m1", state)]
+        move.look(played.job(), played.folder)
+        assert not demo.STOP.exists()
+    played.rows, played.host = [a_row("m1", Step.DONE)], "h2"
+    move.look(played.job(), played.folder)
+    assert int(demo.STOP.read_text()) == demo.TAINT_AT + 600 + demo.MORE
+    played.step(10)
+    move.look(played.job(), played.folder)
+    assert int(demo.STOP.read_text()) == demo.TAINT_AT + 600 + demo.MORE, "said once"
+    assert len(commands) == 1
+    assert move.done().name == "m1"
+
+
+def test_a_move_that_fails_is_told_and_the_next_one_counts(
+    played: Played, capsys: pytest.CaptureFixture[str]
+) -> None:
+    move = watched(played)
+    played.step(demo.TAINT_AT)
+    move.look(played.job(), played.folder)
+    played.rows = [a_row("m1", Step.FAILED, "no memory there")]
+    for _ in range(2):
+        move.look(played.job(), played.folder)
+    assert capsys.readouterr().err.count("moved/1 stays on h1: no memory there") == 1
+    assert not demo.STOP.exists()
+    played.rows.append(a_row("m2", Step.DONE))
+    played.host = "h2"
+    move.look(played.job(), played.folder)
+    assert demo.STOP.exists()
+    assert move.done().name == "m2"
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_rank_that_its_hosts_agent_does_not_find_there_has_not_moved(
+    played: Played, processes: int
+) -> None:
+    move = watched(played)
+    played.step(demo.TAINT_AT)
+    move.look(played.job(), played.folder)
+    played.rows, played.processes = [a_row("m1", Step.DONE)], processes
+    played.host = "h1" if processes else "h2"
+    with pytest.raises(LiveshiftError, match="moved/1 should train on h2, but h"):
+        move.look(played.job(), played.folder)
+    assert not demo.STOP.exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], "no migration began"),
+        ([a_row("m1", Step.JOB_ENDED, "moved/1 ended with code 0 before it could move h1 → h2")],
+         "moved/1 ended with code 0 before it could move h1 → h2"),
+        ([a_row("m1", Step.FAILED, "no memory there")], "moved/1 stays on h1: no memory there"),
+    ],
+    ids=["none", "overtaken", "failed"],
+)  # fmt: skip
+def test_without_a_move_the_demo_says_why(
+    played: Played, rows: list[MigrationRow], words: str
+) -> None:
+    played.rows = rows
+    with pytest.raises(LiveshiftError) as raised:
+        watched(played).done()
+    assert str(raised.value) == f"nothing moved off h1: {words}"
+    assert "None" not in str(raised.value)
+
+
+def test_a_demo_whose_steps_do_not_bear_the_move_out_fails(
+    commands: list[tuple[str, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Every loss is equal, and the rank was moved after its last step."""
+    steps = {n: tuple(report.Step(k, 1.0, 100.0 + k, f"h{n}") for k in range(50)) for n in (0, 1)}
+    runs = tuple(report.RankRun(n, steps[n], "aa") for n in steps)
+    phases = (report.Phase("dump", 1.0, 0.0, frozen=True),)
+    move = report.Migration("moved/1", "h1", "h2", "", 2, 200.0, 200.0, phases, 0.0, 0, ranks=(1,))
+    finished = report.Report("demo", "", runs, runs, (move,))
+    assert finished.bit_identical
+
+    def nothing(*_ignored: object, **_more: object) -> None:
+        return None
+
+    monkeypatch.setattr(demo, "_lab", lambda: nullcontext())
+    monkeypatch.setattr(demo, "_train", nothing)
+    monkeypatch.setattr(demo.Watched, "done", nothing)
+    monkeypatch.setattr(demo, "_report", lambda row, hosts: finished)
+    assert demo.main() == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "error: the steps do not bear the move out: " in said
+    assert "no gap between two steps holds the freeze" in said

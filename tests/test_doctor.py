@@ -16,7 +16,8 @@ from cluster_files import SMALL
 from cuda_process import doubles
 from doubles.gpu import build
 
-from liveshift.errors import Refused
+from liveshift.errors import WrongUsage
+from liveshift.launcher import doctor as examination
 from liveshift.launcher.checks import deadlines, kernel, machine, network
 from liveshift.launcher.checks.finding import Finding, Verdict, attempt
 from liveshift.launcher.doctor import doctor, examine
@@ -71,17 +72,54 @@ def test_the_table_has_every_row_and_a_closing_line(capsys: pytest.CaptureFixtur
     code = doctor("table", None)
     out = capsys.readouterr().out
     for finding in examine(None):
-        assert re.search(rf"^│ {re.escape(finding.check)} ", out, re.MULTILINE), finding.check
-    assert "what to do" in out
+        head = rf"^(ok|warn|fail) +{re.escape(finding.check)} "
+        assert re.search(head, out, re.MULTILINE), finding.check
     closing = out.strip().splitlines()[-1]
     assert (
         closing.startswith("The main job can't run here: ") if code else "can run here" in closing
     )
     assert "\x1b" not in out, "no colours in a pipe"
+    warned = re.findall(r"^warn +(.+?)  ", out, re.MULTILINE)
+    assert not warned or f"{len(warned)} warning" in closing
+    assert all(name in closing for name in warned)
+
+
+LONG = Finding("a check", "found " * 40, "needed " * 20, Verdict.WARN, "do this " * 30)
+
+
+def test_a_finding_fits_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(examination, "examine", lambda *_: [LONG])
+    monkeypatch.setattr(examination.Console, "is_terminal", True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert doctor("table", None) == 0
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(len(line) for line in lines) <= 80
+    text = " ".join(" ".join(lines).split())
+    for words in (LONG.found, f"needed: {LONG.needed}", f"do: {LONG.advice}"):
+        assert words.strip() in text, "nothing is cut"
+
+
+def test_a_pipe_gets_a_line_for_each_thing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fine = Finding("fine", "it is", "nothing", Verdict.OK)
+    monkeypatch.setattr(examination, "examine", lambda *_: [LONG, fine])
+    assert doctor("table", None) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert lines[0] == f"warn  a check  {LONG.found.strip()}"
+    assert lines[3:] == [
+        "ok    fine     it is",
+        "The main job can run here, with 1 warning (a check).",
+    ]
+    doctor("json", None)
+    assert json.loads(capsys.readouterr().out)["warnings"] == 1
 
 
 def test_another_output_is_refused() -> None:
-    with pytest.raises(Refused, match="yaml"):
+    with pytest.raises(WrongUsage, match="yaml"):
         doctor("yaml", None)
 
 

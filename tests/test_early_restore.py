@@ -35,7 +35,7 @@ from liveshift.criu_glue.memory.mapped import PrefillLost, forks_otherwise
 from liveshift.criu_glue.memory.prefill import SPARE, Prefill
 from liveshift.criu_glue.memory.store import PAGES_FILE
 from liveshift.criu_glue.memory.tree_memory import UNFILLED
-from liveshift.criu_glue.survey import tasks
+from liveshift.criu_glue.tree import tasks
 from liveshift.errors import StepFailed
 
 __all__ = ["criu", "place", "rooms", "scene", "sink", "staged"]

@@ -32,7 +32,7 @@ from room_trees import criu, place, rooms
 
 from liveshift.criu_glue.memory import prefill
 from liveshift.criu_glue.memory.prefill import BLOCK, Prefill
-from liveshift.criu_glue.survey import tasks
+from liveshift.criu_glue.tree import tasks
 
 __all__ = ["criu", "place", "rooms", "scene", "sink", "staged"]
 
@@ -75,6 +75,7 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_that_of_another_order(
 
     def too_late(orders: Prefill, order: Order, _: list[int]) -> int:
         os.kill(pid, signal.SIGSTOP)
+        until(lambda: _states_of_threads(pid) == {"T"})  # else the one that answers may go on yet
         orders._orders.settimeout(0.3)
         try:
             return order()
@@ -130,6 +131,11 @@ def test_the_kernel_makes_no_huge_pages_where_something_may_have_been_let_go_of(
     assert seen.placed > 100 << 20
     is_whole_and_goes_on(stage, tree, pages=30000)
     assert {_huge_pages(task.pid) for task in tasks(stage.there)} == {"1"}, "it has its own"
+
+
+def _states_of_threads(pid: int) -> set[str]:
+    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return {stat.rsplit(")", 1)[1].split()[0] for stat in stats}
 
 
 def _huge_pages(pid: int) -> str:

@@ -8,7 +8,9 @@ import sqlite3
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
+from move_stage import Stage
 from test_evacuation import CLUSTER
 
 from liveshift.criu_glue.network import Overlay
@@ -17,7 +19,9 @@ from liveshift.runtime import config
 from liveshift.runtime.endings import Endings
 from liveshift.runtime.fleet import Fleet
 from liveshift.runtime.jobs import Capsule, Job
-from liveshift.runtime.messages import JobEnded, Run
+from liveshift.runtime.messages import JobEnded, Message, Precopy, Run
+from liveshift.runtime.migration import Move
+from liveshift.runtime.steps import Step
 
 
 @pytest.fixture
@@ -29,17 +33,27 @@ def a_fleet(state: Path, more: str = "") -> Fleet:
     """A job of two, in memory and in the journal."""
     made = Fleet(config.parse(CLUSTER.replace("{state}", str(state)) + more).cluster)
     owners = {f"a/{n}": (n, f"h{n}") for n in range(2)}
-    started, epoch = made.journal.add_job("a", 1, "10.99.0.0/24", b"", owners)
-    capsules = {name: Capsule(name, n, host, epoch) for name, (n, host) in owners.items()}
     run = Run("a", 2, ["true"], {}, "/", 0, [])
+    spec = msgspec.msgpack.encode({"uid": 0, "run": msgspec.to_builtins(run)})
+    started, epoch = made.journal.add_job("a", 1, "10.99.0.0/24", spec, owners)
+    capsules = {name: Capsule(name, n, host, epoch) for name, (n, host) in owners.items()}
     made.jobs["a"] = Job("a", Overlay(1, "10.99.0.0/24"), run, 0, started, capsules)
     return made
+
+
+class Idle:
+    """In place of what ends the rest of a job."""
+
+    def end_rest(self, job: Job) -> None:
+        assert job.state == "ending"
 
 
 def end(fleet: Fleet, capsule: str, code: int) -> None:
     async def told() -> None:
         job = fleet.jobs["a"]
-        Endings(fleet, cast(Any, None)).capsule_ended(job, job.capsules[capsule], code)
+        Endings(fleet, cast(Any, None), cast(Any, Idle())).capsule_ended(
+            job, job.capsules[capsule], code
+        )
 
     asyncio.run(told())
 
@@ -57,7 +71,7 @@ def test_hosts_let_go_of_memory_that_they_have_kept_of_a_job_that_is_over(
 
     async def end_all(fleet: Fleet) -> None:
         monkeypatch.setattr(fleet, "up", lambda: ["h0", "h1"])
-        endings = Endings(fleet, cast(Any, Switchboard()))
+        endings = Endings(fleet, cast(Any, Switchboard()), cast(Any, Idle()))
         job = fleet.jobs["a"]
         for capsule in job.capsules.values():
             assert told == []
@@ -130,3 +144,56 @@ def test_what_could_not_be_written_has_not_happened(
     end(fleet, "a/0", 0)
     assert journalled(fleet) == ("ended", 0, [0, 0])
     assert len(history(fleet)) == 3
+
+
+def test_as_many_ended_jobs_are_kept_as_the_cluster_file_says(tmp_path: Path) -> None:
+    """The oldest go, with their output on the hosts; names that liveshift made do not return."""
+    forgotten: list[str] = []
+
+    class Switchboard:
+        async def ask(self, host: str, word: Any, _limit: float) -> None:
+            forgotten.append(word.job)
+
+    async def scene() -> None:
+        fleet = a_fleet(tmp_path, "[jobs]\nkeep_ended = 2\n")
+        fleet.up = lambda: ["h0"]  # type: ignore[method-assign]
+        endings = Endings(fleet, cast(Any, Switchboard()), cast(Any, Idle()))
+        for number in range(2, 6):
+            name = f"job{number}"
+            fleet.journal.add_job(name, number, "10.99.0.0/24", b"", {f"{name}/0": (0, "h0")})
+            capsules = {f"{name}/0": Capsule(f"{name}/0", 0, "h0", 1)}
+            run = Run(name, 1, ["true"], {}, "/", 0, [])
+            overlay = Overlay(number, "10.99.0.0/24")
+            job = fleet.jobs[name] = Job(name, overlay, run, 0, float(number), capsules)
+            endings.capsule_ended(job, capsules[f"{name}/0"], 0)
+            await asyncio.sleep(0.01)
+        assert forgotten == ["job2", "job3"]
+        assert [name for name, job in fleet.jobs.items() if job.state == "ended"] == [
+            "job4",
+            "job5",
+        ]
+        assert fleet.journal.next_number() == 6
+
+    asyncio.run(scene())
+
+
+def test_a_capsule_that_ends_ends_its_move_at_once(fleet: Fleet) -> None:
+    """Whatever its source is still asked for; what became of it has words of its own."""
+    job = fleet.jobs["a"]
+    capsule = job.capsules["a/1"]
+
+    class Copying(Stage):
+        async def ask(self, host: str, message: Message, timeout: float) -> Message | None:
+            if isinstance(message, Precopy):
+                asyncio.get_running_loop().call_soon(endings.capsule_ended, job, capsule, 0)
+                await asyncio.sleep(600)
+            return await super().ask(host, message, timeout)
+
+    endings = Endings(fleet, cast(Any, None), cast(Any, Idle()))
+    stage = Copying()
+    stage.capsule = capsule
+    move = Move(stage, 7, job, capsule, "h2", "h1 is tainted", "root", stage.changed)
+    fleet.moves["m7"], capsule.migration = move, "m7"
+    asyncio.run(asyncio.wait_for(move.run(), 20))
+    assert stage.steps == [Step.PRECOPYING, Step.ROLLING_BACK, Step.JOB_ENDED]
+    assert str(move.error) == "a/1 ended with code 0 before it could move h1 → h2"

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from liveshift.criu_glue.network import Overlay
-from liveshift.errors import Refused
+from liveshift.errors import LiveshiftError, Refused, SourceFailed, SourceRefused
 from liveshift.runtime import config, evacuation
 from liveshift.runtime.evacuation import Evacuation
 from liveshift.runtime.fleet import Fleet
@@ -65,8 +65,9 @@ class StandIn:
         self.begun.append(f"{capsule.name}: {reason} ({by})")
         return move
 
-    def end(self, move: str, step: Step) -> None:
+    def end(self, move: str, step: Step, error: LiveshiftError | None = None) -> None:
         ended = self.fleet.moves[move]
+        ended.error = error
         ended.step = step
         ended.capsule.migration = None
         if step is Step.DONE:
@@ -197,6 +198,47 @@ def test_a_move_that_failed_is_tried_again_after_a_while_and_others_meanwhile(
         await scene.until(lambda: len(scene.moves.begun) == 4)
         assert scene.moves.begun[3].startswith("a/0")
         assert time.monotonic() - failed >= 0.4
+
+    play(act)
+
+
+def test_what_fails_for_a_cause_in_the_capsule_is_not_tried_on_the_next_spare(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its dump or restore failed: only when a person asks, or much later. What the survey has
+    found is looked for again, less and less often."""
+    monkeypatch.setattr(evacuation, "RETRY_S", 0.05)
+    monkeypatch.setattr(evacuation, "AT_MOST_S", 0.8)
+
+    async def act(scene: Scene) -> None:
+        scene.fleet.capsule("b/1")[1].code = 0
+        scene.taint("h1")
+        await scene.until(lambda: len(scene.moves.begun) == 1)
+        scene.moves.end("m1", Step.FAILED, SourceFailed("dump", "CRIU could not dump a/0: so"))
+        scene.evacuation.wake()
+        await scene.until(lambda: len(scene.moves.begun) == 2)
+        assert scene.moves.begun[1].startswith("a/1")
+        began = time.monotonic()
+        refused = SourceRefused("process 7 holds it", hint="close it")
+        waits = []
+        for number in range(2, 6):
+            scene.moves.end(f"m{number}", Step.FAILED, refused)
+            since = time.monotonic()
+            scene.evacuation.wake()
+            await scene.until(lambda n=number: len(scene.moves.begun) > n)
+            waits.append(time.monotonic() - since)
+            if number < 5:
+                assert scene.moves.begun[number].startswith("a/1"), scene.moves.begun
+        assert time.monotonic() - began < 2.5
+        assert [wait > least for wait, least in zip(waits, (0.09, 0.19, 0.39), strict=False)]
+        scene.moves.end("m6", Step.DONE)
+        scene.taint("h1")  # a person asks
+        await scene.until(lambda: scene.moves.begun[-1].startswith("a/0"))
+        told = scene.untold()
+        assert len(told) == 2, told
+        assert "no other host is tried for 1 s, as the cause is in it: dump: CRIU could" in told[0]
+        assert "(`liveshift migrate a/0` tries again now)" in told[0]
+        assert "for 0 s, as the cause is in it: process 7 holds it" in told[1]
 
     play(act)
 

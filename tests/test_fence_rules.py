@@ -96,10 +96,11 @@ def test_a_capsule_cannot_send_vxlan_to_hosts(net: Net, ear: Callable[[str], Ear
     say(beside, b"the end", "10.99.7.2")
     assert b"forged" not in b"".join(listening.until(b"the end"))
     with net.on("world"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as world:
-        world.bind((UNDERLAY["world"], 4789))
+        world.bind((UNDERLAY["world"], 4788))
         world.settimeout(5)
-        say(zero, b"to the world it may", UNDERLAY["world"], port=4789)
+        say(zero, b"to the world it may", UNDERLAY["world"], port=4788)
         assert world.recvfrom(100)[1][0] == UNDERLAY["h0"]
+    assert not inject(zero, UNDERLAY["world"], 7, b"anything"), "not even to the world"
 
 
 @pytest.mark.parametrize("where", ["h0", "h1"])
@@ -217,13 +218,16 @@ def test_who_is_heard_is_what_the_books_say(net: Net) -> None:
                 network.locate(OVERLAY, book)
                 known |= book
             heard = {
-                (f"{e['concat'][0]:012x}", e["concat"][1])  # type: ignore[index]
-                for e in elements("set", "ip", "liveshift", "heard_7")
+                (f"{mac:012x}", host, f"{address:08x}")
+                for e in elements("set", "ip", "liveshift", "placed_7")
+                for mac, host, address in [e["concat"]]  # type: ignore[index]
             }
             here = set(elements("set", "netdev", "liveshift_7", "here"))
-        hosts = {(mac(OVERLAY.gateway), UNDERLAY[h]) for h in ("h1", "h2")}
-        away = {(mac(a), h) for a, h in known.items() if h is not None}
-        assert heard == {(m.replace(":", ""), h) for m, h in hosts | away}
+        hosts = {(mac(OVERLAY.gateway), UNDERLAY[h], UNDERLAY[h]) for h in ("h1", "h2")}
+        away = {(mac(a), h, a) for a, h in known.items() if h is not None}
+        assert heard == {
+            (m.replace(":", ""), h, socket.inet_aton(a).hex()) for m, h, a in hosts | away
+        }
         assert here == {mac(a) for a, h in known.items() if h is None}
 
     check()
@@ -242,7 +246,10 @@ def test_a_job_of_250_capsules_is_entered_at_once(net: Net) -> None:
 
 
 def test_a_fence_that_does_not_stand_takes_no_book(net: Net) -> None:
-    with net.on("h0"), pytest.raises(LiveshiftError, match=r"there is no set ip liveshift heard_7"):
+    with (
+        net.on("h0"),
+        pytest.raises(LiveshiftError, match=r"there is no set ip liveshift placed_7"),
+    ):
         fence.hear(OVERLAY, {"10.99.7.1": UNDERLAY["h1"]})
     with net.on("h0"):
         assert not fence.stands(OVERLAY)

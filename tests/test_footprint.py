@@ -49,6 +49,7 @@ def test_what_processes_share_counts_once() -> None:
     assert 16 * MIB <= both.shared < 20 * MIB
     assert alone.private < both.private
     assert both.copied >= 2 * 64 * MIB
+    assert (alone.shared_mappings, both.shared_mappings) == (1, 2)
 
 
 def test_what_has_ended_is_left_out() -> None:

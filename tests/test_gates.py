@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,7 +124,10 @@ def test_all_ranks_are_told_the_highest_number_that_began_anywhere() -> None:
     hosts = two()
     _, boundary = played(hosts)
     assert boundary.numbers == {WORLD: 11, PAIR: 3}
-    assert boundary.words == "after collective 11 of gloo over ranks 0-1 (and 1 more communicator)"
+    assert (
+        boundary.words
+        == "paused after collective 11 of gloo over ranks 0-1 (and 1 more communicator)"
+    )
     assert not boundary.down
     for host in hosts.values():
         assert host.targets == {WORLD: 11, PAIR: 3}
@@ -226,6 +230,19 @@ def test_a_communicator_that_a_member_has_aborted_stays_down() -> None:
     (first,), (second,) = (host.said(messages.Rebuild) for host in hosts.values())
     assert first.ids == second.ids == {WORLD: (1, b"w" * 128)}
     assert [host.gate for host in hosts.values()] == ["open", "open"]
+
+
+def test_numbers_of_attempts_do_not_come_again_when_the_clock_is_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pages keep those of an orchestrator that is gone."""
+    monkeypatch.setattr(time, "time", lambda: 1_700_000_000.0)
+    hosts = two()
+    for _ in range(20):  # orchestrators
+        played(hosts)
+    numbers = [arm.attempt for arm in hosts["h0"].said(messages.Arm)]
+    assert len(set(numbers)) == 20
+    assert 0 < min(numbers) <= max(numbers) < 1 << 32, "as the page has it"
 
 
 def test_a_second_move_of_the_job_joins_the_boundary() -> None:

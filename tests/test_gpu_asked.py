@@ -48,8 +48,8 @@ def test_host_and_gpu(words: tuple[str, str], meant: GpuAsked | None) -> None:
         (("h1/",), '"h1/" names no GPU'),
         (("/5",), '"/5" names no GPU'),
         (("5", "/"), '"/" names no GPU'),
-        (("", "3"), "a GPU to leave, and none to go to"),
-        (("h1/5", "", "h1"), "both a host and a GPU"),
+        (("", "3"), "--from-gpu was given without --to-gpu"),
+        (("h1/5", "", "h1"), "--to and --to-gpu were both given"),
         (("5", "h2/3"), "gpt/3 is on h1: it has no GPU of h2 to leave"),
     ],
 )

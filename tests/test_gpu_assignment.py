@@ -113,14 +113,14 @@ def test_one_that_is_asked_for_may_be_used_by_others() -> None:
         ([replace(gpu(0, "b"), mps=True)], {}, "is shared by MPS clients"),
         ([gpu(0, "b")], {gpu(0, "b").uuid: "is promised to gpt/2 (m9)"}, "is promised to gpt/2"),
         ([replace(gpu(0, "b"), memory_bytes=80 * GIB)], {},
-         f"has less memory (81920 MiB, {100 * 1024 + 256} MiB needed)"),
-        ([gpu(0, "b", free=100 * GIB)], {}, f"has 102400 MiB free, {100 * 1024 + 256} MiB needed"),
+         "has less memory (85.9 GB, 108 GB needed)"),
+        ([gpu(0, "b", free=100 * GIB)], {}, "has 107 GB free, 108 GB needed"),
     ],
 )  # fmt: skip
 def test_why_a_gpu_will_not_do_is_said(there: list[Gpu], taken: dict[str, str], words: str) -> None:
     source = host("a", 1)
     refused = refusal(source, {source[0].uuid: 100 * GIB}, there, taken, {})
-    assert "no GPU there can take what is on GPU 0 (GPU-a0000000)" in str(refused)
+    assert "no GPU of the destination can take what is on GPU 0 (GPU-a0000000)" in str(refused)
     assert words in str(refused)
     assert "same model" in str(refused.hint)
 

@@ -76,7 +76,7 @@ def test_a_gpu_that_others_use_is_taken_if_there_is_room_and_said_so() -> None:
     assert dict(plan.checks)["shared"].endswith("is used by process 77")
     gpus = [*GPUS[:3], replace(GPUS[3], free_bytes=80 * GIB)]
     said, _ = refusal(survey(ONE, gpus=gpus, taken=theirs))
-    assert "81920 MiB free" in said
+    assert "85.9 GB free" in said
 
 
 @pytest.mark.parametrize(

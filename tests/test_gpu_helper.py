@@ -151,12 +151,12 @@ def test_a_gpu_without_room_is_not_tried(helper: StartHelper, process: StartProc
     gpu.checkpoint(target.pid)
     swapped = [(A, B), (B, A)]
     with pytest.raises(
-        StepFailed, match=rf"needs 300 MiB and 256 MiB to spare on {B}, which has 524 MiB free"
+        StepFailed, match=rf"needs 315 MB and 268 MB to spare on {B}, which has 549 MB free"
     ):
         gpu.restore(target.pid, swapped)
     with pytest.raises(StepFailed, match="this host has no GPU"):
         gpu.restore(target.pid, swapped, needed={C: MIB})
-    with pytest.raises(StepFailed, match="needs 800 MiB"):
+    with pytest.raises(StepFailed, match="needs 839 MB"):
         gpu.restore(target.pid, swapped, needed={A: 800 * MIB})
     gpu.restore(target.pid, swapped, needed={B: 268 * MIB})
     gpu.unlock(target.pid)

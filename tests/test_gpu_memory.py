@@ -280,7 +280,7 @@ def test_too_many_bytes_are_refused(helper: Helper) -> None:
 
 def test_a_full_gpu_is_said_in_words_and_nothing_stays(helper: Helper) -> None:
     gpu = helper()
-    with pytest.raises(LiveshiftError, match=r"GPU-aaaaaaaa-.* has no room for 200\.0 MiB .*56\.0"):
+    with pytest.raises(LiveshiftError, match=r"GPU-aaaaaaaa-.* has no room for 210 MB .*58\.7"):
         gpu.create("1/100", blocks(200 * MIB, 200 * MIB))
     assert gpu.held() == {}
     gpu.create("1/100", blocks(250 * MIB))
@@ -297,7 +297,7 @@ def test_keys_and_gpus_that_are_not_there(helper: Helper) -> None:
         gpu.create("1/100", blocks(2 * MIB, gpu=UA.replace("a", "c")))
     assert gpu.held() == {}
     gpu.create("1/100", blocks(2 * MIB))
-    with pytest.raises(Refused, match=r"holds 2\.0 MiB of device memory for 1/100 already"):
+    with pytest.raises(Refused, match=r"holds 2\.10 MB of device memory for 1/100 already"):
         gpu.create("1/100", blocks(2 * MIB))
 
 
@@ -382,7 +382,7 @@ def test_a_helper_that_holds_memory_does_not_leave(doubles: build.Doubles, tmp_p
     helper = Helper(tmp_path, doubles.folder)
     gpu = helper()
     gpu.create("1/100", blocks(2 * MIB))
-    with pytest.raises(Refused, match=r"holds 2\.0 MiB of device memory for 1/100"):
+    with pytest.raises(Refused, match=r"holds 2\.10 MB of device memory for 1/100"):
         gpu.leave()
     gpu.drop("1/100")
     gpu.warm("2/100", [UA])
@@ -490,5 +490,5 @@ def test_contexts_go_with_the_last_memory(doubles: build.Doubles) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    assert "has no room for 1.0 GiB" in done.stdout
+    assert "has no room for 1.07 GB" in done.stdout
     assert "2 other copies of device memory on this host did not end within 0.01 s" in done.stdout

@@ -97,7 +97,7 @@ def test_a_driver_that_names_another_error_for_no_cuda_process(
 def test_memory_that_stays_is_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "SETTLE_S", 0.05)
     todo = made(Driver(ProcessState.LOCKED), host({PID: 5 * MIB}))
-    with pytest.raises(StepFailed, match=f"still holds 5 MiB on {A}") as caught:
+    with pytest.raises(StepFailed, match=f"still holds 5.24 MB on {A}") as caught:
         todo.checkpoint(PID)
     assert "restore and unlock it" in str(caught.value.hint)
 
@@ -144,7 +144,7 @@ def test_the_room_of_a_restore() -> None:
     driver = Driver(ProcessState.LOCKED)
     todo = made(driver, host({PID: 5 * MIB}), host({}), host({}, free=260 * MIB), host({}))
     todo.checkpoint(PID)
-    with pytest.raises(StepFailed, match=f"needs 5 MiB and 256 MiB to spare on {A}"):
+    with pytest.raises(StepFailed, match=f"needs 5.24 MB and 268 MB to spare on {A}"):
         todo.restore(PID, (), None)
     assert driver.restored == []
     assert driver.is_now is ProcessState.CHECKPOINTED

@@ -38,8 +38,8 @@ def test_a_plan_says_where_to_and_how() -> None:
     assert (made.plain, made.host_memory) == ("", GIB)
     assert made.rows == [
         ("GPU driver", "580.159 (CUDA 13.0)"),
-        ("GPUs", f"GPU 0 (GPU-a0000000) → GPU 0 (GPU-b0000000), NVIDIA H200, {80 << 10} MiB used"),
-        ("device memory", f"{79 << 10} MiB streamed, the rest by the driver"),
+        ("GPUs", "GPU 0 (GPU-a0000000) → GPU 0 (GPU-b0000000), NVIDIA H200, 85.9 GB used"),
+        ("device memory", "84.8 GB streamed, the rest by the driver"),
     ]
 
 
@@ -48,7 +48,7 @@ def test_why_a_plan_is_plain_is_said() -> None:
     made = plan(without, THERE, "", {})
     assert made.host_memory == 80 * GIB
     assert dict(made.rows)["device memory"] == (
-        f"{80 << 10} MiB copied by the driver's checkpoint: it was started without the arena"
+        "85.9 GB copied by the driver's checkpoint: it was started without the arena"
     )
     elsewhere = msgspec.structs.replace(THERE, fast_path="its probe hung")
     made = plan(STREAMED, elsewhere, "", {})
@@ -56,7 +56,7 @@ def test_why_a_plan_is_plain_is_said() -> None:
     assert dict(made.rows)["device memory"].endswith("checkpoint: its probe hung")
     two = gpu_survey(process({A: 30 * GIB}, 30 * GIB), process({A: 10 * GIB}, 0, "no page"))
     assert dict(plan(two, THERE, "", {}).rows)["device memory"] == (
-        f"{30 << 10} MiB streamed, {10 << 10} MiB copied by the driver's checkpoint: no page"
+        "32.2 GB streamed, 10.7 GB copied by the driver's checkpoint: no page"
     )
 
 
@@ -118,7 +118,7 @@ def test_a_driver_that_restores_nothing() -> None:
 def test_no_gpu_for_it() -> None:
     full = msgspec.structs.replace(THERE, gpus=[gpu("b", 0, free_bytes=GIB)])
     what, hint = trouble(here=full)
-    assert f"GPU 0 (GPU-b0000000) has 1024 MiB free, {(80 << 10) + 256} MiB needed" in what
+    assert "GPU 0 (GPU-b0000000) has 1.07 GB free, 86.2 GB needed" in what
     assert "free GPU" in hint
     taken = msgspec.structs.replace(THERE, taken={B: "is promised to gpt/2 (m9)"})
     assert "is promised to gpt/2 (m9)" in trouble(here=taken)[0]
@@ -130,8 +130,8 @@ def test_memory_of_the_source_for_the_drivers_copy() -> None:
     plain = gpu_survey(process({A: 80 * GIB}, 0, "it has no arena"), memory=64 * GIB)
     what, hint = trouble(plain)
     assert what == (
-        "not enough host memory at the source: the driver copies 81920 MiB of device memory into"
-        " the processes, 65536 MiB are available"
+        "the source has not enough host memory: the driver copies 85.9 GB of device memory into"
+        " the processes, 68.7 GB are available"
     )
     assert "it has no arena" in hint
     assert plan(msgspec.structs.replace(STREAMED, memory=64 * GIB), THERE, "", {}).troubles == []
@@ -140,10 +140,10 @@ def test_memory_of_the_source_for_the_drivers_copy() -> None:
 def test_memory_of_the_destination_counts_the_drivers_copy(criu: Criu) -> None:
     plain = plan(gpu_survey(process({A: 8 * GIB}, 0, "it has no arena")), THERE, "", {})
     needed = 2 * (110 * MIB + 8 * GIB) + preflight.MEMORY_MARGIN
-    with pytest.raises(Refused, match="with 8192 MiB of device memory in it"):
+    with pytest.raises(Refused, match=r"with 8\.59 GB of device memory in it"):
         preflight.check(survey(), HERE, HERE, criu, needed - 1, plain)
     rows = dict(preflight.check(survey(), HERE, HERE, criu, needed, plain))
-    assert rows["memory"].endswith("of which 16384 MiB for what the driver's checkpoint copies")
+    assert rows["memory"].endswith("of which 17.2 GB for what the driver's checkpoint copies")
     assert rows["GPU driver"] == "580.159 (CUDA 13.0)"
     streamed = plan(gpu_survey(process({A: 8 * GIB}, 8 * GIB)), THERE, "", {})
     preflight.check(survey(), HERE, HERE, criu, 2 * 110 * MIB + preflight.MEMORY_MARGIN, streamed)
@@ -154,8 +154,8 @@ def test_every_finding_is_said_at_once(tmp_path: Path) -> None:
     against = plan(STREAMED, msgspec.structs.replace(THERE, gpus=[other], driver="1"), "", {})
     with pytest.raises(Refused) as caught:
         preflight.check(survey(), HERE, HERE, None, 1 << 50, against)
-    assert "CRIU is missing" in str(caught.value)
-    assert "no GPU there can take" in str(caught.value)
+    assert "no CRIU, or one that is too old" in str(caught.value)
+    assert "no GPU of the destination can take" in str(caught.value)
     assert "is older than" in str(caught.value)
 
 

@@ -169,7 +169,8 @@ def test_one_that_has_ended_meanwhile_is_not_lost(settled: Failure) -> None:
     swap.capsule.code = 3
     asyncio.run(swap.run())
     assert stage.said == [*HAPPY[:2], "SettleSwap h1"]
-    assert (stage.steps[-1], str(swap.error)) == (Step.FAILED, "gpt/1 has ended with code 3")
+    words = "gpt/1 ended with code 3 before it could move h1 GPU 3 → h1 GPU 5"
+    assert (stage.steps[-1], str(swap.error)) == (Step.JOB_ENDED, words)
 
 
 @pytest.mark.parametrize("step", [Step.QUIESCING, Step.FREEZING, Step.RESUMING, Step.DONE])

@@ -130,6 +130,6 @@ def test_a_gpu_that_others_use_is_left_alone(watch: Watch, process: CudaProcess)
     assert dict(plan(found, alike.host({}), "", {}).pairs) == {A: C, B: B}, "its own"
     elsewhere = watch(f"{D}:H200:4MiB,{E}:H100:1GiB")
     [(what, _)] = plan(found, elsewhere.host({}), "", {}).troubles
-    assert f"({MODEL}, 3 MiB used)" in what
-    assert "has less memory (4 MiB, 259 MiB needed)" in what
+    assert f"({MODEL}, 3.15 MB used)" in what
+    assert "has less memory (4.19 MB, 272 MB needed)" in what
     assert "is another model (liveshift simulated GPU H100, not" in what

@@ -445,11 +445,56 @@ def test_a_deleted_file_comes_back_where_the_user_may_make_one(plain: Image) -> 
         plain.check()
 
 
-def test_nothing_is_removed_by_a_restore(plain: Image) -> None:
-    for kind in (0, None, 7):
+LINK = "/dev/shm/link_remap.7"
+
+
+def give_a_link(plain: Image, link: str, number: int = 777) -> None:
+    """The image's deleted file becomes one that is restored by another name of it."""
+    plain.change("remap-fpath", (3,), image_rights.LINKED)
+    plain.change("remap-fpath", (2,), number)
+    plain.reg(777, link, 0)
+
+
+def test_a_file_whose_name_is_gone_is_restored_by_the_name_that_criu_gave_it(plain: Image) -> None:
+    plain.make(LINK, 0o600, ALICE.uid)
+    give_a_link(plain, LINK)
+    plain.check()
+
+
+def test_nothing_but_such_names_is_removed_by_a_restore(plain: Image) -> None:
+    for kind in (None, 0):
         plain.change("remap-fpath", (3,), kind)
-        with pytest.raises(StepFailed, match="of links to be removed"):
+        with pytest.raises(StepFailed, match=r"that would remove '/"):
             plain.check()
+    plain.change("remap-fpath", (3,), 7)
+    with pytest.raises(StepFailed, match="with a remap of kind 7"):
+        plain.check()
+
+
+@pytest.mark.parametrize(
+    ("link", "words"),
+    [
+        ("/dev/shm/kept", "that would remove '/dev/shm/kept'"),
+        ("/dev/shm/link_remap.1.old", "that would remove"),
+        ("/dev/shm/link_remap.1/kept", "that would remove"),
+        ("/etc/link_remap.1", r"would make '/etc/link_remap.1', which its user 64001 may not"),
+        (LINK, rf"would open '{LINK}' for writing, which its user 64001 may not"),
+    ],
+)
+def test_a_name_that_is_none_of_crius(plain: Image, link: str, words: str) -> None:
+    """Nor is it a way round the rights that its user has to the file."""
+    secret = plain.make("/etc/secret", 0o600)
+    (plain.room / LINK.lstrip("/")).symlink_to("/etc/secret")
+    assert secret.exists()
+    give_a_link(plain, link)
+    with pytest.raises(StepFailed, match=words):
+        plain.check()
+
+
+def test_a_name_that_the_image_does_not_open(plain: Image) -> None:
+    give_a_link(plain, LINK, 778)
+    with pytest.raises(StepFailed, match="that would remove ''"):
+        plain.check()
 
 
 def test_control_groups_stay_below(plain: Image) -> None:

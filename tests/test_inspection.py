@@ -201,7 +201,9 @@ def test_a_script_gets_all_of_it(gpt: Any, seen: ProcessState, call: Call) -> No
 
 
 def test_nothing_of_that_name(gpt: Any, call: Call) -> None:
-    assert call("inspect", "gtp") == (4, "", 'error: no job "gtp"\nhint: there are: gpt\n')
+    code, out, err = call("inspect", "gtp")
+    assert (code, out) == (4, "")
+    assert err == 'error: no job "gtp"\nhint: did you mean gpt? there are: gpt\n'
     code, out, err = call("inspect", "gpt/7")
     assert (code, out) == (4, "")
     assert err.startswith('error: no capsule "gpt/7"\n')

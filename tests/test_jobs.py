@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from liveshift.criu_glue.network import Overlay
-from liveshift.errors import LiveshiftError, Refused
+from liveshift.errors import LiveshiftError, Refused, WrongUsage
 from liveshift.interposer.library import library_path
 from liveshift.runtime import config
 from liveshift.runtime.jobs import MOST_CAPSULES, Capsule, Job, check_request, overlay_for
@@ -35,8 +35,9 @@ def request(**changes: object) -> Run:
 
 
 def job(**changes: object) -> Job:
-    capsules = {f"gpt/{i}": Capsule(f"gpt/{i}", i, f"h{i}", i + 1) for i in range(3)}
-    return Job("gpt", Overlay(5, "10.99.0.0/24"), request(**changes), 1000, 0.0, capsules)
+    run = request(**({"nnodes": 3} | changes))
+    capsules = {f"gpt/{i}": Capsule(f"gpt/{i}", i, f"h{i}", i + 1) for i in range(run.nnodes)}
+    return Job("gpt", Overlay(5, "10.99.0.0/24"), run, 1000, 0.0, capsules)
 
 
 def spec_env(job: Job, name: str) -> dict[str, str]:
@@ -73,6 +74,20 @@ def test_what_makes_a_rank_a_rank() -> None:
     assert env["NCCL_HOSTID"] == env["HOSTNAME"] == "gpt-1"
 
 
+def test_a_single_capsule_is_no_rank_unless_it_is_asked_for() -> None:
+    """Programs that find RANK start torch.distributed; launchers believe they were launched."""
+    ranks = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    env = spec_env(job(nnodes=1), "gpt/0")
+    assert not ranks & set(env)
+    assert not [name for name in env if name.startswith("PET_")]
+    assert env["HOSTNAME"] == "gpt-0"
+    assert env["LIVESHIFT_CAPSULE"] == "gpt/0"
+    env = spec_env(job(nnodes=1, env_ranks=True), "gpt/0")
+    assert (env["RANK"], env["WORLD_SIZE"], env["PET_NNODES"]) == ("0", "1", "1")
+    assert env["MASTER_ADDR"] == "10.99.0.1"
+    assert spec_env(job(), "gpt/1") == spec_env(job(env_ranks=True), "gpt/1")
+
+
 def test_nothing_in_the_environment_changes_with_a_move() -> None:
     before, after = job(), job()
     after.capsules["gpt/1"].host, after.capsules["gpt/1"].epoch = "h9", 7
@@ -96,9 +111,8 @@ def test_the_callers_variables_pass_as_the_cluster_file_says() -> None:
 
 def test_a_name_is_kept_or_given() -> None:
     cluster = config.parse(CLUSTER).cluster
-    assert check_request(request(), set(), cluster) == "gpt"
-    assert check_request(request(name=""), {"gpt"}, cluster) == "job1"
-    assert check_request(request(name=""), {"job1", "job2", "job4"}, cluster) == "job3"
+    assert check_request(request(), set(), cluster, 1) == "gpt"
+    assert check_request(request(name=""), {"gpt"}, cluster, 5) == "job5"
 
 
 @pytest.mark.parametrize(
@@ -111,14 +125,14 @@ def test_a_name_is_kept_or_given() -> None:
         ({"collective": 60.0}, "a collective timeout of 60 s is too short"),
         ({"collective": -1.0}, "found -1.0, expected a number of seconds"),
         *(
-            ({"name": name}, "cannot name a job")
+            ({"name": name}, "invalid job name")
             for name in ("GPT", "a b", "../x", "a/b", "-a", "a-", "a" * 33, "ä", "a\n")
         ),
     ],
 )
 def test_a_request_that_can_be_no_job_is_refused(changes: dict[str, object], words: str) -> None:
-    with pytest.raises(Refused, match=words):
-        check_request(request(**changes), {"taken"}, config.parse(CLUSTER).cluster)
+    with pytest.raises((Refused, WrongUsage), match=words):
+        check_request(request(**changes), {"taken"}, config.parse(CLUSTER).cluster, 1)
 
 
 def test_a_jobs_own_collective_timeout_sets_its_deadlines() -> None:

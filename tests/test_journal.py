@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -10,10 +11,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+from sanitizers import compile_c
 
 from liveshift.errors import LiveshiftError
-from liveshift.runtime.journal import Journal
+from liveshift.runtime import journal as journals
+from liveshift.runtime.journal import SCHEMA, VERSION, Journal
+from liveshift.runtime.journal_file import JournalTrouble
 from liveshift.runtime.messages import MigrationRow, Phase
 
 OWNERS = {"gpt/0": (0, "h0"), "gpt/1": (1, "h1")}
@@ -106,12 +111,29 @@ def test_the_last_migrations_of_a_state_come_newest_first(journal: Journal) -> N
     assert journal.migrations_in("freezing", 9) == []
 
 
-def test_a_journal_of_another_format_is_refused(journal: Journal, path: Path) -> None:
+@pytest.mark.parametrize("number", [1, VERSION + 1])
+def test_a_journal_of_another_format_is_refused(journal: Journal, path: Path, number: int) -> None:
     with sqlite3.connect(path) as other:
-        other.execute("PRAGMA user_version=1")
+        other.execute(f"PRAGMA user_version={number}")
     other.close()
-    with pytest.raises(LiveshiftError, match="has format 1, this version writes format 2"):
+    with pytest.raises(LiveshiftError, match=f"has format {number}, this version reads 2 and 3"):
         Journal(path)
+
+
+def test_a_journal_of_the_format_before_is_taken_over(path: Path) -> None:
+    """Its jobs lack what the new version knows, and the old version does not read it again."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with sqlite3.connect(path) as older:
+        older.executescript(SCHEMA.partition("CREATE TABLE IF NOT EXISTS cordons")[0])
+        older.execute("INSERT INTO taints VALUES ('h1', 'ECC', 'root')")
+        older.execute("PRAGMA user_version=2")
+    older.close()
+    journal = Journal(path)
+    assert journal.taints() == {"h1": ("ECC", "root")}
+    assert journal.cordons() == {}
+    with sqlite3.connect(path) as seen:
+        assert seen.execute("PRAGMA user_version").fetchone() == (VERSION,)
+    seen.close()
 
 
 def test_commit_of_an_unknown_capsule_is_refused(journal: Journal) -> None:
@@ -194,8 +216,25 @@ def test_history_by_subject(journal: Journal) -> None:
     assert subjects("nobody") == []
 
 
+def test_the_history_of_a_host_has_its_moves(journal: Journal) -> None:
+    ways = [("h1", "h2"), ("h0", "h2"), ("h1 GPU 0", "h1 GPU 3"), ("h10", "h2")]
+    for number, (source, destination) in enumerate(ways, start=1):
+        moved = msgspec.structs.replace(row(number), source=source, destination=destination)
+        journal.save_migration(number, moved)
+        journal.tell("gpt/1", "move", f"m{number} begins", "root", number)
+        journal.tell("gpt/1", "moved", f"m{number}", "root", number)
+    journal.tell("h1", "tainted", "tainted: ECC")
+
+    def texts(host: str) -> list[str]:
+        return [event.text for event in journal.events(host, 0, host=True)]
+
+    assert texts("h1") == ["m1 begins", "m1", "m3 begins", "m3", "tainted: ECC"]
+    assert texts("h0") == ["m2 begins", "m2"]
+    assert texts("h3") == []
+
+
 def test_a_job_is_added_and_removed_whole(journal: Journal, path: Path) -> None:
-    with pytest.raises(sqlite3.IntegrityError):  # the same capsules again: nothing of it stays
+    with pytest.raises(JournalTrouble):  # the same capsules again: nothing of it stays
         journal.add_job("two", 2, "10.99.1.0/24", b"", OWNERS)
     assert [job[0] for job in Journal(path).jobs()] == ["gpt"]
     with sqlite3.connect(path) as saboteur:
@@ -203,7 +242,7 @@ def test_a_job_is_added_and_removed_whole(journal: Journal, path: Path) -> None:
             "CREATE TRIGGER stop BEFORE DELETE ON capsules BEGIN SELECT RAISE(ABORT, 'disk'); END"
         )
     saboteur.close()
-    with pytest.raises(sqlite3.IntegrityError, match="disk"):
+    with pytest.raises(JournalTrouble, match="disk"):
         journal.remove_job("gpt")
     assert [job[0] for job in Journal(path).jobs()] == ["gpt"]
     with sqlite3.connect(path) as saboteur:
@@ -218,5 +257,127 @@ def test_a_job_is_added_and_removed_whole(journal: Journal, path: Path) -> None:
 def test_a_file_that_is_no_journal_is_refused_in_words(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     path.write_bytes(b"no database, but long enough to be taken for one" * 100)
-    with pytest.raises(LiveshiftError, match=r"cannot open the journal .*journal.sqlite"):
+    with pytest.raises(LiveshiftError, match=r"the journal .*journal.sqlite is damaged"):
         Journal(path)
+
+
+def test_nobody_else_reads_it_and_readers_do_not_hold_it_up(journal: Journal, path: Path) -> None:
+    """It has the jobs' environments; a backup is made while it is written."""
+    journal.tell("gpt", "started", "")
+    modes = {each.name: each.stat().st_mode & 0o777 for each in path.parent.iterdir()}
+    assert modes.pop("journal.sqlite") == 0o600
+    assert set(modes.values()) <= {0o600}
+    with contextlib.closing(sqlite3.connect(path)) as reader:
+        reader.execute("BEGIN")
+        before = reader.execute("SELECT COUNT(*) FROM events").fetchone()
+        journal.tell("gpt", "goes on", "")
+        assert reader.execute("SELECT COUNT(*) FROM events").fetchone() == before
+
+
+def test_a_move_has_a_number_above_all_others(journal: Journal, path: Path) -> None:
+    for number in (1, 2, 7):
+        journal.save_migration(number, row(number))
+    assert Journal(path).next_migration() == 8
+
+
+def test_numbers_of_a_journal_that_is_lost_are_not_used_again(journal: Journal, path: Path) -> None:
+    journal.save_migration(3, row(3))
+    journal.skip_migrations(100)
+    assert Journal(path).next_migration() == 104
+    journal.save_migration(104, row(104))
+    assert journal.next_migration() == 105
+
+
+def test_what_a_host_was_granted_by_a_lost_journal_is_its_own(journal: Journal, path: Path) -> None:
+    journal.adopt("gpt/1", "h2", 9)
+    assert owners(Journal(path)) == {"gpt/0": ("h0", 1), "gpt/1": ("h2", 9)}
+    assert granted(journal)
+
+
+def test_what_is_noted_is_in_the_history(journal: Journal) -> None:
+    journal.note("gpt/1", "moved", "to h2", "root")
+    (event,) = journal.events("gpt/1", 0)
+    assert (event.kind, event.text, event.by) == ("moved", "to h2", "root")
+
+
+def test_the_history_of_a_host_has_its_last_moves(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2, 3):
+        journal.save_migration(number, row(number))
+        journal.tell("gpt/1", "moved", f"number {number}", migration=number)
+    monkeypatch.setattr(journals, "MOVES_OF_A_HOST", 2)
+    told = [event.text for event in journal.events("h2", 0, host=True)]
+    assert told == ["number 2", "number 3"]
+    assert journal.events("h9", 0, host=True) == []
+    assert journal.events("h2", 0) == [], "a job may have a host's name"
+
+
+def test_a_name_may_come_and_go_often(journal: Journal) -> None:
+    for first in (1, 2, 3):
+        if first > 1:
+            assert journal.add_job("gpt", 1, "10.99.0.0/24", b"", OWNERS)[1] == first
+        assert [state for *_, state, _ in journal.jobs()] == ["running"]
+        journal.remove_job("gpt")
+        assert journal.last_epoch("gpt") == first
+
+
+def test_cordons_are_kept(journal: Journal, path: Path) -> None:
+    journal.set_cordon("h1", "root")
+    journal.set_cordon("h1", "ann")
+    journal.set_cordon("h2", "ann")
+    assert Journal(path).cordons() == {"h1": "ann", "h2": "ann"}
+    journal.clear_cordon("h1")
+    assert Journal(path).cordons() == {"h2": "ann"}
+
+
+SYNCS = """
+#include <stdatomic.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static _Atomic int count;
+int syncs(void) { return atomic_load(&count); }
+int fdatasync(int fd) { atomic_fetch_add(&count, 1); return (int)syscall(SYS_fdatasync, fd); }
+int fsync(int fd) { atomic_fetch_add(&count, 1); return (int)syscall(SYS_fsync, fd); }
+"""
+
+WRITES = """
+import ctypes, sys
+from pathlib import Path
+from liveshift.runtime.journal import Journal
+from liveshift.runtime.messages import MigrationRow
+journal = Journal(Path(sys.argv[1]))
+syncs = ctypes.CDLL(None).syncs
+row = MigrationRow("m1", "gpt/1", "h1", "h2", "asked for", "root", 2, "done", 1.0, 2.0, 0.5, 10,
+                   11, 12, 3.5e8, [], None, None)
+for name, *arguments in (
+    ("add_job", "gpt", 1, "10.99.0.0/24", b"spec", {"gpt/0": (0, "h0"), "gpt/1": (1, "h1")}),
+    ("commit", "gpt/1", "h2", 2),
+    ("grant", "gpt/1", "h2", 2),
+    ("save_migration", 1, row),
+    ("tell", "gpt/1", "moved", "to h2"),
+    ("set_taint", "h1", "broken", "root"),
+    ("clear_taint", "h1"),
+    ("set_ended", "gpt/1", 0),
+    ("set_job", "gpt", "done", 0),
+    ("remove_job", "gpt"),
+):
+    before = syncs()
+    getattr(journal, name)(*arguments)
+    print(name, syncs() - before)
+"""
+
+
+def test_the_disk_has_what_a_method_wrote_before_it_returns(path: Path, tmp_path: Path) -> None:
+    """Else a power cut takes back a commit that the destination was told of."""
+    (tmp_path / "syncs.c").write_text(SYNCS)
+    library = tmp_path / "syncs.so"
+    compile_c(library, "-shared", "-fPIC", tmp_path / "syncs.c")
+    ran = subprocess.run(
+        [sys.executable, "-c", WRITES, path], capture_output=True, text=True, check=True,
+        env=os.environ | {"LD_PRELOAD": str(library)},
+    )  # fmt: skip
+    said = [line.split() for line in ran.stdout.splitlines()]
+    assert len(said) == 10
+    assert {name: int(count) for name, count in said if int(count) < 1} == {}

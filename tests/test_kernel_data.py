@@ -33,11 +33,13 @@ except OSError as error:
 """
 
 
-def kept(tmp_path: Path, prepare: str) -> str:
+def kept(tmp_path: Path, prepare: str, directory: str = "") -> str:
     """In a mount namespace of its own, of which nothing stays."""
     (tmp_path / "keep.py").write_text(textwrap.dedent(PROGRAM))
     (tmp_path / "run").mkdir()
-    script = f"{prepare} && exec {sys.executable} {tmp_path}/keep.py {tmp_path}/kept"
+    script = (
+        f"{prepare} && exec {sys.executable} {tmp_path}/keep.py {directory or tmp_path / 'kept'}"
+    )
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=False
     )
@@ -47,6 +49,11 @@ def kept(tmp_path: Path, prepare: str) -> str:
 
 def test_where_run_is_no_tmpfs_a_file_that_nobody_can_change_is_there(tmp_path: Path) -> None:
     assert kept(tmp_path, f"mount --bind {tmp_path}/run /run") == "Read-only file system"
+
+
+def test_the_default_place_for_it_lies_below_the_run_that_is_none(tmp_path: Path) -> None:
+    prepare = f"mount --bind {tmp_path}/run /run"
+    assert kept(tmp_path, prepare, "/run/liveshift/criu") == "Read-only file system"
 
 
 def test_where_run_is_a_tmpfs_criu_keeps_it_itself(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ class TestNames:
 
     @pytest.mark.parametrize("count", [0, -1, 33])
     def test_a_number_of_hosts_that_cannot_be(self, count: int) -> None:
-        with pytest.raises(Refused, match=f"a lab of {count} hosts"):
+        with pytest.raises(Refused, match=f"a lab has 1 to 32 hosts, got {count}"):
             labs.up("a", count)
 
     def test_all_hosts_fit_the_network(self) -> None:
@@ -179,6 +179,10 @@ class TestClusterFile:
         made = plan.cluster("a", 1, tmp_path, tables=given)
         assert (made.wire.streams, made.wire.compress) == (8, Compress.NEVER)
         assert (made.precopy.enabled, made.precopy.slow_down) == (False, 0.5)
+        made = plan.cluster("a", 1, tmp_path, tables={"logs": {"max": "2MiB", "keep": "3"}})
+        assert (made.logs.max, made.logs.keep) == (2 << 20, 3)
+        with pytest.raises(ConfigError, match=r'logs.max: found "9KiB", expected a size from "1Mi'):
+            plan.cluster("a", 1, tmp_path, tables={"logs": {"max": "9KiB"}})
         with pytest.raises(ConfigError, match=r'precopy\.enabled: found "no"'):
             plan.cluster("a", 1, tmp_path, tables={"precopy": {"enabled": "no"}})
 

@@ -7,13 +7,14 @@ import asyncio
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 from link_harness import Handler, beat, joined, nothing, raw_peer, until
 
 from liveshift.errors import LiveshiftError, NotFound, Refused, Unreachable
 from liveshift.runtime import keys, messages
 from liveshift.runtime.link import Line
-from liveshift.runtime.messages import Message
+from liveshift.runtime.messages import VERSION, Message, decode
 
 
 def test_either_side_asks_and_answers(key_directory: Path) -> None:
@@ -185,6 +186,8 @@ def test_a_frame_that_is_not_understood_is_dropped(
                     await peer.send(raw)
                 await peer.send_multipart([b"two", b"parts"])
                 await peer.send(messages.encode_ask(7, beat()))
+                refused = messages.decode(await peer.recv())
+                assert refused.error is not None, "of the first one, of the others nothing is said"
                 assert messages.decode(await peer.recv()).id == 7
 
     asyncio.run(scene())
@@ -203,6 +206,27 @@ def test_what_a_lost_peer_was_asked_fails_at_once() -> None:
         line.take(messages.encode_error(1, ("Refused", "late", None)))  # nobody waits any more
 
     asyncio.run(scene())
+
+
+def test_a_peer_of_another_version_hears_so_once_for_each_connection() -> None:
+    """So an agent of another version has the reason in its own log, and no refusal is refused."""
+    sent: list[bytes] = []
+    other = msgspec.msgpack.encode({"v": VERSION - 1, "id": 7, "body": {"t": "Here", "life": 1}})
+
+    async def run() -> None:
+        line = Line("h0", sent.append, nothing, life=1, largest=1000)
+        line.take(other)
+        line.take(other)
+        assert len(sent) == 1
+        line.connected(sent.append)
+        line.take(other)
+
+    asyncio.run(run())
+    assert len(sent) == 2
+    for raw in sent:
+        error = decode(raw).error
+        assert error is not None
+        assert f"version {VERSION - 1}, this is version {VERSION}" in error[1]
 
 
 def test_an_unknown_kind_of_error_is_still_an_error() -> None:

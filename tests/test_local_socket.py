@@ -138,7 +138,7 @@ def test_a_frame_beyond_the_limit_is_refused_and_closes_the_connection(path: Pat
     def talk() -> list[bytes]:
         answers = exchange(path, struct.pack("<I", local_socket.LIMIT + 1))
         assert len(answers) == 1
-        assert "an ask of" in (messages.decode(answers[0]).error or ("", ""))[1]
+        assert "the request has" in (messages.decode(answers[0]).error or ("", ""))[1]
         return exchange(path, framed(messages.GetStatus()))
 
     assert len(served(path, talk)) == 1  # type: ignore[arg-type]

@@ -31,8 +31,8 @@ from liveshift.criu_glue.memory.tree_memory import UNFILLED
 from liveshift.criu_glue.page_filter import PageFilter
 from liveshift.criu_glue.restore import RestoringTree
 from liveshift.criu_glue.room import Room
-from liveshift.criu_glue.survey import tasks
 from liveshift.criu_glue.tool import Criu
+from liveshift.criu_glue.tree import tasks
 from liveshift.errors import StepFailed
 
 __all__ = ["criu", "place", "rooms", "sink"]
@@ -111,7 +111,7 @@ class Parted:
             unpacker = unpacking.Unpacker(tree.destination)
             trees.pack(tree, trees.listing(tree), unpacker.write)
             unpacker.finish()
-        shutil.copy(self.here.plan.log, there.plan.log)
+        shutil.copytree(self.here.plan.log, there.plan.log, dirs_exist_ok=True)
 
     def end_source(self) -> None:
         room.end(self.here)

@@ -281,7 +281,7 @@ def test_tables_come_as_messagepack() -> None:
     assert read_table(msgspec.msgpack.encode(sent)) == {7: ProcessTable(3, runs)}
     pairs = msgspec.msgpack.encode({7: {"incarnation": 3, "runs": [[BASE, 2]]}})
     for raw in (b"", b"\x80\x80", msgspec.msgpack.encode([1]), b"\x91" * 5000, pairs):
-        with pytest.raises(StepFailed, match="no table of memory"):
+        with pytest.raises(StepFailed, match="the table of memory is not understood"):
             read_table(raw)
 
 
@@ -294,7 +294,7 @@ def test_a_table_of_more_processes_than_there_can_be_is_refused_before_any_is_re
         if count < 1 << 16
         else b"\xdf" + struct.pack(">I", count)
     )
-    with pytest.raises(StepFailed, match=f"of the memory of {count} processes"):
+    with pytest.raises(StepFailed, match=f"table of memory names {count} processes"):
         read_table(head + b"\x01" * 100)
 
 

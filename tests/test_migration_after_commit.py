@@ -33,7 +33,7 @@ from move_stage import (
     returned,
 )  # fmt: skip
 
-from liveshift.errors import LiveshiftError, NotFound, Unreachable
+from liveshift.errors import LiveshiftError, NotFound, SourceFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.migration import Move
 from liveshift.runtime.steps import Step
@@ -82,6 +82,17 @@ def test_a_restore_that_fails_twice_is_done_on_another_spare() -> None:
     (_, reserve), (forward,) = stage.sent(messages.Reserve), stage.sent(messages.Forward)
     assert (reserve.source, reserve.epoch) == ("h2", 5)
     assert (forward.destination, forward.endpoint) == ("h3", "tcp://10.88.0.12:7401")
+
+
+def test_a_restore_that_fails_for_a_cause_in_the_capsule_is_not_tried_again_anywhere() -> None:
+    stage = Stage()
+    stage.spare = "h3"
+    stage.fail("Restore", SourceFailed("restore", "it holds what CRIU cannot restore"))
+    stage.fail("Settle h1", HELD, RUNS)
+    move = play(stage)
+    assert stage.said == [*UP_TO_RESTORE, "commit h2 3", *returned(4)]
+    assert (move.step, move.capsule.host) == (Step.FAILED, "h1")
+    assert isinstance(move.error, SourceFailed)
 
 
 @pytest.mark.parametrize("what", ["Reserve h3", "Forward h2"])

@@ -7,11 +7,13 @@ afterwards: before the commit its source, after it the destination, and never no
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 
 import pytest
 from move_stage import (
     BEFORE,
+    FACTS,
     HAPPY,
     NOTHING,
     RUNS,
@@ -22,12 +24,13 @@ from move_stage import (
     WHOLE,
     Failure,
     Stage,
+    a_move,
     named,
     no_waiting,
     play,
 )  # fmt: skip
 
-from liveshift.errors import LiveshiftError, Refused, Unreachable
+from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.ground import NoBoundary
 from liveshift.runtime.steps import ALLOWED, ENDS, Step
@@ -48,6 +51,16 @@ def test_the_order_of_things() -> None:
     assert (move.capsule.host, move.capsule.epoch) == ("h2", 2)
 
 
+def test_connections_that_will_break_are_told_before_anything_is_done() -> None:
+    look = messages.Inspected(SURVEY, FACTS, 5, outside=["203.0.113.5:443 (https)"] * 9)
+    stage = Stage()
+    stage.fail("Inspect", look)
+    play(stage)
+    (said,) = [line for line in stage.told if line.startswith("breaks ")]
+    assert said.startswith("breaks 9 connections to outside the cluster: 203.0.113.5:443 (https); ")
+    assert said.endswith("; and 1 more")
+
+
 def test_the_gates_are_closed_before_the_freeze_and_opened_when_it_runs() -> None:
     stage = Stage()
     move = play(stage)
@@ -56,7 +69,7 @@ def test_the_gates_are_closed_before_the_freeze_and_opened_when_it_runs() -> Non
         f"closed before {at['Freeze h1']}", f"open before {at['Resume h2']}",
     ]  # fmt: skip
     (quiesce,) = [phase for phase in move.row().phases if phase.name == "quiesce"]
-    assert quiesce.detail == "after collective 7 of gloo over ranks 0-1"
+    assert quiesce.detail == "paused after collective 7 of gloo over ranks 0-1"
 
 
 def test_a_job_that_talks_over_tcp_is_frozen_in_place_without_a_boundary() -> None:
@@ -178,6 +191,27 @@ def test_a_commit_that_fails_is_no_commit(way: Exception) -> None:
     assert move.row().frozen_s > 0
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["known", "heard at the source"])
+@pytest.mark.parametrize("at", range(len(BEFORE)), ids=lambda at: BEFORE[at].split()[0])
+def test_a_move_that_the_end_of_its_job_overtakes(at: int, known: bool) -> None:
+    """That is neither a failure of the move nor a move that went on without an error."""
+    stage = Stage()
+    stage.fail(BEFORE[at].split()[0], StepFailed("freeze", "no such process"))
+    stage.fail("Settle h1", messages.Settled("ended"))
+    move = a_move(stage)
+    move.capsule.code = 3 if known else None
+    asyncio.run(move.run())
+    assert stage.steps[-2:] == [Step.ROLLING_BACK, Step.JOB_ENDED]
+    row, how = move.row(), "ended with code 3" if known else "ended"
+    # What the source says of it at the freeze is kept: the move itself may have ended it.
+    why = ": freeze: no such process" if BEFORE[at].startswith("Freeze") else ""
+    assert (row.state, row.error) == (
+        "job ended",
+        f"gpt/1 {how} before it could move h1 → h2{why}",
+    )
+    assert row.hint is None
+
+
 @pytest.mark.parametrize("host", ["h1", "h2"])
 @pytest.mark.parametrize("way", WAYS, ids=named)
 def test_an_undo_that_fails_on_one_side_is_done_on_the_other(host: str, way: Failure) -> None:
@@ -248,7 +282,7 @@ def test_a_record_that_cannot_be_written_does_not_change_who_runs_it(step: Step)
 
 def test_steps_lead_somewhere_and_end() -> None:
     assert set(ALLOWED) == set(Step)
-    assert {Step.DONE, Step.FAILED, Step.LOST} == ENDS
+    assert {Step.DONE, Step.FAILED, Step.JOB_ENDED, Step.LOST} == ENDS
     for start in Step:
         reached, edge = {start}, {start}
         while edge:

@@ -220,7 +220,7 @@ def test_books_that_several_threads_enter_follow_each_other(net: Net) -> None:
     last = forwarding(net, "h0", 1)
     assert len(last) <= 1
     with net.on("h0"):
-        found = fence.nft_elements("set", "ip", "liveshift", "heard_7") or []
+        found = fence.nft_elements("set", "ip", "liveshift", "placed_7") or []
         number = int(mac(address).replace(":", ""), 16)
         heard = [e["concat"][1] for e in found if e["concat"][0] == number]
         here = fence.nft_elements("set", "netdev", "liveshift_7", "here") or []

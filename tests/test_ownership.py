@@ -27,6 +27,7 @@ LEAVING = {  # step: (mine, not mine)
     Step.ROLLING_BACK: (RUN, END),
     Step.RETURNING: (RUN, WAIT),
     Step.FAILED: (RUN, END),
+    Step.JOB_ENDED: (RUN, END),
     Step.LOST: (END, END),
     None: (RUN, END),
 }
@@ -44,6 +45,7 @@ COMING = {  # step: (mine by that epoch, mine by another, the next epoch's, none
     Step.ROLLING_BACK: (RUN, WAIT, WAIT, WAIT),
     Step.RETURNING: (RUN, WAIT, WAIT, WAIT),
     Step.FAILED: (RUN, END, END, END),
+    Step.JOB_ENDED: (RUN, END, END, END),
     Step.LOST: (RUN, END, END, END),
     None: (RUN, END, END, END),
 }
@@ -126,7 +128,7 @@ def test_strays(host: str, epoch: int, moving: bool, stray: bool) -> None:
 
 
 def test_every_step_leads_to_an_end() -> None:
-    assert {Step.DONE, Step.FAILED, Step.LOST} == ENDS
+    assert {Step.DONE, Step.FAILED, Step.JOB_ENDED, Step.LOST} == ENDS
     reached = set(ENDS)
     for _ in Step:
         reached |= {step for step, after in ALLOWED.items() if after & reached}

@@ -18,8 +18,8 @@ from liveshift.criu_glue.dump import FrozenTree
 from liveshift.criu_glue.memory.tracker import MemoryTracker
 from liveshift.criu_glue.page_filter import PageFilter
 from liveshift.criu_glue.room import Room
-from liveshift.criu_glue.survey import inner_pid, tasks
 from liveshift.criu_glue.tool import Criu
+from liveshift.criu_glue.tree import inner_pid, tasks
 from liveshift.errors import StepFailed
 
 __all__ = ["criu", "place", "rooms", "sink"]

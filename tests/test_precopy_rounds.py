@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from captured import until
 
+from liveshift.criu_glue.memory.tracker import Standstill
 from liveshift.errors import StepFailed
 from liveshift.runtime import precopy
 from liveshift.runtime.config import Precopy as Settings
-from liveshift.runtime.precopy import Precopy
+from liveshift.runtime.precopy import Delta, Precopy
 from liveshift.runtime.usual_rate import UsualRate
+from liveshift.runtime.wire.wants import Wants
 
 
 class Counted(Precopy):
@@ -26,7 +28,7 @@ class Counted(Precopy):
             collectives=lambda: 0, rate=UsualRate(), computes=UsualRate(),
             run_time=SimpleNamespace(progress=lambda: 0),
         )  # fmt: skip
-        lanes: Any = SimpleNamespace(finish=lambda: None, close=lambda: None)
+        lanes: Any = SimpleNamespace(finish=lambda: None, close=lambda: None, pages=None)
         reporter: Any = SimpleNamespace(done=lambda: None)
         super().__init__(resident, lanes, Settings(), reporter, list)
         self.count = 0
@@ -106,3 +108,61 @@ def test_they_go_on_while_what_is_rewritten_shrinks(
 ) -> None:
     rounds.finds = finds
     assert rounds.rounds(float("inf")).rounds == made
+
+
+class Named(Counted):
+    """Whose destination lacks pages that were only named, each time others."""
+
+    def __init__(self, *lacks: Wants) -> None:
+        super().__init__()
+        self.lacks = list(lacks)
+        self.sent: list[Wants] = []
+        self.arrived = 0
+        self.lanes.finish = self._arrive  # type: ignore[method-assign]
+        self._wants = self._ask
+        tracker: Any = SimpleNamespace(
+            again=self._send, wait_frozen=lambda *_: None, close=lambda: None,
+            standstill=lambda *_: Standstill(0, 0, {}, {}, 0.0, 0.0),
+        )  # fmt: skip
+        self.tracker = tracker
+
+    def _ask(self) -> Wants:
+        assert self.arrived == len(self.sent) + 1, "asked before what was sent had arrived"
+        return self.lacks.pop(0) if self.lacks else []
+
+    def _arrive(self) -> None:
+        self.arrived = len(self.sent) + 1
+
+    def _send(self, wanted: Wants, _sink: object) -> int:
+        self.sent.append(wanted)
+        return 4096 * sum(pages for _, _, pages in wanted)
+
+
+LACKS: list[Wants] = [[(1, 0x1000, 2)], [(1, 0x5000, 1), (2, 0x1000, 1)], [(2, 0x9000, 3)]]
+"""Of each asking; an answer holds not all, and what comes may name others."""
+
+
+def test_named_pages_are_asked_for_until_the_destination_lacks_none() -> None:
+    made = Named(*LACKS)
+    made.complete()
+    assert made.sent == LACKS
+    assert made.lacks == []
+    made.close()
+
+
+def test_so_they_are_at_the_standstill_before_the_table_goes() -> None:
+    made, table = Named(*LACKS), list[int]()
+    wire: Any = SimpleNamespace(send=lambda *_: table.append(len(made.sent)))
+    page_filter: Any = SimpleNamespace(asked=None, hide=None)
+    Delta(made, wire, page_filter, float("inf")).finish()
+    assert table == [3, 3]
+    made.close()
+
+
+def test_a_round_asks_once() -> None:
+    """What is named and has gone meanwhile would else be asked for while the job writes on."""
+    made = Named(*LACKS)
+    made._arrive()
+    assert made._send_wanted() == 2 * 4096
+    assert made.sent == LACKS[:1]
+    made.close()

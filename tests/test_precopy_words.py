@@ -18,7 +18,7 @@ def test_rounds_tell_what_they_did() -> None:
 def test_rounds_name_processes_that_cannot_be_followed() -> None:
     done = Ahead(2, 5, 1_000_000, untracked={7: "somebody traces it"})
     assert words_of_rounds(done).endswith(
-        "in the last; read in full at the standstill: process 7 (somebody traces it)"
+        "in the last; read in full while the job is paused: process 7 (somebody traces it)"
     )
     done.untracked[9] = "it uses a GPU"
     assert "process 7 and 1 more (somebody traces it)" in words_of_rounds(done)

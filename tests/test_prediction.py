@@ -43,6 +43,19 @@ def test_a_full_dump_in_numbers() -> None:
     assert (found.memory, found.learnt, found.left_out) == (2 * GB, 0, "")
 
 
+def test_threads_and_shared_mappings_have_their_price() -> None:
+    plain = Footprint(GB, 0, 2, 2, 11_000)
+    many = Footprint(GB, 0, 2, 1502, 11_000, 0, 10_000)
+    one, other = (seconds(predict(Load(each, full_dump="so"))) for each in (plain, many))
+    more = {name: (other[name] or 0) - (one[name] or 0) for name in one}
+    assert {name for name, by in more.items() if by > 1e-6} == {"dump", "restore", "handover"}
+    assert more["dump"] == pytest.approx(1500 * 0.5e-3 + 10_000 * 120e-6)
+    assert more["restore"] == pytest.approx(1500 * 0.4e-3 + 10_000 * 60e-6)
+    assert more["handover"] == pytest.approx(1500 * 0.5e-3 + 10_000 * 80e-6)
+    (dump,) = (part for part in predict(Load(many, full_dump="so")).parts if part.name == "dump")
+    assert dump.detail == "2 processes, 11000 mappings, 1502 threads"
+
+
 def test_a_pre_copy_leaves_what_is_written_between_the_last_look_and_the_boundary() -> None:
     found = predict(Load(size(8 * GB, processes=2), writing=Writing(0.5e9, GB, 1.0)), rate=2e9)
     assert (found.way, found.why) == ("pre-copy", "")

@@ -380,7 +380,7 @@ def test_options_may_stand_on_either_side_of_the_verb(
     assert call(*where, *key, "status", "gpt")[0] == 0
     assert call(*where, "status", "gpt", *key)[0] == 0
     code, _, err = call("status", "gpt", *where)
-    assert code == 1
+    assert code == 2
     assert "needs an operator's key" in err
 
 

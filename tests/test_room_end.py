@@ -13,10 +13,10 @@ import pytest
 from captured import ENV, ROOT_PID, as_root, until
 from one_room import Start, ended, netns, plan, said, start
 
-from liveshift.criu_glue import room
+from liveshift.criu_glue import pids, room
 from liveshift.criu_glue.output import STDERR
-from liveshift.criu_glue.room import PID_FLOOR, RoomPlan
-from liveshift.criu_glue.survey import inner_pid, tasks
+from liveshift.criu_glue.room import RoomPlan
+from liveshift.criu_glue.tree import inner_pid, tasks
 from liveshift.errors import LiveshiftError
 
 __all__ = ["netns", "plan", "start"]
@@ -96,7 +96,7 @@ def test_an_adopted_tree_is_reaped_as_if_it_had_been_started_here(
 ) -> None:
     """As a restore does it: a task of the given pid, orphaned into the room, is its root task.
     One that ends before it is adopted was an attempt, and the room stays for the next."""
-    stands = room.build_empty(plan, ROOT_PID, PID_FLOOR + 500)
+    stands = room.build_empty(plan, ROOT_PID, pids.RESERVED)
     try:
         assert tasks(stands) == []
         orphan = "(echo out; echo err >&2; sleep 0.2; exit 5)"

@@ -96,5 +96,5 @@ def test_a_number_is_sealed_once() -> None:
 def test_keys_are_made_anew_and_are_of_one_size() -> None:
     assert len({make_key() for _ in range(100)}) == 100
     for size in (0, KEY - 1, KEY + 1):
-        with pytest.raises(LiveshiftError, match=f"a key of {size} bytes"):
+        with pytest.raises(LiveshiftError, match=f"the key has {size} bytes"):
             Opener(bytes(size), "pages")

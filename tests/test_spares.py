@@ -100,11 +100,19 @@ def test_a_job_is_placed_within_the_free_slots_and_spread(
             assert taken[one.name] <= taken[other.name] + 1 or taken[other.name] == other.free
 
 
+def test_no_job_begins_on_a_cordoned_host() -> None:
+    closed = HostView("h1", "floating", 4, 0, True, False, (), True)
+    assert place_job([closed, HostView("h2", "floating", 2, 0, True, False)], 2) == ["h2", "h2"]
+    with pytest.raises(Refused, match="only 0 slots are free"):
+        place_job([closed], 1)
+
+
 @pytest.mark.parametrize(
     ("host", "why"),
     [
         (HostView("h1", "floating", 1, 0, False, False), "h1 is not up"),
         (HostView("h1", "floating", 1, 0, True, True), "h1 is tainted"),
+        (HostView("h1", "floating", 1, 0, True, False, (), True), "h1 is cordoned"),
         (HostView("h1", "none", 1, 0, True, False), r"h1 receives nothing \(spare = none\)"),
         (HostView("h1", "floating", 2, 2, True, False), "h1 has no free slot"),
         (HostView("h0", "floating", 2, 1, True, False), "h0 is where it runs already"),

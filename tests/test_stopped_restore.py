@@ -30,8 +30,8 @@ from liveshift.criu_glue.dump import FrozenTree
 from liveshift.criu_glue.held import HeldCriu
 from liveshift.criu_glue.restore import RestoringTree
 from liveshift.criu_glue.room import Room
-from liveshift.criu_glue.survey import inner_pid, tasks
 from liveshift.criu_glue.tool import Criu
+from liveshift.criu_glue.tree import inner_pid, tasks
 from liveshift.cuda_snapshot import threads
 from liveshift.cuda_snapshot.hold import spared_threads
 from liveshift.errors import LiveshiftError, StepFailed, Unreachable

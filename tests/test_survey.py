@@ -89,7 +89,7 @@ def test_listed_files_are_no_trouble_and_foreign_ones_are(start: Start, foreign:
     seen = surveyed(start, program, placement, f"{foreign}/carried")
     assert seen.problems == ()
     assert seen.single_files == ()
-    assert seen.directories == ()
+    assert seen.directories == (f"{foreign}/shared",)
     seen = surveyed(start, f"o = open('{foreign}/other/log', 'a')", placement)
     ((text, remedy),) = seen.problems
     assert f"has {foreign}/other/log open for writing, on the tmpfs file system {foreign}" in text
@@ -115,6 +115,32 @@ def test_what_stands_in_the_way_is_named(start: Start, program: str, words: str)
     assert words in text
     assert text.startswith("process 100")
     assert remedy
+
+
+LOST = (
+    "f = open('{0}/old', 'w+b'); f.truncate(4096); m = mmap.mmap(f.fileno(), 4096)\n"
+    "os.link('{0}/old', '{0}/new'); os.rename('{0}/old', '{0}/gone'); os.unlink('{0}/gone')\n"
+)
+"""A file whose name is gone, though it has another."""
+ONLY_MAPPED = "os.closerange(3, 20)"
+NAMELESS = "os.unlink('{0}/new')"
+
+
+@as_root
+def test_a_file_that_has_lost_its_name_and_has_another_is_carried_with_its_directory_only(
+    start: Start, local: Path, foreign: Path
+) -> None:
+    def found(top: Path | str, then: str = "", shared: tuple[str, ...] = ()) -> list[str]:
+        program = (LOST + then).format(top)
+        return [text for text, _ in surveyed(start, program, Placement(shared, ())).problems]
+
+    for number, then in enumerate(("", ONLY_MAPPED)):
+        (local / str(number)).mkdir()
+        (text,) = found(local / str(number), then)
+        assert f"uses {local}/{number}/gone, a name that was deleted, of a file that has" in text
+    assert found("/tmp") == found("/dev/shm", ONLY_MAPPED) == []
+    assert found(foreign, shared=(str(foreign),)) == []
+    assert found(local, NAMELESS) == [], "one without any name goes in the image"
 
 
 @as_root

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import socket
 import stat
+import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,12 @@ from hypothesis import strategies as st
 from liveshift.criu_glue import trees
 from liveshift.criu_glue.trees import Stamp, Tree
 from liveshift.criu_glue.unpacking import Unpacker
+from liveshift.errors import StepFailed
 from liveshift.runtime import carried_out, config
 from liveshift.runtime.resident import Housing
 
 ROOT = os.geteuid() == 0
+as_root = pytest.mark.skipif(not ROOT, reason="root mounts")
 Seen = dict[str, Any]
 
 
@@ -283,6 +287,67 @@ def test_a_file_that_shrinks_in_the_middle_is_padded(move: Move) -> None:
     assert came.strip(b"x\0") == b""
 
 
+def test_of_a_file_with_holes_its_data_is_sent(move: Move) -> None:
+    """64 GB that take 3 MB: neither end reads, sends or writes the holes."""
+    data = {0: b"first", 5 << 30: os.urandom(3 << 20), (64 << 30) - 4096: b"last" * 1024}
+    with (move.here / "holes").open("wb") as file:
+        for at, text in data.items():
+            os.pwrite(file.fileno(), text, at)
+    with (move.here / "nothing but a hole").open("wb") as file:
+        file.truncate(64 << 30)
+    with (move.here / "many").open("wb") as file:
+        for at in range(0, 4 << 20, 8192):
+            os.pwrite(file.fileno(), b"x" * 4096, at)
+        file.truncate(64 << 20)
+    move.listed = trees.listing(move.tree)
+    sent: list[int] = []
+    unpacker = Unpacker(move.there)
+
+    def write(data: bytes) -> None:
+        sent.append(len(data))
+        unpacker.write(data)
+
+    trees.pack(move.tree, list(move.listed), write, ["holes"])
+    unpacker.finish()
+    assert sum(sent) < 9 << 20
+    for name in ("holes", "nothing but a hole", "many"):
+        here, there = (move.here / name).stat(), (move.there / name).stat()
+        assert (there.st_size, there.st_mode) == (here.st_size, here.st_mode)
+        assert Near(there.st_mtime_ns) == here.st_mtime_ns
+        assert there.st_blocks * 512 < 6 << 20
+    with (move.there / "holes").open("rb") as file:
+        for at, text in data.items():
+            assert os.pread(file.fileno(), len(text), at) == text
+        assert os.pread(file.fileno(), 4096, 64 << 30) == b""
+    assert (move.there / "many").read_bytes() == (move.here / "many").read_bytes()
+
+
+def test_holes_that_are_made_or_filled_while_a_file_is_read_spoil_nothing(move: Move) -> None:
+    path = move.here / "changes"
+    with path.open("wb") as file:
+        for at in range(0, 32 << 20, 4 << 20):
+            os.pwrite(file.fileno(), os.urandom(1 << 20), at)
+        file.truncate(32 << 20)
+    move.listed = trees.listing(move.tree)
+    unpacker = Unpacker(move.there)
+    writes = 0
+
+    def write(data: bytes) -> None:
+        nonlocal writes
+        writes += 1
+        if writes == 3:
+            os.truncate(path, 10 << 20)
+            with path.open("r+b") as file:
+                os.pwrite(file.fileno(), b"y" * (3 << 20), 5 << 20)
+        unpacker.write(data)
+
+    trees.pack(move.tree, list(move.listed), write)
+    unpacker.finish()
+    assert (move.there / "changes").stat().st_size == 32 << 20
+    move.second()
+    assert look(move.there) == look(move.here)
+
+
 def test_single_files_go_by_name(move: Move) -> None:
     (move.here / "var" / "log").mkdir(parents=True)
     (move.here / "var" / "log" / "train.log").write_bytes(b"line\n")
@@ -297,14 +362,56 @@ def test_a_directory_that_is_not_there_is_empty(tmp_path: Path) -> None:
     assert trees.listing(Tree("carried:/x", tmp_path / "missing", tmp_path)) == {}
 
 
-@pytest.mark.skipif(not os.path.ismount("/proc"), reason="needs a mount to stay out of")
-def test_other_file_systems_below_are_left_out() -> None:
+def test_a_listing_by_names_has_those_only() -> None:
     names = trees.listing(Tree("open", Path("/proc/self"), Path("/"), ("status",)))
     assert list(names) == ["status"]
-    below = trees.listing(Tree("carried:/", Path("/dev"), Path("/")))
-    shm = Path("/dev/shm")
-    if shm.is_mount():
-        assert not [name for name in below if name.startswith("shm/")]
+
+
+@as_root
+def test_what_is_mounted_below_is_left_out_be_it_of_the_same_file_system(move: Move) -> None:
+    """A bind mount does not change the device number."""
+    elsewhere = move.here.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "library.so").write_bytes(b"another's")
+    (move.here / "own").write_bytes(b"x")
+    with bound(elsewhere, move.here / "tree"), bound(elsewhere / "library.so", move.here / "file"):
+        assert os.lstat(move.here / "tree").st_dev == os.lstat(move.here).st_dev
+        assert sorted(move.first()) == [".", "own"]
+    with bound(elsewhere, move.here / "tree"):
+        below = trees.listing(Tree("carried", move.here / "tree", Path("/")))
+        assert set(below) == {".", "library.so"}, "a mount that is listed itself goes"
+
+
+@as_root
+def test_nothing_is_put_or_removed_on_what_is_mounted_at_the_destination(move: Move) -> None:
+    elsewhere = move.here.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "library.so").write_bytes(b"another's")
+    (move.here / "tree").mkdir()
+    (move.here / "tree" / "library.so").write_bytes(b"moved")
+    (move.here / "file").write_bytes(b"in a directory's place")
+    with bound(elsewhere, move.there / "tree"):
+        with pytest.raises(StepFailed, match=r"tree.* mounted below its directory here"):
+            move.send([".", "tree", "tree/library.so"])
+        trees.remove(move.there, ["tree/library.so", "tree"])
+    with bound(elsewhere, move.there / "file" / "deep"):
+        with pytest.raises(StepFailed, match=r"file.* mounted below its directory here"):
+            move.send(["file"])
+        assert (move.there / "file" / "deep" / "library.so").exists()
+    assert (elsewhere / "library.so").read_bytes() == b"another's"
+
+
+@contextlib.contextmanager
+def bound(source: Path, target: Path) -> Iterator[None]:
+    """``source`` is mounted on ``target``, which is made and removed."""
+    target.parent.mkdir(exist_ok=True)
+    target.mkdir() if source.is_dir() else target.touch()
+    subprocess.run(["mount", "--bind", source, target], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", target], check=True)
+        target.rmdir() if source.is_dir() else target.unlink()
 
 
 def test_unpacking_where_nothing_can_be_put_says_so(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from liveshift.criu_glue import below, rights, trees
+from liveshift.criu_glue import below, rights, sparse, trees
 from liveshift.criu_glue.rights import User
 from liveshift.criu_glue.unpacking import HEADER_LIMIT, Unpacker
 from liveshift.errors import StepFailed
@@ -162,9 +162,46 @@ NEGATIVE = b"\xff" * 12
     ],
 )
 def test_damaged_and_made_up_streams_are_said_to_be_so(top: Path, raw: bytes) -> None:
-    with pytest.raises(StepFailed, match="a damaged stream of files"):
+    with pytest.raises(StepFailed, match="the stream of files is damaged"):
         unpack(raw, top)
     assert all(p.stat().st_size == 0 for p in top.iterdir())
+
+
+def holes(size: object, *extents: tuple[int, int], data: bytes = b"") -> bytes:
+    """A stream with one file with holes; ``extents``: offset and length, as they are said to be."""
+    content = b"".join(struct.pack("<QQ", at, length) + b"x" * length for at, length in extents)
+    return tar(entry("a", content=content + data, pax_headers={sparse.HEADER: str(size)}))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        holes(-1),
+        holes(1 << 63),
+        holes("a lot"),
+        holes("9" * 5000),
+        holes(100, (99, 2)),
+        holes(100, (10, 5), (14, 5)),
+        holes(100, (10, 5), (2, 5)),
+        holes(100, (10, 0)),
+        holes(100, data=b"half"),
+        holes(100, data=struct.pack("<QQ", 0, 90)),
+        holes(100, data=struct.pack("<QQ", 1 << 63, 1 << 63) + b"x"),
+        holes(1 << 62, data=struct.pack("<QQ", 5, (1 << 64) - 5) + b"x" * 50),
+    ],
+)
+def test_extents_that_no_file_has(top: Path, raw: bytes) -> None:
+    with pytest.raises(StepFailed, match="the stream of files is damaged"):
+        unpack(raw, top)
+    assert sum(p.stat().st_size for p in top.iterdir()) <= 100
+
+
+def test_extents_are_written_where_they_say(top: Path) -> None:
+    unpack(holes(1 << 40, (5, 3), (8, 2), (1 << 39, 1)), top)
+    assert (top / "a").stat().st_size == 1 << 40
+    with (top / "a").open("rb") as file:
+        assert file.read(12) == b"\0" * 5 + b"x" * 5 + b"\0" * 2
+        assert os.pread(file.fileno(), 3, (1 << 39) - 1) == b"\0x\0"
 
 
 @as_root

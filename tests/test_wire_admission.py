@@ -265,5 +265,5 @@ def test_an_answer_that_no_destination_gives_ends_the_move(
         sender.send("output", b"x")
         who, *_ = there.recv_multipart()
         there.send_multipart([who, answer])
-        with pytest.raises(StepFailed, match="ship: h1 sent an answer that is not understood"):
+        with pytest.raises(StepFailed, match="ship: h1 answers wrongly: an answer is not"):
             sender.finish()

@@ -51,6 +51,8 @@ class Capsule:
     log: bytes = b""
     code: int | None = None
     migration: str | None = None
+    kept_from: int = 0  # what of the log is older was rotated away
+    output_trouble: str = ""
 
 
 @dataclass
@@ -68,6 +70,7 @@ class Host:
     name: str
     slots: int = 1
     taint: str | None = None
+    cordon: str | None = None
     gpus: list[messages.GpuSeat] = field(default_factory=list)
 
 
@@ -84,7 +87,9 @@ class Orchestrator:
         self.asks: list[Message] = []
         self.refuse: dict[type[Message], LiveshiftError] = {}  # what to answer, from now on
         self.prediction: messages.Prediction | None = None  # of every move and plan
+        self.shared = ["/", str(path.parent)]  # files.shared: where the command line is called
         self.hold_moves = False  # moves begun by an ask stay under way until finish_move()
+        self.signals_end = True  # SIGTERM and SIGKILL do, at once
         self.changed = threading.Condition()
         self._listener: socket.socket | None = None
         self._lines: set[socket.socket] = set()
@@ -181,7 +186,7 @@ class Orchestrator:
                 predicted=self.prediction,
             )  # fmt: skip
             moved.migration = name
-            self._tell(capsule, "move", f"{moved.host} → {to} begins", by)
+            self._tell(capsule, "move", f"{name} begins: {moved.host} → {to}", by, name)
             return name
 
     def precopying(self, name: str, rounds: messages.Rounds | None) -> None:
@@ -218,8 +223,21 @@ class Orchestrator:
                 hint=error.hint if error else None,
             )
             kind = "not moved" if error else "moved"
-            self._tell(row.capsule, kind, f"{row.source} → {row.destination}", row.by, name)
+            self._tell(row.capsule, "boundary", "paused after collective 7 of gloo", row.by, name)
+            verb = "did not move" if error else "moved"
+            text = f"{verb} {row.source} → {row.destination}"
+            self._tell(row.capsule, kind, text, row.by, name)
             self.changed.notify_all()
+
+    def end_before_move(self, name: str, code: int = 0) -> None:
+        """The capsule's command ends by itself, and so does the move that was under way."""
+        with self.changed:
+            self.finish_move(name, Refused("its processes have gone"))
+            row = self.moves[name]
+            words = f"{row.capsule} ended with code {code} before it could move h1 → h2"
+            ended = msgspec.structs.replace(row, state=Step.JOB_ENDED.value, error=words)
+            self.moves[name] = ended
+            self.end(row.capsule, code)
 
     def move(self, capsule: str, to: str) -> None:
         self.finish_move(self.begin_move(capsule, to))
@@ -260,15 +278,24 @@ class Orchestrator:
                 case messages.Untaint():
                     self._host(ask.host).taint = None
                     return None
+                case messages.Cordon():
+                    self._host(ask.host).cordon = "root"
+                    return None
+                case messages.Uncordon():
+                    host = self._host(ask.host)
+                    host.taint = host.cordon = None
+                    return None
                 case messages.Migrate():
                     return self._migrate(ask)
+                case messages.Cancel():
+                    return None
                 case messages.GetMigration():
                     if ask.name not in self.moves:
                         raise NotFound(f'no migration "{ask.name}"')
                     return messages.Migration(self.moves[ask.name])
                 case messages.WhoAmI():
                     may = ["read everybody's output"]
-                    return messages.Me("root", "admin", "root", 0, "", "double", may)
+                    return messages.Me("root", "admin", "root", 0, "", "double", may, self.shared)
                 case messages.GetEvents():
                     return messages.Events(list(self._events(ask)))
             raise LiveshiftError(f"the double does not know {type(ask).__name__}")
@@ -298,7 +325,7 @@ class Orchestrator:
                 else "moving" if c.migration else "running",
                 host=c.host, epoch=c.epoch, address=f"10.99.1.{n + 2}", ranks=[2 * n, 2 * n + 1],
                 pids=12, resident=250_000_000, collectives=1234, rate=12.3, code=c.code,
-                migration=c.migration,
+                migration=c.migration, output_trouble=c.output_trouble,
             )
             for n, c in enumerate(job.capsules.values())
         ]  # fmt: skip
@@ -311,7 +338,7 @@ class Orchestrator:
         return HostRow(
             name=host.name, address="10.88.0.10", state="up", spare="floating", slots=host.slots,
             used=len(here), taint=host.taint, taint_by="root" if host.taint else None,
-            memory_free=7_000_000_000, capsules=here, gpus=host.gpus,
+            memory_free=7_000_000_000, capsules=here, gpus=host.gpus, cordon=host.cordon,
         )  # fmt: skip
 
     def _output(self, ask: messages.ReadOutput, line: socket.socket) -> messages.Output:
@@ -326,21 +353,22 @@ class Orchestrator:
         self.changed.wait_for(news, ask.wait)
         if capsule.epoch != epoch:  # as when the source's agent hangs up in the middle of it
             raise Unreachable(f"{capsule.host} does not answer")
-        data = capsule.log[ask.offset : ask.offset + CHUNK]
+        at = max(ask.offset, capsule.kept_from)
+        data = capsule.log[at : at + CHUNK]
         code = capsule.code if not data else None
-        return messages.Output(data, ask.offset + len(data), code)
+        return messages.Output(data, at + len(data), code, at - ask.offset)
 
     def _signal(self, ask: messages.SignalJob) -> None:
         if ask.job not in self.jobs:
             raise NotFound(f'no job "{ask.job}"')
         self.jobs[ask.job].signals.append(ask.signum)
-        if ask.signum in (signal.SIGKILL, signal.SIGTERM):
+        if self.signals_end and ask.signum in (signal.SIGKILL, signal.SIGTERM):
             for capsule in self.jobs[ask.job].capsules.values():
                 self.end(capsule.name, 128 + ask.signum)
 
     def _taint(self, ask: messages.SetTaint) -> None:
         self._host(ask.host).taint = ask.reason
-        self._tell(ask.host, "tainted", ask.reason, "root")
+        self._tell(ask.host, "tainted", f"tainted: {ask.reason}", "root")
         for capsule in self._everyone():
             if capsule.host != ask.host or capsule.code is not None:
                 continue
@@ -419,7 +447,8 @@ class Orchestrator:
     def _free(self) -> str | None:
         taken = {c.host for c in self._everyone() if c.code is None}
         taken |= {row.destination for row in self.moves.values() if row.state in UNDER_WAY}
-        able = (h.name for h in self.hosts.values() if h.name not in taken and h.taint is None)
+        open_ = [h.name for h in self.hosts.values() if h.taint is None and h.cordon is None]
+        able = (name for name in open_ if name not in taken)
         return next(able, None)
 
 

@@ -25,15 +25,18 @@ import zmq
 import zstandard
 from zmq.utils import z85
 
-from liveshift.criu_glue import trees
+from liveshift.criu_glue import sparse, trees
+from liveshift.criu_glue.epoll_sets import Entry
 from liveshift.criu_glue.image_kinds import KINDS
 from liveshift.cuda_snapshot.helper.blocks import Block
 from liveshift.interposer import device_session, layout
 from liveshift.runtime import manifest as manifests
 from liveshift.runtime import messages, wire
+from liveshift.runtime import small_images as packing
 from liveshift.runtime.device_state import Saved
 from liveshift.runtime.messages import frames as _frames
 
+OUTPUT = "output:" + "0" * 20
 FOLDER = Path(__file__).parent / "seeds"
 EXAMPLE = Path(__file__).parents[2] / "docs" / "cluster.example.toml"
 
@@ -70,7 +73,7 @@ def local_frames() -> list[bytes]:
 
 
 def headers() -> list[bytes]:
-    streams = ("image:core-1001.img", "tree:1:tmp", "tree:2:carried:/data/x", "output", "manifest")
+    streams = ("image:core-1001.img", "tree:1:tmp", "tree:2:carried:/data/x", OUTPUT, "manifest")
     made = (wire.Header("m-1", n * 1000, s, (1 << 64) - 1 - n) for n, s in enumerate(streams))
     return [msgspec.msgpack.encode(header) for header in made]
 
@@ -108,18 +111,31 @@ def answers() -> list[bytes]:
 def manifests_of(streams: dict[str, bytes]) -> bytes:
     sizes = {s: (len(d), xxhash.xxh3_64_intdigest(d)) for s, d in streams.items()}
     gone = {"tmp": [b"gone", b"\xff"]}
-    made = manifests.Manifest(1, "m1", "gpt/1", 9, sizes, {4026531: 20, 4026532: 21}, gone)
+    pipes, epoll = {4026531: 20, 4026532: 21}, [Entry(1001, 3, 7, 1002, 7, 12, 25, 1 << 63)]
+    made = manifests.Manifest(manifests.VERSION, "m1", "gpt/1", 9, sizes, pipes, gone, epoll)
     return manifests.encode(made)
 
 
+def small_images() -> list[bytes]:
+    """The common stream as a dump packs it, after a byte that says where it is cut."""
+    sent = bytearray()
+    packer = packing.Packer(lambda _, raw: sent.extend(raw))
+    for name, size in (("core-1.img", 900), ("fs-1.img", 40), ("empty.img", 0)):
+        if size:
+            packer(name, bytes(range(size % 251)) * 4)
+        packer(name, b"")
+    packer.finish()
+    return [b"\x80" + bytes(sent), b"\x01" + bytes(sent)]
+
+
 def manifest_seeds() -> list[bytes]:
-    return [manifests_of({}), manifests_of({"output": b"x", "image:core-1001.img": b"registers"})]
+    return [manifests_of({}), manifests_of({OUTPUT: b"x", "image:core-1001.img": b"registers"})]
 
 
 def chunk_streams() -> list[bytes]:
     """Whole conversations, in the form that :func:`cut_chunks` reads."""
     tree = _tar(("directory", tarfile.DIRTYPE, {}), ("directory/file", tarfile.REGTYPE, {}))
-    said = {"image:core-1001.img": b"registers", "output": b"line\n", "tree:1:tmp": tree}
+    said = {"image:core-1001.img": b"registers", OUTPUT: b"line\n", "tree:1:tmp": tree}
     said["tree:2:open"] = _tar(("file", tarfile.REGTYPE, {}))
     parts = [(s, d) for s, d in said.items()] + [(s, b"") for s in said]
     parts += [("manifest", manifests_of(said)), ("manifest", b"")]
@@ -181,12 +197,19 @@ def _tar(*entries: tuple[str, bytes, dict[str, Any]]) -> bytes:
         for name, kind, more in entries:
             info = tarfile.TarInfo(name)
             info.type, info.mtime, info.uid, info.gid = kind, 10**9, 64001, 64001
-            content = b"content" * 30 if kind == tarfile.REGTYPE else b""
+            content = more.pop("content", b"content" * 30 if kind == tarfile.REGTYPE else b"")
             info.size = len(content)
             for key, value in more.items():
                 setattr(info, key, value)
             archive.addfile(info, io.BytesIO(content))
     return raw.getvalue()[: raw.tell() // 512 * 512][:6144]
+
+
+def _with_holes(
+    name: str, size: int, *extents: tuple[int, bytes]
+) -> tuple[str, bytes, dict[str, object]]:
+    content = b"".join(struct.pack("<QQ", at, len(data)) + data for at, data in extents)
+    return name, tarfile.REGTYPE, {"pax_headers": {sparse.HEADER: str(size)}, "content": content}
 
 
 def tars() -> list[bytes]:
@@ -202,6 +225,8 @@ def tars() -> list[bytes]:
         _tar(("s", reg, {"mode": 0o6755}), ("r", reg, {"mode": 0o4755, "uid": 0})),
         _tar(("é" * 90, reg, {"pax_headers": {trees.FORCED: "1", "mtime": "1000000000.5"}})),
         _tar(("d/e/f", reg, {}), ("../beside/file", reg, {}), ("/etc/x", reg, {})),
+        _tar(_with_holes("s", 1 << 40, (0, b"begins"), (1 << 20, b"data" * 30), (1 << 30, b"x"))),
+        _tar(_with_holes("none", 1 << 20), _with_holes("s", 100, (8, b"x" * 92), (8, b"again"))),
     ]
     return [bytes([how]) + raw for raw in made for how in (0, 1, 2, 3, 6)]
 

@@ -29,7 +29,7 @@ from liveshift.criu_glue.unpacking import Unpacker
 from liveshift.cuda_snapshot.checkpoint import uuid_text
 from liveshift.errors import ConfigError, LiveshiftError, StepFailed
 from liveshift.interposer import device_session, layout, page
-from liveshift.runtime import config, device_memory, keys
+from liveshift.runtime import config, device_memory, keys, small_images
 from liveshift.runtime.toml_lines import key_lines
 
 
@@ -102,7 +102,7 @@ def _image() -> Target:
         path = place.inside / name
         path.write_bytes(data[1:])
         try:
-            image_check.check(place.inside, ALICE, room)
+            image_check.prepare(place.inside, ALICE, room)
         except StepFailed:
             pass
         finally:
@@ -287,6 +287,21 @@ def _output(data: bytes) -> None:
     assert end <= len(data)
 
 
+def _small_images(data: bytes) -> None:
+    """The common stream of small images, in two pieces that are cut anywhere."""
+    cut = data[0] * len(data) // 256 if data else 0
+    kept: list[tuple[str, bytes]] = []
+    unpacker = small_images.Unpacker(lambda name, raw: kept.append((name, bytes(raw))))
+    try:
+        unpacker.write(data[1:cut])
+        unpacker.write(data[max(1, cut) :])
+        unpacker.end()
+    except LiveshiftError:
+        pass
+    assert all(len(raw) <= small_images.SMALL for _, raw in kept)
+    assert sum(len(raw) for _, raw in kept) <= len(data)
+
+
 def _elf(data: bytes) -> None:
     """A file that a job has mapped: its build id is read."""
     assert len(build_id(io.BytesIO(data))) <= 2 * 65536
@@ -315,6 +330,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "config": _config,
     "key": _key,
     "output": lambda: Target("output", _output, seeds.outputs),
+    "small-images": lambda: Target("small-images", _small_images, seeds.small_images),
     "elf": lambda: Target("elf", _elf, seeds.elfs),
 }
 
@@ -322,5 +338,6 @@ PACES = {
     "frame": 20, "header": 20, "sealed": 10, "answer": 20, "manifest": 20, "announcement": 10,
     "output": 10, "devices": 10, "device-reply": 20, "local-socket": 10, "elf": 10, "protobuf": 4,
     "page": 4, "config": 4, "key": 4, "image-file": 4, "pagemap": 10, "compressed": 4,
+    "small-images": 10,
 }  # fmt: skip
 """Executions of a target for each one of the slowest."""

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One announced migration at its destination: what is counted, and how long a refusal may be."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import xxhash
+
+from liveshift.errors import LiveshiftError
+from liveshift.runtime.wire.announced import TEXT, Announced, Seal
+from liveshift.runtime.wire.header import MEMORY, RATE, SEAL, WANTS, Header, Kind, PageHeader
+from liveshift.runtime.wire.page_lane import ANSWER
+from liveshift.runtime.wire.seal import Opener, make_key
+
+
+class Sink:
+    """An inlet and the pages' end."""
+
+    complete = False
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+
+    def write(self, where: str | int, data: memoryview, tag: bytes = b"") -> None:
+        self.written += data
+
+    def wants(self) -> list[tuple[int, int, int]]:
+        return []
+
+
+def announced(limit: int) -> tuple[Announced, Sink]:
+    sink = Sink()
+    return Announced("m1", "h0", sink, limit, sink, 2), sink
+
+
+def chunk(number: int, data: bytes) -> tuple[Header, memoryview]:
+    return Header("m1", number, "output", xxhash.xxh3_64_intdigest(data)), memoryview(data)
+
+
+def test_bytes_are_counted_on_both_ways_and_nothing_before_they_come() -> None:
+    entry, sink = announced(10)
+    seal = Seal(make_key(), 1, "key")
+    assert (entry.ordered, entry.paged) == (0, 0)
+    assert entry.take(*chunk(0, b"12345")) == ("ack", 0)
+    assert (entry.ordered, entry.paged) == (5, 0)
+
+    def page(number: int, kind: Kind, data: bytes) -> tuple[str, int | str]:
+        header = PageHeader("m1", 1, number, kind, 0)
+        return entry.take_page(seal, header, memoryview(data), b"tag")
+
+    assert page(0, RATE, b"only to measure with") == ("ack", 0)
+    assert (entry.ordered, entry.paged) == (5, 0)
+    assert page(1, MEMORY, b"123") == ("ack", 1)
+    assert page(2, MEMORY, b"4567") == ("ack", 2)
+    assert (entry.ordered, entry.paged) == (5, 7)
+    assert bytes(sink.written) == b"123451234567"
+
+
+def test_no_lane_is_taken_that_was_not_announced() -> None:
+    sink = Sink()
+    entry = Announced("m1", "h0", sink, 10, sink)
+    seal, header = Seal(make_key(), 1, "key"), PageHeader("m1", 1, 0, MEMORY, 0)
+    said = entry.take_page(seal, header, memoryview(b"123"), b"tag")
+    assert said == ("refused", "lane 1 of m1 was not announced")
+    assert not sink.written
+
+
+@pytest.mark.parametrize(
+    ("stream", "data", "why"),
+    [
+        (WANTS, b"x", "which nobody answers"),
+        (SEAL, b"", "the key has 0 bytes"),
+        ("other", b"", "which nobody answers"),
+    ],
+)
+def test_a_question_is_whole_or_none(stream: str, data: bytes, why: str) -> None:
+    entry, _ = announced(10)
+    header = Header("m1", 1, stream, xxhash.xxh3_64_intdigest(data))
+    with pytest.raises(LiveshiftError, match=why):
+        entry.reply(header, memoryview(data), "key")
+    assert entry.seal is None
+    nothing = Header("m1", 2, WANTS, xxhash.xxh3_64_intdigest(b""))
+    assert entry.reply(nothing, memoryview(b""), "key")[0] == WANTS
+
+
+def test_what_was_announced_is_taken_to_the_last_byte() -> None:
+    entry, _ = announced(10)
+    assert entry.take(*chunk(0, bytes(10))) == ("ack", 0)
+    said, why = entry.take(*chunk(1, b"x"))
+    assert said == "refused"
+    assert "more has come than the 10 bytes" in str(why)
+
+
+def test_a_refusal_is_cut_to_what_a_source_takes() -> None:
+    key = make_key()
+    raw = Seal(key, 1, "key").answer(2, "refused", "x" * 5000)
+    (number,) = ANSWER.unpack_from(raw)
+    opened = Opener(key, "answers").open(
+        2, number, b"", memoryview(raw)[ANSWER.size :], memoryview(bytearray(8192))
+    )
+    assert msgspec.msgpack.decode(opened) == ["refused", "x" * 500]
+    assert TEXT == 500

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A journal that cannot be written, is damaged or gone: words, nothing that was not written is so,
+and a backup from which it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from test_evacuation import CLUSTER
+from test_journal import OWNERS, row
+
+from liveshift.runtime import config
+from liveshift.runtime.fleet import Fleet
+from liveshift.runtime.journal import Journal
+from liveshift.runtime.journal_file import JournalTrouble
+from liveshift.runtime.messages import Run
+from liveshift.runtime.moves import Moves
+from liveshift.runtime.ownership import Side
+from liveshift.runtime.steps import Step
+
+
+def fill(journal: Journal) -> None:
+    """From now on SQLite says what it says on a full disk."""
+    file: Any = journal.file
+    (pages,) = file.rows("PRAGMA page_count")[0]
+    file.rows(f"PRAGMA max_page_count={pages}")
+    with contextlib.suppress(JournalTrouble):
+        while True:
+            journal.tell("", "filler", "x" * 1000)
+
+
+def empty(journal: Journal) -> None:
+    journal.file.rows("PRAGMA max_page_count=1000000")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "journal.sqlite"
+
+
+@pytest.fixture
+def journal(path: Path) -> Journal:
+    made = Journal(path)
+    made.add_job("gpt", 1, "10.99.0.0/24", b"spec", OWNERS)
+    return made
+
+
+def test_a_full_disk_is_named_and_nothing_of_a_group_of_writes_is_kept(journal: Journal) -> None:
+    fill(journal)
+
+    def taint() -> None:
+        with journal.together():
+            journal.set_taint("h1", "ECC errors", "root")
+            journal.tell("h1", "tainted", "x" * 10_000)
+
+    with pytest.raises(JournalTrouble) as caught:
+        taint()
+    said = caught.value
+    assert f"the journal {journal.file.path} cannot be written: the disk at /" in str(said)
+    assert "is full" in str(said)
+    assert "free some space" in str(said.hint)
+    assert journal.file.trouble == str(said)
+    assert journal.taints() == {}
+    empty(journal)
+    journal.set_taint("h1", "ECC errors", "root")
+    assert journal.taints() == {"h1": ("ECC errors", "root")}
+    assert journal.file.trouble == ""
+
+
+def test_a_line_of_the_history_is_lost_rather_than_what_it_tells_of(journal: Journal) -> None:
+    fill(journal)
+    journal.note("gpt", "signal", "received SIGTERM" + "x" * 10_000)
+    assert not [e for e in journal.events("gpt", 0) if e.kind == "signal"]
+
+
+@pytest.mark.parametrize("harm", ["garbage", "pages"])
+def test_a_damaged_journal_is_put_back_from_its_backup(path: Path, harm: str) -> None:
+    journal = Journal(path)
+    for number in range(200):
+        journal.add_job(f"job{number}", number + 1, "10.99.0.0/24", b"x" * 500, {})
+    journal.file.back_up()
+    journal.file.close()
+    raw = bytearray(path.read_bytes())
+    if harm == "garbage":
+        raw[:] = b"not a database at all" * 100
+    else:
+        raw[3 * 4096 : 9 * 4096] = b"\xff" * (6 * 4096)
+    path.write_bytes(raw)
+    with pytest.raises(JournalTrouble) as caught:
+        Journal(path)
+    assert str(caught.value).startswith(f"the journal {path} is damaged: ")
+    hint = str(caught.value.hint)
+    assert f"copy {path.with_name('journal.backup')} (of {time.strftime('%Y-%m-%d')}" in hint
+    assert path.read_bytes() == raw, "nothing was made of it"
+    shutil.copy(path.with_name("journal.backup"), path)
+    again = Journal(path)
+    assert len(again.jobs()) == 200
+    assert again.file.restored
+
+
+def test_a_journal_that_is_gone_is_not_begun_anew_beside_its_backup(
+    path: Path, journal: Journal
+) -> None:
+    journal.file.back_up()
+    journal.file.close()
+    path.unlink()
+    with pytest.raises(JournalTrouble, match=f"the journal {path} is gone") as caught:
+        Journal(path)
+    assert "journal.backup" in str(caught.value.hint)
+    assert not path.exists()
+
+
+def test_a_backup_is_whole_while_the_journal_is_written_to(journal: Journal, path: Path) -> None:
+    with journal.together():
+        journal.set_taint("h1", "not yet", "root")
+        journal.file.back_up()
+    copy = sqlite3.connect(path.with_name("journal.backup"))
+    assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert copy.execute("SELECT COUNT(*) FROM capsules").fetchone() == (2,)
+    assert copy.execute("SELECT COUNT(*) FROM taints").fetchone() == (0,)
+    assert path.with_name("journal.backup").stat().st_mode & 0o777 == 0o600
+    assert not journal.file.restored
+
+
+def test_numbers_of_names_are_not_used_again(journal: Journal) -> None:
+    assert journal.next_number() == 1
+    for name in ("job1", "job7", "job", "myjob9", "job12x"):
+        journal.add_job(name, 10 + len(name), "10.99.0.0/24", b"", {f"{name}/0": (0, "h0")})
+        journal.remove_job(name)
+    assert journal.next_number() == 8
+
+
+# ---- what is in memory follows it ----
+
+
+@pytest.fixture
+def moves(tmp_path: Path) -> Moves:
+    fleet = Fleet(config.parse(CLUSTER.replace("{state}", str(tmp_path))).cluster)
+    made = Moves(fleet, cast(Any, None), cast(Any, None))
+    from liveshift.criu_glue.network import Overlay
+    from liveshift.runtime.jobs import Capsule, Job
+
+    fleet.journal.add_job("gpt", 1, "10.99.0.0/24", b"", OWNERS)
+    capsules = {c: Capsule(c, n, host, 1, started=True) for c, (n, host) in OWNERS.items()}
+    run = Run("gpt", 2, ["true"], {}, "/", 0, [])
+    fleet.jobs["gpt"] = Job("gpt", Overlay(1, "10.99.0.0/24"), run, 0, 0.0, capsules)
+    for state in fleet.hosts.values():
+        state.heard = time.monotonic()
+    return made
+
+
+def test_a_move_that_could_not_be_written_down_has_not_begun(moves: Moves) -> None:
+    fleet: Fleet = cast(Any, moves)._fleet
+    job = fleet.jobs["gpt"]
+    capsule = job.capsules["gpt/1"]
+
+    async def begin() -> None:
+        with pytest.raises(JournalTrouble):
+            moves.start(job, capsule, "h2", "x" * 10_000, "root")
+        await asyncio.sleep(0)
+
+    fill(fleet.journal)
+    asyncio.run(begin())
+    assert capsule.migration is None
+    assert fleet.under_way() == []
+
+
+def test_a_source_is_told_to_run_only_once_that_is_written_down(moves: Moves) -> None:
+    """Else an orchestrator that is started anew would find the move where its image may be taken
+    for complete, and pass the capsule on while its source runs it: two copies."""
+    from liveshift.runtime import messages
+    from liveshift.runtime.migration import Move
+
+    fleet: Fleet = cast(Any, moves)._fleet
+    capsule = fleet.jobs["gpt"].capsules["gpt/1"]
+    changed = cast(Any, moves)._changed
+    claim = messages.Claim("m1", "gpt/1", Side.LEAVING.value, 1, ready=True)
+
+    async def scene() -> None:
+        move = Move(cast(Any, moves), 1, fleet.jobs["gpt"], capsule, "h2", "", "", changed)
+        fleet.journal.save_migration(1, row(1, state="freezing"))
+        fleet.moves["m1"], capsule.migration, move.step = move, "m1", Step.FREEZING
+        move.reason = "x" * 10_000  # so that its row needs a page
+        fill(fleet.journal)
+        cast(Any, move)._advance(Step.ROLLING_BACK)
+        with pytest.raises(JournalTrouble):
+            moves.rule("h1", claim)
+        assert not move.released
+        empty(fleet.journal)
+        assert moves.rule("h1", claim).ruling == "run"
+        assert move.released
+        saved = fleet.journal.migration(1)
+        assert saved is not None
+        assert saved.state == "rolling back"
+
+    asyncio.run(scene())
+
+
+def test_the_end_of_a_move_is_written_down_when_there_is_space_again(
+    moves: Moves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from liveshift.runtime import moves as module
+    from liveshift.runtime.migration import Move
+
+    monkeypatch.setattr(module, "SAVE_AGAIN_S", 0.05)
+    fleet: Fleet = cast(Any, moves)._fleet
+    capsule = fleet.jobs["gpt"].capsules["gpt/1"]
+    changed = cast(Any, moves)._changed
+
+    async def scene() -> None:
+        move = Move(cast(Any, moves), 1, fleet.jobs["gpt"], capsule, "h2", "", "", changed)
+        fleet.journal.save_migration(1, row(1, state="rolling back"))
+        fleet.moves["m1"], capsule.migration, move.step = move, "m1", Step.ROLLING_BACK
+        move.reason = "x" * 10_000
+        fill(fleet.journal)
+        cast(Any, move)._advance(Step.FAILED)
+        assert capsule.migration is None, "it may be moved again"
+        await asyncio.sleep(0.2)
+        empty(fleet.journal)
+        await asyncio.sleep(0.2)
+        saved = fleet.journal.migration(1)
+        assert saved is not None
+        assert saved.state == "failed"
+
+    asyncio.run(scene())

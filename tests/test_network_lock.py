@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernel may answer about a lock's table, as netlink has it (test_network.py asks it)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import subprocess
+import time
+from typing import Any
+
+import pytest
+
+from liveshift.criu_glue import network_lock
+from liveshift.criu_glue.network_lock import _enter, _Table
+
+ERROR, NEW_TABLE, FLAGS, USE = 2, 10 << 8, 2, 3
+
+
+class Line:
+    """A netlink socket with one answer."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+        self.sent = b""
+
+    def send(self, raw: bytes) -> None:
+        self.sent = raw
+
+    def recv(self, _most: int) -> bytes:
+        return self.answer
+
+
+def table(answer: bytes) -> _Table:
+    made: Any = object.__new__(_Table)
+    made._line = Line(answer)
+    return made  # type: ignore[no-any-return]
+
+
+def error(code: int) -> bytes:
+    return struct.pack("=IHHIIi", 36, ERROR, 0, 1, 0, -code) + bytes(16)
+
+
+def described(*attributes: tuple[int, int]) -> bytes:
+    body = b"".join(struct.pack("=HH", 8, kind) + struct.pack(">I", n) for kind, n in attributes)
+    return struct.pack("=IHHII", 20 + len(body), NEW_TABLE, 0, 1, 0) + bytes(4) + body
+
+
+def test_flags_are_those_of_the_table_that_is_there() -> None:
+    assert table(described((USE, 7), (FLAGS, 1))).flags == 1
+    assert table(described((USE, 7))).flags == 0, "awake"
+    assert table(error(errno.ENOENT)).flags is None
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EBUSY])
+def test_another_answer_is_not_taken_for_no_table(code: int) -> None:
+    with pytest.raises(OSError, match="nf_tables") as caught:
+        _ = table(error(code)).flags
+    assert caught.value.errno == code
+
+
+def test_a_change_that_was_refused_is_told_and_one_that_was_done_is_not() -> None:
+    with pytest.raises(OSError, match="nf_tables") as caught:
+        table(error(errno.EPERM)).set(0)
+    assert caught.value.errno == errno.EPERM
+    table(error(0)).set(1)
+
+
+def test_a_namespace_that_cannot_be_entered_is_told() -> None:
+    """The lock would be that of the agent's own host."""
+    with open("/dev/null") as none, pytest.raises(OSError, match="Invalid argument") as caught:
+        _enter(none.fileno())
+    assert caught.value.errno == errno.EINVAL
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are made by root")
+def test_a_lock_that_is_prepared_is_there_and_open() -> None:
+    """While the job stands still only its flag is turned, which nft need not be started for."""
+    with subprocess.Popen(["unshare", "--net", "sleep", "60"]) as sleeper:
+        try:
+            while os.readlink(f"/proc/{sleeper.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
+                time.sleep(0.01)
+            home = os.readlink("/proc/thread-self/ns/net")
+            network_lock.prepare_lock(sleeper.pid)
+            assert os.readlink("/proc/thread-self/ns/net") == home, "this thread came back"
+            with _Table(sleeper.pid) as made:
+                assert made.flags == 1
+            assert not network_lock.locked(sleeper.pid)
+        finally:
+            sleeper.kill()

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ids of a tree's tasks come back at a restore, wherever they lie, and CRIU's own are others."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from captured import ROOT_PID, Sink, as_root, sink, until
+from hypothesis import given
+from hypothesis import strategies as st
+from image_edits import encode
+from room_trees import Rooms, bring_files, count, criu, goes_on, pipes_of, place, rooms
+
+from liveshift.criu_glue import output, pids, room
+from liveshift.criu_glue.dump import FrozenTree
+from liveshift.criu_glue.image_kinds import COMMON_MAGIC, KINDS
+from liveshift.criu_glue.pids import LARGEST, LEAST, RESERVED, WINDOW, within_reach
+from liveshift.criu_glue.restore import RestoringTree
+from liveshift.criu_glue.room import Room
+from liveshift.criu_glue.tool import Criu
+
+__all__ = ["criu", "place", "rooms", "sink"]
+
+SMALL = 1 << 15
+
+
+def handed_out(last: int, end: int, number: int) -> set[int]:
+    """What the kernel hands out after ``last`` in an empty namespace."""
+    found = set()
+    for _ in range(number):
+        last = last + 1 if last + 1 < end else RESERVED
+        found.add(last)
+    return found
+
+
+@given(
+    st.sets(st.integers(1, SMALL - 1), max_size=200),
+    st.lists(st.tuples(st.integers(1, SMALL - 1), st.integers(1, 5000)), max_size=5),
+)
+def test_criu_gets_none_of_the_ids_that_are_in_use(
+    single: set[int], rows: list[tuple[int, int]]
+) -> None:
+    taken = single.union(*(range(at, min(at + size, SMALL)) for at, size in rows))
+    last = pids.place(taken, SMALL)
+    if last is None:
+        free = sorted(set(range(RESERVED, SMALL)) - taken)
+        ring = [*free, *(i + SMALL - RESERVED for i in free)]
+        rows_ = [b - a == LEAST - 1 for a, b in zip(ring, ring[LEAST - 1 :], strict=False)]
+        assert not any(rows_), "there was room"
+        return
+    assert not handed_out(last, SMALL, LEAST) & taken
+    near = within_reach(last, SMALL, taken)
+    assert set(near) == handed_out(last, SMALL, WINDOW) & taken
+
+
+@pytest.mark.parametrize(
+    ("taken", "end", "last"),
+    [
+        (range(1001, 2502), SMALL, RESERVED),  # threads, wherever the highest of them is
+        ([1001, *range(20_000, 20_013)], SMALL, RESERVED),
+        ([1001, SMALL - 1], SMALL, RESERVED),
+        ([301, 1001, 2000], SMALL, SMALL - WINDOW),  # wrapped: before 301, the last to be used
+        ([302, 1001, 2000], LARGEST, LARGEST - WINDOW + 1),
+        ([*range(301, 1002), *range(2000, SMALL)], SMALL, 2000 - WINDOW - 1),
+        ([1001, SMALL], SMALL, None),  # an id that cannot be given here
+        (range(300, SMALL - LEAST + 1), SMALL, None),
+        (range(300, SMALL - LEAST), SMALL, SMALL - LEAST - 1),
+        ([], SMALL, RESERVED),
+    ],
+)
+def test_where_criu_has_its_ids(taken: Iterable[int], end: int, last: int | None) -> None:
+    assert pids.place(taken, end) == last
+
+
+@pytest.mark.parametrize("number", [2**32 - 1, 0, 1])
+def test_what_is_no_id_is_left_out(place: Path, number: int) -> None:
+    """A zombie that CRIU saw end has neither group nor session."""
+    words = struct.pack("<II", COMMON_MAGIC, KINDS["pstree"].magic)
+    entry = encode([(1, 1002), (2, 1001), (3, number), (4, 1001), (5, 1003)])
+    raw = words + struct.pack("<I", len(entry)) + entry
+    (place / "pstree.img").write_bytes(raw)
+    assert pids.of_image(place) == {1001, 1002, 1003}
+
+
+THREADS = """
+import ctypes
+threading.stack_size(65536)
+def wait(): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+def several(number):
+    for _ in range(number): wait()
+def skip_to(number):
+    while not (pid := os.fork()) or os.waitpid(pid, 0)[0] < number:
+        if not pid: os._exit(0)
+"""
+COUNT = """
+for n in range(10**9):
+    os.write(1, b"%d\\n" % n); time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "threads"),
+    [
+        ("several(1500)", 1501),
+        ("for _ in range(7):\n    if not os.fork(): break\nseveral(180)", 8 * 181),
+        ("several(20); skip_to(2000); several(13)", 34),  # above where CRIU's ids once began
+        pytest.param("several(5000)", 5001, marks=pytest.mark.long),
+    ],
+    ids=["one process", "eight processes", "a few, far apart", "five thousand"],
+)
+@as_root
+def test_a_tree_of_many_threads_comes_back_with_all_its_ids(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink, program: str, threads: int
+) -> None:
+    here = rooms.start(THREADS + program + COUNT)
+    until(lambda: count(here) > 3 and len(pids.in_use(here)) >= threads, 30)
+    before = pids.in_use(here)
+    assert len(before) == threads
+    there = moved(criu, here, rooms, place, sink)
+    assert pids.in_use(there) == before
+    assert goes_on(there)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@as_root
+def test_ids_go_on_where_they_were_and_criu_gets_its_own(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink, wrapped: bool
+) -> None:
+    here = rooms.start(THREADS + COUNT.replace("os.write", "n % 20 or wait(); os.write"))
+    first = ROOT_PID
+    if wrapped:
+        until(lambda: count(here) > 3)
+        first = RESERVED + 10
+        pids.set_last(here, first - 1)
+    until(lambda: sum(i >= first for i in pids.in_use(here)) > 3)
+    there = moved(criu, here, rooms, place, sink)
+    began = len(pids.in_use(there))
+    until(lambda: len(pids.in_use(there)) > began + 3)
+    new = set(pids.in_use(there)[began:])
+    assert max(new) < ROOT_PID + 60
+    assert goes_on(there)
+
+
+def moved(criu: Criu, here: Room, rooms: Rooms, place: Path, sink: Sink) -> Room:
+    """The room that a tree is in once it was dumped and restored."""
+    there = rooms.empty()
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    frozen.dump(criu, sink, 60)
+    output.settle(here)
+    sink.write_to(place / "arrived")
+    bring_files(here, there)
+    pipes = pipes_of(here)
+    room.end(here)
+    frozen.release()
+    tree = RestoringTree(there, place / "arrived")
+    tree.bring_up(criu, pipes, 60)
+    needed = pids.of_image(place / "arrived")
+    last = pids.place(needed, pids.limit())
+    assert last is not None
+    own = set(pids.in_use(there)) - needed
+    assert own <= set(pids.within_reach(last, pids.limit(), own))
+    assert len(own) < 30, "CRIU has more tasks than was thought"
+    assert max(own) - last < 60, "CRIU takes more ids than was thought"
+    tree.let_run(60)
+    return there

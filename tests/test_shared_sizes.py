@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files on shared paths may be written to while a tree is between two hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from captured import ROOT_PID, Sink, as_root, sink
+from one_room import said
+from room_trees import COUNTER, Rooms, bring_files, criu, goes_on, pipes_of, place, rooms
+
+from liveshift.criu_glue import image_check, output, room, shared_sizes
+from liveshift.criu_glue.dump import FrozenTree
+from liveshift.criu_glue.mounts import Placement
+from liveshift.criu_glue.restore import RestoringTree
+from liveshift.criu_glue.rights import User
+from liveshift.criu_glue.tool import Criu
+from liveshift.errors import StepFailed
+
+__all__ = ["criu", "place", "rooms", "sink"]
+
+
+@pytest.mark.parametrize("mode", ["r", "r+", "a+"])
+@as_root
+def test_a_file_on_a_shared_path_may_grow_between_dump_and_restore(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink, mode: str
+) -> None:
+    """Whether it is mapped as well or not; one that is not shared must be as it was."""
+    data, other = place.parent / "data.bin", place.parent / "other"
+    other.mkdir()
+    for path in (data, other / "data.bin"):
+        path.write_bytes(b"0123456789")
+    opened = f"import mmap; data = open('{data}', '{mode}')\n"
+    opened += "m = mmap.mmap(data.fileno(), 10, prot=mmap.PROT_READ)\n"
+    opened += f"other = open('{other}/data.bin')\n"
+    checked = "data.seek(0); assert len(data.read()) % 10 == 0 and m[9:] == b'9'\n    os.write"
+    here = rooms.counting(opened + COUNTER.replace("os.write", checked))
+    frozen = FrozenTree(here, ROOT_PID, place / "images")
+    frozen.dump(criu, sink, 60)
+    output.settle(here)
+    pipes = pipes_of(here)
+    data.write_bytes(b"0123456789" * 2)
+    there, arrived = rooms.empty(), place / "arrived"
+    sink.write_to(arrived)
+    placement = Placement((str(place.parent),), (str(other),))
+    mounts = placement.mounts_of(there.init)
+    assert str(data) in shared_sizes.forget(arrived, placement, mounts)
+    assert shared_sizes.forget(arrived, placement, mounts) == []
+    image_check.check(arrived, User(0, 0), there.root)
+    bring_files(here, there)
+    for content in (b"0123456789" * 2, b"0123456789"):
+        (other / "data.bin").write_bytes(content)
+        tree = RestoringTree(there, arrived)
+        if len(content) > 10:
+            with pytest.raises(StepFailed, match=f"{other}/data.bin has 20 bytes on the dest"):
+                tree.bring_up(criu, pipes, 60)
+    room.end(here)
+    frozen.release()
+    tree.bring_up(criu, pipes, 60)
+    tree.let_run(60)
+    assert goes_on(there)
+    assert said(there, output.STDERR) == ""

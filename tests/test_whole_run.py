@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make test`: alone on its machine, every list of tests in any case, and none of them skipped."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from captured import until
+
+from liveshift.errors import Refused
+from liveshift.launcher import alone
+
+ROOT = Path(__file__).resolve().parents[1]
+HOLD = """
+import sys, pathlib
+from liveshift.launcher import alone
+alone.LOCK = pathlib.Path(sys.argv[1])
+with alone.alone("make test"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """One of our own; we may be part of a whole run ourselves."""
+    monkeypatch.delenv(alone.HOLDER, raising=False)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # ten runs need none, and are quick
+    monkeypatch.setattr(alone, "LOCK", tmp_path / "whole-run.lock")
+    return tmp_path / "whole-run.lock"
+
+
+def holder(lock: Path) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-c", HOLD, str(lock)]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"held\n"
+    return process
+
+
+def test_a_second_run_is_told_who_holds_the_machine_and_a_later_one_is_served(lock: Path) -> None:
+    for end in (lambda p: p.stdin.close(), lambda p: p.kill()):
+        with holder(lock) as other:
+            words = rf"make demo cannot start: make test \(process {other.pid}, in .*\) runs"
+            with pytest.raises(Refused, match=words), alone.alone("make demo"):
+                pytest.fail("two at once")
+            end(other)
+            other.wait()
+            with alone.alone("make demo"):
+                assert f"process {os.getpid()}" in lock.read_text()
+            assert not lock.exists(), "a run leaves nothing behind"
+
+
+def test_what_a_run_starts_is_part_of_it() -> None:
+    with alone.alone("make test"), alone.alone("make demo"):
+        pass
+    with alone.alone("make test"):
+        assert alone.HOLDER in os.environ
+    assert alone.HOLDER not in os.environ
+
+
+@pytest.fixture
+def runs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("whole_run", ROOT / "scripts" / "whole_run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def arguments_for(folder: Path, **bodies: str) -> list[str]:
+    """The arguments that run them; a file for each."""
+    for name, body in bodies.items():
+        text = f"import pathlib, pytest\n\ndef test_it():\n    {body}\n"
+        (folder / f"test_{name}.py").write_text(text)
+    names = [str(folder / f"test_{name}.py") for name in bodies]
+    return ["-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(folder), *names]
+
+
+@pytest.mark.parametrize(
+    ("first", "code"),
+    [
+        ("assert True", 0),
+        ("assert False", 1),
+        ("pytest.skip('no hardware')", 1),
+        ("pytest.xfail('not mended')", 1),
+    ],
+)
+def test_every_list_is_run_and_a_skipped_test_is_a_failed_one(
+    runs: ModuleType, tmp_path: Path, first: str, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    marker = tmp_path / "second"
+    second = arguments_for(tmp_path, second=f"pathlib.Path({str(marker)!r}).touch()")
+    lists = [*arguments_for(tmp_path, first=first), "--", *second]
+    assert runs.main(["make test", "--", *lists]) == code
+    assert marker.exists()
+    said = capfd.readouterr().out
+    assert ("1 skipped: a test that is skipped has not tested" in said) == ("pytest." in first)
+
+
+def test_a_run_beside_another_is_refused(
+    runs: ModuleType, lock: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with holder(lock) as other:
+        assert runs.main(["make test", "--", *arguments_for(tmp_path, it="assert False")]) == 5
+        assert f"process {other.pid}" in capfd.readouterr().err
+        other.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_in_order_and_begins_no_other(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """What a test has made is taken down by it."""
+    body = (
+        f"pathlib.Path({str(tmp_path / 'began')!r}).touch()\n    import time\n    try:\n"
+        f"        time.sleep(60)\n    finally:\n"
+        f"        time.sleep(0.5)\n        pathlib.Path({str(tmp_path / 'ended')!r}).touch()"
+    )
+    second = arguments_for(tmp_path, second=f"pathlib.Path({str(tmp_path / 'second')!r}).touch()")
+    script = [sys.executable, ROOT / "scripts" / "whole_run.py", "make test", "--"]
+    words = [*script, *arguments_for(tmp_path, first=body), "--", *second]
+    environment = {**os.environ, alone.HOLDER: "the tests'"}
+    with subprocess.Popen(
+        words, env=environment, stdout=subprocess.DEVNULL, start_new_session=True
+    ) as run:
+        until((tmp_path / "began").exists, 30)
+        if number == signal.SIGINT:
+            os.killpg(run.pid, number)  # as a terminal does
+        else:
+            run.send_signal(number)
+        assert run.wait(30) == 130
+    assert (tmp_path / "ended").exists()
+    assert not (tmp_path / "second").exists()
