@@ -16,13 +16,13 @@ GoOn = Callable[[], tuple[int, str]]
 
 
 @contextmanager
-def held_at(points: Held, point: str, job: Job, *words: str) -> Iterator[GoOn]:
-    """``liveshift migrate`` of the job's first capsule, once it has come to the point.
+def held_at(points: Held, point: str, job: Job, *words: str, capsule: int = 0) -> Iterator[GoOn]:
+    """``liveshift migrate`` of a capsule of the job, once it has come to the point.
 
     What is given lets it go on, and tells the command's exit status and what it said.
     """
     points.arm(point)
-    with job.session.popen("migrate", f"{job.name}/0", *words) as moving:
+    with job.session.popen("migrate", f"{job.name}/{capsule}", *words) as moving:
 
         def go_on() -> tuple[int, str]:
             points.release(point)

@@ -31,7 +31,7 @@ BIN = Path(sys.executable).parent
 TORCHRUN = ("torchrun", "--nproc-per-node", "1")
 LONG = (
     *("python", str(JOBS / "tiny.py"), "--out", "{out}"),
-    *("--steps", "3000", "--pace", "0.1", "--enough", "{out}/enough"),
+    *("--steps", "6000", "--pace", "0.1", "--enough", "{out}/enough"),
 )
 """A DDP job of two that goes on until it is told that it is enough (Job.stop)."""
 

@@ -17,12 +17,13 @@ from reference_runs import References, Result, read_result
 from whereabouts import Tasks, owners, where
 
 from liveshift.runtime.messages import CapsuleRow, MigrationRow
+from liveshift.runtime.steps import ENDS
 
 if TYPE_CHECKING:
     from lab_session import LabSession
 
 Step = dict[str, Any]
-OVER = ("done", "failed", "lost")
+OVER = tuple(step.value for step in ENDS)
 BEFORE, AFTER = 3, 10
 """Steps that a job must have made before its first move, and must still make after its last."""
 
@@ -184,7 +185,7 @@ class Job:
 
     def assert_quiesced(self, communicates: bool) -> None:
         """Every move found all ranks of the job at a collective boundary, and told where."""
-        boundary = r"after collective \d+ of gloo" if communicates else "no rank has called"
+        boundary = r"paused after collective \d+ of gloo" if communicates else "no rank has called"
         for row in self.moves:
             (quiesce,) = (phase for phase in row.phases if phase.name == "quiesce")
             assert re.match(boundary, quiesce.detail), quiesce.detail

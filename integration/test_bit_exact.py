@@ -22,7 +22,18 @@ from typing import Any
 
 import pytest
 import torch
-from lab_session import GPT, JOBS, LONG, TORCHRUN, LabSession, NewLab, a_lab, eventually
+from lab_session import (
+    BRISK,
+    CHAIN,
+    GPT,
+    JOBS,
+    LONG,
+    TORCHRUN,
+    LabSession,
+    NewLab,
+    a_lab,
+    eventually,
+)
 from moving_job import AFTER, Job
 from open_python import NOBODY, OpenPython
 from reference_runs import References
@@ -138,7 +149,7 @@ def test_h_log_and_checkpoints_on_a_carried_path(
 ) -> None:
     argv = (
         *("python", str(JOBS / "carried.py"), "--out", "{out}"),
-        *("--steps", "150", "--pace", "0.05"),
+        *("--steps", "300", "--pace", "0.05"),  # two moves long, also on a machine with other work
     )
     job = lab.start("h-carried", (*argv, "--own", "/var/tmp/h-carried"))
     job.wait_step(25)
@@ -157,9 +168,26 @@ def test_h_log_and_checkpoints_on_a_carried_path(
     elsewhere = (*argv, "--own", str(place / "h-carried-reference"))
     job.assert_same_as_never_moved(references, ranks=1, argv=elsewhere)
     kept = sorted(path.name for path in own[source].iterdir())
-    assert kept == ["checkpoint-140.pt", "checkpoint-150.pt", "train.log"]
-    assert torch.load(own[source] / "checkpoint-150.pt")["step"] == 150
-    assert len((own[source] / "train.log").read_text().splitlines()) == 150
+    assert kept == ["checkpoint-290.pt", "checkpoint-300.pt", "train.log"]
+    assert torch.load(own[source] / "checkpoint-300.pt")["step"] == 300
+    assert len((own[source] / "train.log").read_text().splitlines()) == 300
+
+
+def test_h_a_file_with_holes_in_tmp(lab: LabSession) -> None:
+    """64 GB that take a few bytes: they are neither sent nor written."""
+    make = "truncate -s 64G /tmp/holes && printf end >> /tmp/holes"
+    job = lab.start("h-holes", ("sh", "-c", f"{make} && exec {' '.join(CHAIN)}"))
+    job.go_on(3)
+    plan = lab.json("migrate", job.name + "/0", "--dry-run")
+    assert "GB" not in dict(plan["checks"])["files along"]
+    assert plan["carried_bytes"] < 20 << 20, "what other jobs have carried, too"
+    row = job.migrate(0)
+    assert row.bytes < 200 << 20
+    job.go_on(3)
+    host = lab.lab.directory / row.destination / "state" / "capsules" / f"{job.name}.0"
+    seen = (host / "tmp" / "holes").stat()
+    assert (seen.st_size, seen.st_blocks < 64) == ((64 << 30) + 3, True)
+    job.stop()
 
 
 def test_i_unprivileged_user(
@@ -168,7 +196,7 @@ def test_i_unprivileged_user(
     python = open_python.python
     gpt = str(shutil.copy(GPT, open_python.files))
     argv = (python, *(gpt if word == str(GPT) else word for word in PLAIN_GPT[1:]))
-    with a_lab(new_lab_name(), place, "--hosts", "3", python=python) as lab:
+    with a_lab(new_lab_name(), place, "--hosts", "3", *BRISK, python=python) as lab:
         job = lab.start("i-nobody", argv, nnodes=2, user=NOBODY)
         job.wait_step(10)
         assert job.seen(1).users == {NOBODY}
@@ -212,7 +240,7 @@ def _move_kernel_objects(lab: LabSession, server: str) -> None:
 
     eventually((job.out / "progress.json").exists, "the job's first progress")
     (job.out / "arm").touch()
-    eventually(lambda: progress().get("armed"), "the timers")
+    eventually(lambda: {"armed", "echoed", "typed"} <= progress().keys(), "the timers")
     before = progress()
     row = job.migrate(0, to="h3")
     main = min(job.seen(0).tasks.values())
@@ -221,7 +249,7 @@ def _move_kernel_objects(lab: LabSession, server: str) -> None:
         os.kill(main, signal.SIGUSR1)
         eventually(partial(beyond, "signals", had), "the signal handler", 10)
     after = progress()
-    for counter in ("counted", "shared", "blocks"):
+    for counter in ("counted", "shared", "blocks", "echoed", "typed"):
         assert before[counter] > 0
         eventually(partial(beyond, counter, after[counter]), f"{counter} to go on", 10)
     eventually(lambda: len(progress()["fired"]) == 7, "the timers to fire", 20)
@@ -239,6 +267,7 @@ def _move_kernel_objects(lab: LabSession, server: str) -> None:
     assert report["conversation"] == "whole"
     assert len(set(report["counters"])) == 1
     assert report["shm_after"] == report["shm"]
+    assert report["epoll"] == [True], "the set holds a file that only a child has open"
     assert report["unlinked"] == "never had a name"
     assert report["tmp"] == "private to this capsule"
     assert (report["pipe"], report["socketpair"]) == ("in flight", "in a socket")

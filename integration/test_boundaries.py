@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that find no boundary, and jobs whose gates nobody opens: they go on, and it is told why."""
+"""Jobs that find no boundary, whose gates nobody opens, or that have rare collectives: they go on,
+and it is told why."""
 
 from __future__ import annotations
 
@@ -48,6 +49,21 @@ def test_an_order_that_no_collective_shows(lab: LabSession, references: Referenc
     result.assert_equals(references.of(job.argv, 3, 3))
 
 
+def test_where_collectives_are_rare_computing_shows_that_a_move_is_over(
+    lab: LabSession, references: References
+) -> None:
+    how = ("--steps", "2000", "--pace", "0.1", "--out", "{out}")
+    job = lab.start("rare", (sys.executable, str(JOBS / "rare.py"), *how), nnodes=2)
+    job.wait_step(5)
+    row = job.migrate(1)
+    (resume,) = (phase for phase in row.phases if phase.name == "resume")
+    assert resume.detail.startswith("it computes; no collective within"), resume
+    assert resume.seconds < 2, "else it would have been waited for in vain"
+    result = job.result(2)
+    job.assert_trained_across(2)
+    result.assert_equals(references.of(job.argv, 2, 2))
+
+
 @pytest.mark.long
 def test_communicators_without_an_identity(lab: LabSession, references: References) -> None:
     job = lab.start("lazy", ("env", "TORCH_GLOO_LAZY_INIT=1", *TRAIN_GPT), nnodes=2)
@@ -79,7 +95,7 @@ def test_a_gate_that_nobody_opens(lab: LabSession, references: References) -> No
         assert moving.returncode == 0, err.decode()
     finally:
         lab.cli("lab", "link", to, "--rate", "none", "--mend")
-    assert quiesced(job).startswith("after collective")
+    assert quiesced(job).startswith("paused after collective")
     lab.start_agent(stays)
     job.go_on(5)
     result = job.result(2)

@@ -15,15 +15,19 @@ from pathlib import Path
 import pytest
 from lab_session import JOBS, LabSession, NewLab, eventually
 from moving_job import Job
+from test_precopy import phase
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 
+MIB = 1 << 20
 NUMBERS = ("python", str(JOBS / "numbered_lines.py"))
 
 
 @pytest.fixture(scope="module")
 def lab(new_lab: NewLab) -> LabSession:
-    return new_lab("--hosts", "3", "--timeouts", "grace=3")
+    return new_lab(
+        "--hosts", "3", "--timeouts", "grace=3", "--logs", "max=1MiB", "--logs", "keep=3"
+    )
 
 
 def numbered(text: str, word: str, capsule: str, prefix: str) -> list[int]:
@@ -93,6 +97,54 @@ def test_output_of_two_capsules_while_both_move(lab: LabSession, tmp_path: Path)
                 expected = expected or len(numbers)
                 assert len(numbers) == expected, f"{where} has fewer lines than the others"
         assert followed.count(f"{capsule}: out ") == logs.out.count(f"{capsule}: out ")
+
+
+MUCH = """
+import os, time
+n = 0
+while True:
+    os.write(1, b"".join(b"%09d\\n" % i for i in range(n, n + 1000)))
+    n += 1000
+    time.sleep(0.004)
+"""
+"""Prints up to 2.5 MB/s in numbered lines."""
+
+
+def test_much_output_moves_bounded_and_says_what_is_missing(
+    lab: LabSession, tmp_path: Path
+) -> None:
+    """Old output goes; a reader's place in the rest stays good over a move, in which the agents
+    need no memory for it."""
+    job = lab.start("much", ("python", "-Sc", MUCH))
+    followed = tmp_path / "followed"
+    with followed.open("wb") as to:
+        follow = lab.popen("logs", "-f", "much/0", stdout=to, stderr=subprocess.DEVNULL)
+    try:
+        eventually(lambda: followed.stat().st_size > 5 << 20, "5 MB of output", 60)
+        row = job.migrate(0)
+        assert (phase(row, "files ahead").bytes or 0) < 4.5 * MIB, "no more than is kept went over"
+        before = int(lines(followed)[-1])
+        eventually(lambda: int(lines(followed)[-1]) > before + 500_000, "5 MB more", 60)
+        lab.cli("stop", "much")
+        assert follow.wait(20) == 0
+    finally:
+        follow.kill()
+        follow.wait()
+    numbers = list(map(int, lines(followed)))
+    assert numbers == sorted(set(numbers)), "no line doubled, and none out of its order"
+    last = lab.cli("logs", "much/0")
+    kept = list(map(int, last.out.split()))
+    assert kept == list(range(kept[0], kept[0] + len(kept)))
+    assert kept[-1] == numbers[-1]
+    assert len(last.out) <= 3.1 * MIB
+    missing = re.match(r"\[liveshift: (\d+) bytes of the output of much/0 are missing", last.err)
+    assert missing is not None
+    assert int(missing[1]) >= 10 * kept[0], "its lines, and their records' headers"
+
+
+def lines(file: Path) -> list[bytes]:
+    """The whole ones."""
+    return file.read_bytes().split(b"\n")[:-1]
 
 
 def test_exit_code_is_the_jobs(lab: LabSession) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from compat import trial, worlds
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(300)]
 
 SUITES = Path(__file__).resolve().parent.parent / "build" / "compat"
 

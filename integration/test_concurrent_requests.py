@@ -15,12 +15,14 @@ from pathlib import Path
 
 import pytest
 from fault_matrix.held import Held
+from held_moves import held_at
 from lab_session import CHAIN, LONG, LabSession, NewLab, eventually
-from moving_job import OVER, Job
+from moving_job import OVER, Job, Seen
 from reference_runs import References
 
 from liveshift.launcher import lab as labs
-from liveshift.runtime.messages import MigrationRow
+from liveshift.launcher.client import Client
+from liveshift.runtime.messages import MigrationRow, SignalJob
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 
@@ -179,24 +181,109 @@ def test_a_second_migrate_of_it_is_refused(
     assert long.seen(1).host == "h2"
 
 
-@AT_ONE
-def test_a_signal_to_the_job_reaches_it_once_it_has_arrived(
+HEARS = """
+import signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: print("heard", flush=True))
+for step in range(10**6):
+    print(step, flush=True)
+    time.sleep(0.02)
+"""
+FROZEN = "source.dumped"
+
+
+@pytest.mark.parametrize("point", [EARLY, FROZEN])
+def test_a_signal_reaches_what_trains_at_once_and_what_is_frozen_where_it_comes_to_run(
     lab: LabSession, held: Held, long: Job, point: str
 ) -> None:
-    """`stop` in the middle of a move: every rank gets the signal, and the job ends."""
+    job = lab.start(f"hears-{point.partition('.')[2]}", ("python", "-c", HEARS))
+    eventually(lambda: job.output().count("\n") > 20, "the job to run")
+    with held_at(held, point, job) as go_on, Client(lab.lab.socket) as client:
+        client.ask(SignalJob(job.name, signal.SIGUSR1))
+        if point == EARLY:
+            eventually(lambda: "heard" in job.output(), "the signal to be heard", 5)
+        assert (point == EARLY) == ("heard" in job.output())
+        assert lab.status().moving, "the move is held still"
+        code, said = go_on()
+    assert code == 0, said
+    eventually(lambda: "heard" in job.output(), "the signal to be heard", 5)
+    lab.cli("stop", job.name)
+    assert job.output().count("heard") == 1
+    lines = job.output().split()
+    numbers = [int(line) for line in lines if line.isdigit()]
+    assert numbers == list(range(len(numbers)))
+    if point == FROZEN:
+        assert job.migrations()[-1].state == "done"
+
+
+@pytest.mark.parametrize("point", [EARLY, FROZEN, LATE])
+def test_stop_ends_the_job_and_its_move(lab: LabSession, held: Held, long: Job, point: str) -> None:
+    """Before the commit both end at once, where the job is; after it the job ends where it comes
+    to run."""
     job = lab.start(f"b-{point.partition('.')[2]}", CHAIN)
     job.wait_step(5)
-    source = job.seen(0).host
-    held.arm(point)
-    with lab.popen("migrate", f"{job.name}/0") as moving:
-        held.wait(point)
-        with lab.popen("stop", job.name) as stopping:
-            held.release(point)
-            moving.communicate(timeout=60)
-            stopping.communicate(timeout=60)
+    with held_at(held, point, job) as go_on:
+        if point == EARLY:
+            lab.cli("stop", job.name, timeout=10)
+            assert not lab.status().moving
+            go_on()
+        else:
+            with lab.popen("stop", job.name) as stopping:
+                eventually(lambda: lab.status().jobs[-1].state == "ending", "the wish to be known")
+                go_on()
+                stopping.communicate(timeout=60)
     assert job.wait_end(30) == 128 + signal.SIGTERM
-    assert job.migrations()[-1].state == "done"
-    assert job.migrations()[-1].source == source
+    row = job.migrations()[-1]
+    if point == LATE:
+        assert row.state == "done"
+    else:
+        assert row.state in ("failed", "job ended"), "which of the two was over first"
+
+
+@pytest.mark.parametrize("point", [EARLY, FROZEN, "orchestrator.frozen"])
+def test_a_move_is_cancelled_and_the_job_trains_on_where_it_is(
+    lab: LabSession, held: Held, long: Job, point: str
+) -> None:
+    tasks = long.seen(1).tasks
+    with held_at(held, point, long, "--to", "h2", capsule=1) as go_on:
+        name = lab.status().moving[0].name
+        with lab.popen("cancel", name) as cancelling:
+            if point == FROZEN:  # its agent is held
+                eventually(lambda: lab.status().moving[0].state == "rolling back", "the rollback")
+                held.release(point)
+            out, err = cancelling.communicate(timeout=30)
+        assert out.decode() == f"{name} is cancelled: long/1 stays on h1\n", err
+        code, said = go_on()
+    assert code == (5 if point == EARLY else 1)
+    assert "long/1 did not move h1 → h2: cancelled by root" in said
+    assert long.seen(1) == Seen("h1", tasks, long.seen(1).users), "the very same processes"
+    for rank in (0, 1):
+        long.go_on(3, rank)
+    assert "is over: failed" in lab.refused("cancel", name)
+    long.migrate(1, "h2")
+
+
+def test_a_committed_move_is_not_cancelled(lab: LabSession, held: Held, long: Job) -> None:
+    with held_at(held, LATE, long, "--to", "h2", capsule=1) as go_on:
+        name = lab.status().moving[0].name
+        assert f"{name} is committed: too late to cancel it" in lab.refused("cancel", name)
+        assert go_on()[0] == 0
+    assert long.seen(1).host == "h2"
+
+
+def test_a_cancelled_evacuation_is_not_tried_again_by_itself(
+    lab: LabSession, held: Held, long: Job
+) -> None:
+    held.arm(EARLY)
+    lab.cli("taint", "host", "h1")
+    held.wait(EARLY)
+    count = ended(long)
+    lab.cli("cancel", lab.status().moving[0].name)
+    held.clear()
+    long.go_on(20)
+    assert ended(long) == count + 1
+    assert lab.host("h1").taint == "by hand"
+    lab.cli("drain", "h1", "--reason", "now it is time")
+    assert long.seen(1).host != "h1"
 
 
 @pytest.mark.parametrize(
@@ -228,7 +315,9 @@ def test_a_job_that_ends_by_itself_while_it_is_about_to_move(
     assert moving.returncode != 0
     assert job.wait_end(30) == (0 if how == "ends" else 137)
     row = job.migrations()[-1]
-    assert (row.state, row.error) == ("failed", f"{job.name}/0 has ended with code {job.code()}")
+    words = f"{job.name}/0 ended with code {job.code()} before it could move"
+    assert (row.state, row.error) == ("job ended", f"{words} {row.source} → {row.destination}")
+    assert moving.returncode == 5
     assert f"--enough {job.out}/enough begins" in job.output(), "its output stays readable"
 
 

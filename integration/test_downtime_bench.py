@@ -35,7 +35,6 @@ def run(place: Path, new_lab_name: Callable[[], str]) -> Run:
     return measured
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_case_is_measured_and_is_real_work(run: Run, place: Path) -> None:
     (result,) = run.cases
@@ -115,14 +114,16 @@ def test_kills_lie_evenly_between_two_checkpoints() -> None:
     assert around(Case("hot", 8.0, "1g")) == 5
 
 
-def test_a_gap_is_the_longest_time_without_a_step_less_a_usual_one() -> None:
+def test_a_gap_is_the_time_without_a_step_that_holds_the_freeze() -> None:
     times = [100.0, 101, 102, 103, 110.5, 113, 114, 115, 116]
-    seen = gap(times, since=103.2, until=109.0)
+    seen = gap(times, held=105.0, since=103.2)
     assert (seen.start, seen.end, seen.step_s) == (103.0, 110.5, 1.0)
     assert seen.downtime_s == 6.5
     assert seen.full_speed_s == 2.5, "one step was slow"
-    slow = gap([*times[:5], 113, 116, 119, 120, 121, 122], since=103.2, until=109.0)
+    slow = gap([*times[:5], 113, 116, 119, 120, 121, 122], held=105.0, since=103.2)
     assert slow.full_speed_s == 8.5, "steps were slow until 119"
+    with pytest.raises(AssertionError, match="none after it"):
+        gap(times, held=117.0, since=103.2)
 
 
 def test_a_slow_down_counts_parts_of_steps() -> None:
@@ -175,24 +176,44 @@ def test_phases_share_the_downtime_and_the_interrupted_step_is_one_of_them() -> 
     assert move.time_to_full_speed_s == pytest.approx(0.0)
 
 
-def test_a_step_that_is_longer_than_the_standstill_is_told_as_such() -> None:
-    """Steps of 1 s, one of 4 s while memory goes ahead, and then 2 s of standstill."""
-    phases = [
-        Phase("pre-copy", 0.0, 8.0, bytes=500),
-        Phase("dump", 8.0, 1.0, bytes=40, frozen=True),
-        Phase("restore", 9.0, 1.0, bytes=50, frozen=True),
-        Phase("commit", 9.0, 0.0, frozen=True),
-    ]
-    row = MigrationRow(
-        "m1", "a/0", "h0", "h1", "", "", 2, "done", 100.0, 10.0, 2.0, 50, 550, 0, 0.0, phases,
-        None, None,
+LATE = [
+    Phase("pre-copy", 0.0, 8.0, bytes=500),
+    Phase("dump", 8.0, 1.0, bytes=40, frozen=True),
+    Phase("commit", 9.0, 0.1, frozen=True),
+    Phase("restore", 9.1, 0.9, bytes=50, frozen=True),
+]
+
+
+def a_late_row() -> MigrationRow:
+    return MigrationRow(
+        "m1", "a/0", "h0", "h1", "", "", 2, "done", 100.0, 10.0, 2.0, 50, 550, 0, 0.0, LATE, None,
+        None,
     )  # fmt: skip
+
+
+def test_a_step_that_is_longer_than_the_freeze_is_not_the_downtime() -> None:
+    """Steps of 1 s, one of 4 s while memory goes ahead, and then 2 s of standstill."""
     times = [97.0, 98, 99, 100, 101, 105, 106, 107, 110, 111, 112, 113, 114]
-    move = moved(row, times, begin=96.0)
-    assert {phase.name: phase.own_s for phase in move.phases if phase.own_s} == {"slower step": 3.0}
-    assert (move.downtime_s, move.unaccounted_s) == (3.0, 0.0)
+    move = moved(a_late_row(), times, begin=96.0)
+    assert move.downtime_s == 2.0, "three seconds from 107 to 110, less a step"
+    assert {p.name for p in move.phases if p.own_s} == {"dump", "commit", "restore"}
     assert move.slow_down is not None
-    assert move.slow_down == pytest.approx(1 - (4 + 1 / 3) / 8), "that step counts"
+    assert move.slow_down == pytest.approx(1 - 4 / 7), "the slow step counts there"
+
+
+@pytest.mark.parametrize(
+    ("times", "why"),
+    [
+        ([97.0, 98, 99, 100, 101, 105, 106, 107], "made 0 steps after the freeze, 1 are wanted"),
+        ([97.0, 98, 99, 108.2, 109.2, 110.5], "is 1.000 s long, the freeze 2.000 s"),
+    ],
+    ids=["after its last step", "too short"],
+)
+def test_a_move_that_the_steps_do_not_bear_out_has_no_figure(times: list[float], why: str) -> None:
+    phases = [p if p.name != "dump" else Phase("dump", 8.0, 0.1, 40, True) for p in LATE]
+    row = msgspec.structs.replace(a_late_row(), phases=phases)
+    with pytest.raises(AssertionError, match=why):
+        moved(row, times, begin=96.0)
 
 
 def test_a_failure_costs_one_figure(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def copies(lab: LabSession) -> dict[str, int]:
 
 
 def test_the_way_back_is_short(lab: LabSession, references: References) -> None:
-    job = lab.start("back", command(STEPS), nnodes=2)
+    job = lab.start("back", command(2 * STEPS), nnodes=2)  # two moves long, whatever else runs
     job.wait_step(20)
     home = job.seen(1).host
     away = job.migrate(1)

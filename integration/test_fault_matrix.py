@@ -9,10 +9,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from fault_matrix import cell as playing
 from fault_matrix import held, table
 from fault_matrix.cell import play
 from fault_matrix.scene import Scene
@@ -53,7 +57,47 @@ def test_cell(scene: Scene, cell: Cell) -> None:
     if why := table.unavailable(cell):
         pytest.skip(why)
     verdict = play(cell, scene)
-    assert verdict.passed, f"{verdict.error}\n{verdict.trace}"
+    assert verdict.passed, f"{verdict.outcome}: {verdict.error}\n{verdict.trace}"
+
+
+def test_a_cell_that_nothing_was_seen_of_is_played_again_and_never_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played, said = [], [NOTHING_SEEN, "", NOTHING_SEEN, NOTHING_SEEN, NOTHING_SEEN]
+
+    class Play:
+        def __init__(self, *_: object) -> None:
+            played.append(1)
+
+        def run(self) -> str:
+            return said.pop(0)
+
+    monkeypatch.setattr(playing, "_Play", Play)
+    scene = cast(Scene, SimpleNamespace(prepare=lambda: None))
+    cell = table.cells()[0]
+    assert play(cell, scene).passed
+    assert len(played) == 2
+    verdict = play(cell, scene)
+    assert len(played) == 2 + playing.TRIES
+    assert (verdict.passed, verdict.outcome) == (False, table.NOT_SHOWN)
+    assert verdict.error == NOTHING_SEEN
+
+
+NOTHING_SEEN = "the watcher was starved"
+
+
+class Watched(Watcher):
+    """A watcher that can be held up as by a busy machine."""
+
+    _pause = 0.0
+
+    def hold_up(self, seconds: float) -> None:
+        self._pause = seconds
+
+    def _look(self) -> None:
+        pause, self._pause = self._pause, 0.0
+        time.sleep(pause)
+        super()._look()
 
 
 class TestWatcher:
@@ -73,6 +117,21 @@ class TestWatcher:
             twins.end("h0")
             until(watcher)
         assert [line.split(":")[0] for line in watcher.broken] == ["NOTHING IS LEFT"]
+
+    def test_a_watcher_that_did_not_look_for_a_while_says_so(self, twins: Twins) -> None:
+        twins.start("h0")
+        with twins.watch() as watcher:
+            eventually(lambda: watcher.samples > 20, "samples", 10)
+        assert watcher.starved == "", "nothing held it up"
+        with twins.watch(longest_gap_s=0.2) as watcher:
+            until(watcher, ("h0", RUNNING))
+            watcher.hold_up(0.3)
+            eventually(lambda: watcher.longest_gap > 0.3, "the gap", 10)
+        assert watcher.broken == []
+        assert "the watcher was starved" in watcher.starved
+        with twins.watch() as watcher:
+            watcher.hold_up(0.9)
+        assert "the watcher was starved: 2 samples in 0.9 s" in watcher.starved
 
     def test_two_that_run(self, twins: Twins) -> None:
         twins.start("h0")
@@ -157,8 +216,8 @@ class Twins:
         self._lab = lab
         self._inits: dict[str, str] = {}
 
-    def watch(self) -> Watcher:
-        return Watcher(lambda: self._lab.lab, CAPSULE, [ROOT])
+    def watch(self, longest_gap_s: float = 1.0) -> Watched:
+        return Watched(lambda: self._lab.lab, CAPSULE, [ROOT], longest_gap_s)
 
     def start(self, host: str) -> None:
         self._room(host, "start")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from gate_bench import cost, device_cost, quiesce, step_time
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.timeout(180)]
 
 
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="there is no valgrind to count by")

@@ -65,7 +65,7 @@ def test_a_plan_names_gpus_and_the_way_of_their_memory(lab: GpuLab, job: Job) ->
     assert rows["destination"].startswith("h1, ")
     old, new = lab.where(job), lab.gpus["h1"][0]
     assert f"GPU 0 ({old[:12]}) → GPU 0 ({new[:12]}), " in rows["GPUs"], "the same PCI address"
-    assert re.fullmatch(r"\d+ MiB streamed, the rest by the driver", rows["device memory"])
+    assert re.fullmatch(r"[\d.]+ [MG]B streamed, the rest by the driver", rows["device memory"])
     assert rows["GPU driver"].startswith("580.")
 
 

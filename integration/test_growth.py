@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from soak.growth import JUDGED_S, left_over, slope, suspicious, usage
+from soak.growth import JUDGED_S, left_over, slope, suspicious, too_large, usage
 from soak.watch import Daemon, Sample
 
 HOUR = 3600.0
@@ -51,6 +51,16 @@ def test_memory_that_only_grows_is_one() -> None:
     (said,) = suspicious(seen, HOUR)
     assert said.startswith("h0: memory grows by 6")
     assert suspicious(seen, JUDGED_S / 2) == [], "too short to say"
+
+
+def test_a_daemon_that_takes_too_much_for_its_jobs() -> None:
+    def sample(private: float) -> Sample:
+        return Sample(0.0, 0, {"h0": Daemon(7, int(900 * MB), 35, 12, 0.0, int(private))}, {})
+
+    assert too_large([sample(120 * MB), sample(250 * MB)], 100) == []
+    assert too_large([sample(120 * MB), sample(460 * MB), sample(90 * MB)], 100) == [
+        "h0: 460 MB with 100 small jobs on the hosts, more than 315 MB"
+    ]
 
 
 def test_descriptors_that_are_not_closed() -> None:

@@ -9,6 +9,7 @@ the one it was moved to.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -198,6 +199,20 @@ def test_another_jobs_overlay_is_out_of_reach(mine: Inside, theirs: Inside) -> N
         assert theirs.ask(index, ["tcp", theirs.address(other), PORT]) == ["connected"]
 
 
+def test_users_of_a_host_do_not_reach_the_ports_of_its_capsules(
+    lab: LabSession, mine: Inside
+) -> None:
+    """Over the bridge of the job, or from another host over its VXLAN."""
+    code = "import socket, sys; print(socket.socket().connect_ex((sys.argv[1], int(sys.argv[2]))))"
+    as_user = ("setpriv", f"--reuid={NOBODY}", "--clear-groups")
+    for index in (0, 1):
+        host, target = mine.job.capsule(0).host, (mine.address(index), str(PORT))
+        said = on_host(lab, host, *as_user, "/usr/bin/python3", "-Sc", code, *target)
+        assert os.strerror(int(said)) == "No route to host"
+        assert mine.ask(index, ["tcp", mine.address(1 - index), PORT]) == ["connected"]
+    assert reaches(lab, mine.job.capsule(0).host, mine.address(0), PORT), "root does"
+
+
 def test_abstract_sockets_are_each_network_namespaces_own(
     lab: LabSession, mine: Inside, theirs: Inside
 ) -> None:
@@ -293,6 +308,7 @@ def test_all_of_it_holds_after_a_move(
     test_control_ports_refuse_and_services_answer(lab, cluster, mine)
     test_vxlan_of_hosts_refuses(cluster, mine)
     test_another_jobs_overlay_is_out_of_reach(mine, theirs)
+    test_users_of_a_host_do_not_reach_the_ports_of_its_capsules(lab, mine)
     test_nobody_speaks_for_another(mine)
     said = mine.ask(1, ["unix", ABSTRACT], ["run", "umount", str(cluster.paths.run)])
     assert said[0] == "connected"

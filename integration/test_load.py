@@ -11,7 +11,7 @@ from load.scenario import run
 
 from liveshift.runtime.config import Timeouts
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.timeout(120)]
 
 HOSTS = (10, 50)
 MOVES = 50

@@ -45,7 +45,7 @@ def cold_digests(job: Job) -> list[str]:
 def test_cold_memory_goes_ahead_three_times_in_a_row(
     lab: LabSession, references: References
 ) -> None:
-    job = lab.start("cold", command(), nnodes=2)
+    job = lab.start("cold", command(700), nnodes=2)  # three moves long, whatever else runs
     job.wait_step(20)
     rows = [job.migrate(1) for _ in range(3)]
     for row in rows:

@@ -99,10 +99,21 @@ def whole_chain(job: Job) -> None:
 # ---- names that mean nothing, and what makes no sense -------------------------------------------
 
 
+def test_what_a_capsule_would_not_find_below_tmp_is_said_before_it_starts(
+    lab: LabSession, long_job: Job, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").touch()
+    words = ("run", "--name", "below", "--", "python", str(tmp_path / "train.py"))
+    said = lab.refused(*words, code=2)
+    assert f"the script {tmp_path}/train.py is not there in a capsule" in said
+    assert [job.name for job in lab.status().jobs] == [long_job.name]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         ("migrate nope/0", 4, 'no job "nope" hint: known jobs: .*long'),
+        ("stop lomg", 4, 'no job "lomg" hint: did you mean long\\?'),
         ("migrate long/7", 4, 'job long has no capsule "long/7" hint: .*long/0, long/1'),
         ("migrate long", 4, 'no capsule "long" hint: .*long/0, long/1'),
         ("migrate long/1 --to h9", 4, 'no host "h9" .* hint: .*h0, h1, h2, h3, h4'),
@@ -111,14 +122,13 @@ def whole_chain(job: Job) -> None:
         ("migrate long/1 --to h4", 5, "cannot move to h4: h4 receives nothing"),
         ("taint host h9", 4, 'no host "h9"'),
         ("drain h9", 4, 'no host "h9"'),
-        ("untaint h2", 5, "h2 is not tainted"),
         ("logs nope", 4, 'no job "nope" hint: .*long'),
         ("logs long/9", 4, 'no capsule "long/9"'),
         ("events nope", 4, 'nothing is known of "nope"'),
         ("status nope", 4, 'no job "nope"'),
         ("stop nope", 4, 'no job "nope"'),
         ("run --name long -- true", 5, 'a job "long" is running already'),
-        ("run --name Bad_Name -- true", 5, '"Bad_Name" cannot name a job'),
+        ("run --name Bad_Name -- true", 2, 'invalid job name "Bad_Name"'),
         ("run --nnodes 50 -- true", 5, "asks for 50 hosts, but only 8 slots are free"),
         ("migrate", 2, "CAPSULE"),
         ("migrate long/1 --too h2", 2, "--too"),
@@ -150,11 +160,14 @@ def test_other_users_jobs(
 def test_no_spare(lab: LabSession, long: Job, chain: Callable[..., Job]) -> None:
     chain()  # the second of h0's two slots
     try:
-        for host in ("h2", "h3"):
-            lab.cli("taint", host, "--reason", "being repaired")
+        lab.cli("taint", "h2", "--reason", "being repaired")
+        lab.cli("cordon", "h3")
         said = lab.refused("migrate", "long/1")
-        reasons = "h0 has no free slot; h1 is where it runs already; h2 is tainted; h3 is tainted"
+        reasons = "h0 has no free slot; h1 is where it runs already; h2 is tainted; h3 is cordoned"
         assert f"no spare can take long/1: {reasons}; h4 receives nothing" in said
+        said = lab.refused("drain", "h1", "--dry-run")
+        assert "h1 would not become empty: no spare can take long/1" in said
+        assert lab.host("h1").taint is None, "it was only tried"
         said = lab.refused("drain", "h1", "--reason", "to be repaired too")
         assert "long/1 cannot leave h1: no spare can take long/1" in said
         assert "h1 stays tainted; `liveshift uncordon h1` takes that back" in said
@@ -192,10 +205,10 @@ def test_mapped_file_that_the_destination_lacks(
     own = {host: lab.own(host, name) for host in ("h0", "h2")}
     own["h0"].write_bytes(right)
     bad = {"size": right + b"more", "build": right.replace(ident, ident[::-1])}
-    said = f"missing there: {name}"
+    said = f"h2 lacks {name}"
     if wrong in bad:
         own["h2"].write_bytes(bad[wrong])
-        said = f"different there: {name} ("
+        said = f"h2 has a different {name} ("
         said += f"{len(right)} bytes at the source" if wrong == "size" else "another build id"
     job = chain("--map", str(name))
     for more in ((), ("--dry-run",)):
@@ -219,7 +232,7 @@ def test_file_on_an_unlisted_file_system(
 def test_not_enough_memory(lab: LabSession, long: Job) -> None:
     for more in ((), ("--dry-run",)):
         said = lab.refused("migrate", "long/1", "--to", "h3", *more)
-        needed = re.search(r"not enough memory there: (\d+) MiB are needed .* 64 MiB are of", said)
+        needed = re.search(r"h3 has not enough memory: (\d+) MB are needed .* 67.1 MB are of", said)
         assert needed, said
         assert int(needed[1]) > 200
         assert "choose a host with more free memory" in said
@@ -249,12 +262,30 @@ def test_io_uring_is_not_there(lab: LabSession, long: Job, chain: Callable[..., 
     job.migrate(0, to="h2")
 
 
+NO_CRIU = "has no CRIU, or one that is too old hint: run `liveshift doctor` on"
+
+
+NO_CRIU = "has no CRIU, or one that is too old hint: run `liveshift doctor` on"
+
+
 @pytest.mark.parametrize(
     ("kind", "host", "said"),
     [
-        ("missing", "h2", "CRIU is missing or too old there hint: run `liveshift doctor` there"),
-        ("too old", "h2", "CRIU is missing or too old there hint: run `liveshift doctor` there"),
-        ("too old", "h1", "CRIU is missing or too old on h1 hint: `liveshift doctor`"),
+        (
+            "missing",
+            "h2",
+            f"h2 {NO_CRIU} h2",
+        ),
+        (
+            "too old",
+            "h2",
+            f"h2 {NO_CRIU} h2",
+        ),
+        (
+            "too old",
+            "h1",
+            f"h1 {NO_CRIU} h1",
+        ),
     ],
 )
 def test_criu_missing_or_too_old(
@@ -278,6 +309,44 @@ def test_criu_missing_or_too_old(
         lab.stop_agent(host)
         lab.start_agent(host)
     assert "CRIU" in lab.cli("migrate", "long/1", "--to", "h2", "--dry-run").out
+
+
+OUTSIDE = """
+import socket, sys
+server = socket.create_server((sys.argv[1], 7777)); print("ready", flush=True)
+held, _ = server.accept()
+print("met", flush=True); sys.stdin.read()
+"""
+
+REACH = """
+import socket, sys, time
+held = socket.create_connection((sys.argv[1], 7777))
+while True: time.sleep(0.1)
+"""
+
+
+def test_a_connection_to_outside_the_cluster_is_named_before_the_move_breaks_it(
+    lab: LabSession, long: Job
+) -> None:
+    """The orchestrator's machine is no host: what a capsule has there is masqueraded."""
+    machine = lab.lab.machine("ctl")
+    server = subprocess.Popen(
+        [*labs.entry(machine), sys.executable, "-c", OUTSIDE, machine.address],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        job = lab.start("reaching", (sys.executable, "-c", REACH, machine.address))
+        assert server.stdout.readline() == "met\n"
+        found = re.escape(f"breaks a connection to outside the cluster: {machine.address}:7777")
+        plan = lab.json("migrate", job.name + "/0", "--to", "h2", "--dry-run")
+        (warning,) = (text for what, text in plan["checks"] if what == "warning")
+        assert re.fullmatch(found + r", of process 1001 \(python\S*\)", warning)
+        job.migrate(0, to="h2")
+        told = [event.text for event in lab.history(job.name)]
+        assert len([text for text in told if re.match(found, text)]) == 1
+        lab.cli("stop", job.name)
 
 
 # ---- the wrong moment ---------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def assert_rebuilt(job: Job) -> None:
     assert job.output().count("simulated GPU") == 2
     for row in job.moves:
         detail = {phase.name: phase.detail for phase in row.phases}
-        assert re.match(r"after collective \d+ of nccl", detail["quiesce"]), detail
+        assert re.match(r"paused after collective \d+ of nccl", detail["quiesce"]), detail
         assert re.match(r"2 communicators rebuilt in \d", detail["reopen"]), detail
 
 

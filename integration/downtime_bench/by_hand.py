@@ -75,7 +75,8 @@ def measure(
             here, place = there, new
             done = asked + dumped + copied + restored
             log.wait_after(done + QUIET_S, steps, PATIENCE_S, alive_in(place, pid, out))
-            seen = gap(log.times, asked, done, begin)
+            seen = gap(log.times, asked + dumped + copied / 2, asked, begin)
+            assert seen.end - seen.start >= copied, "the job went on while its image was copied"
             moves.append(ByHand(seen.downtime_s, dumped, copied, restored, size))
         (out / "enough").touch()
         log.wait_end(PATIENCE_S)

@@ -13,6 +13,7 @@ import psutil
 from lab_session import LabSession
 
 from liveshift.launcher.client import Client
+from liveshift.launcher.report import gaps
 from liveshift.runtime.messages import (
     GetMigration,
     Migrate,
@@ -21,6 +22,7 @@ from liveshift.runtime.messages import (
     Named,
     Phase,
 )
+from liveshift.runtime.steps import ENDS
 
 from .cases import Case, Effort, around
 from .machine import PATIENCE_S, training
@@ -32,13 +34,11 @@ QUIET_S = 0.5
 LOOK_S = 0.1
 PRECOPY, DELTA = "pre-copy", ("memory", "delta")
 """Phases: memory while the job trains; what of it was written since, and so sent again."""
-OVER = ("done", "failed", "lost")
+OVER = tuple(step.value for step in ENDS)
 
 AROUND = "interrupted step"
 """The row of the step in which the job stood: slower before by the last round, after by page faults
 and caches that are cold; it can be below a usual one by chance."""
-SLOWER = "slower step"
-"""The row of the longest step where the job did not stand in it: what held it up is no phase."""
 
 Tell = Callable[[str], None]
 
@@ -88,8 +88,11 @@ def measure(
 
 
 def moved(row: MigrationRow, times: list[float], begin: float) -> Moved:
-    """One move; ``begin``: since when the job was left alone before."""
-    seen = gap(times, row.asked, row.asked + row.seconds, begin)
+    """One move; ``begin``: since when the job was left alone before. Raises AssertionError where
+    the steps do not bear out that it was moved while it trained."""
+    doubts = gaps.doubts(times, row.phases, row.asked, gaps.loose_s(row.phases))
+    assert not doubts, f"{row.name}: {'; '.join(doubts)}"
+    seen = gap(times, row.asked + (gaps.held_at(row.phases) or 0.0), row.asked, begin)
     rows, unaccounted = shares(row, seen)
     standing = sent(row, frozen=True)
     window = precopying(row, seen)
@@ -143,9 +146,6 @@ def shares(row: MigrationRow, seen: Gap) -> tuple[list[PhaseRow], float]:
     still = [p for p in row.phases if p.frozen]
     stood = min(_ends(row, p)[0] for p in still)
     went_on = max(_ends(row, p)[1] for p in still)
-    if went_on <= seen.start or seen.end <= stood:
-        rows = [PhaseRow(p.name, p.seconds, 0.0, p.frozen, p.bytes) for p in row.phases]
-        return [*rows, PhaseRow(SLOWER, seen.end - seen.start, seen.downtime_s, False)], 0.0
     edges = sorted(
         {seen.start, seen.end}
         | {edge for p in still for edge in _ends(row, p) if seen.start < edge < seen.end}

@@ -16,7 +16,7 @@ from liveshift.launcher.report import quantities as q
 
 from .cases import KINDS, LINKS
 from .goals import by_hand_s, restart_s
-from .moves import AROUND, SLOWER
+from .moves import AROUND
 from .record import Goal, Result, Run
 
 FILE = "bench-downtime.html"
@@ -60,7 +60,7 @@ $cases
 <section class="two">
 <div>
 <h2>What is held against what</h2>
-<p>The downtime is the longest gap between the ends of two steps around a move, less a median step;
+<p>The downtime is the gap between the ends of two steps that holds the freeze, less a median step;
 everywhere from the step log of the same program. Bars are medians.</p>
 <p><b>Limit</b>: the bytes that the job's standstill had to carry, at the rate that a bare copy over
 four TCP streams reaches on the same link (warm memory to warm memory, no hash, no encryption, the
@@ -311,7 +311,6 @@ def _where(run: Run) -> str:
 def _why(name: str) -> str:
     why = {
         AROUND: "what it took more than a usual one, before and after the standstill",
-        SLOWER: "the longest one, and the job did not stand in it",
     }
     return f"<small>{why[name]}</small>" if name in why else ""
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from liveshift.launcher.report.gaps import holding
+
 LOOK_S = 0.02
 FULL = 1.1
 """Full speed: the first step of no more than so many usual ones …"""
@@ -98,7 +100,7 @@ class StepTail:
 
 @dataclass(frozen=True)
 class Gap:
-    """The longest time without the end of a step that touches a window, and what surrounds it."""
+    """The time without the end of a step that holds a freeze, and what surrounds it."""
 
     start: float
     end: float
@@ -112,12 +114,13 @@ class Gap:
         return max(0.0, self.end - self.start - self.step_s)
 
 
-def gap(times: Sequence[float], since: float, until: float, begin: float = 0.0) -> Gap:
-    """The standstill around [since, until]; steps from ``begin`` on say how long one takes."""
+def gap(times: Sequence[float], held: float, since: float, begin: float = 0.0) -> Gap:
+    """The gap around a moment at which the job was surely frozen, in a move that began at
+    ``since``; steps from ``begin`` until then say how long one takes."""
     pairs = list(pairwise(times))
-    touching = [pair for pair in pairs if pair[1] >= since and pair[0] <= until]
-    assert touching, "no step before or none after the move"
-    start, end = max(touching, key=lambda pair: pair[1] - pair[0])
+    n = holding(times, held)
+    assert n is not None, "no step before the freeze, or none after it"
+    start, end = pairs[n - 1]
     before = [b - a for a, b in pairs if begin <= a and b <= since]
     assert before, "no step before the move"
     usual = median(before)

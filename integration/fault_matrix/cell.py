@@ -17,8 +17,9 @@ from liveshift.launcher import lab as labs
 from liveshift.launcher.client import Client
 from liveshift.runtime.messages import Event, Events, GetEvents
 
-from .scene import MOVING, RANKS, Scene
-from .table import EITHER, ENDED, MOVED, STAYED, Cell
+from . import table
+from .scene import HEARTBEAT_S, MOVING, RANKS, Scene
+from .table import EITHER, ENDED, MOVED, NOT_SHOWN, STAYED, Cell
 from .watcher import RUNNING, Watcher
 
 SETTLE_S = 60.0
@@ -27,6 +28,12 @@ FURTHER = 5
 """Steps that every rank must make after all is over."""
 
 KILLED = 137
+
+TRIES = 3
+"""Of a cell whose watcher was starved."""
+
+LONGEST_GAP_S = HEARTBEAT_S / 2
+"""An agent asks what becomes of a copy every heartbeat: so long at least a wrong one is there."""
 
 
 @dataclass
@@ -46,13 +53,23 @@ class Verdict:
 
 def play(cell: Cell, scene: Scene) -> Verdict:
     """Play a cell on a scene. Never raises: what was wrong is in the verdict, and the scene has
-    been struck then."""
+    been struck then. A cell that nothing was seen of is played again; then it is NOT_SHOWN."""
+    for _ in range(TRIES):
+        verdict = _play_once(cell, scene)
+        if verdict.outcome != NOT_SHOWN:
+            break
+    return verdict
+
+
+def _play_once(cell: Cell, scene: Scene) -> Verdict:
     verdict = Verdict(cell.point, cell.fault, cell.expected)
     began = time.monotonic()
     try:
         scene.prepare()
-        _Play(cell, scene, verdict).run()
-        verdict.passed = True
+        starved = _Play(cell, scene, verdict).run()
+        verdict.passed = not starved
+        if starved:
+            verdict.outcome, verdict.error = NOT_SHOWN, starved
     except Exception as error:
         verdict.error = str(error) or type(error).__name__
         if not isinstance(error, AssertionError):
@@ -72,14 +89,19 @@ class _Play:
         self.before: Seen = scene.job.seen(MOVING)
         self.made = [len(scene.job.steps(rank)) for rank in range(RANKS)]
 
-    def run(self) -> None:
+    def run(self) -> str:
+        """Why nothing was shown although nothing was wrong, or ""; raises what was wrong."""
         scene, cell = self.scene, self.cell
-        with Watcher(lambda: scene.lab, scene.capsule, self.before.tasks) as watcher:
+        tasks = self.before.tasks
+        with Watcher(lambda: scene.lab, scene.capsule, tasks, LONGEST_GAP_S) as watcher:
             try:
                 self._come_to_the_point()
                 if cell.expected == ENDED:
                     watcher.may_vanish()
                 watcher.mark(f"held at {cell.point}")
+                if cell.point in table.DEAF:
+                    opened = watcher.open_networks()
+                    assert opened == [], f"the capsule's network is open at {cell.point}: {opened}"
                 with cell.harm(scene):
                     watcher.mark(f"{cell.fault}; {cell.point} goes on")
                     scene.held.release(cell.point)
@@ -99,6 +121,7 @@ class _Play:
             self._assert_goes_on()
         self._assert_nothing_remains()
         assert self.scene.held.names() == []
+        return watcher.starved
 
     def _come_to_the_point(self) -> None:
         """Ask for the migration and wait until a daemon is held."""
@@ -150,7 +173,7 @@ class _Play:
 
     def _assert_told(self) -> None:
         """The history says how the migration ended."""
-        told = [event for event in self._events() if event.migration is not None]
+        told = [event for event in self._events() if event.kind in ("moved", "not moved")]
         ends = [e for e in told if e.migration and e.migration.name == self.scene.migration]
         states = [e.migration.state for e in ends if e.migration]
         assert states, f"no event tells of the end of {self.scene.migration}"

@@ -42,7 +42,8 @@ HOSTS = ("h1", "h2")
 """Between which it is moved."""
 
 SUSPICION_S = 1.5
-TIMEOUTS = f"collective=120,heartbeat=0.3,suspicion={SUSPICION_S},grace=1"
+HEARTBEAT_S = 0.3
+TIMEOUTS = f"collective=120,heartbeat={HEARTBEAT_S},suspicion={SUSPICION_S},grace=1"
 """So that a cell with a dead host takes seconds."""
 
 LONGEST_S = 4 * SUSPICION_S

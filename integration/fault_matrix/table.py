@@ -20,6 +20,15 @@ from . import faults, memory
 from .faults import Fault, destination, orchestrator, source
 
 STAYED, MOVED, ENDED, EITHER = "stayed", "moved", "ended", "either"
+NOT_SHOWN = "not shown"
+"""What a cell comes to whose watcher could not look often enough."""
+
+DEAF = (
+    "source.locked", "source.dumped", "source.promised", "orchestrator.frozen",
+    "orchestrator.committed", "destination.restoring", "destination.claiming",
+)  # fmt: skip
+"""Where nothing may reach the capsule: the kernel would acknowledge what its sockets got, and the
+image would not have it."""
 
 OUTCOMES = {"s": STAYED, "m": MOVED, "e": ENDED}
 

@@ -15,6 +15,9 @@ A copy that was frozen while another one ran is old, and must never run again.
 
 A sample is not one instant. So what it seems to show, two running copies or nothing at all, is
 looked at once more, and counts if it is still so.
+
+What is not looked at is not seen: :attr:`Watcher.starved` says whether the machine was too busy for
+the samples to show anything. The watcher's thread goes before all others, so that this is rare.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ OLD = "running, though old"
 IMAGE = "image"
 
 PERIOD_S = 0.008
+MEAN_GAP_S = 5 * PERIOD_S
+"""Between samples, on an average, at most; else a cell has shown nothing."""
 
 _SIGKILL, _SIGSTOP = (1 << signum - 1 for signum in (signal.SIGKILL, signal.SIGSTOP))
 _PF_EXITING, _PF_SIGNALED = 0x4, 0x400  # include/linux/sched.h; proc(5), stat field 9
@@ -88,15 +93,21 @@ class Watcher(threading.Thread):
 
     ``pids`` are those of the capsule's tree, as the capsule sees them. ``broken`` then says where
     an invariant did not hold; :meth:`may_vanish` is told when the capsule is about to be killed.
+    ``longest_gap_s``: for how long it may not look; nothing that is wrong may be over sooner.
     """
 
-    def __init__(self, find_lab: Callable[[], Lab], capsule: str, pids: Collection[int]) -> None:
+    def __init__(
+        self, find_lab: Callable[[], Lab], capsule: str, pids: Collection[int],
+        longest_gap_s: float = 1.0,
+    ) -> None:  # fmt: skip
         super().__init__(name="watcher", daemon=True)
         self.changes: list[Change] = []
         self.marks: list[Mark] = []
         self.broken: list[str] = []
         self.samples = 0
         self.longest_gap = 0.0
+        self._allowed_gap = longest_gap_s
+        self._watched = 0.0
         self._find_lab = find_lab
         self._netns = "/run/netns/ls-" + capsule.replace("/", ".")
         self._pids = frozenset(pids)
@@ -136,6 +147,18 @@ class Watcher(threading.Thread):
         self.marks.append(Mark(time.monotonic() - self._began, text))
 
     @property
+    def starved(self) -> str:
+        """Why the samples show nothing, once the watch is over; "" if they do."""
+        enough = int(self._watched / MEAN_GAP_S)
+        if self.samples >= enough and self.longest_gap <= self._allowed_gap:
+            return ""
+        return (
+            f"the watcher was starved: {self.samples} samples in {self._watched:.1f} s, once none"
+            f" for {self.longest_gap:.3f} s; at least {enough} are needed, at most"
+            f" {self._allowed_gap:g} s apart"
+        )
+
+    @property
     def now(self) -> Sight:
         """What was seen last."""
         return self.changes[-1].sight
@@ -144,6 +167,12 @@ class Watcher(threading.Thread):
         """The hosts on which a copy was seen running last."""
         return [host for host, what in self.now if what == RUNNING]
 
+    def open_networks(self) -> list[str]:
+        """The hosts on which a room of the capsule now has a network that lets something through,
+        and "no room" where it has none at all."""
+        found = {room.host: room.init for room in list(self._rooms.values()) if room is not None}
+        return [host for host, init in found.items() if not locked(init)] if found else ["no room"]
+
     def story(self) -> str:
         """All that changed, a line each, and what was wrong."""
         lines: list[Change | Mark] = [*self.changes, *self.marks]
@@ -151,13 +180,16 @@ class Watcher(threading.Thread):
         return "\n".join([*map(str, lines), *self.broken])
 
     def run(self) -> None:
-        last = time.monotonic()
+        began = last = time.monotonic()
+        _go_first()
         try:
-            while not self._over.wait(PERIOD_S):
+            over = False
+            while not over:
+                over = self._over.wait(PERIOD_S)  # and looks a last time
                 self._look()
                 now = time.monotonic()
                 self.longest_gap = max(self.longest_gap, now - last)
-                last = now
+                last, self._watched = now, now - began
         except BaseException as failure:
             self._failure = failure
 
@@ -284,6 +316,12 @@ class Watcher(threading.Thread):
             self._rooms.pop(space, None)
         elif room := self._rooms.get(space):
             room.tasks.pop(inner, None)
+
+
+def _go_first() -> None:
+    """Let this thread run whenever it wants to (sched(7)); as it was where the kernel refuses."""
+    with suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
 def _is_stopped(status: dict[str, str]) -> bool:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import fcntl
 import hashlib
 import json
 import mmap
 import os
+import struct
+import threading
 import time
 from pathlib import Path
 
@@ -47,6 +50,42 @@ def hold(what: str) -> int:
     return int(got) if got >= 0 else -ctypes.get_errno()
 
 
+def idle_threads(number: int) -> None:
+    threading.stack_size(64 << 10)
+    for _ in range(number):
+        threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+
+
+def take_ids_up_to(number: int) -> None:
+    """Children that end at once, until the kernel has handed out this process id."""
+    pid = 0
+    while pid < number:
+        pid = os.fork() or os._exit(0)
+        os.waitpid(pid, 0)
+
+
+def take_lock(kind: str, mode: str, path: str) -> int:
+    """Returns the descriptor by which it is held."""
+    held = os.open(path, os.O_RDWR | os.O_CREAT if mode == "ex" else os.O_RDONLY)
+    if kind == "flock":
+        fcntl.flock(held, (fcntl.LOCK_EX if mode == "ex" else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    elif kind == "lease":
+        fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK if mode == "ex" else fcntl.F_RDLCK)
+    else:
+        how = {"posix": fcntl.F_SETLK, "ofd": 37}[kind]  # F_OFD_SETLK
+        of = fcntl.F_WRLCK if mode == "ex" else fcntl.F_RDLCK
+        fcntl.fcntl(held, how, struct.pack("hhqqi4x", of, os.SEEK_SET, 10, 20, 0))
+    return held
+
+
+def relock(lock: int, args: argparse.Namespace) -> None:
+    while True:
+        time.sleep(args.lock_for)
+        os.close(lock)
+        time.sleep(0.2)
+        lock = take_lock(*args.lock)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -55,9 +94,23 @@ def main() -> None:
     parser.add_argument("--hold", help="io_uring, userfaultfd, fanotify or perf")
     parser.add_argument("--map", type=Path, help="map this file")
     parser.add_argument("--open", type=Path, help="keep this file open, and write to it")
+    parser.add_argument("--follow", type=Path, help="keep this file open, and read what comes")
+    parser.add_argument("--lock", nargs=3, help="KIND (flock, posix, ofd, lease), ex or sh, FILE")
+    parser.add_argument("--lock-for", type=float, help="seconds, again and again")
+    parser.add_argument("--mappings", type=int, default=0, help="of shared memory, each its own")
+    parser.add_argument("--threads", type=int, nargs="+", default=[], help="in each process")
+    parser.add_argument("--ids-from", type=int, default=0, help="threads' ids lie above this one")
     args = parser.parse_args()
 
     args.out.mkdir(parents=True, exist_ok=True)
+    take_ids_up_to(args.ids_from)
+    for number in args.threads[1:]:
+        if not os.fork():
+            idle_threads(number)
+            while not args.enough.exists():
+                time.sleep(0.1)
+            os._exit(0)
+    idle_threads(sum(args.threads[:1]))
     held = hold(args.hold) if args.hold else 0
     mapped = written = None
     if args.map:
@@ -66,17 +119,29 @@ def main() -> None:
         whole = hashlib.sha256(mapped).hexdigest()
     if args.open:
         written = args.open.open("a", buffering=1)
+    lock = take_lock(*args.lock) if args.lock else None
+    if lock is not None and args.lock_for:
+        threading.Thread(target=relock, args=(lock, args), daemon=True).start()
+    followed, read = args.follow.open("rb+") if args.follow else None, 0
+    shared = [mmap.mmap(-1, 8192) for _ in range(args.mappings)]
+    for at, mapping in enumerate(shared):
+        mapping[:8] = at.to_bytes(8, "little")
     number, value = 0, ""
     with (args.out / "rank0.jsonl").open("w", buffering=1) as log:
         while not args.enough.exists():
             number, value = number + 1, link(value, number + 1)
             if mapped:
                 assert hashlib.sha256(mapped).hexdigest() == whole
+            for at in range(number % 100, len(shared), 100):
+                assert int.from_bytes(shared[at][:8], "little") == at
             if written:
                 written.write(f"{number}\n")
-            line = {"step": number, "value": value, "time": time.time(), "held": held}
+            read += len(followed.read()) if followed else 0
+            line = {"step": number, "value": value, "time": time.time(), "held": held, "read": read}
             log.write(json.dumps(line) + "\n")
             time.sleep(args.pace)
+    for _ in args.threads[1:]:
+        assert os.wait()[1] == 0
     (args.out / "final0.json").write_text(json.dumps({"steps": number, "sha256": value}) + "\n")
 
 

@@ -13,6 +13,7 @@ import hashlib
 import json
 import mmap
 import os
+import pty
 import select
 import signal
 import socket
@@ -20,7 +21,11 @@ import struct
 import tempfile
 import threading
 import time
+import tty
 from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.context import BaseContext
+from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +132,67 @@ def converse(address: str, port: int) -> None:
         report["conversation"] = f"broke after block {number}: {error!r}"
 
 
+def echo(asked: Queue[int | None], answers: Queue[int]) -> None:
+    while (number := asked.get()) is not None:
+        answers.put(number)
+
+
+def question(context: BaseContext) -> None:
+    """Ask a worker of such a context one number after the other: its queues' locks are POSIX named
+    semaphores."""
+    asked: Queue[int | None] = context.Queue()
+    answers: Queue[int] = context.Queue()
+    worker = context.Process(target=echo, args=(asked, answers))  # type: ignore[attr-defined]
+    worker.start()
+    number = 0
+    while not over.is_set():
+        asked.put(number)
+        assert answers.get() == number
+        number += 1
+        report["echoed"] = number
+        time.sleep(0.002)
+    asked.put(None)
+    worker.join()
+
+
+def forgotten() -> tuple[select.epoll, int, int]:
+    """An epoll set with a pipe that this process has closed; a child, which is returned too, has it
+    still, and writes into it at SIGUSR1."""
+    out, into = os.pipe()
+    watched = select.epoll()
+    watched.register(out, select.EPOLLIN)
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGUSR1, lambda *_: os.write(into, b"x"))
+        while True:
+            signal.pause()
+    os.close(out)
+    os.close(into)
+    return watched, out, child
+
+
+def talk_over_a_terminal() -> None:
+    """Write lines to a program on a pseudo-terminal of its own, and read what it says."""
+    child, master = pty.fork()
+    if child == 0:
+        os.execvp("cat", ["cat"])
+    tty.setraw(master)  # what is on its way when CRIU comes goes through its modes once more
+    with os.fdopen(master, "r+b", buffering=0) as terminal:
+        number = 0
+        while not over.is_set():
+            line = b"%d\n" % number
+            terminal.write(line)
+            seen = b""
+            while len(seen) < len(line):
+                seen += terminal.read(100)
+            assert seen == line, seen
+            number += 1
+            report["typed"] = number
+            time.sleep(0.002)
+        os.kill(child, signal.SIGTERM)
+        os.waitpid(child, 0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -138,6 +204,7 @@ def main() -> None:
     def heard(*_: object) -> None:
         report["signals"] += 1
 
+    watched, number, writer = forgotten()
     signal.signal(signal.SIGUSR1, heard)
     shared, child = shared_memory()
     unlinked = tempfile.TemporaryFile(dir="/tmp")  # noqa: SIM115 (open to the end)
@@ -152,6 +219,8 @@ def main() -> None:
     counters, lock = [0, 0, 0], threading.Lock()
     threads = [threading.Thread(target=count_together, args=(counters, lock)) for _ in range(2)]
     threads.append(threading.Thread(target=watch_clocks))
+    threads.append(threading.Thread(target=talk_over_a_terminal))
+    threads.append(threading.Thread(target=question, args=(get_context("spawn"),)))
     threads.append(threading.Thread(target=converse, args=(address, int(port))))
     for thread in threads:
         thread.start()
@@ -170,6 +239,10 @@ def main() -> None:
     os.kill(child, signal.SIGTERM)
     os.waitpid(child, 0)
 
+    os.kill(writer, signal.SIGUSR1)
+    report["epoll"] = [n == number for n, _ in watched.poll(10)]
+    os.kill(writer, signal.SIGKILL)
+    os.waitpid(writer, 0)
     unlinked.seek(0)
     report["unlinked"] = unlinked.read().decode()
     report["tmp"] = Path("/tmp/named").read_text()

@@ -30,6 +30,9 @@ def main() -> int:
     """Run it; 1 when a move failed, results differ, or something grows that should not."""
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument(
+        "--jobs", type=int, default=0, help="so many small jobs run beside the one that moves"
+    )
     parser.add_argument("--out", type=Path, default=Path("build/soak.json"))
     args = parser.parse_args()
     if os.geteuid() != 0:
@@ -43,6 +46,7 @@ def main() -> int:
                 place,
                 args.seconds,
                 lambda rounds, watch, now: status.update(lines.line(rounds, watch, now)),
+                args.jobs,
             )
     except (LiveshiftError, AssertionError) as error:
         console.print(f"error: {error}", style="red", markup=False)

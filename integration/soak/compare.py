@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The moved job against the same job that nobody touched, step by step and bit for bit."""
+"""The moved job against the same job that nobody touched, step by step and bit for bit; and its
+steps against the moves that it is said to have made."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+from liveshift.launcher.report import gaps
+from liveshift.runtime.messages import MigrationRow
+from liveshift.runtime.steps import Step
 
 SAME = ("step", "loss_hex", "sha256")
 """What a line of a rank's log must have in common with the other run's."""
@@ -29,6 +35,21 @@ def differences(moved: Path, reference: Path, ranks: int) -> list[str]:
         ends = [json.loads((out / f"final{rank}.json").read_text()) for out in (moved, reference)]
         if ends[0] != ends[1]:
             found.append(f"rank {rank} ended with {ends[0]}, not {ends[1]}")
+    return found
+
+
+def unborne(out: Path, rows: Sequence[MigrationRow]) -> list[str]:
+    """Moves that the steps of their rank do not bear out: made before the freeze and after it, with
+    a gap between two of them that holds it. Moves that failed are not among them."""
+    found, times = [], dict[int, list[float]]()
+    for row in rows:
+        rank = int(row.capsule.partition("/")[2])
+        if rank not in times:
+            times[rank] = [line["time"] for line in _lines(out, rank)]
+        if row.state == Step.DONE.value:
+            slack = gaps.loose_s(row.phases)
+            doubts = gaps.doubts(times[rank], row.phases, row.asked, slack)
+            found += [f"{row.name} of {row.capsule}: {why}" for why in doubts]
     return found
 
 

@@ -27,6 +27,11 @@ BYTES_ALLOWED = 1 << 20
 """By how much files on hosts may grow: the job's output, some lines of a log."""
 
 
+BASE_MEMORY, MEMORY_PER_JOB = 200 << 20, 1 << 20
+"""Bytes that a daemon may have of its own at rest: with nothing but the job that moves, and for
+each small job beside it."""
+
+
 class Usage(msgspec.Struct, frozen=True):
     """One quantity of one daemon: first, last, most, and its growth.
 
@@ -73,6 +78,20 @@ def suspicious(daemons: Mapping[str, DaemonUsage], seconds: float) -> list[str]:
             if value.over_run > NUMBERS_ALLOWED and value.last > value.first + NUMBERS_ALLOWED:
                 found.append(f"{name}: {what} grow by {value.per_hour or 0:.0f} an hour")
     return found
+
+
+def too_large(samples: Sequence[Sample], beside: int) -> list[str]:
+    """Which daemons had too much memory of their own at some sample, for so many small jobs."""
+    allowed = BASE_MEMORY + beside * MEMORY_PER_JOB
+    most = {
+        name: max(sample.daemons[name].private for sample in samples) for name in samples[0].daemons
+    }
+    return [
+        f"{name}: {private / 1e6:.0f} MB with {beside} small jobs on the hosts,"
+        f" more than {allowed / 1e6:.0f} MB"
+        for name, private in most.items()
+        if private > allowed
+    ]
 
 
 def left_over(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:

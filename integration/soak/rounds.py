@@ -12,11 +12,12 @@ from pathlib import Path
 from liveshift.errors import Refused
 from liveshift.launcher.client import Client
 from liveshift.runtime.messages import GetMigration, Migrate, Migration, MigrationRow, Named
+from liveshift.runtime.steps import ENDS
 
 LOOK_S = 0.02
 AGAIN_S = 0.1
 STUCK_S = 120.0
-OVER = ("done", "failed", "lost")
+OVER = tuple(step.value for step in ENDS)
 
 
 @dataclass

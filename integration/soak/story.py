@@ -11,8 +11,8 @@ from lab_session import JOBS, LabSession, a_lab, environment, eventually
 from moving_job import BEFORE, Job
 from reference_runs import References
 
-from .compare import differences, steps
-from .growth import left_over, suspicious, usage
+from .compare import differences, steps, unborne
+from .growth import left_over, suspicious, too_large, usage
 from .report import Report, Spread
 from .rounds import Rounds
 from .watch import Watch
@@ -31,15 +31,19 @@ WARM_ROUNDS = 2
 Tell = Callable[[Rounds, Watch, float], None]
 
 
-def soak(name: str, place: Path, seconds: float, tell: Tell) -> Report:
+def soak(name: str, place: Path, seconds: float, tell: Tell, beside: int = 0) -> Report:
     """Move a job on a lab ``name`` for so long; its results are left below ``place``.
 
-    ``tell`` hears after every move: the moves, the samples, the seconds so far. Raises
-    AssertionError or LiveshiftError when it cannot go on.
+    ``tell`` hears after every move: the moves, the samples, the seconds so far. ``beside``: so many
+    jobs that do nothing are on the hosts meanwhile; what an agent may take for them is judged.
+    Raises AssertionError or LiveshiftError when it cannot go on.
     """
     every = max(2.0, seconds / SAMPLES)
-    with a_lab(name, place, "--hosts", str(HOSTS)) as session:
+    slots = 1 + -(-beside // HOSTS)
+    with a_lab(name, place, "--hosts", str(HOSTS), "--slots", str(slots)) as session:
         job = _start(session, seconds)
+        for number in range(beside):
+            session.cli("run", "--detach", "--name", f"idle-{number}", "--", "sleep", "infinity")
         rounds = Rounds(session.lab.socket, NAME, RANKS)
         watch = Watch(session.lab, every)
         moved = len(rounds.rows)
@@ -60,7 +64,9 @@ def soak(name: str, place: Path, seconds: float, tell: Tell) -> Report:
         job.stop()
         found = usage(watch.samples)
         problems = [f"{row.name} {row.state}: {row.error}" for row in rounds.failed]
+        problems += unborne(job.out, rounds.rows)
         problems += suspicious(found, took) + left_over(before, after) + _said(session)
+        problems += _memory(watch, beside) if beside else []
     made = steps(job.out, 0)
     references = References(place, environment(), patience=max(150.0, 0.2 * made))
     argv = ("python", str(JOBS / "tiny.py"), "--out", "{out}", "--steps", str(made))
@@ -117,6 +123,14 @@ def _settled(watch: Watch, before: dict[str, int]) -> dict[str, int]:
     while left_over(before, seen := watch.take().things) and time.monotonic() < until:
         time.sleep(0.2)
     return seen
+
+
+def _memory(watch: Watch, beside: int) -> list[str]:
+    """Which daemons still have too much once they have had time to give back what moves needed."""
+    until = time.monotonic() + QUIET_S
+    while (found := too_large([watch.take()], beside)) and time.monotonic() < until:
+        time.sleep(0.5)
+    return found
 
 
 def _said(session: LabSession) -> list[str]:

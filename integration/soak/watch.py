@@ -41,13 +41,15 @@ JOURNAL = "journal"
 
 
 class Daemon(msgspec.Struct, frozen=True):
-    """One daemon at one moment; ``cpu`` is what it has used so far, in seconds."""
+    """One daemon at one moment; ``cpu`` is what it has used so far, in seconds. ``private`` is what
+    is resident less files and the images that pass through it, which lie in a tmpfs."""
 
     pid: int
     resident: int
     descriptors: int
     threads: int
     cpu: float
+    private: int = 0
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -108,13 +110,14 @@ def daemons(lab: Lab) -> dict[str, Daemon]:
         assert machine.daemon.alive, f"the daemon of {machine.name} has ended"
         seen = psutil.Process(machine.daemon.pid)
         with seen.oneshot():
-            spent = seen.cpu_times()
+            spent, memory = seen.cpu_times(), seen.memory_info()
             found[machine.name] = Daemon(
                 seen.pid,
-                seen.memory_info().rss,
+                memory.rss,
                 seen.num_fds(),
                 seen.num_threads(),
                 spent.user + spent.system,
+                memory.rss - memory.shared,
             )
     return found
 

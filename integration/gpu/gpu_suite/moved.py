@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 from lab_session import LabSession, environment
 from moving_job import Job
 from reference_runs import References, Result
 
+from liveshift.launcher.report import gaps
 from liveshift.runtime.messages import MigrationRow
 
 from .step import Step
@@ -47,8 +47,7 @@ def compare(
     (job.out / "enough").touch()
     result = job.result(ranks)
     for number, row in enumerate(job.moves, 1):
-        still = standstill(job, row)
-        step.figure(f"{name}/move {number}/longest pause between steps_s", still)
+        step.figure(f"{name}/move {number}/pause between steps_s", _pause(step, job, row))
     began = time.monotonic()
     wanted = _undisturbed(step, argv, ranks, len(result.losses[0]))
     step.figure(f"{name}/undisturbed_s", time.monotonic() - began)
@@ -93,7 +92,11 @@ def _told(step: Step, where: str, row: MigrationRow) -> None:
         step.figure(f"{where}/{phase.name}", told | {k: v for k, v in more.items() if v})
 
 
-def standstill(job: Job, row: MigrationRow) -> float:
-    """The longest pause between two steps of rank 0 about the time of a move, in seconds."""
-    times = [s["time"] for s in job.steps() if -2 < s["time"] - row.asked < row.seconds + 30]
-    return max((b - a for a, b in pairwise(times)), default=0.0)
+def _pause(step: Step, job: Job, row: MigrationRow) -> float:
+    """Seconds between the two steps of the moved rank that hold the freeze; it must have trained
+    before it and after it."""
+    times = [s["time"] for s in job.steps(int(row.capsule.partition("/")[2]))]
+    doubts = gaps.doubts(times, row.phases, row.asked, gaps.loose_s(row.phases), AFTER)
+    step.check(not doubts, f"{row.name} of {row.capsule}: {'; '.join(doubts)}")
+    n = gaps.holding(times, row.asked + (gaps.held_at(row.phases) or 0.0))
+    return times[n] - times[n - 1] if n else 0.0

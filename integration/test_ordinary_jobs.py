@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves of small jobs that do what ordinary programs do: many threads, files that others use too.
+
+h0, h1   two slots each
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from jobs.chain import link
+from lab_session import CHAIN, LabSession, NewLab, command, environment
+from moving_job import Job
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
+
+Start = Callable[..., Job]
+
+
+@pytest.fixture(scope="module")
+def lab(new_lab: NewLab) -> LabSession:
+    return new_lab("--hosts", "2", "--slots", "2")
+
+
+@pytest.fixture
+def start(lab: LabSession) -> Iterator[Start]:
+    """Starts a small job, which must be whole when the test is over."""
+    started: list[Job] = []
+
+    def begin(*words: str) -> Job:
+        started.append(lab.start(f"chain{len(lab.jobs)}", (*CHAIN, *words)))
+        started[-1].wait_step(3)
+        return started[-1]
+
+    yield begin
+    for job in started:
+        if job.code() is None:
+            job.go_on(3)
+            job.stop()
+        value = ""
+        for number, step in enumerate(job.steps(), start=1):
+            value = link(value, number)
+            assert (step["step"], step["value"]) == (number, value)
+        assert json.loads((job.out / "final0.json").read_text())["sha256"] == value
+
+
+def threads(job: Job) -> int:
+    return sum(len(os.listdir(f"/proc/{pid}/task")) for pid in job.seen(0).tasks.values())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--threads", "1500"),
+        pytest.param(("--threads", *["180"] * 8), marks=pytest.mark.long),
+        ("--ids-from", "2000", "--threads", "13"),
+        pytest.param(("--threads", "5000"), marks=pytest.mark.long),
+    ],
+    ids=["in one process", "in eight", "few, with high ids", "five thousand"],
+)
+def test_many_threads(start: Start, words: tuple[str, ...]) -> None:
+    job = start(*words)
+    before = threads(job)
+    for _ in range(2):  # the ids that CRIU takes are free the next time, too
+        job.migrate(0)
+        assert threads(job) == before
+        job.go_on(3)
+
+
+def test_a_shared_file_that_somebody_makes_longer(lab: LabSession, start: Start) -> None:
+    path, stop = lab.place / "growing", threading.Event()
+    path.write_bytes(b"first")
+
+    def grow() -> None:
+        with path.open("ab", buffering=0) as file:
+            while not stop.wait(0.005):
+                file.write(b"x" * 100)
+
+    job = start("--follow", str(path))
+    writer = threading.Thread(target=grow)
+    writer.start()
+    try:
+        for _ in range(2):
+            before = path.stat().st_size
+            job.migrate(0)
+            assert path.stat().st_size > before
+            job.go_on(3)
+    finally:
+        stop.set()
+        writer.join()
+    job.go_on(2)
+    assert job.steps()[-1]["read"] == path.stat().st_size, "all of it was read, and nothing twice"
+
+
+def locked(path: Path) -> bool:
+    with path.open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def test_a_lock_that_no_other_host_can_take_over(lab: LabSession, start: Start) -> None:
+    path = lab.place / "locked"
+    path.touch()
+    job = start("--lock", "flock", "ex", str(path))
+    for more in ((), ("--dry-run",)):
+        said = lab.refused("migrate", f"{job.name}/0", *more)
+        assert f"holds an exclusive flock(2) lock on {path}, which no other host can" in said
+        assert "hint: let the program release it for a moment" in said
+    assert locked(path)
+
+
+def test_locks_that_it_shares_go_along(lab: LabSession, start: Start) -> None:
+    path = lab.place / "read-locked"
+    path.touch()
+    job = start("--lock", "flock", "sh", str(path))
+    row = job.migrate(0)
+    assert row.frozen_s < 5
+    assert locked(path)
+    job.migrate(0)
+    job.stop()
+    assert not locked(path)
+
+
+@pytest.mark.long
+def test_a_lock_that_comes_and_goes(lab: LabSession, start: Start) -> None:
+    """It moves at a moment without; at another one it is back at its source, and has the lock."""
+    path = lab.place / "now-and-then"
+    path.touch()
+    job, failed = start("--lock", "flock", "ex", str(path), "--lock-for", "0.6"), 0
+    for _ in range(20):
+        lab.cli("migrate", f"{job.name}/0", "--dry-run")
+        done = subprocess.run(
+            command("migrate", f"{job.name}/0"), env=environment(LIVESHIFT_LAB=lab.name),
+            capture_output=True, text=True, timeout=60, cwd=lab.place,
+        )  # fmt: skip
+        job.go_on(2)
+        if done.returncode == 0:
+            break
+        failed += 1
+        assert "at that moment process 1001 (python) holds an exclusive flock(2)" in " ".join(
+            done.stderr.split()
+        )
+    assert job.migrations()[-1].state == "done"
+    assert failed, "the lock was never in the way"
+
+
+@pytest.mark.long
+def test_ten_thousand_shared_mappings(start: Start) -> None:
+    """Their 20,000 image files cross the wire together."""
+    row = start("--mappings", "10000").migrate(0)
+    (verify,) = [phase.detail for phase in row.phases if phase.name == "verify"]
+    assert int(verify.split(" streams")[0]) < 100

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the soak asks of each of its moves: that the job trained before it and after it, and that
+the freeze lies between two steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from soak.compare import unborne
+
+from liveshift.runtime.messages import MigrationRow, Phase
+
+FROZEN = [
+    Phase("pre-copy", 0.0, 1.0),
+    Phase("dump", 1.0, 0.2, frozen=True),
+    Phase("commit", 1.2, 0.1, frozen=True),
+    Phase("restore", 1.3, 0.2, frozen=True),
+]
+
+
+def a_row(number: int, asked: float, state: str = "done") -> MigrationRow:
+    capsule = f"soak/{number % 2}"
+    return MigrationRow(
+        f"m{number}", capsule, "h0", "h1", "", "", 2, state, asked, 2.0, 0.5, 0, 0, 0, 0.0, FROZEN,
+        None, None,
+    )  # fmt: skip
+
+
+def log(out: Path, rank: int, *times: float) -> None:
+    lines = [json.dumps({"step": n, "time": time}) for n, time in enumerate(times, 1)]
+    (out / f"rank{rank}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def test_moves_between_steps_are_borne_out(tmp_path: Path) -> None:
+    log(tmp_path, 0, 9.0, 10.0, 10.9, 11.6, 20.0, 30.9, 31.6, 32.0)
+    log(tmp_path, 1, 9.0, 10.0, 20.9, 21.6, 22.0)
+    rows = [a_row(2, 10.0), a_row(3, 20.0), a_row(4, 30.0)]
+    assert unborne(tmp_path, rows) == []
+
+
+def test_moves_without_steps_around_them_are_told(tmp_path: Path) -> None:
+    """The third move came after the rank's last step, and in the second the rank went on."""
+    log(tmp_path, 0, 9.0, 10.0, 10.9, 11.6, 20.0)
+    log(tmp_path, 1, 9.0, *(20.0 + 0.1 * n for n in range(30)))
+    rows = [a_row(2, 10.0), a_row(3, 20.0), a_row(4, 30.0), a_row(6, 40.0, "failed")]
+    assert unborne(tmp_path, rows) == [
+        "m3 of soak/1: the gap that holds the freeze is 0.100 s long, the freeze 0.500 s",
+        "m4 of soak/0: it made 0 steps after the freeze, 1 are wanted",
+        "m4 of soak/0: no gap between two steps holds the freeze",
+    ]
