@@ -6,7 +6,8 @@
 
 It learns to write licences: its text ships with every Debian system. Two runs with the same
 arguments give the same losses and the same final parameters, to the last bit. Each rank leaves in
---out its ``rank<R>.jsonl`` (one line per step) and, at the end, ``final<R>.json``.
+--out its ``rank<R>.jsonl`` (one line per step) and, at the end, ``final<R>.json``. To end a run
+before --steps, write the number of a step that is still to come into --stop-file.
 """
 
 import argparse
@@ -93,9 +94,17 @@ def learning_rate(step: int, args: argparse.Namespace) -> float:
     return peak * (0.55 + 0.45 * math.cos(math.pi * step / args.steps))
 
 
+def last_step(args: argparse.Namespace) -> int:
+    """--steps, or the earlier one that --stop-file names, which no rank has come to yet."""
+    if args.stop_file is None or not args.stop_file.exists():
+        return int(args.steps)
+    return min(int(args.steps), int(args.stop_file.read_text()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="train a small character-level GPT")
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--stop-file", type=Path, help="may name an earlier last step, at any time")
     parser.add_argument("--batch", type=int, default=16, help="samples per rank and step")
     parser.add_argument("--block", type=int, default=128, help="characters per sample")
     parser.add_argument("--lr", type=float, default=2e-3)
@@ -131,7 +140,9 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     with (args.out / f"rank{rank}.jsonl").open("w", buffering=1) as log:
         since = time.monotonic()
-        for step in range(1, args.steps + 1):
+        step, last = 0, last_step(args)
+        while step < last:
+            step += 1
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, args)
             loss = model(*batch(data, args, rank, step))
@@ -143,7 +154,8 @@ def main() -> None:
             line = {"step": step, "loss": value, "loss_hex": value.hex(), "time": time.time(),
                     "mono": time.monotonic(), "host": socket.gethostname()}  # fmt: skip
             log.write(json.dumps(line) + "\n")
-            if rank == 0 and (step % args.log_every == 0 or step == args.steps):
+            last = last_step(args)
+            if rank == 0 and (step % args.log_every == 0 or step == last):
                 pace = (time.monotonic() - since) / ((step - 1) % args.log_every + 1)
                 since = time.monotonic()
                 print(f"step {step:4d}  loss {value:.4f}  {pace:.2f} s/step", flush=True)
@@ -151,7 +163,7 @@ def main() -> None:
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         digest.update(tensor.contiguous().numpy().tobytes())
-    final = {"sha256": digest.hexdigest(), "steps": args.steps, "loss": value}
+    final = {"sha256": digest.hexdigest(), "steps": step, "loss": value}
     (args.out / f"final{rank}.json").write_text(json.dumps(final) + "\n")
     print(f"final sha256 {digest.hexdigest()}", flush=True)
     if world > 1:
