@@ -258,6 +258,19 @@ class Unpacker:
 class _Entry(tarfile.TarInfo):
     """An entry as trees.pack makes them; others raise, and so does one with endless headers."""
 
+    @classmethod
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _Entry:
+        """Called by tarfile for each header; takes nothing but tar's end mark for the end.
+
+        By itself tarfile ends quietly at a header that it cannot read, unless it is the first.
+        """
+        try:
+            return super().fromtarfile(tarfile_)
+        except tarfile.EOFHeaderError:
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(str(error)) from error
+
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         """Called by tarfile once a header was read (its own point to extend it)."""
         if self.type not in _TYPES:

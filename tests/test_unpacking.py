@@ -132,6 +132,12 @@ def header(**fields: object) -> bytes:
 
 SIZE, TYPE, UID, MTIME = 124, 156, 108, 136
 NEGATIVE = b"\xff" * 12
+END = bytes(1024)
+
+
+def one_file() -> bytes:
+    """An entry with no end mark behind it."""
+    return tar(entry("a"))[:512]
 
 
 @pytest.mark.parametrize(
@@ -159,6 +165,12 @@ NEGATIVE = b"\xff" * 12
         tar(entry("a", pax_headers={"comment": "x" * (HEADER_LIMIT + 1)})),
         b"x" * 1024,
         struct.pack("<I", 7),
+        one_file() + b"x" * 512 + END,
+        one_file() + header(type=(TYPE, b"x"), size=(SIZE, b"00000000000\0")) + END,
+        one_file() + header(size=(SIZE, NEGATIVE)) + END,
+        one_file()[:512],
+        one_file(),
+        one_file() + one_file()[:100],
     ],
 )
 def test_damaged_and_made_up_streams_are_said_to_be_so(top: Path, raw: bytes) -> None:
