@@ -266,7 +266,7 @@ class _Entry(tarfile.TarInfo):
         """
         try:
             return super().fromtarfile(tarfile_)
-        except tarfile.EOFHeaderError:
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # undocumented
             raise
         except tarfile.HeaderError as error:
             raise tarfile.ReadError(str(error)) from error
