@@ -89,7 +89,11 @@ def test_a_backup_of_before_a_move_learns_of_it(lab: LabSession) -> None:
     (state(lab) / "journal.backup").unlink()
     labs.start_daemon(lab.lab, "ctl")
     eventually(lambda: (state(lab) / "journal.backup").exists(), "a backup", 20)
-    eventually(lambda: (now := status(lab)) and not now.trouble, "all hosts to report", 20)
+    eventually(
+        lambda: (now := status(lab)) and all(host.state == "up" for host in now.hosts),
+        "all hosts to report",
+        20,
+    )
     row = job.migrate(0)
     seen = job.seen(0)
     assert seen.host == row.destination != source
