@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the harness's own modules
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # what it shares with those
 
 from lab_place import a_place
 from lab_session import BRISK, LabSession, NewLab, a_lab, environment
+from machine_needs import skip_where_lacking
 from open_python import NOBODY, OpenPython, opened_python
 from reference_runs import References
 
@@ -26,6 +28,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 pytest.register_assert_rewrite("bare_labs")  # what its fixtures find left over is shown
 
 _labs: list[LabSession] = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    skip_where_lacking(item)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from gate_bench import cost, device_cost, quiesce, step_time
 pytestmark = [pytest.mark.timeout(180)]
 
 
-@pytest.mark.skipif(shutil.which("valgrind") is None, reason="there is no valgrind to count by")
+@pytest.mark.needs("valgrind")
 def test_a_collective_on_the_open_gate_costs_few_instructions(tmp_path: Path) -> None:
     programs = cost.build(tmp_path)
     bare = cost.instructions(programs.loop, None, tmp_path)
@@ -21,7 +20,7 @@ def test_a_collective_on_the_open_gate_costs_few_instructions(tmp_path: Path) ->
     assert hooked - bare <= cost.GOAL
 
 
-@pytest.mark.skipif(shutil.which("valgrind") is None, reason="there is no valgrind to count by")
+@pytest.mark.needs("valgrind")
 def test_allocations_and_nccl_collectives_are_measured_on_the_doubles() -> None:
     seen = device_cost.measure(pairs=1, calls=2_000)
     assert 50 < seen["instructions_per_allocation"] < 1_000

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from contextlib import suppress
@@ -17,11 +16,7 @@ from liveshift.errors import Unreachable
 from liveshift.launcher import lab as labs
 from liveshift.runtime.messages import Status
 
-pytestmark = [
-    pytest.mark.lab,
-    pytest.mark.timeout(120),
-    pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root"),
-]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")

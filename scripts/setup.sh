@@ -4,7 +4,7 @@
 #   system        what the machine must have; installed by apt if something is missing
 #   venv          the virtual environment $VENV
 #   requirements  requirements.lock, into it
-#   test-requirements  requirements-test.lock, into it, for `make test`
+#   test-requirements  requirements-test.lock, into it, and programs by apt, for `make test`
 #   package       liveshift itself, into it (plain install; meson's build folder is kept)
 #   criu          a CRIU that works here, found or fetched into it
 # Only what was found missing is touched. $PYTHON and $VENV may be set by the caller.
@@ -56,9 +56,17 @@ LIST
     "$python" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
 }
 
-system() {
+missing_test_packages() {
+    command -v valgrind >/dev/null || echo valgrind
+    command -v systemd-analyze >/dev/null || echo systemd
+}
+
+system() { install_by_apt missing_packages; }
+
+# Its argument prints the packages that are missing, and nothing once they are installed.
+install_by_apt() {
     local missing
-    missing=$(missing_packages | sort -u | tr '\n' ' ')
+    missing=$($1 | sort -u | tr '\n' ' ')
     [ -n "$missing" ] || return 0
     command -v apt-get >/dev/null || fail "missing here, by Debian's names: $missing" \
         "install them with this system's own tools, then try again"
@@ -75,7 +83,7 @@ system() {
         fail "apt could not install $missing" "see its messages above"
     fi
     rm -f "$log"
-    missing=$(missing_packages | sort -u | tr '\n' ' ')
+    missing=$($1 | sort -u | tr '\n' ' ')
     [ -z "$missing" ] || fail "still missing after apt installed them: $missing" \
         "Python 3.11 or newer is needed; name one by: make setup PYTHON=/path/to/python3"
 }
@@ -114,6 +122,8 @@ requirements() {
 }
 
 test-requirements() {
+    # Other users run `make test-fast`, which leaves out the tests that need what is missing.
+    [ "$(id -u)" != 0 ] || install_by_apt missing_test_packages
     say "installing requirements-test.lock (NVIDIA's NCCL, 200 MB)"
     pip_install --no-deps --requirement requirements-test.lock
 }

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -13,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from liveshift.criu_glue.room import PID_FLOOR
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="rooms are made by root")
 
 PYTHON = str(Path(sys.executable).resolve())  # not the environment's, which may lie below /tmp
 ENV = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}

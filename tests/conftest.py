@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
 sys.path.insert(0, str(Path(__file__).parent))  # the harness's own modules
@@ -15,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the harness's own modules
 from cli_harness import call, double, environment, gpt, start, terminal
 from frames import ear
 from link_harness import key_directory
+from machine_needs import skip_where_lacking
 from nccl_coordinator import world, world_2_32
 from three_hosts import net, serve
 from tracked import job, pages, tracker
@@ -32,3 +34,8 @@ BUILD = Path(__file__).resolve().parents[1] / "build"
 
 set_hypothesis_home_dir(BUILD / "hypothesis")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(BUILD / "torchinductor")  # made by `import torch`
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    skip_where_lacking(item)

@@ -4,18 +4,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 ROWS, SIGNALS = 16, 15
 _ROW = struct.Struct("<3Q")
-
-needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
 
 @dataclass(frozen=True)

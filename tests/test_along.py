@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_trees import as_root, bound
+from test_trees import bound
 
 from liveshift.criu_glue import along
 from liveshift.criu_glue.along import Along, measure, overlap, place_of
@@ -37,7 +37,7 @@ def test_holes_are_not_counted_and_what_was_just_written_is_told_apart(tmp_path:
     assert measure("/x", tmp_path / "missing") == Along("/x", 0, 0, 0)
 
 
-@as_root
+@pytest.mark.root
 def test_what_is_mounted_below_is_not_counted(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "library.so").write_bytes(b"x" * MB)
@@ -46,7 +46,7 @@ def test_what_is_mounted_below_is_not_counted(tmp_path: Path) -> None:
         assert measure("/tmp", tmp_path / "top").size == 0
 
 
-@as_root
+@pytest.mark.root
 def test_a_directory_is_known_by_whatever_name_it_goes(tmp_path: Path) -> None:
     (tmp_path / "data" / "deep").mkdir(parents=True)
     (tmp_path / "link").symlink_to("data")

@@ -6,7 +6,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from captured import PYTHON, as_root, until
+import pytest
+from captured import PYTHON, until
 from one_room import Start, netns, plan, said, start
 
 from liveshift.criu_glue.connections import Connection, outside, parse
@@ -64,7 +65,7 @@ time.sleep(60)
 """
 
 
-@as_root
+@pytest.mark.root
 def test_those_to_outside_the_cluster_are_found_and_no_others(start: Start, netns: Path) -> None:
     ip = ["ip", "-netns", netns.name]
     addresses = ("10.99.0.7", "10.88.0.10", "203.0.113.5", "203.0.113.6", "10.99.0.254")

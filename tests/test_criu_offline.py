@@ -15,7 +15,7 @@ import pytest
 from liveshift.criu_glue import apt, fetch, tool
 from liveshift.errors import NotFound, Refused, StepFailed
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="installing CRIU is root's")
+pytestmark = pytest.mark.root
 
 
 @pytest.fixture(scope="module")

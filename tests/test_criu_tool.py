@@ -134,7 +134,7 @@ def test_the_shim_is_preloaded_only_where_the_capability_lacks(
 
 
 @pytest.mark.parametrize("capabilities", [CAP_SYS_RESOURCE, 0])
-@pytest.mark.skipif(os.geteuid() != 0, reason="criu check needs root")
+@pytest.mark.root
 def test_the_criu_of_this_environment_works(
     monkeypatch: pytest.MonkeyPatch, capabilities: int
 ) -> None:
@@ -249,7 +249,7 @@ def test_an_unsigned_archive_is_refused(unsigned: apt.Source, tmp_path: Path) ->
         apt.Download(tmp_path / "apt", forky).update()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="fetching is root's")
+@pytest.mark.root
 def test_a_failed_fetch_changes_nothing(
     unsigned: apt.Source, bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,7 +271,7 @@ def test_a_failed_fetch_changes_nothing(
     assert [path.name for path in prefix.iterdir()] == ["criu"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="fetching is root's")
+@pytest.mark.root
 def test_elsewhere_it_says_what_to_install(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         platform, "freedesktop_os_release", lambda: {"ID": "fedora", "PRETTY_NAME": "Fedora 43"}
@@ -288,7 +288,7 @@ def test_only_root_fetches(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         fetch.fetch(bare / "into/criu")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="fetching is root's")
+@pytest.mark.root
 def test_one_that_works_is_not_fetched_again(bare: Path) -> None:
     program = _program(bare / "into/criu/criu", "4.2.1")
     assert fetch.fetch(program.parent).path == program

@@ -8,12 +8,12 @@ simulated driver is a small shared library. Both answer as the real ones do by t
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
+from doubles.gpu.build import compiler
 
 from liveshift.cuda_snapshot import devices, driver
 
@@ -120,14 +120,11 @@ int cuDriverGetVersion(int *version) { *version = %d; return %d; }
 
 
 def _library(folder: Path, version: int, result: int, functions: tuple[str, ...]) -> str:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler here")
     source = folder / "driver.c"
     bodies = "\n".join(f"int {name}(void) {{ return 0; }}" for name in functions)
     source.write_text(DRIVER % (version, result, bodies))
     library = folder / "libcuda.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    subprocess.run([*compiler(), "-shared", "-fPIC", "-o", library, source], check=True)
     return str(library)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from captured import as_root, until
+from captured import until
 from cuda_process import CHECKPOINTED, FAILED, LOCKED, RUNNING, CudaProcess, doubles
 from doubles.gpu import build
 
@@ -255,7 +255,7 @@ def test_a_target_that_dies_ends_the_operation(start: Start) -> None:
     assert helper.answer() == OS_CALL_FAILED
 
 
-@as_root
+@pytest.mark.root
 def test_it_is_reached_through_a_pid_namespace(start: Start) -> None:
     target, helper = start(prefix=("unshare", "--pid", "--fork")), start()
     inside = int(Path(f"/proc/{target.pid}/task/{target.pid}/children").read_text())
@@ -270,7 +270,7 @@ def test_it_is_reached_through_a_pid_namespace(start: Start) -> None:
     assert target.do(f"get({address}, 7)") == b"content"
 
 
-@as_root
+@pytest.mark.root
 def test_whoever_has_no_right_to_the_process_is_refused(start: Start) -> None:
     target = start()
     stranger = start(prefix=("setpriv", "--reuid=65534", "--clear-groups", "--no-new-privs"))
@@ -287,7 +287,7 @@ def test_a_forked_child_is_no_cuda_process(start: Start) -> None:
         os.kill(child, signal.SIGKILL)
 
 
-@as_root
+@pytest.mark.root
 def test_a_checkpointed_process_is_dumped_by_criu_and_restored(
     doubles: build.Doubles, start: Start, tmp_path: Path
 ) -> None:

@@ -81,7 +81,7 @@ def test_one_that_was_killed_keeps_nobody_out(place: Place) -> None:
 ON_A_SMALL_DISK = 'mkdir -p "$0" && mount -t tmpfs -o size=600k none "$0" && exec "$@"'
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts are made by root")
+@pytest.mark.root
 def test_on_a_full_disk_what_fails_has_not_happened(place: Place) -> None:
     """The error names the disk and the path; with space again everything works again."""
     under = ("unshare", "--mount", "sh", "-c", ON_A_SMALL_DISK, str(place.state))
@@ -117,7 +117,7 @@ MOUNTS = 'trap "grep -c $0 /proc/self/mounts >&2" EXIT; "$@"'
 """Run a command, then count the mounts below a directory on stderr."""
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="agents run as root")
+@pytest.mark.root
 class TestAgent:
     def test_a_second_one_is_refused(self, place: Place) -> None:
         from liveshift.runtime import state_lock

@@ -25,7 +25,6 @@ from liveshift.runtime.config import parse
 from liveshift.runtime.timeouts import Timeouts
 
 __all__ = ["doubles"]
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
 
 def _examined(capsys: pytest.CaptureFixture[str], criu: str | None = None) -> tuple[int, Any]:
@@ -45,7 +44,7 @@ def test_the_exit_code_is_what_the_rows_say(capsys: pytest.CaptureFixture[str]) 
         assert row["verdict"] == "ok" or row["advice"], f"nothing to do about {row['check']}"
 
 
-@needs_root
+@pytest.mark.root
 def test_everything_asked_for_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
     _, told = _examined(capsys)
     assert {row["check"] for row in told["checks"]} >= {
@@ -174,7 +173,7 @@ def test_a_journal_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     assert finding.found.endswith(f"fsync in {file} could not be tried")
 
 
-@needs_root
+@pytest.mark.root
 def test_the_network_is_tried_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[tuple[str, ...]] = []
 
@@ -189,7 +188,7 @@ def test_the_network_is_tried_and_taken_away(monkeypatch: pytest.MonkeyPatch) ->
     assert not list(Path("/run/netns").glob(f"lsdoc-{os.getpid()}"))
 
 
-@needs_root
+@pytest.mark.root
 def test_a_killed_doctors_namespace_is_swept_away() -> None:
     child = subprocess.Popen(["true"])
     child.wait()
@@ -202,7 +201,7 @@ def test_a_killed_doctors_namespace_is_swept_away() -> None:
         subprocess.run(["ip", "netns", "delete", stale], check=False, stderr=subprocess.DEVNULL)
 
 
-@needs_root
+@pytest.mark.root
 def test_a_network_that_refuses_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "LOCK_AND_MASQUERADE", "table inet x { chain y { nonsense } }")
     rows = {finding.check: finding for finding in network.links()}

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from captured import ROOT_PID, Sink, as_root, sink, until
+from captured import ROOT_PID, Sink, sink, until
 from image_edits import change_first
 from one_room import said
 from room_trees import (
@@ -43,7 +43,7 @@ from liveshift.errors import StepFailed
 __all__ = ["criu", "place", "rooms", "sink"]
 
 
-@as_root
+@pytest.mark.root
 def test_a_dumped_tree_stands_still_until_it_is_thawed_and_goes_on_as_before(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
@@ -68,7 +68,7 @@ def test_a_dumped_tree_stands_still_until_it_is_thawed_and_goes_on_as_before(
     assert said(here, output.STDERR) == ""
 
 
-@as_root
+@pytest.mark.root
 def test_a_restored_tree_goes_on_where_it_was_dumped(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
@@ -117,7 +117,7 @@ CONNECTED = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('{socke
     [(USERFAULTFD, "userfaultfd"), (CONNECTED, "UNIX socket outside its capsule")],
     ids=["userfaultfd", "external socket"],
 )
-@as_root
+@pytest.mark.root
 def test_what_criu_cannot_dump_is_said_in_words_and_the_tree_goes_on(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink, program: str, words: str
 ) -> None:
@@ -132,7 +132,7 @@ def test_what_criu_cannot_dump_is_said_in_words_and_the_tree_goes_on(
         assert goes_on(here)
 
 
-@as_root
+@pytest.mark.root
 def test_a_destination_that_refuses_is_what_is_told_and_the_tree_goes_on(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
@@ -144,7 +144,7 @@ def test_a_destination_that_refuses_is_what_is_told_and_the_tree_goes_on(
     assert goes_on(here)
 
 
-@as_root
+@pytest.mark.root
 def test_a_dump_that_takes_too_long_is_given_up_and_the_tree_goes_on(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
@@ -156,7 +156,7 @@ def test_a_dump_that_takes_too_long_is_given_up_and_the_tree_goes_on(
     assert goes_on(here)
 
 
-@as_root
+@pytest.mark.root
 def test_a_restore_that_fails_says_why_and_the_source_can_still_go_on(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
@@ -183,7 +183,7 @@ def test_a_restore_that_fails_says_why_and_the_source_can_still_go_on(
     assert goes_on(here)
 
 
-@as_root
+@pytest.mark.root
 def test_a_restored_tree_that_may_not_run_leaves_a_room_for_the_next_attempt(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
@@ -215,7 +215,7 @@ def test_a_restored_tree_that_may_not_run_leaves_a_room_for_the_next_attempt(
     assert goes_on(here)
 
 
-@as_root
+@pytest.mark.root
 def test_a_criu_that_is_killed_leaves_the_pinned_tree_stopped_and_its_connections_whole(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
@@ -256,7 +256,7 @@ def criu_in(stands: Room) -> list[int]:
     return found
 
 
-@as_root
+@pytest.mark.root
 def test_no_descriptor_is_left_open_by_a_dump_and_its_end(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
@@ -282,7 +282,7 @@ def test_no_descriptor_is_left_open_by_a_dump_and_its_end(
 ALICE = User(64001, 64001)
 
 
-@as_root
+@pytest.mark.root
 def test_an_image_that_makes_root_of_a_users_task_is_refused_and_would_do_so(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:

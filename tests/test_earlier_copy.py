@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import xxhash
-from captured import as_root, until
+from captured import until
 from housed import Overlay, Resident, Room, Spec
 from lazy_process import LazyProcess
 from memory_subject import MANY, Subject, subject
@@ -31,7 +31,7 @@ GB = 1 << 30
 BYTES = MANY * PAGE
 MADV_GUARD_INSTALL = 102  # Linux 6.13
 
-pytestmark = as_root
+pytestmark = pytest.mark.root
 
 
 def content(number: int) -> bytes:

@@ -7,7 +7,7 @@ import mmap
 
 import memory_parts
 import pytest
-from captured import as_root, sink, until
+from captured import sink, until
 from early_stage import (
     ALIKE,
     ALONE,
@@ -41,7 +41,7 @@ from liveshift.errors import StepFailed
 __all__ = ["criu", "place", "rooms", "scene", "sink", "staged"]
 
 
-@as_root
+@pytest.mark.root
 @pytest.mark.parametrize("program", [ALONE, FAMILY], ids=["alone", "family"])
 def test_cold_memory_is_in_place_and_what_is_outdated_is_copied_again(
     staged: Stages, program: str
@@ -78,7 +78,7 @@ class NoHold:
         pass
 
 
-@as_root
+@pytest.mark.root
 def test_a_tree_with_memory_in_place_stops_at_the_door(staged: Stages) -> None:
     stage = staged(FAMILY)
     stage.bring_over()
@@ -94,7 +94,7 @@ def test_a_tree_with_memory_in_place_stops_at_the_door(staged: Stages) -> None:
     assert said(stage.there, output.STDERR) == ""
 
 
-@as_root
+@pytest.mark.root
 def test_a_tree_whose_early_criu_has_gone_is_restored_without(staged: Stages) -> None:
     stage = staged(ALONE)
     stage.put_in_place()
@@ -106,7 +106,7 @@ def test_a_tree_whose_early_criu_has_gone_is_restored_without(staged: Stages) ->
     restore_plainly(stage)
 
 
-@as_root
+@pytest.mark.root
 def test_an_early_criu_that_ends_when_told_to_go_fails_and_another_attempt_succeeds(
     staged: Stages,
 ) -> None:
@@ -126,7 +126,7 @@ def test_an_early_criu_that_ends_when_told_to_go_fails_and_another_attempt_succe
     restore_plainly(stage)
 
 
-@as_root
+@pytest.mark.root
 def test_what_is_not_as_the_store_has_it_is_seen_before_the_tree_runs(staged: Stages) -> None:
     stage = staged(ALONE)
     stage.bring_over()
@@ -142,7 +142,7 @@ def test_what_is_not_as_the_store_has_it_is_seen_before_the_tree_runs(staged: St
     restore_plainly(stage)
 
 
-@as_root
+@pytest.mark.root
 @pytest.mark.parametrize("program", [ALONE, FAMILY], ids=["alone", "family"])
 def test_a_host_without_memory_for_both_keeps_what_is_in_place_only_there(
     staged: Stages, monkeypatch: pytest.MonkeyPatch, program: str
@@ -156,7 +156,7 @@ def test_a_host_without_memory_for_both_keeps_what_is_in_place_only_there(
     is_whole_and_goes_on(stage, tree, pages=30000)
 
 
-@as_root
+@pytest.mark.root
 def test_what_no_mapping_takes_along_is_brought_back_before_the_tree_is_restored(
     staged: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +170,7 @@ def test_what_no_mapping_takes_along_is_brought_back_before_the_tree_is_restored
     is_whole_and_goes_on(stage, tree, pages=50000)
 
 
-@as_root
+@pytest.mark.root
 def test_what_a_child_takes_over_from_its_parent_is_brought_back(
     staged: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +187,7 @@ def test_what_a_child_takes_over_from_its_parent_is_brought_back(
     is_whole_and_goes_on(stage, tree, pages=50000)
 
 
-@as_root
+@pytest.mark.root
 def test_all_is_brought_back_when_nothing_can_be_placed(
     staged: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +206,7 @@ def test_all_is_brought_back_when_nothing_can_be_placed(
     restore_plainly(stage)
 
 
-@as_root
+@pytest.mark.root
 def test_a_host_without_memory_for_both_lets_go_of_what_was_written_again(
     staged: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +226,7 @@ def test_a_host_without_memory_for_both_lets_go_of_what_was_written_again(
     is_whole_and_goes_on(stage, tree, pages=30000)
 
 
-@as_root
+@pytest.mark.root
 def test_what_was_written_again_is_copied_again_and_kept_once_where_memory_is_short(
     staged: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +244,7 @@ def test_what_was_written_again_is_copied_again_and_kept_once_where_memory_is_sh
     is_whole_and_goes_on(stage, tree, pages=30000)
 
 
-@as_root
+@pytest.mark.root
 def test_what_lay_only_in_a_criu_that_has_gone_is_missed_and_never_read_as_zeros(
     staged: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,7 +256,7 @@ def test_what_lay_only_in_a_criu_that_has_gone_is_missed_and_never_read_as_zeros
     restore_misses_what_is_lost(stage)
 
 
-@as_root
+@pytest.mark.root
 def test_an_early_criu_ends_with_its_agent(staged: Stages) -> None:
     stage = staged(ALONE)
     stage.put_in_place()
@@ -270,7 +270,7 @@ def test_an_early_criu_ends_with_its_agent(staged: Stages) -> None:
     restore_plainly(stage)
 
 
-@as_root
+@pytest.mark.root
 @pytest.mark.parametrize("advice", [0, mmap.MADV_DONTFORK, 18], ids=["none", "not", "wiped"])
 def test_a_tree_whose_children_would_not_have_all_of_its_memory_is_known(
     staged: Stages, advice: int
@@ -282,7 +282,7 @@ def test_a_tree_whose_children_would_not_have_all_of_its_memory_is_known(
     stage.parted.end_source()
 
 
-@as_root
+@pytest.mark.root
 def test_a_tree_with_memory_in_place_may_run_before_the_rest_is_there(staged: Stages) -> None:
     stage = staged(ALONE)
     stage.bring_over()

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from captured import as_root, sink, until
+from captured import sink, until
 from early_stage import (
     ALONE,
     NO_RESERVE,
@@ -64,7 +64,7 @@ def early_pid(stage: Stage) -> int:
     return max(found, key=lambda pid: psutil.Process(pid).memory_info().rss)
 
 
-@as_root
+@pytest.mark.root
 def test_an_answer_that_comes_too_late_is_not_taken_for_that_of_another_order(
     staged: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +92,7 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_that_of_another_order(
     restore_misses_what_is_lost(stage)
 
 
-@as_root
+@pytest.mark.root
 def test_a_block_that_was_brought_back_in_part_is_brought_back_whole(
     staged: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +119,7 @@ def test_a_block_that_was_brought_back_in_part_is_brought_back_whole(
     restore_plainly(stage)
 
 
-@as_root
+@pytest.mark.root
 def test_the_kernel_makes_no_huge_pages_where_something_may_have_been_let_go_of(
     staged: Stages,
 ) -> None:

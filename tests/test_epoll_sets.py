@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from captured import ROOT_PID, Sink, as_root, sink, until
+from captured import ROOT_PID, Sink, sink, until
 from one_room import said
 from room_trees import Rooms, criu, goes_on, moved, place, rooms
 
@@ -73,7 +73,7 @@ def entries(stands: Room) -> list[epoll_sets.Entry]:
 
 
 @pytest.mark.parametrize("then", ["", SAME_NUMBER, NUMBER_OF_SET], ids=["", "same number", "own"])
-@as_root
+@pytest.mark.root
 def test_a_set_with_a_closed_file_moves_and_holds_it_as_before(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink, then: str
 ) -> None:
@@ -93,7 +93,7 @@ def test_a_set_with_a_closed_file_moves_and_holds_it_as_before(
 
 
 @pytest.mark.parametrize("how", ["thawed", "taken up", "fails"])
-@as_root
+@pytest.mark.root
 def test_a_set_of_a_capsule_that_stays_is_as_it_was(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink, how: str
 ) -> None:
@@ -121,7 +121,7 @@ def test_a_set_of_a_capsule_that_stays_is_as_it_was(
     assert entries(here) == found
 
 
-@as_root
+@pytest.mark.root
 def test_a_file_that_was_closed_meanwhile_has_left_the_set(rooms: Rooms) -> None:
     here = rooms.counting(LEFT_OPEN.replace("{then}", ""))
     pids = {inner: pid for pid, inner in in_order(here, ROOT_PID).items()}
@@ -149,7 +149,7 @@ for n in range(10**9): os.write(1, b"%d\\n" % n); time.sleep(0.01)
 """The file is on its way in a socket, and nowhere else."""
 
 
-@as_root
+@pytest.mark.root
 def test_a_file_that_is_nowhere_is_named_before_criu_fails_on_it(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
@@ -183,7 +183,7 @@ for n in range(10**9): os.write(1, b"%d\\n" % n); time.sleep(0.01)
 """A set of a parent and its child with files of each, and one that has another number by now."""
 
 
-@as_root
+@pytest.mark.root
 def test_a_set_that_processes_share(criu: Criu, rooms: Rooms, place: Path, sink: Sink) -> None:
     here, there = rooms.counting(SHARED_SET), rooms.empty()
     time.sleep(0.2)

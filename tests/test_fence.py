@@ -7,7 +7,6 @@ said of what was never sent; and what is heard afterwards comes by the same way.
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable
 
@@ -38,7 +37,7 @@ from three_hosts import (
 from liveshift.criu_glue import network
 from liveshift.criu_glue.network import mac
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are made by root")
+pytestmark = pytest.mark.root
 
 Serve = Callable[..., None]
 NOBODY = 65534

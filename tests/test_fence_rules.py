@@ -35,7 +35,7 @@ from liveshift.criu_glue import fence, network
 from liveshift.criu_glue.network import Overlay, mac
 from liveshift.errors import LiveshiftError
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are made by root")
+pytestmark = pytest.mark.root
 
 Serve = Callable[..., None]
 OTHER = Overlay(8, "10.99.8.0/24")

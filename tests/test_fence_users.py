@@ -20,7 +20,7 @@ from three_hosts import OVERLAY, UNDERLAY, Net, answer_from, inside, ip, raise_o
 from liveshift.criu_glue import network
 from liveshift.criu_glue.network import Overlay, mac
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are made by root")
+pytestmark = pytest.mark.root
 
 Serve = Callable[..., None]
 Listen = Callable[[str], Ear]

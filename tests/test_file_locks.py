@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from captured import PYTHON, ROOT_PID, Sink, as_root, numbers, sink, until
+from captured import PYTHON, ROOT_PID, Sink, numbers, sink, until
 from one_room import Start, netns, plan, said, start
 from room_trees import COUNTER, Rooms, bring_files, criu, goes_on, pipes_of, place, rooms
 
@@ -62,7 +62,7 @@ def files() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(("kind", "mode", "words"), EXCLUSIVE)
-@as_root
+@pytest.mark.root
 def test_what_keeps_others_out_of_a_shared_file_stands_in_the_way(
     start: Start, files: Path, kind: str, mode: str, words: str
 ) -> None:
@@ -82,7 +82,7 @@ def test_what_keeps_others_out_of_a_shared_file_stands_in_the_way(
 
 
 @pytest.mark.parametrize(("kind", "mode"), SHARED)
-@as_root
+@pytest.mark.root
 def test_shared_locks_do_not(start: Start, files: Path, kind: str, mode: str) -> None:
     program = f"{TAKE}a = take('{files}/one', '{kind}', '{mode}'); os.write(1, b'ready\\n')\n"
     stands = start(PYTHON, "-Sc", program + "time.sleep(60)")
@@ -92,7 +92,7 @@ def test_shared_locks_do_not(start: Start, files: Path, kind: str, mode: str) ->
     assert changing(stands, shared).locks == ()
 
 
-@as_root
+@pytest.mark.root
 def test_locks_that_are_held_for_moments_only_do_not(start: Start, files: Path) -> None:
     program = f"""{TAKE}
 while True:
@@ -109,7 +109,7 @@ while True:
         time.sleep(0.07)
 
 
-@as_root
+@pytest.mark.root
 def test_a_tree_with_shared_locks_goes_over_while_its_source_holds_them(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink, files: Path
 ) -> None:
@@ -147,7 +147,7 @@ def _posix(fd: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["flock", "posix", "ofd"])
-@as_root
+@pytest.mark.root
 def test_a_restore_does_not_wait_for_a_lock(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink, files: Path, kind: str
 ) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,7 +38,7 @@ def processes() -> Iterator[list[int]]:
         yield [parent.pid, int(parent.stdout.readline())]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="reads other processes' page tables")
+@pytest.mark.root
 def test_what_processes_share_counts_once() -> None:
     with processes() as pids:
         alone, both = measure(pids[:1]), measure(pids)

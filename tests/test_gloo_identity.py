@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import shutil
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
@@ -200,7 +199,7 @@ def test_what_is_in_flight_ends_with_its_buffer_or_context(
     assert seen.pairs == ({(0, 1): (1, 1), (1, 0): (1, 1), (2, 0): (0, 0)} if how == "drop" else {})
 
 
-@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind counts the instructions")
+@pytest.mark.needs("valgrind")
 def test_the_open_gate_costs_few_instructions(pages: Path) -> None:
     built = Built("plain")
     program = built.folder / "program"

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from captured import as_root, until
+from captured import until
 from cuda_process import doubles
 from doubles.gpu import build
 from gpu_helper import MIB, TWO, A, B, StartHelper, StartProcess, helper, process
@@ -191,7 +191,7 @@ def test_one_that_ends_at_once_is_said(
     assert (tmp_path / LOG).read_text()
 
 
-@as_root
+@pytest.mark.root
 def test_it_is_for_root_only(doubles: build.Doubles, helper: StartHelper, tmp_path: Path) -> None:
     helper()
     tmp_path.chmod(0o755)

@@ -13,8 +13,6 @@ import pytest
 
 from liveshift.criu_glue.gpu_tasks import GpuTask, look
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts are made by root")
-
 HOLD = """
 import mmap, os, sys
 kept = []
@@ -76,7 +74,7 @@ def test_the_drivers_library(hold: Hold, tmp_path: Path) -> None:
     assert os.path.samefile(f"/proc/{found.host_pid}/exe", sys.executable)
 
 
-@as_root
+@pytest.mark.root
 @pytest.mark.parametrize("how", ["open", "map"])
 def test_device_files(hold: Hold, tmp_path: Path, how: str) -> None:
     file(tmp_path / "dev/nvidia0")

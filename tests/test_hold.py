@@ -17,16 +17,13 @@ from pathlib import Path
 import psutil
 import pytest
 from captured import until
-from held_threads import Counters, build, needs_compiler
+from held_threads import Counters, build
 
 from liveshift.cuda_snapshot import hold, threads
 from liveshift.cuda_snapshot.hold import Hold, spared_threads
 from liveshift.errors import StepFailed
 
-pytestmark = [
-    needs_compiler,
-    pytest.mark.skipif(os.geteuid() != 0, reason="tracing others takes root"),
-]
+pytestmark = pytest.mark.root
 
 KINDS = ["busy:busy", "sleep:sleep", "poll:poll", "futex:futex", "read:read", "liveshift:busy"]
 

@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from captured import Sink, as_root, sink, until
+from captured import Sink, sink, until
 from image_edits import change_first, decode, encode
 from one_room import said
 from room_trees import Rooms, criu, goes_on, moved, place, rooms
@@ -44,7 +44,7 @@ for n in range(10**9):
 """Two threads that call the C library's poll, which does not begin it again by itself."""
 
 
-@as_root
+@pytest.mark.root
 def test_a_poll_is_not_interrupted_by_a_move(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:

@@ -156,14 +156,14 @@ def test_public_keys_that_others_could_write_are_refused(made: Path) -> None:
         keys.public_keys(made)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.root
 def test_secret_of_another_user_is_refused(made: Path) -> None:
     os.chown(made / "orchestrator.key", 65534, 65534)
     with pytest.raises(Refused, match=r"orchestrator\.key: belongs to user 65534, expected user 0"):
         keys.load_private(made, "orchestrator")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.root
 def test_secret_that_may_not_be_read(made: Path) -> None:
     os.seteuid(65534)
     try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from captured import ROOT_PID, Sink, as_root, sink, until
+from captured import ROOT_PID, Sink, sink, until
 from room_trees import COUNTER, Rooms, criu, goes_on, moved, place, rooms
 
 from liveshift.criu_glue import dump, lost_names
@@ -97,7 +97,7 @@ def test_there_is_a_scene_for_each_cause_in_a_capsule() -> None:
 
 
 @pytest.mark.parametrize("pattern", SCENES)
-@as_root
+@pytest.mark.root
 def test_the_survey_says_before_what_criu_says_after(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink, outside: str, pattern: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -119,7 +119,7 @@ def test_the_survey_says_before_what_criu_says_after(
         assert isinstance(failed.value, SourceFailed), "with any destination it would again"
 
 
-@as_root
+@pytest.mark.root
 def test_the_socket_is_named_and_those_inside_are_no_trouble(
     rooms: Rooms, server: socket.socket, outside: str
 ) -> None:

@@ -29,8 +29,6 @@ from liveshift.launcher.lab.tasks import Task
 from liveshift.runtime import config
 from liveshift.runtime.config import Compress, FastPath
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="changing a lab needs root")
-
 
 @pytest.fixture(autouse=True)
 def lab_root(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -357,7 +355,7 @@ class TestRecord:
             with pytest.raises(ConfigError, match="LIVESHIFT_LAB_ROOT"):
                 labs.names()
 
-    @as_root
+    @pytest.mark.root
     def test_one_command_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(record, "_LOCK_S", 0.05)
         lab = recorded()
@@ -446,7 +444,7 @@ class TestDown:
         labs.down("a")
         assert labs.leftovers("a") == []
 
-    @as_root
+    @pytest.mark.root
     def test_the_own_network_is_not_pulled_from_under_us(
         self, lab_root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -87,7 +87,7 @@ def test_several_asks_on_one_connection(path: Path) -> None:
     assert {f.answer for f in frames} == {messages.Named(str(os.getuid()))}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.root
 def test_another_user_is_known_by_its_uid(path: Path) -> None:
     def as_nobody() -> str:
         read, write = os.pipe()
@@ -179,7 +179,7 @@ def as_user(uid: int, talk: Callable[[], None]) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.root
 def test_one_users_connections_leave_room_for_the_others(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from captured import as_root, until
+from captured import until
 from memory_subject import family, state
 from page_chunks import Pages
 
@@ -32,7 +32,7 @@ def stop_all(pids: list[int]) -> None:
             until(lambda pid=pid: state(pid) in "TZX")  # type: ignore[misc]
 
 
-@as_root
+@pytest.mark.root
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_a_tree_does_meanwhile(seed: int) -> None:
     chance = random.Random(seed)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import xxhash
-from captured import as_root
 from lazy_process import LazyProcess
 from memory_parts import DATA, PAGE, REFERENCE, ZEROS, chunk, packed, reference
 from test_memory_store import BASE, content, page
@@ -46,7 +45,7 @@ def lower(data: bytes) -> int:
     return likeness(data) & (1 << 64) - 1
 
 
-@as_root
+@pytest.mark.root
 def test_the_memory_of_a_running_process_is_offered_and_looked_up(held: ExitStack) -> None:
     process = LazyProcess(1000)
     held.callback(process.end)
@@ -67,7 +66,7 @@ def test_the_memory_of_a_running_process_is_offered_and_looked_up(held: ExitStac
     donors.close()
 
 
-@as_root
+@pytest.mark.root
 def test_a_donor_shares_its_memory_with_its_children_as_before(held: ExitStack) -> None:
     """Pages that are pinned to be read (process_vm_readv) would be copied for each."""
     process = LazyProcess(5000)

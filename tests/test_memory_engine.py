@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from captured import as_root, until
+from captured import until
 from lazy_process import LazyProcess
 from memory_parts import DATA, PAGE, ZERO, chunk, packed
 
@@ -69,7 +69,7 @@ def soon(seconds: float = 20.0) -> float:
     return time.monotonic() + seconds
 
 
-@as_root
+@pytest.mark.root
 def test_memory_is_filled_as_it_is_registered_and_let_go_at_the_end(stage: Stage) -> None:
     process = stage.process(3000)
     engine = stage.engine(stage.store({PID: (process.base, 2000)}, zeros=500))
@@ -88,7 +88,7 @@ def test_memory_is_filled_as_it_is_registered_and_let_go_at_the_end(stage: Stage
     assert engine.seen().zeros == 600
 
 
-@as_root
+@pytest.mark.root
 def test_pages_that_are_there_already_are_left_as_they_are(stage: Stage) -> None:
     process = stage.process(600)
     for n in (0, 5, 6, 7, 599):
@@ -101,7 +101,7 @@ def test_pages_that_are_there_already_are_left_as_they_are(stage: Stage) -> None
     assert process("lazy.words()") == [77 if n in kept else n + 1 for n in range(600)]
 
 
-@as_root
+@pytest.mark.root
 def test_a_fault_does_not_wait_for_its_turn(stage: Stage) -> None:
     """Nothing is registered at first, so nothing is filled; then a page is touched at once."""
     process = stage.process(4000)
@@ -114,7 +114,7 @@ def test_a_fault_does_not_wait_for_its_turn(stage: Stage) -> None:
     assert process("lazy.words()") == [*range(1, 3001), *[0] * 1000]
 
 
-@as_root
+@pytest.mark.root
 def test_several_processes_and_a_table_that_one_has_no_part_in(stage: Stage) -> None:
     processes = {PID + n: stage.process(2000) for n in range(3)}
     places = {pid: (p.base, 1500 + pid - PID) for pid, p in processes.items()}
@@ -137,7 +137,7 @@ def test_several_processes_and_a_table_that_one_has_no_part_in(stage: Stage) -> 
         assert other("lazy.words()") == [*range(1, full + 1), *[0] * (2000 - full)]
 
 
-@as_root
+@pytest.mark.root
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -160,7 +160,7 @@ def test_what_is_no_restore_is_told(stage: Stage, spoil: str, words: str) -> Non
     assert engine.seen().phase == fill.FAILED
 
 
-@as_root
+@pytest.mark.root
 def test_what_is_not_restored_is_told_and_never_waited_for(stage: Stage) -> None:
     process = stage.process(100)
     places = {PID: (process.base, 50), PID + 1: (process.base, 10)}
@@ -173,7 +173,7 @@ def test_what_is_not_restored_is_told_and_never_waited_for(stage: Stage) -> None
         engine.wait_finished(soon())
 
 
-@as_root
+@pytest.mark.root
 def test_a_page_beyond_what_was_registered_is_told_by_its_address(stage: Stage) -> None:
     process = stage.process(3000)
     engine = stage.engine(stage.store({PID: (process.base, 3000)}), threads=1)
@@ -184,14 +184,14 @@ def test_a_page_beyond_what_was_registered_is_told_by_its_address(stage: Stage) 
         engine.wait(soon())
 
 
-@as_root
+@pytest.mark.root
 def test_a_criu_that_never_comes_is_told(stage: Stage) -> None:
     engine = stage.engine(stage.store({PID: (1 << 30, 10)}))
     with pytest.raises(StepFailed, match="CRIU did not ask for memory"):
         engine.wait(soon())
 
 
-@as_root
+@pytest.mark.root
 def test_a_process_that_is_killed_meanwhile_is_told(stage: Stage) -> None:
     process, other = stage.process(10), stage.process(10)
     engine = stage.engine(stage.store({PID + 1: (process.base, 10)}))
@@ -203,7 +203,7 @@ def test_a_process_that_is_killed_meanwhile_is_told(stage: Stage) -> None:
         engine.wait(soon())
 
 
-@as_root
+@pytest.mark.root
 def test_the_deadline_holds(stage: Stage) -> None:
     process = stage.process(10)
     engine = stage.engine(stage.store({PID: (process.base, 10)}))
@@ -214,7 +214,7 @@ def test_the_deadline_holds(stage: Stage) -> None:
         engine.wait_finished(time.monotonic() + 0.05)
 
 
-@as_root
+@pytest.mark.root
 def test_criu_can_say_that_it_is_through_when_nobody_listens_any_more(stage: Stage) -> None:
     process = stage.process(10)
     engine = stage.engine(stage.store({PID: (process.base, 10)}))
@@ -226,7 +226,7 @@ def test_criu_can_say_that_it_is_through_when_nobody_listens_any_more(stage: Sta
     assert process("lazy.words()") == list(range(1, 11))
 
 
-@as_root
+@pytest.mark.root
 def test_nothing_is_left_open_or_running(stage: Stage) -> None:
     process = stage.process(10)
     store = stage.store({PID: (process.base, 10)})
@@ -251,7 +251,7 @@ def test_nothing_is_left_open_or_running(stage: Stage) -> None:
         until(lambda: count("task") <= threads)  # one that was joined is there for a moment longer
 
 
-@as_root
+@pytest.mark.root
 def test_the_address_space_changes_while_it_is_filled(stage: Stage) -> None:
     """All at once, from the first moment on, many times over; content is what a model says."""
     pages, block = 20000, 500
@@ -282,7 +282,7 @@ def test_the_address_space_changes_while_it_is_filled(stage: Stage) -> None:
     assert engine.seen().events > 20
 
 
-@as_root
+@pytest.mark.root
 def test_a_store_that_is_closed_under_a_fill_stays_as_long_as_that(stage: Stage) -> None:
     process = stage.process(10)
     store = stage.store({PID: (process.base, 10)})

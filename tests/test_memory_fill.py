@@ -16,7 +16,7 @@ from pathlib import Path
 import memory_parts
 import msgspec
 import pytest
-from captured import ROOT_PID, Sink, as_root, sink, until
+from captured import ROOT_PID, Sink, sink, until
 from held_tree import hold_tree
 from room_trees import Rooms, count, criu, goes_on, pipes_of, place, rooms, said, states
 from test_dump_restore import criu_in
@@ -208,7 +208,7 @@ def status_of_killed(agent: Callable[[], object]) -> int:
     return os.waitpid(child, 0)[1]
 
 
-@as_root
+@pytest.mark.root
 def test_a_tree_gets_its_memory_from_the_store_and_goes_on(scene: Scene) -> None:
     parted = scene.part(CHECKED)
     assert sum(map(len, parted.memory.values())) * 4096 > 40 << 20
@@ -234,7 +234,7 @@ def test_a_tree_gets_its_memory_from_the_store_and_goes_on(scene: Scene) -> None
     assert lines == list(range(len(lines)))
 
 
-@as_root
+@pytest.mark.root
 def test_a_store_that_is_spent_gives_its_memory_back_and_is_the_last(
     scene: Scene, stores: list[MemoryStore]
 ) -> None:
@@ -258,7 +258,7 @@ def test_a_store_that_is_spent_gives_its_memory_back_and_is_the_last(
     assert said(there, output.STDERR) == ""
 
 
-@as_root
+@pytest.mark.root
 def test_a_page_outside_all_memory_is_told_and_another_attempt_succeeds(
     scene: Scene, stores: list[MemoryStore]
 ) -> None:
@@ -279,7 +279,7 @@ def test_a_page_outside_all_memory_is_told_and_another_attempt_succeeds(
     assert goes_on(there)
 
 
-@as_root
+@pytest.mark.root
 def test_a_tree_of_several_processes_and_threads(scene: Scene, stores: list[MemoryStore]) -> None:
     parted, there = arrive(scene, stores, FORKED)
     assert len(parted.memory) == 4
@@ -293,7 +293,7 @@ def test_a_tree_of_several_processes_and_threads(scene: Scene, stores: list[Memo
     assert len(tasks(there)) == 5
 
 
-@as_root
+@pytest.mark.root
 def test_a_tree_that_criu_cannot_restore_leaves_a_room_for_the_next_attempt(
     scene: Scene, stores: list[MemoryStore]
 ) -> None:
@@ -319,7 +319,7 @@ def test_a_tree_that_criu_cannot_restore_leaves_a_room_for_the_next_attempt(
     assert goes_on(there)
 
 
-@as_root
+@pytest.mark.root
 def test_a_tree_that_is_left_stopped_has_its_memory(
     scene: Scene, stores: list[MemoryStore]
 ) -> None:
@@ -335,7 +335,7 @@ def test_a_tree_that_is_left_stopped_has_its_memory(
 
 
 @pytest.mark.parametrize("filled", [True, False])
-@as_root
+@pytest.mark.root
 def test_an_agent_that_is_killed_meanwhile(
     scene: Scene, stores: list[MemoryStore], filled: bool
 ) -> None:
@@ -368,7 +368,7 @@ def test_an_agent_that_is_killed_meanwhile(
 
 
 @pytest.mark.parametrize("program", [CHECKED, FORKED], ids=["one", "forked"])
-@as_root
+@pytest.mark.root
 def test_from_a_running_tree_through_the_store_to_a_running_one(
     scene: Scene, stores: list[MemoryStore], program: str
 ) -> None:
@@ -388,7 +388,7 @@ def test_from_a_running_tree_through_the_store_to_a_running_one(
     assert said(there, output.STDERR) == ""
 
 
-@as_root
+@pytest.mark.root
 def test_a_tree_may_run_before_all_of_its_memory_is_there(
     scene: Scene, stores: list[MemoryStore]
 ) -> None:
@@ -410,7 +410,7 @@ def test_a_tree_may_run_before_all_of_its_memory_is_there(
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-@as_root
+@pytest.mark.root
 def test_a_tree_that_runs_gets_all_of_its_memory(scene: Scene, stores: list[MemoryStore]) -> None:
     parted, there = arrive(scene, stores)
     before = len(os.listdir("/proc/self/fd"))
@@ -427,7 +427,7 @@ def test_a_tree_that_runs_gets_all_of_its_memory(scene: Scene, stores: list[Memo
 
 
 @pytest.mark.parametrize("resumed", [True, False])
-@as_root
+@pytest.mark.root
 def test_a_tree_without_all_of_its_memory_ends_with_the_agent_that_fills_it(
     scene: Scene, stores: list[MemoryStore], resumed: bool
 ) -> None:
@@ -454,7 +454,7 @@ def test_a_tree_without_all_of_its_memory_ends_with_the_agent_that_fills_it(
     tree.drop()
 
 
-@as_root
+@pytest.mark.root
 def test_a_tree_that_runs_and_lacks_a_page_is_ended(
     scene: Scene, stores: list[MemoryStore]
 ) -> None:
@@ -471,7 +471,7 @@ def test_a_tree_that_runs_and_lacks_a_page_is_ended(
     assert said(there, output.STDERR) == ""
 
 
-@as_root
+@pytest.mark.root
 def test_a_criu_that_is_killed_while_memory_is_filled_is_told_at_once(
     scene: Scene, stores: list[MemoryStore]
 ) -> None:

@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from captured import as_root, until
+from captured import until
 from memory_subject import Subject
 from page_chunks import PAGE, Pages
 from slow_file import slow_file
@@ -18,7 +18,7 @@ from tracked import finish
 from liveshift.criu_glue.memory import source_engine
 from liveshift.criu_glue.memory.tracker import MemoryTracker
 
-pytestmark = as_root
+pytestmark = pytest.mark.root
 
 
 KINDS = """

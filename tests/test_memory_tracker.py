@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import xxhash
-from captured import as_root, until
+from captured import until
 from memory_subject import MANY, Subject, family, state
 from page_chunks import DATA, PAGE, REFERENCE, ZERO, Pages
 from tracked import finish
@@ -24,7 +24,7 @@ from liveshift.criu_glue.memory.pulling import Stopped
 from liveshift.criu_glue.memory.tracker import MemoryTracker
 from liveshift.errors import StepFailed
 
-pytestmark = as_root
+pytestmark = pytest.mark.root
 
 
 def test_the_first_round_brings_all_and_later_ones_what_was_written(

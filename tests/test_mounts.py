@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -75,7 +74,7 @@ def test_a_listed_path_covers_its_own_file_system_only() -> None:
     assert everything.of_path("/home/ann", MOUNTS) is Place.FOREIGN
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+@pytest.mark.root
 def test_the_mounts_of_a_task_are_read_with_their_odd_names(tmp_path: Path) -> None:
     odd = tmp_path / "with space ünï\\back"
     odd.mkdir()

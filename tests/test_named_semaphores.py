@@ -14,7 +14,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from captured import ROOT_PID, Sink, as_root, sink
+from captured import ROOT_PID, Sink, sink
 from one_room import said
 from room_trees import Rooms, count, criu, goes_on, pipes_of, place, rooms
 
@@ -71,7 +71,7 @@ def ping_pong(rooms: Rooms) -> Room:
     return here
 
 
-@as_root
+@pytest.mark.root
 def test_named_semaphores_are_shared_after_the_move_as_before(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
@@ -106,7 +106,7 @@ def test_named_semaphores_are_shared_after_the_move_as_before(
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["let go", "killed"])
-@as_root
+@pytest.mark.root
 def test_nothing_is_left_of_criu_in_a_capsule_that_stays(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink, killed: bool
 ) -> None:

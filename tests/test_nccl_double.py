@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +17,6 @@ import run_nccl  # noqa: E402
 from doubles.gpu.build import program  # noqa: E402
 from doubles.gpu.build_nccl import SOURCES, VERSIONS, build_nccl  # noqa: E402
 from sanitizers import BUILT  # noqa: E402
-
-COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-pytestmark = COMPILER
 
 OLD, DEFAULT, NEW = VERSIONS[0], run_nccl.DEFAULT, VERSIONS[-1]
 
@@ -72,7 +68,6 @@ def exported(library: Path) -> dict[str, str]:
     return {row[2].partition("@")[0]: row[1] for row in rows}
 
 
-@pytest.mark.skipif(shutil.which("nm") is None, reason="no nm")
 def test_it_exports_what_the_real_one_does() -> None:
     public: dict[int, set[str]] = {}
     for version in (OLD, DEFAULT, NEW):

@@ -29,7 +29,7 @@ from liveshift.criu_glue import fence, network
 from liveshift.criu_glue.network import LOCK_TABLE, Overlay, mac
 from liveshift.errors import LiveshiftError
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are made by root")
+pytestmark = pytest.mark.root
 
 
 def forwarding(net: Net, host: str, index: int) -> list[str]:

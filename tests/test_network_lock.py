@@ -74,7 +74,7 @@ def test_a_namespace_that_cannot_be_entered_is_told() -> None:
     assert caught.value.errno == errno.EINVAL
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are made by root")
+@pytest.mark.root
 def test_a_lock_that_is_prepared_is_there_and_open() -> None:
     """While the job stands still only its flag is turned, which nft need not be started for."""
     with subprocess.Popen(["unshare", "--net", "sleep", "60"]) as sleeper:

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
 
 import pytest
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are made by root")
+pytestmark = pytest.mark.root
 
 SETS = "add table inet t; add set inet t s { type ether_addr; }"
 

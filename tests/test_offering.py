@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import xxhash
-from captured import as_root
 from housed import Resident, Room, Spec
 from memory_parts import REFERENCE, chunk, reference
 from memory_subject import MANY, subject
@@ -52,7 +51,7 @@ def test_only_others_of_the_same_job_that_run_are_looked_at() -> None:
     assert offering.look([Room(1 << 30)]) is None  # type: ignore[list-item]
 
 
-@as_root
+@pytest.mark.root
 def test_its_pages_are_offered_as_far_as_the_limits_go(monkeypatch: pytest.MonkeyPatch) -> None:
     with subject():
         donors = offering.look(OWN)  # type: ignore[arg-type]
@@ -67,7 +66,7 @@ def test_its_pages_are_offered_as_far_as_the_limits_go(monkeypatch: pytest.Monke
         few.close()
 
 
-@as_root
+@pytest.mark.root
 def test_what_was_offered_is_taken_from_there_unless_it_has_gone(tmp_path: Path) -> None:
     host = Host(tmp_path)
     inbox = host.inbox

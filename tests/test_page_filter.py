@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from captured import ROOT_PID, Sink, as_root, sink, until
+from captured import ROOT_PID, Sink, sink, until
 from page_chunks import Pages, anonymous_ranges
 from room_trees import Rooms, criu, goes_on, place, rooms
 
@@ -50,7 +50,7 @@ def dumped(sink: Sink) -> int:
     return sum(len(data) for name, data in sink.images.items() if name.startswith("pages-"))
 
 
-@as_root
+@pytest.mark.root
 def test_criu_dumps_no_page_of_what_is_hidden_and_the_tracker_has_sent_all_of_it(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
@@ -86,7 +86,7 @@ def test_criu_dumps_no_page_of_what_is_hidden_and_the_tracker_has_sent_all_of_it
     assert goes_on(here)
 
 
-@as_root
+@pytest.mark.root
 @pytest.mark.parametrize("told", [True, False], ids=["too late", "in time"])
 def test_that_they_stand_is_seen(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink, told: bool
@@ -113,7 +113,7 @@ def test_that_they_stand_is_seen(
     assert goes_on(here)
 
 
-@as_root
+@pytest.mark.root
 @pytest.mark.parametrize("said", [True, False], ids=["nothing hidden", "nothing said"])
 def test_without_ranges_criu_dumps_everything(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink, said: bool
@@ -130,7 +130,7 @@ def test_without_ranges_criu_dumps_everything(
     assert goes_on(here)
 
 
-@as_root
+@pytest.mark.root
 def test_a_dump_whose_ranges_will_not_come_ends_at_once(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
@@ -152,7 +152,7 @@ def test_a_dump_whose_ranges_will_not_come_ends_at_once(
     assert goes_on(here)
 
 
-@as_root
+@pytest.mark.root
 def test_parts_of_a_mapping_are_hidden_to_the_page(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from captured import ROOT_PID, Sink, as_root, sink, until
+from captured import ROOT_PID, Sink, sink, until
 from hypothesis import given
 from hypothesis import strategies as st
 from image_edits import encode
@@ -111,7 +111,7 @@ for n in range(10**9):
     ],
     ids=["one process", "eight processes", "a few, far apart", "five thousand"],
 )
-@as_root
+@pytest.mark.root
 def test_a_tree_of_many_threads_comes_back_with_all_its_ids(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink, program: str, threads: int
 ) -> None:
@@ -125,7 +125,7 @@ def test_a_tree_of_many_threads_comes_back_with_all_its_ids(
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-@as_root
+@pytest.mark.root
 def test_ids_go_on_where_they_were_and_criu_gets_its_own(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink, wrapped: bool
 ) -> None:

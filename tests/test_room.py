@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from captured import PYTHON, ROOT_PID, as_root
+from captured import PYTHON, ROOT_PID
 from one_room import Start, ended, netns, plan, said, start
 
 from liveshift.criu_glue.output import STDERR
@@ -22,7 +22,7 @@ __all__ = ["netns", "plan", "start"]
 NOBODY = 65534
 
 
-@as_root
+@pytest.mark.root
 def test_a_room_has_everything_of_its_own(start: Start, plan: RoomPlan) -> None:
     host = os.uname().nodename
     spaces = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
@@ -45,7 +45,7 @@ def test_a_room_has_everything_of_its_own(start: Start, plan: RoomPlan) -> None:
     assert Path("/etc/hosts").read_text() != plan.hosts_file
 
 
-@as_root
+@pytest.mark.root
 def test_a_command_runs_as_the_person_who_asked(start: Start, plan: RoomPlan) -> None:
     theirs = replace(plan, uid=NOBODY, gid=NOBODY, groups=(NOBODY, 7))
     stands = start(
@@ -62,7 +62,7 @@ def test_a_command_runs_as_the_person_who_asked(start: Start, plan: RoomPlan) ->
     assert "Permission denied" in said(stands, STDERR)  # what is process 1's stays root's
 
 
-@as_root
+@pytest.mark.root
 def test_shared_paths_below_tmp_stay_visible(start: Start, plan: RoomPlan, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -90,7 +90,7 @@ def secret() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("user", [0, NOBODY])
-@as_root
+@pytest.mark.root
 def test_hidden_directories_look_empty(
     start: Start, plan: RoomPlan, secret: Path, user: int
 ) -> None:
@@ -121,7 +121,7 @@ def test_hidden_directories_look_empty(
     assert (secret / "below" / "image").read_text() == "secret\n"
 
 
-@as_root
+@pytest.mark.root
 def test_a_hidden_directory_that_shared_files_lie_around(
     start: Start, plan: RoomPlan, tmp_path: Path
 ) -> None:
@@ -143,7 +143,7 @@ RIGHTS = {0, 1, 3, 4, 5, 6, 7, 8, 10, 11, 13, 14, 15, 18, 23, 24, 28, 29, 31}
 SYS_RESOURCE = 24
 
 
-@as_root
+@pytest.mark.root
 def test_root_in_a_room_does_not_run_the_machine(start: Start) -> None:
     """What it has, and some of what it therefore cannot do."""
     refused = (
@@ -163,7 +163,7 @@ def test_root_in_a_room_does_not_run_the_machine(start: Start) -> None:
     assert int(sets["CapInh:"], 16) == int(sets["CapAmb:"], 16) == 0
 
 
-@as_root
+@pytest.mark.root
 def test_io_uring_is_not_there(start: Start) -> None:
     program = "import ctypes, os; print(ctypes.CDLL(None, use_errno=True).syscall(425, 8, 0),"
     program += "os.strerror(ctypes.get_errno()))"
@@ -176,7 +176,7 @@ def test_io_uring_is_not_there(start: Start) -> None:
     ).split("\n")[:2] == ["-1 Function not implemented", "-1"]
 
 
-@as_root
+@pytest.mark.root
 def test_stdin_is_empty_and_nothing_else_is_open(start: Start) -> None:
     stands = start("sh", "-c", "read x; echo $?; ls /proc/$$/fd")
     assert ended(stands) == "exit 0"

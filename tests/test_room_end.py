@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from captured import ENV, ROOT_PID, as_root, until
+from captured import ENV, ROOT_PID, until
 from one_room import Start, ended, netns, plan, said, start
 
 from liveshift.criu_glue import pids, room
@@ -35,7 +35,7 @@ __all__ = ["netns", "plan", "start"]
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-@as_root
+@pytest.mark.root
 def test_how_a_command_ended(
     start: Start, argv: list[str], cwd: str, status: str, words: str
 ) -> None:
@@ -44,7 +44,7 @@ def test_how_a_command_ended(
     assert words in said(stands, STDERR)
 
 
-@as_root
+@pytest.mark.root
 def test_signals_reach_a_command_whatever_its_starter_ignores(start: Start) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -58,7 +58,7 @@ def test_signals_reach_a_command_whatever_its_starter_ignores(start: Start) -> N
     assert ended(stands) == "signal 2"
 
 
-@as_root
+@pytest.mark.root
 def test_the_command_ends_the_room_whatever_it_left_behind(start: Start) -> None:
     """Even something that never stops writing."""
     stands = start("sh", "-c", "yes & sleep 60 & exit 4")
@@ -67,7 +67,7 @@ def test_the_command_ends_the_room_whatever_it_left_behind(start: Start) -> None
     until(lambda: not [t for t in children if t.is_running()])
 
 
-@as_root
+@pytest.mark.root
 def test_ending_a_room_ends_all_of_it_at_once(start: Start) -> None:
     stands = start("sh", "-c", "trap '' TERM INT HUP; sleep 60 & sleep 60 & setsid sleep 60 & wait")
     until(lambda: len(tasks(stands)) == 4)
@@ -79,7 +79,7 @@ def test_ending_a_room_ends_all_of_it_at_once(start: Start) -> None:
     room.end(stands)  # may be said again
 
 
-@as_root
+@pytest.mark.root
 def test_a_room_that_cannot_be_built_says_why_and_leaves_nothing(plan: RoomPlan) -> None:
     without = replace(plan, netns=Path("/run/netns/ls-test-missing"))
     with pytest.raises(LiveshiftError, match=r"cannot build the room of gpt-1: .*ls-test-missing"):
@@ -89,7 +89,7 @@ def test_a_room_that_cannot_be_built_says_why_and_leaves_nothing(plan: RoomPlan)
         room.start(missing, ["true"], ENV, "/")
 
 
-@as_root
+@pytest.mark.root
 @pytest.mark.parametrize("early", [True, False], ids=["adopted while it runs", "and after its end"])
 def test_an_adopted_tree_is_reaped_as_if_it_had_been_started_here(
     plan: RoomPlan, early: bool

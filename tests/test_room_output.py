@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from captured import PYTHON, as_root, until
+from captured import PYTHON, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_room import Start, ended, netns, plan, records, said, start
@@ -53,7 +53,7 @@ def test_records_are_cut_where_they_end(these: list[Record], cut: int) -> None:
     assert output.whole(part + raw[cut:]) == len(raw)
 
 
-@as_root
+@pytest.mark.root
 def test_output_is_kept_in_order_and_whole(start: Start) -> None:
     program = "import os\nfor n in range(2000): os.write(1 + n % 2, b'%d ' % n * (n % 50))"
     before = time.time_ns()
@@ -66,7 +66,7 @@ def test_output_is_kept_in_order_and_whole(start: Start) -> None:
     assert before <= times[0] <= times[-1] <= time.time_ns()
 
 
-@as_root
+@pytest.mark.root
 def test_settling_waits_for_what_a_stopped_task_has_written(start: Start) -> None:
     program = "import os, signal\nwhile True: os.write(1, b'x' * 60000); os.kill(os.getpid(), 19)"
     stands = start(PYTHON, "-Sc", program)
@@ -79,7 +79,7 @@ def test_settling_waits_for_what_a_stopped_task_has_written(start: Start) -> Non
         until(lambda n=count: len(said(stands)) > n * 60000 or not stands.alive())
 
 
-@as_root
+@pytest.mark.root
 def test_settling_says_what_did_not_settle_and_who_has_ended(start: Start) -> None:
     stands = start("sh", "-c", "sleep 0.5; echo late; exec sleep 60")
     os.kill(stands.init, signal.SIGSTOP)
@@ -100,7 +100,7 @@ LINES = "import os\nfor n in range({}): os.write(1, b'%09d\\n' % n)"
 """Prints so many numbered lines of 10 bytes, each a record unless process 1 is slow."""
 
 
-@as_root
+@pytest.mark.root
 def test_old_output_goes_and_what_is_left_keeps_its_offset(start: Start, plan: RoomPlan) -> None:
     small = replace(plan, log_max=100_000, log_keep=3)
     stands = start(PYTHON, "-Sc", LINES.format(100_000), plan=small)
@@ -117,7 +117,7 @@ def test_old_output_goes_and_what_is_left_keeps_its_offset(start: Start, plan: R
     assert output.read(plan.log, last, 1 << 20) == (last, b"")
 
 
-@as_root
+@pytest.mark.root
 def test_a_log_that_came_from_elsewhere_goes_on_at_its_end(start: Start, plan: RoomPlan) -> None:
     plan.log.mkdir()
     came = packed([Record(1, STDOUT, b"came "), Record(2, STDOUT, b"along ")])
@@ -140,7 +140,7 @@ def tiny_disk(plan: RoomPlan) -> Iterator[Path]:
     subprocess.run(["umount", plan.log], check=True)
 
 
-@as_root
+@pytest.mark.root
 def test_what_a_full_disk_loses_is_counted_where_it_is_missing(
     tiny_disk: Path, start: Start
 ) -> None:
@@ -186,7 +186,7 @@ def test_what_a_full_disk_loses_is_counted_where_it_is_missing(
     assert (at, missing) == (after.end, after.lost), "as a reader sees it"
 
 
-@as_root
+@pytest.mark.root
 def test_what_is_lost_at_the_very_end_is_seen_too(tiny_disk: Path, start: Start) -> None:
     with contextlib.suppress(OSError):
         (tiny_disk / "filler").write_bytes(bytes(256 << 10))
@@ -198,7 +198,7 @@ def test_what_is_lost_at_the_very_end_is_seen_too(tiny_disk: Path, start: Start)
 # ---- to another host -----------------------------------------------------------------------------
 
 
-@as_root
+@pytest.mark.root
 @pytest.mark.parametrize("keep", [1000, 3])
 def test_a_log_is_sent_while_it_grows_each_byte_once_and_little_at_a_time(
     start: Start, plan: RoomPlan, tmp_path: Path, keep: int
@@ -252,7 +252,7 @@ def test_a_log_is_sent_while_it_grows_each_byte_once_and_little_at_a_time(
         )
 
 
-@as_root
+@pytest.mark.root
 def test_a_gap_at_the_end_moves_too(tiny_disk: Path, start: Start) -> None:
     with contextlib.suppress(OSError):
         (tiny_disk / "filler").write_bytes(bytes(256 << 10))

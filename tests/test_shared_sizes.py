@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from captured import ROOT_PID, Sink, as_root, sink
+from captured import ROOT_PID, Sink, sink
 from one_room import said
 from room_trees import COUNTER, Rooms, bring_files, criu, goes_on, pipes_of, place, rooms
 
@@ -22,7 +22,7 @@ __all__ = ["criu", "place", "rooms", "sink"]
 
 
 @pytest.mark.parametrize("mode", ["r", "r+", "a+"])
-@as_root
+@pytest.mark.root
 def test_a_file_on_a_shared_path_may_grow_between_dump_and_restore(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink, mode: str
 ) -> None:

@@ -6,14 +6,14 @@ from __future__ import annotations
 import time
 
 import pytest
-from captured import as_root, until
+from captured import until
 from memory_subject import state, subject
 
 from liveshift import ptrace
 from liveshift.criu_glue.memory.standing import wait_stopped
 
 
-@as_root
+@pytest.mark.root
 def test_what_somebody_else_has_stopped_does_not_stand() -> None:
     """A profiler lets it go on a moment later."""
     with subject() as job:
@@ -25,7 +25,7 @@ def test_what_somebody_else_has_stopped_does_not_stand() -> None:
         ptrace.detach(job.pid)
 
 
-@as_root
+@pytest.mark.root
 def test_what_has_ended_does() -> None:
     with subject() as job:
         job.do("child = os.fork() or os._exit(0)")

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from captured import ROOT_PID, Sink, as_root, sink, until
-from held_threads import Counters, build, needs_compiler
+from captured import ROOT_PID, Sink, sink, until
+from held_threads import Counters, build
 from held_tree import hold_tree
 from room_trees import Rooms, criu, pipes_of, place, rooms
 
@@ -38,7 +38,7 @@ from liveshift.errors import LiveshiftError, StepFailed, Unreachable
 
 __all__ = ["criu", "place", "rooms", "sink"]
 
-pytestmark = [as_root, needs_compiler]
+pytestmark = pytest.mark.root
 
 KINDS = ["busy:busy", "sleep:sleep", "read:forever", "liveshift:busy"]
 OTHERS = ("busy", "sleep")

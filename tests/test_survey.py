@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from captured import PYTHON, ROOT_PID, as_root, numbers, until
+from captured import PYTHON, ROOT_PID, numbers, until
 from one_room import Start, ended, netns, plan, said, start
 
 from liveshift.criu_glue.mounts import Placement
@@ -51,7 +51,7 @@ def surveyed(start: Start, program: str, placement: Placement, cwd: str = "/") -
     return survey(stands, ROOT_PID, placement)
 
 
-@as_root
+@pytest.mark.root
 def test_a_plain_tree_can_move(start: Start, local: Path) -> None:
     (local / "read.txt").write_text("x")
     seen = surveyed(
@@ -80,7 +80,7 @@ def test_a_plain_tree_can_move(start: Start, local: Path) -> None:
     assert not [path for path in needed if path.startswith(("/tmp", "/dev/shm"))]
 
 
-@as_root
+@pytest.mark.root
 def test_listed_files_are_no_trouble_and_foreign_ones_are(start: Start, foreign: Path) -> None:
     for name in ("shared", "carried", "other"):
         (foreign / name).mkdir()
@@ -109,7 +109,7 @@ def test_listed_files_are_no_trouble_and_foreign_ones_are(start: Start, foreign:
     ],
     ids=["device", "userfaultfd", "daemon"],
 )
-@as_root
+@pytest.mark.root
 def test_what_stands_in_the_way_is_named(start: Start, program: str, words: str) -> None:
     ((text, remedy),) = surveyed(start, program, Placement((), ())).problems
     assert words in text
@@ -126,7 +126,7 @@ ONLY_MAPPED = "os.closerange(3, 20)"
 NAMELESS = "os.unlink('{0}/new')"
 
 
-@as_root
+@pytest.mark.root
 def test_a_file_that_has_lost_its_name_and_has_another_is_carried_with_its_directory_only(
     start: Start, local: Path, foreign: Path
 ) -> None:
@@ -143,7 +143,7 @@ def test_a_file_that_has_lost_its_name_and_has_another_is_carried_with_its_direc
     assert found(local, NAMELESS) == [], "one without any name goes in the image"
 
 
-@as_root
+@pytest.mark.root
 def test_a_capsule_that_has_ended_cannot_be_surveyed(start: Start) -> None:
     stands = start("true")
     ended(stands)

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from captured import ROOT_PID, Sink, as_root, sink, until
+from captured import ROOT_PID, Sink, sink, until
 from one_room import ended, said
 from room_trees import COUNTER, Rooms, criu, goes_on, moved, place, rooms
 
@@ -73,7 +72,7 @@ with os.fdopen(master, "r+b", buffering=0) as terminal:
 the foreground, and that group, which answers, is interrupted by ^C and sees the size."""
 
 
-@as_root
+@pytest.mark.root
 def test_terminals_are_a_capsules_own(rooms: Rooms) -> None:
     """Numbers begin at 0, and none of the host's is there to be written to."""
     first = rooms.run(["sh", "-c", "stat -fc %T /dev/pts; ls /dev/pts; stat -c %a /dev/pts/ptmx"])
@@ -87,7 +86,7 @@ def test_terminals_are_a_capsules_own(rooms: Rooms) -> None:
 
 
 @pytest.mark.parametrize("uid", [0, ALICE.uid], ids=["root", "alice"])
-@as_root
+@pytest.mark.root
 def test_a_session_on_a_terminal_goes_on_after_two_moves(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink, uid: int
 ) -> None:
@@ -113,8 +112,7 @@ def test_a_session_on_a_terminal_goes_on_after_two_moves(
     assert said(here, STDERR) == "interrupted\n" * 3
 
 
-@pytest.mark.skipif(shutil.which("script") is None, reason="script(1) is not installed")
-@as_root
+@pytest.mark.root
 def test_script_moves(criu: Criu, rooms: Rooms, place: Path, sink: Sink) -> None:
     loop = "n=0; while :; do echo $n; n=$((n+1)); sleep 0.01; done"
     here = rooms.run(["script", "-qec", loop, "/tmp/typescript"])
@@ -138,7 +136,7 @@ for n in range(10**9): os.write(1, b"%d\\n" % n); time.sleep(0.01)
 """
 
 
-@as_root
+@pytest.mark.root
 def test_an_open_dev_tty_is_named_before_criu_fails_on_it(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
@@ -151,7 +149,7 @@ def test_an_open_dev_tty_is_named_before_criu_fails_on_it(
 
 
 @pytest.mark.parametrize("number", [31, 32])
-@as_root
+@pytest.mark.root
 def test_a_terminal_of_a_number_that_criu_does_not_come_to(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink, number: int
 ) -> None:

@@ -18,8 +18,6 @@ from liveshift.criu_glue.rights import User
 from liveshift.criu_glue.unpacking import HEADER_LIMIT, Unpacker
 from liveshift.errors import StepFailed
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="owners are root's to give")
-
 ALICE = User(64001, 64001, (64002,))
 BOB = 64101
 
@@ -216,7 +214,7 @@ def test_extents_are_written_where_they_say(top: Path) -> None:
         assert os.pread(file.fileno(), 3, (1 << 39) - 1) == b"\0x\0"
 
 
-@as_root
+@pytest.mark.root
 @pytest.mark.parametrize("sparing", [False, True])
 def test_a_users_tree_brings_no_right_of_anothers(top: Path, sparing: bool) -> None:
     options = {"sparing": sparing, "user": ALICE}
@@ -249,7 +247,7 @@ def test_a_users_tree_brings_no_right_of_anothers(top: Path, sparing: bool) -> N
     }
 
 
-@as_root
+@pytest.mark.root
 def test_roots_tree_brings_rights_and_no_device(top: Path) -> None:
     unpack(tar(entry("x", mode=0o4755)), top, user=User(0, 0))
     assert stat.S_IMODE((top / "x").stat().st_mode) == 0o4755
@@ -257,7 +255,7 @@ def test_roots_tree_brings_rights_and_no_device(top: Path) -> None:
         unpack(tar(entry("y", tarfile.BLKTYPE, devmajor=8)), top, user=User(0, 0))
 
 
-@as_root
+@pytest.mark.root
 def test_others_directories_keep_their_owners_and_modes(top: Path) -> None:
     (top / "shared").mkdir(mode=0o755)
     mine = {"uid": ALICE.uid, "gid": ALICE.gid, "mode": 0o777}
@@ -295,7 +293,7 @@ class Single:
         unpack(tar(entry(name, **own)), self.top, user=ALICE, as_user=True)
 
 
-@as_root
+@pytest.mark.root
 def test_single_files_are_written_with_the_users_own_rights(top: Path) -> None:
     single = Single(top)
     home = single.make("home", ALICE.uid, 0o700, None)
@@ -315,7 +313,7 @@ def test_single_files_are_written_with_the_users_own_rights(top: Path) -> None:
     assert ours.stat().st_uid == BOB
 
 
-@as_root
+@pytest.mark.root
 def test_single_files_that_the_user_may_not_write_are_refused(top: Path) -> None:
     single = Single(top)
     single.make("shadow", 0, 0o644)
@@ -337,7 +335,7 @@ def test_single_files_that_the_user_may_not_write_are_refused(top: Path) -> None
         unpack(raw, top, user=ALICE, as_user=True)
 
 
-@as_root
+@pytest.mark.root
 def test_the_rest_of_the_process_keeps_its_rights(top: Path) -> None:
     before = os.getgroups()
     Single(top)

@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from captured import as_root, until
+from captured import until
 from memory_subject import Subject, state, subject
 
 from liveshift import ptrace
 from liveshift.criu_glue.memory import userfault
 from liveshift.criu_glue.memory.userfault import Untrackable
 
-pytestmark = as_root
+pytestmark = pytest.mark.root
 
 
 @pytest.fixture
