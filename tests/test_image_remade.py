@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a restore makes anew, or removes: deleted files, memory files, links, control groups."""
+
+from __future__ import annotations
+
+import stat
+import struct
+
+import pytest
+from capsule_images import ALICE, Image, plain, rich
+from image_edits import encode
+
+from liveshift.criu_glue import image_rights
+from liveshift.criu_glue.image_kinds import KINDS
+from liveshift.criu_glue.protobuf import Message
+from liveshift.errors import StepFailed
+
+__all__ = ["plain", "rich"]
+
+pytestmark = pytest.mark.root  # only root can act as another user
+
+
+@pytest.mark.parametrize(
+    ("mode", "uid", "words"),
+    [
+        (stat.S_IFREG | 0o4755, 0, "of a program that runs as user 0"),
+        (stat.S_IFREG | 0o2755, 64001, "of a program that runs as user 64001, group 0"),
+        (stat.S_IFCHR | 0o666, 64001, "of a device"),
+        (stat.S_IFBLK | 0o666, 64001, "of a device"),
+    ],
+)
+def test_deleted_files_and_memory_files(rich: Image, mode: int, uid: int, words: str) -> None:
+    for name, fields_ in (("ghost-file-1", (3, 1, 2)), ("memfd", (9, 2, 3))):
+        kept = rich.file(name).read_bytes()
+        for field, value in zip(fields_, (mode, uid, 0), strict=True):
+            rich.change(name, (field,), value)
+        with pytest.raises(StepFailed, match=f"{name}.img' is an image {words}"):
+            rich.check()
+        rich.file(name).write_bytes(kept)
+
+
+def test_a_deleted_file_comes_back_where_the_user_may_make_one(plain: Image) -> None:
+    def deleted(entry: Message) -> bool:
+        return b"/tmp/deleted" in bytes(entry.raw(3) or b"")
+
+    plain.change_file(deleted, (3, 6), b"/etc/cron.d")
+    with pytest.raises(StepFailed, match=r"make '/etc/cron\.d', which its user 64001 may not do"):
+        plain.check()
+
+
+LINK = "/dev/shm/link_remap.7"
+
+
+def give_a_link(plain: Image, link: str, number: int = 777) -> None:
+    """The image's deleted file becomes one that is restored by another name of it."""
+    plain.change("remap-fpath", (3,), image_rights.LINKED)
+    plain.change("remap-fpath", (2,), number)
+    plain.reg(777, link, 0)
+
+
+def test_a_file_whose_name_is_gone_is_restored_by_the_name_that_criu_gave_it(plain: Image) -> None:
+    plain.make(LINK, 0o600, ALICE.uid)
+    give_a_link(plain, LINK)
+    plain.check()
+
+
+def test_nothing_but_such_names_is_removed_by_a_restore(plain: Image) -> None:
+    for kind in (None, 0):
+        plain.change("remap-fpath", (3,), kind)
+        with pytest.raises(StepFailed, match=r"that would remove '/"):
+            plain.check()
+    plain.change("remap-fpath", (3,), 7)
+    with pytest.raises(StepFailed, match="with a remap of kind 7"):
+        plain.check()
+
+
+@pytest.mark.parametrize(
+    ("link", "words"),
+    [
+        ("/dev/shm/kept", "that would remove '/dev/shm/kept'"),
+        ("/dev/shm/link_remap.1.old", "that would remove"),
+        ("/dev/shm/link_remap.1/kept", "that would remove"),
+        ("/etc/link_remap.1", r"would make '/etc/link_remap.1', which its user 64001 may not"),
+        (LINK, rf"would open '{LINK}' for writing, which its user 64001 may not"),
+    ],
+)
+def test_a_name_that_is_none_of_crius(plain: Image, link: str, words: str) -> None:
+    """Nor is it a way round the rights that its user has to the file."""
+    secret = plain.make("/etc/secret", 0o600)
+    (plain.room / LINK.lstrip("/")).symlink_to("/etc/secret")
+    assert secret.exists()
+    give_a_link(plain, link)
+    with pytest.raises(StepFailed, match=words):
+        plain.check()
+
+
+def test_a_name_that_the_image_does_not_open(plain: Image) -> None:
+    give_a_link(plain, LINK, 778)
+    with pytest.raises(StepFailed, match="that would remove ''"):
+        plain.check()
+
+
+def test_control_groups_stay_below(plain: Image) -> None:
+    head = struct.pack("<II", 0x54564319, KINDS["cgroup"].magic)
+    for name, fine in ((b"/job", True), (b"/../../x", False)):
+        entry = encode([(1, encode([(1, name)]))])
+        plain.file("cgroup").write_bytes(head + struct.pack("<I", len(entry)) + entry)
+        if fine:
+            plain.check()
+        else:
+            with pytest.raises(StepFailed, match="a control group that leads elsewhere"):
+                plain.check()
