@@ -26,8 +26,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from .lent import lent
+
 _KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine(), -1)
-_PIDFD_GETFD = 438  # on every architecture
 _FILE, _EPOLL_TFD = 0, 7  # linux/kcmp.h
 _CLONE_FILES = 0x400
 _ADD, _DEL = 1, 2
@@ -192,9 +193,9 @@ def _change(
 
 
 def _change_one(what: int, entry: Entry, pids: Mapping[int, int]) -> None:
-    made = [_taken_over(pids[entry.owner], entry.epoll)]
+    made = [lent(pids[entry.owner], entry.epoll)]
     try:
-        made.append(_taken_over(pids[entry.holder], entry.held))
+        made.append(lent(pids[entry.holder], entry.held))
         if entry.number in made[:1]:  # it must not be overwritten
             made.insert(0, os.dup(made[0]))
         if made[-1] != entry.number:
@@ -205,17 +206,6 @@ def _change_one(what: int, entry: Entry, pids: Mapping[int, int]) -> None:
     finally:
         for fd in set(made):
             os.close(fd)
-
-
-def _taken_over(pid: int, fd: int) -> int:
-    pidfd = os.pidfd_open(pid)
-    try:
-        got = _libc.syscall(_PIDFD_GETFD, pidfd, fd, 0)
-        if got < 0:
-            raise _error(f"descriptor {fd} of process {pid}")
-        return int(got)
-    finally:
-        os.close(pidfd)
 
 
 def _error(what: str) -> OSError:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from ..errors import StepFailed
 from .image_kinds import ImageFile
@@ -36,6 +37,8 @@ _WORDS = {"FLOCK": "flock(2) lock", "POSIX": "fcntl(2) lock", "OFDLCK": "fcntl(2
 _KINDS = {1: "POSIX", 2: "FLOCK", 4: "OFDLCK", 8: "LEASE"}  # criu: include/file-lock.h
 _WRITE = 1  # F_WRLCK
 _END = 1 << 63
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def parse(text: str) -> Iterator[FileLock]:
             yield FileLock(kind, mode == "WRITE", int(start), last, device, int(inode))
 
 
-def lasting(first: Iterable[Held], look: Callable[[], Iterable[Held]]) -> list[Held]:
+def lasting(first: Iterable[T], look: Callable[[], Iterable[T]]) -> list[T]:
     """Those that are there at every look; waits for up to ``HELD_S`` if there are any."""
     found, until = dict.fromkeys(first), time.monotonic() + HELD_S
     while found and time.monotonic() < until:

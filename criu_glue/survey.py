@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 import psutil
 
-from . import epoll_sets, file_locks, gpu_tasks, lost_names, pids, terminals, unix_sockets
+from . import databases, epoll_sets, file_locks, gpu_tasks, lost_names, pids, terminals, unix_sockets
 from .file_locks import FileLock, Held
 from .found import NeededFile, Survey
 from .gpu_tasks import GpuTask
@@ -40,7 +40,7 @@ UNMOVABLE = {
 _PT_NOTE = 4  # elf(5)
 _SEGMENTS = 256  # looked at; libraries have a dozen, and the file is whatever a job has mapped
 _FAR = 1 << 62  # no file is so large; beyond it there is no seeking
-PLAIN_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts/", "shm/")
+PLAIN_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts/")
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class Changing:
     mapped_writable: tuple[str, ...]
     locks: tuple[Held, ...] = ()
     """File locks with which it cannot leave."""
+    databases: tuple[str, ...] = ()
+    """Open databases that would be read-only at another host (databases.py), in words."""
 
 
 @dataclass
@@ -62,6 +64,7 @@ class _Findings:
     mapped_writable: set[str] = field(default_factory=set)
     problems: dict[tuple[str, str], None] = field(default_factory=dict)
     locks: dict[Held, None] = field(default_factory=dict)
+    databases: dict[str, None] = field(default_factory=dict)
 
 
 def survey(room: Room, root_pid: int, placement: Placement) -> Survey:
@@ -75,7 +78,7 @@ def survey(room: Room, root_pid: int, placement: Placement) -> Survey:
 
 def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
     found = _Findings()
-    seen: list[int] = []
+    seen: dict[int, int] = {}  # the host's pid → the capsule's
     on_gpus: list[GpuTask] = []
     resident = 0
     init = psutil.Process(room.init)
@@ -84,7 +87,7 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
         try:
             inner = inner_pid(task.pid)
             who = _who(task.pid)
-            seen.append(inner)
+            seen[task.pid] = inner
             resident += task.memory_info().rss
             if task.ppid() == init.pid and inner != root_pid:
                 found.problems[
@@ -106,11 +109,14 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
     if not seen:
         raise ProcessLookupError(f"no task runs in {room.plan.hostname}")
     found.problems |= dict.fromkeys(terminals.of_room(room.root))
-    tree = in_order(room, root_pid)
-    found.problems |= dict.fromkeys(epoll_sets.find(tree)[1])
-    found.problems |= dict.fromkeys(unix_sockets.outside(room, [*tree.items()]))
+    found.problems |= dict.fromkeys(epoll_sets.find(in_order(room, root_pid))[1])
+    found.problems |= dict.fromkeys(unix_sockets.outside(room, [*seen.items()]))
     for held in file_locks.lasting(found.locks, lambda: changing(room, placement).locks):
         found.problems[str(held), file_locks.REMEDY] = None
+    for open_one in file_locks.lasting(
+        found.databases, lambda: changing(room, placement).databases
+    ):
+        found.problems[open_one, databases.REMEDY] = None
     mounts = placement.mounts_of(room.init)
     places = {path: placement.of_path(path, mounts) for path in sorted(found.needed)}
     needed = []
@@ -121,7 +127,7 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
             needed.append(replace(file, size=-1) if place is Place.SHARED else file)
     shm = os.statvfs(room.root / "dev/shm")
     return Survey(
-        pids=tuple(sorted(seen)),
+        pids=tuple(sorted(seen.values())),
         resident=resident,
         shared_memory=(shm.f_blocks - shm.f_bfree) * shm.f_frsize,
         needed=tuple(needed),
@@ -157,7 +163,10 @@ def changing(room: Room, placement: Placement) -> Changing:
     if not seen:
         raise ProcessLookupError(f"no task runs in {room.plan.hostname}")
     return Changing(
-        tuple(sorted(found.single)), tuple(sorted(found.mapped_writable)), tuple(found.locks)
+        tuple(sorted(found.single)),
+        tuple(sorted(found.mapped_writable)),
+        tuple(found.locks),
+        tuple(found.databases),
     )
 
 
@@ -242,7 +251,7 @@ def _look_at_descriptors(
                 what, remedy = UNMOVABLE[target]
                 found.problems[f"{who} holds {what}", remedy] = None
             continue
-        if target.startswith("/dev/"):
+        if target.startswith("/dev/") and not target.startswith("/dev/shm/"):
             _look_at_device(who, target, found)
             continue
         if not target.startswith("/") or target.endswith(" (deleted)"):
@@ -258,6 +267,9 @@ def _look_at_descriptors(
             holder = who or _who(pid)
             found.locks |= {Held(holder, k, target): None for k in locks if k.keeps_others_out}
         writable = flags & os.O_ACCMODE != os.O_RDONLY
+        goes_along = place in (Place.PRIVATE, Place.CARRIED, Place.LOCAL)
+        if writable and goes_along and databases.refuses_after_a_move(pid, fd):
+            found.databases[databases.words(who or _who(pid), target)] = None
         if place is Place.FOREIGN and writable:
             mount_point, kind = mounts.get(mount_id, ("?", "unknown"))
             found.problems[

@@ -48,7 +48,7 @@ class _Seen:
 def outside(room: Room, tree: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:
     """(what stands in the way, what to do) for each process that is connected to such a socket.
 
-    ``tree``: the host's pid and the capsule's of each process. Raises OSError.
+    ``tree``: the host's pid and the capsule's of each process in it. Raises OSError.
     """
     seen = _look(room)
     held = {pid: _held(pid) & seen.peers.keys() for pid, _ in tree}

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..criu_glue import epoll_sets, file_locks, network, output, trees
+from ..criu_glue import databases, epoll_sets, file_locks, network, output, trees
 from ..criu_glue.dump import FrozenTree
 from ..criu_glue.output_sender import OutputSender
 from ..criu_glue.page_filter import PageFilter
@@ -340,6 +340,8 @@ class Departure:
         look = changing(self.resident.room, self._housing.placement)
         if look.locks:
             raise StepFailed("freeze", f"at that moment {look.locks[0]}", hint=file_locks.REMEDY)
+        if look.databases:
+            raise StepFailed("freeze", look.databases[0], hint=databases.REMEDY)
         removed: dict[str, list[str]] = {}
         for tree in [*self._trees, *_single(look)]:
             before = self._listed.get(tree.name, {})

@@ -106,8 +106,14 @@ def test_listed_files_are_no_trouble_and_foreign_ones_are(start: Start, foreign:
             " time.sleep(60)\nos.waitpid(pid, 0); time.sleep(0.1)",
             "has left the command's process tree",
         ),
+        (
+            "import socket; s = socket.socketpair(); pid = os.fork()\nif not pid:\n os.setsid()\n"
+            " if os.fork(): os._exit(0)\n s[0].close(); time.sleep(60)\n"
+            "s[1].close(); os.waitpid(pid, 0); time.sleep(0.1)",
+            "has left the command's process tree",
+        ),
     ],
-    ids=["device", "userfaultfd", "daemon"],
+    ids=["device", "userfaultfd", "daemon", "daemon with a connection"],
 )
 @pytest.mark.root
 def test_what_stands_in_the_way_is_named(start: Start, program: str, words: str) -> None:

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another process's descriptor as one of our own, without opening its file (pidfd_getfd(2)).
+
+Opening the file by /proc/PID/fd would not do everywhere: a socket cannot be opened, a pipe may make
+us wait, and with a lease on a file (fcntl(2), F_SETLEASE) the kernel signals its holder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+_PIDFD_GETFD = 438  # on every architecture
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def lent(pid: int, fd: int) -> int:
+    """A duplicate of descriptor ``fd`` of process ``pid``, which the caller closes; raises OSError."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        got = _libc.syscall(_PIDFD_GETFD, pidfd, fd, 0)
+        if got < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), f"descriptor {fd} of process {pid}")
+        return int(got)
+    finally:
+        os.close(pidfd)
