@@ -16,8 +16,8 @@ import os
 from .lent import lent
 
 REMEDY = (
-    'write it with a write-ahead log ("PRAGMA journal_mode=WAL"), open it on a path of files.shared,'
-    " or close it between transactions"
+    'write it with a write-ahead log ("PRAGMA journal_mode=WAL"), open it on a path of'
+    " files.shared, or close it between transactions"
 )
 _HEADER = b"SQLite format 3\0"  # https://www.sqlite.org/fileformat2.html, 1.3
 _WRITE_VERSION, _ROLLBACK = 18, 1

@@ -16,7 +16,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def lent(pid: int, fd: int) -> int:
-    """A duplicate of descriptor ``fd`` of process ``pid``, which the caller closes; raises OSError."""
+    """A duplicate of ``fd`` of process ``pid``, for the caller to close; raises OSError."""
     pidfd = os.pidfd_open(pid)
     try:
         got = _libc.syscall(_PIDFD_GETFD, pidfd, fd, 0)

@@ -19,7 +19,16 @@ from typing import BinaryIO
 
 import psutil
 
-from . import databases, epoll_sets, file_locks, gpu_tasks, lost_names, pids, terminals, unix_sockets
+from . import (
+    databases,
+    epoll_sets,
+    file_locks,
+    gpu_tasks,
+    lost_names,
+    pids,
+    terminals,
+    unix_sockets,
+)
 from .file_locks import FileLock, Held
 from .found import NeededFile, Survey
 from .gpu_tasks import GpuTask

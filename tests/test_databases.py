@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from captured import PYTHON, ROOT_PID, Sink, as_root, sink, until
+from captured import PYTHON, ROOT_PID, Sink, sink, until
 from one_room import Start, netns, plan, said, start
 from room_trees import Rooms, count, criu, moved, place, rooms
 
@@ -50,7 +50,7 @@ def opened(start: Start, path: object, mode: str = "delete", then: str = "") -> 
 
 
 @pytest.mark.parametrize("path", ["/tmp/counts.db", "/dev/shm/counts.db"])
-@as_root
+@pytest.mark.root
 def test_one_with_a_rollback_journal_stands_in_the_way(start: Start, path: str) -> None:
     stands = opened(start, path)
     ((text, remedy),) = survey(stands, ROOT_PID, HERE).problems
@@ -67,17 +67,20 @@ def test_one_with_a_rollback_journal_stands_in_the_way(start: Start, path: str) 
         ("wal", ""),
         ("delete", "db.close()"),
         ("delete", "db.close(); db = sqlite3.connect('file:/tmp/c.db?mode=ro', uri=True)"),
-        ("delete", "db.close(); other = open('/tmp/c.db', 'r+b', buffering=0)\nother.write(b'x' * 4096)"),
+        (
+            "delete",
+            "db.close(); other = open('/tmp/c.db', 'r+b', buffering=0)\nother.write(b'x' * 4096)",
+        ),
     ],
 )
-@as_root
+@pytest.mark.root
 def test_one_that_goes_on_does_not(start: Start, mode: str, then: str) -> None:
     stands = opened(start, "/tmp/c.db", mode, then)
     assert survey(stands, ROOT_PID, HERE).problems == ()
     assert changing(stands, HERE).databases == ()
 
 
-@as_root
+@pytest.mark.root
 def test_one_on_a_shared_path_does_not(start: Start) -> None:
     path = Path(f"/var/tmp/ls-test-databases-{time.monotonic_ns()}")
     path.mkdir()
@@ -91,7 +94,7 @@ def test_one_on_a_shared_path_does_not(start: Start) -> None:
         path.rmdir()
 
 
-@as_root
+@pytest.mark.root
 def test_one_that_is_open_for_moments_only_does_not(start: Start) -> None:
     then = """
 os.write(1, b"ready\\n")
@@ -106,7 +109,7 @@ while True:
 
 
 @pytest.mark.parametrize("mode", ["delete", "wal"])
-@as_root
+@pytest.mark.root
 def test_at_the_destination_sqlite_does_as_was_said(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink, mode: str
 ) -> None:
