@@ -5,20 +5,16 @@ It keeps the log open all the time, adds a line in every step, and every few ste
 checkpoint under a new name and deletes the one before the last. At its end it reads all of it.
 """
 
-import argparse
 import os
 from pathlib import Path
 
 import torch
-from steplog import StepLog, digest, place
+from steplog import StepLog, arguments, digest, place
 from torch import nn
 
 EVERY = 10
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--out", type=Path, required=True)
-parser.add_argument("--steps", type=int, required=True)
-parser.add_argument("--pace", type=float, default=0.0)
+parser = arguments()
 parser.add_argument("--own", type=Path, required=True, help="a directory of this host's own")
 args = parser.parse_args()
 

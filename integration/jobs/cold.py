@@ -9,7 +9,6 @@ With ``--alike`` that memory is the same in all ranks, but for ``--apart`` bytes
 over at every step.
 """
 
-import argparse
 import hashlib
 import os
 import signal
@@ -19,7 +18,7 @@ from pathlib import Path
 import numpy
 import torch
 import torch.distributed as dist
-from steplog import StepLog, digest, leave, place
+from steplog import StepLog, arguments, digest, leave, place
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -38,14 +37,11 @@ def sharer(cold: numpy.ndarray, number: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, required=True)
+    parser = arguments()
     parser.add_argument("--cold", type=int, required=True, help="bytes")
     parser.add_argument("--sharers", type=int, default=0)
     parser.add_argument("--alike", action="store_true")
     parser.add_argument("--apart", type=int, default=0)
-    parser.add_argument("--pace", type=float, default=0.0)
     parser.add_argument("--enough", type=Path, help="stop when this file is there")
     args = parser.parse_args()
     rank, _ = place()

@@ -8,17 +8,15 @@ as PyTorch's does, and ends the process on any.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
 import sys
 import threading
-from pathlib import Path
 
 import torch
 from cuda_calls import Buffer, cuda, name
 from nccl_calls import FLOAT32, SUM, agreed_id, nccl
-from steplog import StepLog, leave, place
+from steplog import StepLog, arguments, leave, place
 from torch import nn
 
 
@@ -34,11 +32,7 @@ def watch(comms: list[ctypes.c_void_p], over: threading.Event) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--pace", type=float, default=0.0)
-    args = parser.parse_args()
+    args = arguments().parse_args()
 
     rank, world = place()
     torch.manual_seed(1)

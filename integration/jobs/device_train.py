@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 from cuda_calls import Buffer, cuda, name, stream, uuid
-from steplog import StepLog, leave, place
+from steplog import StepLog, arguments, leave, place
 from torch import Tensor
 
 WIDTH = 1024
@@ -182,10 +182,7 @@ def hinder(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--pace", type=float, default=0.0)
+    parser = arguments()
     parser.add_argument("--enough", type=Path, help="stop when this file is there")
     parser.add_argument(
         "--round", type=int, default=1, help="then go on, without rests, to a multiple of so many"

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """FSDP2: every layer's parameters are shards on a mesh of CPUs, gathered when they are needed."""
 
-import argparse
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
-from steplog import StepLog, leave, place
+from steplog import StepLog, arguments, leave, place
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -14,11 +11,7 @@ from torch.distributed.tensor import DTensor
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--pace", type=float, default=0.0)
-    args = parser.parse_args()
+    args = arguments().parse_args()
 
     rank, world = place()
     dist.init_process_group("gloo")

@@ -7,21 +7,15 @@ operation on a communicator of its own. Whoever holds rank 0 at that operation h
 
 from __future__ import annotations
 
-import argparse
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from steplog import StepLog, leave, place
+from steplog import StepLog, arguments, leave, place
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--pace", type=float, default=0.0)
-    args = parser.parse_args()
+    args = arguments().parse_args()
 
     rank, _ = place()
     dist.init_process_group("gloo")

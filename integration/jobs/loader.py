@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """DDP whose samples come from persistent DataLoader workers, shuffled anew in every epoch."""
 
-import argparse
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
-from steplog import StepLog, leave, place
+from steplog import StepLog, arguments, leave, place
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
@@ -29,11 +26,7 @@ class Noise(Dataset[Tensor]):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--pace", type=float, default=0.0)
-    args = parser.parse_args()
+    args = arguments().parse_args()
     rank, world = place()
     dist.init_process_group("gloo")
     data = Noise(EPOCH * 8 * world)

@@ -4,21 +4,15 @@ last, as in gradient accumulation over many batches."""
 
 from __future__ import annotations
 
-import argparse
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from steplog import StepLog, leave, place
+from steplog import StepLog, arguments, leave, place
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--pace", type=float, default=0.0)
-    args = parser.parse_args()
+    args = arguments().parse_args()
 
     rank, _ = place()
     dist.init_process_group("gloo")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -16,6 +17,15 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+
+
+def arguments() -> argparse.ArgumentParser:
+    """What every such job is told; some add their own."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--pace", type=float, default=0.0)
+    return parser
 
 
 class StepLog:

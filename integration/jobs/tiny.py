@@ -5,22 +5,18 @@ Its parameters' digest is in every line, so that a run that was stopped at any s
 against one that went further. All ranks stop at the same step: rank 0 looks, the others are told.
 """
 
-import argparse
 import os
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from steplog import StepLog, digest, leave, place
+from steplog import StepLog, arguments, digest, leave, place
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--pace", type=float, default=0.0)
+    parser = arguments()
     parser.add_argument("--enough", type=Path, help="stop when this file is there")
     args = parser.parse_args()
 
