@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from three_hosts import UNDERLAY, Net, inside
+from three_hosts import UNDERLAY, Net, inside, ip
 
 from liveshift.criu_glue import network
 from liveshift.criu_glue.network import mac
@@ -159,6 +159,18 @@ def inject_in_pieces(net: Net, machine: str, to: str, vni: int, payload: bytes) 
 
 def heard_by(ears: list[Ear], last: bytes) -> list[bytes]:
     return [frame for one in ears for frame in one.until(last)]
+
+
+def somebody_elses_vxlan(net: Net, vni: int) -> None:
+    """Between h0, where it is 192.168.9.1, and h1, where it is 192.168.9.2."""
+    for host, peer, address in (("h0", "h1", "192.168.9.1"), ("h1", "h0", "192.168.9.2")):
+        with net.on(host):
+            ip(
+                *("link", "add", "other", "type", "vxlan", "id", str(vni), "dstport", "4789"),
+                *("local", UNDERLAY[host], "remote", UNDERLAY[peer]),
+            )
+            ip("addr", "add", f"{address}/24", "dev", "other")
+            ip("link", "set", "other", "up")
 
 
 def settled(net: Net) -> tuple[str, str, str, str]:

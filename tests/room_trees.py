@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -157,21 +158,39 @@ def states(stands: Room) -> set[str]:
     return found
 
 
-def moved(criu: Criu, here: Room, there: Room, place: Path, sink: Sink) -> None:
-    """The tree goes from one room to the other and runs there, as a move has it."""
+@dataclass(frozen=True)
+class Dumped:
+    """A tree that stands still in its room; all that the other room needs of it has come there."""
+
+    here: Room
+    frozen: FrozenTree
+    images: Path
+    pipes: dict[int, int]
+    epoll: list[epoll_sets.Entry]
+
+    def end(self) -> None:
+        """The tree is no longer where it was."""
+        room.end(self.here)
+        self.frozen.release()
+
+
+def dumped(criu: Criu, here: Room, there: Room, place: Path, sink: Sink) -> Dumped:
     sink.images.clear()
     sink.ended.clear()
     frozen = FrozenTree(here, ROOT_PID, place / f"images-{here.init}")
     frozen.dump(criu, sink, 60, epoll=epoll_sets.find(in_order(here, ROOT_PID))[0])
-    taken_out = frozen.taken_out()
     output.settle(here)
     arrived = place / f"arrived-{there.init}"
     sink.write_to(arrived)
     bring_files(here, there)
-    pipes = pipes_of(here)
-    room.end(here)
-    frozen.release()
-    image_check.prepare(arrived, User(here.plan.uid, here.plan.gid), there.root)
-    tree_ = RestoringTree(there, arrived)
-    tree_.bring_up(criu, pipes, 60, epoll=taken_out)
+    return Dumped(here, frozen, arrived, pipes_of(here), frozen.taken_out())
+
+
+def moved(criu: Criu, here: Room, there: Room, place: Path, sink: Sink) -> None:
+    """The tree goes from one room to the other and runs there, as a move has it."""
+    left = dumped(criu, here, there, place, sink)
+    left.end()
+    image_check.prepare(left.images, User(here.plan.uid, here.plan.gid), there.root)
+    tree_ = RestoringTree(there, left.images)
+    tree_.bring_up(criu, left.pipes, 60, epoll=left.epoll)
     tree_.let_run(60)

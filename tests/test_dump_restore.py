@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import socket
 import threading
@@ -20,9 +19,9 @@ from one_room import said
 from room_trees import (
     COUNTER,
     Rooms,
-    bring_files,
     count,
     criu,
+    dumped,
     goes_on,
     pipes_of,
     place,
@@ -31,7 +30,7 @@ from room_trees import (
     states,
 )
 
-from liveshift.criu_glue import image_check, network, output, room, trees, unpacking
+from liveshift.criu_glue import image_check, network, output, room
 from liveshift.criu_glue.dump import FrozenTree
 from liveshift.criu_glue.restore import RestoringTree
 from liveshift.criu_glue.rights import User
@@ -73,25 +72,19 @@ def test_a_restored_tree_goes_on_where_it_was_dumped(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
     here, there = rooms.counting(COUNTER), rooms.empty()
-    frozen = FrozenTree(here, ROOT_PID, place / "images")
-    frozen.dump(criu, sink, 60)
-    output.settle(here)
-    sink.write_to(place / "arrived")
-    bring_files(here, there)
-    pipes = pipes_of(here)
+    left = dumped(criu, here, there, place, sink)
     before = rights_of(here)
-    room.end(here)
-    frozen.release()
-    tree = RestoringTree(there, place / "arrived")
-    tree.bring_up(criu, pipes, 60)
+    left.end()
+    tree = RestoringTree(there, left.images)
+    tree.bring_up(criu, left.pipes, 60)
     waiting = count(there)
     time.sleep(0.1)
     assert count(there) == waiting, "it must not run before it may"
-    assert not (place / "arrived" / "unlocked").exists()
+    assert not (left.images / "unlocked").exists()
     assert not tree.resumed()
     tree.let_run(60)
     assert tree.resumed()
-    assert (place / "arrived" / "unlocked").exists()
+    assert (left.images / "unlocked").exists()
     assert goes_on(there)
     assert not network.locked(there.init)
     (task,) = tasks(there)
@@ -189,29 +182,24 @@ def test_a_restored_tree_that_may_not_run_leaves_a_room_for_the_next_attempt(
 ) -> None:
     """The room stays as it was, what lies in its /dev/shm too, and the same image runs at last."""
     here, there = rooms.counting(COUNTER), rooms.empty()
-    frozen = FrozenTree(here, ROOT_PID, place / "images")
-    frozen.dump(criu, sink, 60)
-    output.settle(here)
-    arrived = place / "arrived"
-    sink.write_to(arrived)
-    bring_files(here, there)
+    left = dumped(criu, here, there, place, sink)
     before = count(there)
     for _ in range(2):
-        attempt = RestoringTree(there, arrived)
-        attempt.bring_up(criu, pipes_of(here), 60)
+        attempt = RestoringTree(there, left.images)
+        attempt.bring_up(criu, left.pipes, 60)
         attempt.drop()
         assert there.alive()
         assert tasks(there) == []
         assert count(there) == before
-    left_over = RestoringTree(there, arrived)
-    left_over.bring_up(criu, pipes_of(here), 60)
-    later = RestoringTree(there, arrived)  # as an agent that was started anew finds it
+    left_over = RestoringTree(there, left.images)
+    left_over.bring_up(criu, left.pipes, 60)
+    later = RestoringTree(there, left.images)  # as an agent that was started anew finds it
     later.take_up()
     later.let_run(60)
     assert goes_on(there)
     left_over.drop()
     assert tasks(there) == []
-    frozen.thaw()
+    left.frozen.thaw()
     assert goes_on(here)
 
 
@@ -288,27 +276,15 @@ def test_an_image_that_makes_root_of_a_users_task_is_refused_and_would_do_so(
 ) -> None:
     here, there = rooms.counting(COUNTER, ALICE.uid), rooms.empty(ALICE.uid)
     assert {task.uids().real for task in tasks(here)} == {ALICE.uid}
-    frozen = FrozenTree(here, ROOT_PID, place / "images")
-    frozen.dump(criu, sink, 60)
-    output.settle(here)
-    arrived = place / "arrived"
-    sink.write_to(arrived)
-    for name in ("tmp", "dev/shm"):
-        tree = trees.Tree(name, here.root / name, there.root / name)
-        unpacker = unpacking.Unpacker(tree.destination, user=ALICE)
-        trees.pack(tree, trees.listing(tree), unpacker.write)
-        unpacker.finish()
-    shutil.copytree(here.plan.log, there.plan.log, dirs_exist_ok=True)
-    image_check.check(arrived, ALICE, there.root)
-    for core in arrived.glob("core-*.img"):
+    left = dumped(criu, here, there, place, sink)
+    image_check.check(left.images, ALICE, there.root)
+    for core in left.images.glob("core-*.img"):
         for number in range(1, 9):  # uid, gid, euid …
             change_first(core, (5, 10, number), 0)
     with pytest.raises(StepFailed, match=r"of a task with uid 0, euid 0, .* is user 64001's"):
-        image_check.check(arrived, ALICE, there.root)
-    pipes = pipes_of(here)
-    room.end(here)
-    frozen.release()
-    restoring = RestoringTree(there, arrived)
-    restoring.bring_up(criu, pipes, 60)
+        image_check.check(left.images, ALICE, there.root)
+    left.end()
+    restoring = RestoringTree(there, left.images)
+    restoring.bring_up(criu, left.pipes, 60)
     restoring.let_run(60)
     assert {task.uids().real for task in tasks(there)} == {0}, "what the check is there for"

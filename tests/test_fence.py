@@ -21,6 +21,7 @@ from frames import (
     inner,
     say,
     settled,
+    somebody_elses_vxlan,
     until,
 )
 from three_hosts import (
@@ -205,14 +206,7 @@ def test_containers_of_a_host_cannot_forge_frames(net: Net, ear: Callable[[str],
 
 def test_other_peoples_vxlan_is_let_alone(net: Net, serve: Serve) -> None:
     settled(net)
-    for host, peer, address in (("h0", "h1", "192.168.9.1"), ("h1", "h0", "192.168.9.2")):
-        with net.on(host):
-            ip(
-                *("link", "add", "other", "type", "vxlan", "id", "99", "dstport", "4789"),
-                *("local", UNDERLAY[host], "remote", UNDERLAY[peer]),
-            )
-            ip("addr", "add", f"{address}/24", "dev", "other")
-            ip("link", "set", "other", "up")
+    somebody_elses_vxlan(net, 99)
     serve(net.name("h0"), "192.168.9.1", "theirs")
     assert answer_from(net.name("h1"), "192.168.9.1") == "theirs 192.168.9.2 hello"
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from frames import Ear, counted, frame, inject, inner, say, settled
+from frames import Ear, counted, frame, inject, inner, say, settled, somebody_elses_vxlan
 from three_hosts import OVERLAY, UNDERLAY, Net, answer_from, inside, ip, raise_overlay
 
 from liveshift.criu_glue import network
@@ -167,14 +167,7 @@ def test_root_of_a_host_is_not_heard_for_a_capsule_elsewhere(
 def test_a_users_traffic_in_somebody_elses_vxlan_goes_on(net: Net, serve: Serve) -> None:
     """What the kernel has wrapped has the user's socket still."""
     settled(net)
-    for host, peer, address in (("h0", "h1", "192.168.9.1"), ("h1", "h0", "192.168.9.2")):
-        with net.on(host):
-            ip(
-                *("link", "add", "other", "type", "vxlan", "id", "4097", "dstport", "4789"),
-                *("local", UNDERLAY[host], "remote", UNDERLAY[peer]),
-            )
-            ip("addr", "add", f"{address}/24", "dev", "other")
-            ip("link", "set", "other", "up")
+    somebody_elses_vxlan(net, 4097)
     serve(net.name("h0"), "192.168.9.1", "theirs")
     with net.on("h1"):
         said = user_sends(

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 from captured import PYTHON, ROOT_PID, Sink, numbers, sink, until
 from one_room import Start, netns, plan, said, start
-from room_trees import COUNTER, Rooms, bring_files, criu, goes_on, pipes_of, place, rooms
+from room_trees import COUNTER, Rooms, criu, dumped, goes_on, place, rooms
 
-from liveshift.criu_glue import file_locks, image_check, output, room
-from liveshift.criu_glue.dump import FrozenTree
+from liveshift.criu_glue import file_locks, image_check
 from liveshift.criu_glue.file_locks import FileLock, parse
 from liveshift.criu_glue.mounts import Placement
 from liveshift.criu_glue.restore import RestoringTree
@@ -117,19 +116,13 @@ def test_a_tree_with_shared_locks_goes_over_while_its_source_holds_them(
     taken += [f"take('/dev/shm/shared', '{kind}', 'ex')" for kind in ("flock", "posix")]
     counter = COUNTER.replace("last =", f"held = [{', '.join(taken)}]\nlast =", 1)
     here, there = rooms.counting(TAKE + counter), rooms.empty()
-    frozen = FrozenTree(here, ROOT_PID, place / "images")
-    frozen.dump(criu, sink, 60)
-    output.settle(here)
-    arrived, pipes = place / "arrived", pipes_of(here)
-    sink.write_to(arrived)
-    bring_files(here, there)
+    left = dumped(criu, here, there, place, sink)
     began = time.monotonic()
-    image_check.prepare(arrived, User(0, 0), there.root)
-    tree = RestoringTree(there, arrived)
-    tree.bring_up(criu, pipes, 60)
+    image_check.prepare(left.images, User(0, 0), there.root)
+    tree = RestoringTree(there, left.images)
+    tree.bring_up(criu, left.pipes, 60)
     assert time.monotonic() - began < 10
-    room.end(here)  # now only the destination holds them
-    frozen.release()
+    left.end()  # now only the destination holds them
     tree.let_run(60)
     assert goes_on(there)
     for name in ("one", "two"):
@@ -154,22 +147,16 @@ def test_a_restore_does_not_wait_for_a_lock(
     """Of its own source, or of anybody; it is tried once the lock is free."""
     taken = f"held = take('{files}/one', '{kind}', 'ex', 3, 4)\nlast ="
     here, there = rooms.counting(TAKE + COUNTER.replace("last =", taken, 1)), rooms.empty()
-    frozen = FrozenTree(here, ROOT_PID, place / "images")
-    frozen.dump(criu, sink, 60)
-    output.settle(here)
-    arrived, pipes = place / "arrived", pipes_of(here)
-    sink.write_to(arrived)
-    bring_files(here, there)
+    left = dumped(criu, here, there, place, sink)
     words = rf"a task has an exclusive .* on {files}/one, and another process has locked it here"
     with pytest.raises(StepFailed, match=words):
-        image_check.prepare(arrived, User(0, 0), there.root)
-    room.end(here)
-    frozen.release()
+        image_check.prepare(left.images, User(0, 0), there.root)
+    left.end()
     with (files / "one").open("r+") as other:
         fcntl.fcntl(other, 37, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 3, 0))  # beside it
-        image_check.prepare(arrived, User(0, 0), there.root)
-        tree = RestoringTree(there, arrived)
-        tree.bring_up(criu, pipes, 60)
+        image_check.prepare(left.images, User(0, 0), there.root)
+        tree = RestoringTree(there, left.images)
+        tree.bring_up(criu, left.pipes, 60)
         tree.let_run(60)
         assert goes_on(there)
 

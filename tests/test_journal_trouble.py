@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 from test_evacuation import CLUSTER
-from test_journal import OWNERS, row
+from test_journal import OWNERS, journal, path, row
 
 from liveshift.runtime import config
 from liveshift.runtime.fleet import Fleet
@@ -24,6 +24,8 @@ from liveshift.runtime.messages import Run
 from liveshift.runtime.moves import Moves
 from liveshift.runtime.ownership import Side
 from liveshift.runtime.steps import Step
+
+__all__ = ["journal", "path"]
 
 
 def fill(journal: Journal) -> None:
@@ -38,18 +40,6 @@ def fill(journal: Journal) -> None:
 
 def empty(journal: Journal) -> None:
     journal.file.rows("PRAGMA max_page_count=1000000")
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "state" / "journal.sqlite"
-
-
-@pytest.fixture
-def journal(path: Path) -> Journal:
-    made = Journal(path)
-    made.add_job("gpt", 1, "10.99.0.0/24", b"spec", OWNERS)
-    return made
 
 
 def test_a_full_disk_is_named_and_nothing_of_a_group_of_writes_is_kept(journal: Journal) -> None:

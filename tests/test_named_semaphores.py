@@ -9,16 +9,15 @@ there. CRIU gives it one more while it dumps, which has to be there when it rest
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from pathlib import Path
 
 import pytest
 from captured import ROOT_PID, Sink, sink
 from one_room import said
-from room_trees import Rooms, count, criu, goes_on, pipes_of, place, rooms
+from room_trees import Rooms, count, criu, dumped, goes_on, place, rooms
 
-from liveshift.criu_glue import image_check, output, room, trees, unpacking
+from liveshift.criu_glue import image_check
 from liveshift.criu_glue.dump import FrozenTree
 from liveshift.criu_glue.restore import RestoringTree
 from liveshift.criu_glue.rights import User
@@ -76,28 +75,16 @@ def test_named_semaphores_are_shared_after_the_move_as_before(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink
 ) -> None:
     here, there = ping_pong(rooms), rooms.empty(ALICE.uid)
-    frozen = FrozenTree(here, ROOT_PID, place / "images")
-    frozen.dump(criu, sink, 60)
-    output.settle(here)
-    arrived = place / "arrived"
-    sink.write_to(arrived)
-    for name in ("tmp", "dev/shm"):
-        tree = trees.Tree(name, here.root / name, there.root / name)
-        unpacker = unpacking.Unpacker(tree.destination, user=ALICE)
-        trees.pack(tree, trees.listing(tree), unpacker.write)
-        unpacker.finish()
-    shutil.copytree(here.plan.log, there.plan.log, dirs_exist_ok=True)
-    pipes = pipes_of(here)
-    room.end(here)
-    frozen.release()
-    image_check.check(arrived, ALICE, there.root)
-    failing = RestoringTree(there, arrived)
-    failing.bring_up(criu, pipes, 60)
+    left = dumped(criu, here, there, place, sink)
+    left.end()
+    image_check.check(left.images, ALICE, there.root)
+    failing = RestoringTree(there, left.images)
+    failing.bring_up(criu, left.pipes, 60)
     failing.drop()  # and may be tried again
-    image_check.check(arrived, ALICE, there.root)
-    tree_ = RestoringTree(there, arrived)
-    tree_.bring_up(criu, pipes, 60)
-    tree_.let_run(60)
+    image_check.check(left.images, ALICE, there.root)
+    tree = RestoringTree(there, left.images)
+    tree.bring_up(criu, left.pipes, 60)
+    tree.let_run(60)
     assert goes_on(there), "the two do not hear each other"
     assert len(tasks(there)) == 2
     assert in_shared_memory(there) == {".liveshift", "sem.ping", "sem.pong"}

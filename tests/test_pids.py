@@ -12,10 +12,9 @@ from captured import ROOT_PID, Sink, sink, until
 from hypothesis import given
 from hypothesis import strategies as st
 from image_edits import encode
-from room_trees import Rooms, bring_files, count, criu, goes_on, pipes_of, place, rooms
+from room_trees import Rooms, count, criu, dumped, goes_on, place, rooms
 
-from liveshift.criu_glue import output, pids, room
-from liveshift.criu_glue.dump import FrozenTree
+from liveshift.criu_glue import pids
 from liveshift.criu_glue.image_kinds import COMMON_MAGIC, KINDS
 from liveshift.criu_glue.pids import LARGEST, LEAST, RESERVED, WINDOW, within_reach
 from liveshift.criu_glue.restore import RestoringTree
@@ -147,17 +146,11 @@ def test_ids_go_on_where_they_were_and_criu_gets_its_own(
 def moved(criu: Criu, here: Room, rooms: Rooms, place: Path, sink: Sink) -> Room:
     """The room that a tree is in once it was dumped and restored."""
     there = rooms.empty()
-    frozen = FrozenTree(here, ROOT_PID, place / "images")
-    frozen.dump(criu, sink, 60)
-    output.settle(here)
-    sink.write_to(place / "arrived")
-    bring_files(here, there)
-    pipes = pipes_of(here)
-    room.end(here)
-    frozen.release()
-    tree = RestoringTree(there, place / "arrived")
-    tree.bring_up(criu, pipes, 60)
-    needed = pids.of_image(place / "arrived")
+    left = dumped(criu, here, there, place, sink)
+    left.end()
+    tree = RestoringTree(there, left.images)
+    tree.bring_up(criu, left.pipes, 60)
+    needed = pids.of_image(left.images)
     last = pids.place(needed, pids.limit())
     assert last is not None
     own = set(pids.in_use(there)) - needed

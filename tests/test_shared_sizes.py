@@ -6,12 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from captured import ROOT_PID, Sink, sink
+from captured import Sink, sink
 from one_room import said
-from room_trees import COUNTER, Rooms, bring_files, criu, goes_on, pipes_of, place, rooms
+from room_trees import COUNTER, Rooms, criu, dumped, goes_on, place, rooms
 
-from liveshift.criu_glue import image_check, output, room, shared_sizes
-from liveshift.criu_glue.dump import FrozenTree
+from liveshift.criu_glue import image_check, output, shared_sizes
 from liveshift.criu_glue.mounts import Placement
 from liveshift.criu_glue.restore import RestoringTree
 from liveshift.criu_glue.rights import User
@@ -35,29 +34,22 @@ def test_a_file_on_a_shared_path_may_grow_between_dump_and_restore(
     opened += "m = mmap.mmap(data.fileno(), 10, prot=mmap.PROT_READ)\n"
     opened += f"other = open('{other}/data.bin')\n"
     checked = "data.seek(0); assert len(data.read()) % 10 == 0 and m[9:] == b'9'\n    os.write"
-    here = rooms.counting(opened + COUNTER.replace("os.write", checked))
-    frozen = FrozenTree(here, ROOT_PID, place / "images")
-    frozen.dump(criu, sink, 60)
-    output.settle(here)
-    pipes = pipes_of(here)
+    here, there = rooms.counting(opened + COUNTER.replace("os.write", checked)), rooms.empty()
+    left = dumped(criu, here, there, place, sink)
     data.write_bytes(b"0123456789" * 2)
-    there, arrived = rooms.empty(), place / "arrived"
-    sink.write_to(arrived)
     placement = Placement((str(place.parent),), (str(other),))
     mounts = placement.mounts_of(there.init)
-    assert str(data) in shared_sizes.forget(arrived, placement, mounts)
-    assert shared_sizes.forget(arrived, placement, mounts) == []
-    image_check.check(arrived, User(0, 0), there.root)
-    bring_files(here, there)
+    assert str(data) in shared_sizes.forget(left.images, placement, mounts)
+    assert shared_sizes.forget(left.images, placement, mounts) == []
+    image_check.check(left.images, User(0, 0), there.root)
     for content in (b"0123456789" * 2, b"0123456789"):
         (other / "data.bin").write_bytes(content)
-        tree = RestoringTree(there, arrived)
+        tree = RestoringTree(there, left.images)
         if len(content) > 10:
             with pytest.raises(StepFailed, match=f"{other}/data.bin has 20 bytes on the dest"):
-                tree.bring_up(criu, pipes, 60)
-    room.end(here)
-    frozen.release()
-    tree.bring_up(criu, pipes, 60)
+                tree.bring_up(criu, left.pipes, 60)
+    left.end()
+    tree.bring_up(criu, left.pipes, 60)
     tree.let_run(60)
     assert goes_on(there)
     assert said(there, output.STDERR) == ""
