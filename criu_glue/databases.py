@@ -5,7 +5,8 @@ A file that goes along is made anew at the destination and gets another inode nu
 compares the number with the one that it found when it opened the database, before each transaction
 that needs a rollback journal, and then refuses to write ("attempt to write a readonly database",
 SQLITE_READONLY_DBMOVED: sqlite, src/os_unix.c, fileHasMoved, and src/pager.c, databaseIsUnmoved).
-With a write-ahead log it does not look, and on a shared path the number stays what it is.
+With a write-ahead log it does not look, and on a shared path the number stays what it is. Nor does
+it look with the journal in memory or switched off, but a database file does not tell of these.
 """
 
 from __future__ import annotations
