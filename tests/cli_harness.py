@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import pty
 import subprocess
@@ -12,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from doubles.orchestrator import Orchestrator
 
 from liveshift.runtime.messages import (
     Run,
@@ -25,20 +24,9 @@ from liveshift.waiting import readable
 DEADLINE = 30.0  # seconds; nothing here takes that long
 
 
-def load_double(name: str) -> ModuleType:
-    path = Path(__file__).with_name("doubles") / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"doubles_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
 def double(tmp_path: Path) -> Iterator[Any]:
-    with load_double("orchestrator").Orchestrator(tmp_path / "orchestrator.sock") as orchestrator:
+    with Orchestrator(tmp_path / "orchestrator.sock") as orchestrator:
         yield orchestrator
 
 

@@ -4,19 +4,17 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import socket
 import stat
 import struct
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from doubles.orchestrator import Orchestrator
 
 from liveshift.errors import LiveshiftError, NotFound, NotPermitted, Refused, Unreachable
 from liveshift.launcher.client import Client
@@ -32,18 +30,6 @@ from liveshift.runtime.messages import (
     Status,
 )
 
-
-def load_double(name: str) -> ModuleType:
-    path = Path(__file__).with_name("doubles") / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"doubles_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 # ---- both servers pass this: the wire as the client sees it ----
 
 RUN = Run("gpt", 2, ["python", "träin.py", ""], {"A": "b" * 100_000}, "/", 0, [0])
@@ -58,7 +44,7 @@ def path(tmp_path: Path) -> Path:
 def server(request: pytest.FixtureRequest, path: Path) -> Iterator[Path]:
     """Runs jobs by name only, knows no migration, and has a job that prints nothing."""
     if request.param == "double":
-        with load_double("orchestrator").Orchestrator(path):
+        with Orchestrator(path):
             yield path
         return
 
@@ -261,7 +247,7 @@ def test_an_answer_to_another_ask(crooked: Callable[[bytes | None], Path]) -> No
 
 
 def test_it_connects_again_after_a_restart(path: Path) -> None:
-    double = load_double("orchestrator").Orchestrator(path)
+    double = Orchestrator(path)
     with double, Client(path) as client:
         client.ask(GetStatus())
         double.stop()

@@ -4,30 +4,20 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import re
 import tomllib
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from packaging.requirements import Requirement
+from repository_scripts import script
 
 import liveshift
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def _script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("sources", ROOT / "scripts" / "sources.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-sources = _script()
+sources = script("sources")
 
 
 def test_every_file_of_the_package_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from types import ModuleType
 
 import pytest
 from captured import until
+from repository_scripts import script
 
 from liveshift.errors import Refused
 from liveshift.launcher import alone
@@ -68,12 +68,7 @@ def test_what_a_run_starts_is_part_of_it() -> None:
 
 @pytest.fixture
 def runs() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("whole_run", ROOT / "scripts" / "whole_run.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("whole_run")
 
 
 def arguments_for(folder: Path, **bodies: str) -> list[str]:
