@@ -279,16 +279,19 @@ def _environment() -> dict[str, str]:
 def _conclude(finished: report.Report, seconds: float) -> None:
     for migration in finished.migrations:
         console.print(report.phase_table(migration))
-    console.print(report.headline(finished), style="bold", markup=False)
+    console.print(report.headline(finished), style="bold", markup=False, soft_wrap=True)
     for migration in finished.migrations:
         for seen in report.counted(finished, migration):
             before, after = report.steps_by_host(seen.before), report.steps_by_host(seen.after)
-            console.print(f"rank {seen.rank}: {before} before the freeze, {after} after it")
+            console.print(
+                f"rank {seen.rank}: {before} before the freeze, {after} after it", soft_wrap=True
+            )
     for verdict in finished.verdicts:
         digest = "equal" if verdict.sha256_equal else "DIFFERENT"
         console.print(
             f"rank {verdict.rank}: {verdict.equal} of {verdict.steps} losses equal to the bit, "
-            f"SHA-256 of the final parameters {digest}"
+            f"SHA-256 of the final parameters {digest}",
+            soft_wrap=True,
         )
     console.print(f"{OUT}/report.html and {OUT}/report.json written; {seconds:.0f} s in all")
 
@@ -309,7 +312,9 @@ def _command(*words: str, quiet: bool = False) -> None:
     """Run a command of ours as a person would, shown first; raises LiveshiftError if it fails."""
     shown = " ".join(f'"{w}"' if " " in w else w for w in words)
     if not quiet:
-        console.print(f"$ liveshift {shown}", style="cyan", markup=False, highlight=False)
+        console.print(
+            f"$ liveshift {shown}", style="cyan", markup=False, highlight=False, soft_wrap=True
+        )
     command = [sys.executable, "-m", "liveshift.launcher", *words]
     # What the job runs (torchrun) is this environment's, whether or not it is activated.
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
