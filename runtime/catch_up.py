@@ -17,6 +17,7 @@ import msgspec
 
 from .fleet import Fleet
 from .jobs import Capsule, Job
+from .journal_file import JournalTrouble
 from .messages import Hello
 from .steps import ENDS, Step
 
@@ -43,19 +44,30 @@ class CatchUp:
             self._fleet.journal.save_migration(number, over)
 
     def report(self, host: str, hello: Hello) -> bool:
-        """A host has said what it has; returns whether that was the last one, and it is decided."""
+        """A host has said what it has; returns whether that was the last one, and it is decided.
+
+        Raises JournalTrouble; then the host must report again, and nothing is decided until then.
+        """
         fleet = self._fleet
         fleet.reports[host] = hello
         if waits := fleet.unreported():
             log.warning("the journal is a backup; waiting for %s to report", ", ".join(waits))
             return False
+        try:
+            self._decide()
+        except JournalTrouble:
+            del fleet.reports[host]
+            raise
+        return True
+
+    def _decide(self) -> None:
+        fleet = self._fleet
         for job in fleet.jobs.values():
             for capsule in [c for c in job.capsules.values() if c.code is None]:
                 self._settle(job, capsule)
         fleet.journal.skip_migrations(SKIPPED)
         fleet.journal.file.forget_mark()  # at last: until then it would be done again
         fleet.journal.note("", "journal", "put back from a backup; all hosts have reported")
-        return True
 
     def _settle(self, job: Job, capsule: Capsule) -> None:
         reports = self._fleet.reports.items()

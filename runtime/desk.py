@@ -220,7 +220,8 @@ class Desk:
         for capsule in here:
             await self._moves.ask(host, messages.End(capsule.name, capsule.epoch), limit)
         await self._moves.ask(host, messages.Forget(ask.job), limit)
-        self._fleet.unknown.pop(host)
+        left = [c for c in self._fleet.unknown.get(host, ()) if c not in here]
+        self._fleet.unknown[host] = left
         self._fleet.journal.note(host, "ended", f"ended {ask.job}, which was unknown", who.shown)
 
     async def _read_output(self, who: Principal, ask: messages.ReadOutput) -> messages.Output:

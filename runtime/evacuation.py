@@ -108,4 +108,4 @@ class Evacuation:
             self._refused[capsule.name] = str(move.error)
             words = f"no other host is tried for {wait:.0f} s, as the cause is in it: {move.error}"
             hint = f" (`liveshift migrate {capsule.name}` tries again now)"
-            self._fleet.journal.tell(capsule.name, "not moved", words + hint, by)
+            self._fleet.journal.note(capsule.name, "not moved", words + hint, by)

@@ -17,6 +17,7 @@ from test_journal import row
 
 from liveshift.errors import NotFound, Refused, Unreachable
 from liveshift.runtime import config, messages
+from liveshift.runtime.journal_file import JournalTrouble
 from liveshift.runtime.messages import (
     Beat,
     CapsuleState,
@@ -121,6 +122,26 @@ def test_what_nobody_has_any_more_is_lost_and_what_has_ended_has_ended(
     assert restored.fleet.jobs["a"].code == 137
 
 
+def test_nothing_is_decided_while_what_the_hosts_told_cannot_be_written(
+    restored: Orchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hello(restored, "h0", {"a/0": 1})
+    hello(restored, "h1", {"a/1": 1})
+
+    def full(*_: object) -> None:
+        raise JournalTrouble("the disk is full", hint="make room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(restored.fleet.journal, "adopt", full)
+        with pytest.raises(JournalTrouble):
+            hello(restored, "h2", {"a/1": 2})
+    assert "waits for h2 to report" in here(restored, GetStatus()).trouble
+    with pytest.raises(Unreachable):
+        says(restored, "h1", messages.Ended("a/1", 1, 0))
+    hello(restored, "h2", {"a/1": 2})
+    assert owners(restored) == {"a/0": ("h0", 1, None), "a/1": ("h2", 2, None)}
+
+
 def test_it_is_a_journal_like_any_other_afterwards(restored: Orchestrator, tmp_path: Path) -> None:
     """Numbers of moves that hosts may know are not used again, and the old move is over."""
     for host, epochs in (("h0", {"a/0": 1}), ("h1", {}), ("h2", {"a/1": 2})):
@@ -155,6 +176,17 @@ def test_what_no_journal_knows_is_shown_and_ended_on_demand(tmp_path: Path) -> N
     assert board.asked == [("h1", messages.End("old/0", 3)), ("h1", messages.Forget("old"))]
     says(brain, "h1", Beat("h1", 1 << 30, []))
     assert here(brain, GetStatus()).unknown == []
+
+
+def test_one_unknown_job_is_ended_and_others_stay_unknown(tmp_path: Path) -> None:
+    brain = brain_on(tmp_path)
+    hello(brain, "h1", {"old/0": 3, "older/0": 2})
+    both = [CapsuleState(f"{name}/0", 3, 7, 10**9, 5, 0.0, [0], "x") for name in ("old", "older")]
+    says(brain, "h1", Beat("h1", 1 << 30, both))
+    here(brain, EndUnknown("h1", "old"))
+    assert [row.capsule for row in here(brain, GetStatus()).unknown] == ["older/0"]
+    with pytest.raises(Refused, match="h1 runs older/0"):
+        here(brain, RUN)
 
 
 def test_a_job_that_is_just_being_forgotten_is_not_unknown(tmp_path: Path) -> None:

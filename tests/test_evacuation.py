@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from full_journal import fill
 
 from liveshift.criu_glue.network import Overlay
 from liveshift.errors import LiveshiftError, Refused, SourceFailed, SourceRefused
@@ -239,6 +240,19 @@ def test_what_fails_for_a_cause_in_the_capsule_is_not_tried_on_the_next_spare(
         assert "no other host is tried for 1 s, as the cause is in it: dump: CRIU could" in told[0]
         assert "(`liveshift migrate a/0` tries again now)" in told[0]
         assert "for 0 s, as the cause is in it: process 7 holds it" in told[1]
+
+    play(act)
+
+
+def test_a_full_disk_ends_no_evacuation(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        scene.taint("h1")
+        await scene.until(lambda: len(scene.moves.begun) == 1)
+        fill(scene.fleet.journal)
+        scene.moves.end("m1", Step.FAILED, SourceFailed("dump", "x" * 10_000))
+        scene.evacuation.wake()
+        await scene.until(lambda: len(scene.moves.begun) == 2)
+        assert scene.untold() == [], "the line could not be written"
 
     play(act)
 

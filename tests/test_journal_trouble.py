@@ -5,7 +5,6 @@ and a backup from which it goes on."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import sqlite3
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from full_journal import empty, fill
 from test_evacuation import CLUSTER
 from test_journal import OWNERS, journal, path, row
 
@@ -26,20 +26,6 @@ from liveshift.runtime.ownership import Side
 from liveshift.runtime.steps import Step
 
 __all__ = ["journal", "path"]
-
-
-def fill(journal: Journal) -> None:
-    """From now on SQLite says what it says on a full disk."""
-    file: Any = journal.file
-    (pages,) = file.rows("PRAGMA page_count")[0]
-    file.rows(f"PRAGMA max_page_count={pages}")
-    with contextlib.suppress(JournalTrouble):
-        while True:
-            journal.tell("", "filler", "x" * 1000)
-
-
-def empty(journal: Journal) -> None:
-    journal.file.rows("PRAGMA max_page_count=1000000")
 
 
 def test_a_full_disk_is_named_and_nothing_of_a_group_of_writes_is_kept(journal: Journal) -> None:

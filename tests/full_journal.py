@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A journal on a disk that is full, and has room again."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from liveshift.runtime.journal import Journal
+from liveshift.runtime.journal_file import JournalTrouble
+
+
+def fill(journal: Journal) -> None:
+    """From now on SQLite says what it says on a full disk."""
+    file: Any = journal.file
+    (pages,) = file.rows("PRAGMA page_count")[0]
+    file.rows(f"PRAGMA max_page_count={pages}")
+    with contextlib.suppress(JournalTrouble):
+        while True:
+            journal.tell("", "filler", "x" * 1000)
+
+
+def empty(journal: Journal) -> None:
+    journal.file.rows("PRAGMA max_page_count=1000000")
