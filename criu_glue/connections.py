@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import os
 import socket
 import struct
 from collections.abc import Iterable, Iterator
@@ -20,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from .room import Room
-from .tree import inner_pid, tasks
+from .tree import descriptors, inner_pid, tasks
 
 _OPEN = {1, 2, 4, 5, 8}
 """ESTABLISHED, SYN_SENT, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT (include/net/tcp_states.h)."""
@@ -120,17 +119,11 @@ def _holders(room: Room, inodes: set[int]) -> dict[int, tuple[int, str, tuple[st
     held: dict[int, tuple[int, str, tuple[str, ...]]] = {}
     for task in tasks(room):
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
-            mine = {targets.get(target) for target in _descriptors(task.pid)} - {None}
+            mine = {targets.get(target) for _, target in descriptors(task.pid)} - {None}
             if mine - held.keys():
                 who = inner_pid(task.pid), task.name(), _libraries(task.pid)
                 held = {inode: who for inode in mine if inode is not None} | held
     return held
-
-
-def _descriptors(pid: int) -> Iterator[str]:
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            yield os.readlink(f"/proc/{pid}/fd/{fd}")
 
 
 def _libraries(pid: int) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .lent import lent
+from .tree import descriptors
 
 _KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine(), -1)
 _FILE, _EPOLL_TFD = 0, 7  # linux/kcmp.h
@@ -129,11 +130,11 @@ def _sets(pids: Iterable[int]) -> Iterator[tuple[int, int, str]]:
     seen: dict[str, list[tuple[int, int]]] = {}
     for pid in pids:
         with suppress(OSError):
-            for name in os.listdir(f"/proc/{pid}/fd"):
-                fd, text = int(name), ""
-                with suppress(FileNotFoundError):
-                    if os.readlink(f"/proc/{pid}/fd/{name}") == _SET:
-                        text = Path(f"/proc/{pid}/fdinfo/{name}").read_text()
+            for fd, target in descriptors(pid):
+                text = ""
+                if target == _SET:
+                    with suppress(FileNotFoundError):
+                        text = Path(f"/proc/{pid}/fdinfo/{fd}").read_text()
                 if "tfd:" not in text:
                     continue
                 alike = seen.setdefault(text.partition("tfd:")[2], [])

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .mounts import Place, Placement
+from .tree import descriptors
 
 DELETED = " (deleted)"
 """How the kernel marks such a name (proc(5))."""
@@ -49,11 +50,9 @@ def look(
 
 def _deleted(pid: int) -> Iterator[tuple[str, str]]:
     """The name that is gone, and where in /proc its file can be looked at."""
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/{pid}/fd/{fd}")
-            if target.startswith("/") and target.endswith(DELETED):
-                yield target.removesuffix(DELETED), f"/proc/{pid}/fd/{fd}"
+    for fd, target in descriptors(pid):
+        if target.startswith("/") and target.endswith(DELETED):
+            yield target.removesuffix(DELETED), f"/proc/{pid}/fd/{fd}"
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         if not line.endswith(DELETED):
             continue

@@ -12,7 +12,6 @@ import errno
 import os
 import stat
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -34,7 +33,7 @@ from .found import NeededFile, Survey
 from .gpu_tasks import GpuTask
 from .mounts import Place, Placement
 from .room import STDERR_FD, STDOUT_FD, Room
-from .tree import in_order, inner_pid, tasks
+from .tree import descriptors, in_order, inner_pid, tasks
 
 UNMOVABLE = {
     "anon_inode:[io_uring]": (
@@ -252,7 +251,7 @@ def _look_at_descriptors(
     mounts: dict[int, tuple[str, str]],
     found: _Findings,
 ) -> None:
-    for fd, target in _descriptors(pid):
+    for fd, target in descriptors(pid):
         if target in own_pipes or target.startswith(("socket:", "pipe:")):
             continue
         if target.startswith("anon_inode:"):
@@ -302,14 +301,6 @@ def _look_at_device(who: str, target: str, found: _Findings) -> None:
             f"{who} holds the device {target}, which is tied to this host",
             "close it (for InfiniBand: train over TCP sockets)",
         ] = None
-
-
-def _descriptors(pid: int) -> Iterator[tuple[int, str]]:
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            yield int(name), os.readlink(f"/proc/{pid}/fd/{name}")
-        except FileNotFoundError:
-            continue
 
 
 def _fdinfo(pid: int, fd: int) -> tuple[int, int, list[FileLock]]:

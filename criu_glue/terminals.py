@@ -9,10 +9,11 @@ CRIU opens masters until it has the number that it wants, 32 of them at most; it
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+from .tree import descriptors
 
 AT_ONCE = 32
 """Masters that CRIU opens to come to one of a certain number."""
@@ -22,14 +23,11 @@ Trouble = tuple[str, str]
 
 def of_task(pid: int, who: str) -> Iterator[Trouble]:
     """What of a task's terminals stands in the way of a move."""
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            if os.readlink(f"/proc/{pid}/fd/{fd}") == "/dev/tty":
-                yield (
-                    f"{who} holds /dev/tty, which CRIU cannot dump",
-                    "close it, or open the terminal by its own name (ttyname(3))",
-                )
-                return
+    if any(target == "/dev/tty" for _, target in descriptors(pid)):
+        yield (
+            f"{who} holds /dev/tty, which CRIU cannot dump",
+            "close it, or open the terminal by its own name (ttyname(3))",
+        )
 
 
 def of_room(root: Path) -> Iterator[Trouble]:

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of a capsule, as the host sees them, and the pids that they have inside."""
+"""The processes of a capsule, as the host sees them: their pids inside, their descriptors."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -24,6 +27,13 @@ def inner_pid(pid: int) -> int:
         if line.startswith("NSpid:"):
             return int(line.split()[-1])
     raise FileNotFoundError(f"/proc/{pid}/status names no NSpid")
+
+
+def descriptors(pid: int) -> Iterator[tuple[int, str]]:
+    """Number and target of each open descriptor of a process, the host's pid; raises OSError."""
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            yield int(name), os.readlink(f"/proc/{pid}/fd/{name}")
 
 
 def in_order(room: Room, root_pid: int) -> dict[int, int]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .room import Room
+from .tree import descriptors
 
 _CLONE_NEWNET = 0x40000000
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG, linux/netlink.h
@@ -51,9 +52,9 @@ def outside(room: Room, tree: Sequence[tuple[int, int]]) -> Iterator[tuple[str, 
     ``tree``: the host's pid and the capsule's of each process in it. Raises OSError.
     """
     seen = _look(room)
-    held = {pid: _held(pid) & seen.peers.keys() for pid, _ in tree}
-    own = set[int]().union(*(_held(pid) for pid in held))
-    away = {i: seen.peers[i] for sockets in held.values() for i in sockets}
+    held = {pid: _held(pid) for pid, _ in tree}
+    own = set[int]().union(*held.values())
+    away = {inode: seen.peers[inode] for inode in own & seen.peers.keys()}
     away = {inode: peer for inode, peer in away.items() if peer not in own}
     away = {i: p for i, p in away.items() if p or i not in seen.waiting | seen.ended}
     if not away:
@@ -73,14 +74,10 @@ def outside(room: Room, tree: Sequence[tuple[int, int]]) -> Iterator[tuple[str, 
 
 def _held(pid: int) -> set[int]:
     """The sockets that a process has open."""
-    found = set()
     with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(FileNotFoundError):
-                target = os.readlink(f"/proc/{pid}/fd/{name}")
-                if target.startswith("socket:["):
-                    found.add(int(target[8:-1]))
-    return found
+        targets = [target for _, target in descriptors(pid)]
+        return {int(target[8:-1]) for target in targets if target.startswith("socket:[")}
+    return set()
 
 
 def _holders(wanted: set[int], own: Container[int]) -> dict[int, str]:
