@@ -27,14 +27,17 @@ class Along:
 
 @dataclass(frozen=True)
 class NeededFile:
-    """A file that must be on the destination as it is here: path, bytes, ELF build id or ''.
+    """A file that must be on the destination as it is here: path, bytes, ELF build id or '', mode.
 
-    ``size`` is -1 on a shared path: it is the same file there, and may grow meanwhile.
+    On a shared path it is the same file there and may change meanwhile: ``size`` is -1 and
+    ``mode`` 0, which means that nobody compares them. CRIU refuses a file with another mode
+    (type and permission bits of st_mode; validate_file in its files-reg.c).
     """
 
     path: str
     size: int
     build_id: str
+    mode: int = 0
 
 
 @dataclass(frozen=True)

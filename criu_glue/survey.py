@@ -132,7 +132,9 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
         if place in (Place.PRIVATE, Place.CARRIED):
             continue
         if (file := fingerprint(path, room.root)) is not None:
-            needed.append(replace(file, size=-1) if place is Place.SHARED else file)
+            needed.append(
+                replace(file, size=-1, mode=0) if place is Place.SHARED else file
+            )
     shm = os.statvfs(room.root / "dev/shm")
     return Survey(
         pids=tuple(sorted(seen.values())),
@@ -179,11 +181,11 @@ def changing(room: Room, placement: Placement) -> Changing:
 
 
 def fingerprint(path: str, root: Path = Path("/")) -> NeededFile | None:
-    """Size and build id of a file; None when it is not there or no regular file."""
+    """Size, build id and mode of a file; None when it is not there or no regular file."""
     try:
         with open_plain(root / path.lstrip("/")) as file:
-            size = os.fstat(file.fileno()).st_size
-            return NeededFile(path, size, build_id(file))
+            status = os.fstat(file.fileno())
+            return NeededFile(path, status.st_size, build_id(file), status.st_mode)
     except (OSError, ValueError):
         return None
 

@@ -214,7 +214,7 @@ def test_mapped_file_that_the_destination_lacks(
     for more in ((), ("--dry-run",)):
         refusal = lab.refused("migrate", job.name, "--to", "h2", *more)
         assert said in refusal
-        assert "hint: install the same files at the same paths" in refusal
+        assert "hint: install the same files with the same modes at the same paths" in refusal
     own["h2"].write_bytes(right)
     job.migrate(0, to="h2")
 

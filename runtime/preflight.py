@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -165,6 +166,8 @@ def _check_files(needed: Iterable[NeededFile], host: str) -> Check:
         here = fingerprint(file.path)
         if here is not None and file.size < 0:
             here = replace(here, size=-1)
+        if here is not None and not file.mode:
+            here = replace(here, mode=0)
         if here is None:
             missing.append(file.path)
         elif here != file:
@@ -178,8 +181,8 @@ def _check_files(needed: Iterable[NeededFile], host: str) -> Check:
     if texts:
         return what, "; ".join(texts), (
             "; ".join(texts),
-            "install the same files at the same paths, or list their directory under "
-            "files.shared or files.carried",
+            "install the same files with the same modes at the same paths, or list their directory "
+            "under files.shared or files.carried",
         )  # fmt: skip
     return what, found, None
 
@@ -217,7 +220,9 @@ def _read_ahead(paths: Iterable[Path]) -> None:
 def _difference(there: NeededFile, here: NeededFile) -> str:
     if there.size != here.size:
         return f"{there.size} bytes at the source, {here.size} here"
-    return "another build id"
+    if there.build_id != here.build_id:
+        return "another build id"
+    return f"mode {stat.S_IMODE(there.mode):04o} at the source, {stat.S_IMODE(here.mode):04o} here"
 
 
 def _some(names: list[str]) -> str:

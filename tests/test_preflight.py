@@ -102,6 +102,21 @@ def test_a_file_on_a_shared_path_may_have_grown(criu: Criu, tmp_path: Path) -> N
     assert f"lacks {path}" in str(refusal(shared, criu=criu))
 
 
+def test_a_file_with_other_permissions_is_another_file(criu: Criu, tmp_path: Path) -> None:
+    """CRIU compares the mode too, but only after the job was stopped."""
+    path = tmp_path / "library.so"
+    path.write_text("the same")
+    path.chmod(0o644)
+    there = fingerprint(str(path))
+    assert there is not None
+    path.chmod(0o640)
+    refused = refusal(replace(NOTHING, needed=(there,)), criu=criu)
+    assert f"different {path} (mode 0644 at the source, 0640 here)" in str(refused)
+    assert "same modes" in str(refused.hint)
+    shared = replace(NOTHING, needed=(replace(there, size=-1, mode=0),))
+    preflight.check(shared, HERE, HERE, criu, PLENTY)
+
+
 def test_criu_missing_or_not_working(tmp_path: Path) -> None:
     assert "the destination has no CRIU, or one that is too old" in str(refusal())
     broken = program(tmp_path / "broken", "echo 'Error (x.c:1): no PAGEMAP_SCAN'; exit 1")
@@ -240,5 +255,5 @@ def test_what_a_source_names_is_not_opened_unless_it_is_a_plain_file(tmp_path: P
     assert [fingerprint(path) for path in odd] == [None] * len(odd)
     for name in ("plain", "link"):
         path = str(tmp_path / name)
-        assert fingerprint(path) == NeededFile(path, 5, "")
+        assert fingerprint(path) == NeededFile(path, 5, "", os.stat(path).st_mode)
     preflight.warm(NeededFile(path, 5, "") for path in [*odd, str(tmp_path / "plain")])
