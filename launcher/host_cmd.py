@@ -4,7 +4,7 @@
 Both run on the orchestrator's machine, where the cluster file and all keys are. The orchestrator
 and the agents take a changed file up by themselves (runtime/cluster_file.py). What has to go to
 other machines is printed as commands on stdout: liveshift itself copies nothing, since it does not
-know how root reaches them.
+know how root reaches them. For a host that is this very machine nothing is copied.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from ..runtime import keyring, keys
 from ..runtime.config import Cluster, Host, load, parse
 from ..runtime.messages import GetStatus, Status
 from . import render
+from .checks.cluster import this_host
 from .client import Client
+from .install_units import PROGRAM
 
 ANSWER_S = 3.0
 """How long `host remove` waits for the orchestrator to say what runs on the host."""
@@ -90,46 +92,58 @@ def remove(config: Path, name: str, output: str) -> None:
         if any(e.holder.name == name and e.since is None for e in held)
         else []
     )
-    commands = list(removing(config, cluster, gone))
+    commands = list(removing(config, cluster, gone, here=name == _here(before)))
     _report("removed", [str(path) for path in touched], commands, output)
 
 
 def adding(config: Path, cluster: Cluster, name: str) -> Iterator[str]:
     """The commands that bring a new host into a cluster, the new host's own first."""
     new, directory = cluster.host(name), cluster.paths.keys
-    secret = keys.secret_path(directory, name)
-    program = _program()
-    to = f"root@{new.address}"
-    yield f"# to {name}: install liveshift at the same path first ({program})"
-    yield _command(
-        "ssh", to, f"mkdir -p {secret.parent} {config.parent} && chmod 700 {secret.parent}"
-    )
-    yield _command("scp", "-rp", f"{directory}/public", f"{to}:{directory}/")
-    yield _command("scp", "-p", str(secret), f"{to}:{secret}")
-    yield _command("scp", "-p", str(config), f"{to}:{config}")
-    yield _command("ssh", to, f"{program} doctor --config {config}")
-    yield _command(
-        "ssh", to, f"{program} install-units agent --host {name} --config {config} --start"
-    )
+    examine = _command(*PROGRAM, "doctor", "--config", str(config))
+    units = ("install-units", "agent", "--host", name, "--config", str(config), "--start")
+    start = _command(*PROGRAM, *units)
+    if name == _here(cluster):
+        yield f"# {name} is this machine, which has its keys and the file"
+        yield examine
+        yield start
+    else:
+        secret = keys.secret_path(directory, name)
+        to = f"root@{new.address}"
+        yield f"# to {name}: install liveshift there first, with the same {sys.executable}"
+        make = _command("mkdir", "-p", str(secret.parent), str(config.parent))
+        yield _command("ssh", to, f"{make} && {_command('chmod', '700', str(secret.parent))}")
+        yield _command("scp", "-rp", f"{directory}/public", f"{to}:{directory}/")
+        yield _command("scp", "-p", str(secret), f"{to}:{secret}")
+        yield _command("scp", "-p", str(config), f"{to}:{config}")
+        yield _command("ssh", to, examine)
+        yield _command("ssh", to, start)
     yield from _to_others(config, cluster, name)
 
 
-def removing(config: Path, cluster: Cluster, gone: Host) -> Iterator[str]:
-    """The commands that take a host out, its own first."""
+def removing(config: Path, cluster: Cluster, gone: Host, *, here: bool) -> Iterator[str]:
+    """The commands that take a host out, its own first; ``here``: it is this machine."""
     yield f"# {gone.name}: end its agent"
-    yield _command("ssh", f"root@{gone.address}", "systemctl disable --now liveshift-agent")
+    words = ("systemctl", "disable", "--now", "liveshift-agent")
+    yield _command(*words) if here else _command("ssh", f"root@{gone.address}", _command(*words))
     yield from _to_others(config, cluster, "")
 
 
 def _to_others(config: Path, cluster: Cluster, name: str) -> Iterator[str]:
     """Public keys first: with the new file an agent expects the new host's at once."""
-    others = [host for host in cluster.hosts if host.name != name]
+    done = (name, _here(cluster))
+    others = [host for host in cluster.hosts if host.name not in done]
     if others:
         yield f"# to the other hosts: {', '.join(h.name for h in others)}; no restart is needed"
     for host in others:
         to = f"root@{host.address}"
         yield _command("scp", "-rp", f"{cluster.paths.keys}/public", f"{to}:{cluster.paths.keys}/")
         yield _command("scp", "-p", str(config), f"{to}:{config}")
+
+
+def _here(cluster: Cluster) -> str:
+    """The name of the host that this machine is; "" if it is none."""
+    host = this_host(cluster)
+    return host.name if host else ""
 
 
 def _refuse_in_use(cluster: Cluster, name: str) -> None:
@@ -204,10 +218,6 @@ def _text(config: Path) -> str:
 
 def _command(*words: str) -> str:
     return shlex.join(words)
-
-
-def _program() -> str:
-    return str(Path(sys.executable).parent / "liveshift")
 
 
 def _report(what: str, files: list[str], commands: list[str], output: str) -> None:

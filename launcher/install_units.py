@@ -10,18 +10,28 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .daemons import CONFIG, Config
 
+if TYPE_CHECKING:
+    from ..runtime.config import Paths
+
 TEMPLATES = Path(__file__).parent / "systemd"
 UNITS = Path("/etc/systemd/system")
-PROGRAM = "/usr/bin/env liveshift"
+PROGRAM = (sys.executable, "-m", "liveshift.launcher.cli")
+"""This installation's command line, wherever pip has put its scripts."""
+
+PLACEHOLDER = "/usr/bin/env liveshift"
 """What a template has in the place of the program."""
+
+PATHS = "# install-units writes here what a cluster file with other [paths] needs.\n"
+"""A line of the orchestrator's template."""
 
 
 class Daemon(StrEnum):
@@ -67,7 +77,7 @@ def install_units(
     for daemon in daemons:
         unit = directory / f"liveshift-{daemon.value}.service"
         try:
-            unit.write_text(rendered(daemon, Path(os.path.abspath(config)), host))
+            unit.write_text(rendered(daemon, Path(os.path.abspath(config)), host, cluster.paths))
         except PermissionError:
             raise NotPermitted(
                 f"cannot write {unit}", hint="run the same command as root"
@@ -83,12 +93,25 @@ def install_units(
         sys.stderr.write(f"systemctl daemon-reload && systemctl enable --now {' '.join(names)}\n")
 
 
-def rendered(daemon: Daemon, config: Path, host: str) -> str:
+def rendered(daemon: Daemon, config: Path, host: str, paths: Paths) -> str:
     """A unit's text for this interpreter, cluster file and host (empty: the machine's name)."""
     text = (TEMPLATES / f"liveshift-{daemon.value}.service").read_text()
-    text = text.replace(PROGRAM, f"{sys.executable} -m liveshift.launcher.cli")
+    text = text.replace(PLACEHOLDER, " ".join(PROGRAM))
     text = text.replace(str(CONFIG), str(config))
+    text = text.replace(PATHS, "".join(_writable(paths)))
     return text.replace("--host %l", f"--host {host}") if host else text
+
+
+def _writable(paths: Paths) -> Iterator[str]:
+    """Lines for what the orchestrator writes to outside the directories that its template names.
+
+    ``+``: made by a process that sees the file system as it is, and before ExecStart= gets its own.
+    """
+    usual = type(paths)()
+    for path, before, mode in ((paths.state, usual.state, 700), (paths.run, usual.run, 755)):
+        if path != before:
+            quoted = '"' + str(path).replace("%", "%%") + '"'
+            yield f"ExecStartPre=+/bin/mkdir -p -m {mode} {quoted}\nReadWritePaths={quoted}\n"
 
 
 def _systemctl(*words: str) -> None:
