@@ -17,6 +17,7 @@ from liveshift.runtime import config, messages, orchestrator
 from liveshift.runtime.jobs import Capsule, Job
 from liveshift.runtime.messages import Beat, Books, Hello, HostFacts, Message, Run
 from liveshift.runtime.orchestrator import Orchestrator
+from liveshift.runtime.status import status
 
 FACTS = HostFacts("6.12", "x86_64", "a processor", [], "4.2", "0.1")
 LATE = 60.0
@@ -58,6 +59,12 @@ def board(brain: Orchestrator) -> Switchboard:
     found: Any = brain.switchboard
     assert isinstance(found, Switchboard)
     return found
+
+
+def other_files(brain: Orchestrator) -> list[str]:
+    """The hosts of which `liveshift status` says that their file differs."""
+    rows = status(brain.fleet, lambda job: True, sees_all=True).hosts
+    return [row.name for row in rows if row.other_file]
 
 
 def says(brain: Orchestrator, host: str, ask: Message) -> Message | None:
@@ -155,3 +162,12 @@ def test_a_hosts_key_in_an_operators_place_is_not_permitted(brain: Orchestrator)
         says(brain, "h1", messages.GetStatus())
     assert "liveshift keys add-operator" in str(caught.value.hint)
     assert not brain.fleet.is_up("h1"), "no word of its agent"
+
+
+def test_a_hello_with_another_digest_is_a_host_with_another_file(brain: Orchestrator) -> None:
+    assert other_files(brain) == [], "none has said hello"
+    hello(brain, "h0")
+    assert isinstance(says(brain, "h1", Hello("h1", FACTS, {}, "another", "first")), Books)
+    assert other_files(brain) == ["h1"]
+    hello(brain, "h1", "second")
+    assert other_files(brain) == [], "its agent has taken up the orchestrator's"

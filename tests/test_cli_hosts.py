@@ -340,3 +340,19 @@ def test_stop_says_what_it_waits_for(gpt: Any, start: Starter) -> None:
 def test_stop_waits_for_the_end(gpt: Any, call: Call) -> None:
     assert call("stop", "gpt") == (0, "gpt has ended with code 143\n", "")
     assert gpt.jobs["gpt"].signals == [signal.SIGTERM]
+
+
+def test_status_names_hosts_that_use_another_file(gpt: Any, call: Call) -> None:
+    assert "differs" not in call("status")[1]
+    for name in ("h0", "h1", "h2"):
+        gpt.hosts[name].other_file = name != "h0"
+    gpt.hosts["h2"].state = "lost"  # which file it uses now is not known
+    said = (
+        "h1: the cluster file there differs from the orchestrator's: copy the orchestrator's to it"
+    )
+    lines = call("status")[1].splitlines()
+    assert [line for line in lines if "differs" in line] == [
+        f"{said}, and the agent takes it up by itself"
+    ]
+    rows = json.loads(call("status", "-o", "json")[1])["hosts"]
+    assert [row["other_file"] for row in rows] == [False, True, True]

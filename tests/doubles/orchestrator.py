@@ -71,6 +71,8 @@ class Host:
     slots: int = 1
     taint: str | None = None
     cordon: str | None = None
+    state: str = "up"
+    other_file: bool = False
     gpus: list[messages.GpuSeat] = field(default_factory=list)
 
 
@@ -336,7 +338,8 @@ class Orchestrator:
     def _host_row(self, host: Host) -> HostRow:
         here = [c.name for c in self._everyone() if c.host == host.name and c.code is None]
         return HostRow(
-            name=host.name, address="10.88.0.10", state="up", spare="floating", slots=host.slots,
+            name=host.name, address="10.88.0.10", state=host.state, spare="floating",
+            slots=host.slots, other_file=host.other_file,
             used=len(here), taint=host.taint, taint_by="root" if host.taint else None,
             memory_free=7_000_000_000, capsules=here, gpus=host.gpus, cordon=host.cordon,
         )  # fmt: skip
