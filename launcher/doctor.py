@@ -17,7 +17,7 @@ from ..errors import WrongUsage
 from ..runtime.config import Paths, Reading
 from ..runtime.timeouts import Timeouts
 from .checks import cluster as cluster_checks
-from .checks import data_link, deadlines, kernel, machine, network, software
+from .checks import data_link, deadlines, firewall, kernel, machine, network, software
 from .checks.finding import Check, Finding, Verdict
 
 STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
@@ -60,6 +60,7 @@ def examine(criu: str | None, reading: Reading | None = None) -> Iterator[Findin
         "checkpoint/restore": kernel.checkpoint_restore,
         "namespaces": kernel.namespaces,
         "network": network.links,
+        "forwarding": firewall.forwarding,
         "data link": partial(data_link.data_link, cluster),
         "keys": partial(cluster_checks.own_keys, cluster),
         "ports": partial(cluster_checks.ports, cluster),

@@ -49,8 +49,8 @@ def test_everything_asked_for_is_looked_at(capsys: pytest.CaptureFixture[str]) -
     _, told = _examined(capsys)
     assert {row["check"] for row in told["checks"]} >= {
         "privileges", "CAP_SYS_RESOURCE", "kernel", "checkpoint/restore", "namespaces", "veth",
-        "bridge", "VXLAN", "nftables", "fence", "lab's bad links", "CRIU", "python", "torch",
-        "interposer", "memory", "pipe-max-size", "/run", "write tracking", "deadlines",
+        "bridge", "VXLAN", "nftables", "fence", "forwarding", "lab's bad links", "CRIU", "python",
+        "torch", "interposer", "memory", "pipe-max-size", "/run", "write tracking", "deadlines",
         "GPU driver",
     }  # fmt: skip
 

@@ -20,6 +20,8 @@ from pathlib import Path
 import pytest
 from systemd_verify import complaints
 
+pytestmark = pytest.mark.root
+
 ORCHESTRATOR, H0, H1, H2 = "10.88.0.2", "10.88.0.10", "10.88.0.11", "10.88.0.12"
 
 CONFIG = "/etc/liveshift/cluster.toml"

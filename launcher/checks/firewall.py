@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a firewall of this machine stops what capsules send through it.
+
+What a capsule sends to the world is forwarded, and where br_netfilter is loaded (container engines
+load it) so are the frames between capsules on one bridge. nftables asks every chain at that hook: a
+chain of another program that drops by default drops them, whatever liveshift's own table accepts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...criu_glue.overlay import BRIDGES
+from .finding import DEADLINE_S, Finding, Verdict
+
+FORWARDS = "FORWARD"
+DOCKER = "DOCKER-USER"
+"""The chain that Docker asks first, and leaves to the administrator."""
+
+LEGACY_TABLES = Path("/proc/net/ip_tables_names")
+"""Which tables iptables without nftables has in this network namespace."""
+
+INTERFACES = BRIDGES.replace("*", "+")
+"""The bridges in iptables' words."""
+
+Rule = dict[str, Any]
+
+
+class Closed(NamedTuple):
+    """A chain that drops what it forwards by default, and what would open it to capsules."""
+
+    chain: str
+    advice: str
+
+
+def forwarding() -> Iterator[Finding]:
+    """Chains at the forward hook that drop by default and have no rule for our bridges."""
+    needed = f"what {BRIDGES} forward is accepted in every chain that drops by default"
+    try:
+        ruleset = json.loads(_said("nft", "-j", "list", "ruleset") or '{"nftables": []}')
+        found = [*closed(ruleset["nftables"]), *closed_legacy(_legacy())]
+    except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
+        trouble = f"cannot read this machine's rules: {error}"
+        advice = "run as root; `nft -j list ruleset` must work"
+        yield Finding("forwarding", trouble, needed, Verdict.WARN, advice)
+        return
+    if found:
+        names = ", ".join(chain for chain, _ in found)
+        advice = "; ".join(advice for _, advice in found)
+        words = f"dropped by default in {names}"
+        yield Finding("forwarding", words, needed, Verdict.WARN, f"{advice}; keep the rules")
+    else:
+        yield Finding("forwarding", "no chain drops it", needed, Verdict.OK)
+
+
+def closed(ruleset: Iterable[dict[str, Any]]) -> Iterator[Closed]:
+    """Of what ``nft -j list ruleset`` says. A rule for our bridges counts anywhere in a table."""
+    known: list[dict[str, Any]] = [entry for entry in ruleset if len(entry) == 1]
+    chains = [entry["chain"] for entry in known if "chain" in entry]
+    rules: list[Rule] = [entry["rule"] for entry in known if "rule" in entry]
+    for chain in chains:
+        where = (chain["family"], chain["table"])
+        if chain.get("hook") != "forward" or where[0] not in ("ip", "inet"):
+            continue
+        in_table = [rule for rule in rules if (rule["family"], rule["table"]) == where]
+        own = [rule for rule in in_table if rule["chain"] == chain["name"]]
+        drops = chain.get("policy") == "drop" or (own and _drops_all(own[-1]))
+        if not drops or {"iifname", "oifname"} <= {side for r in in_table for side in _opens(r)}:
+            continue
+        names = {c["name"] for c in chains if (c["family"], c["table"]) == where}
+        name = " ".join((*where, chain["name"]))
+        yield Closed(name, _advice(name, names))
+
+
+def closed_legacy(rules: str) -> Iterator[Closed]:
+    """The same of what ``iptables -S`` says."""
+    lines = [line.split() for line in rules.splitlines()]
+    accepting = [words for words in lines if words[-2:] == ["-j", "ACCEPT"]]
+    opened = {side for words in accepting for side in ("-i", "-o") if _has(words, side)}
+    if ["-P", FORWARDS, "DROP"] in lines and len(opened) < 2:
+        names = {words[1] for words in lines if words[0] == "-N"}
+        yield Closed(f"iptables {FORWARDS}", _advice("ip filter FORWARD", names))
+
+
+def _has(words: list[str], side: str) -> bool:
+    return any(pair == (side, INTERFACES) for pair in itertools.pairwise(words))
+
+
+def _advice(chain: str, names: set[str]) -> str:
+    """The commands that open a chain; iptables' own tables are its to change."""
+    if chain == "ip filter FORWARD":
+        into = DOCKER if DOCKER in names else FORWARDS
+        return " && ".join(
+            f"iptables -I {into} {side} {INTERFACES} -j ACCEPT" for side in ("-i", "-o")
+        )
+    return " && ".join(
+        f"nft insert rule {chain} {side} '\"{BRIDGES}\"' accept" for side in ("iifname", "oifname")
+    )
+
+
+def _drops_all(rule: Rule) -> bool:
+    kinds = {kind for part in rule["expr"] for kind in part}
+    return bool(kinds & {"drop", "reject"}) and kinds <= {"drop", "reject", "counter", "log"}
+
+
+def _opens(rule: Rule) -> Iterator[str]:
+    """Towards which sides a rule accepts what our bridges forward: iifname, oifname."""
+    if not any("accept" in part for part in rule["expr"]):
+        return
+    for part in rule["expr"]:
+        match = part.get("match", {})
+        left = match.get("left")
+        if match.get("right") == BRIDGES and match.get("op") == "==" and isinstance(left, dict):
+            yield left.get("meta", {}).get("key", "")
+
+
+def _legacy() -> str:
+    """What the iptables of before nftables says; it is not asked where it has no rules: it would
+    load its modules."""
+    if not LEGACY_TABLES.exists() or "filter" not in LEGACY_TABLES.read_text().split():
+        return ""
+    return _said(shutil.which("iptables-legacy") or "iptables", "-S")
+
+
+def _said(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    if done.returncode != 0:
+        raise OSError(done.stderr.strip() or f"{command[0]} ended with {done.returncode}")
+    return done.stdout
