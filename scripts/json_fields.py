@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Write docs/json.md: every field that a command prints with ``-o json``, from the types.
+"""Write docs/json.md: every field that a command prints with ``-o json``, from the types
+(and where a command has none, from json_records.py).
 
 ``scripts/json_fields.py`` writes it (``make docs``), ``--check`` ends with 1 if it is not as the
 installed package would have it. tests/test_json_fields.py runs the check.
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeGuard
 
+import json_records as records
 import msgspec
 
 from liveshift.runtime import messages
@@ -30,6 +32,18 @@ COMMANDS: dict[str, tuple[str, type]] = {
     "migrate": ("one object", messages.MigrationRow),
     "migrate --dry-run": ("one object", messages.Planned),
     "inspect": ("`capsules`, a list of", messages.Inspection),
+    "drain": ("one object", records.Drained),
+    "drain --dry-run": ("one object", records.DrainPlan),
+    "taint": ("one object", records.Tainted),
+    "run --detach": ("one object", messages.Named),
+    "stop": ("one object", records.Stopped),
+    "doctor": ("one object", records.Examined),
+    "config validate": ("one object", records.Validated),
+    "config show": ("one object", records.Configuration),
+    "keys list": ("a list of", records.KeyEntry),
+    "host add": ("one object", records.Changed),
+    "host remove": ("one object", records.Changed),
+    "lab list": ("a list of", records.LabRow),
     "whoami": ("one object", messages.Me),
 }
 
@@ -112,6 +126,7 @@ def _shown(annotation: object) -> str:
         return f"[{annotation.__name__}](#{_anchor(annotation)})"
     if isinstance(annotation, type):
         plain = {str: "string", int: "integer", float: "number", bool: "true or false"}
+        plain[object] = "anything"
         return plain.get(annotation, "string")
     return "anything"
 

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What commands print with ``-o json`` that no type of the package describes.
+
+For docs/json.md only (json_fields.py); tests/test_json_fields.py holds these against what the
+commands print.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from liveshift.launcher import ladder
+from liveshift.launcher.checks.finding import Finding
+from liveshift.runtime import messages
+
+
+@dataclass
+class Reason:
+    """Why a capsule does not leave."""
+
+    error: str
+    hint: str | None
+
+
+@dataclass
+class Drained:
+    """`left`: the capsules that are still there; `refused`: those of them that cannot move."""
+
+    host: str
+    empty: bool
+    left: list[str]
+    moves: list[messages.MigrationRow]
+    refused: dict[str, Reason]
+
+
+@dataclass
+class DrainPlan:
+    """`lacking_slots`: how many more slots the other hosts would need."""
+
+    host: str
+    moves: list[messages.Planned]
+    refused: dict[str, Reason]
+    free_slots: int
+    lacking_slots: int
+
+
+@dataclass
+class Tainted:
+    """`capsules`: those that will move; `taint`: the reason that was given."""
+
+    host: str
+    taint: str
+    capsules: list[str]
+
+
+@dataclass
+class Stopped:
+    """`state`: ended or, with `--no-wait`, ending; `code`: null while it is not known."""
+
+    job: str
+    state: str
+    code: int | None
+
+
+@dataclass
+class Examined:
+    """`ok`: whether the main job can run here, as the exit code says."""
+
+    ok: bool
+    warnings: int
+    checks: list[Finding]
+
+
+@dataclass
+class KeyEntry:
+    """`since`: when the key was revoked, as the ring writes it; `role`: of operators only."""
+
+    name: str
+    kind: str
+    role: str | None
+    state: str
+    since: str | None
+    file: str
+    problem: str | None
+
+
+@dataclass
+class DeadlineRule:
+    """`sum`: deadlines that together must fit into `bound`."""
+
+    sum: str
+    seconds: float
+    bound: str
+    bound_seconds: float
+    why: str
+
+
+@dataclass
+class Validated:
+    """`digest`: hosts with an equal one use an equal file."""
+
+    file: str
+    cluster: str
+    hosts: list[str]
+    digest: str
+    deadlines: list[ladder.Step]
+    rules: list[DeadlineRule]
+
+
+@dataclass
+class Setting:
+    """`line`: of the file; null where the value is the default."""
+
+    key: str
+    value: object
+    line: int | None
+
+
+@dataclass
+class Variable:
+    """`value`: null where the variable is left alone."""
+
+    name: str
+    value: str | None
+    reason: str
+
+
+@dataclass
+class Configuration:
+    """`environment`: what every job gets where its caller says nothing else."""
+
+    file: str
+    digest: str
+    settings: list[Setting]
+    environment: list[Variable]
+
+
+@dataclass
+class Changed:
+    """`done`: added or removed; `files`: keys that were written; `commands`: what remains."""
+
+    done: str
+    files: list[str]
+    commands: list[str]
+
+
+@dataclass
+class LabRow:
+    """`state`: running, down or broken."""
+
+    name: str
+    state: str
+    hosts: list[str]
+    directory: str
