@@ -2,8 +2,9 @@
 """Whether a firewall of this machine stops what capsules send through it.
 
 What a capsule sends to the world is forwarded, and where br_netfilter is loaded (container engines
-load it) so are the frames between capsules on one bridge. nftables asks every chain at that hook: a
-chain of another program that drops by default drops them, whatever liveshift's own table accepts.
+may load it) so are the frames between capsules on one bridge. nftables asks every chain at that
+hook: a chain of another program that drops by default drops them, whatever liveshift's own table
+accepts.
 """
 
 from __future__ import annotations
