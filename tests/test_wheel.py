@@ -46,7 +46,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_its_tag_asks_for_no_python_version_and_an_old_glibc(wheel: Path) -> None:
     tag = re.fullmatch(r"liveshift-.+-py3-none-manylinux_2_(\d+)_x86_64\.whl", wheel.name)
     assert tag is not None, wheel.name
-    assert int(tag[1]) <= 36, "Debian 12 has glibc 2.36"
+    assert int(tag[1]) <= 34, "docs/operations.md promises glibc 2.34"
 
 
 def test_it_installs_without_a_compiler_and_its_libraries_load(wheel: Path, tmp_path: Path) -> None:
