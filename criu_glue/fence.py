@@ -10,6 +10,9 @@ host itself a capsule's port lets in what bears its own MAC and address, and onl
 it here. So a book that is entered silences the old copy and lets the new one be heard in one
 transaction.
 
+One host may relay what capsules have to do with the world (network.py). It alone may send to them
+under an address that is neither a capsule's nor its own.
+
 A capsule reaches the services of hosts and the world, but not: the orchestrator, agents' ports, any
 VXLAN port (by which it could forge frames), and other jobs. The users of this host but root reach
 neither agents' ports nor a capsule, and send no VXLAN with an id of jobs. A capsule may ask a
@@ -54,14 +57,17 @@ def lay(
     overlays: str,
     control: Iterable[tuple[str, int]],
     agents: Iterable[tuple[str, int]],
+    relay: str = "",
 ) -> None:
     """Lay the fence of a job; nobody is heard yet but the cluster's hosts themselves.
 
     ``cluster``: the addresses of its hosts, ``overlays``: the network that holds all jobs'
     subnets, ``control``: the (address, TCP port) of the orchestrator, ``agents``: those of agents,
-    at one least. May be repeated; the rules that all jobs share are then those of the last call.
+    at one least, ``relay``: the address of the host that relays what capsules have to do with the
+    world, "" for none. May be repeated; the rules that all jobs share are then those of the last
+    call.
     """
-    nft(laying(overlay, host_address, cluster, overlays, control, agents))
+    nft(laying(overlay, host_address, cluster, overlays, control, agents, relay))
 
 
 def laying(
@@ -71,6 +77,7 @@ def laying(
     overlays: str,
     control: Iterable[tuple[str, int]],
     agents: Iterable[tuple[str, int]],
+    relay: str = "",
 ) -> str:
     """The rules that :func:`lay` loads."""
     hosts = sorted({*cluster})
@@ -118,6 +125,8 @@ def laying(
             f"ip daddr {overlays} ct state new {refuse}",
         ],
         "way_out": [
+            # What goes to the relay is bridged; bridge-nf-call-iptables brings it here.
+            f'oifname "{BRIDGES}" accept',
             f"ip saddr {overlays} ip daddr {everyone} accept",
             f"ip saddr {overlays} ip daddr != {overlays} masquerade",
         ],
@@ -131,6 +140,10 @@ def laying(
         f"flush chain {TABLE} fence_{vni}",
         f"add rule {TABLE} fence_{vni} ip daddr != {host_address} drop",
         f"add rule {TABLE} fence_{vni} @th,224,16 != 0x0800 drop",
+        *(
+            f"add rule {TABLE} fence_{vni} {rule} return"
+            for rule in _relayed(overlay, overlays, relay)
+        ),
         f"add rule {TABLE} fence_{vni} @th,176,48 . ip saddr . @th,336,32 != @placed_{vni} drop",
         f"add element {TABLE} fences {{ {vni} : jump fence_{vni} }}",
         f'add element {TABLE} within {{ "{own}" . "{own}" }}',
@@ -156,6 +169,7 @@ table {TABLE} {{
 }}
 table netdev liveshift_{vni} {{
   set here {{ type ether_addr; }}
+  set relays {{ type ether_addr; }}
 }}
 {chr(10).join(lines)}
 """
@@ -208,10 +222,41 @@ add chain {chain} {{ type filter hook ingress device "{port}" priority 0; policy
 flush chain {chain}
 add rule {chain} ether saddr != {mac(address)} drop
 add rule {chain} ether saddr != @here drop
+{_to_gateway(overlay, chain)}
 add rule {chain} ether daddr {mac(overlay.gateway)} ip daddr {overlay.subnet} \
 ip daddr != {overlay.gateway} drop
 add rule {chain} ip saddr {address} accept
 add rule {chain} arp saddr ether {mac(address)} arp saddr ip {address} accept
+"""
+
+
+def take_for_world(overlay: Overlay) -> None:
+    """On the relay's host: what capsules elsewhere send to the relay is this host's to send on.
+
+    It gets the gateway's MAC before the bridge sees it, and so reaches this host's own stack
+    without being forwarded by the bridge: with bridge-nf-call-iptables the connection would be
+    tracked there already, and be masqueraded no more.
+    """
+    nft(taking_for_world(overlay))
+
+
+def taking_for_world(overlay: Overlay) -> str:
+    """The rules that :func:`take_for_world` loads."""
+    table = f"netdev liveshift_{overlay.vni}"
+    chain = f"{table} {overlay.vxlan}"
+    return f"""
+add element {table} relays {{ {mac(overlay.relay)} }}
+add chain {chain} {{ type filter hook ingress device "{overlay.vxlan}" priority 0; }}
+flush chain {chain}
+{_to_gateway(overlay, chain)}
+"""
+
+
+def _to_gateway(overlay: Overlay, chain: str) -> str:
+    """What is for the relay is not for the job's own subnet; only the relay's host takes it."""
+    return f"""
+add rule {chain} ether daddr {mac(overlay.relay)} ip daddr {overlay.subnet} drop
+add rule {chain} ether daddr @relays ether daddr set {mac(overlay.gateway)}
 """
 
 
@@ -243,6 +288,17 @@ delete element {TABLE} gateways {{ "{own}" . {overlay.gateway} }}
 """
     table = f"netdev liveshift_{vni}"
     nft(f"{rules}\nadd table {table}\ndelete table {table}\n")
+
+
+def _relayed(overlay: Overlay, overlays: str, relay: str) -> list[str]:
+    """The world's answers by way of the relay: it sends them from behind the gateway's MAC, under
+    any address but one of an overlay's."""
+    if not relay:
+        return []
+    jobs = ipaddress.ip_network(overlays)
+    first, last = int(jobs.network_address), int(jobs.broadcast_address)
+    sender = f"ip saddr {relay} @th,176,48 0x{mac(overlay.gateway).replace(':', '')} @th,336,32"
+    return [f"{sender} < {first:#010x}", f"{sender} > {last:#010x}"]
 
 
 def _element(mac: str, host: str, address: str) -> str:

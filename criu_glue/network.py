@@ -12,6 +12,11 @@ Facts behind the order of things (tried; see ARCHITECTURE.md):
 - ``rto_min 10ms`` on the routes lets data in flight at the freeze recover in milliseconds;
 - the gateway has the same address and MAC on every host, so it is always the local one.
 
+With a *relay* the world knows all capsules by the address of one host. Each job's overlay has
+another address, ``Overlay.relay``, which is that host's only, and capsules' default route leads to
+it. That host's kernel does the rest: its connection tracking keeps the connections, and its address
+book says where each capsule is now. So nothing of a connection to the world has to move.
+
 What reads the kernel's tables and then changes them is done by one thread at a time.
 """
 
@@ -88,12 +93,14 @@ def raise_overlay(
     overlays: str,
     control: Iterable[tuple[str, int]],
     agents: Iterable[tuple[str, int]],
+    relay: str = "",
     lay_again: bool = False,
 ) -> None:
     """Make the job's fence, bridge and VXLAN on this host, its gateway address and the way out.
 
     ``lay_again``: where all of it stands already, load the fence's rules again, since the
-    cluster's hosts may be others than when they were loaded.
+    cluster's hosts may be others than when they were loaded. ``relay``: the address of the host
+    that relays what capsules have to do with the world, "" for none.
 
     Traffic from the overlay to anything but the overlay and the cluster's own hosts is
     masqueraded; the hosts themselves see mobile addresses and answer to them. What capsules do
@@ -102,12 +109,12 @@ def raise_overlay(
     bridge, vxlan = overlay.bridge, overlay.vxlan
     if [there for there in links("dev", bridge) if there.get("ifalias") == COMPLETE]:
         if lay_again or not fence.stands(overlay):
-            _lay_again(overlay, host_address, cluster, overlays, control, agents)
+            _lay_again(overlay, host_address, cluster, overlays, control, agents, relay)
         return
     lower_overlay(overlay)  # what an interrupted attempt left
     device, mtu = underlay(host_address)
     inner = mtu - VXLAN_OVERHEAD
-    fence.lay(overlay, host_address, cluster, overlays, control, agents)
+    fence.lay(overlay, host_address, cluster, overlays, control, agents, relay)
     ip(
         f"link add {bridge} address {mac(overlay.gateway)} mtu {inner} type bridge",
         f"link add {vxlan} mtu {inner} type vxlan id {overlay.vni} dstport {VXLAN_PORT} "
@@ -121,6 +128,7 @@ def raise_overlay(
     _sysctl("net/ipv4/ip_forward", "1")
     for name in ("all", device, bridge):  # answers may come back by another way than they went
         _sysctl(f"net/ipv4/conf/{name}/rp_filter", "2")
+    _enter_relay(overlay, host_address, relay)
     ip(f"link set dev {bridge} alias {COMPLETE}")
 
 
@@ -131,6 +139,7 @@ def _lay_again(
     overlays: str,
     control: Iterable[tuple[str, int]],
     agents: Iterable[tuple[str, int]],
+    relay: str,
 ) -> None:
     """The fence of an overlay that is in use, after somebody has flushed the host's rules: what
     it has to hold is read off the forwarding table."""
@@ -139,10 +148,18 @@ def _lay_again(
     where: dict[str, str | None] = dict.fromkeys(map(overlay.address, ports))
     lines = _forwarding(overlay)
     where |= {address_of(line["mac"]): line["dst"] for line in lines if "dst" in line}
-    fence.lay(overlay, host_address, cluster, overlays, control, agents)
+    fence.lay(overlay, host_address, cluster, overlays, control, agents, relay)
     for index in ports:
         fence.guard(overlay, index)
     fence.hear(overlay, where)
+    _enter_relay(overlay, host_address, relay)
+
+
+def _enter_relay(overlay: Overlay, host_address: str, relay: str) -> None:
+    if relay == host_address:
+        fence.take_for_world(overlay)
+    elif relay:
+        locate(overlay, {overlay.relay: relay})
 
 
 @_in_turn
@@ -155,8 +172,18 @@ def lower_overlay(overlay: Overlay) -> None:
 
 
 @_in_turn
-def plug_in(overlay: Overlay, netns: str, index: int, peers: Iterable[str], locked: bool) -> None:
+def plug_in(
+    overlay: Overlay,
+    netns: str,
+    index: int,
+    peers: Iterable[str],
+    locked: bool,
+    relayed: Iterable[str] | None = None,
+) -> None:
     """Make a capsule's network namespace with its mobile address, locked if it is to receive.
+
+    ``relayed``: where a host relays what it has to do with the world, the addresses of the
+    cluster's hosts, which it reaches through the host that it is on all the same; else None.
 
     A locked one is not where its address is: it says and hears nothing, lock or not, before
     :func:`locate` says that it is here. A namespace of that name left over from an earlier stay
@@ -178,13 +205,18 @@ def plug_in(overlay: Overlay, netns: str, index: int, peers: Iterable[str], lock
     ip(f"link add {veth} mtu {mtu} type veth peer name eth0 address {own} mtu {mtu} netns {netns}")
     fence.guard(overlay, index)
     ip(f"link set {veth} master {overlay.bridge} up")
-    neighbours = {*peers, overlay.gateway} - {address}
+    neighbours = {*peers, overlay.gateway, overlay.relay} - {address}
+    way_out = overlay.gateway if relayed is None else overlay.relay
+    by_gateway = [f"{host}/32 via {overlay.gateway}" for host in relayed or ()]
     ip(
         "link set lo up",
         "link set eth0 up",
         f"addr add {address}/{overlay.prefix} dev eth0",
         f"route change {overlay.subnet} dev eth0 src {address} rto_min 10ms",
-        f"route add default via {overlay.gateway} dev eth0 src {address} rto_min 10ms",
+        *(
+            f"route add {route} dev eth0 src {address} rto_min 10ms"
+            for route in (f"default via {way_out}", *by_gateway)
+        ),
         *(f"neigh replace {p} lladdr {mac(p)} dev eth0 nud permanent" for p in neighbours),
         netns=netns,
     )

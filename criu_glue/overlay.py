@@ -36,6 +36,11 @@ class Overlay:
     def gateway(self) -> str:
         return str(ipaddress.ip_network(self.subnet)[-2])
 
+    @property
+    def relay(self) -> str:
+        """Where capsules send what is for the world, if one host relays all of it."""
+        return str(ipaddress.ip_network(self.subnet)[-3])
+
     def address(self, index: int) -> str:
         """The mobile address of capsule ``index``, the first being .1."""
         return _address(self.subnet, index + 1)

@@ -105,6 +105,14 @@ def up(
             help="Of the cluster file's table timeouts, such as suspicion=1.5; repeatable.",
         ),
     ] = None,
+    network: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--network",
+            metavar="KEY=VALUE,…",
+            help="Of its table network, such as outside=relay,relay=h0; repeatable.",
+        ),
+    ] = None,
     gpu: Annotated[
         list[str] | None,
         typer.Option(
@@ -155,6 +163,7 @@ def up(
         shared=shared or (),
         timeouts=_by_key("--timeouts", timeouts, "suspicion=1.5"),
         tables={
+            "network": _by_key("--network", network, "outside=relay"),
             "gpu": _by_key("--gpu", gpu, "fast_path=off"),
             "wire": _by_key("--wire", wire, "streams=8"),
             "precopy": _by_key("--precopy", precopy, "enabled=false"),

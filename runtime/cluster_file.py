@@ -106,6 +106,7 @@ def fixed(old: Cluster, new: Cluster) -> str:
         ("cluster.name", old.name, new.name),
         ("cluster.overlay", old.overlay, new.overlay),
         ("cluster.orchestrator", old.orchestrator, new.orchestrator),
+        ("network", old.relay and old.relay.address, new.relay and new.relay.address),
         ("paths", old.paths, new.paths),
     ):
         if before != after:

@@ -27,6 +27,7 @@ from .config_errors import Mistake, WrongCluster, syntax_mistake
 from .config_jobs import Jobs
 from .config_logs import Logs
 from .config_memory import Compress, Precopy, WireSettings
+from .config_network import NetworkSettings, Outside
 from .config_rules import HOSTS, Setting, Values, examine
 from .config_values import (
     CLUSTER_NAME,
@@ -63,7 +64,8 @@ __all__ = [
     "Host",
     "Jobs",
     "Logs",
-    "NetworkMode",
+    "NetworkSettings",
+    "Outside",
     "Paths",
     "Precopy",
     "Reading",
@@ -90,18 +92,6 @@ class Spare(StrEnum):
     FLOATING = "floating"  # jobs start here, and any free slot may receive
     DEDICATED = "dedicated"  # kept idle: only receives migrations
     NONE = "none"  # jobs start here; never receives
-
-
-class NetworkMode(StrEnum):
-    """How capsules reach each other."""
-
-    OVERLAY = "overlay"  # VXLAN between the hosts' addresses
-
-
-_MODES_TO_COME = {
-    "bridge": "bridge mode (all hosts on one layer-2 segment) is not built yet",
-    "host": "host mode (no network namespace, GPU swaps within a host) is not built yet",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,8 +204,8 @@ class Cluster:
     name: Annotated[str, CLUSTER_NAME]
     orchestrator: Annotated[Endpoint, AddressAndPort()]  # where the orchestrator listens
     overlay: Annotated[IPv4Network, Network()]  # each job gets a /24 of it
-    network: Annotated[NetworkMode, Choice(NetworkMode, _MODES_TO_COME)] = NetworkMode.OVERLAY
     hosts: tuple[Host, ...]  # in the order of the file
+    network: NetworkSettings = field(default_factory=NetworkSettings)
     files: Files = field(default_factory=Files)
     env: Env = field(default_factory=Env)
     paths: Paths = field(default_factory=Paths)
@@ -245,6 +235,15 @@ class Cluster:
         known = (host.name for host in self.hosts)
         raise no_such(f'no host "{name}" in cluster "{self.name}"', name, known, "its hosts are")
 
+    @property
+    def relay(self) -> Host | None:
+        """The host through which capsules reach the world; None: each uses the host it is on."""
+        if self.network.outside is not Outside.RELAY:
+            return None
+        if self.network.relay:
+            return self.host(self.network.relay)
+        return next(host for host in self.hosts if host.address == self.orchestrator.address)
+
     @cached_property
     def digest(self) -> str:
         """Equal on two machines if and only if their files say the same (16 hex digits).
@@ -259,6 +258,10 @@ class Cluster:
                 del host["pages_port"]
         if not self.env.defaults:
             del settings["env"]["defaults"]
+        settings["cluster"]["network"] = "overlay"  # a key of older builds, with this one value
+        settings["cluster"]["network"] = "overlay"  # a key of older builds, with this one value
+        if self.network == NetworkSettings():
+            del settings["network"]
         if self.gpu == Gpu():
             del settings["gpu"]
         if self.wire == WireSettings():
@@ -278,6 +281,7 @@ class Cluster:
 _TABLES: dict[str, type[Any]] = {
     "cluster": Cluster,
     HOSTS: Host,
+    "network": NetworkSettings,
     "files": Files,
     "env": Env,
     "paths": Paths,

@@ -141,6 +141,7 @@ def contradictions(values: Values, place: Callable[[Key], str]) -> Iterator[Cont
     yield from _addresses(values, place)
     yield from _timeouts(values, place)
     yield from _hosts_that_run(values)
+    yield from _relay(values)
     shared = values.get(("files", "shared"), ())
     both = [path for path in values.get(("files", "carried"), ()) if path in shared]
     if both:
@@ -195,3 +196,20 @@ def _hosts_that_run(values: Values) -> Iterator[Contradiction]:
     if spares and all(v == "dedicated" for v in spares.values()):
         first = next(iter(spares))
         yield first, 'one host at least that is not "dedicated": no job could start anywhere'
+
+
+def _relay(values: Values) -> Iterator[Contradiction]:
+    """The relay is a host of the file: the one that is named, or the orchestrator's."""
+    if values.get(("network", "outside")) != "relay":
+        return
+    hosts = {
+        str(key[1]): v for key, v in values.items() if key[0] == HOSTS and key[-1] == "address"
+    }
+    name, orchestrator = values.get(("network", "relay")), values.get(("cluster", "orchestrator"))
+    if name and name not in hosts:
+        yield ("network", "relay"), f"one of the hosts: {', '.join(hosts)}"
+    elif name == "" and orchestrator and orchestrator.address not in hosts.values():
+        yield (
+            ("network", "relay"),
+            "the name of a host, since none has the orchestrator's address",
+        )

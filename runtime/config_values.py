@@ -11,7 +11,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import AddressValueError, IPv4Address, IPv4Network
 from pathlib import Path
@@ -85,6 +85,24 @@ class Text:
         if isinstance(raw, str) and re.fullmatch(self.pattern, raw):
             return raw
         raise _unfit(raw, self.expected)
+
+    def write(self, value: str) -> str:
+        return value
+
+
+@dataclass(frozen=True)
+class HostOrNone:
+    """A host's name, or "" for none."""
+
+    expected: str = 'the name of a host, or ""'
+
+    def read(self, raw: object) -> str:
+        if raw == "":
+            return ""
+        try:
+            return HOST_NAME.read(raw)
+        except Unfit:
+            raise _unfit(raw, self.expected) from None
 
     def write(self, value: str) -> str:
         return value
@@ -256,10 +274,9 @@ class Network:
 
 @dataclass(frozen=True)
 class Choice:
-    """One word out of a few; ``refused`` holds words that are known but not taken, with why."""
+    """One word out of a few."""
 
     words: type[StrEnum]
-    refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def expected(self) -> str:
@@ -269,8 +286,7 @@ class Choice:
     def read(self, raw: object) -> StrEnum:
         if isinstance(raw, str) and raw in {w.value for w in self.words}:
             return self.words(raw)
-        why = self.refused.get(raw, "") if isinstance(raw, str) else ""
-        raise _unfit(raw, self.expected + (f": {why}" if why else ""))
+        raise _unfit(raw, self.expected)
 
     def write(self, value: StrEnum) -> str:
         return str(value)

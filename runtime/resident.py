@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -231,7 +231,7 @@ class Housing:
         """A fresh start; raises LiveshiftError with nothing left behind."""
         overlay = self.raise_overlay(book)
         plan = self.fresh_directory(spec)
-        network.plug_in(overlay, netns_name(spec.name), spec.index, book.where, locked=False)
+        self._plug_in(overlay, spec, book.where, locked=False)
         try:
             stands = room.start(plan, spec.argv, spec.env, spec.cwd)
         except LiveshiftError:
@@ -248,7 +248,7 @@ class Housing:
         overlay = self.raise_overlay(reserve.book)
         plan = self.fresh_directory(spec)
         peers = reserve.book.where
-        network.plug_in(overlay, netns_name(spec.name), spec.index, peers, locked=True)
+        self._plug_in(overlay, spec, peers, locked=True)
         try:
             last = pids.place(reserve.survey.ids, pids.limit())
             assert last is not None  # the preflight has seen to it
@@ -259,6 +259,12 @@ class Housing:
             raise
         return self.resident(reserve, stands)
 
+    def _plug_in(
+        self, overlay: Overlay, spec: CapsuleSpec, peers: Iterable[str], *, locked: bool
+    ) -> None:
+        relayed = [host.address for host in self.cluster.hosts] if self.cluster.relay else None
+        network.plug_in(overlay, netns_name(spec.name), spec.index, peers, locked, relayed)
+
     def raise_overlay(self, book: Book, *, lay_again: bool = False) -> Overlay:
         overlay = Overlay(book.vni, book.subnet)
         cluster = self.cluster
@@ -266,6 +272,7 @@ class Housing:
             overlay, cluster.host(self.host).address, [h.address for h in cluster.hosts],
             overlays=str(cluster.overlay), control=[cluster.orchestrator],
             agents=[end for host in cluster.hosts for end in (host.data, host.pages)],
+            relay=cluster.relay.address if cluster.relay else "",
             lay_again=lay_again,
         )  # fmt: skip
         return overlay

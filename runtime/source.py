@@ -65,6 +65,8 @@ class Source:
         """The connections that end with a move, in words."""
         cluster, overlay = self._house.cluster, resident.overlay
         near = [str(cluster.overlay), *(host.address for host in cluster.hosts)]
+        if cluster.relay:  # which keeps those to the world
+            near = ["0.0.0.0/0", "::/0"]
         return list(map(str, connections.outside(resident.room, near, overlay.gateway)))
 
     async def precopy(self, ask: messages.Precopy) -> messages.Moved:

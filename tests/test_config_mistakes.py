@@ -42,11 +42,11 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
      '9: hosts.orchestrator: found "orchestrator", expected a DNS label of at most 63 characters'
      ' (a-z, 0-9 and, inside, -) other than "orchestrator"'),
     ('[hosts.h1]\naddress = "10.88.0.11"', "[host.h1]\n",
-     "9: host: found an unknown table, expected one of cluster, hosts, files, env, paths, gpu,"
-     ' wire, precopy, jobs, logs, timeouts, access (did you mean "hosts"?)'),
+     "9: host: found an unknown table, expected one of cluster, hosts, network, files, env, paths,"
+     ' gpu, wire, precopy, jobs, logs, timeouts, access (did you mean "hosts"?)'),
     ('name = "prod"', 'name = "prod"\nheartbeat = 2',
-     "3: cluster.heartbeat: found an unknown key, expected one of name, orchestrator, overlay,"
-     ' network ("heartbeat" belongs in [timeouts])'),
+     "3: cluster.heartbeat: found an unknown key, expected one of name, orchestrator,"
+     ' overlay ("heartbeat" belongs in [timeouts])'),
     ('"prod"', '"Prod"',
      '2: cluster.name: found "Prod", expected 1 to 20 of the characters a-z, 0-9 and -'),
     ('"10.88.0.2:7400"', '"10.88.0.2"',
@@ -65,9 +65,15 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
      '4: cluster.overlay: found "10.88.0.0/24", expected a network without any machine\'s own'
      " address (10.88.0.10 is hosts.h0.address, line 7; 10.88.0.11 is hosts.h1.address, line 10;"
      " 10.88.0.2 is cluster.orchestrator, line 3)"),
-    ('"10.99.0.0/16"', '"10.99.0.0/16"\nnetwork = "bridge"',
-     '5: cluster.network: found "bridge", expected "overlay": bridge mode (all hosts on one layer-2'
-     " segment) is not built yet"),
+    ('"10.99.0.0/16"', '"10.99.0.0/16"\n[network]\noutside = "world"',
+     '6: network.outside: found "world", expected "host" or "relay"'),
+    ('"10.99.0.0/16"', '"10.99.0.0/16"\n[network]\noutside = "relay"\nrelay = "h9"',
+     '7: network.relay: found "h9", expected one of the hosts: h0, h1'),
+    ('"10.99.0.0/16"', '"10.99.0.0/16"\n[network]\noutside = "relay"',
+     '5: network.relay: found "", expected the name of a host, since none has the orchestrator\'s'
+     " address"),
+    ('"10.99.0.0/16"', '"10.99.0.0/16"\n[network]\nrelay = "H 9"',
+     '6: network.relay: found "H 9", expected the name of a host, or ""'),
     ('"10.88.0.2:7400"', '"10.88.0.10:7401"',
      "6: hosts.h0.data_port: found 7401, expected a port other than the orchestrator's"
      " (cluster.orchestrator, line 3)"),

@@ -41,9 +41,9 @@ def inside(netns: str) -> Iterator[None]:
             assert libc.setns(home.fileno(), CLONE_NEWNET) == 0
 
 
-def raise_overlay(overlay: Overlay, address: str) -> None:
+def raise_overlay(overlay: Overlay, address: str, relay: str = "") -> None:
     network.raise_overlay(
-        overlay, address, CLUSTER, overlays=OVERLAYS, control=CONTROL, agents=AGENTS
+        overlay, address, CLUSTER, overlays=OVERLAYS, control=CONTROL, agents=AGENTS, relay=relay
     )
 
 
@@ -83,17 +83,24 @@ class Net:
         with inside(self.name(host)):
             yield
 
-    def raised(self, *hosts: str, overlay: Overlay = OVERLAY) -> None:
+    def raised(self, *hosts: str, overlay: Overlay = OVERLAY, relay: str = "") -> None:
         for host in hosts:
             with self.on(host):
-                raise_overlay(overlay, UNDERLAY[host])
+                raise_overlay(overlay, UNDERLAY[host], UNDERLAY.get(relay, ""))
 
-    def plug(self, host: str, index: int, locked: bool = False, overlay: Overlay = OVERLAY) -> str:
+    def plug(
+        self,
+        host: str,
+        index: int,
+        locked: bool = False,
+        overlay: Overlay = OVERLAY,
+        relayed: bool = False,
+    ) -> str:
         """A capsule's namespace on a host; the name says both, as two hosts share /run/netns."""
         name = self.name(f"c{overlay.vni}.{index}.{host}")
         peers = [overlay.address(n) for n in range(4)]
         with self.on(host):
-            network.plug_in(overlay, name, index, peers, locked)
+            network.plug_in(overlay, name, index, peers, locked, CLUSTER if relayed else None)
         self.capsules.add(name)
         return name
 

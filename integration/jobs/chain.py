@@ -14,6 +14,7 @@ import hashlib
 import json
 import mmap
 import os
+import socket
 import struct
 import threading
 import time
@@ -86,6 +87,22 @@ def relock(lock: int, args: argparse.Namespace) -> None:
         lock = take_lock(*args.lock)
 
 
+class Conversation:
+    """One TCP connection to counting_server.py; each answer is checked."""
+
+    def __init__(self, where: str) -> None:
+        address, port = where.split(":")
+        self.peer = socket.create_connection((address, int(port)))
+        self.said = 0
+
+    def go_on(self) -> None:
+        block = hashlib.sha256(str(self.said).encode()).digest() * (1 + self.said % 400)
+        self.peer.sendall(struct.pack("!QI", self.said, len(block)) + block)
+        answer = self.peer.recv(44, socket.MSG_WAITALL)
+        assert answer == struct.pack("!QI", self.said, 32) + hashlib.sha256(block).digest()
+        self.said += 1
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -97,6 +114,7 @@ def main() -> None:
     parser.add_argument("--follow", type=Path, help="keep this file open, and read what comes")
     parser.add_argument("--lock", nargs=3, help="KIND (flock, posix, ofd, lease), ex or sh, FILE")
     parser.add_argument("--lock-for", type=float, help="seconds, again and again")
+    parser.add_argument("--talk", help="ADDRESS:PORT of counting_server.py, a block a step")
     parser.add_argument("--mappings", type=int, default=0, help="of shared memory, each its own")
     parser.add_argument("--threads", type=int, nargs="+", default=[], help="in each process")
     parser.add_argument("--ids-from", type=int, default=0, help="threads' ids lie above this one")
@@ -126,6 +144,7 @@ def main() -> None:
     shared = [mmap.mmap(-1, 8192) for _ in range(args.mappings)]
     for at, mapping in enumerate(shared):
         mapping[:8] = at.to_bytes(8, "little")
+    talk = Conversation(args.talk) if args.talk else None
     number, value = 0, ""
     with (args.out / "rank0.jsonl").open("w", buffering=1) as log:
         while not args.enough.exists():
@@ -137,6 +156,8 @@ def main() -> None:
             if written:
                 written.write(f"{number}\n")
             read += len(followed.read()) if followed else 0
+            if talk:
+                talk.go_on()
             line = {"step": number, "value": value, "time": time.time(), "held": held, "read": read}
             log.write(json.dumps(line) + "\n")
             time.sleep(args.pace)

@@ -32,6 +32,7 @@ from ...runtime.config import (
     Gpu,
     Host,
     Logs,
+    NetworkSettings,
     Paths,
     Precopy,
     Timeouts,
@@ -179,7 +180,7 @@ def mounts(directory: Path, host: str, shared: Sequence[str], local: Sequence[st
 
 
 Tables = Mapping[str, Mapping[str, str]]
-"""Of the cluster file: gpu, wire, precopy; their keys, and values as on a command line."""
+"""Tables of the cluster file: their keys, and values as on a command line."""
 
 
 def cluster(
@@ -221,6 +222,9 @@ def cluster(
         env=Env(set_={"PYTHONUNBUFFERED": "1"}),
         paths=Paths(keys=directory / "keys", criu=Path(os.path.abspath(criu)) if criu else None),
         timeouts=Timeouts(**_table("timeouts", "timeout", timeouts or {}, float)),
+        network=NetworkSettings(
+            **_table("network", "setting of network", given.get("network", {}), _value)
+        ),
         gpu=Gpu(**_table("gpu", "setting of gpu", given.get("gpu", {}), _value)),
         wire=WireSettings(**_table("wire", "setting of wire", given.get("wire", {}), _value)),
         precopy=Precopy(

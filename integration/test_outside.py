@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts outside the cluster, with ``[network] outside = "relay"``: they see nothing of a move."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from lab_session import CHAIN, JOBS, NewLab
+
+from liveshift.launcher import lab as labs
+from liveshift.runtime.config import load
+
+pytestmark = pytest.mark.lab
+
+
+def test_a_connection_to_outside_the_cluster_outlasts_moves(new_lab: NewLab, place: Path) -> None:
+    """The orchestrator's machine is no host of the lab's cluster, so it lies outside. The capsule
+    moves between two hosts that do not relay, then to the one that does."""
+    session = new_lab("--hosts", "3", "--network", "outside=relay,relay=h2")
+    outside, report = session.lab.machine("ctl"), place / "relayed-server.json"
+    serve = [sys.executable, str(JOBS / "counting_server.py"), outside.address, "7070", str(report)]
+    with subprocess.Popen(
+        [*labs.entry(outside), *serve], stdout=subprocess.PIPE
+    ) as server:  # it ends with the connection
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"listening\n"
+        job = session.start("talking", (*CHAIN, "--talk", f"{outside.address}:7070"))
+        job.wait_step(5)
+        assert job.capsule(0).host == "h0"
+        plan = session.json("migrate", "talking/0", "--to", "h1", "--dry-run")
+        assert "breaks" not in json.dumps(plan["checks"])
+        for host in ("h1", "h2"):
+            before = job.seen(0)
+            job.assert_moved(before, job.migrate(0, to=host))
+            job.go_on(20)
+        job.stop()
+        assert job.wait_end() == 0
+    talked = json.loads(report.read_text())
+    assert talked["trouble"] == "none"
+    assert talked["blocks"] == len(job.steps()) > 40
+    assert talked["peer"] == load(session.lab.config).host("h2").address
+    assert not any("breaks" in event.text for event in session.history("talking"))
