@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -14,8 +15,11 @@ from pathlib import Path
 import pytest
 from daemon_process import Place, taken
 
-from liveshift.errors import LiveshiftError
+from liveshift.errors import LiveshiftError, NotPermitted
 from liveshift.launcher.client import Client
+from liveshift.runtime import agent
+from liveshift.runtime.cluster_file import ClusterFile
+from liveshift.runtime.config import load
 from liveshift.runtime.messages import GetStatus, SetTaint, Status
 
 
@@ -111,6 +115,14 @@ def test_on_a_full_disk_what_fails_has_not_happened(place: Place) -> None:
             client.ask(SetTaint("h0", "there is space"))
             shown = client.get(Status, GetStatus())
             assert (shown.hosts[0].taint, shown.trouble) == ("there is space", "")
+
+
+def test_an_agent_needs_root(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    cluster = load(place.config)
+    with pytest.raises(NotPermitted, match="it must run as root"):
+        asyncio.run(agent.serve(cluster, "h0", ClusterFile(place.config, cluster)))
+    assert place.made() == []
 
 
 MOUNTS = 'trap "grep -c $0 /proc/self/mounts >&2" EXIT; "$@"'
