@@ -92,6 +92,8 @@ class Orchestrator:
         self.signals_end = True  # SIGTERM and SIGKILL do, at once
         self.changed = threading.Condition()
         self._listener: socket.socket | None = None
+        self.trouble = ""
+        """What the orchestrator waits for before it can go on."""
         self._lines: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
 
@@ -316,6 +318,7 @@ class Orchestrator:
             jobs=[self._job_row(job) for job in self.jobs.values()],
             hosts=[self._host_row(host) for host in self.hosts.values()],
             moving=[row for row in self.moves.values() if row.state in UNDER_WAY],
+            trouble=self.trouble,
         )
 
     def _job_row(self, job: Job) -> JobRow:
