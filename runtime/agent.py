@@ -124,11 +124,12 @@ class Agent:
             undo.callback(path.unlink, missing_ok=True)
             undo.callback(listener.close)
             _memory_for_images(self.cluster.paths.run / "images", undo)
-            await asyncio.to_thread(self.porter.keep_kernel_data)
             await self.porter.take_up()
             await self.swapper.take_up()
             await local_socket.serve_on(listener, path, self._relay)
             undo.pop_all()
+        # It mounts, and its mounts stay: a start that fails has not come this far.
+        await asyncio.to_thread(self.porter.keep_kernel_data)
         notify.ready()
 
     async def run(self) -> None:
