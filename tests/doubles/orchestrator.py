@@ -275,6 +275,8 @@ class Orchestrator:
                     return messages.Inspection(capsule.name, capsule.host, seen)
                 case messages.SignalJob():
                     return self._signal(ask)
+                case messages.EndUnknown():
+                    return None
                 case messages.SetTaint():
                     return self._taint(ask)
                 case messages.Untaint():
