@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from bare_labs import fresh_name, lab_root, name, output, reaches, without_daemons
 
-from liveshift.errors import NotFound, Refused
+from liveshift.errors import NotFound, Refused, WrongUsage
 from liveshift.launcher import lab as labs
 from liveshift.launcher.lab import Lab
 
@@ -214,7 +214,7 @@ class TestLinks:
         assert not reaches(lab, "h1", "ctl", seconds=0.5)
         labs.rejoin(lab, "ctl", "h1")
         assert reaches(lab, "h1", "ctl")
-        with pytest.raises(Refused, match="h1 cannot be cut off from itself"):
+        with pytest.raises(WrongUsage, match="h1 cannot be cut off from itself"):
             labs.separate(lab, "h1", "h1")
         with pytest.raises(NotFound, match='no host "h9"'):
             labs.separate(lab, "h1", "h9")
@@ -265,9 +265,9 @@ class TestLinks:
         assert "tbf" not in output(lab, "h1", "tc", "qdisc", "show", "dev", "eth0")
 
     def test_a_wrong_value_is_refused(self, lab: Lab) -> None:
-        with pytest.raises(Refused, match='"fast" is no rate'):
+        with pytest.raises(WrongUsage, match='"fast" is no rate'):
             labs.link(lab, "h1", rate="fast")
-        with pytest.raises(Refused, match="cannot lose 101"):
+        with pytest.raises(WrongUsage, match="cannot lose 101"):
             labs.link(lab, "h1", loss=101)
         assert labs.find(lab.name).hosts["h1"].link == labs.Link()
 
@@ -281,7 +281,7 @@ class TestSideBySide:
         labs.link(other, "h1", cut=True)
         assert reaches(lab, "h0", "h1")
         assert not reaches(other, "h0", "h1", seconds=0.5)
-        with pytest.raises(Refused, match="there are 2 labs"):
+        with pytest.raises(WrongUsage, match="there are 2 labs"):
             labs.find()
         labs.down(other.name)
         assert labs.leftovers(other.name) == []

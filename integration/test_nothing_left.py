@@ -134,7 +134,7 @@ def test_lab_up_again_after_a_kill(session: LabSession) -> None:
 
 
 def test_lab_up_that_fails_or_is_interrupted(session: LabSession) -> None:
-    said = session.refused("lab", "up", session.name, "--spare", "h7=none")
+    said = session.refused("lab", "up", session.name, "--spare", "h7=none", code=2)
     assert "spare of h7: no such host in a lab of 3" in said
     assert_nothing_left(session.name, set())
     with session.popen("lab", "up", session.name, "--hosts", "4") as making:

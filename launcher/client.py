@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 
 from ..errors import LiveshiftError, Unreachable, from_wire
 from ..runtime.messages import Frame, Message, encode_ask
+from ..runtime.messages.words import request_to
 from .context import Place, Remote
 
 ANSWER_S = 30.0
@@ -70,7 +71,7 @@ class Client:
         it hangs up, or when it takes too long; NotPermitted when it is not ours to ask.
         """
         number = next(self._numbers)
-        kind, name = type(message).__name__, self._line.name
+        kind, name = request_to(message), self._line.name
         until = time.monotonic() + timeout
         try:
             answer = self._line.exchange(number, encode_ask(number, message), until)
@@ -94,7 +95,7 @@ class Client:
             raise from_wire(*answer.error)
         if answer.id != number:
             self.close()
-            raise LiveshiftError(f"{name} answered ask {answer.id} when asked {number} ({kind})")
+            raise LiveshiftError(f"{name} answered ask {answer.id} when asked {number}, {kind}")
         return answer.answer
 
     def get(self, answer: type[A], message: Message, timeout: float = ANSWER_S) -> A:
@@ -102,7 +103,7 @@ class Client:
         got = self.ask(message, timeout)
         if not isinstance(got, answer):
             raise LiveshiftError(
-                f"{self._line.name} answered {type(message).__name__} with {type(got).__name__},"
+                f"{self._line.name} answered {request_to(message)} with {type(got).__name__},"
                 f" not {answer.__name__}"
             )
         return got

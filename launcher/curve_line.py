@@ -24,8 +24,8 @@ from ..runtime.outlet import FROM_ORCHESTRATOR, TO_ORCHESTRATOR, limit
 from .context import Remote
 
 CONNECT_S = 10.0
-REFUSED_S = 1.0
-"""A machine that is there and has nobody listening is asked for so long: it may be restarting."""
+CLOSED_S = 1.0
+"""A machine where no connection comes about is asked for so long: it may be restarting."""
 BROKEN_OFF = (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 HANDSHAKES = 3
 """That break off before one has shown its key; one may have met a restart."""
@@ -110,15 +110,15 @@ class CurveLine:
     def _connected(self, until: float) -> None:
         """Return when the orchestrator has shown its key and taken ours."""
         begun = time.monotonic()
-        refused, broken = False, 0
+        closed, broken = False, 0
         while not self._up:
             if (event := self._event(min(until, begun + CONNECT_S))) is None:
-                if not refused and time.monotonic() >= until:
+                if not closed and time.monotonic() >= until:
                     raise TimeoutError
                 break
             if event == zmq.EVENT_CLOSED:
-                refused = True
-                if time.monotonic() > begun + REFUSED_S:
+                closed = True
+                if time.monotonic() > begun + CLOSED_S:
                     break
             broken += event in BROKEN_OFF
             if broken >= HANDSHAKES:
@@ -130,12 +130,8 @@ class CurveLine:
                 )
         else:
             return
-        why = "the connection is refused" if refused else f"nothing heard in {CONNECT_S:g} s"
-        raise Unreachable(
-            f"no orchestrator at {self.name}: {why}",
-            hint="its address is cluster.orchestrator in the cluster file; `systemctl status"
-            " liveshift-orchestrator` there",
-        )
+        cause, look = _why_not(self._remote.address)
+        raise Unreachable(f"no orchestrator at {self.name}: {cause}", hint=look)
 
     def _event(self, until: float) -> int | None:
         """The next thing that happens to the connection, None when nothing did; raises
@@ -189,6 +185,19 @@ class CurveLine:
                 if not self._up:
                     return None
         raise TimeoutError
+
+
+def _why_not(address: str) -> tuple[str, str]:
+    """(cause, what to look at) after no handshake came about."""
+    import asyncio
+
+    from ..runtime import reach
+
+    return asyncio.run(reach.why_closed(address)) or (
+        f"nothing heard in {CONNECT_S:g} s",
+        "its address is cluster.orchestrator in the cluster file; `systemctl status"
+        " liveshift-orchestrator` there",
+    )
 
 
 def server_key(key: Path) -> Path:

@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import LiveshiftError, NotFound, Refused
+from ..errors import LiveshiftError, NotFound, Refused, WrongUsage
 from ..runtime import keyring, keys
-from ..runtime.config import Cluster, Host, load, parse
+from ..runtime.config import SCHEMA, Cluster, Host, load, parse
+from ..runtime.config_values import HOST_NAME, Unfit
 from ..runtime.messages import GetStatus, Status
 from . import render
 from .checks.cluster import this_host
@@ -32,12 +33,17 @@ ANSWER_S = 3.0
 def add(config: Path, name: str, address: str, settings: dict[str, Any], output: str) -> None:
     """Enter a host into the cluster file and make its keys; print the commands that remain.
 
-    ``settings``: further keys of its table, as TOML has them. Raises Refused when the file or the
-    keys have the host already, ConfigError when the changed file would be wrong; the file is then
-    as it was.
+    ``settings``: further keys of its table, as TOML has them. Raises WrongUsage for what is no name
+    or address of a host, Refused when the file or the keys have the host already, ConfigError when
+    the changed file would be wrong; the file is then as it was.
     """
     import tomlkit
 
+    try:
+        HOST_NAME.read(name)
+        SCHEMA["hosts"]["address"].kind.read(address)
+    except Unfit as unfit:
+        raise WrongUsage(f"host {name}: {unfit}") from None
     config = config.absolute()
     first = _has_no_hosts(config)
     text = config.read_text(encoding="utf-8-sig") if first else _text(config)

@@ -62,7 +62,7 @@ def up(
         str, typer.Argument(metavar="[NAME]", help="Name of the lab, at most 8 characters.")
     ] = DEFAULT,
     hosts: Annotated[
-        int, typer.Option("--hosts", "-n", min=1, max=32, metavar="N", help="Hosts: h0, h1 …")
+        int, typer.Option("--hosts", "-n", metavar="N", help="Hosts: h0, h1 …; 1 to 32.")
     ] = 3,
     slots: Annotated[
         int, typer.Option("--slots", min=1, max=64, metavar="N", help="Capsules per host.")

@@ -101,8 +101,6 @@ def _print(status: Status, output: Layout, every: bool) -> None:
 
     shown, hidden = chosen(status, every=every)
     render.show(*parts(shown, wide=output is Layout.WIDE, hidden=hidden))
-    if status.trouble:
-        render.note(status.trouble, style="yellow")
 
 
 def _live(client: Client, job: str | None, output: Layout, every: bool) -> None:

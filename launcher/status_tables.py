@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pwd
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.text import Text
 
@@ -44,30 +44,45 @@ EVERYTHING = 10**9
 """Lines: as many as there are."""
 
 
+class Most(NamedTuple):
+    """Lines that are shown at most."""
+
+    jobs: int = EVERYTHING
+    moves: int = EVERYTHING
+    hosts: int = EVERYTHING
+
+
+ALL = Most()
+
+
 def parts(
     status: Status,
     *,
     wide: bool = False,
     hidden: int = 0,
-    most: tuple[int, int] = (EVERYTHING, EVERYTHING),
+    most: Most = ALL,
 ) -> list[RenderableType]:
-    """Jobs with their capsules, moves under way, hosts: to be shown one below the other.
+    """What the orchestrator waits for, jobs with their capsules, moves under way, hosts: to be
+    shown one below the other.
 
-    ``hidden``: ended jobs that are left out; ``most``: lines of jobs and of hosts.
+    ``hidden``: ended jobs that are left out.
     """
     found: list[RenderableType] = []
+    if status.trouble:
+        found += [Text(status.trouble, style="yellow"), Text()]
     if status.jobs:
         there = sum(1 + len(job.capsules) for job in status.jobs)
-        found += [jobs(status, wide=wide, most=most[0]), *_cut(there, most[0])]
+        found += [jobs(status, wide=wide, most=most.jobs), *_cut(there, most.jobs)]
     elif not hidden:
         found.append(Text("no jobs; `liveshift run -- COMMAND` starts one", style="dim"))
     if hidden:
         found.append(Text(f"and {render.count(hidden, 'ended job')} more: --all", style="dim"))
     if status.moving:
-        found += [Text(), moving(status.moving, wide=wide)]
-        found += map(Text, forecast.lines(status.moving))
-    found += [Text(), hosts(status.hosts[: most[1]], wide=wide)]
-    found += _cut(len(status.hosts), most[1])
+        shown = status.moving[: most.moves]
+        found += [Text(), moving(shown, wide=wide), *_cut(len(status.moving), most.moves)]
+        found += map(Text, forecast.lines(shown))
+    found += [Text(), hosts(status.hosts[: most.hosts], wide=wide)]
+    found += _cut(len(status.hosts), most.hosts)
     found += unknown(status)
     found += [*other_files(status.hosts), *output_troubles(status.jobs)]
     return [*found, *warnings(status.hosts, wide=wide)]

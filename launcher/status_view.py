@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.console import Console, Group, RenderableType
 
-from .status_tables import parts
+from .status_tables import Most, parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ ENDED_SHOWN = 3
 """Ended jobs that are shown without ``--all``."""
 
 FEWEST = 3
-"""Lines of jobs, and of hosts, that even the smallest screen shows."""
+"""Lines of jobs, and of hosts, that even the smallest screen shows; of moves it shows one."""
 
 
 def chosen(status: Status, *, every: bool = False) -> tuple[Status, int]:
@@ -34,23 +34,25 @@ def chosen(status: Status, *, every: bool = False) -> tuple[Status, int]:
 
 
 def fitting(status: Status, hidden: int, console: Console, *, wide: bool) -> RenderableType:
-    """As much as the console has lines for. Moves are whole; jobs and hosts are cut at their ends,
-    where those come last of which least is to be said."""
+    """As much as the console has lines for. First jobs are cut, then hosts, then moves, at their
+    ends; of jobs and hosts those come last of which least is to be said."""
 
-    def picture(most_jobs: int, most_hosts: int) -> Group:
-        return Group(*parts(status, wide=wide, hidden=hidden, most=(most_jobs, most_hosts)))
+    def picture(most: Most) -> Group:
+        return Group(*parts(status, wide=wide, hidden=hidden, most=most))
 
     status = msgspec.structs.replace(status, hosts=sorted(status.hosts, key=_calm(status)))
     jobs = sum(1 + len(job.capsules) for job in status.jobs)
-    hosts = len(status.hosts)
-    while (over := _height(picture(jobs, hosts), console) - console.height) > 0:
-        if jobs > FEWEST:
-            jobs = max(FEWEST, jobs - over)
-        elif hosts > FEWEST:
-            hosts = max(FEWEST, hosts - over)
+    most = Most(jobs, len(status.moving), len(status.hosts))
+    while (over := _height(picture(most), console) - console.height) > 0:
+        if most.jobs > FEWEST:
+            most = most._replace(jobs=max(FEWEST, most.jobs - over))
+        elif most.hosts > FEWEST:
+            most = most._replace(hosts=max(FEWEST, most.hosts - over))
+        elif most.moves > 1:  # each has a row, and mostly a line below the table
+            most = most._replace(moves=max(1, most.moves - max(1, over // 2)))
         else:
             break
-    return picture(jobs, hosts)
+    return picture(most)
 
 
 def _calm(status: Status) -> Callable[[HostRow], bool]:

@@ -54,7 +54,7 @@ def stop(
     with Client(find(socket, lab, connect, key)) as client:
         if unknown:
             client.ask(EndUnknown(unknown, job))
-            render.out().print(f"{job} has ended on {unknown}", soft_wrap=True)
+            _say(job, "ended", None, output, on=unknown)
             return
         client.ask(SignalJob(job, signal.SIGTERM))
         began, said = time.monotonic(), ""
@@ -78,12 +78,13 @@ def stop(
     _say(job, "ending", None, output)
 
 
-def _say(job: str, state: str, code: int | None, output: TableOrJson) -> None:
+def _say(job: str, state: str, code: int | None, output: TableOrJson, on: str = "") -> None:
     if output is TableOrJson.JSON:
         render.print_json({"job": job, "state": state, "code": code})
     elif state == "ended":
+        where = f" on {on}" if on else ""
         with_code = "" if code is None else f" with code {code}"
-        render.out().print(f"{job} has ended{with_code}", soft_wrap=True)
+        render.out().print(f"{job} has ended{where}{with_code}", soft_wrap=True)
     else:
         render.out().print(f"{job} was told to end", soft_wrap=True)
 

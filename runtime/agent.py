@@ -23,7 +23,7 @@ import msgspec
 
 from ..criu_glue import network, nft_library
 from ..criu_glue.tool import Criu, find
-from ..errors import LiveshiftError, Refused, Unreachable
+from ..errors import LiveshiftError, NotPermitted, Unreachable
 from . import data_link, heap, link_rates, local_socket, messages, notify, state_lock
 from .cluster_file import ClusterFile
 from .config import Cluster, FastPath
@@ -124,11 +124,12 @@ class Agent:
             undo.callback(path.unlink, missing_ok=True)
             undo.callback(listener.close)
             _memory_for_images(self.cluster.paths.run / "images", undo)
-            await asyncio.to_thread(self.porter.keep_kernel_data)
             await self.porter.take_up()
             await self.swapper.take_up()
             await local_socket.serve_on(listener, path, self._relay)
             undo.pop_all()
+        # It mounts, and its mounts stay: a start that fails has not come this far.
+        await asyncio.to_thread(self.porter.keep_kernel_data)
         notify.ready()
 
     async def run(self) -> None:
@@ -258,7 +259,7 @@ async def serve(cluster: Cluster, host: str, file: ClusterFile) -> None:
     Raises LiveshiftError when it cannot start.
     """
     if os.geteuid() != 0:
-        raise Refused("the agent makes namespaces and runs CRIU, so it must run as root")
+        raise NotPermitted("the agent makes namespaces and runs CRIU, so it must run as root")
     nft_library.hold_open()
     with state_lock.held(cluster.paths.state, "agent"):
         agent = Agent(cluster, host)

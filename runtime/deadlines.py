@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import Refused, StepFailed
+from ..errors import StepFailed, WrongUsage
 from .config_values import Unfit
 from .messages import Rounds
 from .timeouts import SECONDS, TCP_GIVES_UP_S, Timeouts, breaches
@@ -24,14 +24,14 @@ def for_job(cluster: Cluster, collective: float) -> Timeouts:
     is what the cluster file says.
 
     Hosts beat and are suspected alike for every job, and what the cluster file gives stays given.
-    Raises Refused, with the numbers, when these do not fit into that time.
+    Raises WrongUsage, with the numbers, when these do not fit into that time.
     """
     if collective == 0:
         return cluster.timeouts
     try:
         SECONDS.read(collective)
     except Unfit as unfit:
-        raise Refused(f"the job's collective timeout: {unfit}") from None
+        raise WrongUsage(f"the job's collective timeout: {unfit}") from None
     timeouts = cluster.timeouts.under(collective)
     too_short = breaches(
         timeouts.chosen,
@@ -40,7 +40,7 @@ def for_job(cluster: Cluster, collective: float) -> Timeouts:
     )
     if too_short:
         (breach,) = too_short
-        raise Refused(
+        raise WrongUsage(
             f"a collective timeout of {collective:g} s is too short to move the job within it: "
             + breach.reason,
             hint=f"give the job's process groups at least {breach.limit:g} s; `liveshift config"

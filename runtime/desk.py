@@ -29,6 +29,7 @@ from .gpu_asked import asked
 from .jobs import Capsule, Job, check_request, overlay_for
 from .keyring import Holder
 from .messages import Event, Message
+from .messages.words import request_to
 from .migration import Move
 from .moves import Moves
 from .spares import place_job
@@ -119,7 +120,7 @@ class Desk:
             )
         serve = self._serve.get(type(ask))
         if serve is None:
-            raise NotPermitted(f"{type(ask).__name__} is not for the command line")
+            raise NotPermitted(f"{request_to(ask)} is not for the command line")
         return await serve(who, ask)
 
     async def _look_up(self, look: Callable[[], T]) -> T:
@@ -222,7 +223,12 @@ class Desk:
         await self._moves.ask(host, messages.Forget(ask.job), limit)
         left = [c for c in self._fleet.unknown.get(host, ()) if c not in here]
         self._fleet.unknown[host] = left
-        self._fleet.journal.note(host, "ended", f"ended {ask.job}, which was unknown", who.shown)
+        journal = self._fleet.journal
+        try:
+            journal.end_unknown(ask.job, max(capsule.epoch for capsule in here))
+        except LiveshiftError as error:  # a full disk keeps nothing from being ended
+            log.error("%s is ended; its name may be used again: %s", ask.job, error)
+        journal.note(host, "ended", f"ended {ask.job}, which was unknown", who.shown)
 
     async def _read_output(self, who: Principal, ask: messages.ReadOutput) -> messages.Output:
         """From the capsule's owner; across a move the offset stays good, so ask again there."""

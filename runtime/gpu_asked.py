@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import NotFound, Refused
+from ..errors import NotFound, Refused, WrongUsage
 from .jobs import Capsule
 from .messages import GpuSeat, GpuSurvey, Migrate
 from .troubles import refuse
@@ -24,13 +24,18 @@ class GpuAsked:
 
 
 def asked(ask: Migrate, capsule: Capsule) -> GpuAsked | None:
-    """None when no GPU was named; raises Refused for what names none, or not one to go to."""
+    """None when no GPU was named; raises WrongUsage for what names none, Refused for one to leave
+    on a host where the capsule is not."""
     if not ask.to_gpu:
         if ask.from_gpu:
-            raise Refused("--from-gpu was given without --to-gpu", hint="say --to-gpu HOST/GPU too")
+            raise WrongUsage(
+                "--from-gpu was given without --to-gpu", hint="say --to-gpu HOST/GPU too"
+            )
         return None
     if ask.to:
-        raise Refused("--to and --to-gpu were both given", hint="--to-gpu HOST/GPU alone will do")
+        raise WrongUsage(
+            "--to and --to-gpu were both given", hint="--to-gpu HOST/GPU alone will do"
+        )
     host, gpu = _split(ask.to_gpu)
     on, leave = _split(ask.from_gpu) if ask.from_gpu else ("", "")
     if on and on != capsule.host:
@@ -44,7 +49,7 @@ def asked(ask: Migrate, capsule: Capsule) -> GpuAsked | None:
 def find(text: str, gpus: Sequence[tuple[int, str]]) -> str:
     """The UUID of the GPU that somebody means, of these (index, UUID).
 
-    Raises NotFound, or Refused where it could be several.
+    Raises NotFound, or WrongUsage where it could be several.
     """
     if text.isdecimal():
         found = [uuid for index, uuid in gpus if index == int(text)]
@@ -54,7 +59,7 @@ def find(text: str, gpus: Sequence[tuple[int, str]]) -> str:
         return found[0]
     known = ", ".join(f"{index} ({uuid})" for index, uuid in gpus) or "none"
     if found:
-        raise Refused(f'"{text}" names several GPUs', hint=f"the GPUs there: {known}")
+        raise WrongUsage(f'"{text}" names several GPUs', hint=f"the GPUs there: {known}")
     raise NotFound(f'no GPU "{text}" there', hint=f"the GPUs there: {known}")
 
 
@@ -69,7 +74,7 @@ def seat(text: str, host: str, seats: Sequence[GpuSeat]) -> str:
 
 def left(capsule: str, survey: GpuSurvey | None, leave: str) -> str:
     """The UUID of the GPU that a surveyed capsule is to leave: the one that was named, or else
-    the only one in use. Raises Refused and NotFound."""
+    the only one in use. Raises Refused, NotFound and WrongUsage."""
     if survey is None or not (survey.processes or survey.problems):
         raise Refused(f"{capsule} uses no GPU", hint="--to-gpu is for ranks that do")
     gpus = survey.host.gpus
@@ -91,5 +96,5 @@ def left(capsule: str, survey: GpuSurvey | None, leave: str) -> str:
 def _split(text: str) -> tuple[str, str]:
     host, slash, gpu = text.rpartition("/")
     if not gpu or (slash and not host):
-        raise Refused(f'"{text}" names no GPU', hint=HINT)
+        raise WrongUsage(f'"{text}" names no GPU', hint=HINT)
     return host, gpu

@@ -70,7 +70,10 @@ class Job:
     def timeouts(self, cluster: Cluster) -> Timeouts:
         """The deadlines for moves of this job; raises Refused when the cluster file has changed
         so that they do not fit into the job's collective timeout any more."""
-        return for_job(cluster, self.request.collective)
+        try:
+            return for_job(cluster, self.request.collective)
+        except WrongUsage as unfit:  # it was none when the job began
+            raise Refused(unfit.message, hint=unfit.hint) from None
 
     def spec(self, capsule: Capsule, cluster: Cluster) -> CapsuleSpec:
         """Everything a host needs to house the capsule; the same wherever it goes."""
@@ -104,7 +107,8 @@ class Job:
 
 
 def check_request(run: Run, taken: set[str], cluster: Cluster, number: int) -> str:
-    """The new job's name; raises Refused for a request that cannot be a job.
+    """The new job's name; raises WrongUsage for a request that cannot be a job, Refused
+    for a name that is in use.
 
     ``number``: that of one which has no name of its own.
     """

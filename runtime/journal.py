@@ -99,6 +99,11 @@ class Journal:
             self.file.write("DELETE FROM jobs WHERE name = ?", (name,))
             self.file.write("DELETE FROM capsules WHERE job = ?", (name,))
 
+    def end_unknown(self, job: str, epoch: int) -> None:
+        """A job of that name, which is not in here, has ended: neither is used again."""
+        last = max(epoch, self.last_epoch(job))
+        self.file.write("INSERT OR REPLACE INTO last_epochs VALUES (?, ?)", (job, last))
+
     def last_epoch(self, job: str) -> int:
         """The highest epoch of a job of that name that was forgotten; 0 when there was none."""
         query = "SELECT COALESCE(MAX(epoch), 0) FROM last_epochs WHERE job = ?"

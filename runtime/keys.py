@@ -20,7 +20,7 @@ from pathlib import Path
 
 import zmq
 
-from ..errors import ConfigError, NotFound, Refused
+from ..errors import ConfigError, NotFound, Refused, WrongUsage
 from . import keyring
 from .access import GIVEN, Role
 from .config_values import HOST_NAME, ORCHESTRATOR, Unfit
@@ -230,7 +230,7 @@ def _name(name: str, whose: str) -> str:
     try:
         return HOST_NAME.read(name)
     except Unfit as unfit:
-        raise ConfigError(f"{whose} name: {unfit}") from None
+        raise WrongUsage(f"{whose} name: {unfit}") from None
 
 
 def _make_pair(directory: Path, secret_file: Path, public_file: Path) -> list[Path]:

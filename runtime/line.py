@@ -20,6 +20,7 @@ import zmq
 
 from ..errors import LiveshiftError, Unreachable, from_wire, to_wire
 from .messages import Here, Message, There, decode, encode_answer, encode_ask, encode_error
+from .messages.words import request_to
 from .served import Served
 
 log = logging.getLogger("liveshift.link")
@@ -54,7 +55,7 @@ class _Asked:
 
 class Line:
     """``life``: ours; ``largest``: bytes of the longest frame that the peer takes; ``why_not`` is
-    asked when it is not connected, None for a host's agent.
+    asked when it is not connected.
 
     ``send`` may be None until :meth:`connected`.
     """
@@ -85,7 +86,7 @@ class Line:
         A peer that is not connected is waited for, RECONNECT_S at most.
         """
         number = next(self._numbers)
-        asked = _Asked(type(message).__name__, encode_ask(number, message))
+        asked = _Asked(request_to(message), encode_ask(number, message))
         if len(asked.frame) > self._largest:
             raise LiveshiftError(
                 f"{asked.what} to {self.peer} has {len(asked.frame)} bytes, at most {self._largest}"
@@ -118,10 +119,7 @@ class Line:
         if self._why_not is not None:
             cause, look = await self._why_not()
             return Unreachable(f"{self.peer} is not connected: {cause}", hint=look)
-        return Unreachable(
-            f"the agent on {self.peer} is not connected to the orchestrator",
-            hint=f"on {self.peer}: `systemctl status liveshift-agent`; its log says why",
-        )
+        return Unreachable(f"{self.peer} is not connected", hint="its log says why")
 
     def drop(self) -> None:
         """The peer is gone: everything it was asked fails now, not at its deadline."""
@@ -187,7 +185,7 @@ class Line:
             self._served.take(
                 frame.id,
                 len(raw),
-                type(body).__name__,
+                request_to(body),
                 lambda: self._handler(self.peer, body),
                 self._send or self._transmit,  # an answer goes where the ask came from
             )

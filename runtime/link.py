@@ -34,6 +34,7 @@ from .config_values import ORCHESTRATOR
 from .keyring import NOBODY, Holder, Known
 from .line import Handler, Line, Send, new_life
 from .messages import Here, Message, There, decode, encode_answer, encode_error
+from .messages.words import request_to
 from .outlet import FROM_ORCHESTRATOR, TO_ORCHESTRATOR, Weight, limit, outlet
 from .served import Served
 
@@ -86,6 +87,8 @@ class Switchboard:
         self._routes: dict[str, bytes] = {}
         self._weights: dict[str, Weight] = {}
         self.lines: dict[str, Line] = {}
+        self.agents: dict[str, str] = {}
+        """Where the agents of hosts listen for images: there it is seen whether they run."""
 
     async def listen(self) -> None:
         """Bind; whoever connects waits until it serves.
@@ -208,8 +211,9 @@ class Switchboard:
             self._weights[name] = Weight()
             assert self.handler is not None
             self.lines[name] = Line(
-                name, None, self.handler, life=self._life, largest=FROM_ORCHESTRATOR
-            )
+                name, None, self.handler, life=self._life, largest=FROM_ORCHESTRATOR,
+                why_not=lambda: reach.why_no_agent(name, self.agents.get(name)),
+            )  # fmt: skip
         line = self.lines[name]
         if self._routes.get(name) != identity:  # a new one after every reconnect
             self._routes[name] = identity
@@ -250,7 +254,7 @@ class _Counter:
                 raise NotPermitted("operators' keys are not served here")
             return await serve(holder, ask)
 
-        self._served.take(frame.id, len(raw), type(ask).__name__, answer, reply)
+        self._served.take(frame.id, len(raw), request_to(ask), answer, reply)
 
 
 class Uplink:

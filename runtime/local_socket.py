@@ -55,11 +55,18 @@ class _User:
 def listen(path: Path) -> socket.socket:
     """A socket at ``path`` (made anew, mode 0666); who connects waits until it is served.
 
-    Raises LiveshiftError, with nothing left at ``path``.
+    Raises Refused where a process listens at ``path`` already: its socket stays. Raises
+    LiveshiftError otherwise, with nothing left at ``path``.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if there := _holder(path):
+            raise Refused(
+                f"{there} listens on {path} already",
+                hint="it goes on, and nothing was changed. A second cluster on this machine needs"
+                " its own paths.run",
+            )
         path.unlink(missing_ok=True)
         listener.bind(str(path))
         os.chmod(path, 0o666)
@@ -67,7 +74,24 @@ def listen(path: Path) -> socket.socket:
     except OSError as error:
         listener.close()
         raise LiveshiftError(f"cannot listen on {path}: {error}") from error
+    except Refused:
+        listener.close()
+        raise
     return listener
+
+
+def _holder(path: Path) -> str:
+    """Which process listens at ``path``, "" when none does: a killed daemon leaves its socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:  # as many wait there as may
+            return "another process"
+        except OSError:
+            return ""
+        raw = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        return f"pid {CREDENTIALS.unpack(raw)[0]}"
 
 
 async def serve(path: Path, handler: LocalHandler) -> asyncio.Server:

@@ -22,6 +22,7 @@ from .jobs import Capsule, Job
 from .journal_file import JournalTrouble
 from .link import Switchboard
 from .messages import Message, MigrationRow
+from .messages.words import request_to
 from .migration import Move
 from .ownership import BEFORE_COMMIT, Ruling, Side, may_pass, rule
 from .prediction import Load, learn, predict, rate_between
@@ -188,7 +189,7 @@ class Moves:
         while not (await asyncio.wait({answer}, timeout=LIVENESS_LOOK_S))[0]:
             if not self._fleet.is_up(host):
                 answer.cancel()
-                raise Unreachable(f"{host} fell silent during {type(message).__name__}")
+                raise Unreachable(f"{host} fell silent during {request_to(message)}")
         return answer.result()
 
     def commit(self, capsule: Capsule, host: str, *, still: bool) -> None:

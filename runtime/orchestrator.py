@@ -27,6 +27,7 @@ from .evacuation import Evacuation
 from .fleet import Fleet
 from .link import Switchboard
 from .messages import Message
+from .messages.words import request_to
 from .moves import Moves
 from .ownership import Ruling, is_stray
 from .steps import Step
@@ -72,6 +73,7 @@ class Orchestrator:
         """
         path = cluster.paths.run / "orchestrator.sock"
         switchboard = Switchboard(str(cluster.orchestrator), cluster.paths.keys)
+        switchboard.agents = {host.name: str(host.data) for host in cluster.hosts}
         with contextlib.ExitStack() as undo:
             await switchboard.listen()
             undo.callback(switchboard.close)
@@ -135,7 +137,7 @@ class Orchestrator:
             raise NotPermitted(f"{host} is not in this cluster's file")
         if not isinstance(ask, FROM_AGENTS):  # a command line that was given a host's key
             raise NotPermitted(
-                f"the key of the host {host} is no operator's: it may not ask {type(ask).__name__}",
+                f"the key of the host {host} is no operator's: it may not make {request_to(ask)}",
                 hint="`liveshift keys add-operator NAME` makes one, where the cluster's keys are",
             )
         state.heard = time.monotonic()

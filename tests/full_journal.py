@@ -15,9 +15,10 @@ def fill(journal: Journal) -> None:
     file: Any = journal.file
     (pages,) = file.rows("PRAGMA page_count")[0]
     file.rows(f"PRAGMA max_page_count={pages}")
-    with contextlib.suppress(JournalTrouble):
-        while True:
-            journal.tell("", "filler", "x" * 1000)
+    for size in (1000, 1):  # the last page, too
+        with contextlib.suppress(JournalTrouble):
+            while True:
+                journal.tell("", "filler", "x" * size)
 
 
 def empty(journal: Journal) -> None:

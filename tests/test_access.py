@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from desk_scene import (
     ADA,
@@ -24,6 +25,7 @@ from desk_scene import (
     people,
     scene,
 )
+from test_journal import row
 
 from liveshift.errors import LiveshiftError, NotFound, NotPermitted, Refused
 from liveshift.runtime import config, messages
@@ -376,6 +378,42 @@ def test_events_are_of_hosts_and_of_jobs_that_one_may_see(scene: Scene) -> None:
     assert subjects(NOBODY) == ["h1"]
     assert [e.subject for e in scene.here(BOB, messages.GetEvents("h1", 0)).events] == ["h1"]
     assert {e.subject for e in scene.here(BOB, messages.GetEvents("%", 0)).events} <= {"b/0"}
+
+
+def test_what_is_told_is_a_sentence(scene: Scene) -> None:
+    for ask in (TAINT, UNTAINT, CORDON, UNCORDON):
+        scene.here(OTTO, ask)
+    told = [(e.kind, e.text, e.by) for e in scene.fleet.journal.events("h1", 0)]
+    assert told == [
+        ("tainted", "tainted: hot", "otto"),
+        ("untainted", "untainted", "otto"),
+        ("cordoned", "cordoned", "otto"),
+        ("uncordoned", "uncordoned", "otto"),
+    ]
+    name = scene.here(BOB, Run("", 2, ["train", "--fast"], {}, "/", 100, [])).name
+    (event,) = scene.fleet.journal.events(name, 0)
+    hosts = ", ".join(capsule.host for capsule in scene.fleet.jobs[name].capsules.values())
+    assert (event.kind, event.text) == ("started", f"started on {hosts}: train --fast")
+    assert event.by == "bob"
+
+
+def test_the_events_of_a_host_have_the_moves_from_it_and_to_it(scene: Scene) -> None:
+    journal = scene.fleet.journal
+    for number, (source, destination) in enumerate([("h0", "h1"), ("h1", "h0")], 1):
+        made = msgspec.structs.replace(row(number, "a/0"), source=source, destination=destination)
+        journal.save_migration(number, made)
+        journal.tell("a/0", "moved", f"moved {source} → {destination}", "root", number)
+    for host in ("h0", "h1"):
+        told = [event.text for event in scene.here(OTTO, messages.GetEvents(host, 0)).events]
+        assert told == ["moved h0 → h1", "moved h1 → h0"]
+    assert scene.here(BOB, messages.GetEvents("h0", 0)).events == [], "the job is not Bob's"
+
+
+def test_the_nearest_host_is_suggested() -> None:
+    text = CLUSTER.format(state="/x", relayed="user").replace("hosts.h1", "hosts.node-21")
+    with pytest.raises(NotFound, match='no host "node-12"') as caught:
+        config.parse(text).cluster.host("node-12")
+    assert caught.value.hint == "did you mean node-21? its hosts are: h0, node-21"
 
 
 def test_the_next_owner_of_a_name_does_not_see_what_was_before(scene: Scene) -> None:

@@ -178,6 +178,21 @@ def test_what_no_journal_knows_is_shown_and_ended_on_demand(tmp_path: Path) -> N
     assert here(brain, GetStatus()).unknown == []
 
 
+def test_the_name_and_the_epochs_of_an_unknown_job_are_not_used_again(tmp_path: Path) -> None:
+    """The backup was made before job5 began: the next name would be job5 again, its epoch 1."""
+    brain = brain_on(tmp_path)
+    hello(brain, "h1", {"job5/0": 3, "job5/1": 4})
+    seen = [CapsuleState(f"job5/{n}", 3 + n, 7, 10**9, 5, 0.0, [0], "x") for n in range(2)]
+    says(brain, "h1", Beat("h1", 1 << 30, seen))
+    here(brain, EndUnknown("h1", "job5"))
+    journal = brain.fleet.journal
+    assert journal.next_number() == 6
+    assert journal.last_epoch("job5") == 4
+    assert journal.add_job("job5", 1, "10.99.0.0/24", b"", {"job5/0": (0, "h1")})[1] == 5
+    (event,) = journal.events("h1", 0, True)
+    assert (event.kind, event.text) == ("ended", "ended job5, which was unknown")
+
+
 def test_one_unknown_job_is_ended_and_others_stay_unknown(tmp_path: Path) -> None:
     brain = brain_on(tmp_path)
     hello(brain, "h1", {"old/0": 3, "older/0": 2})

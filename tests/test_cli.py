@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 from cli_harness import DEADLINE, Call, Starter, Terminal
+from daemon_process import Place
 
 from liveshift.launcher import cli, taint
+from liveshift.launcher.lab.record import Lab, LabHost
 from liveshift.launcher.options import duration
 from liveshift.launcher.status_tables import ranges
 from liveshift.runtime.messages import (
@@ -150,6 +152,52 @@ def test_wrong_usage_ends_with_2_and_says_where_to_look(
     told = capsys.readouterr()
     assert told.out == ""
     assert re.fullmatch(r"error: .+\nhint: `liveshift.* --help` shows how it is used\n", told.err)
+
+
+@pytest.fixture
+def small_cluster(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]
+) -> Path:
+    """A cluster file with its keys, and a lab that is but its record."""
+    root = tmp_path_factory.mktemp("labs")  # a short path, as a lab's must be
+    environment["LIVESHIFT_LAB_ROOT"] = str(root)
+    names = ("ctl", "h0", "h1")
+    made = [LabHost(name, f"10.88.0.{n + 2}", f"ls-a-{name}") for n, name in enumerate(names)]
+    hosts = {machine.name: machine for machine in made[1:]}
+    lab = Lab("a", root / "a", hosts, made[0], [], [])
+    lab.directory.mkdir()
+    lab.save()
+    return Place(tmp_path).config
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("lab up --hosts 40", "a lab has 1 to 32 hosts, got 40"),
+        ("lab up --hosts 0", "a lab has 1 to 32 hosts, got 0"),
+        ("lab up BAD_NAME", '"BAD_NAME" cannot be the name of a lab'),
+        ("lab up x --spare h9=none", "spare of h9: no such host in a lab of 3"),
+        ("lab up x --timeouts grace=soon", 'timeouts.grace: found "soon", expected a number'),
+        ("lab up x --memory h1=much", 'memory of h1: found "much", expected a size'),
+        ("lab up x --shared /nowhere", "/nowhere cannot be shared: there is no such directory"),
+        ("lab up x --local /etc", "/etc cannot be a directory of each host's own"),
+        ("lab link h1 --rate x", '"x" is no rate of a link'),
+        ("lab link h1 --loss 101", "a link cannot lose 101.0 % of its packets"),
+        ("lab link h1 --delay 1y", '"1y" is no delay of a link'),
+        ("lab link h1 --cut --to h1", "h1 cannot be cut off from itself"),
+        ("keys add-operator {A B} --role view -c FILE", 'operator name: found "A B", expected'),
+        ("host add H_2 127.0.0.4 -c FILE", 'host H_2: found "H_2", expected a DNS label'),
+        ("host add h2 nonsense -c FILE", 'host h2: found "nonsense", expected an IPv4 address'),
+    ],
+)
+def test_a_name_or_value_that_cannot_be_ends_with_2_and_says_why(
+    call: Call, small_cluster: Path, words: str, said: str
+) -> None:
+    there = {"FILE": str(small_cluster)}
+    argv = [there.get(w, w) for w in re.findall(r"\{.*?\}|\S+", words)]
+    code, out, err = call(*(word.strip("{}") for word in argv))
+    assert (code, out) == (2, ""), err
+    assert err.startswith(f"error: {said}")
 
 
 def test_a_cluster_that_is_not_there_ends_with_6(call: Call) -> None:

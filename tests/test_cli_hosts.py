@@ -337,6 +337,26 @@ def test_stop_says_what_it_waits_for(gpt: Any, start: Starter) -> None:
     )
 
 
+def test_stop_says_why_an_end_is_not_known_yet(gpt: Any, start: Starter) -> None:
+    gpt.signals_end = False
+    gpt.trouble = "the journal /v/journal.sqlite cannot be written: the disk at /v is full"
+    process = start("stop", "gpt")
+    gpt.wait_for(GetStatus, 8)
+    for capsule in ("gpt/0", "gpt/1"):
+        gpt.end(capsule, 143)
+    code, out, err = ended(process)
+    assert (code, out) == (0, "gpt has ended with code 143\n")
+    assert err.endswith(f"is killed after the grace time); {gpt.trouble}\n")
+    assert err.startswith("waiting for gpt/0 on h0")
+
+
+def test_what_no_journal_knows_is_ended_in_words_and_for_scripts(gpt: Any, call: Call) -> None:
+    assert call("stop", "old", "--unknown", "h1") == (0, "old has ended on h1\n", "")
+    code, out, err = call("stop", "old", "--unknown", "h1", "-o", "json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {"job": "old", "state": "ended", "code": None}
+
+
 def test_stop_waits_for_the_end(gpt: Any, call: Call) -> None:
     assert call("stop", "gpt") == (0, "gpt has ended with code 143\n", "")
     assert gpt.jobs["gpt"].signals == [signal.SIGTERM]

@@ -183,15 +183,42 @@ def test_status_shows_what_runs_first_and_few_that_ended(double: Any, call: Call
     assert len(json.loads(call("status", "-o", "json")[1])["jobs"]) == 8
 
 
+TROUBLE = "the journal waits for h2 to report"
+
+
+def test_status_says_at_its_head_what_the_orchestrator_waits_for(gpt: Any, call: Call) -> None:
+    assert "waits" not in call("status")[1]
+    gpt.trouble = TROUBLE
+    code, out, err = call("status")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[:2] == [TROUBLE, ""]
+    assert json.loads(call("status", "-o", "json")[1])["trouble"] == TROUBLE
+
+
+def test_status_watched_on_a_terminal_says_it_too(
+    gpt: Any, start: Starter, terminal: Terminal
+) -> None:
+    gpt.trouble = TROUBLE
+    process = start("status", "--watch", stdout=terminal.theirs)
+    terminal.read_until(TROUBLE.encode())
+    terminal.read_until(b"gpt/0")
+    gpt.trouble = ""
+    gpt.wait_for(GetStatus, 4)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(DEADLINE) == 130
+
+
+@pytest.mark.parametrize("moves", [1, 8])
 @pytest.mark.parametrize("size", [(24, 80), (24, 200), (16, 80)])
 def test_status_watched_shows_moves_and_hosts_on_a_small_terminal(
-    double: Any, start: Starter, terminal: Terminal, size: tuple[int, int]
+    double: Any, start: Starter, terminal: Terminal, size: tuple[int, int], moves: int
 ) -> None:
     fcntl.ioctl(terminal.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
     ended_jobs(double, 20)
     double._run(Run("gpt", 12, ["train"], {}, "/", 0, []))
     double.hosts["h1"].taint = "ECC"
-    double.begin_move("gpt/1", "h2")
+    for capsule in range(1, 1 + moves):
+        double.begin_move(f"gpt/{capsule}", "h2")
     process = start("status", "--watch", stdout=terminal.theirs)
     double.wait_for(GetStatus, 2)
     terminal.read_until(b"more lines")
@@ -204,6 +231,7 @@ def test_status_watched_shows_moves_and_hosts_on_a_small_terminal(
     shown = "\n".join(first)
     assert "h1 → h2" in shown
     assert "up, tainted" in shown
+    assert "h0    up" in shown, "the hosts without a taint, too"
     assert names(shown)[0] == "gpt"
 
 

@@ -99,7 +99,9 @@ def test_an_answer_that_takes_too_long_is_given_up_and_never_taken_for_another(
 ) -> None:
     with Client(server) as client:
         client.ask(RUN)
-        with pytest.raises(Unreachable, match=r"did not answer ReadOutput within 0\.2 s"):
+        with pytest.raises(
+            Unreachable, match=r"did not answer the request to read output within 0\.2 s"
+        ):
             client.ask(ReadOutput("gpt/0", 0, 1.0), 0.2)
         assert isinstance(client.ask(GetStatus()), Status)
 
@@ -119,7 +121,9 @@ def test_two_clients_do_not_wait_for_each_other(server: Path) -> None:
 def test_an_answer_of_another_type_is_an_error(server: Path) -> None:
     with (
         Client(server) as client,
-        pytest.raises(LiveshiftError, match="answered Run with Named, not Status"),
+        pytest.raises(
+            LiveshiftError, match="answered the request to start a job with Named, not Status"
+        ),
     ):
         client.get(Status, RUN)
 

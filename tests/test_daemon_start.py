@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -14,8 +15,11 @@ from pathlib import Path
 import pytest
 from daemon_process import Place, taken
 
-from liveshift.errors import LiveshiftError
+from liveshift.errors import LiveshiftError, NotPermitted
 from liveshift.launcher.client import Client
+from liveshift.runtime import agent, resident
+from liveshift.runtime.cluster_file import ClusterFile
+from liveshift.runtime.config import load
 from liveshift.runtime.messages import GetStatus, SetTaint, Status
 
 
@@ -66,6 +70,33 @@ def test_a_start_that_fails_at_the_socket_makes_no_journal(place: Place) -> None
     assert place.made() == ["run"]
 
 
+def test_the_socket_of_another_cluster_is_not_taken_away(place: Place, tmp_path: Path) -> None:
+    """Its file has a state directory and a port of its own, and paths.run is the same."""
+    (tmp_path / "other").mkdir()
+    other = Place(tmp_path / "other")
+    text = other.config.read_text().replace(f'"{other.run}"', f'"{place.run}"')
+    other.config.write_text(text)
+    path = place.run / "orchestrator.sock"
+    with place.runs("orchestrator") as first:
+        socket = path.stat().st_ino
+        said = other.fails("orchestrator", code=5)
+        assert f"pid {first.pid} listens on {path} already" in said
+        assert "paths.run" in said
+        assert path.stat().st_ino == socket
+        assert status(place).cluster == "daemons"
+    assert other.made() == []
+
+
+def test_a_journal_that_cannot_be_read_keeps_the_orchestrator_down(place: Place) -> None:
+    place.state.mkdir()
+    journal = place.state / "journal.sqlite"
+    journal.write_bytes(b"garbage, " * 1000)
+    said = place.fails("orchestrator", code=1)
+    assert f"error: the journal {journal}" in said
+    assert "hint: " in said
+    assert place.made() == ["run", "state", "state/journal.sqlite"], "no socket, no lock"
+
+
 def test_one_that_was_killed_keeps_nobody_out(place: Place) -> None:
     with place.runs("orchestrator") as first:
         os.kill(first.pid, signal.SIGKILL)
@@ -113,6 +144,14 @@ def test_on_a_full_disk_what_fails_has_not_happened(place: Place) -> None:
             assert (shown.hosts[0].taint, shown.trouble) == ("there is space", "")
 
 
+def test_an_agent_needs_root(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    cluster = load(place.config)
+    with pytest.raises(NotPermitted, match="it must run as root"):
+        asyncio.run(agent.serve(cluster, "h0", ClusterFile(place.config, cluster)))
+    assert place.made() == []
+
+
 MOUNTS = 'trap "grep -c $0 /proc/self/mounts >&2" EXIT; "$@"'
 """Run a command, then count the mounts below a directory on stderr."""
 
@@ -136,3 +175,20 @@ class TestAgent:
         assert re.search(rf"cannot listen for \w+ on 127.0.0.1:{getattr(place, which)}", said)
         assert said.splitlines()[-1] == "0", "nothing is mounted there"
         assert place.made() == []
+
+    @pytest.mark.parametrize("flaw", ["socket", "note"])
+    def test_a_start_that_fails_later_leaves_no_mount(self, place: Place, flaw: str) -> None:
+        """/run is no tmpfs here, so that what CRIU found out about the kernel would be mounted."""
+        made = {
+            "socket": place.run / "agent.sock" / "in the way",
+            "note": place.state / "capsules" / "gpt-0" / resident.NOTE,
+        }[flaw]
+        made.parent.mkdir(parents=True)
+        made.write_text("garbage")
+        before = place.made()
+        script = f"mount -t ramfs none /run && {MOUNTS.replace('$0', '-e $0 -e criu.kdat')}"
+        under = ("unshare", "--mount", "sh", "-c", script, str(place.run))
+        said = place.fails("agent", "--host", "h0", code=1, under=under)
+        assert said.splitlines()[-1] == "0", said
+        left = set(place.made()) - set(before)
+        assert left <= {"run", "run/images"}, left

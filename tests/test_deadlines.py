@@ -10,7 +10,7 @@ from cluster_files import SMALL, quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liveshift.errors import Refused, StepFailed
+from liveshift.errors import StepFailed, WrongUsage
 from liveshift.runtime.config import Cluster, parse
 from liveshift.runtime.deadlines import Standstill, check_freeze, for_job
 from liveshift.runtime.messages import Rounds
@@ -36,7 +36,7 @@ def test_a_job_with_another_timeout_is_moved_within_that() -> None:
 
 
 def test_a_timeout_that_is_too_short_is_refused_with_the_numbers() -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(WrongUsage) as caught:
         for_job(cluster(), 60)
     assert caught.value.message == (
         "a collective timeout of 60 s is too short to move the job within it: freeze 12 (2/5 of"
@@ -52,18 +52,18 @@ def test_a_timeout_that_is_too_short_is_refused_with_the_numbers() -> None:
 def test_what_the_cluster_gives_stays_given_and_counts() -> None:
     made = cluster(freeze=100)
     assert for_job(made, 400).freeze == 100
-    with pytest.raises(Refused, match=r"freeze 100 \(the cluster's\) \+ restore 40") as caught:
+    with pytest.raises(WrongUsage, match=r"freeze 100 \(the cluster's\) \+ restore 40") as caught:
         for_job(made, 200)
     assert caught.value.hint is not None
     least = float(caught.value.hint.split("at least ")[1].split()[0])
     assert for_job(made, least).standstill >= 100
-    with pytest.raises(Refused, match=r"must fit into collective 300 \(the job's\)"):
+    with pytest.raises(WrongUsage, match=r"must fit into collective 300 \(the job's\)"):
         for_job(cluster(standstill=300), 300)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 1e9, 0.001])
 def test_no_span_of_time_is_refused(seconds: float) -> None:
-    with pytest.raises(Refused, match=r"expected a number of seconds from 0\.01"):
+    with pytest.raises(WrongUsage, match=r"expected a number of seconds from 0\.01"):
         for_job(cluster(), seconds)
 
 

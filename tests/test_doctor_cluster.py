@@ -16,6 +16,7 @@ from cli_harness import double
 
 from liveshift.launcher.checks import cluster as checks
 from liveshift.launcher.checks.finding import Finding, Verdict
+from liveshift.launcher.doctor import examine
 from liveshift.runtime import keys
 from liveshift.runtime.config import Cluster, parse
 
@@ -142,6 +143,13 @@ def test_shared_paths(made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(checks, "_file_system", lambda path, mounts: "nfs4")
     finding = only(checks.shared_paths(made(shared=f'"{tmp_path}"')))
     assert (finding.verdict, finding.found) == (Verdict.OK, f"{tmp_path} (nfs4)")
+
+
+def test_the_doctor_looks_at_all_of_it(tmp_path: Path) -> None:
+    shared = f'"{tmp_path}"'
+    text = FILE.format(orchestrator=1, data=2, pages=3, shared=shared, folder=tmp_path)
+    rows = [finding.check for finding in examine(None, parse(text))]
+    assert {"keys", "ports", "cluster files", "shared paths"} <= set(rows)
 
 
 def test_without_a_file_nothing_of_it_is_looked_at() -> None:

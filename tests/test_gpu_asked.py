@@ -11,7 +11,7 @@ import pytest
 from move_stage import ANSWERS, NOT_DONE, Stage, a_move, no_waiting, play
 from test_gpu_choice import GPUS, ONE, UUIDS, process, survey
 
-from liveshift.errors import LiveshiftError, NotFound, Refused
+from liveshift.errors import LiveshiftError, NotFound, Refused, WrongUsage
 from liveshift.runtime import messages
 from liveshift.runtime.gpu_asked import GpuAsked, asked, left, seat
 from liveshift.runtime.jobs import Capsule
@@ -50,12 +50,17 @@ def test_host_and_gpu(words: tuple[str, str], meant: GpuAsked | None) -> None:
         (("5", "/"), '"/" names no GPU'),
         (("", "3"), "--from-gpu was given without --to-gpu"),
         (("h1/5", "", "h1"), "--to and --to-gpu were both given"),
-        (("5", "h2/3"), "gpt/3 is on h1: it has no GPU of h2 to leave"),
     ],
 )
 def test_what_names_none(words: tuple[str, ...], said: str) -> None:
-    with pytest.raises(Refused, match=said) as caught:
+    with pytest.raises(WrongUsage, match=said) as caught:
         ask(*words)
+    assert caught.value.hint
+
+
+def test_a_gpu_of_a_host_where_it_is_not() -> None:
+    with pytest.raises(Refused, match="gpt/3 is on h1: it has no GPU of h2 to leave") as caught:
+        ask("5", "h2/3")
     assert caught.value.hint
 
 
@@ -69,7 +74,7 @@ def test_a_gpu_of_another_host(text: str) -> None:
     [
         ("4", SEATS, NotFound, 'no GPU "4" there'),
         ("GPU-b", SEATS, NotFound, 'no GPU "GPU-b" there'),
-        ("GPU-a", SEATS, Refused, '"GPU-a" names several GPUs'),
+        ("GPU-a", SEATS, WrongUsage, '"GPU-a" names several GPUs'),
         ("0", [], Refused, "h2 has no GPU that can be used"),
     ],
 )

@@ -129,8 +129,8 @@ def test_json_holds_files_and_commands(config: Path) -> None:
     [
         (["h1", "127.0.0.4"], 'has a host "h1" already, with the address 127.0.0.3', 5),
         (["h2", "127.0.0.3"], "is the address of h1 already", 5),
-        (["h2", "nonsense"], "hosts.h2.address: found", 3),
-        (["H_2", "127.0.0.4"], "DNS label", 3),
+        (["h2", "nonsense"], 'host h2: found "nonsense", expected', 2),
+        (["H_2", "127.0.0.4"], "DNS label", 2),
     ],
 )
 def test_a_wrong_host_changes_nothing(config: Path, words: list[str], why: str, code: int) -> None:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from full_journal import empty, fill
 from test_evacuation import CLUSTER
@@ -20,7 +21,8 @@ from liveshift.runtime import config
 from liveshift.runtime.fleet import Fleet
 from liveshift.runtime.journal import Journal
 from liveshift.runtime.journal_file import JournalTrouble
-from liveshift.runtime.messages import Run
+from liveshift.runtime.messages import Prediction, Rounds, Run
+from liveshift.runtime.migration import Move
 from liveshift.runtime.moves import Moves
 from liveshift.runtime.ownership import Side
 from liveshift.runtime.steps import Step
@@ -152,7 +154,6 @@ def test_a_source_is_told_to_run_only_once_that_is_written_down(moves: Moves) ->
     """Else an orchestrator that is started anew would find the move where its image may be taken
     for complete, and pass the capsule on while its source runs it: two copies."""
     from liveshift.runtime import messages
-    from liveshift.runtime.migration import Move
 
     fleet: Fleet = cast(Any, moves)._fleet
     capsule = fleet.jobs["gpt"].capsules["gpt/1"]
@@ -206,3 +207,62 @@ def test_the_end_of_a_move_is_written_down_when_there_is_space_again(
         assert saved.state == "failed"
 
     asyncio.run(scene())
+
+
+# ---- what is told of the end of a move ----
+
+
+@pytest.mark.parametrize(
+    ("step", "of_row", "kind", "text"),
+    [
+        (
+            Step.DONE,
+            {
+                "frozen_s": 0.92,
+                "image_bytes": 117_000_000,
+                "precopy": Rounds(4, 782_000_000, 0, 0, 1e8),
+                "predicted": Prediction("pre-copy", "", 0.38, [], 0),
+            },
+            "moved",
+            "moved h1 → h2: paused 0.92 s (predicted 0.38 s); copied 782 MB running, 117 MB paused",
+        ),
+        (
+            Step.DONE,
+            {"frozen_s": 0.92, "image_bytes": 117_000_000},
+            "moved",
+            "moved h1 → h2: paused 0.92 s; copied 117 MB paused",
+        ),
+        (
+            Step.JOB_ENDED,
+            {"error": "gpt/1 ended with code 0 before it could move"},
+            "not moved",
+            "gpt/1 ended with code 0 before it could move",
+        ),
+        (
+            Step.FAILED,
+            {"error": "h2 lacks room"},
+            "not moved",
+            "did not move h1 → h2, failed: h2 lacks room",
+        ),
+    ],
+)
+def test_the_end_of_a_move_is_told(
+    moves: Moves,
+    monkeypatch: pytest.MonkeyPatch,
+    step: Step,
+    of_row: dict[str, Any],
+    kind: str,
+    text: str,
+) -> None:
+    fleet: Fleet = cast(Any, moves)._fleet
+    capsule = fleet.jobs["gpt"].capsules["gpt/1"]
+    capsule.migration = "m7"
+    move = Move(cast(Any, moves), 7, fleet.jobs["gpt"], capsule, "h2", "", "root", lambda _: None)
+    move.step = step
+    ended = msgspec.structs.replace(row(7, state=step.value), **of_row)
+    monkeypatch.setattr(move, "row", lambda: ended)
+    cast(Any, moves)._changed(move)
+    (event,) = fleet.journal.events("gpt/1", 0)
+    assert (event.kind, event.text, event.by) == (kind, text, "root")
+    assert capsule.migration is None
+    assert fleet.journal.migration(7) == ended

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from liveshift.errors import ConfigError, LiveshiftError, NotFound, Refused
+from liveshift.errors import LiveshiftError, NotFound, Refused, WrongUsage
 from liveshift.launcher import keys_cmd
 from liveshift.runtime import keyring, keys
 from liveshift.runtime.access import Role
@@ -80,7 +80,7 @@ def test_one_name_has_one_holder(made: Path) -> None:
         keys.add_operator(made, "h0", Role.VIEW)
     with pytest.raises(Refused, match="ops is the name of an operator"):
         keys.add_host(made, "ops")
-    with pytest.raises(ConfigError, match="operator name: found"):
+    with pytest.raises(WrongUsage, match="operator name: found"):
         keys.add_operator(made, "a.admin", Role.VIEW)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from liveshift.errors import ConfigError, NotFound, NotPermitted, Refused
+from liveshift.errors import ConfigError, NotFound, NotPermitted, Refused, WrongUsage
 from liveshift.launcher import keys_cmd
 from liveshift.runtime import keys
 
@@ -125,7 +125,7 @@ def test_add_host(made: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "orchestrator", "H0", "", "a" * 64, "-x"])
 def test_names_that_are_no_hosts(made: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"host name: found .*, expected a DNS label"):
+    with pytest.raises(WrongUsage, match=r"host name: found .*, expected a DNS label"):
         keys.add_host(made, name)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from liveshift.errors import ConfigError, LiveshiftError, NotFound, NotPermitted, Refused
+from liveshift.errors import LiveshiftError, NotFound, NotPermitted, Refused, WrongUsage
 from liveshift.launcher import lab as labs
 from liveshift.launcher.lab import (
     Lab,
@@ -66,10 +66,10 @@ class TestNames:
         "name", ["", "123456789", "-a", "a-", "A", "a_b", "a/b", "..", "a b", "lab\n", "ä"]
     )
     def test_a_name_that_cannot_be(self, name: str) -> None:
-        with pytest.raises(Refused, match="cannot be the name of a lab"):
+        with pytest.raises(WrongUsage, match="cannot be the name of a lab"):
             plan.checked_name(name)
         for verb in (labs.find, labs.down, labs.leftovers, lambda n: labs.up(n, 3)):
-            with pytest.raises(Refused, match="cannot be the name of a lab"):
+            with pytest.raises(WrongUsage, match="cannot be the name of a lab"):
                 verb(name)
 
     def test_a_network_namespace_belongs_to_one_lab(self) -> None:
@@ -83,7 +83,7 @@ class TestNames:
 
     @pytest.mark.parametrize("count", [0, -1, 33])
     def test_a_number_of_hosts_that_cannot_be(self, count: int) -> None:
-        with pytest.raises(Refused, match=f"a lab has 1 to 32 hosts, got {count}"):
+        with pytest.raises(WrongUsage, match=f"a lab has 1 to 32 hosts, got {count}"):
             labs.up("a", count)
 
     def test_all_hosts_fit_the_network(self) -> None:
@@ -134,22 +134,20 @@ class TestClusterFile:
         assert plan.cluster("a", 1, tmp_path).paths.criu == Path("/opt/criu/criu")
 
     def test_mistakes_are_named(self, tmp_path: Path) -> None:
-        with pytest.raises(Refused, match="spare of h3: no such host in a lab of 3") as refused:
+        with pytest.raises(WrongUsage, match="spare of h3: no such host in a lab of 3") as refused:
             plan.cluster("a", 3, tmp_path, spare={"h3": "dedicated"})
         assert refused.value.hint == "its hosts are: h0, h1, h2"
-        with pytest.raises(ConfigError, match='spare of h0: found "often", expected "floating"'):
+        with pytest.raises(WrongUsage, match='spare of h0: found "often", expected "floating"'):
             plan.cluster("a", 3, tmp_path, spare={"h0": "often"})
-        with pytest.raises(ConfigError, match='memory of h1: found "much", expected a size'):
+        with pytest.raises(WrongUsage, match='memory of h1: found "much", expected a size'):
             plan.cluster("a", 3, tmp_path, memory={"h1": "much"})
-        with pytest.raises(ConfigError, match="slots of h0: found 0"):
+        with pytest.raises(WrongUsage, match="slots of h0: found 0"):
             plan.cluster("a", 3, tmp_path, slots=0)
-        with pytest.raises(Refused, match='no timeout "patience"') as refused:
+        with pytest.raises(WrongUsage, match='no timeout "patience"') as refused:
             plan.cluster("a", 3, tmp_path, timeouts={"patience": "1"})
         assert "suspicion" in (refused.value.hint or "")
         for text in ("soon", "-1", "nan"):
-            with pytest.raises(
-                ConfigError, match=f'timeouts.grace: found "{text}", expected a num'
-            ):
+            with pytest.raises(WrongUsage, match=f'timeouts.grace: found "{text}", expected a num'):
                 plan.cluster("a", 3, tmp_path, timeouts={"grace": text})
 
     def test_timeouts_are_given_by_their_keys(self, tmp_path: Path) -> None:
@@ -161,11 +159,11 @@ class TestClusterFile:
         given = {"libraries": "/opt/nvidia/lib", "fast_path": "off"}
         made = plan.cluster("a", 1, tmp_path, tables={"gpu": given}).gpu
         assert (made.libraries, made.fast_path) == (Path("/opt/nvidia/lib"), FastPath.OFF)
-        with pytest.raises(Refused, match='no setting of gpu "speed"') as refused:
+        with pytest.raises(WrongUsage, match='no setting of gpu "speed"') as refused:
             plan.cluster("a", 1, tmp_path, tables={"gpu": {"speed": "1"}})
         assert "there are: libraries, fast_path, verify" in (refused.value.hint or "")
         with pytest.raises(
-            ConfigError, match=r'gpu\.fast_path: found "no", expected "auto" or "off"'
+            WrongUsage, match=r'gpu\.fast_path: found "no", expected "auto" or "off"'
         ):
             plan.cluster("a", 1, tmp_path, tables={"gpu": {"fast_path": "no"}})
 
@@ -179,9 +177,9 @@ class TestClusterFile:
         assert (made.precopy.enabled, made.precopy.slow_down) == (False, 0.5)
         made = plan.cluster("a", 1, tmp_path, tables={"logs": {"max": "2MiB", "keep": "3"}})
         assert (made.logs.max, made.logs.keep) == (2 << 20, 3)
-        with pytest.raises(ConfigError, match=r'logs.max: found "9KiB", expected a size from "1Mi'):
+        with pytest.raises(WrongUsage, match=r'logs.max: found "9KiB", expected a size from "1Mi'):
             plan.cluster("a", 1, tmp_path, tables={"logs": {"max": "9KiB"}})
-        with pytest.raises(ConfigError, match=r'precopy\.enabled: found "no"'):
+        with pytest.raises(WrongUsage, match=r'precopy\.enabled: found "no"'):
             plan.cluster("a", 1, tmp_path, tables={"precopy": {"enabled": "no"}})
 
 
@@ -224,7 +222,7 @@ class TestMounts:
 
     @pytest.mark.parametrize("path", ["/", "/tmp", "/etc", "//", "/sys/x", "scratch", "/var/lib/"])
     def test_a_directory_that_cannot_be_each_hosts_own(self, path: str) -> None:
-        with pytest.raises(Refused, match="cannot be a directory of each host's own"):
+        with pytest.raises(WrongUsage, match="cannot be a directory of each host's own"):
             labs.up("a", 3, local=[path])
 
     def test_other_file_systems_of_the_machine_are_shared(self) -> None:
@@ -258,14 +256,14 @@ class TestLinks:
 
     @pytest.mark.parametrize("text", ["", "200", "200mb", "-1mbit", "1bit", "2000gbit", "mbit"])
     def test_what_is_no_rate(self, text: str) -> None:
-        with pytest.raises(Refused, match="is no rate"):
+        with pytest.raises(WrongUsage, match="is no rate"):
             links.bits_per_second(text)
 
     def test_delays(self) -> None:
         given = ("5ms", "0.1s", "250us", "0", "none")
         assert [links.milliseconds(t) for t in given] == [5, 100, 0.25, 0, 0]
         for text in ("5", "ms", "11s", "-1ms"):
-            with pytest.raises(Refused, match="is no delay"):
+            with pytest.raises(WrongUsage, match="is no delay"):
                 links.milliseconds(text)
 
     def test_a_slow_link_is_a_bucket_behind_a_delay(self) -> None:
@@ -329,7 +327,7 @@ class TestRecord:
         assert missing.value.hint == "there are: a"
         recorded("b")
         assert labs.names() == ["a", "b"]
-        with pytest.raises(Refused, match="2 labs on this machine: a, b"):
+        with pytest.raises(WrongUsage, match="2 labs on this machine: a, b"):
             labs.find()
         assert labs.find("b").name == "b"
 
@@ -352,7 +350,7 @@ class TestRecord:
     def test_a_root_that_would_not_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for wrong in ("labs", "/a b", "/" + "x" * 80):
             monkeypatch.setenv("LIVESHIFT_LAB_ROOT", wrong)
-            with pytest.raises(ConfigError, match="LIVESHIFT_LAB_ROOT"):
+            with pytest.raises(WrongUsage, match="LIVESHIFT_LAB_ROOT"):
                 labs.names()
 
     @pytest.mark.root

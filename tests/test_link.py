@@ -91,7 +91,9 @@ def test_a_silent_peer_is_unreachable_after_the_deadline_and_a_late_answer_harms
         async with joined(key_directory) as ends:
             uplink = await ends.agent("h0", agent)
             await uplink.line.ask(beat(), 10)
-            with pytest.raises(Unreachable, match=r"h0 did not answer End within 0.1 s"):
+            with pytest.raises(
+                Unreachable, match=r"h0 did not answer the request to end a capsule within 0.1 s"
+            ):
                 await ends.switchboard.ask("h0", messages.End("gpt/1", 1), 0.1)
             await asyncio.sleep(0.5)
             answer = await ends.switchboard.ask("h0", messages.End("gpt/1", 1), 10)

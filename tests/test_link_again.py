@@ -208,7 +208,10 @@ def test_what_an_earlier_life_was_asked_fails_and_is_not_asked_of_the_next(
             waiting = asyncio.create_task(uplink.line.ask(beat(), 60))  # asked of nobody yet
             await asyncio.sleep(0)
             await ends.start(named("second"))
-            with pytest.raises(Unreachable, match="lost contact to the orchestrator during Ended"):
+            with pytest.raises(
+                Unreachable,
+                match="lost contact to the orchestrator during the request to take note",
+            ):
                 await asked
             assert await waiting == messages.Named("second")
             assert uplink.line.peer_life != life
@@ -237,7 +240,9 @@ def test_what_an_earlier_agent_was_asked_fails_when_the_next_one_comes(key_direc
             await ends.stop(first)
             second = await ends.agent("h0", named("second"))
             await second.line.ask(beat(), 10)
-            with pytest.raises(Unreachable, match="lost contact to h0 during End"):
+            with pytest.raises(
+                Unreachable, match="lost contact to h0 during the request to end a c"
+            ):
                 await asked
             assert heard == ["first End"]
 

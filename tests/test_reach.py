@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
-from link_harness import Ends, beat, free_address, nothing, until
+import zmq
+from link_harness import Ends, beat, free_address, joined, nothing, until
 
 from liveshift.errors import Unreachable
-from liveshift.runtime import keys, line, reach
+from liveshift.runtime import keys, line, messages, reach
 from liveshift.runtime.link import Uplink
+from liveshift.runtime.messages.base import Answer, Message
+from liveshift.runtime.messages.words import ASKS
 
 
 @pytest.fixture(autouse=True)
@@ -103,3 +107,61 @@ def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     cause, look = asyncio.run(reach.why_not("10.1.2.3:7400"))
     assert cause == "10.1.2.3:7400 does not answer within 0.05 s"
     assert "firewall" in look
+
+
+# ---- the other way: an orchestrator and a host's agent ----
+
+
+async def asked_of_gone_agent(key_directory: Path, agents: dict[str, str]) -> Unreachable:
+    """What an ask of the orchestrator comes to whose agent has gone."""
+    async with joined(key_directory) as ends:
+        uplink = await ends.agent("h0")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(line, "RECONNECT_S", 10.0)
+            await uplink.line.ask(beat(), 10)
+        ends.switchboard.agents = agents
+        await ends.stop(uplink)
+        while True:  # the closing of a connection takes a moment to be seen
+            with pytest.raises(Unreachable) as caught:
+                await ends.switchboard.ask("h0", messages.Freeze("m1", "gpt/0", 1.0), 5)
+            if "is not connected" in str(caught.value):
+                return caught.value
+
+
+def test_an_agent_that_does_not_run(key_directory: Path) -> None:
+    address = free_address()
+    error = asyncio.run(asked_of_gone_agent(key_directory, {"h0": address}))
+    assert str(error) == (
+        f"h0 is not connected: {address} refuses connections: nothing listens there"
+    )
+    assert error.hint == "on h0: `systemctl status liveshift-agent`; its log says why"
+
+
+def test_an_agent_that_does_not_find_the_orchestrator(key_directory: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = "{}:{}".format(*listening.getsockname())
+        error = asyncio.run(asked_of_gone_agent(key_directory, {"h0": address}))
+    assert str(error).endswith(f"its agent listens on {address} and has no connection to here")
+    assert "another address in its cluster.orchestrator, or a key" in str(error.hint)
+
+
+def test_an_agent_that_takes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_raw: bytes) -> None:
+        raise zmq.ZMQError(zmq.EAGAIN)
+
+    async def scene() -> None:
+        there = line.Line("h0", full, nothing, life=1, largest=10**6)
+        with pytest.raises(Unreachable, match="h0 is connected, but has not taken the last") as no:
+            await there.ask(messages.Forget("gpt"), 5)
+        assert no.value.hint == "its log says more"
+
+    asyncio.run(scene())
+
+
+def test_every_request_has_words() -> None:
+    def below(kind: type[Message]) -> set[type[Message]]:
+        return {kind}.union(*map(below, kind.__subclasses__()))
+
+    asks = below(Message) - below(Answer) - {Message}
+    assert {kind.__name__ for kind in asks if kind.__module__.startswith("liveshift.")} == set(ASKS)
+    assert not [words for words in ASKS.values() if any(letter.isupper() for letter in words[:1])]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -17,7 +18,9 @@ from typing import Any
 
 import pytest
 from cli_harness import Call, Starter, ended
+from daemon_process import Place
 from link_harness import free_address, nothing
+from test_books import FACTS
 
 from liveshift.errors import LiveshiftError, NotFound, NotPermitted, Refused, Unreachable
 from liveshift.launcher import curve_line
@@ -25,6 +28,7 @@ from liveshift.launcher.client import Client
 from liveshift.launcher.context import Remote, find
 from liveshift.runtime import keys, link, messages
 from liveshift.runtime.access import Role
+from liveshift.runtime.config import load
 from liveshift.runtime.link import Holder, Switchboard
 from liveshift.runtime.messages import Message
 
@@ -132,7 +136,9 @@ def test_an_answer_that_takes_too_long_is_not_taken_for_the_next(far: Far, remot
 
     far.answer = answer
     with Client(remote) as client:
-        with pytest.raises(Unreachable, match=r"did not answer ReadOutput within 0\.5 s"):
+        with pytest.raises(
+            Unreachable, match=r"did not answer the request to read output within 0\.5 s"
+        ):
             client.ask(messages.ReadOutput("a/0", 0, 0), 0.5)
         go.set()
         assert client.get(messages.Named, messages.GetStatus()).name == "in time"
@@ -243,12 +249,30 @@ def test_another_orchestrator_than_the_key_is_for(far: Far, remote: Remote, tmp_
 
 
 def test_nobody_listens(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curve_line, "REFUSED_S", 0.1)
+    monkeypatch.setattr(curve_line, "CLOSED_S", 0.1)
     with (
         Client(Remote(free_address(), remote.key)) as client,
-        pytest.raises(Unreachable, match=r"no orchestrator at .*: the connection is refused"),
+        pytest.raises(
+            Unreachable, match=r"no orchestrator at .*: .*:[0-9]+ refuses connections: nothing"
+        ),
     ):
         client.ask(messages.GetStatus())
+
+
+def test_no_way_there_is_not_called_refused(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_route(*_: object) -> None:
+        raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+    monkeypatch.setattr(curve_line, "CLOSED_S", 0.1)
+    monkeypatch.setattr(asyncio, "open_connection", no_route)
+    with (
+        Client(Remote(free_address(), remote.key)) as client,
+        pytest.raises(Unreachable, match=r"cannot be reached: No route to host") as caught,
+    ):
+        client.ask(messages.GetStatus())
+    assert "ip route get" in (caught.value.hint or "")
 
 
 def test_somebody_listens_and_says_nothing(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +282,9 @@ def test_somebody_listens_and_says_nothing(remote: Remote, monkeypatch: pytest.M
         with Client(Remote(address, remote.key)) as client:
             with pytest.raises(Unreachable, match=r"nothing heard in 0\.3 s"):
                 client.ask(messages.GetStatus())
-            with pytest.raises(Unreachable, match=r"did not answer GetStatus within 0\.1 s"):
+            with pytest.raises(
+                Unreachable, match=r"did not answer the request to show the status within 0\.1 s"
+            ):
                 client.ask(messages.GetStatus(), 0.1)
 
 
@@ -301,6 +327,41 @@ def test_keys_that_cannot_be_used(far: Far, remote: Remote, tmp_path: Path) -> N
         pytest.raises(Refused, match="its mode is 0644, expected 0600"),
     ):
         client.ask(messages.GetStatus())
+
+
+def test_the_key_of_a_host_is_not_an_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], call: Call
+) -> None:
+    """The orchestrator's own words, through a real command line; the agent does not notice it."""
+    monkeypatch.setattr(link, "WATCH_S", 0.05)
+    place = Place(tmp_path)
+    key = tmp_path / "keys" / "hosts" / "h0.key"
+    with place.runs("orchestrator"):
+        where = ("--connect", f"tcp://{place.orchestrator}", "--key", str(key))
+        environment.pop("LIVESHIFT_SOCKET")
+        code, out, err = call("status", *where)
+        assert (code, out) == (7, "")
+        assert err.startswith("error: the key of the host h0 is no operator's: it may not make the")
+        assert "liveshift keys add-operator NAME" in err
+
+        async def agent() -> None:
+            uplink = link.Uplink("h0", place.orchestrator, tmp_path / "keys", nothing)
+            serving = asyncio.create_task(uplink.serve())
+            hello = messages.Hello("h0", FACTS, {}, load(place.config).digest, "life")
+            answer = await uplink.line.ask(hello, 20)
+            assert isinstance(answer, messages.Books)
+            with pytest.raises(NotPermitted, match="is no operator's"):
+                await asyncio.to_thread(asked_with, Remote(place.orchestrator, key))
+            assert await uplink.line.ask(messages.Beat("h0", 1 << 30, []), 20) is None
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+        asyncio.run(agent())
+
+
+def asked_with(remote: Remote) -> None:
+    with Client(remote) as client:
+        client.ask(messages.GetStatus(), 20)
 
 
 # ---- which orchestrator ----

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from full_journal import empty, fill
 from test_endings import a_fleet
 
 from liveshift.errors import LiveshiftError, NotFound, Refused
@@ -19,6 +20,7 @@ from liveshift.runtime import messages
 from liveshift.runtime.endings import Endings
 from liveshift.runtime.fleet import Fleet
 from liveshift.runtime.jobs import Capsule
+from liveshift.runtime.journal_file import JournalTrouble
 from liveshift.runtime.migration import Move
 from liveshift.runtime.steps import Step
 from liveshift.runtime.stopping import Stopping
@@ -249,5 +251,28 @@ def test_a_full_disk_keeps_no_job_from_being_stopped(
             patch.setattr(scene.fleet.journal, "set_job", full)
             await scene.stopping.signal(scene.job, TERM, "root")
         await scene.over()
+
+    play(act)
+
+
+def test_on_a_full_disk_its_processes_end_and_their_ends_are_known_once_there_is_room(
+    play: Play,
+) -> None:
+    async def act(scene: Scene) -> None:
+        scene.deaf = True  # their agents tell of their ends, below
+        fill(scene.fleet.journal)
+        await scene.stopping.signal(scene.job, TERM, "root")
+        await scene.until(lambda: {("a/0", "h0", TERM), ("a/1", "h1", TERM)} <= set(scene.seen()))
+        for capsule in scene.job.capsules.values():
+            with pytest.raises(JournalTrouble, match="is full"):
+                scene.endings.capsule_ended(scene.job, capsule, 128 + TERM)
+            assert capsule.code is None
+        assert scene.job.state == "ending"
+        empty(scene.fleet.journal)
+        for capsule in scene.job.capsules.values():  # an agent tells it until it is heard
+            scene.endings.capsule_ended(scene.job, capsule, 128 + TERM)
+        await scene.over()
+        assert scene.job.code == 128 + TERM
+        assert [row[5] for row in scene.fleet.journal.capsules("a")] == [128 + TERM] * 2
 
     play(act)

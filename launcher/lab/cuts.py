@@ -8,7 +8,7 @@ capsules send too, and for a host that was booted anew.
 
 from __future__ import annotations
 
-from ...errors import Refused
+from ...errors import WrongUsage
 from . import wiring
 from .commands import run
 from .record import Lab, claim
@@ -19,7 +19,7 @@ _TABLE = "table bridge lab_cuts"
 def separate(lab: Lab, one: str, other: str) -> None:
     """Let nothing pass between two machines (hosts or ``ctl``); may be repeated.
 
-    Raises NotFound for one that is not there, Refused when they are the same.
+    Raises NotFound for one that is not there, WrongUsage when they are the same.
     """
     _change(lab, one, other, cut=True)
 
@@ -54,12 +54,12 @@ def rules(cuts: list[tuple[str, str]]) -> str:
 
 
 def _change(lab: Lab, one: str, other: str, *, cut: bool) -> None:
+    if one == other:
+        raise WrongUsage(f"{one} cannot be cut off from itself")
     with claim(lab.directory):
         lab.refresh()
         for name in (one, other):
             lab.machine(name)
-        if one == other:
-            raise Refused(f"{one} cannot be cut off from itself")
         pair = (min(one, other), max(one, other))
         cuts = [known for known in lab.cuts if known != pair] + ([pair] if cut else [])
         _apply(lab, cuts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from ...errors import LiveshiftError, Refused
+from ...errors import LiveshiftError, Refused, WrongUsage
 from . import wiring
 from .commands import ip, run
 from .record import Lab, LabHost, Link, claim
@@ -35,16 +35,20 @@ def link(
     """Change how a host's link behaves; None leaves a property as it is. Returns all of them.
 
     ``rate`` such as "200mbit" or "none"; ``loss`` in percent; ``delay`` one way, such as "5ms";
-    ``cut`` True takes the cable out. Raises Refused, with the link as it was, for what cannot be.
+    ``cut`` True takes the cable out. Raises WrongUsage for what is no property of a link,
+    Refused where the kernel lacks the means; the link is then as it was.
     """
+    given_rate = None if rate is None else bits_per_second(rate)
+    given_loss = None if loss is None else _percent(loss)
+    given_delay = None if delay is None else milliseconds(delay)
     with claim(lab.directory):
         lab.refresh()
         machine = lab.machine(host)
         before = machine.link
         after = Link(
-            rate=before.rate if rate is None else bits_per_second(rate),
-            loss=before.loss if loss is None else _percent(loss),
-            delay=before.delay if delay is None else milliseconds(delay),
+            rate=before.rate if given_rate is None else given_rate,
+            loss=before.loss if given_loss is None else given_loss,
+            delay=before.delay if given_delay is None else given_delay,
             cut=before.cut if cut is None else cut,
         )
         try:
@@ -58,13 +62,13 @@ def link(
 
 
 def bits_per_second(text: str) -> int:
-    """ "200mbit", "1.5 Gbit/s", "none"; raises Refused."""
+    """ "200mbit", "1.5 Gbit/s", "none"; raises WrongUsage."""
     if text.strip().lower() in ("none", "0"):
         return 0
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kmg]?)bit(?:/s)?", text.strip().lower())
     rate = round(float(match[1]) * _UNITS[match[2]]) if match else 0
     if not 8000 <= rate <= _FASTEST:
-        raise Refused(
+        raise WrongUsage(
             f'"{text}" is no rate of a link',
             hint='such as "200mbit" (kbit, mbit, gbit; 8kbit at least), or "none"',
         )
@@ -72,13 +76,13 @@ def bits_per_second(text: str) -> int:
 
 
 def milliseconds(text: str) -> float:
-    """ "5ms", "0.1s", "250us", "none"; raises Refused."""
+    """ "5ms", "0.1s", "250us", "none"; raises WrongUsage."""
     if text.strip().lower() in ("none", "0"):
         return 0.0
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(us|ms|s)", text.strip().lower())
     delay = float(match[1]) * {"us": 0.001, "ms": 1.0, "s": 1000.0}[match[2]] if match else -1.0
     if not 0 <= delay <= 10_000:
-        raise Refused(
+        raise WrongUsage(
             f'"{text}" is no delay of a link', hint='such as "5ms" (us, ms, s; at most 10s), "none"'
         )
     return delay
@@ -86,7 +90,9 @@ def milliseconds(text: str) -> float:
 
 def _percent(loss: float) -> float:
     if not 0 <= loss <= 100:
-        raise Refused(f"a link cannot lose {loss} % of its packets", hint="--loss takes 0 to 100")
+        raise WrongUsage(
+            f"a link cannot lose {loss} % of its packets", hint="--loss takes 0 to 100"
+        )
     return float(loss)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ...errors import NotFound, NotPermitted, Refused
+from ...errors import NotFound, NotPermitted, Refused, WrongUsage
 from ...runtime import keys
 from ...runtime.config import Cluster, dump
 from . import daemons, plan, rooms, wiring
@@ -40,7 +40,7 @@ def up(
     where the program lives and the current directory always are. A lab of that name that no longer
     runs is replaced. A terminal shows the progress.
 
-    Raises Refused when it runs, ConfigError, NotPermitted without root, LiveshiftError when
+    Raises WrongUsage, Refused when it runs, NotPermitted without root, LiveshiftError when
     something fails. Whatever is raised, a Ctrl-C too, nothing is left.
     """
     plan.host_names(hosts)
@@ -185,7 +185,7 @@ def _write_files(lab: Lab, cluster: Cluster) -> None:
 
 def _directory(path: str) -> str:
     if not os.path.isdir(path):
-        raise Refused(f"{path} cannot be shared: there is no such directory")
+        raise WrongUsage(f"{path} cannot be shared: there is no such directory")
     return path
 
 

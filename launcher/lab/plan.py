@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ...criu_glue.mounts import PSEUDO
-from ...errors import ConfigError, Refused
+from ...errors import WrongUsage
 from ...runtime.config import (
     SCHEMA,
     Cluster,
@@ -59,9 +59,9 @@ _NEVER_LOCAL = re.compile(
 
 
 def checked_name(name: str) -> str:
-    """The name of a lab, if it can be one; raises Refused."""
+    """The name of a lab, if it can be one; raises WrongUsage."""
     if not re.fullmatch(_NAME, name):
-        raise Refused(
+        raise WrongUsage(
             f'"{name}" cannot be the name of a lab',
             hint="1 to 8 of the characters a-z, 0-9 and - (not first or last)",
         )
@@ -69,9 +69,9 @@ def checked_name(name: str) -> str:
 
 
 def host_names(count: int) -> list[str]:
-    """h0, h1 …; raises Refused for a number of hosts that the lab does not make."""
+    """h0, h1 …; raises WrongUsage for a number of hosts that the lab does not make."""
     if not 1 <= count <= MOST_HOSTS:
-        raise Refused(f"a lab has 1 to {MOST_HOSTS} hosts, got {count}")
+        raise WrongUsage(f"a lab has 1 to {MOST_HOSTS} hosts, got {count}")
     return [f"h{index}" for index in range(count)]
 
 
@@ -105,11 +105,11 @@ def hosts_file(count: int) -> str:
 
 
 def local_directories(paths: Iterable[str]) -> list[str]:
-    """Directories that each host is to have for itself; raises Refused for those that can't be."""
+    """Directories that each host has for itself; raises WrongUsage for those that can't be."""
     plain = [re.sub("^//", "/", os.path.normpath(path)) for path in paths]
     for path in plain:
         if not path.startswith("/") or path in OWN or _NEVER_LOCAL.fullmatch(path):
-            raise Refused(
+            raise WrongUsage(
                 f"{path} cannot be a directory of each host's own",
                 hint="an absolute path such as /scratch; /tmp and /var/tmp are private anyway",
             )
@@ -195,12 +195,12 @@ def cluster(
     timeouts: Mapping[str, str] | None = None,
     tables: Tables | None = None,
 ) -> Cluster:
-    """The lab's cluster file; raises ConfigError or Refused when the lab is not possible."""
+    """The lab's cluster file; raises WrongUsage when the lab is not possible."""
     given = tables or {}
     names = host_names(hosts)
     for key, by_host in (("spare", spare), ("memory", memory)):
         if unknown := sorted(set(by_host or {}) - set(names)):
-            raise Refused(
+            raise WrongUsage(
                 f"{key} of {unknown[0]}: no such host in a lab of {hosts}",
                 hint=f"its hosts are: {', '.join(names)}",
             )
@@ -251,11 +251,11 @@ def _table(
     found = {}
     for key, text in given.items():
         if key not in known:
-            raise Refused(f'no {what} "{key}"', hint=f"there are: {', '.join(known)}")
+            raise WrongUsage(f'no {what} "{key}"', hint=f"there are: {', '.join(known)}")
         try:
             found[key] = known[key].kind.read(raw(text))
         except (Unfit, ValueError):
-            raise ConfigError(
+            raise WrongUsage(
                 f'{table}.{key}: found "{text}", expected {known[key].kind.expected}'
             ) from None
     return found
@@ -265,7 +265,7 @@ def _read(key: str, raw: object, host: str) -> Any:
     try:
         return SCHEMA["hosts"][key].kind.read(raw)
     except Unfit as unfit:
-        raise ConfigError(f"{key} of {host}: {unfit}") from None
+        raise WrongUsage(f"{key} of {host}: {unfit}") from None
 
 
 def _below(path: str, place: str) -> bool:

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...errors import ConfigError, LiveshiftError, NotFound, NotPermitted, Refused, no_such
+from ...errors import LiveshiftError, NotFound, NotPermitted, Refused, WrongUsage, no_such
 from ..context import LAB_ROOT, LAB_ROOT_VARIABLE, lab_socket
 from . import plan
 from .tasks import Task
@@ -132,10 +132,10 @@ class Lab(msgspec.Struct):
 
 
 def root() -> Path:
-    """The directory of all labs; raises ConfigError when $LIVESHIFT_LAB_ROOT cannot be it."""
+    """The directory of all labs; raises WrongUsage when $LIVESHIFT_LAB_ROOT cannot be it."""
     given = os.environ.get(LAB_ROOT_VARIABLE) or str(LAB_ROOT)
     if not re.fullmatch(rf"/[A-Za-z0-9._/-]{{1,{_LONGEST_ROOT}}}", given):
-        raise ConfigError(
+        raise WrongUsage(
             f"${LAB_ROOT_VARIABLE} cannot be {given!r}",
             hint=f"an absolute path of letters, digits, . _ - and /, at most {_LONGEST_ROOT} long",
         )
@@ -178,14 +178,14 @@ def load(name: str) -> Lab:
 
 
 def find(name: str | None = None) -> Lab:
-    """The lab of that name, or the only one there is; raises NotFound, or Refused for several."""
+    """The lab of that name, or the only one there is; raises NotFound or WrongUsage."""
     if name is not None:
         return load(name)
     there = names()
     if not there:
         raise NotFound("no lab on this machine", hint="`liveshift lab up --hosts 3` makes one")
     if len(there) > 1:
-        raise Refused(
+        raise WrongUsage(
             f"there are {len(there)} labs on this machine: {', '.join(there)}",
             hint="say which one",
         )
@@ -243,7 +243,7 @@ def _lock(directory: Path) -> int:
 def _could_be(name: str) -> bool:
     try:
         return bool(plan.checked_name(name))
-    except Refused:
+    except WrongUsage:
         return False
 
 

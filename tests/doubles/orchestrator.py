@@ -94,6 +94,8 @@ class Orchestrator:
         self.signals_end = True  # SIGTERM and SIGKILL do, at once
         self.changed = threading.Condition()
         self._listener: socket.socket | None = None
+        self.trouble = ""
+        """What the orchestrator waits for before it can go on."""
         self._lines: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
 
@@ -275,6 +277,8 @@ class Orchestrator:
                     return messages.Inspection(capsule.name, capsule.host, seen)
                 case messages.SignalJob():
                     return self._signal(ask)
+                case messages.EndUnknown():
+                    return None
                 case messages.SetTaint():
                     return self._taint(ask)
                 case messages.Untaint():
@@ -318,6 +322,7 @@ class Orchestrator:
             jobs=[self._job_row(job) for job in self.jobs.values()],
             hosts=[self._host_row(host) for host in self.hosts.values()],
             moving=[row for row in self.moves.values() if row.state in UNDER_WAY],
+            trouble=self.trouble,
         )
 
     def _job_row(self, job: Job) -> JobRow:

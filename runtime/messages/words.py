@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests as a person knows them: errors name these, not the messages."""
+
+from __future__ import annotations
+
+from .base import Message
+
+ASKS = {
+    # people
+    "Run": "start a job",
+    "GetStatus": "show the status",
+    "GetEvents": "show events",
+    "GetMigration": "show a move",
+    "GetInspection": "inspect a capsule",
+    "ReadOutput": "read output",
+    "Migrate": "move a capsule",
+    "Cancel": "cancel a move",
+    "SignalJob": "signal a job",
+    "EndUnknown": "end an unknown job",
+    "SetTaint": "taint a host",
+    "Untaint": "untaint a host",
+    "Cordon": "cordon a host",
+    "Uncordon": "uncordon a host",
+    "WhoAmI": "say who asks",
+    # agents
+    "Start": "start a capsule",
+    "Signal": "signal a capsule",
+    "End": "end a capsule",
+    "Forget": "forget a job",
+    "JobEnded": "take note that a job has ended",
+    "Locate": "enter a job's addresses",
+    "Inspect": "look at a capsule",
+    "Reserve": "make room for a capsule",
+    "Precopy": "copy a running capsule",
+    "Freeze": "freeze a capsule",
+    "Restore": "restore a capsule",
+    "Forward": "pass an image on",
+    "Resume": "wait until a capsule goes on",
+    "Settle": "settle a move",
+    "Progress": "say how far a move is",
+    "LookAtGpus": "look at GPUs",
+    "SwapGpu": "change a capsule's GPU",
+    "SettleSwap": "settle a change of GPU",
+    # a job's collectives
+    "Arm": "hold a job's collectives",
+    "Aim": "bring a job to a boundary",
+    "Shut": "hold a job at a boundary",
+    "WhoOwes": "name the ranks that are late",
+    "TearDown": "take communicators down",
+    "FreshIds": "make ids for communicators",
+    "Rebuild": "build communicators again",
+    "OpenGate": "let a job's collectives go on",
+    # the orchestrator, asked by agents
+    "Hello": "greet a host",
+    "Beat": "take a host's heartbeat",
+    "Claim": "say who owns a capsule",
+    "Ended": "take note that a capsule has ended",
+    "Progressed": "take note of a move's progress",
+    "Relay": "serve a command of a host",
+    "Here": "greet",
+}
+
+
+def request_to(ask: Message) -> str:
+    """``the request to freeze a capsule``."""
+    name = type(ask).__name__
+    return f"the request to {ASKS[name]}" if name in ASKS else name  # which nothing serves
