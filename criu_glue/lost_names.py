@@ -4,7 +4,7 @@
 CRIU restores them by a second name that it gives them (link_remaps.py). In a capsule's own
 directories that name goes along, on a shared path it is there already; elsewhere it would stay
 behind, and the restore would fail. A deleted file without any name goes in CRIU's image, from
-wherever it was.
+wherever it was (ghosts.py).
 """
 
 from __future__ import annotations

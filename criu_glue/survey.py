@@ -132,9 +132,7 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
         if place in (Place.PRIVATE, Place.CARRIED):
             continue
         if (file := fingerprint(path, room.root)) is not None:
-            needed.append(
-                replace(file, size=-1, mode=0) if place is Place.SHARED else file
-            )
+            needed.append(replace(file, size=-1, mode=0) if place is Place.SHARED else file)
     shm = os.statvfs(room.root / "dev/shm")
     return Survey(
         pids=tuple(sorted(seen.values())),
