@@ -12,12 +12,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from captured import PYTHON, Sink, sink, until
+from captured import PYTHON, ROOT_PID, Sink, sink, until
 from one_room import said
 from room_trees import COUNTER, Rooms, count, criu, goes_on, moved, place, rooms
 
 from liveshift.criu_glue import output
+from liveshift.criu_glue.mounts import Placement
 from liveshift.criu_glue.room import Room
+from liveshift.criu_glue.survey import survey
 from liveshift.criu_glue.tool import Criu
 from liveshift.criu_glue.tree import tasks
 from liveshift.interposer.library import library_path
@@ -79,6 +81,8 @@ def test_a_tree_moves_after_its_libraries_and_its_program_were(
     )
     until(lambda: count(here) > 3 or not here.alive())
     used = [*names, "data"]
+    size = sum((installed / name).stat().st_size for name in used)
+    assert survey(here, ROOT_PID, Placement((), ())).nameless < 1 << 20
     if upgrade == "removed":
         shutil.rmtree(installed)
     else:
@@ -86,6 +90,9 @@ def test_a_tree_moves_after_its_libraries_and_its_program_were(
             (installed / "new").write_bytes(b"another version")
             (installed / "new").rename(installed / name)
     assert {f"{installed}/{name} (deleted)" for name in used} <= mapped(here)
+    looked = survey(here, ROOT_PID, Placement((), ()))
+    assert looked.problems == ()
+    assert size <= looked.nameless < size + (1 << 20)  # each once, and COUNTER's own small one
     for _ in range(2):
         there = rooms.empty(uid)
         moved(criu, here, there, place, sink)
