@@ -59,6 +59,8 @@ class Survey:
     """The directories that go along, which the source looks through besides."""
     ids: tuple[int, ...] = ()
     """Of all threads, process groups and sessions, as the capsule sees them (pids.py)."""
+    nameless: int = 0
+    """Bytes of files that have lost their last name and go in its image (lost_names.py)."""
 
 
 @dataclass(frozen=True)

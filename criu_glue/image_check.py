@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import StepFailed
-from . import file_locks, image_rights, interrupted
+from . import file_locks, ghosts, image_rights, interrupted
 from .image_kinds import ALWAYS, ImageFile
 from .protobuf import Damaged, Message
 from .rights import User
@@ -23,32 +23,38 @@ _OF_A_TASK = ("ids", "fs", "mm", "pagemap")
 
 
 def prepare(images: Path, user: User, root: Path) -> None:
-    """Check the images, and change in them what CRIU would restore otherwise than it was; raises
-    as :func:`check`, or OSError. Nor may CRIU have to wait for a file lock."""
-    files = check(images, user, root)
+    """Check the images, and change in them what CRIU would restore otherwise than it was, or where
+    it could not; raises as :func:`check`, or OSError. Nor may CRIU have to wait for a file lock."""
+    files = _read(images)
     try:
-        interrupted.begin_again(files)
+        _check_complete(files)
+        ghosts.bring_home(files)
+        image_rights.check(files, user, root)  # as they are now
+        interrupted.begin_again(files.values())
         file_locks.refuse_held(images, root)
     except Damaged as error:
         raise StepFailed("verify", f"the image is damaged: {error}") from error
 
 
-def check(images: Path, user: User, root: Path) -> list[ImageFile]:
-    """Raises StepFailed, naming the file, for an image that CRIU must not see; returns its files.
+def check(images: Path, user: User, root: Path) -> None:
+    """Raises StepFailed, naming the file, for an image that CRIU must not see.
 
     ``user`` is the capsule's, ``root`` the file system of the room it is to be restored into.
     """
-    files = {
-        name.removesuffix(".img"): ImageFile(images / name)
-        for name in sorted(os.listdir(images))
-        if name.endswith(".img")  # the others are ours: no stream is called so
-    }
+    files = _read(images)
     try:
         _check_complete(files)
         image_rights.check(files, user, root)
     except Damaged as error:
         raise StepFailed("verify", f"the image is damaged: {error}") from error
-    return list(files.values())
+
+
+def _read(images: Path) -> dict[str, ImageFile]:
+    return {
+        name.removesuffix(".img"): ImageFile(images / name)
+        for name in sorted(os.listdir(images))
+        if name.endswith(".img")  # the others are ours: no stream is called so
+    }
 
 
 def _check_complete(files: Mapping[str, ImageFile]) -> None:

@@ -126,6 +126,18 @@ class ImageFile:
     def entries(self) -> list[memoryview]:
         return self._entries
 
+    def rewrite(self, entries: list[bytes]) -> None:
+        """Have these entries instead, in the file too; raises OSError. Not for kinds that raw bytes
+        follow, nor the inventory."""
+        kind = KINDS[self.kind]
+        assert kind.form is Form.ENTRIES
+        assert kind.magic != INVENTORY_MAGIC
+        words = _WORD.pack(COMMON_MAGIC) + _WORD.pack(kind.magic)
+        staged = self.path.with_suffix(".new")
+        staged.write_bytes(words + b"".join(_WORD.pack(len(e)) + e for e in entries))
+        staged.rename(self.path)
+        self._entries = [memoryview(entry) for entry in entries]
+
     def refusal(self, why: str) -> StepFailed:
         return _refusal(self.path.name, why)
 

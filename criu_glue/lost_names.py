@@ -4,13 +4,14 @@
 CRIU restores them by a second name that it gives them (link_remaps.py). In a capsule's own
 directories that name goes along, on a shared path it is there already; elsewhere it would stay
 behind, and the restore would fail. A deleted file without any name goes in CRIU's image, from
-wherever it was.
+wherever it was (ghosts.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,19 @@ def look(
                     " and would stay behind",
                     REMEDY,
                 )
+
+
+def nameless(pid: int) -> dict[tuple[int, int], int]:
+    """Bytes of its files without any name, by device and inode: they go in CRIU's image. Not those
+    in /dev/shm, which counts as a whole, nor memory that is no file to anybody else."""
+    found = {}
+    for path, at in _deleted(pid):
+        if not path.startswith(("/dev/", "/memfd:", "/SYSV")):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                seen = os.stat(at)
+                if stat.S_ISREG(seen.st_mode) and not seen.st_nlink:
+                    found[seen.st_dev, seen.st_ino] = seen.st_blocks * 512
+    return found
 
 
 def _deleted(pid: int) -> Iterator[tuple[str, str]]:

@@ -10,11 +10,10 @@ and validate_file). Files elsewhere keep theirs: those have been copied, or comp
 from __future__ import annotations
 
 import os
-import struct
 from pathlib import Path
 
 from ..errors import StepFailed
-from .image_kinds import COMMON_MAGIC, KINDS, ImageFile
+from .image_kinds import ImageFile
 from .mounts import Place, Placement
 from .protobuf import Damaged, Message, with_message, without
 
@@ -34,7 +33,8 @@ def forget(images: Path, placement: Placement, mounts: dict[int, tuple[str, str]
 
 def _forget(path: Path, placement: Placement, mounts: dict[int, tuple[str, str]]) -> list[str]:
     forgotten: list[str] = []
-    entries = [bytes(entry) for entry in ImageFile(path).entries]
+    file = ImageFile(path)
+    entries = [bytes(entry) for entry in file.entries]
     for at, raw in enumerate(entries):
         entry = Message(raw)
         if entry.uint(_TYPE) != REGULAR or (regular := entry.message(_REG)) is None:
@@ -45,8 +45,5 @@ def _forget(path: Path, placement: Placement, mounts: dict[int, tuple[str, str]]
             entries[at] = with_message(memoryview(raw), _REG, inner)
             forgotten.append(name)
     if forgotten:
-        words = struct.pack("<II", COMMON_MAGIC, KINDS["files"].magic)
-        staged = path.with_suffix(".new")
-        staged.write_bytes(words + b"".join(struct.pack("<I", len(e)) + e for e in entries))
-        staged.rename(path)
+        file.rewrite(entries)
     return forgotten

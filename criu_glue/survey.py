@@ -73,6 +73,7 @@ class _Findings:
     problems: dict[tuple[str, str], None] = field(default_factory=dict)
     locks: dict[Held, None] = field(default_factory=dict)
     databases: dict[str, None] = field(default_factory=dict)
+    nameless: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
 def survey(room: Room, root_pid: int, placement: Placement) -> Survey:
@@ -106,6 +107,7 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
             _look_at_maps(task.pid, found)
             _look_at_descriptors(task.pid, who, own_pipes, placement, mounts, found)
             found.problems |= dict.fromkeys(lost_names.look(task.pid, who, placement, mounts))
+            found.nameless |= lost_names.nameless(task.pid)
             found.problems |= dict.fromkeys(terminals.of_task(task.pid, who))
             if (gpu_task := gpu_tasks.look(task.pid, inner, task.name())) is not None:
                 on_gpus.append(gpu_task)
@@ -145,6 +147,7 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
         problems=tuple(found.problems),
         gpu_tasks=tuple(sorted(on_gpus, key=lambda task: task.pid)),
         ids=pids.in_use(room),
+        nameless=sum(found.nameless.values()),
     )
 
 

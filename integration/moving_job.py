@@ -16,6 +16,8 @@ import msgspec
 from reference_runs import References, Result, read_result
 from whereabouts import Tasks, owners, where
 
+from liveshift.criu_glue.room import PAGES
+from liveshift.interposer import layout
 from liveshift.runtime.messages import CapsuleRow, MigrationRow
 from liveshift.runtime.steps import ENDS
 
@@ -103,6 +105,13 @@ class Job:
         assert len(found) == 1, f"{self.name}/{index} is on {sorted(found)}"
         host, tasks = found.popitem()
         return Seen(host, tasks, owners(tasks))
+
+    def write_layout(self, index: int, number: int) -> None:
+        """Have the capsule's only page look like that of an interposer with another layout."""
+        ((inner, pid),) = self.seen(index).tasks.items()
+        with open(f"/proc/{pid}/root{PAGES}/{inner}", "r+b", buffering=0) as page:
+            page.seek(layout.IDENTITY.offsets["layout"])
+            page.write(number.to_bytes(4, "little"))
 
     def migrate(self, index: int, to: str = "", user: int | None = None) -> MigrationRow:
         """``liveshift migrate``; the processes must have moved, and nothing else."""

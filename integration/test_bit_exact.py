@@ -38,6 +38,7 @@ from moving_job import AFTER, Job
 from open_python import NOBODY, OpenPython
 from reference_runs import References
 
+from liveshift.interposer.library import library_path
 from liveshift.launcher import lab as labs
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
@@ -190,6 +191,10 @@ def test_h_a_file_with_holes_in_tmp(lab: LabSession) -> None:
     job.stop()
 
 
+def maps_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
 def test_i_unprivileged_user(
     new_lab_name: Callable[[], str], open_python: OpenPython, references: References, place: Path
 ) -> None:
@@ -204,6 +209,15 @@ def test_i_unprivileged_user(
         job.migrate(1, to="h2", user=NOBODY)  # their own job is theirs to move
         assert job.seen(1).users == {NOBODY}
         assert {path.stat().st_uid for path in job.out.iterdir()} == {NOBODY}
+        job.go_on(AFTER)
+        interposer = library_path()
+        new = interposer.with_suffix(".new")
+        shutil.copy2(interposer, new)
+        new.rename(interposer)  # as an upgrade does, in a directory that is root's
+        lost = f"/{interposer.name} (deleted)\n"
+        assert all(lost in maps_of(pid) for pid in job.seen(1).tasks.values())
+        job.migrate(1, to="h1", user=NOBODY)
+        assert all(lost in maps_of(pid) for pid in job.seen(1).tasks.values())
         job.assert_same_as_never_moved(references, ranks=2, argv=TRAIN_GPT)
 
 

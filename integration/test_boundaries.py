@@ -12,6 +12,7 @@ from lab_session import GPT, JOBS, TORCHRUN, LabSession, NewLab, eventually
 from moving_job import Job
 from reference_runs import References
 
+from liveshift.interposer import layout
 from liveshift.launcher import lab as labs
 
 TRAIN_GPT = (*TORCHRUN, str(GPT), "--batch", "8", "--out", "{out}", "--steps", "100")
@@ -47,6 +48,23 @@ def test_an_order_that_no_collective_shows(lab: LabSession, references: Referenc
     assert re.search(owes + r" \d+ on pair, last gloo\.allreduce \(threads: ", told), told
     result = job.result(3)
     result.assert_equals(references.of(job.argv, 3, 3))
+
+
+def test_ranks_whose_pages_are_of_another_version(lab: LabSession, references: References) -> None:
+    """As after an upgrade with another layout: agents cannot read them, nor close such gates."""
+    argv = ("python", str(JOBS / "tiny.py"), "--steps", "80", "--pace", "0.1", "--out", "{out}")
+    job = lab.start("older", argv, nnodes=2)
+    job.wait_step(5)
+    another = layout.LAYOUT + 1
+    for index in (0, 1):
+        job.write_layout(index, another)
+    job.migrate(1)
+    assert quiesced(job) == "frozen in place"
+    told = " ".join(lab.cli("events", job.name).out.split())
+    assert re.search(rf"frozen in place: no collective boundary: .* page layout {another};", told)
+    result = job.result(2)
+    job.assert_trained_across(2)
+    result.assert_equals(references.of(job.argv, 2, 2))
 
 
 def test_where_collectives_are_rare_computing_shows_that_a_move_is_over(

@@ -16,6 +16,8 @@ from gpu_lab import GpuLab, uuid
 from lab_session import NewLab, eventually
 from moving_job import Job
 
+from liveshift.interposer import layout
+
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 
 TRACE = r"""
@@ -91,6 +93,19 @@ def test_why_a_host_cannot_take_it(lab: GpuLab, job: Job, to: str, words: list[s
     said = lab.session.refused("migrate", "gpt/0", "--to", to, "--dry-run")
     assert all(part in said for part in words), said
     assert "hint:" in said
+
+
+def test_an_interposer_of_another_version_is_in_the_way(lab: GpuLab, job: Job) -> None:
+    """After an upgrade no boundary can be found with a rank whose page cannot be read."""
+    another = layout.LAYOUT + 1
+    job.write_layout(0, another)
+    try:
+        said = lab.session.refused("migrate", "gpt/0", "--dry-run")
+        assert re.search(rf"process \d+ \(\S+\): \S+ has page layout {another};", said), said
+        assert "runs with the interposer of another version of liveshift" in said
+    finally:
+        job.write_layout(0, layout.LAYOUT)
+    assert plan(lab)["destination"].startswith("h1, ")
 
 
 def test_a_debugger_is_in_the_way(lab: GpuLab, job: Job) -> None:

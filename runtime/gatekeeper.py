@@ -26,9 +26,10 @@ from ..interposer.orders import OrderedPage
 from ..interposer.page import PageError
 from . import messages, services
 from .collective_clock import Report
+from .devices import has_cuda
 from .host_gate import Debt, HostGate, Obstacle, page_problem
 from .house import House
-from .rank_pages import lives, log_trouble, members, ordered_pages
+from .rank_pages import lives, log_trouble, members, ordered_pages, unknown
 
 log = logging.getLogger("liveshift.gatekeeper")
 T = TypeVar("T")
@@ -107,8 +108,13 @@ class Gatekeeper:
         obstacles, who = await closed.use(lambda: (closed.fatal(), _members(closed)))
         if begun is None:
             obstacles.append(f"{self._house.host}: a group of operations was begun and not ended")
+        if bool(closed.unreadable) and await asyncio.to_thread(self._has_cuda, ask.job):
+            who.append(unknown())
         numbers, pairs = (dict(begun.numbers), dict(begun.pairs)) if begun else ({}, {})
         return messages.Armed(numbers, who, len(closed.pids), obstacles, pairs)
+
+    def _has_cuda(self, job: str) -> bool:
+        return any(has_cuda(c) for c in list(self._house.capsules.values()) if c.spec.job == job)
 
     def _close_gates(self, ask: messages.Arm) -> Closed:
         pids: dict[OrderedPage, int] = {}

@@ -7,8 +7,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 from ..criu_glue.found import Survey
+from ..interposer.page import PageError
 from . import gpu_preflight, gpu_survey, host_facts, rank_pages
 from .gpu_preflight import GpuPlan
 from .gpu_watch import GpuWatch
@@ -31,9 +33,15 @@ class GpuReservations:
         """What a surveyed capsule holds of GPUs; None: nothing. Blocks."""
         if not found.gpu_tasks:
             return None
-        pages = {state.pid: state for state in rank_pages.states(resident)}
+        unreadable: dict[int, PageError] = {}
+
+        def note(path: Path, error: PageError) -> None:
+            unreadable[int(path.name)] = error
+
+        pages = {state.pid: state for state in rank_pages.states(resident, note)}
         memory = host_facts.memory_offered(None)
-        return gpu_survey.look(found, pages, self._watch.helper(), self._watch.host({}), memory)
+        helper, host = self._watch.helper(), self._watch.host({})
+        return gpu_survey.look(found, pages, helper, host, memory, unreadable)
 
     @contextlib.asynccontextmanager
     async def making(self, ask: Reserve) -> AsyncIterator[GpuPlan]:

@@ -20,6 +20,7 @@ from ..cuda_snapshot.assignment import named
 from ..cuda_snapshot.devices import Gpu
 from ..interposer.inspection import KINDS, ProcessState
 from ..interposer.layout import Memory
+from ..interposer.page import PageError
 from .messages import GpuHost, GpuProcess, GpuSurvey
 from .troubles import Trouble
 
@@ -30,6 +31,9 @@ CHECKPOINTS = (12, 8)
 """CUDA of the first driver (570) whose API takes a checkpoint."""
 
 NEWER = "install a driver of CUDA 12.8 (570) or later; moving to another GPU needs 13.0 (580)"
+
+
+UNREADABLE = "no collective boundary can be found with it: start the job anew"
 
 
 class Drivers(Protocol):
@@ -46,11 +50,13 @@ def look(
     helper: Drivers | None,
     host: GpuHost,
     memory: int,
+    unreadable: Mapping[int, PageError] | None = None,
 ) -> GpuSurvey | None:
     """What the tasks of ``found`` hold; None when none of them has to do with a GPU.
 
     ``pages``: what the interposer knows, by the pid inside; ``helper`` None: it is not there,
-    ``host.fast_path`` says why. Raises what the helper raises.
+    ``host.fast_path`` says why; ``unreadable``: why a page that was made is not among
+    them. Raises what the helper raises.
     """
     if helper is None:
         holders = [task for task in found.gpu_tasks if _holds(task, pages)]
@@ -67,6 +73,8 @@ def look(
         processes.append(_process(task, page, host, helper.used(task.host_pid)))
         problems += _of_state(task, state.name)
         problems += _of_page(task, page)
+        if unreadable and (error := unreadable.get(task.pid)) is not None:
+            problems.append((f"{who(task)}: {error.message}", error.hint or UNREADABLE))
         problems += _of_company(task)
     processes, told = _with_untold(processes, pages, host)
     if processes:

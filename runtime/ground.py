@@ -96,7 +96,8 @@ def limit_bytes(look: Inspected) -> int:
 def expected_bytes(look: Inspected) -> int:
     """The image of a capsule that looked like this, with its device memory, however that goes."""
     device_memory = look.gpu.total if look.gpu else 0
-    return look.survey.resident + look.survey.shared_memory + device_memory
+    survey = look.survey
+    return survey.resident + survey.shared_memory + survey.nameless + device_memory
 
 
 def as_ours(error: Exception) -> LiveshiftError:

@@ -83,7 +83,8 @@ HANDOVER = "handover"
 @dataclass(frozen=True)
 class Load:
     """What is to be moved, in bytes; ``files``: those of /dev/shm; ``entries``: of the other
-    directories that go along, and ``changing``: bytes of files there that were just written.
+    directories that go along, and ``changing``: bytes of files there that were just written;
+    ``nameless``: files without a name, in the image.
 
     ``writing`` None: nobody has looked at what it writes; ``full_dump``: why its memory can't
     be copied while it trains, else empty.
@@ -96,6 +97,7 @@ class Load:
     full_dump: str = ""
     entries: int = 0
     changing: int = 0
+    nameless: int = 0
 
     @property
     def way(self) -> str:
@@ -113,6 +115,7 @@ class Load:
             full_dump,
             sum(each.files for each in survey.along),
             sum(each.recent for each in survey.along),
+            survey.nameless,
         )
 
 
@@ -132,7 +135,7 @@ def predict(load: Load, lessons: Lessons | None = None, rate: float | None = Non
     lessons, link = lessons or Lessons(), rate or STANDSTILL
     size, full = load.footprint, bool(load.full_dump)
     tasks = f"{_count(size.processes, 'process', 'processes')}, {size.mappings} mappings"
-    mapped = max(0, size.shared - load.files)
+    mapped = max(0, size.shared - load.files) + load.nameless
     threads, objects = max(0, size.threads - size.processes), size.shared_mappings
     dump = DUMP_S + DUMP_TASK_S * size.processes + DUMP_MAPPING_S * size.mappings
     dump += DUMP_THREAD_S * threads + DUMP_SHARED_S * objects

@@ -139,6 +139,7 @@ def _check_memory(survey: Survey, memory: int, device_memory: int, ahead: bool, 
     # An image lies in memory until the tree has been restored from it, hence twice; of pages
     # one can be given up for the other (MemoryStore.spend).
     needed = 2 * (survey.resident + survey.shared_memory + device_memory) + MEMORY_MARGIN
+    needed += survey.nameless  # in the image alone
     if ahead:
         needed = min(needed, needed - survey.resident + ONCE_MARGIN)
     found = f"{size(memory)} offered, {size(needed)} needed"

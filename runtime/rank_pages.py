@@ -83,15 +83,17 @@ def lives(pid: int) -> bool:
         return False
 
 
-def states(resident: Resident) -> list[ProcessState]:
-    """What the capsule's processes hold; a damaged page is left out, and logged."""
+def states(
+    resident: Resident, trouble: Callable[[Path, PageError], None] = log_trouble
+) -> list[ProcessState]:
+    """What the capsule's processes hold; ``trouble`` hears of pages that cannot be read."""
     found = []
-    for page, pid in ordered_pages(resident):
+    for page, pid in ordered_pages(resident, trouble=trouble):
         try:
             if _maps(pid, page):
                 found.append(inspect(page))
         except PageError as error:
-            log.warning("%s", error)
+            trouble(page.path, error)
         finally:
             page.close()
     return found
@@ -125,5 +127,10 @@ def members(page: OrderedPage) -> list[Member]:
         for row in rows
         if row.state in live and row.id
     ]  # fmt: skip
-    # So that nobody takes it for a rank that talks over TCP only.
-    return found + ([Member(0, "nccl", "", 0, -1, world_rank, 0)] if unseen else [])
+    return found + ([unknown(world_rank)] if unseen else [])
+
+
+def unknown(world_rank: int = -1) -> Member:
+    """Has a rank that may use NCCL, as far as can be seen, not count as one that talks over TCP
+    only."""
+    return Member(0, "nccl", "", 0, -1, world_rank, 0)

@@ -20,7 +20,7 @@ from ..criu_glue.mounts import Placement
 from ..criu_glue.network import Overlay
 from ..criu_glue.room import Room, RoomPlan
 from ..criu_glue.tree import inner_pid, tasks
-from ..errors import LiveshiftError, NotFound
+from ..errors import LiveshiftError, NotFound, Refused
 from ..interposer.page import Page, pages
 from . import run_time
 from .config import Cluster
@@ -229,6 +229,7 @@ class Housing:
 
     def start(self, spec: CapsuleSpec, book: Book, epoch: int) -> Resident:
         """A fresh start; raises LiveshiftError with nothing left behind."""
+        self._need_interposer(spec)
         overlay = self.raise_overlay(book)
         plan = self.fresh_directory(spec)
         self._plug_in(overlay, spec, book.where, locked=False)
@@ -241,6 +242,17 @@ class Housing:
         resident = Resident(spec, epoch, overlay, stands)
         resident.note()
         return resident
+
+    def _need_interposer(self, spec: CapsuleSpec) -> None:
+        """Raises Refused where it is not: the dynamic linker only warns, and goes on without."""
+        path = spec.env.get("LD_PRELOAD", "").partition(":")[0]
+        if path and not os.path.isfile(path):
+            raise Refused(
+                f"{self.host} has no {path}, which the orchestrator names for every rank:"
+                " ranks would run without gates, and could not move",
+                hint="install liveshift at the same path on all machines, under the same minor"
+                " version of Python, which is part of that path",
+            )
 
     def house_empty(self, reserve: Reserve) -> Resident:
         """An empty, locked room for the tree that a Reserve announces."""

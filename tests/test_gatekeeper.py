@@ -24,7 +24,7 @@ from liveshift.interposer.orders import OrderedPage, open_ordered
 from liveshift.interposer.page import PageError
 from liveshift.runtime import gatekeeper, messages, services
 from liveshift.runtime.gatekeeper import Closed, Gatekeeper
-from liveshift.runtime.rank_pages import lives
+from liveshift.runtime.rank_pages import lives, unknown
 
 ARM = messages.Arm("gpt", 1, 60.0, 0.2)
 OPEN = messages.OpenGate("gpt")
@@ -45,6 +45,8 @@ class Host:
         self.made: list[Process] = []
         self.before_each: Callable[[], None] = lambda: None
         monkeypatch.setattr(gatekeeper, "ordered_pages", self.ordered_pages)
+        self.cuda = False
+        monkeypatch.setattr(gatekeeper, "has_cuda", lambda _resident: self.cuda)
         alive = SimpleNamespace(alive=lambda: True)
         resident = SimpleNamespace(spec=SimpleNamespace(job="gpt"), room=alive)
         house = SimpleNamespace(
@@ -142,7 +144,10 @@ def test_what_came_late_and_together_is_done_in_its_order(host: Host) -> None:
     assert not host.keeper._closed
 
 
-def test_a_page_that_cannot_be_read_is_a_rank_without_a_boundary(host: Host) -> None:
+@pytest.mark.parametrize("cuda", [False, True])
+def test_a_page_that_cannot_be_read_is_a_rank_without_a_boundary(host: Host, cuda: bool) -> None:
+    """With CUDA it may use NCCL, so that it is not frozen in place either."""
+    host.cuda = cuda
     host.start(0)
     other = host.start(1)
     with open(other.path, "r+b") as page:
@@ -151,6 +156,8 @@ def test_a_page_that_cannot_be_read_is_a_rank_without_a_boundary(host: Host) -> 
     (armed,) = host.play(lambda: host.keeper.arm(ARM))
     (obstacle,) = armed.obstacles
     assert "layout 99" in obstacle
+    assert (unknown() in armed.members) == cuda
+    assert unknown().library == "nccl"
 
 
 def test_a_host_whose_ranks_have_no_page_yet_keeps_its_attempt(host: Host) -> None:

@@ -14,6 +14,7 @@ from gpu_scenes import GIB, MIB, Driver, gpu, gpu_host, page, survey, task
 from liveshift.criu_glue.gpu_tasks import GpuTask
 from liveshift.cuda_snapshot.checkpoint import ProcessState as Cuda
 from liveshift.interposer.inspection import Obstacle, ProcessState
+from liveshift.interposer.page import PageError
 from liveshift.runtime.gpu_survey import look
 from liveshift.runtime.messages import GpuHost, GpuProcess, GpuSurvey
 
@@ -81,6 +82,21 @@ def test_what_its_page_tells_is_passed_on() -> None:
     assert trouble(of=page(1002, GIB, 0, managed)) == (
         "process 1002 (python): 1 piece (4096 bytes) of managed memory", "allocate with cudaMalloc"
     )  # fmt: skip
+
+
+def test_a_page_that_cannot_be_read_is_in_the_way() -> None:
+    """As that of an interposer of another version, after an upgrade: there is no boundary then."""
+    driver = Driver({ONE.host_pid: Cuda.RUNNING}, {ONE.host_pid: {A: 2 * GIB}})
+    for hint, remedy in (
+        ("it keeps it until it ends", "it keeps it"),
+        (None, "start the job anew"),
+    ):
+        errors = {ONE.pid: PageError("it has page layout 3", hint=hint), 77: PageError("another's")}
+        found = look(survey(ONE), {}, driver, HOST, 64 * GIB, errors)
+        assert found is not None
+        [(what, said)] = found.problems
+        assert what == "process 1002 (python): it has page layout 3"
+        assert remedy in said
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from capsule_images import ALICE, Image, plain, rich
 from image_edits import encode
 
-from liveshift.criu_glue import image_rights
+from liveshift.criu_glue import image_check, image_rights
 from liveshift.criu_glue.image_kinds import KINDS
 from liveshift.criu_glue.protobuf import Message
 from liveshift.errors import StepFailed
@@ -46,6 +46,53 @@ def test_a_deleted_file_comes_back_where_the_user_may_make_one(plain: Image) -> 
     plain.change_file(deleted, (3, 6), b"/etc/cron.d")
     with pytest.raises(StepFailed, match=r"make '/etc/cron\.d', which its user 64001 may not do"):
         plain.check()
+
+
+def deleted_path(plain: Image) -> bytes:
+    (number,) = [Message(raw).uint(1) for raw in plain.entries("remap-fpath")]
+    files = [Message(raw) for raw in plain.entries("files")]
+    (regular,) = [entry.message(3) for entry in files if entry.uint(2) == number]
+    assert regular is not None
+    return bytes(regular.raw(6) or b"")
+
+
+@pytest.mark.parametrize(
+    ("path", "then"),
+    [
+        (b"/usr/lib/libx.so", b"/tmp/libx.so"),
+        (b"/usr/lib/" + b"x" * 250, b"/tmp/" + b"x" * 200),
+        (b"/tmp/deep/libx.so", b"/tmp/deep/libx.so"),
+        (b"/dev/shm/x", b"/dev/shm/x"),
+        (b"/etc/..", b"/tmp/.."),
+    ],
+)
+def test_a_file_without_a_name_comes_back_in_the_capsules_own_tmp(
+    plain: Image, path: bytes, then: bytes
+) -> None:
+    (plain.room / "tmp" / "deep").mkdir()
+    (plain.room / "tmp" / "deep").chmod(0o1777)
+    (number,) = [Message(raw).uint(1) for raw in plain.entries("remap-fpath")]
+    plain.change_file(lambda entry: entry.uint(2) == number, (3, 6), path)
+    others = plain.entries("files")
+    for _ in range(2):  # an attempt that failed begins again
+        image_check.prepare(plain.directory, ALICE, plain.room)
+        assert deleted_path(plain) == then
+    assert len([raw for raw in plain.entries("files") if raw not in others]) == (then != path)
+
+
+@pytest.mark.parametrize(
+    ("path", "mode"),
+    [(b"/etc/cron.d", stat.S_IFDIR), (b"/etc/x", stat.S_IFIFO), (b"/tmp/../etc/x", stat.S_IFREG)],
+)
+def test_what_does_not_come_back_there_needs_its_users_rights(
+    plain: Image, path: bytes, mode: int
+) -> None:
+    (number,) = [Message(raw).uint(1) for raw in plain.entries("remap-fpath")]
+    plain.change_file(lambda entry: entry.uint(2) == number, (3, 6), path)
+    (ghost,) = [file.stem for file in plain.directory.glob("ghost-file-*.img")]
+    plain.change(ghost, (3,), mode | 0o644)
+    with pytest.raises(StepFailed, match=r"make '.*etc/.*', which its user 64001 may not do"):
+        image_check.prepare(plain.directory, ALICE, plain.room)
 
 
 LINK = "/dev/shm/link_remap.7"

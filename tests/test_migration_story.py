@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from dataclasses import replace
 
 import pytest
 from move_stage import (
@@ -32,7 +33,7 @@ from move_stage import (
 
 from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.ground import NoBoundary
+from liveshift.runtime.ground import NoBoundary, limit_bytes
 from liveshift.runtime.steps import ALLOWED, ENDS, Step
 
 __all__ = ["no_waiting"]
@@ -115,6 +116,8 @@ def test_what_each_side_is_told() -> None:
     (restore,) = stage.sent(messages.Restore)
     assert (restore.migration, restore.capsule, restore.epoch) == ("m7", "gpt/1", 2)
     assert reserve.limit_bytes > 2 * (300 + 20)
+    look = messages.Inspected(replace(SURVEY, nameless=10**10), FACTS, 5)
+    assert limit_bytes(look) == reserve.limit_bytes + 2 * 10**10
 
 
 def test_the_record() -> None:

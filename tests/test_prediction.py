@@ -43,6 +43,16 @@ def test_a_full_dump_in_numbers() -> None:
     assert (found.memory, found.learnt, found.left_out) == (2 * GB, 0, "")
 
 
+def test_files_without_a_name_go_in_the_image() -> None:
+    for why, rate in (("", 0.8e9), ("the kernel is too old", 1.3e9)):
+        one, other = (
+            seconds(predict(Load(SMALL, full_dump=why, nameless=size), rate=0.8e9))["dump"]
+            for size in (0, GB)
+        )
+        assert one is not None
+        assert other == pytest.approx(one + GB / rate)
+
+
 def test_threads_and_shared_mappings_have_their_price() -> None:
     plain = Footprint(GB, 0, 2, 2, 11_000)
     many = Footprint(GB, 0, 2, 1502, 11_000, 0, 10_000)

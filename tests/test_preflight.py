@@ -66,6 +66,11 @@ def test_a_tree_that_fits_is_told_what_was_found(criu: Criu) -> None:
     }
 
 
+def test_files_without_a_name_need_memory_once_for_the_image(criu: Criu) -> None:
+    rows = dict(preflight.check(replace(NOTHING, nameless=10**9), HERE, HERE, criu, PLENTY))
+    assert rows["memory"] == f"{size(PLENTY)} offered, 1.36 GB needed"
+
+
 def test_more_threads_than_may_run_here(criu: Criu, monkeypatch: pytest.MonkeyPatch) -> None:
     tight = Limit("pids.max of /sys/fs/cgroup/agent", 4915, 700, "TasksMax=infinity")
     monkeypatch.setattr(task_limits, "tightest", lambda: tight)

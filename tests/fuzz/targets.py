@@ -110,6 +110,7 @@ def _image() -> Target:
                 path.write_bytes(whole[name])
             else:
                 path.unlink()
+            (place.inside / "files.img").write_bytes(whole["files.img"])  # it may be rewritten
         place.check()
 
     return Target("image", run, seeds.image_files, 16384, places=[place])
