@@ -4,7 +4,8 @@
 
 ``scripts/whole_run.py NAME -- PYTEST-ARGUMENTS [-- PYTEST-ARGUMENTS …]`` runs pytest once for each
 list of arguments, all of them whatever comes of the first. It ends with 1 unless every test of
-every list passed; a test that was skipped has tested nothing, and counts as one that failed.
+every list passed; a test that was skipped has tested nothing, and counts as one that failed. Only
+what the machine itself cannot have is excepted, and named: FACTS in tests/machine_needs.py.
 
 Tests measure times and make labs, so that two whole runs at once would fail each other. The second
 one is refused, also in another clone, and beside `make demo`; a pytest started by hand is not.
@@ -15,33 +16,52 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+
+import machine_needs
 
 from liveshift.errors import LiveshiftError
 from liveshift.launcher.alone import alone
 
 
 class NoSkips:
-    """A plugin of pytest for which a skipped test is one that failed."""
+    """A plugin of pytest for which a skipped test is one that failed, unless its machine lacks one
+    of the FACTS."""
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if session.exitstatus == pytest.ExitCode.OK and _skipped(session.config):
+        if session.exitstatus == pytest.ExitCode.OK and _skipped(session.config)[0]:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if count := _skipped(terminalreporter.config):
+        count, lacking = _skipped(terminalreporter.config)
+        if lacking:
+            each = ", ".join(f"{fact} ({n})" for fact, n in lacking.items())
+            terminalreporter.write_line(f"not tested, as this machine has none: {each}")
+        if count:
             terminalreporter.write_line(
                 f"error: {count} skipped: a test that is skipped has not tested (reasons above)",
                 red=True,
             )
 
 
-def _skipped(config: pytest.Config) -> int:
+def _skipped(config: pytest.Config) -> tuple[int, Counter[str]]:
+    """How many tests were skipped that count as failed, and the others by what they lacked."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    return sum(len(reporter.stats.get(kind, [])) for kind in ("skipped", "xfailed"))
+    count = len(reporter.stats.get("xfailed", []))
+    lacking: Counter[str] = Counter()
+    for report in reporter.stats.get("skipped", []):
+        if fact := machine_needs.lacked(report.longrepr[2]):
+            lacking[fact] += 1
+        else:
+            count += 1
+    return count, lacking
 
 
 def lists(arguments: Iterable[str]) -> Iterator[list[str]]:

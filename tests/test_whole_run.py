@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import cast
 
+import machine_needs
 import pytest
 from captured import until
 from repository_scripts import script
@@ -101,6 +103,48 @@ def test_every_list_is_run_and_a_skipped_test_is_a_failed_one(
     assert ("1 skipped: a test that is skipped has not tested" in said) == ("pytest." in first)
 
 
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        ("this machine has no tenth leg", 0),
+        ("this machine has no shell", 1),
+        ("this machine has no wish", 1),
+        ("no tenth leg", 1),
+    ],
+    ids=["lacks it", "has it", "unknown", "other words"],
+)
+def test_only_what_the_machine_cannot_have_is_excepted_and_it_is_named(
+    runs: ModuleType, tmp_path: Path, reason: str, code: int, capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    facts = {"tenth leg": lambda: False, "shell": lambda: True}
+    monkeypatch.setattr(runs.machine_needs, "FACTS", facts)
+    bodies = {"first": f"pytest.skip({reason!r})", "second": "assert True"}
+    own = {f"{name}_{tmp_path.name}": body for name, body in bodies.items()}  # all in this process
+    arguments = arguments_for(tmp_path, **own)
+    assert runs.main(["", "--", *arguments]) == code
+    said = capfd.readouterr().out
+    assert ("not tested, as this machine has none: tenth leg (1)\n" in said) == (code == 0)
+    assert ("error: 1 skipped" in said) == (code == 1)
+
+
+def test_a_mark_names_what_a_test_needs_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Marked:
+        def __init__(self, fact: str) -> None:
+            self.marks = [pytest.mark.machine(fact).mark]
+
+        def iter_markers(self, name: str) -> list[pytest.Mark]:
+            return [mark for mark in self.marks if mark.name == name]
+
+        def get_closest_marker(self, name: str) -> None: ...
+
+    monkeypatch.setattr(machine_needs, "FACTS", {"leg": lambda: True, "wing": lambda: False})
+    machine_needs.skip_where_lacking(cast(pytest.Item, Marked("leg")))
+    with pytest.raises(pytest.skip.Exception) as skipped:
+        machine_needs.skip_where_lacking(cast(pytest.Item, Marked("wing")))
+    assert machine_needs.lacked(f"Skipped: {skipped.value}") == "wing"
+
+
 def test_a_run_beside_another_is_refused(
     runs: ModuleType, lock: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,7 +160,7 @@ def test_an_interrupted_run_ends_in_order_and_begins_no_other(
 ) -> None:
     """What a test has made is taken down by it."""
     body = (
-        f"pathlib.Path({str(tmp_path / 'began')!r}).touch()\n    import time\n    try:\n"
+        f"import time\n    try:\n        pathlib.Path({str(tmp_path / 'began')!r}).touch()\n"
         f"        time.sleep(60)\n    finally:\n"
         f"        time.sleep(0.5)\n        pathlib.Path({str(tmp_path / 'ended')!r}).touch()"
     )
