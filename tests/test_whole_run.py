@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from liveshift.errors import Refused
 from liveshift.launcher import alone
 
 ROOT = Path(__file__).resolve().parents[1]
+REAL_LOCK = alone.LOCK
 HOLD = """
 import sys, pathlib
 from liveshift.launcher import alone
@@ -151,6 +153,87 @@ def test_a_run_beside_another_is_refused(
     with holder(lock) as other:
         assert runs.main(["make test", "--", *arguments_for(tmp_path, it="assert False")]) == 5
         assert f"process {other.pid}" in capfd.readouterr().err
+        other.kill()
+
+
+SETUP = """#!/bin/bash
+[ $1 = system ] || exit 0  # the first of its steps
+echo "$LIVESHIFT_WHOLE_RUN" >>began
+while [ ! -e go ]; do sleep 0.02; done
+"""
+PYTHON = """#!{python}
+import os, sys
+sys.path.insert(0, {root!r})
+import alone
+alone.LOCK = alone.Path({lock!r})
+assert alone.LOCK.exists()
+with alone.alone("make test"):
+    print(os.getpid(), os.environ[alone.HOLDER], *sys.argv[1:3])
+assert not alone.LOCK.exists()
+"""
+
+
+@pytest.fixture
+def clone(tmp_path: Path, lock: Path) -> Path:
+    """Of this checkout: its Makefile, whose setup waits for a file `go`, and whose Python takes the
+    lock over and is done."""
+    made = tmp_path / "clone"
+    left_out = shutil.ignore_patterns(".*", "build", "__pycache__", "integration", "tests", "docs")
+    shutil.copytree(ROOT, made, ignore=left_out)
+    (made / "scripts/setup.sh").write_text(SETUP)
+    source = (made / "launcher/alone.py").read_text()
+    (made / "launcher/alone.py").write_text(source.replace(str(REAL_LOCK), str(lock)))
+    (made / "alone.py").write_text(
+        source.replace("from ..errors import", "from liveshift.errors import")
+    )
+    python = made / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(PYTHON.format(python=sys.executable, root=str(made), lock=str(lock)))
+    python.chmod(0o755)
+    return made
+
+
+def made(clone: Path, target: str) -> subprocess.Popen[str]:
+    words = ["make", "--no-print-directory", "-C", str(clone), target]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return subprocess.Popen(
+        words, env=clean, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_a_second_run_in_a_clone_is_refused_while_the_first_one_is_set_up(
+    clone: Path, lock: Path
+) -> None:
+    """Both would build one .venv, or the second one replace what the first one uses."""
+    first = made(clone, "test")
+    until((clone / "began").exists, 30)
+    held = lock.read_text()
+    pid = held.partition("(process ")[2].partition(",")[0]
+    assert held == f"make test (process {pid}, in {clone})"
+    for target in ("test", "demo", "test-lab", "test-long"):
+        second = made(clone, target)
+        said = second.communicate(timeout=30)[1]
+        assert f"error: make {target} cannot start: {held} runs on this machine\nhint: " in said
+        assert second.returncode != 0
+    with pytest.raises(Refused) as refused, alone.alone("make test-long"):
+        pytest.fail("two at once")
+    assert f"error: {refused.value}\nhint: {refused.value.hint}\n" in said, "the same words"
+    assert (clone / "began").read_text() == f"handed to {pid}\n", "set up once"
+    assert lock.read_text() == held
+    (clone / "go").touch()
+    out, error = first.communicate(timeout=30)
+    assert first.returncode == 0, error
+    assert f"{pid} {pid} scripts/whole_run.py make test\n" in out, "it has become the run"
+    assert not lock.exists()
+
+
+def test_a_setup_alone_is_not_refused(clone: Path, lock: Path) -> None:
+    (clone / "go").touch()
+    with holder(lock) as other:
+        setup = made(clone, "setup")
+        setup.communicate(timeout=30)
+        assert (setup.returncode, other.poll()) == (0, None)
+        assert (clone / "began").read_text() == "\n"
         other.kill()
 
 
