@@ -56,8 +56,8 @@ def loose_s(phases: Sequence[Timed], step: float) -> tuple[float, float]:
 
     At its begin that is until CRIU holds all threads, which is so by the end of its dump. A rank
     that has stopped at a collective, of which every step has one, has only what is left of its step
-    to do, which took ``step`` seconds as a whole; one that was frozen in place goes on until it is held. At the end of the
-    freeze it is from when the tree is let run (unlock).
+    to do, which took ``step`` seconds as a whole; one that was frozen in place goes on until it is
+    held. At the end of the freeze it is from when the tree is let run (unlock).
     """
     if (whole := freeze(phases)) is None:
         return 0.0, 0.0
