@@ -7,12 +7,15 @@ list of arguments, all of them whatever comes of the first. It ends with 1 unles
 every list passed; a test that was skipped has tested nothing, and counts as one that failed. Only
 what the machine itself cannot have is excepted, and named: FACTS in tests/machine_needs.py.
 
+It ends with 1 as well if a run has left files in the checkout, outside build/ and the environment.
+
 Tests measure times and make labs, so that two whole runs at once would fail each other. The second
 one is refused, also in another clone, and beside `make demo`; a pytest started by hand is not.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -28,6 +31,9 @@ import machine_needs
 
 from liveshift.errors import LiveshiftError
 from liveshift.launcher.alone import alone
+
+ROOT = Path(__file__).resolve().parents[1]
+INTERRUPTED = 130
 
 
 class NoSkips:
@@ -83,10 +89,29 @@ def main(arguments: Sequence[str]) -> int:
         return int(pytest.main(runs[0], plugins=[NoSkips()]))
     try:
         with alone(name):
-            return _run_all(runs)
+            before = clutter()
+            code = _run_all(runs)
+            left = [] if code == INTERRUPTED else sorted(clutter() - before)
+            if left:
+                print(f"error: left in the checkout: {', '.join(left)}", file=sys.stderr)
+            return code or int(bool(left))
     except LiveshiftError as error:
         print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
         return error.exit_code
+
+
+def clutter() -> set[str]:
+    """The files in this checkout that git does not know or ignores, but for those that may be left:
+    build/ and the environment. Empty where there is no git, or no repository."""
+    apart = ["build", os.path.relpath(sys.prefix, ROOT)]
+    words = ["git", "--no-optional-locks", "-c", f"safe.directory={ROOT}", "status", "--porcelain"]
+    words += ["-z", "--untracked-files=all", "--ignored", "--", "."]
+    words += [f":!{each}" for each in apart if not each.startswith("..")]
+    try:
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return set()
+    return {line[3:] for line in done.stdout.split("\0") if line[:2] in ("??", "!!")}
 
 
 def _run_all(runs: Iterable[Sequence[str]]) -> int:
@@ -104,12 +129,13 @@ def _run_all(runs: Iterable[Sequence[str]]) -> int:
             process.send_signal(signal.SIGINT)
 
     for arguments in runs:
-        process = subprocess.Popen([sys.executable, __file__, "", "--", *arguments])
+        words = [sys.executable, __file__, "", "--", *arguments]
+        process = subprocess.Popen(words, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"})
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
         failed |= process.wait()
         if stopped:
-            return 130
+            return INTERRUPTED
     return int(failed != 0)
 
 

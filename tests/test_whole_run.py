@@ -71,8 +71,24 @@ def test_what_a_run_starts_is_part_of_it() -> None:
 
 
 @pytest.fixture
-def runs() -> ModuleType:
-    return script("whole_run")
+def checkout(tmp_path: Path) -> Path:
+    """One with a committed file, one that git ignores and one that it does not know."""
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    (folder / ".gitignore").write_text("build/\n*.pyc\n")
+    for words in (["init", "--quiet"], ["add", "."]):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+    (folder / "own.pyc").touch()
+    (folder / "notes").mkdir()
+    (folder / "notes/mine").touch()
+    return folder
+
+
+@pytest.fixture
+def runs(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    runs = script("whole_run")
+    monkeypatch.setattr(runs, "ROOT", checkout)
+    return runs
 
 
 def arguments_for(folder: Path, **bodies: str) -> list[str]:
@@ -103,6 +119,37 @@ def test_every_list_is_run_and_a_skipped_test_is_a_failed_one(
     assert marker.exists()
     said = capfd.readouterr().out
     assert ("1 skipped: a test that is skipped has not tested" in said) == ("pytest." in first)
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [("build/deep/result", 0), ("new", 1), ("notes/theirs", 1), ("cached.pyc", 1), ("own.pyc", 0)],
+)
+def test_what_tests_leave_in_the_checkout_is_named_and_fails_the_run(
+    runs: ModuleType, checkout: Path, tmp_path: Path, path: str, code: int,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    left = checkout / path
+    left.parent.mkdir(parents=True, exist_ok=True)
+    body = f"pathlib.Path({str(left)!r}).write_text('more')"
+    assert runs.main(["make test", "--", *arguments_for(tmp_path, one=body)]) == code
+    said = capfd.readouterr().err
+    assert (f"error: left in the checkout: {path}\n" in said) == (code == 1)
+    assert "mine" not in said, "what was there before is its owner's"
+
+
+def test_a_run_writes_no_bytecode_beside_the_sources(runs: ModuleType, tmp_path: Path) -> None:
+    body = "import sys; assert sys.dont_write_bytecode"
+    assert runs.main(["make test", "--", *arguments_for(tmp_path, one=body)]) == 0
+    assert not list(tmp_path.glob("__pycache__"))
+
+
+def test_without_git_a_run_counts_all_the_same(
+    runs: ModuleType, checkout: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(checkout / ".git")
+    body = f"pathlib.Path({str(checkout / 'new')!r}).touch()"
+    assert runs.main(["make test", "--", *arguments_for(tmp_path, one=body)]) == 0
 
 
 @pytest.mark.parametrize(
