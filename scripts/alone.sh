@@ -16,7 +16,7 @@ while [ "$1" != -- ]; do
 done
 shift
 
-prepare() { make --no-print-directory "${targets[@]}" 9>&-; }
+prepare() { make --silent --no-print-directory "${targets[@]}" 9>&-; }
 
 # Part of another run; or a user who may not write there, and can make no lab anyway.
 if [ -n "${LIVESHIFT_WHOLE_RUN:-}" ] || ! : 2>/dev/null >>"$LOCK"; then
