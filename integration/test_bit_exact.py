@@ -40,6 +40,7 @@ from reference_runs import References
 
 from liveshift.launcher import demo
 from liveshift.launcher import lab as labs
+from liveshift.launcher.client import Client
 from liveshift.launcher.report import gaps
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
@@ -102,6 +103,11 @@ def test_a_job_that_a_file_ends_some_steps_after_its_move(lab: LabSession) -> No
     last = max(len(gpt.steps(rank)) for rank in range(2)) + 2 * AFTER
     stop.with_suffix(".new").write_text(f"{last}\n")
     stop.with_suffix(".new").rename(stop)
+    with Client(lab.lab.socket) as client:
+        watched = demo.Watched(client, gpt.name)
+        watched._places = {f"{gpt.name}/{n}": gpt.seen(n).host for n in range(2)}
+        watched._find()
+    assert watched.found == [{0: gpt.seen(0).host, 1: row.destination}]
     result = gpt.result(2)
     gpt.assert_trained_across(2)
     assert [len(gpt.steps(rank)) for rank in range(2)] == [last, last]

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from liveshift.errors import ConfigError
+from liveshift.launcher import moves
 from liveshift.launcher.report import (
     Expected,
     ExpectedPart,
@@ -37,6 +38,7 @@ from liveshift.launcher.report import (
 from liveshift.launcher.report import quantities as q
 from liveshift.launcher.report.page import pause
 from liveshift.launcher.report.record import compare, gaps_of
+from liveshift.runtime.messages import MigrationRow, Rounds
 
 BEGIN = 1_700_000_000.0
 STILL = 1.2  # seconds that the moved run stands still after step 10
@@ -536,6 +538,17 @@ def test_phase_table_has_all_rows(migration: Migration) -> None:
     assert re.search(r"dump\W+0\.400\W+30 %\W+246 MB\W+frozen", shown)
     assert re.search(r"unaccounted\W+0\.070\W+5\.2 %", shown)
     assert re.search(r"total\W+1\.350\W+100 %\W+875 MB\W+frozen 0\.880 s", shown)
+
+
+def test_the_total_of_events_counts_what_went_ahead() -> None:
+    ahead = Rounds(4, 782_000_000, 0, 0, 1.0)
+    row = MigrationRow(
+        "m1", "gpt/1", "h1", "h2", "", "root", 2, "done", 0.0, 1.0, 0.5, 93_000_000, 0, 0,
+        0.0, [], None, None, precopy=ahead,
+    )  # fmt: skip
+    console = Console(width=110, record=True, file=StringIO())
+    console.print(moves.phase_table(row))
+    assert re.search(r"total\W+1\.000\W+100 %\W+875 MB", console.export_text())
 
 
 def test_a_phase_table_prints_brackets_as_they_are(migration: Migration) -> None:
