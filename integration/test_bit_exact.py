@@ -39,7 +39,10 @@ from open_python import NOBODY, OpenPython
 from reference_runs import References
 
 from liveshift.interposer.library import library_path
+from liveshift.launcher import demo
 from liveshift.launcher import lab as labs
+from liveshift.launcher.client import Client
+from liveshift.launcher.report import gaps
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 
@@ -89,6 +92,29 @@ def test_b_rank_0_moves_with_rendezvous_and_store(lab: LabSession, references: R
     eventually(lambda: gpt.capsule(0).ranks == [0], "rank 0 to be told of in a beat", 10)
     gpt.migrate(0)
     gpt.assert_same_as_never_moved(references, ranks=2)
+
+
+def test_a_job_that_a_file_ends_some_steps_after_its_move(lab: LabSession) -> None:
+    """As `make demo` does it: who began it cannot know when the move will be over."""
+    stop = lab.place / "stop"
+    small = ("--block", "32", "--stop-file", str(stop))
+    argv = (*TORCHRUN, *GPT_OF, str(demo.STEPS), *small)
+    gpt = a_gpt(lab, "stopped-gpt", argv)
+    row = gpt.migrate(1)
+    last = max(len(gpt.steps(rank)) for rank in range(2)) + 2 * AFTER
+    stop.with_suffix(".new").write_text(f"{last}\n")
+    stop.with_suffix(".new").rename(stop)
+    with Client(lab.lab.socket) as client:
+        watched = demo.Watched(client, gpt.name)
+        watched._places = {f"{gpt.name}/{n}": gpt.seen(n).host for n in range(2)}
+        watched._find()
+    assert watched.found == [{0: gpt.seen(0).host, 1: row.destination}]
+    result = gpt.result(2)
+    gpt.assert_trained_across(2)
+    assert [len(gpt.steps(rank)) for rank in range(2)] == [last, last]
+    assert result.digests[0] == result.digests[1], "both ranks end with the same parameters"
+    times = [step["time"] for step in gpt.steps(1)]
+    assert gaps.doubts(times, row.phases, row.asked, AFTER) == []
 
 
 def test_c_two_ranks_with_dataloader_workers(lab: LabSession, references: References) -> None:

@@ -18,6 +18,8 @@ from ..errors import Refused
 LOCK = Path("/run/liveshift-whole-run.lock")
 HOLDER = "LIVESHIFT_WHOLE_RUN"
 """In the environment of what a whole run starts: it is part of that one."""
+HANDED = "handed to {}"
+"""What it says if scripts/alone.sh took the lock before it became the process with this id."""
 
 
 @contextmanager
@@ -26,6 +28,10 @@ def alone(what: str) -> Iterator[None]:
 
     Whoever may not write there (no root) goes on without: they can make no lab anyway.
     """
+    if os.environ.get(HOLDER) == HANDED.format(os.getpid()):
+        with _named():
+            yield
+        return
     if os.environ.get(HOLDER):
         yield
         return
@@ -38,12 +44,19 @@ def alone(what: str) -> Iterator[None]:
         file.truncate(0)
         file.write(f"{what} (process {os.getpid()}, in {os.getcwd()})")
         file.flush()
-        os.environ[HOLDER] = str(os.getpid())
-        try:
+        with _named():
             yield
-        finally:
-            del os.environ[HOLDER]
-            LOCK.unlink(missing_ok=True)
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """What is started meanwhile finds this process as the holder; then the file goes."""
+    os.environ[HOLDER] = str(os.getpid())
+    try:
+        yield
+    finally:
+        del os.environ[HOLDER]
+        LOCK.unlink(missing_ok=True)
 
 
 def _locked(what: str) -> TextIO:

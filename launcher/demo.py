@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -46,8 +46,9 @@ from .client import Client
 from .context import find_socket
 
 LAB = "demo"
-STEPS = 2000
-"""What the job is told to make: far more than it comes to, as the demo stops it before."""
+STEPS = 100_000
+"""What the job is told to make: hours of steps, as the demo stops it before. Its learning rate
+follows this number, and hardly falls in so few of them."""
 TAINT_AT = 40
 """The step after which the host of rank 1 is tainted."""
 MORE = 40
@@ -62,6 +63,8 @@ STOP = OUT / "stop"
 SCRIPT = Path("examples/train_gpt.py")
 STUCK_S = 120.0
 """A run that makes no step for so long has failed."""
+PATIENCE_S = 900.0
+"""A host that is not empty so long after its taint will not be."""
 LOOK_S = 0.1
 
 console = Console(stderr=True)
@@ -98,14 +101,16 @@ def demo() -> int:
             f"A job trains on two hosts; one of them, {HOST}, begins to fail after step {TAINT_AT}"
         )
         move = Watched(client, "moved")
-        hosts = _train(client, "moved", move.look)
+        _train(client, "moved", move.look)
         row = move.done()
         _say("The same run again, and nobody touches it")
         _train(client, "reference")
-    finished = _report(row, hosts)
+    finished = _report(row, move.found)
+    doubts = report.doubts(finished, MORE)
+    finished = replace(finished, outcome=_outcome(finished, doubts))
     report.write(finished, OUT)
     _conclude(finished, time.monotonic() - began)
-    if doubts := report.doubts(finished, MORE):
+    if doubts:
         raise LiveshiftError(f"the steps do not bear the move out: {'; '.join(doubts)}")
     return 0 if finished.bit_identical else 1
 
@@ -125,32 +130,53 @@ def _lab() -> Iterator[Client]:
 
 
 class Watched:
-    """The move off ``HOST``: set off after a step, followed to its end, and a while beyond."""
+    """The move off ``HOST``: set off after a step, followed to its end, and a while beyond.
+
+    ``found``: by rank the host whose agent has found its process there: before the move, after it,
+    and shortly before the run's last step.
+    """
 
     def __init__(self, client: Client, job: str) -> None:
         self._client = client
         self._job = job
-        self._tainted = self._stopping = False
-        self._capsule = ""
+        self._tainted_at: float | None = None
+        self._stop = 0
+        self._places: dict[str, str] = {}
         self._said: set[str] = set()
+        self.found: list[dict[int, str]] = []
 
     def look(self, job: JobRow, folder: Path) -> None:
         """Do what is due now that the job has come so far."""
         steps = [_steps(folder, rank) for rank in range(RANKS)]
-        if not self._tainted and min(steps) >= TAINT_AT:
-            self._tainted = True
-            self._capsule = next(c.name for c in job.capsules if c.host == HOST)
-            self._expect(HOST)
+        if self._tainted_at is None and min(steps) >= TAINT_AT:
+            self._tainted_at = time.monotonic()
+            self._places = {c.name: c.host for c in job.capsules}
+            self._find()
             _command("taint", "host", HOST, "--reason", REASON)
-        if self._tainted and not self._stopping and (row := self._over()):
-            self._stopping = True
-            self._expect(row.destination)
-            _stop_after(max(_steps(folder, rank) for rank in range(RANKS)) + MORE)
+        if self._tainted_at is not None and not self._stop:
+            if row := self._over():
+                self._places[row.capsule] = row.destination
+                self._find()
+                self._stop = max(_steps(folder, rank) for rank in range(RANKS)) + MORE
+                _stop_after(self._stop)
+            elif time.monotonic() - self._tainted_at > PATIENCE_S:
+                rows = self._rows()
+                why = f"{rows[-1].name} is {rows[-1].state}" if rows else "no migration began"
+                raise LiveshiftError(f"nothing moved off {HOST} in {PATIENCE_S:g} s: {why}")
+        elif self._stop and len(self.found) == 2 and min(steps) >= self._stop - MORE // 2:
+            try:
+                self._find()
+            except LiveshiftError:
+                # A rank that has ended meanwhile is nowhere.
+                if max(_steps(folder, rank) for rank in range(RANKS)) < self._stop:
+                    raise
 
     def done(self) -> MigrationRow:
         """The move, once the job has ended; raises LiveshiftError when there was none, with what
-        became of those that began."""
+        became of those that began, or when no agent found the ranks shortly before their end."""
         if (row := self._over()) is not None:
+            if len(self.found) < 3:
+                raise LiveshiftError(f"no agent found the ranks in their last {MORE // 2} steps")
             return row
         rows = self._rows()
         for row in rows:
@@ -172,25 +198,27 @@ class Watched:
         events = self._client.get(Events, GetEvents(self._job, 0)).events
         return list({e.migration.name: e.migration for e in events if e.migration}.values())
 
-    def _expect(self, host: str) -> None:
-        """Raises LiveshiftError unless that host's own agent finds the rank's process there."""
-        found = self._client.get(Inspection, GetInspection(self._capsule))
-        if found.host != host or not found.processes:
-            raise LiveshiftError(
-                f"{self._capsule} should train on {host}, but {found.host} has"
-                f" {len(found.processes)} processes of it"
-            )
+    def _find(self) -> None:
+        """Raises LiveshiftError unless each host's own agent finds there the processes of the ranks
+        that should train on it."""
+        hosts = {}
+        for name, host in self._places.items():
+            found = self._client.get(Inspection, GetInspection(name))
+            if found.host != host or not found.processes:
+                raise LiveshiftError(
+                    f"{name} should train on {host}, but {found.host} has"
+                    f" {len(found.processes)} processes of it"
+                )
+            hosts[_rank(name)] = found.host
+        self.found.append(hosts)
 
 
-def _train(
-    client: Client, name: str, look: Callable[[JobRow, Path], None] | None = None
-) -> dict[int, str]:
-    """One run to its end, with progress; returns which host each rank began on."""
+def _train(client: Client, name: str, look: Callable[[JobRow, Path], None] | None = None) -> None:
+    """One run to its end, with progress."""
     folder = OUT / name
     words = ["--steps", str(STEPS), "--stop-file", str(STOP), "--out", str(folder)]
     train = ["torchrun", "--nproc-per-node", "1", str(SCRIPT), *words]
     _command("run", "--nnodes", str(RANKS), "--name", name, "--detach", "--", *train)
-    hosts = {c.index: c.host for c in _job(client, name).capsules}
     columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn())
     shown = console.is_terminal
     with Progress(*columns, TimeElapsedColumn(), console=console, disable=not shown) as bar:
@@ -211,7 +239,6 @@ def _train(
         bar.update(task, completed=_steps(folder), total=_last_step(), description="trained")
     if job.code != 0:
         raise LiveshiftError(f"{name} ended with code {job.code}: {_last_words(name)}")
-    return hosts
 
 
 def _stop_after(step: int) -> None:
@@ -226,33 +253,39 @@ def _last_step() -> int | None:
     return int(STOP.read_text()) if STOP.exists() else None
 
 
-def _report(row: MigrationRow, hosts: dict[int, str]) -> report.Report:
+def _rank(capsule: str) -> int:
+    """There is one in each."""
+    return int(capsule.partition("/")[2])
+
+
+def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> report.Report:
+    """``found``: the hosts of the ranks before the move, after it, and at the end."""
     reference = tuple(report.read_rank(OUT / "reference", rank) for rank in range(RANKS))
     moved = tuple(report.read_rank(OUT / "moved", rank) for rank in range(RANKS))
     phases = tuple(
         report.Phase(p.name, p.seconds, p.start, p.bytes, p.frozen, p.detail) for p in row.phases
     )
-    rank = int(row.capsule.partition("/")[2])
+    rank = _rank(row.capsule)
     migration = report.Migration(
         row.capsule, row.source, row.destination, row.reason, row.epoch, row.asked, row.asked,
         phases, 0.0, row.image_bytes, row.precopy.bytes if row.precopy else 0, row.link_rate,
         (rank,), expected=forecast.compared(row),
     )  # fmt: skip
     migration = replace(migration, unaccounted_s=max(0.0, row.seconds - migration.total_s))
-    # The script prints its capsule's hostname, which moves with it: name the hosts instead. Before
-    # the commit nothing can run at the destination, after it nothing at the source.
+    # The script prints its capsule's hostname, which moves with it: name the host instead that has
+    # found the rank. Before the commit nothing can run at the destination, after it nothing at the
+    # source.
     passed = row.asked + (report.gaps.held_at(phases) or 0.0)
+    before, after = found[0], found[-1]
     moved = tuple(
         replace(
             run,
             steps=tuple(
-                replace(s, host=row.destination if run.rank == rank and s.time > passed
-                        else hosts[run.rank])
-                for s in run.steps
+                replace(s, host=(after if s.time > passed else before)[run.rank]) for s in run.steps
             ),
         )
         for run in moved
-    )  # fmt: skip
+    )
     return report.Report(
         title=f"demo: {row.source} emptied while a GPT trained on it",
         command=f"torchrun --nproc-per-node 1 {SCRIPT} --steps {STEPS} --stop-file {STOP}",
@@ -261,6 +294,19 @@ def _report(row: MigrationRow, hosts: dict[int, str]) -> report.Report:
         migrations=(migration,),
         environment=_environment(),
     )
+
+
+def _outcome(finished: report.Report, doubts: list[str]) -> str:
+    """What the steps bear out, or why they do not, for the page."""
+    if doubts:
+        return f"The steps do not bear the move out: {'; '.join(doubts)}."
+    made = [
+        f"Rank {seen.rank} made {report.steps_by_host(seen.before)} before the freeze"
+        f" and {report.steps_by_host(seen.after)} after it."
+        for migration in finished.migrations
+        for seen in report.counted(finished, migration)
+    ]
+    return " ".join(made)
 
 
 def _environment() -> dict[str, str]:

@@ -190,6 +190,7 @@ def phase_table(row: MigrationRow) -> RenderableType:
             phases=phases,
             unaccounted_s=max(0.0, row.seconds - covered(phases)),
             image_bytes=row.image_bytes,
+            ahead_bytes=row.precopy.bytes if row.precopy else 0,
             link_rate=row.link_rate or None,
             committed=row.state == Step.DONE.value,
             expected=forecast.compared(row),

@@ -124,7 +124,7 @@ requirements() {
 test-requirements() {
     # Other users run `make test-fast`, which leaves out the tests that need what is missing.
     [ "$(id -u)" != 0 ] || install_by_apt missing_test_packages
-    say "installing requirements-test.lock (NVIDIA's NCCL, 200 MB)"
+    say "installing requirements-test.lock (NVIDIA's NCCL and CUDA headers, 200 MB)"
     pip_install --no-deps --requirement requirements-test.lock
 }
 

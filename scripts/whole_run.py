@@ -4,7 +4,10 @@
 
 ``scripts/whole_run.py NAME -- PYTEST-ARGUMENTS [-- PYTEST-ARGUMENTS …]`` runs pytest once for each
 list of arguments, all of them whatever comes of the first. It ends with 1 unless every test of
-every list passed; a test that was skipped has tested nothing, and counts as one that failed.
+every list passed; a test that was skipped has tested nothing, and counts as one that failed. Only
+what the machine itself cannot have is excepted, and named: FACTS in tests/machine_needs.py.
+
+It ends with 1 as well if a run has left files in the checkout, outside build/ and the environment.
 
 Tests measure times and make labs, so that two whole runs at once would fail each other. The second
 one is refused, also in another clone, and beside `make demo`; a pytest started by hand is not.
@@ -12,36 +15,59 @@ one is refused, also in another clone, and beside `make demo`; a pytest started 
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+
+import machine_needs
 
 from liveshift.errors import LiveshiftError
 from liveshift.launcher.alone import alone
 
+ROOT = Path(__file__).resolve().parents[1]
+INTERRUPTED = 130
+
 
 class NoSkips:
-    """A plugin of pytest for which a skipped test is one that failed."""
+    """A plugin of pytest for which a skipped test is one that failed, unless its machine lacks one
+    of the FACTS."""
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if session.exitstatus == pytest.ExitCode.OK and _skipped(session.config):
+        if session.exitstatus == pytest.ExitCode.OK and _skipped(session.config)[0]:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if count := _skipped(terminalreporter.config):
+        count, lacking = _skipped(terminalreporter.config)
+        if lacking:
+            each = ", ".join(f"{fact} ({n})" for fact, n in lacking.items())
+            terminalreporter.write_line(f"not tested, as this machine has none: {each}")
+        if count:
             terminalreporter.write_line(
                 f"error: {count} skipped: a test that is skipped has not tested (reasons above)",
                 red=True,
             )
 
 
-def _skipped(config: pytest.Config) -> int:
+def _skipped(config: pytest.Config) -> tuple[int, Counter[str]]:
+    """How many tests were skipped that count as failed, and the others by what they lacked."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    return sum(len(reporter.stats.get(kind, [])) for kind in ("skipped", "xfailed"))
+    count = len(reporter.stats.get("xfailed", []))
+    lacking: Counter[str] = Counter()
+    for report in reporter.stats.get("skipped", []):
+        if fact := machine_needs.lacked(report.longrepr[2]):
+            lacking[fact] += 1
+        else:
+            count += 1
+    return count, lacking
 
 
 def lists(arguments: Iterable[str]) -> Iterator[list[str]]:
@@ -63,10 +89,29 @@ def main(arguments: Sequence[str]) -> int:
         return int(pytest.main(runs[0], plugins=[NoSkips()]))
     try:
         with alone(name):
-            return _run_all(runs)
+            before = clutter()
+            code = _run_all(runs)
+            left = [] if code == INTERRUPTED else sorted(clutter() - before)
+            if left:
+                print(f"error: left in the checkout: {', '.join(left)}", file=sys.stderr)
+            return code or int(bool(left))
     except LiveshiftError as error:
         print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
         return error.exit_code
+
+
+def clutter() -> set[str]:
+    """The files in this checkout that git does not know or ignores, but for those that may be left:
+    build/ and the environment. Empty where there is no git, or no repository."""
+    apart = ["build", os.path.relpath(sys.prefix, ROOT)]
+    words = ["git", "--no-optional-locks", "-c", f"safe.directory={ROOT}", "status", "--porcelain"]
+    words += ["-z", "--untracked-files=all", "--ignored", "--", "."]
+    words += [f":!{each}" for each in apart if not each.startswith("..")]
+    try:
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return set()
+    return {line[3:] for line in done.stdout.split("\0") if line[:2] in ("??", "!!")}
 
 
 def _run_all(runs: Iterable[Sequence[str]]) -> int:
@@ -84,12 +129,13 @@ def _run_all(runs: Iterable[Sequence[str]]) -> int:
             process.send_signal(signal.SIGINT)
 
     for arguments in runs:
-        process = subprocess.Popen([sys.executable, __file__, "", "--", *arguments])
+        words = [sys.executable, __file__, "", "--", *arguments]
+        process = subprocess.Popen(words, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"})
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
         failed |= process.wait()
         if stopped:
-            return 130
+            return INTERRUPTED
     return int(failed != 0)
 
 

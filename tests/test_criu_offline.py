@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -20,14 +21,19 @@ pytestmark = pytest.mark.root
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The CRIU that this environment has, with its libraries, as a package again."""
-    root = tool.private_prefix() / "root"
-    if not root.is_dir():
-        pytest.skip(
-            "the system's own CRIU is in use, so that none was fetched to make a package of"
-        )
+    """The CRIU that is in use here, with its libraries, as a package again. It may be the system's
+    own, so that what it is linked with is collected."""
     tree = tmp_path_factory.mktemp("package")
-    shutil.copytree(root, tree, symlinks=True, dirs_exist_ok=True)
+    libraries = tree / "usr/lib" / f"{platform.machine()}-linux-gnu"
+    libraries.mkdir(parents=True)
+    *loader, program = tool.loader_argv(tool.private_prefix()) or (tool.find().path,)
+    lists = [*loader, "--list", program] if loader else ["ldd", program]
+    listed = subprocess.run(lists, check=True, capture_output=True, text=True).stdout
+    for name, path in re.findall(r"^\s+(\S+) (?:=> (\S+) )?\(0x", listed, re.MULTILINE):
+        if (found := Path(path or name)).is_absolute():  # linux-vdso.so.1 is no file
+            shutil.copy(found, libraries / Path(name).name)
+    (tree / "usr/sbin").mkdir()
+    shutil.copy(program, tree / "usr/sbin/criu")
     (tree / "DEBIAN").mkdir()
     (tree / "DEBIAN/control").write_text(
         "Package: criu\nVersion: 4.2.1-1\nArchitecture: all\nMaintainer: t <t@example.org>\n"

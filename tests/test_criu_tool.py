@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from machine_needs import needs_fact
 
 from liveshift.criu_glue import apt, fetch, tool
 from liveshift.errors import NotPermitted, Refused, StepFailed
@@ -232,8 +232,7 @@ def test_the_likeliest_archive_comes_first() -> None:
 @pytest.fixture
 def unsigned(tmp_path: Path) -> apt.Source:
     """An archive on this disk with a proper index that nobody has signed."""
-    if shutil.which("apt-get") is None:
-        pytest.skip("no apt here")
+    needs_fact("apt-get")
     index = tmp_path / "archive/dists/forky/main/binary-amd64"
     index.mkdir(parents=True)
     (index / "Packages").write_text("")

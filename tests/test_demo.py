@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from liveshift.errors import LiveshiftError
@@ -25,6 +27,7 @@ from liveshift.runtime.messages import (
     Message,
     Migration,
     MigrationRow,
+    Phase,
 )
 from liveshift.runtime.steps import Step
 
@@ -91,8 +94,9 @@ class Played:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.rows: list[MigrationRow] = []
-        self.host = "h1"
+        self.hosts = {"moved/0": "h0", "moved/1": "h1"}
         self.processes = 1
+        self.asked: list[str] = []
         folder.mkdir(parents=True)
 
     def step(self, count: int) -> None:
@@ -107,8 +111,9 @@ class Played:
         if isinstance(ask, GetMigration):
             return Migration(next(row for row in self.rows if row.name == ask.name))
         assert isinstance(ask, GetInspection)
-        states: list[Any] = [None] * self.processes
-        return Inspection(ask.capsule, self.host, states)
+        self.asked.append(ask.capsule)
+        states: list[Any] = [None] * (self.processes if ask.capsule == "moved/1" else 1)
+        return Inspection(ask.capsule, self.hosts[ask.capsule], states)
 
     def job(self) -> JobRow:
         capsules = [
@@ -148,14 +153,76 @@ def test_the_job_goes_on_until_enough_steps_were_made_after_the_move(
         played.rows = [a_row("m1", state)]
         move.look(played.job(), played.folder)
         assert not demo.STOP.exists()
-    played.rows, played.host = [a_row("m1", Step.DONE)], "h2"
+    played.rows, played.hosts["moved/1"] = [a_row("m1", Step.DONE)], "h2"
     move.look(played.job(), played.folder)
     assert int(demo.STOP.read_text()) == demo.TAINT_AT + 600 + demo.MORE
     played.step(10)
     move.look(played.job(), played.folder)
     assert int(demo.STOP.read_text()) == demo.TAINT_AT + 600 + demo.MORE, "said once"
     assert len(commands) == 1
+    assert played.asked == ["moved/0", "moved/1"] * 2, "every rank, before the move and after it"
+    with pytest.raises(LiveshiftError, match="no agent found the ranks in their last 20 steps"):
+        move.done()
+    played.step(10)
+    for _ in range(2):
+        move.look(played.job(), played.folder)
+    assert played.asked == ["moved/0", "moved/1"] * 3, "and once near the last step"
     assert move.done().name == "m1"
+    assert move.found == [{0: "h0", 1: "h1"}, {0: "h0", 1: "h2"}, {0: "h0", 1: "h2"}]
+
+
+@pytest.mark.parametrize(
+    ("rank", "more", "fails"), [(0, 20, True), (1, 20, True), (1, 40, False)],
+    ids=["the other one", "the moved one", "they have ended"],
+)  # fmt: skip
+def test_every_rank_must_still_be_found_near_the_last_step(
+    played: Played, rank: int, more: int, fails: bool
+) -> None:
+    move = watched(played)
+    played.step(demo.TAINT_AT)
+    move.look(played.job(), played.folder)
+    played.rows, played.hosts["moved/1"] = [a_row("m1", Step.DONE)], "h2"
+    move.look(played.job(), played.folder)
+    played.hosts[f"moved/{rank}"] = "h3"
+    played.step(more)
+    if fails:
+        with pytest.raises(LiveshiftError, match=rf"moved/{rank} should train on h\d, but h3 has"):
+            move.look(played.job(), played.folder)
+    else:
+        move.look(played.job(), played.folder)
+    with pytest.raises(LiveshiftError, match="no agent found"):
+        move.done()
+
+
+def test_a_host_that_does_not_become_empty_ends_the_demo(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job would train for hours."""
+    move = watched(played)
+    played.step(demo.TAINT_AT)
+    move.look(played.job(), played.folder)
+    monkeypatch.setattr(demo, "PATIENCE_S", 0.0)
+    with pytest.raises(LiveshiftError, match="off h1 in 0 s: no migration began"):
+        move.look(played.job(), played.folder)
+    played.rows = [a_row("m1", Step.PRECOPYING)]
+    with pytest.raises(LiveshiftError, match="m1 is pre-copying"):
+        move.look(played.job(), played.folder)
+
+
+def test_steps_are_ascribed_to_the_host_whose_agent_has_found_the_rank(
+    commands: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not to the one where the move says that it went."""
+    steps = tuple(report.Step(n, 1.0, float(n)) for n in range(1, 9))
+    monkeypatch.setattr(report, "read_rank", lambda folder, rank: report.RankRun(rank, steps, "a"))
+    monkeypatch.setattr(demo, "_environment", dict)
+    phases = [Phase("commit", 4.5, 0.1, None, True, "")]
+    row = msgspec.structs.replace(a_row("m1", Step.DONE), phases=phases)
+    finished = demo._report(row, [{0: "h0", 1: "h1"}, {0: "h0", 1: "h2"}, {0: "h0", 1: "h3"}])
+    zero, one = ([s.host for s in run.steps] for run in finished.moved)
+    assert zero == ["h0"] * 8
+    assert one == ["h1"] * 4 + ["h3"] * 4
+    assert any("rank 1 made 4 steps on h3 after" in why for why in report.doubts(finished, 4))
 
 
 def test_a_move_that_fails_is_told_and_the_next_one_counts(
@@ -170,9 +237,11 @@ def test_a_move_that_fails_is_told_and_the_next_one_counts(
     assert capsys.readouterr().err.count("moved/1 stays on h1: no memory there") == 1
     assert not demo.STOP.exists()
     played.rows.append(a_row("m2", Step.DONE))
-    played.host = "h2"
+    played.hosts["moved/1"] = "h2"
     move.look(played.job(), played.folder)
     assert demo.STOP.exists()
+    played.step(demo.MORE // 2)
+    move.look(played.job(), played.folder)
     assert move.done().name == "m2"
 
 
@@ -184,7 +253,7 @@ def test_a_rank_that_its_hosts_agent_does_not_find_there_has_not_moved(
     played.step(demo.TAINT_AT)
     move.look(played.job(), played.folder)
     played.rows, played.processes = [a_row("m1", Step.DONE)], processes
-    played.host = "h1" if processes else "h2"
+    played.hosts["moved/1"] = "h1" if processes else "h2"
     with pytest.raises(LiveshiftError, match="moved/1 should train on h2, but h"):
         move.look(played.job(), played.folder)
     assert not demo.STOP.exists()
@@ -234,3 +303,23 @@ def test_a_demo_whose_steps_do_not_bear_the_move_out_fails(
     said = " ".join(capsys.readouterr().err.split())
     assert "error: the steps do not bear the move out: " in said
     assert "no gap between two steps holds the freeze" in said
+    assert "paused for" not in said
+    page = (demo.OUT / "report.html").read_text()
+    assert "but the steps do not bear that out" in page
+    assert '<p class="lead">The steps do not bear the move out: moved/1, rank 1: ' in page
+    assert "while it trained: " not in page
+    document = json.loads((demo.OUT / "report.json").read_text())
+    assert document["downtime_s"] is None
+    assert document["outcome"].startswith("The steps do not bear the move out: ")
+
+
+def test_the_page_says_how_many_steps_were_made_where() -> None:
+    steps = tuple(report.Step(n, 1.0, float(n), "h1" if n < 5 else "h2") for n in range(1, 9))
+    phases = (report.Phase("dump", 0.5, 0.0, frozen=True),)
+    move = report.Migration("moved/1", "h1", "h2", "", 2, 4.2, 4.2, phases, 0.0, 0, ranks=(1,))
+    runs = (report.RankRun(1, steps, "aa"),)
+    finished = report.Report("demo", "", runs, runs, (move,))
+    assert report.doubts(finished, 4) == []
+    assert demo._outcome(finished, []) == (
+        "Rank 1 made 4 steps on h1 before the freeze and 4 steps on h2 after it."
+    )

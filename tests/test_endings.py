@@ -14,14 +14,16 @@ from move_stage import Stage
 from test_evacuation import CLUSTER
 
 from liveshift.criu_glue.network import Overlay
-from liveshift.errors import Unreachable
+from liveshift.errors import Refused, Unreachable
+from liveshift.launcher.moves import outcome, raise_if_failed
 from liveshift.runtime import config
 from liveshift.runtime.endings import Endings
 from liveshift.runtime.fleet import Fleet
 from liveshift.runtime.jobs import Capsule, Job
-from liveshift.runtime.messages import JobEnded, Message, Precopy, Run
+from liveshift.runtime.messages import JobEnded, Message, MigrationRow, Precopy, Run
 from liveshift.runtime.migration import Move
-from liveshift.runtime.steps import Step
+from liveshift.runtime.moves import Moves
+from liveshift.runtime.steps import ENDS, Step
 
 
 @pytest.fixture
@@ -197,3 +199,25 @@ def test_a_capsule_that_ends_ends_its_move_at_once(fleet: Fleet) -> None:
     asyncio.run(asyncio.wait_for(move.run(), 20))
     assert stage.steps == [Step.PRECOPYING, Step.ROLLING_BACK, Step.JOB_ENDED]
     assert str(move.error) == "a/1 ended with code 0 before it could move h1 → h2"
+
+
+def test_a_move_whose_job_ended_while_no_orchestrator_ran_has_that_as_its_outcome(
+    fleet: Fleet,
+) -> None:
+    """The journal still has it under way; nobody is asked about it, and it is not told of again."""
+    row = MigrationRow(
+        "m7", "gone/1", "h1", "h2", "h1 is tainted", "root", 1, Step.PRECOPYING.value, 0.0, 1.0,
+        0.0, 0, 0, 0, 0.0, [], None, None,
+    )  # fmt: skip
+    fleet.journal.save_migration(7, row)
+    under_way = fleet.journal.migrations_not_in([step.value for step in ENDS])
+    assert [number for number, _ in under_way] == [7]
+    Moves(fleet, cast(Any, None), cast(Any, None)).take_up()
+    ended = fleet.journal.migration(7)
+    assert ended is not None
+    assert ended.state == Step.JOB_ENDED.value
+    assert outcome(ended) == "the job of gone/1 ended while no orchestrator ran"
+    with pytest.raises(Refused, match="the job of gone/1 ended while no orchestrator ran"):
+        raise_if_failed(ended)
+    assert fleet.journal.migrations_not_in([step.value for step in ENDS]) == []
+    assert fleet.moves == {}

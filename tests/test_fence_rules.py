@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from frames import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from machine_needs import needs_fact
 from three_hosts import (
     AGENTS,
     CONTROL,
@@ -126,18 +128,33 @@ def test_jobs_do_not_reach_each_other(net: Net, serve: Serve, where: str, both: 
 # ---- making, removing, finding gone ------------------------------------------------------------
 
 
+BRIDGED = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
+
+
+@pytest.fixture
+def br_netfilter() -> Iterator[None]:
+    """That module, for as long as a test lasts if nothing had loaded it before."""
+    load = not BRIDGED.exists() and shutil.which("modprobe") is not None
+    if load:
+        subprocess.run(["modprobe", "br_netfilter"], check=False)
+    yield
+    if load and BRIDGED.exists():
+        subprocess.run(["modprobe", "-r", "br_netfilter"], check=True)
+
+
+@pytest.mark.usefixtures("br_netfilter")
 @pytest.mark.parametrize("filtered", ["0", "1"])
 def test_bridged_traffic_passes_whether_or_not_it_is_filtered(
     net: Net, serve: Serve, filtered: str
 ) -> None:
     """net.bridge.bridge-nf-call-iptables brings what a bridge hands on to the forward hook."""
-    setting = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
-    if not setting.exists():
-        pytest.skip("the kernel has no br_netfilter")
     _, one, beside, _ = settled(net)
-    for host in ("h0", "h1"):
-        with net.on(host):
-            subprocess.run(["sysctl", "-q", f"net.bridge.{setting.name}={filtered}"], check=True)
+    if BRIDGED.exists() or filtered == "1":  # without the module nothing is filtered
+        needs_fact("br_netfilter")
+        for host in ("h0", "h1"):
+            with net.on(host):
+                words = ["sysctl", "-q", f"net.bridge.{BRIDGED.name}={filtered}"]
+                subprocess.run(words, check=True)
     serve(one, "10.99.7.2", "one")
     assert answer_from(beside, "10.99.7.2") == "one 10.99.7.3 hello"
 

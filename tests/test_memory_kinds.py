@@ -130,6 +130,7 @@ def test_what_is_being_read_past_the_page_cache_is_read_again(
     assert pages.of[job.pid][at] == b"b" * PAGE
 
 
+@pytest.mark.machine("Linux 6.11 (MAP_DROPPABLE)")
 def test_what_was_protected_beside_what_cannot_be_tracked_is_not_lost() -> None:
     """Of a range that was listed a part has become memory of a kind that nobody can track."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -153,8 +154,7 @@ def test_what_was_protected_beside_what_cannot_be_tracked_is_not_lost() -> None:
         assert written() == b""
         ctypes.memset(start, 2, 1)
         droppable = libc.mmap(ctypes.c_void_p(start + 3 * PAGE), PAGE, 3, 0x38, -1, 0)
-        if droppable != start + 3 * PAGE:
-            pytest.skip("Linux 6.11 has memory that may be dropped (MAP_DROPPABLE)")
+        assert droppable == start + 3 * PAGE
         assert written() == struct.pack("<QQ", start, 3)
     finally:
         libc.munmap(ctypes.c_void_p(start), 4 * PAGE)

@@ -90,7 +90,7 @@ def measure(
 def moved(row: MigrationRow, times: list[float], begin: float) -> Moved:
     """One move; ``begin``: since when the job was left alone before. Raises AssertionError where
     the steps do not bear out that it was moved while it trained."""
-    doubts = gaps.doubts(times, row.phases, row.asked, gaps.loose_s(row.phases))
+    doubts = gaps.doubts(times, row.phases, row.asked)
     assert not doubts, f"{row.name}: {'; '.join(doubts)}"
     seen = gap(times, row.asked + (gaps.held_at(row.phases) or 0.0), row.asked, begin)
     rows, unaccounted = shares(row, seen)

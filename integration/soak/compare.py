@@ -47,8 +47,7 @@ def unborne(out: Path, rows: Sequence[MigrationRow]) -> list[str]:
         if rank not in times:
             times[rank] = [line["time"] for line in _lines(out, rank)]
         if row.state == Step.DONE.value:
-            slack = gaps.loose_s(row.phases)
-            doubts = gaps.doubts(times[rank], row.phases, row.asked, slack)
+            doubts = gaps.doubts(times[rank], row.phases, row.asked)
             found += [f"{row.name} of {row.capsule}: {why}" for why in doubts]
     return found
 

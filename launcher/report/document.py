@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from .evidence import counted
+from .evidence import counted, doubts
 from .headline import headline
 from .record import RankRun, Report
 
@@ -21,12 +21,13 @@ def as_json(report: Report) -> dict[str, Any]:
         "outcome": report.outcome,
         "command": report.command,
         "bit_identical": report.bit_identical,
+        "doubts": doubts(report, 1) if move else [],
         "steps": report.steps,
         "ranks": len(report.verdicts),
         "capsule": move.capsule if move else None,
         "source": move.source if move else None,
         "destination": move.destination if move else None,
-        "downtime_s": report.downtime_s(move) if move else 0.0,
+        "downtime_s": report.downtime_s(move) if move else None,
         "frozen_s": move.frozen_s if move else 0.0,
         "predicted_s": move.expected.predicted_s if move and move.expected else None,
         "unaccounted_s": move.unaccounted_s if move else 0.0,

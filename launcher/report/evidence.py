@@ -47,17 +47,23 @@ def doubts(report: Report, least: int) -> list[str]:
     trained, and every rank made ``least`` steps after it, on the host where it should be."""
     found = [] if report.migrations else ["nothing was moved"]
     for migration in report.migrations:
-        name, step = migration.capsule, report.median_step_s
-        for run in report.moved_by(migration):
-            times = [s.time for s in run.steps]
-            found += [
-                f"{name}, rank {run.rank}: {why}"
-                for why in gaps.doubts(times, migration.phases, migration.started_at, step)
-            ]
+        name = migration.capsule
+        found += [f"{name}, {why}" for why in unseen(report, migration)]
         for seen in counted(report, migration):
             found += [f"{name}: {why}" for why in _misplaced(seen, migration, least)]
         if not report.moved_by(migration):
             found.append(f"{name}: no rank of it is known")
+    return found
+
+
+def unseen(report: Report, migration: Migration) -> list[str]:
+    """Why the steps of the ranks that a migration took along show no pause that it can have made;
+    empty if they do."""
+    found = []
+    for run in report.moved_by(migration):
+        times = [s.time for s in run.steps]
+        doubts = gaps.doubts(times, migration.phases, migration.started_at)
+        found += [f"rank {run.rank}: {why}" for why in doubts]
     return found
 
 

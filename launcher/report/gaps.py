@@ -12,7 +12,9 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Protocol
 
-COMMIT, DUMP, UNLOCK = "commit", "dump", "unlock"
+COMMIT, DUMP, UNLOCK, QUIESCE = "commit", "dump", "unlock", "quiesce"
+PACED = "paused after collective"
+"""So begins what a boundary says of itself where the ranks have stopped at a collective."""
 
 
 class Timed(Protocol):
@@ -26,6 +28,8 @@ class Timed(Protocol):
     def seconds(self) -> float: ...
     @property
     def frozen(self) -> bool: ...
+    @property
+    def detail(self) -> str: ...
 
 
 def freeze(phases: Iterable[Timed]) -> tuple[float, float] | None:
@@ -47,14 +51,21 @@ def held_at(phases: Sequence[Timed]) -> float | None:
     return next((p.start for p in phases if p.name == COMMIT), sum(whole) / 2)
 
 
-def loose_s(phases: Sequence[Timed]) -> float:
-    """Seconds at the ends of a freeze in which a step may still end: until CRIU holds all threads,
-    which is so by the end of its dump, and from when the tree is let run (unlock)."""
+def loose_s(phases: Sequence[Timed], step: float) -> tuple[float, float]:
+    """Seconds after the begin of a freeze, and before its end, in which a step may still end.
+
+    At its begin that is until CRIU holds all threads, which is so by the end of its dump. A rank
+    that has stopped at a collective, of which every step has one, has only what is left of its step
+    to do, which took ``step`` seconds as a whole; one that was frozen in place goes on until it is
+    held. At the end of the freeze it is from when the tree is let run (unlock).
+    """
     if (whole := freeze(phases)) is None:
-        return 0.0
-    seized = next((p.start + p.seconds for p in phases if p.name == DUMP), whole[0])
+        return 0.0, 0.0
+    seized = next((p.start + p.seconds for p in phases if p.name == DUMP), whole[0]) - whole[0]
+    if any(p.name == QUIESCE and PACED in p.detail for p in phases):
+        seized = min(seized, step)
     runs = next((p.start for p in reversed(phases) if p.name == UNLOCK), whole[1])
-    return seized - whole[0] + whole[1] - runs
+    return seized, whole[1] - runs
 
 
 def holding(times: Sequence[float], moment: float) -> int | None:
@@ -64,14 +75,13 @@ def holding(times: Sequence[float], moment: float) -> int | None:
 
 
 def doubts(
-    times: Sequence[float], phases: Sequence[Timed], origin: float, slack: float, least: int = 1
+    times: Sequence[float], phases: Sequence[Timed], origin: float, least: int = 1
 ) -> list[str]:
     """Why the ends of a rank's steps do not bear out that it was moved while it trained; empty if
     they do.
 
-    ``origin``: when the move began, on the clock of ``times``. ``slack``: seconds by which the gap
-    may be shorter than the freeze, such as :func:`loose_s`. ``least``: how many steps it must have
-    made after the freeze.
+    ``origin``: when the move began, on the clock of ``times``. The gap may be shorter than the
+    freeze as far as :func:`loose_s` says. ``least``: how many steps it must have made after it.
     """
     whole, moment = freeze(phases), held_at(phases)
     if whole is None or moment is None:
@@ -84,8 +94,13 @@ def doubts(
         found.append(f"it made {after} steps after the freeze, {least} are wanted")
     if (n := holding(times, origin + moment)) is None:
         found.append("no gap between two steps holds the freeze")
-    elif (gap := times[n] - times[n - 1]) + slack < (frozen := whole[1] - whole[0]):
-        found.append(
-            f"the gap that holds the freeze is {gap:.3f} s long, the freeze {frozen:.3f} s"
-        )
+    else:
+        gap, frozen = times[n] - times[n - 1], whole[1] - whole[0]
+        after_begin, before_end = loose_s(phases, times[n - 1] - times[n - 2] if n > 1 else gap)
+        held = times[n - 1] <= origin + whole[0] + after_begin
+        held = held and times[n] >= origin + whole[1] - before_end
+        if gap < frozen and not held:
+            found.append(
+                f"the gap that holds the freeze is {gap:.3f} s long, the freeze {frozen:.3f} s"
+            )
     return found

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from . import quantities as q
+from .evidence import unseen
 from .record import Migration, Report
 
 
@@ -22,23 +23,30 @@ def headline(report: Report) -> str:
         result = f"{total - equal} of {total} losses differ, first at step {first}"
     if (move := report.principal) is None:
         return f"Two runs, nothing moved: {result}"
+    doubts = [why for m in report.migrations if m.committed for why in unseen(report, m)]
+    if doubts:
+        made = happened(report.migrations, trained=False)
+        return f"{made}, but the steps do not bear that out: {doubts[0]}, {result}"
+    downtime = report.downtime_s(move)
     longest = "longest pause" if len(report.migrations) > 1 else "paused for"
-    paused = f"{longest} {q.pause(report.downtime_s(move))}"
+    paused = "no pause seen" if downtime is None else f"{longest} {q.pause(downtime)}"
     return f"{happened(report.migrations)}: {paused}, {result}"
 
 
-def happened(migrations: tuple[Migration, ...]) -> str:
-    """Who moved where: the part of the headline before the colon."""
+def happened(migrations: tuple[Migration, ...], trained: bool = True) -> str:
+    """Who moved where: the part of the headline before the colon. ``trained``: whether the steps
+    show that the job trained before and after it."""
     if len(migrations) > 1:
         made, asked = sum(m.committed for m in migrations), len(migrations)
         many = f"{asked} moves" if made == asked else f"{made} of {asked} moves"
-        return f"{many} made while the job trained"
+        return f"{many} made while the job trained" if trained else f"{many} made"
     move = migrations[0]
     who = who_moved(move)
     if not move.committed:
         return f"{who} stayed on {move.source}, the move to {move.destination} failed"
     they = "they" if len(move.ranks) > 1 else "it"
-    return f"{who} moved from {move.source} to {move.destination} while {they} trained"
+    way = f"{who} moved from {move.source} to {move.destination}"
+    return f"{way} while {they} trained" if trained else way
 
 
 def who_moved(move: Migration) -> str:

@@ -18,7 +18,7 @@ from string import Template
 from . import charts
 from . import quantities as q
 from .document import as_json
-from .evidence import hosts_of
+from .evidence import hosts_of, unseen
 from .headline import headline
 from .record import Migration, Report, Verdict
 from .timeline import timeline
@@ -37,7 +37,7 @@ def render(report: Report) -> str:
         style=(folder / "page.css").read_text("utf-8"),
         title=text(report.title),
         headline=f"{text(event)} <small>{text(result[:1].upper() + result[1:])}</small>",
-        outcome=text(report.outcome),
+        outcome=f'<p class="lead">{text(report.outcome)}</p>' if report.outcome else "",
         how=figure(),
         tiles=tiles(report),
         losses=charts.loss_chart(report, rank),
@@ -70,13 +70,20 @@ def tiles(report: Report) -> str:
     good = report.bit_identical
     made = [tile("Bit-identical", "Yes" if good else "No", found, "good" if good else "bad")]
     if move:
-        step = f"from one step to the next; usually {q.seconds(report.median_step_s)}"
+        usual = f"usually {q.seconds(report.median_step_s)}"
+        downtime = report.downtime_s(move)
+        if move.freeze is None:
+            shown = tile("Pause", "None", "the job was never frozen")
+        elif downtime is None or unseen(report, move):
+            shown = tile("Pause", "Not seen", "its steps do not bear the move out", "bad")
+        else:
+            shown = tile("Pause", q.pause(downtime), f"from one step to the next; {usual}")
         copied = f"{q.size(move.image_bytes)} in the pause"
         if move.ahead_bytes:
             copied = f"{q.size(move.ahead_bytes)} while it trained, {copied}"
         trained = f"the job trained for {q.seconds(max(0.0, move.total_s - move.frozen_s))} of it"
         made += [
-            tile("Pause", q.pause(report.downtime_s(move)), step),
+            shown,
             tile("Copied", q.size(move.ahead_bytes + move.image_bytes), copied),
             tile("Whole move", q.seconds(move.total_s), trained),
         ]
@@ -118,14 +125,22 @@ def pause(report: Report, move: Migration) -> str:
     """The pause in words: its other numbers, where they differ from it, and what they mean."""
     if move.freeze is None:
         return "The job was never frozen."
-    whole, frozen = q.pause(report.downtime_s(move)), q.pause(move.frozen_s)
-    said = f"The job paused for {whole}"
-    if report.gap_of(move):
-        said += ": that is the time from the last step before the freeze to the first one after it"
-    more = [f"it was frozen for {frozen} of it"] if frozen != whole else []
-    predicted = q.pause(move.expected.predicted_s) if move.expected else frozen
-    if predicted != frozen:
-        more.append(f"{predicted} had been predicted for the freeze")
+    frozen = q.pause(move.frozen_s)
+    if (downtime := report.downtime_s(move)) is None or unseen(report, move):
+        said = f"It was frozen for {frozen}, and no pause between two of its steps shows that"
+        more = []
+    else:
+        whole = q.pause(downtime)
+        said = f"The job paused for {whole}: that is the time from the last step before the freeze"
+        said += " to the first one after it"
+        more = [f"it was frozen for {frozen} of it"] if frozen != whole else []
+    if expected := move.expected:
+        # Both count the way to the boundary too.
+        predicted = q.pause(expected.predicted_s)
+        seen = frozen if expected.seen_s is None else q.pause(expected.seen_s)
+        way = "" if seen == frozen else f" with the way to the boundary, which took {seen}"
+        if predicted != seen:
+            more.append(f"{predicted} had been predicted for the freeze{way}")
     return ". ".join(each[:1].upper() + each[1:] for each in [said, "; ".join(more)] if each) + "."
 
 
@@ -150,7 +165,7 @@ def phase_rows(move: Migration) -> str:
             number(""),
         )
     )
-    size = number(q.size(move.image_bytes))
+    size = number(q.size(move.ahead_bytes + move.image_bytes))
     rows.append(row("sum", "<td>total</td>", number(q.seconds(total)), number("100 %"), size))
     head = '<th>phase</th><th class="num">time</th><th class="num">share</th>'
     head += '<th class="num">bytes</th>'

@@ -43,6 +43,7 @@ def phase_table(migration: Migration) -> Table:
         style="dim",
         end_section=True,
     )
+    copied = q.size(migration.ahead_bytes + migration.image_bytes)
     sums = f"frozen {q.seconds(migration.frozen_s)}"
-    table.add_row("total", f"{total:.3f}", "100 %", q.size(migration.image_bytes), "", sums)
+    table.add_row("total", f"{total:.3f}", "100 %", copied, "", sums)
     return table

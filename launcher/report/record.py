@@ -164,7 +164,7 @@ class Report:
     @property
     def principal(self) -> Migration | None:
         """The migration with the longest downtime: the one that the headline speaks of."""
-        return max(self.migrations, key=self.downtime_s, default=None)
+        return max(self.migrations, key=lambda m: self.downtime_s(m) or 0.0, default=None)
 
     def moved_by(self, migration: Migration) -> tuple[RankRun, ...]:
         """The ranks of the moved run that a migration took along."""
@@ -181,11 +181,11 @@ class Report:
             found += [gaps_of(run)[n - 1]] if n else []
         return max(found, key=lambda gap: gap.seconds, default=None)
 
-    def downtime_s(self, migration: Migration) -> float:
-        """Seconds from one step of the moved rank to its next; where no gap between steps holds
-        the freeze, those for which it was frozen."""
+    def downtime_s(self, migration: Migration) -> float | None:
+        """Seconds from one step of the moved rank to its next; None where no gap between steps
+        holds the freeze."""
         gap = self.gap_of(migration)
-        return gap.seconds if gap else migration.frozen_s
+        return gap.seconds if gap else None
 
 
 def compare(reference: RankRun, moved: RankRun) -> Verdict:

@@ -96,7 +96,7 @@ def _pause(step: Step, job: Job, row: MigrationRow) -> float:
     """Seconds between the two steps of the moved rank that hold the freeze; it must have trained
     before it and after it."""
     times = [s["time"] for s in job.steps(int(row.capsule.partition("/")[2]))]
-    doubts = gaps.doubts(times, row.phases, row.asked, gaps.loose_s(row.phases), AFTER)
+    doubts = gaps.doubts(times, row.phases, row.asked, AFTER)
     step.check(not doubts, f"{row.name} of {row.capsule}: {'; '.join(doubts)}")
     n = gaps.holding(times, row.asked + (gaps.held_at(row.phases) or 0.0))
     return times[n] - times[n - 1] if n else 0.0
