@@ -280,8 +280,6 @@ def test_io_uring_is_not_there(lab: LabSession, long: Job, chain: Callable[..., 
 NO_CRIU = "has no CRIU, or one that is too old hint: run `liveshift doctor` on"
 
 
-
-
 @pytest.mark.parametrize(
     ("kind", "host", "said"),
     [
