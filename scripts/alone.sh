@@ -18,8 +18,9 @@ shift
 
 prepare() { make --silent --no-print-directory "${targets[@]}" 9>&-; }
 
-# Part of another run; or a user who may not write there, and can make no lab anyway.
-if [ -n "${LIVESHIFT_WHOLE_RUN:-}" ] || ! : 2>/dev/null >>"$LOCK"; then
+# Part of another run; or a machine whose util-linux setup has yet to install; or a user who may not
+# write there, and can make no lab anyway.
+if [ -n "${LIVESHIFT_WHOLE_RUN:-}" ] || ! command -v flock >/dev/null || ! : 2>/dev/null >>"$LOCK"; then
     prepare
     exec "$@"
 fi
