@@ -127,7 +127,7 @@ def test_one_of_two_processes_of_a_capsule(fast: GpuLab, references: References)
     job = fast.start("tree", ranks=2)
     host = job.seen(0).host
     said = fast.session.refused("migrate", "tree/0", "--to-gpu", "2")
-    assert "which one is to be left?" in said
+    assert "say which to leave" in said
     row = swap(fast, job, 0, "2", "--from-gpu", "1", rank=1)
     assert "1 CUDA process" in {phase.name: phase.detail for phase in row.phases}["prepare"]
     assert fast.where(job, 0) == fast.gpus[host][0]

@@ -100,7 +100,7 @@ def demo() -> int:
         move = Watched(client, "moved")
         hosts = _train(client, "moved", move.look)
         row = move.done()
-        _say("The same run again, and nobody touches it")
+        _say("The same run again, without a move")
         _train(client, "reference")
     finished = _report(row, hosts)
     report.write(finished, OUT)
