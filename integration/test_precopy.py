@@ -96,7 +96,7 @@ def test_memory_that_processes_share_goes_with_a_full_dump_and_stays_shared(
     assert re.search(r"share \d{3} MB copy on write", phase(row, "pre-copy").detail)
     assert row.image_bytes > COLD
     told = " ".join(lab.cli("events", "shared/1").out.split())
-    assert "copies all memory while paused (full dump: its processes share" in told
+    assert "copies all memory while paused (full dump): its processes share" in told
     job.assert_same_as_never_moved(references, 2)
 
 
