@@ -183,9 +183,9 @@ def test_refusals(fast: GpuLab, long: Job) -> None:
     here = fast.gpus[host].index(fast.where(long))
     for words, code, said in (
         (["--to-gpu", str(here)], 5, "already"),
-        (["--to-gpu", "7"], 4, 'no GPU "7"'),
+        (["--to-gpu", "7"], 4, f'{host} has no GPU "7"'),
         (["--to-gpu", "h9/1"], 4, 'no host "h9"'),
-        (["--to-gpu", f"{other}/7"], 4, 'no GPU "7" there'),
+        (["--to-gpu", f"{other}/7"], 4, f'{other} has no GPU "7"'),
         (["--to-gpu", free_gpu(fast, long), "--to", other], 2, "--to-gpu says which host"),
     ):
         assert said in refused(fast, long, *words, code=code)
