@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes as people read them, in the one unit system of every message: 1 MB is 10^6 bytes."""
+"""Bytes and pauses as people read them, in the one unit system of every message: 1 MB is 10^6
+bytes."""
 
 from __future__ import annotations
 
@@ -13,6 +14,13 @@ def size(value: float) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{figures(value)} {unit}"
         value /= 1000
     return f"{figures(value)} TB"
+
+
+def pause(value: float) -> str:
+    """How long a job was paused, to the hundredth of a second: ``0.92 s``, ``12.3 s``."""
+    if 0 < value < 0.005:
+        return "< 0.01 s"
+    return f"{value:.2f} s" if value < 9.995 else f"{figures(value)} s"
 
 
 def figures(value: float) -> str:

@@ -43,14 +43,14 @@ def plain(name: str) -> str:
     try:
         raw = os.fsencode(name)
     except UnicodeEncodeError:
-        raise UnfitName(f"a name that no file can have: {name[:100]!a}") from None
+        raise UnfitName(f"{name[:100]!a} is no valid file name") from None
     parts = raw.split(b"/")
     if name != "." and (
         b"\0" in raw
         or len(raw) >= _PATH_MAX
         or any(part in (b"", b".", b"..") or len(part) > _NAME_MAX for part in parts)
     ):
-        raise UnfitName(f"a name that leads elsewhere or nowhere: {name[:100]!a}")
+        raise UnfitName(f"{name[:100]!a} leads out of its directory or is no valid path")
     return name
 
 

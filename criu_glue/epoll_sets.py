@@ -179,7 +179,7 @@ def _change(
 
         def work() -> None:
             if _libc.unshare(_CLONE_FILES) != 0:
-                raise _error("no table of descriptors of our own")
+                raise _error("cannot get a descriptor table of our own")
             for entry in wanted:
                 try:
                     _change_one(what, entry, pids)

@@ -77,7 +77,7 @@ KNOWN: tuple[Known, ...] = (
     _destination(_FILES, r"File /?(\S+) has bad build-ID",
                  "file /{0} is another build on the destination; install the same files on all"
                  " hosts"),
-    _destination(_FILES, r"Can't open file /?(\S+)", "file /{0} is not there on the destination"),
+    _destination(_FILES, r"Can't open file /?(\S+)", "the destination lacks /{0}"),
     _destination("_check_tasks", r"Unable to create a thread: -17",
                  "the id of a thread is taken in the new capsule"),
     _destination("_check_tasks", r"Unable to create a thread: -11",

@@ -202,10 +202,11 @@ def _packages(source: apt.Source, family: str, work: Path) -> list[Path]:
     _say(f"looking for CRIU in {where}")
     download.update()
     if download.origin().lower() != family:
-        raise StepFailed("fetch CRIU", f"{where}: signed by {download.origin()}, not {family}")
+        raise StepFailed("fetch CRIU", f"{where} is signed by {download.origin()}, not {family}")
     offered = download.version("criu")
     if _upstream(offered) < MINIMUM:
-        raise StepFailed("fetch CRIU", f"{where}: has {offered or 'no criu'}")
+        which = f"only criu {offered}" if offered else "no criu"
+        raise StepFailed("fetch CRIU", f"{where} offers {which}")
     _say(f"downloading criu {offered} and its libraries")
     return download.packages("criu")
 

@@ -81,7 +81,7 @@ def _check_task(file: ImageFile, user: User) -> None:
         return  # has ended: nothing of it runs
     creds = None if thread is None else thread.message(10)
     if creds is None:
-        raise file.refusal("of a task of nobody")
+        raise file.refusal("of a task that belongs to no user")
     for number in (BOUNDING, *CAPABILITIES):
         _check_kept(file, creds.uints(number))
     if user.is_root:
@@ -251,14 +251,14 @@ def _forbidden(user: User, what: str, why: object) -> StepFailed:
         "verify",
         f"the image is not handed to CRIU: a task of it would {what}, which its user {user.uid}"
         f" may not do on this host ({why})",
-        hint="owners and modes of the files a job uses are to be alike on all hosts",
+        hint="owners and modes of the files a job uses must be alike on all hosts",
     )
 
 
 def _part(entry: Message, number: int) -> Message:
     part = entry.message(number)
     if part is None or part.uint(1) != entry.uint(2):
-        raise Damaged("a file whose description is another's")
+        raise Damaged("a file's description belongs to another file")
     return part
 
 

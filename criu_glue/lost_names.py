@@ -15,6 +15,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from .. import units
 from .mounts import Place, Placement
 from .tree import descriptors
 
@@ -38,7 +39,7 @@ def look(
             if not names and seen.st_blocks * 512 > MOST_DELETED:
                 yield (
                     f"{who} uses {path}, which was deleted and has"
-                    f" {seen.st_blocks * 512 / 1e9:.1f} GB, more than can be carried",
+                    f" {units.size(seen.st_blocks * 512)}, more than can be carried",
                     "keep its name, below /tmp or /dev/shm, until it is closed",
                 )
             elif names and placement.of_path(path, mounts) not in (Place.PRIVATE, Place.SHARED):

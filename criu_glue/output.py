@@ -118,8 +118,12 @@ def written(room: Room) -> Written:
         with open(f"/proc/{room.init}/fd/{OUTPUT_PAGE_FD}", "rb", buffering=0) as page:
             end, busy, lost, error = _PAGE.unpack(page.read(_PAGE.size))
     except (OSError, struct.error) as gone:
-        raise LiveshiftError(f"process 1 of {room.plan.hostname} has ended") from gone
+        raise _ended(room) from gone
     return Written(end, bool(busy), lost, error)
+
+
+def _ended(room: Room) -> LiveshiftError:
+    return LiveshiftError(f"{room.plan.hostname} has ended: its first process is gone")
 
 
 def settle(room: Room, deadline_s: float = 5.0) -> None:
@@ -145,7 +149,7 @@ def _in_pipes(room: Room) -> int:
         try:
             fd = os.open(f"/proc/{room.init}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK)
         except OSError as gone:
-            raise LiveshiftError(f"process 1 of {room.plan.hostname} has ended") from gone
+            raise _ended(room) from gone
         try:
             (bytes_,) = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
             waiting += bytes_

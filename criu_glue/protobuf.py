@@ -107,7 +107,7 @@ def spans(raw: memoryview) -> Iterator[tuple[int, Value, int, int]]:
         key, at = varint(raw, at)
         number, kind = key >> 3, key & 7
         if not 0 < number < 1 << 29:
-            raise Damaged(f"a field of number {number}")
+            raise Damaged(f"field number {number} is invalid")
         if kind == _VARINT:
             value, at = varint(raw, at)
             yield number, value, begin, at
@@ -117,7 +117,7 @@ def spans(raw: memoryview) -> Iterator[tuple[int, Value, int, int]]:
         elif kind in (_FIXED64, _FIXED32):
             size = 8 if kind == _FIXED64 else 4
         else:
-            raise Damaged(f"a field of kind {kind}")
+            raise Damaged(f"field kind {kind} is unknown")
         if size > end - at:
             raise Damaged(f"field {number} ends beyond its message")
         yield number, raw[at : at + size], begin, at + size
@@ -136,11 +136,11 @@ def varint(raw: memoryview, at: int) -> tuple[int, int]:
                 break
             shift += 7
             if shift > 63:
-                raise Damaged("a number of more than 64 bits")
+                raise Damaged("a number has more than 64 bits")
     except IndexError:
-        raise Damaged("a number that ends beyond its message") from None
+        raise Damaged("a number ends beyond its message") from None
     if value >= _U64:
-        raise Damaged("a number of more than 64 bits")
+        raise Damaged("a number has more than 64 bits")
     return value, at
 
 

@@ -47,7 +47,7 @@ STDOUT_FD, STDERR_FD = 20, 21
 OUTPUT_PAGE_FD = 22
 """Where it keeps what it says of the log (output.py)."""
 
-LOG_MAX, LOG_KEEP = 64 << 20, 8
+LOG_MAX, LOG_KEEP = 64_000_000, 8
 """Bytes of one segment of the log, and how many segments are kept, where nothing else is said."""
 
 

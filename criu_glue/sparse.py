@@ -108,13 +108,16 @@ def unpack(content: Readable, left: int, file_size: int, fd: int) -> None:
     Raises ValueError for one that is not made like that; nothing beyond ``file_size`` is written.
     """
     if not 0 <= file_size < _FAR:
-        raise ValueError(f"a file of {file_size} bytes")
+        raise ValueError(f"file size {file_size} is invalid")
     end = 0
     while left:
         at, length = _EXTENT.unpack(_exactly(content, _EXTENT.size))
         left -= _EXTENT.size + length
         if not end <= at < at + length <= file_size or left < 0:
-            raise ValueError(f"{length} bytes at {at} of a file of {file_size}, after {end}")
+            raise ValueError(
+                f"data at {at} ({length} bytes) exceeds the file size {file_size}, or begins before"
+                f" {end}"
+            )
         end = at + length
         while at < end:
             data = _exactly(content, min(end - at, BLOCK))
@@ -127,5 +130,5 @@ def unpack(content: Readable, left: int, file_size: int, fd: int) -> None:
 def _exactly(content: Readable, size: int) -> bytes:
     data = content.read(size)
     if len(data) != size:
-        raise ValueError(f"{len(data)} bytes of {size} of a file with holes")
+        raise ValueError(f"only {len(data)} of {size} bytes of a file with holes came")
     return data

@@ -41,9 +41,9 @@ UNMOVABLE = {
         "turn io_uring off in the program (for libuv: UV_USE_IO_URING=0)",
     ),
     "anon_inode:[userfaultfd]": ("a userfaultfd, which CRIU cannot dump", "close it"),
-    "anon_inode:[perf_event]": ("a perf event", "end the profiler"),
-    "anon_inode:kvm-vm": ("a virtual machine", "end it"),
-    "anon_inode:[fanotify]": ("a fanotify group", "close it"),
+    "anon_inode:[perf_event]": ("a perf event, which CRIU cannot dump", "end the profiler"),
+    "anon_inode:kvm-vm": ("a virtual machine, which CRIU cannot dump", "end it"),
+    "anon_inode:[fanotify]": ("a fanotify group, which CRIU cannot dump", "close it"),
 }
 _PT_NOTE = 4  # elf(5)
 _SEGMENTS = 256  # looked at; libraries have a dozen, and the file is whatever a job has mapped

@@ -133,13 +133,13 @@ class Unpacker:
     def _check(self, member: tarfile.TarInfo) -> None:
         """Raises StepFailed for what this user's capsule can't bring."""
         if not (0 <= member.uid < _NO_ID and 0 <= member.gid < _NO_ID and member.size >= 0):
-            raise ValueError(f"{member.name}: an owner or a size that nothing has")
+            raise ValueError(f"{member.name} has an invalid owner or size")
         if not -_LATEST_S < member.mtime < _LATEST_S:  # not so for NaN either
-            raise ValueError(f"{member.name}: a time that nothing has")
+            raise ValueError(f"{member.name} has an invalid time")
         if member.issparse():
-            raise ValueError(f"{member.name}: a file with holes in one of tar's own ways")
+            raise ValueError(f"{member.name} is a file with holes in one of tar's own ways")
         if member.name == "." and not member.isdir():
-            raise ValueError("something else in the place of the directory itself")
+            raise ValueError("the entry of the directory itself is no directory")
         user = self._user
         if member.type in _DEVICES and not self._devices:
             raise self._refusal(member, "a device")
@@ -274,9 +274,9 @@ class _Entry(tarfile.TarInfo):
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         """Called by tarfile once a header was read (its own point to extend it)."""
         if self.type not in _TYPES:
-            raise tarfile.ReadError(f"an entry of type {self.type!r}")
+            raise tarfile.ReadError(f"entry type {self.type!r} is unknown")
         if self.type == tarfile.XHDTYPE and not 0 <= self.size <= HEADER_LIMIT:
-            raise tarfile.ReadError(f"an extended header of {self.size} bytes")
+            raise tarfile.ReadError(f"an extended header cannot have {self.size} bytes")
         found: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
         return found
 

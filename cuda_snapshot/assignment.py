@@ -68,9 +68,14 @@ def _check_wanted(
     old: str, new: str, sources: Sequence[Gpu], targets: Mapping[str, Gpu], chosen: dict[str, str]
 ) -> None:
     if old not in {gpu.uuid for gpu in sources}:
-        raise Refused(f"the source has no GPU {old}", hint="`nvidia-smi -L` there names them")
+        raise Refused(
+            f"the source has no GPU {old}", hint="`nvidia-smi -L` at the source names its GPUs"
+        )
     if new not in targets:
-        raise Refused(f"the destination has no GPU {new}", hint="`nvidia-smi -L` there names them")
+        raise Refused(
+            f"the destination has no GPU {new}",
+            hint="`nvidia-smi -L` on the destination names its GPUs",
+        )
     if new in chosen.values():
         raise Refused(f"{new} is asked for twice", hint="each GPU can stand for one other only")
 
@@ -92,7 +97,8 @@ def _best(
     raise Refused(
         f"no GPU of the destination can take what is on {named(source)} ({source.name},"
         f" {units.size(used[source.uuid])} used): {reasons or 'there is none'}",
-        hint="choose a host with a free GPU of the same model, or end what uses those of this one",
+        hint="choose a host with a free GPU of the same model, or end what uses the GPUs of this"
+        " one",
     )
 
 
@@ -111,8 +117,8 @@ def _place_unused(sources: Sequence[Gpu], targets: Sequence[Gpu], chosen: dict[s
         if alike is None:
             raise Refused(
                 f"the source has {len(sources)} GPUs, the destination {len(targets)}; the driver"
-                " wants one there for each that the processes could see, and none is left for"
-                f" {named(source)} ({source.name})",
+                " wants one at the destination for each that the processes could see, and none is"
+                f" left for {named(source)} ({source.name})",
                 hint="choose a host with as many GPUs of the same models, or start the job where"
                 " only the GPUs that it uses can be seen (NVIDIA_VISIBLE_DEVICES in a container)",
             )

@@ -84,7 +84,7 @@ def test_status_tells_what_is_free(lab: GpuLab, job: Job) -> None:
 @pytest.mark.parametrize(
     ("to", "words"),
     [
-        ("h2", ["the driver there, 570.86.15, is older than 580.", "cannot restore onto another"]),
+        ("h2", ["the driver on h2, 570.86.15, is older than 580.", "cannot restore onto another"]),
         ("h3", ["the source has 2 GPUs, the destination 1"]),
         ("h4", ["is partitioned by MIG"]),
     ],

@@ -127,7 +127,7 @@ def test_one_of_two_processes_of_a_capsule(fast: GpuLab, references: References)
     job = fast.start("tree", ranks=2)
     host = job.seen(0).host
     said = fast.session.refused("migrate", "tree/0", "--to-gpu", "2")
-    assert "which one is to be left?" in said
+    assert "say which to leave" in said
     row = swap(fast, job, 0, "2", "--from-gpu", "1", rank=1)
     assert "1 CUDA process" in {phase.name: phase.detail for phase in row.phases}["prepare"]
     assert fast.where(job, 0) == fast.gpus[host][0]
@@ -183,9 +183,9 @@ def test_refusals(fast: GpuLab, long: Job) -> None:
     here = fast.gpus[host].index(fast.where(long))
     for words, code, said in (
         (["--to-gpu", str(here)], 5, "already"),
-        (["--to-gpu", "7"], 4, 'no GPU "7"'),
+        (["--to-gpu", "7"], 4, f'{host} has no GPU "7"'),
         (["--to-gpu", "h9/1"], 4, 'no host "h9"'),
-        (["--to-gpu", f"{other}/7"], 4, 'no GPU "7" there'),
+        (["--to-gpu", f"{other}/7"], 4, f'{other} has no GPU "7"'),
         (["--to-gpu", free_gpu(fast, long), "--to", other], 2, "--to-gpu says which host"),
     ):
         assert said in refused(fast, long, *words, code=code)

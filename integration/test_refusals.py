@@ -256,8 +256,10 @@ def perf_allowed() -> Iterator[None]:
     ("what", "said"),
     [
         ("userfaultfd", "holds a userfaultfd, which CRIU cannot dump hint: close it"),
-        pytest.param("fanotify", "holds a fanotify group", marks=pytest.mark.long),
-        ("perf", "holds a perf event hint: end the profiler"),
+        pytest.param(
+            "fanotify", "holds a fanotify group, which CRIU cannot dump", marks=pytest.mark.long
+        ),
+        ("perf", "holds a perf event, which CRIU cannot dump hint: end the profiler"),
     ],
 )
 def test_something_that_cannot_be_dumped(

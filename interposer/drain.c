@@ -61,7 +61,8 @@ static bool idle(struct task *task, struct liveshift_stream *row) {
     if (state == CUDA_OK)
         atomic_fetch_and(&row->use, ~STREAM_CARRIED);
     else
-        task_fails(task, EIO, "cuStreamQuery of a stream that carried NCCL operations: error %d",
+        task_fails(task, EIO,
+                   "cuStreamQuery failed with error %d on a stream that carried NCCL operations",
                    state);
     return true;
 }

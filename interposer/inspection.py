@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from .. import units
 from .layout import CommunicatorState, Memory
 from .page import Allocation, Communicator, PageFile
 
@@ -164,7 +165,9 @@ def obstacles(
     for kind, what, hint in _REFUSED:
         rows = [row for row in allocations if row.kind == kind and _is(what, row)]
         if rows:
-            yield Obstacle(f"{_several(rows)} of {what}", hint)
+            yield Obstacle(
+                f"it holds {_several(rows, what)}, which the driver cannot checkpoint", hint
+            )
     if count := ledger["graphs_with_nccl"]:
         yield Obstacle(
             f"{count} CUDA graphs (with those instantiated from them) hold NCCL operations",
@@ -218,10 +221,11 @@ def _is(what: str, row: Allocation) -> bool:
     return what.startswith(SHAREABLE if row.handle else IPC)
 
 
-def _several(rows: list[Allocation]) -> str:
+def _several(rows: list[Allocation], what: str) -> str:
     size = sum(row.size for row in rows)
     number = "1 piece" if len(rows) == 1 else f"{len(rows)} pieces"
-    return f"{number} ({size} bytes)" if size else number
+    what += "," if "," in what else ""  # "memory …, opened here, in 1 piece"
+    return f"{units.size(size)} of {what} in {number}" if size else f"{number} of {what}"
 
 
 def _memory(allocations: Iterable[Allocation]) -> list[Held]:

@@ -126,7 +126,7 @@ def add_operator(
 @keys.command()
 def revoke(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The host or operator whose key shall not count.")
+        str, typer.Argument(metavar="NAME", help="The host or operator whose key to revoke.")
     ],
     config: Config = CONFIG,
 ) -> None:
@@ -150,7 +150,7 @@ def list_(config: Config = CONFIG, output: AsTableOrJson = TableOrJson.TABLE) ->
 
 @host.command("add")
 def host_add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What the host shall be called.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The new host's name.")],
     address: Annotated[
         str,
         typer.Argument(metavar="ADDRESS", help="Its IPv4 address, reachable by all other hosts."),

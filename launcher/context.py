@@ -67,8 +67,8 @@ def find(
     if not key:
         raise WrongUsage(
             f"{connect} needs an operator's key",
-            hint=f"--key FILE or ${KEY_VARIABLE}; `liveshift keys add-operator` makes one where"
-            " the cluster's keys are",
+            hint=f"give --key FILE or set ${KEY_VARIABLE}; `liveshift keys add-operator` makes one"
+            " where the cluster's keys are",
         )
     return Remote(match[1], Path(key).expanduser())
 

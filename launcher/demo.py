@@ -103,7 +103,7 @@ def demo() -> int:
         move = Watched(client, "moved")
         _train(client, "moved", move.look)
         row = move.done()
-        _say("The same run again, and nobody touches it")
+        _say("The same run again, without a move")
         _train(client, "reference")
     finished = _report(row, move.found)
     doubts = report.doubts(finished, MORE)

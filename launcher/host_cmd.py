@@ -56,7 +56,8 @@ def add(config: Path, name: str, address: str, settings: dict[str, Any], output:
             )
         if host.address == address:
             raise Refused(
-                f"{address} is the address of {host.name} already", hint="one host, one address"
+                f"{address} is the address of {host.name} already",
+                hint="give this host an address of its own",
             )
     document = tomlkit.parse(text)
     table = tomlkit.table()
@@ -166,7 +167,7 @@ def _refuse_in_use(cluster: Cluster, name: str) -> None:
     found = [row for row in rows if row.name == name]
     if found and found[0].capsules:
         raise Refused(
-            f"{', '.join(found[0].capsules)} still on {name}",
+            f"{name} still runs {', '.join(found[0].capsules)}",
             hint=f"`liveshift drain {name}` first, or stop the jobs",
         )
 

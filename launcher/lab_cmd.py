@@ -23,7 +23,7 @@ UP_EXAMPLES = """\
 
 liveshift lab up --hosts 3
 
-liveshift lab up big --hosts 5 --slots 2 --spare h4=dedicated --memory h4=2GiB
+liveshift lab up big --hosts 5 --slots 2 --spare h4=dedicated --memory h4=2GB
 
 liveshift lab up hasty --timeouts heartbeat=0.3,suspicion=1.5
 """
@@ -80,7 +80,7 @@ def up(
         typer.Option(
             "--memory",
             metavar="HOST=SIZE,…",
-            help="Limit for incoming capsules, such as 2GiB; repeatable.",
+            help="Limit for incoming capsules, such as 2GB; repeatable.",
         ),
     ] = None,
     local: Annotated[
@@ -142,7 +142,7 @@ def up(
         typer.Option(
             "--logs",
             metavar="KEY=VALUE,…",
-            help="Of its table logs, such as max=1MiB; repeatable.",
+            help="Of its table logs, such as max=1MB; repeatable.",
         ),
     ] = None,
 ) -> None:
@@ -158,7 +158,7 @@ def up(
         hosts,
         slots=slots,
         spare=_by_key("--spare", spare, "h0=none"),
-        memory=_by_key("--memory", memory, "h0=2GiB"),
+        memory=_by_key("--memory", memory, "h0=2GB"),
         local=local or (),
         shared=shared or (),
         timeouts=_by_key("--timeouts", timeouts, "suspicion=1.5"),
@@ -167,7 +167,7 @@ def up(
             "gpu": _by_key("--gpu", gpu, "fast_path=off"),
             "wire": _by_key("--wire", wire, "streams=8"),
             "precopy": _by_key("--precopy", precopy, "enabled=false"),
-            "logs": _by_key("--logs", logs, "max=1MiB"),
+            "logs": _by_key("--logs", logs, "max=1MB"),
         },
         console=render.err(),
     )

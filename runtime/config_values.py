@@ -188,7 +188,7 @@ class Seconds:
 class Size:
     """An amount of memory, in bytes once read. None, no limit, is written by leaving it out."""
 
-    expected: str = 'a size such as "8GiB" (units: B KiB MiB GiB TiB KB MB GB TB)'
+    expected: str = 'a size such as "8GB" (units: B KB MB GB TB)'
     low: int = 1
 
     def read(self, raw: object) -> int:
@@ -205,8 +205,11 @@ class Size:
     def write(self, value: int | None) -> str | None:
         if value is None:
             return None
-        power = next((p for p in (4, 3, 2, 1) if value and value % 1024**p == 0), 0)
-        return f"{value // 1024**power}{['', 'Ki', 'Mi', 'Gi', 'Ti'][power]}B"
+        for base, between in ((1000, ""), (1024, "i")):  # binary only where decimal is not exact
+            for power in (4, 3, 2, 1):
+                if value and value % base**power == 0:
+                    return f"{value // base**power}{'KMGT'[power - 1]}{between}B"
+        return f"{value}B"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .. import units
 from ..errors import StepFailed, WrongUsage
 from .config_values import Unfit
 from .messages import Rounds
@@ -119,8 +120,8 @@ def check_freeze(timeouts: Timeouts, rounds: Rounds, left_s: float) -> None:
     raise StepFailed(
         "pre-copy",
         f"after {rounds.round} rounds the job would have to stand for {left_s:.0f} s while the rest"
-        f" of its memory is sent, at {rounds.best / 1e6:.3g} MB/s; a freeze may take {limit:.3g} s"
+        f" of its memory is sent, at {units.size(rounds.best)}/s; a freeze may take {limit:.3g} s"
         " (timeouts.freeze). It was not stopped",
-        hint="a faster link; a longer timeouts.precopy, if that ended the rounds; or a longer"
-        " timeouts.collective, if the job's process groups wait as long",
+        hint="use a faster link, or raise timeouts.freeze; raise timeouts.precopy if that ended the"
+        " rounds, and timeouts.collective if the job's process groups wait as long",
     )

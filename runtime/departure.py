@@ -341,7 +341,8 @@ class Departure:
         if look.locks:
             raise StepFailed("freeze", f"at that moment {look.locks[0]}", hint=file_locks.REMEDY)
         if look.databases:
-            raise StepFailed("freeze", look.databases[0], hint=databases.REMEDY)
+            found = look.databases[0]
+            raise StepFailed("freeze", f"at that moment {found}", hint=databases.REMEDY)
         removed: dict[str, list[str]] = {}
         for tree in [*self._trees, *_single(look)]:
             before = self._listed.get(tree.name, {})

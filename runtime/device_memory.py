@@ -41,7 +41,9 @@ def send_memory(
         stream = f"{MEMORY}:{process.pid}"
         for view in helper.drain(f"{migration}/{process.pid}"):
             if stopped():
-                raise StepFailed("gpu memory", "stopped, because the dump has failed")
+                raise StepFailed(
+                    "gpu memory", "the copy of device memory was stopped because the dump failed"
+                )
             send(stream, view)
         send(stream, b"")
 

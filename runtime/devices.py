@@ -253,7 +253,9 @@ class DeviceTree:
         with self._processes(of) as found:
             self._held = [process.pid for process in found if self.helper.holds(process.pid)]
         if len(self._held) < len(of) and not some:
-            raise StepFailed("gpu restore", f"{len(self._held)} of {len(of)} processes are held")
+            raise StepFailed(
+                "gpu restore", f"only {len(self._held)} of {len(of)} processes are held"
+            )
 
     def spare_from_exit(self) -> None:
         """What :meth:`arrive` holds was granted: it does not end with its helper any more. Raises

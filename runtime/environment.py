@@ -107,7 +107,7 @@ MOVABLE = (
         "NCCL_RAS_ENABLE",
         "0",
         "NCCL's RAS thread keeps connections of its own after the last communicator is gone, and"
-        " takes a rank that stands still for dead after 60 s",
+        " takes a paused rank for dead after 60 s",
         "NCCL src/ras/ras.cc, ras_internal.h",
     ),
     Movable(
@@ -140,8 +140,8 @@ MOVABLE = (
     Movable(
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
         "3600",
-        "torch ends a process whose NCCL watchdog has stood still for this long (480 s without this"
-        " variable), and a move may hold it up",
+        "torch ends a process whose NCCL watchdog has made no progress for this long (480 s without"
+        " this variable), and a move may hold it up",
         "torch ProcessGroupNCCL.cpp, HeartbeatMonitor",
         fits=_longer_than_a_move,
     ),

@@ -11,7 +11,7 @@ from .jobs import Capsule
 from .messages import GpuSeat, GpuSurvey, Migrate
 from .troubles import refuse
 
-HINT = "HOST/GPU, or just GPU on the host where it runs: an index, or the beginning of a UUID"
+HINT = "write HOST/GPU, or just GPU on the host where it runs: an index, or the beginning of a UUID"
 
 
 @dataclass(frozen=True)
@@ -29,25 +29,23 @@ def asked(ask: Migrate, capsule: Capsule) -> GpuAsked | None:
     if not ask.to_gpu:
         if ask.from_gpu:
             raise WrongUsage(
-                "--from-gpu was given without --to-gpu", hint="say --to-gpu HOST/GPU too"
+                "--from-gpu was given without --to-gpu", hint="give --to-gpu HOST/GPU too"
             )
         return None
     if ask.to:
-        raise WrongUsage(
-            "--to and --to-gpu were both given", hint="--to-gpu HOST/GPU alone will do"
-        )
+        raise WrongUsage("--to and --to-gpu were both given", hint="give --to-gpu HOST/GPU alone")
     host, gpu = _split(ask.to_gpu)
     on, leave = _split(ask.from_gpu) if ask.from_gpu else ("", "")
     if on and on != capsule.host:
         raise Refused(
             f"{capsule.name} is on {capsule.host}: it has no GPU of {on} to leave",
-            hint=f"--from-gpu {capsule.host}/GPU",
+            hint=f"give --from-gpu {capsule.host}/GPU",
         )
     return GpuAsked(host or capsule.host, gpu, leave)
 
 
-def find(text: str, gpus: Sequence[tuple[int, str]]) -> str:
-    """The UUID of the GPU that somebody means, of these (index, UUID).
+def find(text: str, gpus: Sequence[tuple[int, str]], host: str) -> str:
+    """The UUID of the GPU of a host that ``text`` names, of these (index, UUID).
 
     Raises NotFound, or WrongUsage where it could be several.
     """
@@ -59,17 +57,18 @@ def find(text: str, gpus: Sequence[tuple[int, str]]) -> str:
         return found[0]
     known = ", ".join(f"{index} ({uuid})" for index, uuid in gpus) or "none"
     if found:
-        raise WrongUsage(f'"{text}" names several GPUs', hint=f"the GPUs there: {known}")
-    raise NotFound(f'no GPU "{text}" there', hint=f"the GPUs there: {known}")
+        raise WrongUsage(f'"{text}" names several GPUs of {host}', hint=f"its GPUs are: {known}")
+    raise NotFound(f'{host} has no GPU "{text}"', hint=f"its GPUs are: {known}")
 
 
 def seat(text: str, host: str, seats: Sequence[GpuSeat]) -> str:
     """The UUID of a GPU of a host, as its beats name them; raises as :func:`find` does."""
     if not seats:
         raise Refused(
-            f"{host} has no GPU that can be used", hint="`liveshift doctor --config FILE` there"
+            f"{host} has no usable GPU",
+            hint=f"`liveshift doctor --config FILE` on {host} says what is missing",
         )
-    return find(text, list(enumerate(gpu.uuid for gpu in seats)))
+    return find(text, list(enumerate(gpu.uuid for gpu in seats)), host)
 
 
 def left(capsule: str, survey: GpuSurvey | None, leave: str) -> str:
@@ -79,17 +78,17 @@ def left(capsule: str, survey: GpuSurvey | None, leave: str) -> str:
         raise Refused(f"{capsule} uses no GPU", hint="--to-gpu is for ranks that do")
     gpus = survey.host.gpus
     used = [gpu for gpu in gpus if survey.used.get(gpu.uuid)]
-    words = ", ".join(f"GPU {gpu.index} ({gpu.uuid})" for gpu in used) or "none that NVML tells of"
+    words = (
+        " and ".join(f"GPU {gpu.index} ({gpu.uuid})" for gpu in used) or "no GPU that NVML tells of"
+    )
     if leave:
-        uuid = find(leave, [(gpu.index, gpu.uuid) for gpu in gpus])
+        uuid = find(leave, [(gpu.index, gpu.uuid) for gpu in gpus], f"the host of {capsule}")
         if uuid not in {gpu.uuid for gpu in used}:
             raise Refused(f"{capsule} has nothing on GPU {leave}", hint=f"it uses {words}")
         return uuid
     if len(used) != 1:
         refuse(survey.problems)
-        raise Refused(
-            f"{capsule} uses {words}: which one is to be left?", hint="say so: --from-gpu GPU"
-        )
+        raise Refused(f"{capsule} uses {words}: say which to leave", hint="give --from-gpu GPU")
     return used[0].uuid
 
 

@@ -30,12 +30,14 @@ def choose(
     leave = left(capsule, survey, leave)
     assert survey is not None
     gpus = {gpu.uuid: gpu for gpu in survey.host.gpus}
-    old, new = gpus[leave], gpus[find(to, [(gpu.index, gpu.uuid) for gpu in gpus.values()])]
+    seen = [(gpu.index, gpu.uuid) for gpu in survey.host.gpus]
+    old, new = gpus[leave], gpus[find(to, seen, f"the host of {capsule}")]
     if old.uuid == new.uuid:
         raise Refused(f"{capsule} is on {named(new)} already", hint="name another GPU")
     if new.uuid in promised:
         raise Refused(
-            f"{named(new)} {promised[new.uuid]}", hint="name another GPU, or wait for that move"
+            f"{named(new)} is not free: it {promised[new.uuid]}",
+            hint="name another GPU, or wait for that move",
         )
     going = [process for process in survey.processes if process.used.get(old.uuid)]
     both = [process for process in going if process.used.get(new.uuid)]
@@ -45,7 +47,9 @@ def choose(
             hint="name a GPU that it does not use: what it has on one cannot be split or joined",
         )
     these = msgspec.structs.replace(survey, processes=going)
-    made = gpu_preflight.plan(these, survey.host, "", {old.uuid: new.uuid})
+    made = gpu_preflight.plan(
+        these, survey.host, "", {old.uuid: new.uuid}, f"the host of {capsule}"
+    )
     refuse(made.troubles)
     rows = [*made.rows, ("processes", ", ".join(f"{p.pid} ({p.name})" for p in going))]
     if new.uuid in survey.host.taken:

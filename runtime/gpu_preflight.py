@@ -30,10 +30,13 @@ class GpuPlan:
     troubles: list[Trouble] = field(default_factory=list)
 
 
-def plan(survey: GpuSurvey, here: GpuHost | None, why: str, wanted: Mapping[str, str]) -> GpuPlan:
+def plan(
+    survey: GpuSurvey, here: GpuHost | None, why: str, wanted: Mapping[str, str], host: str
+) -> GpuPlan:
     """Plan for a surveyed capsule; raises nothing.
 
-    ``here`` None: this host has no GPU helper, and ``why``; ``wanted``: source → GPU here.
+    ``here`` None: this host has no GPU helper, and ``why``; ``wanted``: source → GPU here;
+    ``host``: this one's name.
     """
     made = GpuPlan(troubles=list(survey.problems))
     if not survey.processes:
@@ -43,14 +46,14 @@ def plan(survey: GpuSurvey, here: GpuHost | None, why: str, wanted: Mapping[str,
         made.rows.append(("GPUs", "none can be used here"))
         made.troubles.append(
             (
-                f"no GPU can be used there: {why}",
-                "`liveshift doctor --config FILE` there says what is missing",
+                f"{host} has no usable GPU: {why}",
+                f"`liveshift doctor --config FILE` on {host} says what is missing",
             )
         )
         return made
     made.plain = here.fast_path
     made.host_memory = survey.by_driver(made.plain)
-    made.troubles += _of_driver(survey.host, here)
+    made.troubles += _of_driver(survey.host, here, host)
     try:
         made.pairs = assign(survey.host.gpus, survey.used, here.gpus, here.taken, wanted)
     except Refused as refused:
@@ -58,8 +61,8 @@ def plan(survey: GpuSurvey, here: GpuHost | None, why: str, wanted: Mapping[str,
     if changes(made.pairs) and not here.can_remap:
         made.troubles.append(
             (
-                f"the driver {here.driver} (CUDA {dotted(here.cuda)}) cannot restore onto"
-                " another GPU than the one of the checkpoint",
+                f"the driver on {host}, {here.driver} (CUDA {dotted(here.cuda)}), cannot restore"
+                " onto another GPU than the one of the checkpoint",
                 "install a driver of CUDA 13.0 (580) or later on both hosts",
             )
         )
@@ -68,17 +71,17 @@ def plan(survey: GpuSurvey, here: GpuHost | None, why: str, wanted: Mapping[str,
     return made
 
 
-def _of_driver(source: GpuHost, here: GpuHost) -> Iterator[Trouble]:
+def _of_driver(source: GpuHost, here: GpuHost, host: str) -> Iterator[Trouble]:
     if here.cuda < CHECKPOINTS:
         yield (
-            f"the driver there, {here.driver} (CUDA {dotted(here.cuda)}), cannot restore"
+            f"the driver on {host}, {here.driver} (CUDA {dotted(here.cuda)}), cannot restore"
             " a checkpoint",
             NEWER,
         )
     if source.driver and here.driver and source.driver != here.driver:
         kind = "older" if _version(here.driver) < _version(source.driver) else "newer"
         yield (
-            f"the driver there, {here.driver}, is {kind} than {source.driver} at the source",
+            f"the driver on {host}, {here.driver}, is {kind} than {source.driver} at the source",
             "install the same one on both hosts: a process keeps the driver library that it was"
             " started with, and a kernel driver serves the library of its own version only",
         )
@@ -94,9 +97,10 @@ def _of_source_memory(survey: GpuSurvey, made: GpuPlan) -> Iterator[Trouble]:
             "the source has not enough host memory: the driver copies"
             f" {units.size(made.host_memory)} of device memory into the processes,"
             f" {units.size(survey.memory)} are available",
-            f"free memory there, or let device memory be streamed ({_why_plain(survey, made)})"
+            "free memory at the source, or let device memory be streamed"
+            f" ({_why_plain(survey, made)})"
             if _why_plain(survey, made)
-            else "free memory there",
+            else "free memory at the source",
         )
 
 

@@ -19,10 +19,11 @@ from .resident import Resident
 
 
 class GpuReservations:
-    """``taken``: GPUs that moves and swaps under way have, those ``chosen`` here among them, by
-    uuid, and what of it, in words."""
+    """``host``: this one's name. ``taken``: GPUs that moves and swaps under way have, those
+    ``chosen`` here among them, by uuid, and what of it, in words."""
 
-    def __init__(self, watch: GpuWatch, taken: Callable[[], dict[str, str]]) -> None:
+    def __init__(self, host: str, watch: GpuWatch, taken: Callable[[], dict[str, str]]) -> None:
+        self._host = host
         self._watch = watch
         self._taken = taken
         self._turn = asyncio.Lock()
@@ -65,4 +66,5 @@ class GpuReservations:
     def _plan(self, ask: Reserve, gpu: GpuSurvey) -> GpuPlan:
         here = self._watch.host(self._taken())
         usable = None if self._watch.helper() is None else here
-        return gpu_preflight.plan(gpu, usable, self._watch.why_none, dict(ask.gpus_wanted))
+        wanted = dict(ask.gpus_wanted)
+        return gpu_preflight.plan(gpu, usable, self._watch.why_none, wanted, self._host)

@@ -161,7 +161,7 @@ def _of_state(task: GpuTask, state: str) -> Iterator[Trouble]:
         yield f"{who(task)} has lost its GPU state: CUDA says FAILED", "it has to be ended"
     elif state != "RUNNING":
         yield (
-            f"{who(task)} is {state} by somebody's checkpoint already",
+            f"{who(task)} is {state}: another tool checkpoints it",
             "let the other tool end its work (cuda-checkpoint, CRIU's CUDA plugin)",
         )
 

@@ -357,21 +357,25 @@ def _notes(process: _Process, attempt: int) -> list[tuple[str, bool]]:
     grown = answer["unidentified"] - (process.unidentified or 0)
     if process.unidentified is not None and grown > 0:
         notes.append(
-            (f"{grown} operations on communicators whose identity its members can't agree on", True)
+            (
+                f"it made {grown} operations on communicators whose members do not agree on an"
+                " identity",
+                True,
+            )
         )
     for made in communicators:
         if made.state == CommunicatorState.LIVE and made.id == 0 and grown <= 0:
             # One that was used may be in use now, without anybody seeing it.
-            text = f"the members of {_name(made)} can't agree on its identity; nothing counts it"
+            text = f"the members of {_name(made)} do not agree on its identity; nothing counts it"
             notes.append((text, answer["unidentified"] > 0))
     if page.nccl_unseen():
         # Unless one is being made just now.
-        text = "NCCL is used on communicators that its members can't agree on"
+        text = "NCCL is used on communicators whose members do not agree on an identity"
         notes.append((text, not answer["untracked"]))
     if answer["groups"]:
         notes.append(("a group of operations is being begun", False))
     if answer["untracked"]:
-        text = f"{answer['untracked']} communications in flight that no clock counts"
+        text = f"{answer['untracked']} communications are in flight and no clock counts them"
         notes.append((text, False))
     return notes
 

@@ -210,7 +210,7 @@ class Inbox:
         raise StepFailed(
             "ship",
             f"an image brings the directory {tree[:200]!a}, which is not carried to this host",
-            hint="files.carried is to be the same in the cluster file of every host",
+            hint="files.carried must be the same in the cluster file of every host",
         )
 
     def _begin(self, stream: str) -> None:

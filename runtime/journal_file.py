@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import units
 from ..errors import LiveshiftError
 
 log = logging.getLogger("liveshift.journal")
@@ -145,7 +146,7 @@ class JournalFile:
         if full or (isinstance(error, OSError) and free < LITTLE):
             return JournalTrouble(
                 f"the journal {self.path} cannot be {what}: the disk at {disk} is full"
-                f" ({free / 1e6:.1f} MB are free)",
+                f" ({units.size(free)} are free)",
                 hint=f"free some space at {disk} and try again; nothing was changed, jobs go on",
             )
         if isinstance(error, sqlite3.DatabaseError) and not isinstance(

@@ -94,7 +94,7 @@ def add_host(directory: Path, name: str) -> list[Path]:
     if not made:
         raise Refused(
             f'{secret}: host "{name}" has its keys already',
-            hint=f"`liveshift keys revoke {name}` first if the host shall have new ones",
+            hint=f"`liveshift keys revoke {name}` first, to give the host new ones",
         )
     return made
 
@@ -285,7 +285,9 @@ def _nobody(directory: Path, name: str, entries: list[Entry]) -> Exception:
     if before:
         return Refused(f"{name} has no key: it was revoked already ({before[-1]})")
     known = ", ".join(e.holder.name for e in entries if e.since is None)
-    return NotFound(f'nobody named "{name}" has a key in {directory}', hint=f"there are: {known}")
+    return NotFound(
+        f'no host or operator named "{name}" has a key in {directory}', hint=f"there are: {known}"
+    )
 
 
 def _record(directory: Path, entry: Entry, key: bytes) -> Path:

@@ -279,7 +279,7 @@ class Move(Story):
         self.tried.add(self.destination)
         try:
             spare = self._ground.another_spare(self)
-            self._ground.tell(self, f"on to {spare}: {self.error}")
+            self._ground.tell(self, f"passes the image on to {spare}, because {self.error}")
             with self.times.phase("pass on", frozen=True):
                 limit = self._standstill.for_passing_on(time.monotonic())
                 reserved = await self._reserve(self._look, self.destination, spare, limit)
@@ -290,7 +290,7 @@ class Move(Story):
         except Refused:
             return False
         except Exception as error:
-            self._ground.tell(self, f"not passed on: {error}")
+            self._ground.tell(self, f"could not pass the image on: {error}")
             return False
         self.destination = spare
         self._advance(Step.RESTORING)
@@ -325,14 +325,16 @@ class Move(Story):
                 again = failed < ATTEMPTS and not isinstance(error, SourceFailed)
                 if not again or not self._standstill.allows_retry(time.monotonic()):
                     raise
-                self._ground.tell(self, f"tried again at {self.destination}: {error}")
+                self._ground.tell(
+                    self, f"tries the restore again on {self.destination}, because {error}"
+                )
             except NotFound as nothing:
                 raise Gone(str(nothing), hint=nothing.hint) from nothing
             except LiveshiftError as error:
                 if not self.capsule.granted:
                     raise
                 if not failed:
-                    self._ground.tell(self, f"waiting for {self.destination}, where it may run")
+                    self._ground.tell(self, f"waits for {self.destination}, where it may run")
                     failed = 1
                 log.warning("%s: %s", self.name, error)
                 await asyncio.sleep(self._limits.heartbeat)

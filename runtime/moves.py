@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from .. import units
 from ..errors import Refused, Unreachable
 from . import messages
 from .config import Cluster
@@ -405,12 +406,12 @@ class Moves:
         row = move.row()
         way = f"{row.source} → {row.destination}"
         if move.step is Step.DONE:
-            kind, text = "moved", f"moved {way}: paused {row.frozen_s:.2f} s"
+            kind, text = "moved", f"moved {way}: paused {units.pause(row.frozen_s)}"
             if row.predicted is not None:
-                text += f" (predicted {row.predicted.seconds:.2f} s)"
+                text += f" (predicted {units.pause(row.predicted.seconds)})"
             if isinstance(move, Move):
-                ahead = f"{row.precopy.bytes / 1e6:.0f} MB running, " if row.precopy else ""
-                text += f"; copied {ahead}{row.image_bytes / 1e6:.0f} MB paused"
+                ahead = f"{units.size(row.precopy.bytes)} running, " if row.precopy else ""
+                text += f"; copied {ahead}{units.size(row.image_bytes)} paused"
         elif move.step is Step.JOB_ENDED:
             kind, text = "not moved", f"{row.error}"
         else:

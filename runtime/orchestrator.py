@@ -144,7 +144,7 @@ class Orchestrator:
         if isinstance(ask, messages.Beat):
             self._beat(host, ask)
             if not state.told:  # one that was cut off for a moment does not know that it was
-                raise Unreachable(f"{host} may have missed address books: it is to say hello")
+                raise Unreachable(f"{host} may have missed address books: it must report again")
             return None
         if isinstance(ask, messages.Hello):
             state.digest = ask.digest

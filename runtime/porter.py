@@ -52,7 +52,7 @@ class Porter:
         self._busy: set[str] = set()  # migrations that are being worked on here
         self.criu = criu
         self.claim = claim
-        self.reservations = GpuReservations(gpus, self.gpus_taken)
+        self.reservations = GpuReservations(house.host, gpus, self.gpus_taken)
         self.devices = Devices(gpus, house.cluster)
         self.facts = host_facts.facts(criu)
         cluster, own = house.cluster, house.cluster.host(house.host)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from .. import units
 from ..criu_glue import gpu_tasks
 from ..criu_glue.footprint import footprint
 from ..criu_glue.memory.pulling import Stopped
@@ -284,7 +285,7 @@ def full_dump_because(host: str, resident: Resident, settings: Settings) -> str:
     shared = size.copied - size.private
     if shared > SHARED_MOST and shared > size.private / 4:
         return (
-            f"its processes share {shared / 1e9:.1f} GB copy on write, of which each would have its"
+            f"its processes share {units.size(shared)} copy on write, of which each would have its"
             " own copy otherwise"
         )
     return ""
@@ -302,15 +303,15 @@ def untrusted(pid: int) -> bool:
 
 
 def words_of_rounds(done: Ahead) -> str:
-    """For a person: "3 rounds, 12 MB rewritten meanwhile, the job 5 % slower"."""
+    """For a person: "3 rounds, 12.0 MB rewritten in the last, the job 5 % slower"."""
     many = f"{done.rounds} round{'s' if done.rounds != 1 else ''}"
-    words = f"{many}, {done.dirty / 1e6:.0f} MB rewritten in the last"
+    words = f"{many}, {units.size(done.dirty)} rewritten in the last"
     if done.lost is not None:
         words += f", the job {done.lost:.0%} slower"
     if done.offered:
-        words += f", {done.offered / 1e6:.0f} MB only named"
+        words += f", {units.size(done.offered)} only named"
     if done.wanted:
-        words += f", {done.wanted / 1e6:.1f} MB sent that the destination no longer had"
+        words += f", {units.size(done.wanted)} sent that the destination no longer had"
     if done.untracked:
         pid, why = next(iter(done.untracked.items()))
         others = f" and {len(done.untracked) - 1} more" if len(done.untracked) > 1 else ""
@@ -319,4 +320,4 @@ def words_of_rounds(done: Ahead) -> str:
 
 
 def words_of_delta(found: Standstill) -> str:
-    return f"{found.dirty_bytes / 1e6:.0f} MB rewritten, found within {found.scan_s * 1e3:.0f} ms"
+    return f"{units.size(found.dirty_bytes)} rewritten, found within {found.scan_s * 1e3:.0f} ms"

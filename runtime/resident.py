@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from .. import units
 from ..criu_glue import network, output, pids, room
 from ..criu_glue.mounts import Placement
 from ..criu_glue.network import Overlay
@@ -132,7 +133,7 @@ class Resident:
             return ""  # it has ended
         if not written.lost:
             return ""
-        said = f"{written.lost} bytes of its output were lost"
+        said = f"{units.size(written.lost)} of its output were lost"
         if not written.error:
             return f"{said}: {self.room.plan.log} could not be written to for a time"
         return f"{said}: {self.room.plan.log} cannot be written to: {os.strerror(written.error)}"

@@ -57,7 +57,7 @@ async def torn_down(pages: Collection[OrderedPage], attempt: int) -> messages.To
     """
     served = [page for page in pages if _nccl(page)]
     if gone := [_who(page) for page in served if _is_passing(page)]:
-        raise StepFailed("teardown", f"not held at the boundary any more: {', '.join(gone)}")
+        raise StepFailed("teardown", f"{', '.join(gone)} left the boundary too early")
     await _all(served, attempt, Want.TEARDOWN)
     slowest = max((int(page.answer()["torn_down_ns"]) for page in served), default=0)
     return messages.TornDown([key for page in served for key in _down(page)], slowest / 1e9)

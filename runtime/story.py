@@ -170,7 +170,8 @@ class Story(ABC):
         """By which way memory goes, if not by the one that takes least."""
         for phase in phases:
             if phase.name == "pre-copy" and phase.detail.startswith("full dump"):
-                self._ground.tell(self, phase.detail)
+                why = phase.detail.removeprefix("full dump")
+                self._ground.tell(self, f"copies all memory while paused (full dump){why}")
 
     def _tell_of_devices(self, phases: Sequence[messages.Phase]) -> None:
         """By which path device memory left its GPUs, and why, if it did."""

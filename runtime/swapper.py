@@ -57,7 +57,7 @@ class Swapper:
         if not ask.pids:
             raise Refused(f"the request to swap GPUs names no process of {ask.capsule}")
         if ask.migration in self._busy:
-            raise Refused(f"{ask.migration} is under way")
+            raise Refused(f"{ask.migration} is already under way on this host")
         with self._working(ask.migration), self._keeping(ask):
             resident = self._porter.free(ask.capsule)
             if (known := host_swap.read(resident)) and known.migration == ask.migration:
@@ -119,7 +119,10 @@ class Swapper:
         ours = {new: words for old, new in ask.pairs if old != new}
         taken = self._porter.gpus_taken()
         for uuid in ours.keys() & taken.keys():
-            raise Refused(f"the GPU {uuid} {taken[uuid]}", hint="try again when that has ended")
+            raise Refused(
+                f"the GPU {uuid} is not free: it {taken[uuid]}",
+                hint="try again when that has ended",
+            )
         self._porter.gpus_swapped |= ours
         try:
             yield

@@ -69,9 +69,9 @@ def test_no_lane_is_taken_that_was_not_announced() -> None:
 @pytest.mark.parametrize(
     ("stream", "data", "why"),
     [
-        (WANTS, b"x", "which nobody answers"),
+        (WANTS, b"x", "which is not answered here"),
         (SEAL, b"", "the key has 0 bytes"),
-        ("other", b"", "which nobody answers"),
+        ("other", b"", "which is not answered here"),
     ],
 )
 def test_a_question_is_whole_or_none(stream: str, data: bytes, why: str) -> None:

@@ -129,7 +129,7 @@ def test_sizes(text: str, size: int) -> None:
 )
 def test_no_sizes(text: str) -> None:
     (mistake,) = mistakes(SMALL + f'memory = "{text}"\n')
-    assert f'hosts.h1.memory: found "{text}", expected a size such as "8GiB"' in mistake
+    assert f'hosts.h1.memory: found "{text}", expected a size such as "8GB"' in mistake
 
 
 def test_variables_pass_then_drop_then_set() -> None:

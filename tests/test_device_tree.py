@@ -110,7 +110,7 @@ def test_what_an_earlier_agent_left_held_is_let_go(helper: Helper, tree: Tree) -
     with pytest.raises(Unreachable):
         tree.end()
     assert len(helper.holding) == 1
-    with pytest.raises(StepFailed, match="1 of 2 processes are held"):
+    with pytest.raises(StepFailed, match="only 1 of 2 processes are held"):
         tree.take_up()
     tree.take_up(some=True)
     tree.end()

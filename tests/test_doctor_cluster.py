@@ -127,7 +127,7 @@ def test_files_that_differ(made: Make, double: Any, monkeypatch: pytest.MonkeyPa
     other = lambda host: msgspec.structs.replace(row(host), other_file=host.name == "h2")  # noqa: E731
     monkeypatch.setattr(double, "_host_row", other)
     finding = only(checks.equal_files(cluster))
-    assert (finding.verdict, finding.found) == (Verdict.WARN, "another one on h2")
+    assert (finding.verdict, finding.found) == (Verdict.WARN, "h2 uses another file")
     double.path.unlink()
     assert "no daemon runs here" in only(checks.equal_files(cluster)).found
 
@@ -136,7 +136,7 @@ def test_shared_paths(made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert list(checks.shared_paths(made())) == []
     cluster = made(shared=f'"{tmp_path}", "/nowhere/at/all"')
     finding = only(checks.shared_paths(cluster))
-    assert (finding.verdict, finding.found) == (Verdict.FAIL, "not here: /nowhere/at/all")
+    assert (finding.verdict, finding.found) == (Verdict.FAIL, "this machine lacks /nowhere/at/all")
     monkeypatch.setattr(checks, "_file_system", lambda path, mounts: "ext4")
     finding = only(checks.shared_paths(made(shared=f'"{tmp_path}"')))
     assert (finding.verdict, finding.found) == (Verdict.WARN, f"{tmp_path} is on ext4")

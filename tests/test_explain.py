@@ -96,7 +96,7 @@ SAMPLES = (
     ("Error (criu/files-reg.c:1): File usr/lib/libx.so has bad build-ID",
      "is another build"),
     ("Error (criu/files-reg.c:1): Can't open file opt/x on restore: No such file",
-     "/opt/x is not there"),
+     "the destination lacks /opt/x"),
     ("pie: 1001: Error (criu/pie/restorer.c:1): Unable to create a thread: -17",
      "id of a thread is"),
     ("pie: 1001: Error (criu/pie/restorer.c:1): Unable to create a thread: -11",

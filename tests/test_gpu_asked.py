@@ -72,10 +72,10 @@ def test_a_gpu_of_another_host(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "seats", "kind", "said"),
     [
-        ("4", SEATS, NotFound, 'no GPU "4" there'),
-        ("GPU-b", SEATS, NotFound, 'no GPU "GPU-b" there'),
+        ("4", SEATS, NotFound, 'h2 has no GPU "4"'),
+        ("GPU-b", SEATS, NotFound, 'h2 has no GPU "GPU-b"'),
         ("GPU-a", SEATS, WrongUsage, '"GPU-a" names several GPUs'),
-        ("0", [], Refused, "h2 has no GPU that can be used"),
+        ("0", [], Refused, "h2 has no usable GPU"),
     ],
 )
 def test_one_that_is_not_there(
@@ -98,9 +98,9 @@ def test_the_one_to_leave() -> None:
     [
         (None, "", "gpt/3 uses no GPU"),
         (survey(), "", "gpt/3 uses no GPU"),
-        (survey(ONE, process(1002, g2=70)), "", "uses GPU 1 .*, GPU 2 .*: which one"),
+        (survey(ONE, process(1002, g2=70)), "", "uses GPU 1 .* and GPU 2 .*: say which to leave"),
         (survey(ONE), "2", "gpt/3 has nothing on GPU 2"),
-        (survey(process(1001)), "", "none that NVML tells of"),
+        (survey(process(1001)), "", "uses no GPU that NVML tells of"),
         (survey(gpus=[], problems=[("NVML names none", "ask it")]), "", "NVML names none"),
     ],
 )

@@ -83,7 +83,7 @@ def test_a_gpu_that_others_use_is_taken_if_there_is_room_and_said_so() -> None:
     ("seen", "to", "leave", "said"),
     [
         (survey(ONE), "1", "", "gpt/3 is on GPU 1 .* already"),
-        (survey(ONE), "0", "", r"GPU 0 .* is promised to llm/0 \(m4\)"),
+        (survey(ONE), "0", "", r"GPU 0 .* is not free: it is promised to llm/0 \(m4\)"),
         (survey(process(1001, g1=80, g3=1)), "3", "1", r"process 1001 \(python3\) uses GPU 3"),
         (survey(ONE, gpus=[*GPUS[:3], gpu(3, name=A100)]), "3", "", "is another model"),
         (survey(ONE, gpus=[*GPUS[:3], replace(GPUS[3], mig=True)]), "3", "", "MIG"),

@@ -211,7 +211,9 @@ def test_one_operation_at_a_time_and_questions_meanwhile(
         assert gpu.state(slow.pid) is ProcessState.RUNNING
         assert gpu.host().gpus
         with pytest.raises(
-            StepFailed, match=r"gpu lock: not begun within 0.01 s: .* busy with gpu lock for 0 s"
+            StepFailed,
+            match=r"gpu lock: the GPU helper \d+ did not begin within 0.01 s: .* busy with gpu lock"
+            r" for 0 s",
         ):
             gpu.lock(other.pid, 5, turn_s=0.01)
         gpu.lock(other.pid, 5)

@@ -37,7 +37,7 @@ def reservations() -> GpuReservations:
     def taken() -> dict[str, str]:
         return dict(made.chosen)
 
-    made = GpuReservations(cast(GpuWatch, Watch()), taken)
+    made = GpuReservations("b", cast(GpuWatch, Watch()), taken)
     return made
 
 

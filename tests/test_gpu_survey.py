@@ -149,7 +149,7 @@ def test_a_host_whose_gpus_are_not_told() -> None:
 
 def test_states_that_are_somebody_elses() -> None:
     what, hint = trouble(of=page(arena=GIB), state=Cuda.LOCKED)
-    assert what == "process 1002 (python) is LOCKED by somebody's checkpoint already"
+    assert what == "process 1002 (python) is LOCKED: another tool checkpoints it"
     assert "other tool" in hint
     what, hint = trouble(of=page(arena=GIB), state=Cuda.FAILED)
     assert "has lost its GPU state" in what

@@ -169,7 +169,7 @@ def test_a_host_that_is_away_is_not_asked(scene: Scene) -> None:
 def test_a_gpu_that_its_host_does_not_have_begins_nothing(scene: Scene) -> None:
     scene.fleet.hosts["h1"].gpus = tuple(GpuSeat(f"GPU-{n}2ab", "H200", free=True) for n in (0, 1))
     for to in ("5", "GPU-5"):
-        with pytest.raises(NotFound, match=f'no GPU "{to}" there'):
+        with pytest.raises(NotFound, match=f'h1 has no GPU "{to}"'):
             begun(scene, to=to)
     assert scene.board.asked == []
     assert scene.told() == []

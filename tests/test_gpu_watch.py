@@ -107,7 +107,7 @@ def test_the_driver_takes_the_map_of_a_plan(watch: Watch, process: CudaProcess) 
     assert found is not None
     assert found.problems == []
     assert found.used == {B: 3 * MIB}
-    made = plan(found, there.host({}), "", {})
+    made = plan(found, there.host({}), "", {}, "h1")
     assert made.troubles == []
     assert dict(made.pairs) == {A: C, B: E}, "where most is free; the unused one anywhere"
     helper.lock(process.pid, 5)
@@ -127,9 +127,9 @@ def test_a_gpu_that_others_use_is_left_alone(watch: Watch, process: CudaProcess)
     of = task(host_pid=process.pid, device_files=False)
     found = gpu_survey.look(survey(of), {}, helper, here.host({}), 1 << 40)
     assert found is not None
-    assert dict(plan(found, alike.host({}), "", {}).pairs) == {A: C, B: B}, "its own"
+    assert dict(plan(found, alike.host({}), "", {}, "h1").pairs) == {A: C, B: B}, "its own"
     elsewhere = watch(f"{D}:H200:4MiB,{E}:H100:1GiB")
-    [(what, _)] = plan(found, elsewhere.host({}), "", {}).troubles
+    [(what, _)] = plan(found, elsewhere.host({}), "", {}, "h1").troubles
     assert f"({MODEL}, 3.15 MB used)" in what
     assert "has less memory (4.19 MB, 272 MB needed)" in what
     assert "is another model (liveshift simulated GPU H100, not" in what

@@ -302,7 +302,7 @@ def test_what_stands_against_a_boundary_is_told(
     lib.sim_untracked_begin(one.gate)
     told = {(o.rank, o.fatal): o.text for o in gate.obstacles()}
     assert "no clock counts" in told[0, False]
-    assert "can't agree on its identity" in told[3, False]
+    assert "do not agree on its identity" in told[3, False]
     gate.announced()
     gate.aim(1, {WORLD: 0})
     assert not gate.look().reached

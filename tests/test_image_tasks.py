@@ -118,17 +118,17 @@ def test_what_criu_would_read_otherwise_is_damaged(plain: Image) -> None:
 def test_a_task_must_say_whose_it_is(rich: Image) -> None:
     rich.check()  # one of its tasks has ended and says nothing
     rich.change("core-1001", CREDS, None)
-    with pytest.raises(StepFailed, match="of a task of nobody"):
+    with pytest.raises(StepFailed, match="of a task that belongs to no user"):
         rich.check()
 
 
 def test_only_a_task_that_has_ended_need_not(rich: Image) -> None:
     rich.change("core-1003", (3, 1), 1)
-    with pytest.raises(StepFailed, match=r"missing|nobody"):
+    with pytest.raises(StepFailed, match=r"missing|no user"):
         rich.check()
     rich.change("core-1003", (3, 1), 2)
     rich.change("core-1003", (2,), b"")  # registers to go on from
-    with pytest.raises(StepFailed, match="of a task of nobody"):
+    with pytest.raises(StepFailed, match="of a task that belongs to no user"):
         rich.check()
 
 

@@ -91,16 +91,26 @@ def test_bytes_by_kind_and_device(tmp_path: Path) -> None:
     assert state.obstacles == []
 
 
+NO_CHECKPOINT = ", which the driver cannot checkpoint"
+
+
 @pytest.mark.parametrize(
     ("rows", "ledger", "what"),
     [
-        ([(Memory.MANAGED, 0, MIB, 0)] * 2, {}, "2 pieces (2097152 bytes) of managed memory"),
-        ([(Memory.IMPORTED, 0, 9, 0)], {}, "1 piece (9 bytes) of memory shared by CUDA IPC, opene"),
-        ([(Memory.EXPORTED, 0, 9, 0)], {}, "1 piece (9 bytes) of memory shared by CUDA IPC, given"),
-        ([(Memory.IMPORTED, 0, 9, 3)], {}, "1 piece (9 bytes) of memory with shareable handles, i"),
-        ([(Memory.EXPORTED, 0, 9, 3)], {}, "1 piece (9 bytes) of memory with shareable handles, e"),
-        ([(Memory.EVENT, 0, 0, 0)], {}, "1 piece of events with IPC handles"),
-        ([(Memory.MULTICAST, -1, 9, 3)], {}, "1 piece (9 bytes) of multicast memory"),
+        ([(Memory.MANAGED, 0, MIB, 0)] * 2, {},
+         f"it holds 2.10 MB of managed memory in 2 pieces{NO_CHECKPOINT}"),
+        ([(Memory.IMPORTED, 0, 9, 0)], {},
+         f"it holds 9 B of memory shared by CUDA IPC, opened here, in 1 piece{NO_CHECKPOINT}"),
+        ([(Memory.EXPORTED, 0, 9, 0)], {},
+         f"it holds 9 B of memory shared by CUDA IPC, given away, in 1 piece{NO_CHECKPOINT}"),
+        ([(Memory.IMPORTED, 0, 9, 3)], {},
+         f"it holds 9 B of memory with shareable handles, imported, in 1 piece{NO_CHECKPOINT}"),
+        ([(Memory.EXPORTED, 0, 9, 3)], {},
+         f"it holds 9 B of memory with shareable handles, exported, in 1 piece{NO_CHECKPOINT}"),
+        ([(Memory.EVENT, 0, 0, 0)], {},
+         f"it holds 1 piece of events with IPC handles{NO_CHECKPOINT}"),
+        ([(Memory.MULTICAST, -1, 9, 3)], {},
+         f"it holds 9 B of multicast memory in 1 piece{NO_CHECKPOINT}"),
         ([], {"graphs_with_nccl": 2}, "2 CUDA graphs (with those instantiated from them) hold NCC"),
         ([], {"missed": 4}, "4 allocations or streams found no room in the process's page"),
         ([(Memory.DEVICE, 0, 9, 0)], {"driver": 12040}, "its driver is of CUDA 12.4, which cannot"),
@@ -172,7 +182,8 @@ def test_a_capsule_is_shown(gpt: Any, seen: ProcessState, call: Call) -> None:
     assert "3 events, 2 graphs; 9 allocations so far, 2 freed" in lines
     assert "GPU 0 device 1 3.00 MB" in lines
     assert "[tp] nccl live 3 of 8 0 12" in lines
-    assert "in the way: 1 piece (1000000 bytes) of managed memory" in lines
+    managed = "it holds 1.00 MB of managed memory in 1 piece, which the driver cannot checkpoint"
+    assert f"in the way: {managed}" in lines
     assert lines[-1].startswith("hint: the driver cannot take a checkpoint of it")
     assert "00000000000000ab" not in out
     code, out, _ = call("inspect", "gpt/1", "-o", "wide")

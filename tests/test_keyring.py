@@ -179,7 +179,7 @@ def test_an_interrupted_revocation_counts_and_is_finished(made: Path) -> None:
 def test_who_cannot_be_revoked(made: Path) -> None:
     with pytest.raises(Refused, match="the orchestrator's key cannot be revoked"):
         keys.revoke(made, "orchestrator")
-    with pytest.raises(NotFound, match='nobody named "h7" has a key') as caught:
+    with pytest.raises(NotFound, match='no host or operator named "h7" has a key') as caught:
         keys.revoke(made, "h7")
     assert caught.value.hint == "there are: h0, h1, orchestrator, ops"
 

@@ -307,7 +307,7 @@ def test_a_tree_that_criu_cannot_restore_leaves_a_room_for_the_next_attempt(
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):
         tree = RestoringTree(there, parted.images)
-        with pytest.raises(StepFailed, match=r"data\.bin is not there on the destination"):
+        with pytest.raises(StepFailed, match=r"the destination lacks /\S*data\.bin"):
             tree.bring_up(scene.criu, parted.pipes, 60, fill=FillEngine(parted.images, stores[0]))
         assert tasks(there) == []
     assert len(os.listdir("/proc/self/fd")) == before

@@ -140,11 +140,11 @@ def test_more_than_was_announced_is_refused(tmp_path: Path) -> None:
     store = MemoryStore.create(tmp_path, 4 * PAGE)
     store.write(chunk(7, [(BASE, 3, DATA)], page(1) * 3))
     store.write(chunk(7, [(BASE, 3, DATA)], page(2) * 3))
-    with pytest.raises(StepFailed, match="process 8: more than the 16384 bytes"):
+    with pytest.raises(StepFailed, match="process 8 sent more than the 16384 bytes announced"):
         store.write(chunk(8, [(BASE, 2, DATA)], page(1) * 2))
     store.close()
     store = MemoryStore.create(tmp_path, 4 * PAGE)
-    with pytest.raises(StepFailed, match="1048576 pages in one chunk, of 4 announced"):
+    with pytest.raises(StepFailed, match="1048576 pages in one chunk, but 4 were announced"):
         store.write(chunk(7, [(BASE, 1 << 20, ZERO)]))
     store.close()
 
@@ -219,26 +219,32 @@ def test_a_later_life_of_the_agent_goes_on_with_what_was_saved(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (b"", "0 bytes that are no chunk"),
+        (b"", "0 bytes are no chunk"),
         (b"LSM2" + bytes(16), "no chunk of pages"),
-        (bytes(2 << 20), "2097152 bytes that are no chunk"),
-        (chunk(0, []), "a process with the pid 0"),
-        (chunk(1 << 22, []), "the pid 4194304"),
-        (chunk(7, [(BASE, 1, 4)]), "unknown kind 4"),
-        (chunk(7, [(BASE, 1, 0)]), "unknown kind 0"),
+        (bytes(2 << 20), "2097152 bytes are no chunk"),
+        (chunk(0, []), "ship: 0 is no valid pid in a chunk"),
+        (chunk(1 << 22, []), "4194304 is no valid pid in a chunk"),
+        (chunk(7, [(BASE, 1, 4)]), "kind 4 of a run is unknown"),
+        (chunk(7, [(BASE, 1, 0)]), "kind 0 of a run is unknown"),
         (chunk(7, [(BASE + 1, 1, ZERO)]), "begins at 0x7f0000000001"),
         (chunk(7, [(1 << 56, 1, ZERO)]), "begins at 0x100000000000000"),
         (chunk(7, [((1 << 64) - PAGE, 2, ZERO)]), "begins at 0xfffffffffffff000"),
-        (chunk(7, [((1 << 56) - PAGE, 2, ZERO)]), "a run of 2 pages at 0xfffffffffff000"),
+        (
+            chunk(7, [((1 << 56) - PAGE, 2, ZERO)]),
+            "a run of 2 pages at 0xfffffffffff000 does not fit",
+        ),
         (chunk(7, [(BASE, 0, ZERO)]), "a run of 0 pages"),
-        (chunk(7, [(BASE, 1, DATA)]), "a chunk of 36 bytes, of which its runs explain 8192"),
-        (chunk(7, [(BASE, 1, DATA)], b"x" * 4095), "explain 8192"),
-        (chunk(7, [(BASE, 1, DATA)], b"x" * 4097), "explain 8192"),
-        (chunk(7, [(BASE, 1, ZERO)], b"x"), "a chunk of 4097 bytes"),
-        (chunk(7, [(BASE, 0xFFFFFFFF, DATA)]), "runs of more than"),
-        (chunk(7, [(BASE, 0xFFFFFFFF, REFERENCE)]), "runs of more than"),
-        (chunk(7, [(BASE, 1, ZERO)])[:30], "30 bytes with 1 runs"),
-        (struct.pack("<4sIIII", b"LSM1", 7, 1, 0, 255) + bytes(4076), "255 runs of pages"),
+        (chunk(7, [(BASE, 1, DATA)]), "chunk size 36 does not match its 1 runs, which take 8192"),
+        (chunk(7, [(BASE, 1, DATA)], b"x" * 4095), "which take 8192"),
+        (chunk(7, [(BASE, 1, DATA)], b"x" * 4097), "which take 8192"),
+        (chunk(7, [(BASE, 1, ZERO)], b"x"), "chunk size 4097 does not match"),
+        (chunk(7, [(BASE, 0xFFFFFFFF, DATA)]), "its runs exceed"),
+        (chunk(7, [(BASE, 0xFFFFFFFF, REFERENCE)]), "its runs exceed"),
+        (chunk(7, [(BASE, 1, ZERO)])[:30], "chunk size 30 does not match its 1 runs"),
+        (
+            struct.pack("<4sIIII", b"LSM1", 7, 1, 0, 255) + bytes(4076),
+            "does not match its 255 runs",
+        ),
         (struct.pack("<4sIIII", b"LSM1", 7, 1, 0, 1 << 31) + bytes(4076), "2147483648 runs"),
     ],
 )
@@ -255,15 +261,18 @@ def test_what_is_no_chunk_is_refused_and_changes_nothing(
 @pytest.mark.parametrize(
     ("runs", "words"),
     [
-        ([(BASE, 1), (BASE, 1)], "its table has 1 pages at 0x7f0000000000"),
-        ([(BASE + PAGE, 1), (BASE, 1)], "its table has"),
-        ([(BASE, 2), (BASE + PAGE, 1)], "its table has"),
-        ([(BASE + 1, 1)], "its table has"),
-        ([(BASE, 0)], "its table has 0 pages"),
-        ([(BASE, 1 << 63)], "its table has"),
-        ([(BASE, 1025)], "its table has 1025 pages"),  # more than was announced
-        ([(BASE + n * 8192 * PAGE, 1024) for n in range(3)], "its table has"),
-        (b"123", "3 bytes of runs"),
+        ([(BASE, 1), (BASE, 1)], r"its table is invalid at 0x7f0000000000 \(1 pages\)"),
+        ([(BASE + PAGE, 1), (BASE, 1)], "its table is invalid at"),
+        ([(BASE, 2), (BASE + PAGE, 1)], "its table is invalid at"),
+        ([(BASE + 1, 1)], "its table is invalid at"),
+        ([(BASE, 0)], r"its table is invalid at 0x7f0000000000 \(0 pages\)"),
+        ([(BASE, 1 << 63)], "its table is invalid at"),
+        (
+            [(BASE, 1025)],
+            r"its table is invalid at 0x7f0000000000 \(1025 pages\)",
+        ),  # more than was announced
+        ([(BASE + n * 8192 * PAGE, 1024) for n in range(3)], "its table is invalid at"),
+        (b"123", r"invalid runs \(3 bytes\)"),
     ],
 )
 def test_what_is_no_table_is_refused(
@@ -302,7 +311,9 @@ def test_a_full_file_system_is_told_and_nothing_is_taken_for_complete(tmp_path: 
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "ls-test", tmp_path], check=True)
     try:
         store = MemoryStore.create(tmp_path, 64 << 20)
-        with pytest.raises(StepFailed, match=r"no room for .* the file system is full"):
+        with pytest.raises(
+            StepFailed, match=r"bytes of memory do not fit: the file system is full"
+        ):
             store.reserve(8 << 20)
         several = [chunk(7, [(BASE + (n << 20), 255, DATA)], page(n) * 255) for n in range(4)]
         with pytest.raises(StepFailed, match="could not be kept: No space left"):

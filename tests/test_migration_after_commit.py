@@ -50,7 +50,7 @@ def test_a_restore_that_fails_is_tried_again(granted: bool) -> None:
     assert stage.said == [*UP_TO_RESTORE, *AGAIN, *HAPPY[len(UP_TO_RESTORE) :]]
     assert move.step is Step.DONE
     assert move.row().error is None
-    assert "tried again at h2: restore: CRIU could not" in stage.told
+    assert "tries the restore again on h2, because restore: CRIU could not" in stage.told
 
 
 @pytest.mark.parametrize("granted", [False, True])
@@ -139,7 +139,7 @@ def test_a_destination_where_it_may_run_is_waited_for() -> None:
     assert stage.said.count("Restore h2") == 51
     assert [word for word in stage.said if "commit" in word] == ["commit h2 2"]
     assert move.step is Step.DONE
-    assert stage.told == ["waiting for h2, where it may run"]
+    assert stage.told == ["waits for h2, where it may run"]
 
 
 def test_a_destination_that_comes_back_without_what_it_ran_has_lost_it() -> None:

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_room import Start, ended, netns, plan, records, said, start
 
+from liveshift import units
 from liveshift.criu_glue import output, room
 from liveshift.criu_glue.output import HEADER, STDERR, STDOUT, Record
 from liveshift.criu_glue.output_sender import BLOCK, OutputSender
@@ -90,7 +91,7 @@ def test_settling_says_what_did_not_settle_and_who_has_ended(start: Start) -> No
     output.settle(stands)
     assert said(stands) == "late\n"
     room.end(stands)
-    with pytest.raises(LiveshiftError, match="process 1 of gpt-1 has ended"):
+    with pytest.raises(LiveshiftError, match="gpt-1 has ended: its first process is gone"):
         output.settle(stands)
 
 
@@ -169,10 +170,8 @@ def test_what_a_full_disk_loses_is_counted_where_it_is_missing(
     full = next_part()
     assert full.error == errno.ENOSPC
     assert full.lost + output.size(tiny_disk) == full.end
-    assert (
-        f"{full.lost} bytes of its output were lost: {tiny_disk} cannot be written to: No space"
-        in (resident.output_trouble())
-    )
+    lost = f"{units.size(full.lost)} of its output were lost"
+    assert f"{lost}: {tiny_disk} cannot be written to: No space" in resident.output_trouble()
     filler.unlink()
     os.kill(tasks(stands)[0].pid, signal.SIGCONT)
     after = next_part()

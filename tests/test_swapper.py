@@ -98,7 +98,7 @@ def test_the_plan_changes_nothing(scene: Scene) -> None:
     plan = scene.says(scene.swapper.look(messages.LookAtGpus("gpt/3", "3", "")))
     assert (plan.leave, plan.to, plan.pids) == ("GPU 1", "GPU 3", [1001])
     scene.promised = {UUIDS[3]: "is promised to llm/0 (m4)"}
-    with pytest.raises(Refused, match="is promised to llm/0"):
+    with pytest.raises(Refused, match="is not free: it is promised to llm/0"):
         scene.says(scene.swapper.look(messages.LookAtGpus("gpt/3", "3", "")))
     assert (scene.driver.done, host_swap.read(scene.here)) == ([], None)
 
@@ -126,7 +126,7 @@ def test_nobody_gets_the_two_gpus_meanwhile(scene: Scene) -> None:
 
 def test_a_gpu_that_was_promised_since_the_plan_is_not_taken(scene: Scene) -> None:
     scene.promised = {"GPU-b": "is promised to llm/0 (m8)"}
-    with pytest.raises(Refused, match=r"GPU-b is promised to llm/0"):
+    with pytest.raises(Refused, match=r"GPU-b is not free: it is promised to llm/0"):
         scene.says(scene.swapper.swap(SWAP))
     assert (scene.driver.done, scene.gpus_swapped) == ([], {})
     assert scene.settled().state == "stays"

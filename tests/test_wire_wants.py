@@ -113,7 +113,9 @@ PACKED = pack_wants(3, WANTED)
 )  # fmt: skip
 def test_answers_that_no_destination_gives(raw: bytes) -> None:
     assert read_wants(PACKED) == WANTED
-    with pytest.raises(LiveshiftError, match="an answer"):
+    with pytest.raises(
+        LiveshiftError, match=r"an answer names (?:invalid|more than)|no answer that names"
+    ):
         read_wants(raw)
 
 

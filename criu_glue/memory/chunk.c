@@ -27,24 +27,24 @@ static int read_run(struct run *run, const uint8_t *at, char *why, size_t room) 
     if (run->address % PAGE != 0 || run->address >= ADDRESS_END)
         REFUSE("a run of pages begins at %#" PRIx64 ", where no page begins", run->address);
     if (run->pages == 0 || run->pages > (ADDRESS_END - run->address) / PAGE)
-        REFUSE("a run of %" PRIu32 " pages at %#" PRIx64, run->pages, run->address);
+        REFUSE("a run of %" PRIu32 " pages at %#" PRIx64 " does not fit", run->pages, run->address);
     if (run->kind < RUN_DATA || run->kind > RUN_REFERENCE)
-        REFUSE("a run of the unknown kind %" PRIu32, run->kind);
+        REFUSE("kind %" PRIu32 " of a run is unknown", run->kind);
     return 0;
 }
 
 int chunk_read(struct chunk *c, const uint8_t *raw, size_t length, char *why, size_t room) {
     if (length < CHUNK_HEAD || length > CHUNK_LONGEST || memcmp(raw, magic, sizeof magic) != 0)
-        REFUSE("%zu bytes that are no chunk of pages", length);
+        REFUSE("%zu bytes are no chunk of pages", length);
     c->pid = word(raw + 4);
     c->incarnation = word(raw + 8);
     c->round = word(raw + 12);
     c->runs = word(raw + 16);
     c->named = c->copied = 0;
     if (c->pid == 0 || c->pid > LAST_PID)
-        REFUSE("pages of a process with the pid %" PRIu32, c->pid);
+        REFUSE("%" PRIu32 " is no valid pid in a chunk", c->pid);
     if (c->runs > CHUNK_RUNS || length < CHUNK_HEAD + c->runs * CHUNK_RUN)
-        REFUSE("a chunk of %zu bytes with %" PRIu32 " runs of pages", length, c->runs);
+        REFUSE("chunk size %zu does not match its %" PRIu32 " runs", length, c->runs);
     uint64_t payload = 0;
     for (uint32_t i = 0; i < c->runs; i++) {
         struct run *run = &c->run[i];
@@ -55,12 +55,13 @@ int chunk_read(struct chunk *c, const uint8_t *raw, size_t length, char *why, si
             payload += run->pages * (uint64_t)(run->kind == RUN_DATA ? PAGE : REFERENCE);
             c->copied += run->pages;
             if (payload > CHUNK_PAYLOAD)
-                REFUSE("runs of more than %d bytes in one chunk", CHUNK_PAYLOAD);
+                REFUSE("its runs exceed %d bytes", CHUNK_PAYLOAD);
         }
         c->named += run->pages;
     }
     if (payload ? length != PAGE + payload : length > PAGE)
-        REFUSE("a chunk of %zu bytes, of which its runs explain %" PRIu64, length, PAGE + payload);
+        REFUSE("chunk size %zu does not match its %" PRIu32 " runs, which take %" PRIu64, length,
+               c->runs, PAGE + payload);
     return 0;
 }
 

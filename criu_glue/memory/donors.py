@@ -39,7 +39,7 @@ class Donors:
         self._closed = self._settled = False
         self._donors = self._calls.donors_new(max(0, limit) // PAGE)
         if not self._donors:
-            raise StepFailed("prepare", "no memory for a list of pages")
+            raise StepFailed("prepare", "out of memory for a list of pages")
 
     def add_process(self, pid: int, stopped: Callable[[], bool] = lambda: False) -> int:
         """What is now in the memory of a process of this host, as far as such memory travels apart

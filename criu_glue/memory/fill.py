@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ... import cores
+from ... import cores, units
 from ...errors import StepFailed
 from . import store_library
 from .engine import PAGE
@@ -159,8 +159,8 @@ class FillEngine:
             if not left:
                 raise StepFailed(
                     "restore",
-                    f"{report.bytes} of {report.total} bytes of memory were filled in time, "
-                    f"in {report.processes} processes",
+                    f"{units.size(report.bytes)} of {units.size(report.total)} of memory were"
+                    f" filled in time, in {report.processes} processes",
                 )
 
     def _report(self, phase: int, wait_ms: int) -> Filled:

@@ -27,7 +27,7 @@ struct process *fill_adopt(struct fill *f, uint32_t pid, int fd) {
     struct process *p = calloc(1, sizeof *p);
     if (p == NULL) {
         close(fd);
-        fill_fail(f, "no memory for process %" PRIu32, pid);
+        fill_fail(f, "out of memory for process %" PRIu32, pid);
         return NULL;
     }
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);

@@ -87,7 +87,7 @@ static void hand_over(struct fill *f, int fd) {
     else if (p != NULL && image != NULL &&
              pieces_of(&p->pieces, image, f->plan ? store_process(f->store, pid) : NULL, f->plan,
                        &placed) != 0)
-        fill_fail(f, "no memory for the pages of process %" PRIu32, pid);
+        fill_fail(f, "out of memory for the pages of process %" PRIu32, pid);
     f->report.placed += placed;
     pthread_cond_broadcast(&f->work);
 }

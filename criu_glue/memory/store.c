@@ -45,7 +45,7 @@ struct store *store_open(int fd, uint64_t limit, char *why) {
             return s;
         free(s->shared);
     }
-    snprintf(why, WHY, "a store for %" PRIu64 " pages: %s", limit, strerror(errno));
+    snprintf(why, WHY, "cannot make a store for %" PRIu64 " pages: %s", limit, strerror(errno));
     free(s);
     return NULL;
 }
@@ -77,7 +77,7 @@ int store_reserve(struct store *s, uint64_t bytes, char *why) {
     for (; at < end; at += POPULATE) {
         size_t length = end - at < POPULATE ? end - at : POPULATE;
         if (madvise(s->map + at, length, MADV_POPULATE_WRITE) != 0 && errno != EINVAL)
-            FAIL("no room for %" PRIu64 " bytes of memory: %s", end - at,
+            FAIL("%" PRIu64 " bytes of memory do not fit: %s", end - at,
                  errno == EFAULT ? "the file system is full" : strerror(errno));
     }
     return 0;
@@ -103,7 +103,7 @@ static int take_data(struct store *s, struct page_map *map, const struct run *ru
     for (uint32_t i = 0; i < run->pages; i++) {
         uint32_t *entry = page_map_need(map, run->address / PAGE + i);
         if (entry == NULL)
-            FAIL("no memory for the index of pages");
+            FAIL("out of memory for the index of pages");
         if (*entry < FIRST_SLOT || s->shared[*entry - FIRST_SLOT] > 0) {
             uint32_t slot;
             if (store_slot(s, &slot, why) != 0 || store_set(s, map, entry, slot, why) != 0)
@@ -124,7 +124,7 @@ static int take_zeros(struct store *s, struct page_map *map, const struct run *r
     for (uint64_t i = 0; i < run->pages; i++) {
         uint32_t *entry = page_map_need(map, run->address / PAGE + i);
         if (entry == NULL)
-            FAIL("no memory for the index of pages");
+            FAIL("out of memory for the index of pages");
         if (store_set(s, map, entry, PAGE_ZERO, why) != 0)
             return -1;
     }
@@ -171,14 +171,14 @@ static struct page_map *process_of(struct store *s, const struct chunk *c, int *
     }
     if (c->named > s->limit) {
         snprintf(why, WHY,
-                 "process %" PRIu32 ": %" PRIu64 " pages in one chunk, of %" PRIu64
-                 " announced in all",
+                 "process %" PRIu32 " sent %" PRIu64 " pages in one chunk, but %" PRIu64
+                 " were announced in all",
                  c->pid, c->named, s->limit);
         return NULL;
     }
     struct page_map *map = store_process(s, c->pid);
     if (map == NULL) {
-        snprintf(why, WHY, "pages of more than %d processes", PROCESSES_MOST);
+        snprintf(why, WHY, "more than %d processes sent pages", PROCESSES_MOST);
         return NULL;
     }
     *rc = 0;

@@ -175,10 +175,10 @@ class MemoryStore:
             for pid, process in table.items():
                 if len(process.runs) % 16 or len(process.runs) > TABLE_LIMIT:
                     size = len(process.runs)
-                    raise StepFailed("ship", f"the table of memory has {size} bytes of runs")
+                    raise StepFailed("ship", f"the table of memory has invalid runs ({size} bytes)")
                 if not (0 < pid < 1 << 32 and 0 <= process.incarnation < 1 << 32):
-                    who = f"the process {pid}, {process.incarnation}"
-                    raise StepFailed("ship", f"the table of memory names {who}")
+                    who = f"process {pid}, {process.incarnation}"
+                    raise StepFailed("ship", f"the table of memory names an invalid {who}")
                 self._do(
                     "ship", self._calls.store_image, store, pid, process.incarnation,
                     self._ffi.cast("uint64_t *", self._bytes(process.runs)),

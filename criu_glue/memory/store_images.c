@@ -32,7 +32,11 @@ static struct image *add(struct store *s, uint32_t pid, uint32_t incarnation, ch
     if (s->images < PROCESSES_MOST)
         larger = realloc(s->image, (s->images + 1) * sizeof *larger);
     if (larger == NULL) {
-        snprintf(why, WHY, "a table of %" PRIu32 " processes", s->images + 1);
+        if (s->images < PROCESSES_MOST)
+            snprintf(why, WHY, "out of memory for the table of process %" PRIu32, pid);
+        else
+            snprintf(why, WHY, "the table names %" PRIu32 " processes, at most %d fit",
+                     s->images + 1, PROCESSES_MOST);
         return NULL;
     }
     s->image = larger;
@@ -73,21 +77,21 @@ static int collect(struct store *s, struct image *image, const uint64_t *runs, u
     uint64_t end = 0, left = s->limit;
     uint32_t room = 0;
     if (map == NULL)
-        FAIL("a table of more than %d processes", PROCESSES_MOST);
+        FAIL("more than %d processes sent pages", PROCESSES_MOST);
     bool other = map->incarnation != image->incarnation;
     for (uint32_t i = 0; i < count; i++) {
         uint64_t address = runs[2 * i], pages = runs[2 * i + 1];
         if (address % PAGE != 0 || address >= ADDRESS_END || address < end || pages == 0 ||
             pages > (ADDRESS_END - address) / PAGE || pages > left)
-            FAIL("process %" PRIu32 ": its table has %" PRIu64 " pages at %#" PRIx64, image->pid,
-                 pages, address);
+            FAIL("process %" PRIu32 ": its table is invalid at %#" PRIx64 " (%" PRIu64 " pages)",
+                 image->pid, address, pages);
         end = address + pages * PAGE;
         left -= pages;
         for (; address < end; address += PAGE) {
             uint32_t *entry = other ? NULL : page_map_find(map, address / PAGE);
             if (entry != NULL && *entry != PAGE_UNKNOWN && *entry != PAGE_WANTED) {
                 if (append(image, &room, address, *entry) != 0)
-                    FAIL("no memory for the table of process %" PRIu32, image->pid);
+                    FAIL("out of memory for the table of process %" PRIu32, image->pid);
             } else if (missing->pages++ == 0) {
                 missing->first = address;
             }
@@ -100,7 +104,7 @@ int store_image(struct store *s, uint32_t pid, uint32_t incarnation, const uint6
                 uint32_t count, char *why) {
     struct missing missing = {0, 0};
     if (pid == 0 || pid > LAST_PID)
-        FAIL("a table of a process with the pid %" PRIu32, pid);
+        FAIL("%" PRIu32 " is no valid pid in a table", pid);
     pthread_mutex_lock(&s->lock);
     struct image *image = add(s, pid, incarnation, why);
     int rc = image == NULL ? -1 : collect(s, image, runs, count, &missing, why);
@@ -131,7 +135,7 @@ int store_image_again(struct store *s, uint32_t pid, uint32_t incarnation,
     if (image == NULL)
         return -1;
     if (s->seen == NULL && (s->seen = calloc(s->capacity / 8 + 1, 1)) == NULL)
-        FAIL("no memory for what several pages lie in");
+        FAIL("out of memory for what several pages lie in");
     uint64_t end = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct extent *e = &extent[i];
@@ -139,8 +143,9 @@ int store_image_again(struct store *s, uint32_t pid, uint32_t incarnation,
         if (e->address % PAGE != 0 || e->address < end || e->address >= ADDRESS_END ||
             e->pages == 0 || e->pages > (ADDRESS_END - e->address) / PAGE ||
             (data ? e->slot - FIRST_SLOT + (uint64_t)e->pages > s->capacity : e->slot != PAGE_ZERO))
-            FAIL("process %" PRIu32 ": %" PRIu32 " pages at %#" PRIx64 " in slot %" PRIu32, pid,
-                 e->pages, e->address, e->slot);
+            FAIL("process %" PRIu32 ": its table is invalid at %#" PRIx64 " (%" PRIu32
+                 " pages, slot %" PRIu32 ")",
+                 pid, e->address, e->pages, e->slot);
         end = e->address + (uint64_t)e->pages * PAGE;
         image->pages += e->pages;
         image->data += data ? e->pages : 0;
@@ -150,7 +155,7 @@ int store_image_again(struct store *s, uint32_t pid, uint32_t incarnation,
             count_shared(s, extent[i].slot - FIRST_SLOT, extent[i].pages);
     image->extent = malloc(count * sizeof *extent + 1);
     if (image->extent == NULL)
-        FAIL("no memory for the table of process %" PRIu32, pid);
+        FAIL("out of memory for the table of process %" PRIu32, pid);
     memcpy(image->extent, extent, count * sizeof *extent);
     image->extents = count;
     return 0;

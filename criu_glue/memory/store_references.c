@@ -42,7 +42,7 @@ static int find(struct store *s, struct page_map *map, uint64_t address, struct 
             return 0;
         uint32_t *entry = page_map_need(map, address / PAGE);
         if (entry == NULL)
-            FAIL("no memory for the index of pages");
+            FAIL("out of memory for the index of pages");
         return keep_page(s, map, entry, page, why) == 0 ? 1 : -1;
     }
     if (from.pid > LAST_PID || from.address >= ADDRESS_END)
@@ -66,7 +66,7 @@ static int find(struct store *s, struct page_map *map, uint64_t address, struct 
         return 0;
     uint32_t *entry = page_map_need(map, address / PAGE);
     if (entry == NULL)
-        FAIL("no memory for the index of pages");
+        FAIL("out of memory for the index of pages");
     if (value == PAGE_ZERO)
         return is(zeros, from.hash) ? store_set(s, map, entry, PAGE_ZERO, why) == 0 ? 1 : -1 : 0;
     if (s->writers <= 1) { // nobody else, who may just be writing to it
@@ -134,11 +134,11 @@ static int note(struct store *s, struct want want, char *why) {
         forget_answered(s);
         // Said again for the same pages it grows without end.
         if (s->wants > 2 * s->limit)
-            FAIL("process %u: references without end to pages that are not here", want.pid);
+            FAIL("process %u: references never reach a page that is here", want.pid);
         uint32_t room = s->wants * 2 + 64;
         struct want *larger = realloc(s->want, room * sizeof *larger);
         if (larger == NULL)
-            FAIL("no memory for what is wanted");
+            FAIL("out of memory for what is wanted");
         s->want = larger;
         s->wants_room = room;
     }
@@ -153,7 +153,7 @@ int store_refer(struct store *s, struct page_map *map, uint64_t address, struct 
         return found < 0 ? -1 : 0;
     uint32_t *entry = page_map_need(map, address / PAGE);
     if (entry == NULL)
-        FAIL("no memory for the index of pages");
+        FAIL("out of memory for the index of pages");
     if (store_set(s, map, entry, PAGE_WANTED, why) != 0) // what was here is no longer true
         return -1;
     return note(s, (struct want){map->pid, map->incarnation, address, from}, why);
@@ -165,7 +165,7 @@ const struct want *store_wants(struct store *s, uint32_t *count, char *why) {
     s->writers++;
     if (forget_older(s) != 0) {
         rc = -1;
-        snprintf(why, WHY, "no memory for what is wanted");
+        snprintf(why, WHY, "out of memory for what is wanted");
     }
     for (uint32_t i = 0; i < s->wants && rc >= 0; i++)
         if (wanted(s, &s->want[i]) != NULL)

@@ -31,7 +31,7 @@ int store_slot(struct store *s, uint32_t *slot, char *why) {
     else if (s->next < s->capacity)
         *slot = FIRST_SLOT + (uint32_t)s->next++;
     else
-        FAIL("more than %" PRIu64 " pages at once", s->capacity);
+        FAIL("the store is full: %" PRIu64 " pages", s->capacity);
     return 0;
 }
 
@@ -52,8 +52,8 @@ bool store_share(struct store *s, uint32_t slot) {
 int store_set(struct store *s, struct page_map *map, uint32_t *entry, uint32_t value, char *why) {
     if (*entry == PAGE_UNKNOWN && value != PAGE_UNKNOWN) {
         if (s->known == s->limit)
-            FAIL("process %" PRIu32 ": more than the %" PRIu64 " bytes that were announced",
-                 map->pid, s->limit * PAGE);
+            FAIL("process %" PRIu32 " sent more than the %" PRIu64 " bytes announced", map->pid,
+                 s->limit * PAGE);
         s->known++;
         map->known++;
     }

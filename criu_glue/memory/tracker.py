@@ -104,7 +104,9 @@ class MemoryTracker:
         endian, sorted): in rounds such a page is named, and not sent. What turns out not to be
         there any more is wanted :meth:`again`. Raises StepFailed for what is no such list."""
         if len(hashes) % 8:
-            raise StepFailed("memory", f"the destination offers {len(hashes)} bytes of hashes")
+            raise StepFailed(
+                "memory", f"the destination offers {len(hashes)} bytes, which is no list of hashes"
+            )
         self._offered = hashes
 
     def look(self) -> int:

@@ -93,7 +93,8 @@ class Operations:
             busy = f"{now[0]} for {time.monotonic() - now[1]:.0f} s" if now else "something"
             raise StepFailed(
                 what,
-                f"not begun within {turn_s:g} s: the GPU helper {os.getpid()} is busy with {busy}",
+                f"the GPU helper {os.getpid()} did not begin within {turn_s:g} s: it is busy with"
+                f" {busy}",
                 hint="a GPU, or a process that uses it, may hang: look at dmesg for NVRM messages",
             )
         try:

@@ -75,7 +75,7 @@ class ProcessSession:
         try:
             seen = os.fstat(fd)
             if not stat.S_ISSOCK(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_nlink != 1:
-                raise self._failed(f"somebody put another file in the place of {self._name}")
+                raise self._failed(f"another file was put in the place of {self._name}")
             os.chmod(f"/proc/self/fd/{fd}", 0o666)
         finally:
             os.close(fd)

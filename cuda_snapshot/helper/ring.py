@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from ... import units
 from ...errors import LiveshiftError
 from ..driver import CudaError
 from .contexts import Contexts
@@ -137,7 +138,7 @@ class Rings:
                 self._change.notify()
             if isinstance(error, OSError):
                 raise LiveshiftError(
-                    f"{self._slots} slots of {self._slot_bytes} bytes cannot be made: {error}"
+                    f"{self._slots} slots of {units.size(self._slot_bytes)} cannot be made: {error}"
                 ) from error
             raise
 

@@ -41,7 +41,10 @@ def own_keys(cluster: Cluster | None) -> Iterator[Finding]:
         names.append(ORCHESTRATOR)
     needed = f"{directory}: the secret key of this machine, public/ with all hosts"
     if not names:
-        found = f"no secret key of the orchestrator in {directory}, and this is none of the hosts"
+        found = (
+            f"{directory} has no secret key for this machine, and no host in the file has its"
+            " address"
+        )
         yield Finding("keys", found, needed, Verdict.WARN, "copy them from where they were made")
         return
     try:
@@ -107,7 +110,7 @@ def equal_files(cluster: Cluster | None) -> Iterator[Finding]:
     other = [row.name for row in rows if row.other_file]
     if other:
         advice = "copy the orchestrator's file there: the agent takes it up by itself"
-        found = f"another one on {', '.join(other)}"
+        found = f"{', '.join(other)} {'uses' if len(other) == 1 else 'use'} another file"
         yield Finding("cluster files", found, needed, Verdict.WARN, advice)
     else:
         yield Finding("cluster files", f"equal on {len(rows)} hosts", needed, Verdict.OK)
@@ -126,7 +129,7 @@ def shared_paths(cluster: Cluster | None) -> Iterator[Finding]:
     }
     needed = "the same files at the same paths on every host"
     if missing:
-        found = f"not here: {', '.join(missing)}"
+        found = f"this machine lacks {', '.join(missing)}"
         advice = "mount them, or take them out of files.shared"
         yield Finding("shared paths", found, needed, Verdict.FAIL, advice)
     elif local and len(cluster.hosts) > 1:

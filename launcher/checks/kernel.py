@@ -76,5 +76,5 @@ def write_tracking() -> Iterator[Finding]:
         trouble or "userfaultfd WP_ASYNC, PAGEMAP_SCAN",
         "optional: pre-copy, Linux 6.7 or newer, x86-64",
         Verdict.WARN if trouble else Verdict.OK,
-        "jobs move without it, but stand still for longer" if trouble else "",
+        "jobs move without it, but are paused longer" if trouble else "",
     )

@@ -62,8 +62,8 @@ def pipes() -> Iterator[Finding]:
     advice = "sysctl fs.pipe-max-size=4194304"
     yield Finding(
         "pipe-max-size",
-        f"{size} bytes",
-        f"{MIB} bytes; {4 * MIB} are faster",
+        units.size(size),
+        f"{units.size(MIB)}; {units.size(4 * MIB)} are faster",
         Verdict.OK if enough else Verdict.WARN,
         advice if size < 4 * MIB else "",
     )

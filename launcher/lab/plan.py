@@ -63,7 +63,7 @@ def checked_name(name: str) -> str:
     if not re.fullmatch(_NAME, name):
         raise WrongUsage(
             f'"{name}" cannot be the name of a lab',
-            hint="1 to 8 of the characters a-z, 0-9 and - (not first or last)",
+            hint="use 1 to 8 of the characters a-z, 0-9 and - (not first or last)",
         )
     return name
 
@@ -111,7 +111,7 @@ def local_directories(paths: Iterable[str]) -> list[str]:
         if not path.startswith("/") or path in OWN or _NEVER_LOCAL.fullmatch(path):
             raise WrongUsage(
                 f"{path} cannot be a directory of each host's own",
-                hint="an absolute path such as /scratch; /tmp and /var/tmp are private anyway",
+                hint="use an absolute path such as /scratch; /tmp and /var/tmp are private anyway",
             )
     return sorted(set(plain))
 

@@ -137,7 +137,8 @@ def root() -> Path:
     if not re.fullmatch(rf"/[A-Za-z0-9._/-]{{1,{_LONGEST_ROOT}}}", given):
         raise WrongUsage(
             f"${LAB_ROOT_VARIABLE} cannot be {given!r}",
-            hint=f"an absolute path of letters, digits, . _ - and /, at most {_LONGEST_ROOT} long",
+            hint="use an absolute path of letters, digits, . _ - and /, at most"
+            f" {_LONGEST_ROOT} long",
         )
     return Path(os.path.realpath(given))
 
@@ -187,7 +188,7 @@ def find(name: str | None = None) -> Lab:
     if len(there) > 1:
         raise WrongUsage(
             f"there are {len(there)} labs on this machine: {', '.join(there)}",
-            hint="say which one",
+            hint="name one: `liveshift lab … NAME`",
         )
     return load(there[0])
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from ... import units
-from ...units import figures
+from ...units import figures, pause
 
 __all__ = ["figures", "instant", "pause", "rate", "seconds", "share", "size", "words"]
 
@@ -18,13 +18,6 @@ def seconds(value: float) -> str:
     if abs(value) < 0.9995:
         return f"{value:.3f} s"
     return f"{figures(value)} s"
-
-
-def pause(value: float) -> str:
-    """How long a job was paused, to the hundredth of a second: ``0.92 s``, ``12.3 s``."""
-    if 0 < value < 0.005:
-        return "< 0.01 s"
-    return f"{value:.2f} s" if value < 9.995 else f"{figures(value)} s"
 
 
 def size(value: float | None) -> str:

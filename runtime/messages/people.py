@@ -97,7 +97,7 @@ class Migrate(Message, frozen=True):
 
 class Planned(Answer, frozen=True):
     """What --dry-run prints: (what, found) rows, estimates in bytes; those of an image are 0 where
-    a move makes none, and so is ``prediction`` None where nothing is known of its standstill."""
+    a move makes none, and so is ``prediction`` None where nothing is known of its pause."""
 
     capsule: str
     source: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What messages say about the standstill that a move is expected to need. Seconds, bytes."""
+"""What messages say about the pause that a move is expected to need. Seconds, bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Writing(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One part of an expected standstill; ``detail``: what it was reckoned from, in words.
+    """One part of an expected pause; ``detail``: what it was reckoned from, in words.
 
     ``seconds`` None: nothing tells how long it takes. ``bytes``: what has to go over meanwhile,
     None where that is not what counts. ``untaught``: what it would be by the defaults alone; how
@@ -31,7 +31,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """How long the job will stand still in a move; ``seconds`` is the sum of the parts known.
+    """How long a move will pause the job; ``seconds`` is the sum of the parts known.
 
     ``way``: by which memory goes, "pre-copy" or "full dump"; ``why`` a full one, else empty.
     ``learnt``: from how many earlier moves of this cluster. ``memory``: anonymous memory that the

@@ -10,7 +10,7 @@ from .predictions import Prediction
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """One row of a migration's table. ``frozen``: the job stood still meanwhile.
+    """One row of a migration's table. ``frozen``: the job was paused meanwhile.
 
     ``start`` is in seconds since the migration began; ``bytes`` None where none moved.
     """
@@ -171,11 +171,11 @@ class Rounds(msgspec.Struct, frozen=True):
 
 
 class MigrationRow(msgspec.Struct, frozen=True):
-    """A migration; ``state`` is a Step's value; ``frozen_s`` is how long the job stood still.
+    """A migration; ``state`` is a Step's value; ``frozen_s`` is how long the job was paused.
 
     ``kind``: move (from host to host) or swap, whose source and destination are GPUs of one host
     (``h1 GPU 3``). ``precopy``: None where its memory was not copied while it trained, or not yet;
-    ``predicted``: the standstill that was expected when the job was about to be stopped, or, until
+    ``predicted``: the pause that was expected when the job was about to be stopped, or, until
     then, before anything was done; None for what has no prediction.
     """
 

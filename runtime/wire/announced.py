@@ -137,7 +137,9 @@ class Announced:
             wants = () if self.inlet.complete else self.pages.wants()
             return WANTS, pack_wants(header.number, wants)
         if header.stream != SEAL:
-            raise LiveshiftError(f"the peer asked for {header.stream!a}, which nobody answers")
+            raise LiveshiftError(
+                f"the peer asked for {header.stream!a}, which is not answered here"
+            )
         if xxhash.xxh3_64_intdigest(data) != header.digest:
             raise LiveshiftError("the key that came is damaged")
         key, seal = bytes(data), self.seal

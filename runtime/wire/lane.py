@@ -116,7 +116,7 @@ class Lane:
             raise StepFailed(
                 "ship",
                 f"{self._to.name} has not acknowledged the last {len(self.pending)} chunks in time",
-                hint="a faster link, or a longer timeouts.freeze: `liveshift events` has the rate",
+                hint="use a faster link, or raise timeouts.freeze: `liveshift events` has the rate",
             )
         patience = self._to.patience
         if now - self._heard > patience:

@@ -71,7 +71,7 @@ class Opener:
         of bytes that anybody may have sent."""
         size = len(sealed) - TAG
         if not 0 <= size <= len(into):
-            raise Unsealed(f"{len(sealed)} bytes, which no sealed message has")
+            raise Unsealed(f"a sealed message cannot have {len(sealed)} bytes")
         data = into[:size]
         try:
             self._cipher.decrypt_into(_NONCE.pack(lane, number), sealed, beside, data)

@@ -44,11 +44,13 @@ def read_wants(raw: bytes) -> Wants:
     """Raises LiveshiftError for bytes that are no answer."""
     runs = memoryview(raw)[_NUMBER.size :]
     if len(raw) < _NUMBER.size or len(runs) % _RUN.size:
-        raise LiveshiftError(f"an answer of {len(raw)} bytes names no pages")
+        raise LiveshiftError(f"{len(raw)} bytes are no answer that names pages")
     found = [(pid, address, pages) for pid, pages, address in _RUN.iter_unpack(runs)]
     for pid, address, pages in found:
         if address % PAGE or not 0 < pages <= (ADDRESS_END - address) // PAGE:
-            raise LiveshiftError(f"an answer names {pages} pages of {pid} at {address:#x}")
+            raise LiveshiftError(
+                f"an answer names invalid pages: {pages} of process {pid} at {address:#x}"
+            )
     if sum(pages for _, _, pages in found) > PAGES:
         raise LiveshiftError(f"an answer names more than {PAGES} pages")
     return found
