@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -157,10 +158,42 @@ def test_a_file_that_is_nowhere_is_named_before_criu_fails_on_it(
     ((text, remedy),) = survey(here, ROOT_PID, Placement((), ())).problems
     assert text.startswith(f"process {ROOT_PID} (python3"), text
     assert "has an epoll set, descriptor 3, that still holds descriptor 4, of a file that" in text
+    assert re.search(r"has open any more: pipe:\[\d+\]$", text)
     assert remedy
     with pytest.raises(StepFailed, match="dump"):
         moved(criu, here, rooms.empty(), place, sink)
     assert goes_on(here)
+
+
+COMES_AND_GOES = """
+import select
+def churn():
+    epoll = select.epoll()
+    pipes = [os.pipe() for _ in range(20)]
+    while True:
+        for n, (r, w) in enumerate(pipes):
+            epoll.register(r, 1)
+            os.close(r); os.close(w)
+            pipes[n] = os.pipe()
+threading.Thread(target=churn, daemon=True).start()
+for n in range(10**9): os.write(1, b"%d\\n" % n); time.sleep(0.01)
+"""
+
+
+@pytest.mark.root
+def test_a_set_into_which_files_come_and_go_does_not_stand_in_the_way(rooms: Rooms) -> None:
+    here = rooms.counting(COMES_AND_GOES)
+    for _ in range(50):
+        assert survey(here, ROOT_PID, Placement((), ())).problems == ()
+    assert goes_on(here)
+
+
+@pytest.mark.root
+def test_what_is_closed_while_it_is_looked_at_is_no_finding(rooms: Rooms) -> None:
+    """Each single look is right: `lasting` is for what only looks like one."""
+    here = rooms.counting(COMES_AND_GOES)
+    found = [epoll_sets.find(in_order(here, ROOT_PID))[1] for _ in range(300)]
+    assert sum(map(len, found)) <= 3
 
 
 SHARED_SET = """
