@@ -97,8 +97,8 @@ def test_c_two_ranks_with_dataloader_workers(lab: LabSession, references: Refere
     )
     job = lab.start("c-loader", argv)
     job.wait_step(50)  # in the second epoch
-    processes = 1 + 2 + 2 * 2 + 1
-    assert len(job.seen(0).tasks) == processes, "torchrun, ranks, two workers each, a tracker"
+    processes = 1 + 2 + 2 + 2
+    assert len(job.seen(0).tasks) == processes, "torchrun, ranks, two workers, one with its tracker"
     job.migrate(0)
     job.assert_same_as_never_moved(references, ranks=2)
 
