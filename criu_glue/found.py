@@ -64,6 +64,10 @@ class Survey:
     """The directories that go along, which the source looks through besides."""
     ids: tuple[int, ...] = ()
     """Of all threads, process groups and sessions, as the capsule sees them (pids.py)."""
+    single_size: int = 0
+    """Bytes of ``single_files`` without holes: they go over while the job is paused."""
+    output: int = 0
+    """Bytes of output that are kept, which go along too."""
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,8 @@ def check(
         rows.append((what, found))
         if trouble:
             against.append(trouble)
-    row, troubles = files_along.check(survey.along, capsules, host)
-    rows += [row, *gpus.rows]
+    row, troubles = files_along.check(survey.along, capsules, host, survey.output)
+    rows += [row, *files_along.while_paused(survey), *gpus.rows]
     against += [*troubles, *gpus.troubles]
     refuse(against, at_source=bool(survey.problems))
     return rows
