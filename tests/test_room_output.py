@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import time
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -224,7 +225,7 @@ def test_a_log_is_sent_while_it_grows_each_byte_once_and_little_at_a_time(
         sizes.append(len(data))
 
     stands = start(PYTHON, "-Sc", program, plan=replace(plan, log_max=400_000, log_keep=keep))
-    sender = OutputSender(stands)
+    sender, peaks = OutputSender(stands), list[int]()
     seen = 0
     for _ in range(4):
         until(lambda seen=seen: seen < output.written(stands).end < output.UNKNOWN)
@@ -232,11 +233,15 @@ def test_a_log_is_sent_while_it_grows_each_byte_once_and_little_at_a_time(
         output.settle(stands)
         seen = output.written(stands).end
         before = sum(sizes)
+        tracemalloc.start()
         sender.send_new(take)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
         assert sum(sizes) - before <= 50 * 60_100, "what is new, and no more"
         os.kill(tasks(stands)[0].pid, signal.SIGCONT)
     sender.close()
     assert max(sizes) <= BLOCK
+    assert max(peaks) < 2 * BLOCK, "an agent has no more of it in memory at a time"
     assert sum(sizes) == output.size(there)
     if keep == 1000:
         assert sum(sizes) == output.size(plan.log) > 12_000_000
