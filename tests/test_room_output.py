@@ -188,6 +188,35 @@ def test_what_a_full_disk_loses_is_counted_where_it_is_missing(
 
 
 @pytest.mark.root
+def test_a_disk_that_is_full_again_and_again_costs_no_older_output(
+    tiny_disk: Path, start: Start, plan: RoomPlan
+) -> None:
+    filler = tiny_disk / "filler"
+    program = (
+        "import os\nfor n in range(1000):\n    os.write(1, b'%05d\\n' % n + b'x' * 5000)\n"
+        "    os.kill(os.getpid(), 19)\n"
+    )
+    stands = start(PYTHON, "-Sc", program, plan=replace(plan, log_max=200_000, log_keep=3))
+
+    def next_part() -> output.Written:
+        until(lambda: [t for t in tasks(stands) if t.status() == "stopped"])
+        output.settle(stands)
+        found = output.written(stands)
+        os.kill(tasks(stands)[0].pid, signal.SIGCONT)
+        return found
+
+    next_part()
+    for _ in range(6):
+        with contextlib.suppress(OSError):
+            filler.write_bytes(bytes(256 << 10))
+        until(lambda: next_part().error == errno.ENOSPC)
+        filler.unlink()
+        until(lambda: next_part().error == 0)
+    assert len(output.segments(tiny_disk)) > 3
+    assert said(stands).startswith("00000\n")
+
+
+@pytest.mark.root
 def test_what_is_lost_at_the_very_end_is_seen_too(tiny_disk: Path, start: Start) -> None:
     with contextlib.suppress(OSError):
         (tiny_disk / "filler").write_bytes(bytes(256 << 10))
