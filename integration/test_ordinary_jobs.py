@@ -55,6 +55,10 @@ def threads(job: Job) -> int:
     return sum(len(os.listdir(f"/proc/{pid}/task")) for pid in job.seen(0).tasks.values())
 
 
+STANDS_S = 30
+"""With 5,000 threads 20 s were seen, on two cores with ten times as much to do as they can."""
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -69,7 +73,7 @@ def test_many_threads(start: Start, words: tuple[str, ...]) -> None:
     job = start(*words)
     before = threads(job)
     for _ in range(2):  # the ids that CRIU takes are free the next time, too
-        assert job.migrate(0).frozen_s < 15
+        assert job.migrate(0).frozen_s < STANDS_S
         assert threads(job) == before
         job.go_on(3)
 
