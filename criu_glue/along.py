@@ -7,6 +7,7 @@ import errno
 import os
 import stat
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from . import sparse, statx, trees
@@ -34,6 +35,11 @@ def measure(path: str, top: Path, *, carried: bool = False) -> Along:
         size += sent
         recent += sent if s.mtime_ns > since_ns else 0
     return Along(path, files, size, recent, place_of(top) if carried and files else ("", ""))
+
+
+def size_of(paths: Iterable[str], root: Path = Path("/")) -> int:
+    """Bytes of single files that are sent, without holes; of those that have gone, none."""
+    return sum(_data(root, path.lstrip("/")) for path in paths)
 
 
 def _data(top: Path, name: str) -> int:

@@ -40,7 +40,10 @@ struct page {
 
 #define UNKNOWN UINT64_MAX
 
-enum { NAME = 20 }; // digits of a segment's name
+enum { NAME = 20 };                              // digits of a segment's name
+enum { RECORD = sizeof(struct record) + 65536 }; // bytes at most
+enum { SHORT = 1000 }; // segments more than are kept, where a disk that was full again and again
+                       // has left them short
 
 static struct {
     int directory, segment;
@@ -86,9 +89,11 @@ static void publish(uint64_t *field, uint64_t value) {
     __atomic_store_n(field, value, __ATOMIC_SEQ_CST);
 }
 
-// How many segments there are; `first` and `last` are where they begin.
-static uint64_t look_at_segments(uint64_t *first, uint64_t *last) {
+// How many segments there are, and their bytes; `first` and `last` are where they begin.
+static uint64_t look_at_segments(uint64_t *first, uint64_t *last, uint64_t *bytes) {
     uint64_t count = 0;
+    struct stat found;
+    *bytes = 0;
     int fd = openat(kept.directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *listed = fd < 0 ? NULL : fdopendir(fd);
     if (listed == NULL) {
@@ -102,6 +107,8 @@ static uint64_t look_at_segments(uint64_t *first, uint64_t *last) {
         uint64_t begins = strtoull(each->d_name, NULL, 10);
         *first = count == 0 || begins < *first ? begins : *first;
         *last = count == 0 || begins > *last ? begins : *last;
+        if (fstatat(fd, each->d_name, &found, AT_SYMLINK_NOFOLLOW) == 0)
+            *bytes += (uint64_t)found.st_size;
         count++;
     }
     closedir(listed);
@@ -128,10 +135,10 @@ static void close_segment(void) {
 
 // Goes on where the log ends that is here.
 static void find_end(void) {
-    uint64_t first = 0, last = 0;
+    uint64_t first = 0, last = 0, bytes;
     struct stat found;
     kept.end = 0;
-    if (look_at_segments(&first, &last) > 0 && open_segment(last)) {
+    if (look_at_segments(&first, &last, &bytes) > 0 && open_segment(last)) {
         if (fstat(kept.segment, &found) == 0)
             kept.end = last + (uint64_t)found.st_size;
         else
@@ -140,12 +147,15 @@ static void find_end(void) {
     publish(&kept.page->end, kept.end);
 }
 
-// Begins a segment at the end of the log; those that are too many by it go.
+// Begins a segment at the end of the log; those that are too many by it go. Short ones count by
+// their bytes: each time that the disk was full ends one, and they must not drive out what is whole.
 static bool next_segment(void) {
-    uint64_t first = 0, last = 0;
+    uint64_t first = 0, last = 0, bytes, count;
+    uint64_t full = kept.max > RECORD ? kept.max - RECORD : 0; // any that was ended by its size
     if (!open_segment(kept.end))
         return false;
-    while (look_at_segments(&first, &last) > kept.keep)
+    while ((count = look_at_segments(&first, &last, &bytes)) > kept.keep &&
+           (bytes > (kept.keep - 1) * full || count > kept.keep + SHORT))
         if (unlinkat(kept.directory, named(first), 0) != 0)
             break;
     return true;
@@ -176,7 +186,7 @@ static void lose(size_t n, int why) {
 }
 
 static void log_record(uint32_t stream, const char *bytes, size_t n) {
-    static char buffer[sizeof(struct record) + 65536];
+    static char buffer[RECORD];
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     struct record head = {(uint64_t)now.tv_sec * 1000000000ULL + (uint64_t)now.tv_nsec, (uint32_t)n,

@@ -20,6 +20,7 @@ import errno
 import os
 import platform
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -34,7 +35,9 @@ _FILE, _EPOLL_TFD = 0, 7  # linux/kcmp.h
 _CLONE_FILES = 0x400
 _ADD, _DEL = 1, 2
 _SET = "anon_inode:[eventpoll]"
-_LINE = re.compile(r"^tfd: +(\d+) events: +([0-9a-f]+) data: +([0-9a-f]+) .*ino:([0-9a-f]+)", re.M)
+_LINE = re.compile(
+    r"^tfd: +(\d+) events: +([0-9a-f]+) data: +([0-9a-f]+) .*ino:([0-9a-f]+) sdev:([0-9a-f]+)", re.M
+)
 """fs/eventpoll.c, ep_show_fdinfo."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -75,7 +78,7 @@ def find(tree: Mapping[int, int]) -> tuple[list[Entry], list[tuple[str, str]]]:
     files: dict[int, list[tuple[int, int]]] = {}
     for pid, fd, text in _sets(tree):
         seen: dict[int, int] = {}
-        for number, events, data, inode in _entries(text):
+        for number, events, data, inode, device in _entries(text):
             slot = _Slot(fd, number, seen.get(number, 0))
             seen[number] = slot.which + 1
             if _is(pid, number, pid, slot):
@@ -85,11 +88,11 @@ def find(tree: Mapping[int, int]) -> tuple[list[Entry], list[tuple[str, str]]]:
             if has is not None:
                 there = tree[pid], fd, number, tree[has[0]], has[1]
                 found.append(Entry(*there, inode, events, data))
-            elif os.path.exists(f"/proc/{pid}"):
+            elif os.path.exists(f"/proc/{pid}") and not _has_gone(pid, slot):
                 problems[
                     f"process {tree[pid]} ({_name(pid)}) has an epoll set, descriptor {fd}, that"
                     f" still holds descriptor {number}, of a file that no process of the capsule"
-                    " has open any more",
+                    f" has open any more: {_words(inode, device)}",
                     "have the program take files out of the set before it closes them",
                 ] = None
     return found, list(problems)
@@ -143,11 +146,27 @@ def _sets(pids: Iterable[int]) -> Iterator[tuple[int, int, str]]:
                     yield pid, fd, text
 
 
-def _entries(text: str) -> Iterator[tuple[int, int, int, int]]:
-    """(number, events, data, inode) of each."""
+def _entries(text: str) -> Iterator[tuple[int, int, int, int, int]]:
+    """(number, events, data, inode, device) of each."""
     for number, *others in _LINE.findall(text):
-        events, data, inode = (int(digits, 16) for digits in others)
-        yield int(number), events, data, inode
+        events, data, inode, device = (int(digits, 16) for digits in others)
+        yield int(number), events, data, inode, device
+
+
+def _words(inode: int, device: int) -> str:
+    """Of a file that only the kernel has, as /proc/PID/fd names it where that can be known."""
+    major, minor = device >> 20, device & 0xFFFFF  # linux/kdev_t.h
+    with socket.socket(socket.AF_UNIX) as ours:
+        if os.fstat(ours.fileno()).st_dev == os.makedev(major, minor):
+            return f"socket:[{inode}]"
+    ends = os.pipe()
+    try:
+        if os.fstat(ends[0]).st_dev == os.makedev(major, minor):
+            return f"pipe:[{inode}]"
+    finally:
+        for end in ends:
+            os.close(end)
+    return f"inode {inode} of device {major}:{minor}"
 
 
 def _files(pids: Iterable[int]) -> dict[int, list[tuple[int, int]]]:
@@ -164,6 +183,12 @@ def _files(pids: Iterable[int]) -> dict[int, list[tuple[int, int]]]:
 def _is(pid: int, fd: int, owner: int, slot: _Slot) -> bool:
     """Whether a descriptor is of the file that a set holds there."""
     return _kcmp(pid, owner, _EPOLL_TFD, fd, ctypes.addressof(slot)) == 0
+
+
+def _has_gone(pid: int, slot: _Slot) -> bool:
+    """Whether a set holds no such entry any more: the program has closed the file meanwhile."""
+    failed = _kcmp(pid, pid, _EPOLL_TFD, slot.set, ctypes.addressof(slot)) == -1
+    return failed and ctypes.get_errno() == errno.ENOENT
 
 
 def _kcmp(first: int, second: int, kind: int, a: int, b: int) -> int:

@@ -8,8 +8,9 @@ there for. Such a lock stands in the way of a move, as does a lease (fcntl(2), F
 lock does not: the destination takes it beside the source. Nor does a lock on a file that goes along
 or that each host has for itself: there it is another file.
 
-Most programs hold such locks for moments only. They stand in the way if they are there at each
-of ``LOOKS`` looks; one that happens to be there when the tree was frozen lets it go on at its
+Most programs hold such locks for moments only. They stand in the way if there is one at each of
+``LOOKS`` looks, be it the same or another. A move waits for a moment without one before it stops
+the job. One that happens to be there all the same when the tree was frozen lets it go on at its
 source.
 """
 
@@ -99,15 +100,16 @@ def parse(text: str) -> Iterator[FileLock]:
 
 
 def lasting(first: Iterable[T], look: Callable[[], Iterable[T]]) -> list[T]:
-    """Those that are there at every look, of ``LOOKS`` in about a second if there are any."""
-    found = dict.fromkeys(first)
+    """Those that are there at every look, of ``LOOKS`` in about a second if there are any. Where
+    each look finds something, but none of it at all of them, what the last one has found."""
+    found = now = dict.fromkeys(first)
     for _ in range(LOOKS):  # on a busy machine they take longer, and are not fewer
-        if not found:
-            break
+        if not now:
+            return []
         time.sleep(LOOK_S)
-        now = set(look())
+        now = dict.fromkeys(look())
         found = {held: None for held in found if held in now}
-    return list(found)
+    return list(found or now)
 
 
 def refuse_held(images: Path, root: Path) -> None:

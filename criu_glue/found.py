@@ -4,7 +4,7 @@ Who looks is survey.py, along.py and footprint.py."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .gpu_tasks import GpuTask
 
@@ -30,14 +30,19 @@ class NeededFile:
     """A file that must be on the destination as it is here: path, bytes, ELF build id or '', mode.
 
     On a shared path it is the same file there and may change meanwhile: ``size`` is -1 and
-    ``mode`` 0, which means that nobody compares them. CRIU refuses a file with another mode
-    (type and permission bits of st_mode; validate_file in its files-reg.c).
+    ``mode`` 0, which means that they are not compared. ``inode``: at the
+    source, of one that is open there and not mapped, else 0. Such a file is only looked for: where
+    the path is in truth each host's own, the destination lacks it.
+
+    CRIU refuses a file with another mode (type and permission bits of st_mode; validate_file in its
+    files-reg.c).
     """
 
     path: str
     size: int
     build_id: str
     mode: int = 0
+    inode: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,10 @@ class Survey:
     """Of all threads, process groups and sessions, as the capsule sees them (pids.py)."""
     nameless: int = 0
     """Bytes of files that have lost their last name and go in its image (lost_names.py)."""
+    single_size: int = 0
+    """Bytes of ``single_files`` without holes: they go over while the job is paused."""
+    output: int = 0
+    """Bytes of output that are kept, which go along too."""
 
 
 @dataclass(frozen=True)

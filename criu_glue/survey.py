@@ -74,6 +74,13 @@ class _Findings:
     locks: dict[Held, None] = field(default_factory=dict)
     databases: dict[str, None] = field(default_factory=dict)
     nameless: dict[tuple[int, int], int] = field(default_factory=dict)
+    shared: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Open files on shared paths, by device and inode."""
+
+    @property
+    def passing(self) -> list[tuple[str, str]]:
+        held = [(str(each), file_locks.REMEDY) for each in self.locks]
+        return held + [(each, databases.REMEDY) for each in self.databases]
 
 
 def survey(room: Room, root_pid: int, placement: Placement) -> Survey:
@@ -119,14 +126,14 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
     if not seen:
         raise ProcessLookupError(f"no task runs in {room.plan.hostname}")
     found.problems |= dict.fromkeys(terminals.of_room(room.root))
-    found.problems |= dict.fromkeys(epoll_sets.find(in_order(room, root_pid))[1])
-    found.problems |= dict.fromkeys(unix_sockets.outside(room, [*seen.items()]))
-    for held in file_locks.lasting(found.locks, lambda: changing(room, placement).locks):
-        found.problems[str(held), file_locks.REMEDY] = None
-    for open_one in file_locks.lasting(
-        found.databases, lambda: changing(room, placement).databases
+    for stale in file_locks.lasting(
+        epoll_sets.find(in_order(room, root_pid))[1],
+        lambda: epoll_sets.find(in_order(room, root_pid))[1],
     ):
-        found.problems[open_one, databases.REMEDY] = None
+        found.problems[stale] = None
+    found.problems |= dict.fromkeys(unix_sockets.outside(room, [*seen.items()]))
+    for trouble in file_locks.lasting(found.passing, lambda: passing(room, placement)):
+        found.problems[trouble] = None
     mounts = placement.mounts_of(room.init)
     places = {path: placement.of_path(path, mounts) for path in sorted(found.needed)}
     needed = []
@@ -135,6 +142,10 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
             continue
         if (file := fingerprint(path, room.root)) is not None:
             needed.append(replace(file, size=-1, mode=0) if place is Place.SHARED else file)
+    for path, (device, inode) in sorted(found.shared.items()):
+        # It is not opened, which would break a lease.
+        if path not in found.needed and _is_at(room, path, device, inode):
+            needed.append(NeededFile(path, -1, "", 0, inode))
     shm = os.statvfs(room.root / "dev/shm")
     return Survey(
         pids=tuple(sorted(seen.values())),
@@ -156,6 +167,22 @@ def changing(room: Room, placement: Placement) -> Changing:
 
     Raises ProcessLookupError when the capsule has ended meanwhile.
     """
+    found = _look_again(room, placement, maps=True)
+    return Changing(
+        tuple(sorted(found.single)),
+        tuple(sorted(found.mapped_writable)),
+        tuple(found.locks),
+        tuple(found.databases),
+    )
+
+
+def passing(room: Room, placement: Placement) -> list[tuple[str, str]]:
+    """(what stands in the way, what to do) of what a program may have for moments only: locks, and
+    databases in the middle of a transaction. Raises ProcessLookupError as :func:`changing`."""
+    return _look_again(room, placement, maps=False).passing
+
+
+def _look_again(room: Room, placement: Placement, *, maps: bool) -> _Findings:
     found = _Findings()
     seen = 0
     try:
@@ -166,19 +193,15 @@ def changing(room: Room, placement: Placement) -> Changing:
                 space = os.stat(f"/proc/{task.pid}/ns/mnt").st_ino
                 if space not in mounts:
                     mounts[space] = placement.mounts_of(task.pid)
-                _look_at_maps(task.pid, found)
+                if maps:
+                    _look_at_maps(task.pid, found)
                 _look_at_descriptors(task.pid, "", own_pipes, placement, mounts[space], found)
                 seen += 1
     except FileNotFoundError as gone:
         raise ProcessLookupError(f"{room.plan.hostname} has just ended") from gone
     if not seen:
         raise ProcessLookupError(f"no task runs in {room.plan.hostname}")
-    return Changing(
-        tuple(sorted(found.single)),
-        tuple(sorted(found.mapped_writable)),
-        tuple(found.locks),
-        tuple(found.databases),
-    )
+    return found
 
 
 def fingerprint(path: str, root: Path = Path("/")) -> NeededFile | None:
@@ -267,7 +290,11 @@ def _look_at_descriptors(
             continue
         if not target.startswith("/") or target.endswith(" (deleted)"):
             continue
-        flags, mount_id, locks = _fdinfo(pid, fd)
+        try:
+            flags, mount_id, locks = _fdinfo(pid, fd)
+            opened = os.stat(f"/proc/{pid}/fd/{fd}")
+        except FileNotFoundError:
+            continue  # closed meanwhile
         if mount_id not in mounts:
             found.problems[
                 f"{who} has {target} open on a mount that is not in its capsule", "close it"
@@ -293,8 +320,18 @@ def _look_at_descriptors(
             found.single.add(target)
         elif place in (Place.LOCAL, Place.FOREIGN):
             found.needed.add(target)
-        elif place is Place.SHARED:  # the file itself may come and go
+        elif place is Place.SHARED:
             found.directories.add(os.path.dirname(target))
+            if stat.S_ISREG(opened.st_mode):
+                found.shared[target] = opened.st_dev, opened.st_ino
+
+
+def _is_at(room: Room, path: str, device: int, inode: int) -> bool:
+    """Whether an open file still has its name; programs delete or replace theirs all day."""
+    with contextlib.suppress(OSError):
+        there = os.stat(room.root / path.lstrip("/"))
+        return (there.st_dev, there.st_ino) == (device, inode)
+    return False
 
 
 def _look_at_device(who: str, target: str, found: _Findings) -> None:

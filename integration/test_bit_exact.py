@@ -120,11 +120,12 @@ def test_a_job_that_a_file_ends_some_steps_after_its_move(lab: LabSession) -> No
 def test_c_two_ranks_with_dataloader_workers(lab: LabSession, references: References) -> None:
     argv = (
         *("torchrun", "--nproc-per-node", "2", str(JOBS / "loader.py")),
-        *("--steps", "200", "--pace", "0.05", "--out", "{out}"),
+        *("--steps", "200", "--pace", "0.05", "--out", "{out}", "--contexts", "fork", "spawn"),
     )
     job = lab.start("c-loader", argv)
     job.wait_step(50)  # in the second epoch
-    assert len(job.seen(0).tasks) == 1 + 2 + 2 * 2, "torchrun, ranks, and two workers each"
+    processes = 1 + 2 + 2 + 2
+    assert len(job.seen(0).tasks) == processes, "torchrun, ranks, two workers, one with its tracker"
     job.migrate(0)
     job.assert_same_as_never_moved(references, ranks=2)
 
@@ -280,7 +281,8 @@ def _move_kernel_objects(lab: LabSession, server: str) -> None:
 
     eventually((job.out / "progress.json").exists, "the job's first progress")
     (job.out / "arm").touch()
-    eventually(lambda: {"armed", "echoed", "typed"} <= progress().keys(), "the timers")
+    contexts = ("echoed by spawn", "echoed by forkserver")
+    eventually(lambda: {"armed", *contexts, "typed"} <= progress().keys(), "the timers")
     before = progress()
     row = job.migrate(0, to="h3")
     main = min(job.seen(0).tasks.values())
@@ -289,7 +291,7 @@ def _move_kernel_objects(lab: LabSession, server: str) -> None:
         os.kill(main, signal.SIGUSR1)
         eventually(partial(beyond, "signals", had), "the signal handler", 10)
     after = progress()
-    for counter in ("counted", "shared", "blocks", "echoed", "typed"):
+    for counter in ("counted", "shared", "blocks", *contexts, "typed"):
         assert before[counter] > 0
         eventually(partial(beyond, counter, after[counter]), f"{counter} to go on", 10)
     eventually(lambda: len(progress()["fired"]) == 7, "the timers to fire", 20)

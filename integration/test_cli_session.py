@@ -113,8 +113,7 @@ while True:
 def test_much_output_moves_bounded_and_says_what_is_missing(
     lab: LabSession, tmp_path: Path
 ) -> None:
-    """Old output goes; a reader's place in the rest stays good over a move, in which the agents
-    need no memory for it."""
+    """Old output goes; a reader's place in the rest stays good over a move."""
     job = lab.start("much", ("python", "-Sc", MUCH))
     followed = tmp_path / "followed"
     with followed.open("wb") as to:

@@ -55,6 +55,10 @@ def threads(job: Job) -> int:
     return sum(len(os.listdir(f"/proc/{pid}/task")) for pid in job.seen(0).tasks.values())
 
 
+STANDS_S = 30
+"""With 5,000 threads 20 s were seen, on two cores with ten times as much to do as they can."""
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -69,7 +73,7 @@ def test_many_threads(start: Start, words: tuple[str, ...]) -> None:
     job = start(*words)
     before = threads(job)
     for _ in range(2):  # the ids that CRIU takes are free the next time, too
-        job.migrate(0)
+        assert job.migrate(0).frozen_s < STANDS_S
         assert threads(job) == before
         job.go_on(3)
 
@@ -136,8 +140,8 @@ def test_a_lock_that_comes_and_goes(lab: LabSession, start: Start) -> None:
     """It moves at a moment without; at another one it is back at its source, and has the lock."""
     path = lab.place / "now-and-then"
     path.touch()
-    job, failed = start("--lock", "flock", "ex", str(path), "--lock-for", "0.6"), 0
-    for _ in range(20):
+    job, failed, moved = start("--lock", "flock", "ex", str(path), "--lock-for", "0.6"), 0, 0
+    for _ in range(40):
         lab.cli("migrate", f"{job.name}/0", "--dry-run")
         done = subprocess.run(
             command("migrate", f"{job.name}/0"), env=environment(LIVESHIFT_LAB=lab.name),
@@ -145,12 +149,18 @@ def test_a_lock_that_comes_and_goes(lab: LabSession, start: Start) -> None:
         )  # fmt: skip
         job.go_on(2)
         if done.returncode == 0:
-            break
+            moved += 1
+            assert job.migrations()[-1].state == "done"
+            if failed:
+                break
+            continue
         failed += 1
         assert "at that moment process 1001 (python) holds an exclusive flock(2)" in " ".join(
             done.stderr.split()
         )
-    assert job.migrations()[-1].state == "done"
+        if moved:
+            break
+    assert moved, "there was no moment without it"
     assert failed, "the lock was never in the way"
 
 

@@ -67,7 +67,8 @@ def check(
             )
         warn(
             f"warning: {each.path} is another one in the capsule, whose {each.top} is its own:"
-            " empty at the start, gone with the job"
+            " empty at the start, gone with the job. For what is to stay, "
+            + HINT.format(top=each.top)
         )
 
 

@@ -27,7 +27,7 @@ from ..criu_glue.dump import FrozenTree
 from ..criu_glue.output_sender import OutputSender
 from ..criu_glue.page_filter import PageFilter
 from ..criu_glue.room import STDERR_FD, STDOUT_FD, end
-from ..criu_glue.survey import Changing, changing
+from ..criu_glue.survey import Changing, changing, passing
 from ..criu_glue.tool import Criu
 from ..criu_glue.tree import in_order
 from ..criu_glue.trees import Stamp, Tree
@@ -46,6 +46,11 @@ from .wire import Sender
 
 NOTE, PROMISED = "departure", "promised"
 """Files in the migration's directory: that a freeze began, and that the promise was made."""
+
+UNLOCKED_S, UNLOCKED_STANDING_S = 3.0, 0.2
+"""How long a moment is waited for in which the capsule holds no file lock that keeps it here:
+before its ranks come to a boundary, and once more when they have."""
+UNLOCKED_POLL_S = 0.005
 
 
 class DepartureNote(msgspec.Struct, frozen=True):
@@ -150,8 +155,7 @@ class Departure:
                 lap.detail = words_of_rounds(done)
                 self.memory.keep_fresh()
             self._log.send_new(self._wire.send)
-            # As late as it costs no standstill; what is new at the freeze fails the dump.
-            self._epoll, _ = epoll_sets.find(in_order(self.resident.room, ROOT_PID))
+            self._passing(min(until, time.monotonic() + UNLOCKED_S))
         return Moved(self._sent, watch.phases)
 
     def freeze(self, criu: Criu, deadline_s: float) -> Frozen:
@@ -198,6 +202,7 @@ class Departure:
         with watch.phase("lock", frozen=True):
             network.lock(self.resident.room.init)
             self._locked = True
+            self._look_once_more()
         reach("source.locked")
         pump = Pump(self._devices, self._wire.send)
         delta, page_filter = None, None
@@ -224,6 +229,31 @@ class Departure:
             self._wire.finish()
             lap.detail = "the rest of the image, on its way"
         return removed
+
+    def _look_once_more(self) -> None:
+        """What may have come since the pre-copy, for which CRIU would fail or the dump be in vain:
+        file locks, and what an epoll set holds although it is closed."""
+        room = self.resident.room
+        if held := self._passing(time.monotonic() + UNLOCKED_STANDING_S):
+            text, remedy = held[0]
+            raise StepFailed("freeze", f"at that moment {text}", hint=remedy)
+        self._epoll, stale = epoll_sets.find(in_order(room, ROOT_PID))
+        if stale:
+            stale = file_locks.lasting(stale, lambda: epoll_sets.find(in_order(room, ROOT_PID))[1])
+            self._epoll, _ = epoll_sets.find(in_order(room, ROOT_PID))
+        if stale:
+            raise StepFailed("freeze", stale[0][0], hint=stale[0][1])
+
+    def _passing(self, until: float) -> list[tuple[str, str]]:
+        """What still keeps it here, and what to do, at ``until`` (monotonic seconds); [] at the
+        first look that finds nothing."""
+        room, placement = self.resident.room, self._housing.placement
+        with contextlib.suppress(ProcessLookupError):  # it has ended, which others find
+            while (held := passing(room, placement)) and not self._abandoned:
+                if time.monotonic() > until:
+                    return held
+                time.sleep(UNLOCKED_POLL_S)
+        return []
 
     def _dump_tree(
         self, watch: Stopwatch, criu: Criu, deadline_s: float, page_filter: PageFilter | None,

@@ -19,9 +19,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from .. import units
 from ..errors import LiveshiftError, NotFound, Refused, SourceFailed, StepFailed, Unreachable
-from . import messages
+from . import messages, second_look
 from .deadlines import check_freeze
 from .faultpoints import reached
 from .gpu_asked import left
@@ -147,21 +149,27 @@ class Move(Story):
         """Survey at the source, preflight and an empty room at the destination; nothing stops."""
         limit = self._limits.prepare
         with self.times.phase("prepare") as detail:
-            look = await self._ask(
-                self.source, messages.Inspect(self.capsule.name), limit, messages.Inspected
-            )
-            self._look = look
+            look = await self._inspect(limit)
             self.times.expected_bytes = expected_bytes(look)
             wanted = []
             if self.to_gpu:
                 wanted.append((left(self.capsule.name, look.gpu, self.from_gpu), self.to_gpu))
-            reserved = await self._reserve(look, self.source, self.destination, limit, wanted)
+            look, reserved = await second_look.reserve(
+                look,
+                lambda seen: self._reserve(seen, self.source, self.destination, limit, wanted),
+                lambda: self._inspect(limit),
+            )
+            self._look = look
             self.predicted = self._ground.predict(self.capsule, self.destination, look, reserved)
             tasks = len(look.survey.pids)
             detail.append(f"{tasks} task{'s' if tasks != 1 else ''}")
         if breaks := what_breaks(look):
             self._ground.tell(self, breaks)
         return reserved
+
+    async def _inspect(self, limit: float) -> messages.Inspected:
+        ask = messages.Inspect(self.capsule.name)
+        return await self._ask(self.source, ask, limit, messages.Inspected)
 
     async def _reserve(
         self, look: messages.Inspected, source: str, destination: str, limit: float,
@@ -282,7 +290,9 @@ class Move(Story):
             self._ground.tell(self, f"passes the image on to {spare}, because {self.error}")
             with self.times.phase("pass on", frozen=True):
                 limit = self._standstill.for_passing_on(time.monotonic())
-                reserved = await self._reserve(self._look, self.destination, spare, limit)
+                survey = second_look.without(self._look.survey)
+                look = msgspec.structs.replace(self._look, survey=survey)
+                reserved = await self._reserve(look, self.destination, spare, limit)
                 forward = messages.Forward(self.name, self.capsule.name, spare, reserved.endpoint)
                 limit = self._standstill.for_passing_on(time.monotonic())
                 await self._ask(self.destination, forward, limit, messages.Frozen)

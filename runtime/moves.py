@@ -12,7 +12,7 @@ import msgspec
 
 from .. import units
 from ..errors import Refused, Unreachable
-from . import messages
+from . import messages, second_look
 from .config import Cluster
 from .fleet import Fleet
 from .gates import Gates
@@ -158,14 +158,24 @@ class Moves:
         limit = self.cluster.timeouts.prepare
         look = await self.ask(capsule.host, messages.Inspect(capsule.name, watch=True), limit)
         assert isinstance(look, messages.Inspected)
-        reserve = messages.Reserve(
-            "plan", job.spec(capsule, self.cluster), look.survey, look.facts, capsule.host,
-            capsule.epoch + 1, job.book(), limit_bytes(look), dry_run=True, gpu=look.gpu,
-            gpus_wanted=[(left(capsule.name, look.gpu, gpu.leave), to_gpu)] if gpu else [],
-            full_dump=look.full_dump,
-        )  # fmt: skip
-        reserved = await self.ask(destination, reserve, limit)
-        assert isinstance(reserved, messages.Reserved)
+
+        async def ask(look: messages.Inspected) -> messages.Reserved:
+            reserve = messages.Reserve(
+                "plan", job.spec(capsule, self.cluster), look.survey, look.facts, capsule.host,
+                capsule.epoch + 1, job.book(), limit_bytes(look), dry_run=True, gpu=look.gpu,
+                gpus_wanted=[(left(capsule.name, look.gpu, gpu.leave), to_gpu)] if gpu else [],
+                full_dump=look.full_dump,
+            )  # fmt: skip
+            reserved = await self.ask(destination, reserve, limit)
+            assert isinstance(reserved, messages.Reserved)
+            return reserved
+
+        async def again() -> messages.Inspected:
+            seen = await self.ask(capsule.host, messages.Inspect(capsule.name), limit)
+            assert isinstance(seen, messages.Inspected)
+            return seen
+
+        look, reserved = await second_look.reserve(look, ask, again)
         checks = [("destination", f"{destination}, {why}"), *reserved.checks]
         if breaks := what_breaks(look):
             checks.append(("warning", breaks))

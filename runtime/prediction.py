@@ -83,8 +83,8 @@ HANDOVER = "handover"
 @dataclass(frozen=True)
 class Load:
     """What is to be moved, in bytes; ``files``: those of /dev/shm; ``entries``: of the other
-    directories that go along, and ``changing``: bytes of files there that were just written;
-    ``nameless``: files without a name, in the image.
+    directories that go along, and ``changing``: bytes of files there that were just written, and
+    of open files that go over by themselves; ``nameless``: files without a name, in the image.
 
     ``writing`` None: nobody has looked at what it writes; ``full_dump``: why its memory can't
     be copied while it trains, else empty.
@@ -114,7 +114,7 @@ class Load:
             look.writing,
             full_dump,
             sum(each.files for each in survey.along),
-            sum(each.recent for each in survey.along),
+            sum(each.recent for each in survey.along) + survey.single_size,
             survey.nameless,
         )
 

@@ -67,8 +67,8 @@ def check(
         rows.append((what, found))
         if trouble:
             against.append(trouble)
-    row, troubles = files_along.check(survey.along, capsules, host)
-    rows += [row, *gpus.rows]
+    row, troubles = files_along.check(survey.along, capsules, host, survey.output)
+    rows += [row, *files_along.while_paused(survey), *gpus.rows]
     against += [*troubles, *gpus.troubles]
     refuse(against, at_source=bool(survey.problems))
     return rows
@@ -164,7 +164,10 @@ def _check_files(needed: Iterable[NeededFile], host: str) -> Check:
     count = 0
     for file in needed:
         count += 1
-        here = fingerprint(file.path)
+        if file.inode:
+            here = file if os.path.isfile(file.path) else None
+        else:
+            here = fingerprint(file.path)
         if here is not None and file.size < 0:
             here = replace(here, size=-1)
         if here is not None and not file.mode:
@@ -199,7 +202,7 @@ def _check_directories(directories: Iterable[str], host: str) -> Check:
 
 def warm(needed: Iterable[NeededFile]) -> None:
     """Ask the kernel to read the files that the restored tree maps into the page cache."""
-    _read_ahead(Path(file.path) for file in needed)
+    _read_ahead(Path(file.path) for file in needed if not file.inode)
 
 
 TOOLS = ("nsenter", "sh")

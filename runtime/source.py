@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..criu_glue import along, connections, output
-from ..criu_glue.found import Along, Footprint
+from ..criu_glue.found import Along, Footprint, Survey
+from ..criu_glue.room import RoomPlan
 from ..criu_glue.tool import Criu
 from ..errors import NotFound, Refused
-from . import forecast, link_rates, messages, preflight
+from . import files_along, forecast, link_rates, messages, preflight
 from .departure import Departure
 from .house import House
 from .porter import Porter
@@ -45,8 +46,8 @@ class Source:
         await asyncio.to_thread(preflight.warm_tools, criu)
         found = await self._porter.surveyed(resident)
         plan = resident.room.plan
-        found = replace(found, along=await asyncio.to_thread(self._along, plan.tmp))
-        carried = sum(each.size for each in found.along) + output.size(plan.log)
+        found = await asyncio.to_thread(self._with_files, found, plan)
+        carried = sum(each.size for each in found.along) + found.output
         gpu = await asyncio.to_thread(self._porter.reservations.survey, resident, found)
         self._gpus_used[ask.capsule] = list(gpu.used) if gpu else None
         settings = self._house.cluster.precopy
@@ -137,6 +138,17 @@ class Source:
             return await self._house.blocking(
                 ask.capsule, lambda: departure.freeze(criu, ask.deadline)
             )
+
+    def _with_files(self, found: Survey, plan: RoomPlan) -> Survey:
+        limits, going = self._house.cluster.timeouts, self._along(plan.tmp)
+        return replace(
+            found,
+            along=going,
+            output=output.size(plan.log),
+            single_size=along.size_of(found.single_files),
+            problems=found.problems
+            + tuple(files_along.too_long(going, limits.precopy - limits.suspicion)),
+        )
 
     def _along(self, tmp: Path) -> tuple[Along, ...]:
         carried = self._house.housing.placement.carried

@@ -9,13 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from test_trees import bound
 
 from liveshift.criu_glue import along
 from liveshift.criu_glue.along import Along, measure, overlap, place_of
 from liveshift.criu_glue.footprint import Footprint
+from liveshift.criu_glue.found import Survey
 from liveshift.runtime import files_along
+from liveshift.runtime.messages import HostFacts, Inspected
 from liveshift.runtime.prediction import Load, predict
 
 MB = 1 << 20
@@ -126,6 +129,48 @@ def test_files_that_have_no_space_at_the_destination_are_refused(
     free.f_bfree = 8
     _, troubles = files_along.check(coming, tmp_path / "capsules", "h2")
     assert "h2 has 8.39 MB free where 9.44 MB of files are to come" in troubles[0][0]
+    free.f_bfree = 9
+    assert files_along.check(coming, tmp_path / "capsules", "h2")[1] == []
+    _, troubles = files_along.check(coming, tmp_path / "capsules", "h2", output=MB)
+    assert "where 10.5 MB of files are to come" in troubles[0][0], "its output comes there, too"
+
+
+def test_more_than_a_pre_copy_can_take_is_refused_with_the_numbers() -> None:
+    coming = (Along("/tmp", 1000, 150_000_000_000, 0), Along("/data", 10, 60_000_000_000, 0))
+    assert files_along.too_long(coming, 701) == []
+    ((text, remedy),) = files_along.too_long(coming, 590)
+    assert text == (
+        "210 GB in 1010 files go along, which takes about 700 s, and a pre-copy has 590 s"
+        " (timeouts.precopy)"
+    )
+    assert "remove what the job does not need of /tmp" in remedy
+    assert "raise timeouts.precopy by 110 s" in remedy
+
+
+def test_open_files_that_go_over_by_themselves_are_counted_into_the_pause(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as file:
+        os.pwrite(file.fileno(), b"x" * (2 * MB), 1 << 30)
+        file.truncate(64 << 30)
+    names = [str(tmp_path / name) for name in ("log", "gone")]
+    assert 2 * MB <= along.size_of(names) < 2 * MB + 8192
+    none = Survey((1001,), 100 * MB, 0, (), (), (), (), ())
+    assert files_along.while_paused(none) == []
+    assert files_along.while_paused(replace(none, single_size=MB, single_files=("/x",))) == []
+    much = replace(none, single_size=600_000_000, single_files=("/a", "/b", "/c", "/d", "/e"))
+    ((what, text),) = files_along.while_paused(much)
+    assert what == "warning"
+    assert "600 MB of files that are open for writing go over while the job is paused" in text
+    assert "about 2.0 s: /a, /b, /c and 2 more; list their directory under files.shared" in text
+    look = Inspected(none, HostFacts("6.1", "x86_64", "cpu", [], "4.2.1", "0.1"), 5)
+    part = {
+        survey: next(
+            p
+            for p in predict(Load.of(msgspec.structs.replace(look, survey=survey))).parts
+            if p.name == "files"
+        )
+        for survey in (none, much)
+    }
+    assert part[much].seconds == pytest.approx((part[none].seconds or 0) + 2.0)
 
 
 def test_the_prediction_counts_what_is_listed_and_sent_again() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,8 +42,19 @@ class Scene:
         for name in ("dump", "thaw", "pin"):
             monkeypatch.setattr(self.departure._frozen, name, self.note(name))
         monkeypatch.setattr(self.departure, "_send_changes", dict)
-        log: Any = SimpleNamespace(finish=lambda _send: None, close=lambda: None)
+        log: Any = SimpleNamespace(
+            finish=lambda _send: None, close=lambda: None, send_new=lambda _send: None
+        )
         self.departure._log = log
+        self.passing: list[list[tuple[str, str]]] = []
+        self.entries: list[object] = []
+        self.stale: list[list[tuple[str, str]]] = []
+        take = lambda looks: looks.pop(0) if len(looks) > 1 else [*looks, []][0]  # noqa: E731
+        monkeypatch.setattr(departure, "passing", lambda *_: take(self.passing))
+        monkeypatch.setattr(departure, "in_order", lambda *_: {})
+        find = lambda _tree: (self.entries, take(self.stale))  # noqa: E731
+        monkeypatch.setattr(departure.epoll_sets, "find", find)
+        monkeypatch.setattr(departure.file_locks, "LOOK_S", 0.001)
         monkeypatch.setattr(departure.output, "settle", lambda _room: None)
         monkeypatch.setattr(departure.carried_out, "remember", lambda *_: None)
         monkeypatch.setattr(departure, "has_cuda", lambda _resident: False)
@@ -94,6 +106,69 @@ def test_when_a_freeze_fails_the_tasks_run_before_the_network_opens(
 def test_a_network_that_cannot_be_shut_ends_the_freeze_before_the_dump(scene: Scene) -> None:
     scene.fails = LOCKED
     assert scene.freeze() == [LOCKED, "thaw"]
+
+
+def held(path: str) -> list[tuple[str, str]]:
+    return [(f"process 7 holds a lock on {path}", "release it")]
+
+
+def test_a_lock_that_is_let_go_of_within_a_moment_costs_no_move(scene: Scene) -> None:
+    scene.passing = [held("/a"), held("/b"), held("/a"), []]
+    assert scene.freeze()[:2] == [LOCKED, "dump"]
+    assert scene.departure.promised
+    assert scene.passing == [[]], "it has looked until there was none"
+
+
+def test_before_the_ranks_are_stopped_a_moment_without_a_lock_is_waited_for(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(departure.network, "prepare_lock", lambda _init: None)
+    scene.departure._trees = []
+    scene.passing = [held("/a"), held("/b"), []]
+    scene.departure.precopy(time.monotonic() + 60)
+    assert scene.passing == [[]]
+    scene.passing, began = [held("/a")], time.monotonic()
+    monkeypatch.setattr(departure, "UNLOCKED_S", 0.1)
+    scene.departure.precopy(time.monotonic() + 60)
+    assert 0.1 < time.monotonic() - began < 2, "not for ever: the last look decides"
+    scene.departure.abandon()
+    monkeypatch.setattr(departure, "UNLOCKED_S", 60)
+    scene.departure.precopy(time.monotonic() + 60)
+
+
+def test_a_lock_that_stays_is_found_before_criu_begins(scene: Scene) -> None:
+    scene.passing = [held("/a")]
+    criu: Any = None
+    began = time.monotonic()
+    with pytest.raises(StepFailed, match="at that moment process 7 holds a lock on /a") as no:
+        scene.departure.freeze(criu, 10.0)
+    assert time.monotonic() - began < 1
+    assert no.value.hint == "release it"
+    assert scene.done == [LOCKED, "thaw", OPENED]
+
+
+def test_what_an_epoll_set_holds_since_the_pre_copy_is_taken_out_too(scene: Scene) -> None:
+    scene.entries = ["an entry that was born later"]
+    asked: list[object] = []
+    dump: Any = lambda *given: asked.extend(given[-1])  # noqa: E731
+    scene.departure._frozen.dump = dump  # type: ignore[method-assign]
+    scene.freeze()
+    assert asked == scene.entries
+
+
+def test_what_an_epoll_set_holds_and_nobody_has_is_found_before_criu_begins(scene: Scene) -> None:
+    scene.stale = [[("process 7 has an epoll set", "take it out")]]
+    criu: Any = None
+    with pytest.raises(StepFailed, match="freeze: process 7 has an epoll set") as no:
+        scene.departure.freeze(criu, 10.0)
+    assert no.value.hint == "take it out"
+    assert scene.done == [LOCKED, "thaw", OPENED]
+
+
+def test_what_only_seemed_so_at_one_look_is_none(scene: Scene) -> None:
+    scene.stale = [[("process 7 has an epoll set", "take it out")], []]
+    assert scene.freeze()[:2] == [LOCKED, "dump"]
+    assert scene.departure.promised
 
 
 def test_after_the_promise_nothing_goes_on_by_itself(scene: Scene) -> None:

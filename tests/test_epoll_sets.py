@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import os
+import re
+import select
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from captured import ROOT_PID, Sink, sink, until
@@ -72,12 +75,23 @@ def entries(stands: Room) -> list[epoll_sets.Entry]:
     return found
 
 
-@pytest.mark.parametrize("then", ["", SAME_NUMBER, NUMBER_OF_SET], ids=["", "same number", "own"])
+@pytest.mark.parametrize(
+    ("pair", "then"),
+    [
+        ("os.pipe()", ""),
+        ("os.pipe()", SAME_NUMBER),
+        ("os.pipe()", NUMBER_OF_SET),
+        ("[end.detach() for end in socket.socketpair()]", ""),
+    ],
+    ids=["", "same number", "own", "socket"],
+)
 @pytest.mark.root
 def test_a_set_with_a_closed_file_moves_and_holds_it_as_before(
-    criu: Criu, rooms: Rooms, place: Path, sink: Sink, then: str
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink, pair: str, then: str
 ) -> None:
-    here, there = rooms.counting(LEFT_OPEN.replace("{then}", then)), rooms.empty()
+    three = "os.pipe(), os.pipe(), os.pipe()"
+    program = LEFT_OPEN.replace("{then}", then).replace(three, f"os.pipe(), {pair}, os.pipe()")
+    here, there = rooms.counting(program), rooms.empty()
     assert survey(here, ROOT_PID, Placement((), ())).problems == ()
     (entry,) = entries(here)
     assert (entry.owner, entry.holder, entry.data) == (ROOT_PID, ROOT_PID + 1, 1 << 63 | 22)
@@ -157,10 +171,55 @@ def test_a_file_that_is_nowhere_is_named_before_criu_fails_on_it(
     ((text, remedy),) = survey(here, ROOT_PID, Placement((), ())).problems
     assert text.startswith(f"process {ROOT_PID} (python3"), text
     assert "has an epoll set, descriptor 3, that still holds descriptor 4, of a file that" in text
+    assert re.search(r"has open any more: pipe:\[\d+\]$", text)
     assert remedy
     with pytest.raises(StepFailed, match="dump"):
         moved(criu, here, rooms.empty(), place, sink)
     assert goes_on(here)
+
+
+COMES_AND_GOES = """
+import select
+def churn():
+    epoll = select.epoll()
+    pipes = [os.pipe() for _ in range(20)]
+    while True:
+        for n, (r, w) in enumerate(pipes):
+            epoll.register(r, 1)
+            os.close(r); os.close(w)
+            pipes[n] = os.pipe()
+threading.Thread(target=churn, daemon=True).start()
+for n in range(10**9): os.write(1, b"%d\\n" % n); time.sleep(0.01)
+"""
+
+
+@pytest.mark.root
+def test_a_set_into_which_files_come_and_go_does_not_stand_in_the_way(rooms: Rooms) -> None:
+    here = rooms.counting(COMES_AND_GOES)
+    for _ in range(50):
+        assert survey(here, ROOT_PID, Placement((), ())).problems == ()
+    assert goes_on(here)
+
+
+@pytest.mark.root
+def test_what_is_closed_while_it_is_looked_at_is_no_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, (end, other) = select.epoll(), os.pipe()
+    closing = [end]
+    ours.register(closing[0], select.EPOLLIN)
+    really = epoll_sets._is
+
+    def looked(*at: Any) -> bool:
+        if closing:
+            os.close(closing.pop())
+        return really(*at)
+
+    with ours:
+        monkeypatch.setattr(epoll_sets, "_is", looked)
+        assert epoll_sets.find({os.getpid(): ROOT_PID}) == ([], [])
+        assert not closing, "it has looked"
+    os.close(other)
 
 
 SHARED_SET = """

@@ -109,6 +109,25 @@ while True:
 
 
 @pytest.mark.root
+def test_a_program_that_always_holds_some_lock_stands_in_the_way(start: Start, files: Path) -> None:
+    """It never holds the same one for long, but there is no moment without."""
+    program = f"""{TAKE}
+n, held = 0, -1
+while True:
+    n += 1
+    new = take('{files}/' + ('one', 'two')[n % 2], 'ofd', 'ex', n % 7, 1)
+    if held >= 0: os.close(held)
+    held = new
+    os.write(1, b'ready\\n'); time.sleep(0.04)
+"""
+    stands = start(PYTHON, "-Sc", program)
+    until(lambda: "ready" in said(stands))
+    ((text, remedy),) = survey(stands, ROOT_PID, Placement((str(files),), ())).problems
+    assert "holds an exclusive fcntl(2) lock (OFD) on" in text
+    assert remedy == file_locks.REMEDY
+
+
+@pytest.mark.root
 def test_a_tree_with_shared_locks_goes_over_while_its_source_holds_them(
     criu: Criu, rooms: Rooms, place: Path, sink: Sink, files: Path
 ) -> None:
@@ -208,3 +227,8 @@ def test_only_what_is_there_at_every_look_lasts(monkeypatch: pytest.MonkeyPatch)
     assert file_locks.lasting(locks, lambda: next(looks)) == [locks[1]]
     assert not [*looks], "it has looked as often as it says"
     assert file_locks.lasting([], lambda: locks) == []
+    looks = iter([locks[:1], locks[1:2]] * file_locks.LOOKS)
+    assert file_locks.lasting(locks[2:], lambda: next(looks)) == locks[1:2], "one at every look"
+    looks = iter([locks[:1], locks[1:2], [], locks])
+    assert file_locks.lasting(locks[2:], lambda: next(looks)) == [], "a moment without one"
+    assert len([*looks]) == 1

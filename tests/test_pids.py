@@ -106,7 +106,7 @@ for n in range(10**9):
         ("several(1500)", 1501),
         ("for _ in range(7):\n    if not os.fork(): break\nseveral(180)", 8 * 181),
         ("several(20); skip_to(2000); several(13)", 34),  # above where CRIU's ids once began
-        pytest.param("several(5000)", 5001, marks=pytest.mark.long),
+        ("several(5000)", 5001),
     ],
     ids=["one process", "eight processes", "a few, far apart", "five thousand"],
 )
@@ -140,6 +140,25 @@ def test_ids_go_on_where_they_were_and_criu_gets_its_own(
     until(lambda: len(pids.in_use(there)) > began + 3)
     new = set(pids.in_use(there)[began:])
     assert max(new) < ROOT_PID + 60
+    assert goes_on(there)
+
+
+@pytest.mark.root
+def test_ids_next_to_the_limit_and_across_it_come_back(
+    criu: Criu, rooms: Rooms, place: Path, sink: Sink
+) -> None:
+    """pid_max is nearly used up: half of the threads have the last ids there are."""
+    program = "while not os.path.exists('/tmp/go'): time.sleep(0.01)\nseveral(40)"
+    here, end = rooms.start(THREADS + program + COUNT), pids.limit()
+    until(lambda: (here.root / "tmp").is_dir() and ROOT_PID in pids.in_use(here))
+    pids.set_last(here, end - 21)
+    (here.root / "tmp/go").touch()
+    until(lambda: count(here) > 3)
+    before = pids.in_use(here)
+    assert set(range(end - 20, end)) <= set(before), "up to the last one"
+    assert set(range(RESERVED, RESERVED + 20)) <= set(before), "and from the first again"
+    there = moved(criu, here, rooms, place, sink)
+    assert pids.in_use(there) == before
     assert goes_on(there)
 
 

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +110,26 @@ def test_a_file_on_a_shared_path_may_have_grown(criu: Criu, tmp_path: Path) -> N
     assert f"different {path} (3 bytes at the source" in str(refusal(own, criu=criu))
     path.unlink()
     assert f"lacks {path}" in str(refusal(shared, criu=criu))
+
+
+def test_an_open_file_of_a_shared_path_is_looked_for_and_not_opened(
+    criu: Criu, tmp_path: Path
+) -> None:
+    """Where the path is in truth each host's own; to open it would break a lease."""
+    path = tmp_path / "log"
+    shared = replace(NOTHING, needed=(NeededFile(str(path), -1, "", inode=7),))
+    assert f"lacks {path}" in str(refusal(shared, criu=criu))
+    path.mkdir()
+    assert f"lacks {path}" in str(refusal(shared, criu=criu))
+    path.rmdir()
+    shutil.copy("/bin/true", path)  # which has a build id
+    was = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    with path.open() as file:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        preflight.check(shared, HERE, HERE, criu, PLENTY)
+        preflight.warm(shared.needed)
+        assert fcntl.fcntl(file, fcntl.F_GETLEASE) == fcntl.F_WRLCK
+    signal.signal(signal.SIGIO, was)
 
 
 def test_a_file_with_other_permissions_is_another_file(criu: Criu, tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ def test_other_paths_there_are_warned_of(there: Path, tmp_path: Path) -> None:
         said = check(["python", "train.py", *words], there)
         assert said.startswith(f"warning: {words[-1].removeprefix('--out=')} is another one")
         assert said.count("\n") == 0
+        assert "gone with the job. For what is to stay, a path that all hosts share will do" in said
+        assert "also one below /tmp that files.shared lists" in said
     assert "/tmp is another one" in check(["python", "/data/x.py"], "/tmp"), (
         "it is there, and empty"
     )

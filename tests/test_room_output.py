@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import time
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -186,6 +187,35 @@ def test_what_a_full_disk_loses_is_counted_where_it_is_missing(
 
 
 @pytest.mark.root
+def test_a_disk_that_is_full_again_and_again_costs_no_older_output(
+    tiny_disk: Path, start: Start, plan: RoomPlan
+) -> None:
+    filler = tiny_disk / "filler"
+    program = (
+        "import os\nfor n in range(1000):\n    os.write(1, b'%05d\\n' % n + b'x' * 5000)\n"
+        "    os.kill(os.getpid(), 19)\n"
+    )
+    stands = start(PYTHON, "-Sc", program, plan=replace(plan, log_max=200_000, log_keep=3))
+
+    def next_part() -> output.Written:
+        until(lambda: [t for t in tasks(stands) if t.status() == "stopped"])
+        output.settle(stands)
+        found = output.written(stands)
+        os.kill(tasks(stands)[0].pid, signal.SIGCONT)
+        return found
+
+    next_part()
+    for _ in range(6):
+        with contextlib.suppress(OSError):
+            filler.write_bytes(bytes(256 << 10))
+        until(lambda: next_part().error == errno.ENOSPC)
+        filler.unlink()
+        until(lambda: next_part().error == 0)
+    assert len(output.segments(tiny_disk)) > 3
+    assert said(stands).startswith("00000\n")
+
+
+@pytest.mark.root
 def test_what_is_lost_at_the_very_end_is_seen_too(tiny_disk: Path, start: Start) -> None:
     with contextlib.suppress(OSError):
         (tiny_disk / "filler").write_bytes(bytes(256 << 10))
@@ -223,7 +253,7 @@ def test_a_log_is_sent_while_it_grows_each_byte_once_and_little_at_a_time(
         sizes.append(len(data))
 
     stands = start(PYTHON, "-Sc", program, plan=replace(plan, log_max=400_000, log_keep=keep))
-    sender = OutputSender(stands)
+    sender, peaks = OutputSender(stands), list[int]()
     seen = 0
     for _ in range(4):
         until(lambda seen=seen: seen < output.written(stands).end < output.UNKNOWN)
@@ -231,11 +261,15 @@ def test_a_log_is_sent_while_it_grows_each_byte_once_and_little_at_a_time(
         output.settle(stands)
         seen = output.written(stands).end
         before = sum(sizes)
+        tracemalloc.start()
         sender.send_new(take)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
         assert sum(sizes) - before <= 50 * 60_100, "what is new, and no more"
         os.kill(tasks(stands)[0].pid, signal.SIGCONT)
     sender.close()
     assert max(sizes) <= BLOCK
+    assert max(peaks) < 2 * BLOCK, "an agent has no more of it in memory at a time"
     assert sum(sizes) == output.size(there)
     if keep == 1000:
         assert sum(sizes) == output.size(plan.log) > 12_000_000

@@ -12,6 +12,7 @@ import pytest
 from captured import PYTHON, ROOT_PID, numbers, until
 from one_room import Start, ended, netns, plan, said, start
 
+from liveshift.criu_glue.found import NeededFile
 from liveshift.criu_glue.mounts import Placement
 from liveshift.criu_glue.output import STDERR
 from liveshift.criu_glue.survey import Survey, fingerprint, survey
@@ -90,10 +91,31 @@ def test_listed_files_are_no_trouble_and_foreign_ones_are(start: Start, foreign:
     assert seen.problems == ()
     assert seen.single_files == ()
     assert seen.directories == (f"{foreign}/shared",)
+    (log,) = [file for file in seen.needed if file.path.startswith(str(foreign))]
+    assert log == NeededFile(f"{foreign}/shared/log", -1, "", 0), "nobody compares what may change"
+    assert log.inode == os.stat(log.path).st_ino
     seen = surveyed(start, f"o = open('{foreign}/other/log', 'a')", placement)
     ((text, remedy),) = seen.problems
     assert f"has {foreign}/other/log open for writing, on the tmpfs file system {foreign}" in text
     assert f'list "{foreign}" under files.shared' in remedy
+
+
+@pytest.mark.root
+def test_a_shared_file_is_looked_for_at_the_destination_while_it_has_its_name(
+    start: Start, foreign: Path
+) -> None:
+    """A path that is in truth each host's own fails the restore, when the job stands."""
+    seen = surveyed(
+        start,
+        f"os.mkfifo('{foreign}/pipe'); p = os.open('{foreign}/pipe', os.O_RDWR)\n"
+        + "".join(f"{n} = open('{foreign}/{n}', 'w')\n" for n in ("kept", "deleted", "replaced"))
+        + f"os.unlink('{foreign}/deleted'); open('{foreign}/new', 'w').close()\n"
+        f"os.rename('{foreign}/new', '{foreign}/replaced'); d = os.open('{foreign}', os.O_RDONLY)",
+        Placement((str(foreign),), ()),
+    )
+    assert seen.problems == ()
+    paths = [file.path for file in seen.needed if file.path.startswith(str(foreign))]
+    assert paths == [f"{foreign}/kept"]
 
 
 @pytest.mark.parametrize(

@@ -137,9 +137,10 @@ def echo(asked: Queue[int | None], answers: Queue[int]) -> None:
         answers.put(number)
 
 
-def question(context: BaseContext) -> None:
-    """Ask a worker of such a context one number after the other: its queues' locks are POSIX named
-    semaphores."""
+def question(method: str) -> None:
+    """Ask a worker that was started so one number after the other: its queues' locks are POSIX
+    named semaphores."""
+    context: BaseContext = get_context(method)
     asked: Queue[int | None] = context.Queue()
     answers: Queue[int] = context.Queue()
     worker = context.Process(target=echo, args=(asked, answers))  # type: ignore[attr-defined]
@@ -149,7 +150,7 @@ def question(context: BaseContext) -> None:
         asked.put(number)
         assert answers.get() == number
         number += 1
-        report["echoed"] = number
+        report[f"echoed by {method}"] = number
         time.sleep(0.002)
     asked.put(None)
     worker.join()
@@ -220,7 +221,8 @@ def main() -> None:
     threads = [threading.Thread(target=count_together, args=(counters, lock)) for _ in range(2)]
     threads.append(threading.Thread(target=watch_clocks))
     threads.append(threading.Thread(target=talk_over_a_terminal))
-    threads.append(threading.Thread(target=question, args=(get_context("spawn"),)))
+    for method in ("spawn", "forkserver"):
+        threads.append(threading.Thread(target=question, args=(method,)))
     threads.append(threading.Thread(target=converse, args=(address, int(port))))
     for thread in threads:
         thread.start()

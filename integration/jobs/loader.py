@@ -26,14 +26,18 @@ class Noise(Dataset[Tensor]):
 
 
 def main() -> None:
-    args = arguments().parse_args()
+    parser = arguments()
+    parser.add_argument("--contexts", nargs="+", default=["fork"], help="one for each rank in turn")
+    args = parser.parse_args()
     rank, world = place()
     dist.init_process_group("gloo")
     data = Noise(EPOCH * 8 * world)
     sampler: DistributedSampler[Tensor] = DistributedSampler(data, shuffle=True, seed=3)
+    context = args.contexts[rank % len(args.contexts)]
     loader = DataLoader(
-        data, batch_size=8, sampler=sampler, num_workers=2, persistent_workers=True,
-        generator=torch.Generator().manual_seed(rank),
+        data, batch_size=8, sampler=sampler, persistent_workers=True,
+        num_workers=2 if context == "fork" else 1,  # each of the others imports all of this again
+        generator=torch.Generator().manual_seed(rank), multiprocessing_context=context,
     )  # fmt: skip
     net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
     model = DistributedDataParallel(net)
