@@ -182,3 +182,6 @@ def test_ten_thousand_shared_mappings(start: Start) -> None:
     row = start("--mappings", "10000").migrate(0)
     (verify,) = [phase.detail for phase in row.phases if phase.name == "verify"]
     assert int(verify.split(" streams")[0]) < 100
+    assert row.predicted is not None
+    assert row.frozen_s < 20, "it stood for 25 s when each file crossed by itself"
+    assert row.frozen_s / 3 < row.predicted.seconds < row.frozen_s * 3
