@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from held_moves import held_at
 from lab_session import CHAIN, LONG, LabSession, NewLab, eventually
 from moving_job import OVER, Job, Seen
 from reference_runs import References
+from test_refusals import OUTSIDE
 
 from liveshift.launcher import lab as labs
 from liveshift.launcher.client import Client
@@ -372,6 +374,41 @@ def test_a_job_that_ends_by_itself_while_it_is_about_to_move(
 
 def test_in_the_end_the_job_is_whole(long_job: Job, references: References) -> None:
     long_job.assert_begins_like_never_moved(references)
+
+
+REACHES = """
+import os, socket, sys, time
+print("runs", flush=True)
+while not os.path.exists(sys.argv[2]): time.sleep(0.02)
+held = socket.create_connection((sys.argv[1], 7777))
+while True: time.sleep(0.1)
+"""
+
+
+def test_a_connection_that_is_opened_after_the_survey_is_told(
+    free_lab: LabSession, held: Held
+) -> None:
+    machine, go = free_lab.lab.machine("ctl"), free_lab.place / "reach"
+    server = subprocess.Popen(
+        [*labs.entry(machine), sys.executable, "-c", OUTSIDE, machine.address],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        job = free_lab.start("late", (sys.executable, "-c", REACHES, machine.address, str(go)))
+        eventually(lambda: "runs" in job.output(), "the job to run")
+        with held_at(held, "orchestrator.prepared", job) as go_on:
+            go.touch()
+            assert server.stdout.readline() == "met\n"
+            code, said = go_on()
+        assert code == 0, said
+        told = [event.text for event in free_lab.history(job.name) if "breaks" in event.text]
+        (words,) = told
+        assert words.startswith(
+            f"breaks a new connection to outside the cluster: {machine.address}:7777, of process"
+        )
+        free_lab.cli("stop", job.name)
 
 
 def test_a_destination_that_cannot_restore_passes_the_image_on(lab: LabSession, held: Held) -> None:
