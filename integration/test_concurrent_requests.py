@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from held_moves import held_at
 from lab_session import CHAIN, LONG, LabSession, NewLab, eventually
 from moving_job import OVER, Job, Seen
 from reference_runs import References
+from test_refusals import OUTSIDE
 
 from liveshift.launcher import lab as labs
 from liveshift.launcher.client import Client
@@ -41,6 +43,12 @@ def held(place: Path) -> Iterator[Held]:
 @pytest.fixture(scope="module")
 def lab(held: Held, new_lab: NewLab) -> LabSession:
     return new_lab("--hosts", "4", "--local", "/scratch")
+
+
+@pytest.fixture(scope="module")
+def free_lab(held: Held, new_lab: NewLab) -> LabSession:
+    """Another one, with a spare for a job of two."""
+    return new_lab("--hosts", "3")
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +198,16 @@ for step in range(10**6):
 """
 FROZEN = "source.dumped"
 
+HEARS_WHEN = """
+import os, signal, sys, time
+rank = os.environ["RANK"]
+def hear(*_):
+    with open(f"{sys.argv[1]}/heard{rank}", "x") as file: file.write(str(time.time()))
+signal.signal(signal.SIGUSR1, hear)
+open(f"{sys.argv[1]}/ready{rank}", "x").close()
+while True: time.sleep(0.02)
+"""
+
 
 @pytest.mark.parametrize("point", [EARLY, FROZEN])
 def test_a_signal_reaches_what_trains_at_once_and_what_is_frozen_where_it_comes_to_run(
@@ -215,14 +233,47 @@ def test_a_signal_reaches_what_trains_at_once_and_what_is_frozen_where_it_comes_
         assert job.migrations()[-1].state == "done"
 
 
-@pytest.mark.parametrize("point", [EARLY, FROZEN, LATE])
-def test_stop_ends_the_job_and_its_move(lab: LabSession, held: Held, long: Job, point: str) -> None:
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_signal_reaches_all_ranks_together(free_lab: LabSession, held: Held, frozen: int) -> None:
+    """The rank that trains on does not hear it before the frozen one can."""
+    lab, place = free_lab, free_lab.place / f"heard-{frozen}"
+    place.mkdir()
+    job = lab.start(f"all-{frozen}", ("python", "-c", HEARS_WHEN, str(place)), nnodes=2)
+    eventually(lambda: len(list(place.glob("ready*"))) == 2, "both ranks to run")
+    with held_at(held, FROZEN, job, capsule=frozen) as go_on, Client(lab.lab.socket) as client:
+        client.ask(SignalJob(job.name, signal.SIGUSR1))  # it waits for a few seconds
+        assert lab.status().moving, "the move is held still"
+        assert not list(place.glob("heard*")), "one of them cannot take it yet"
+        code, said = go_on()
+    assert code == 0, said
+    eventually(lambda: len(list(place.glob("heard*"))) == 2, "both to hear it", 5)
+    times = [float((place / f"heard{rank}").read_text()) for rank in (0, 1)]
+    assert abs(times[0] - times[1]) < 1
+    assert job.migrations()[-1].state == "done"
+    lab.cli("stop", job.name)
+
+
+ENDS = [(point, signal.SIGTERM) for point in (EARLY, FROZEN, LATE)] + [
+    (point, signal.SIGKILL) for point in (EARLY, FROZEN)
+]
+
+
+@pytest.mark.parametrize(("point", "signum"), ENDS)
+def test_stop_ends_the_job_and_its_move(
+    lab: LabSession, held: Held, long: Job, point: str, signum: signal.Signals
+) -> None:
     """Before the commit both end at once, where the job is; after it the job ends where it comes
     to run."""
-    job = lab.start(f"b-{point.partition('.')[2]}", CHAIN)
+    job = lab.start(f"{signum.name[3:].lower()}-{point.partition('.')[2]}", CHAIN)
     job.wait_step(5)
     with held_at(held, point, job) as go_on:
-        if point == EARLY:
+        if signum == signal.SIGKILL:
+            with Client(lab.lab.socket) as client:
+                client.ask(SignalJob(job.name, signum))
+            if point == EARLY:
+                assert job.wait_end(10) == 128 + signum
+            go_on()
+        elif point == EARLY:
             lab.cli("stop", job.name, timeout=10)
             assert not lab.status().moving
             go_on()
@@ -231,7 +282,7 @@ def test_stop_ends_the_job_and_its_move(lab: LabSession, held: Held, long: Job, 
                 eventually(lambda: lab.status().jobs[-1].state == "ending", "the wish to be known")
                 go_on()
                 stopping.communicate(timeout=60)
-    assert job.wait_end(30) == 128 + signal.SIGTERM
+    assert job.wait_end(30) == 128 + signum
     row = job.migrations()[-1]
     if point == LATE:
         assert row.state == "done"
@@ -323,6 +374,41 @@ def test_a_job_that_ends_by_itself_while_it_is_about_to_move(
 
 def test_in_the_end_the_job_is_whole(long_job: Job, references: References) -> None:
     long_job.assert_begins_like_never_moved(references)
+
+
+REACHES = """
+import os, socket, sys, time
+print("runs", flush=True)
+while not os.path.exists(sys.argv[2]): time.sleep(0.02)
+held = socket.create_connection((sys.argv[1], 7777))
+while True: time.sleep(0.1)
+"""
+
+
+def test_a_connection_that_is_opened_after_the_survey_is_told(
+    free_lab: LabSession, held: Held
+) -> None:
+    machine, go = free_lab.lab.machine("ctl"), free_lab.place / "reach"
+    server = subprocess.Popen(
+        [*labs.entry(machine), sys.executable, "-c", OUTSIDE, machine.address],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        job = free_lab.start("late", (sys.executable, "-c", REACHES, machine.address, str(go)))
+        eventually(lambda: "runs" in job.output(), "the job to run")
+        with held_at(held, "orchestrator.prepared", job) as go_on:
+            go.touch()
+            assert server.stdout.readline() == "met\n"
+            code, said = go_on()
+        assert code == 0, said
+        told = [event.text for event in free_lab.history(job.name) if "breaks" in event.text]
+        (words,) = told
+        assert words.startswith(
+            f"breaks a new connection to outside the cluster: {machine.address}:7777, of process"
+        )
+        free_lab.cli("stop", job.name)
 
 
 def test_a_destination_that_cannot_restore_passes_the_image_on(lab: LabSession, held: Held) -> None:

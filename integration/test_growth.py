@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from soak.growth import JUDGED_S, left_over, slope, suspicious, too_large, usage
+from soak.growth import JUDGED_S, PEAK, left_over, slope, suspicious, too_large, usage
 from soak.watch import Daemon, Sample
 
 HOUR = 3600.0
@@ -61,6 +61,9 @@ def test_a_daemon_that_takes_too_much_for_its_jobs() -> None:
     assert too_large([sample(120 * MB), sample(460 * MB), sample(90 * MB)], 100) == [
         "h0: 460 MB with 100 small jobs on the hosts, more than 315 MB"
     ]
+    assert too_large([sample(120 * MB), sample(460 * MB)], 100, PEAK) == []
+    (said,) = too_large([sample(120 * MB), sample(750 * MB), sample(90 * MB)], 100, PEAK)
+    assert said.startswith("h0: 750 MB with 100 small jobs")
 
 
 def test_descriptors_that_are_not_closed() -> None:

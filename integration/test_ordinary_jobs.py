@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from jobs.chain import link
-from lab_session import CHAIN, LabSession, NewLab, command, environment
+from lab_session import CHAIN, JOBS, LabSession, NewLab, command, environment
 from moving_job import Job
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
@@ -103,6 +103,28 @@ def test_a_shared_file_that_somebody_makes_longer(lab: LabSession, start: Start)
     assert job.steps()[-1]["read"] == path.stat().st_size, "all of it was read, and nothing twice"
 
 
+@pytest.mark.needs("mpirun")
+def test_mpirun_and_its_ranks(lab: LabSession) -> None:
+    """All in one capsule: they talk by shared memory, and mpirun gives each rank a terminal."""
+    run = ("mpirun", "-n", "2", "--allow-run-as-root", "--oversubscribe")
+    words = ("--out", "{out}", "--enough", "{out}/enough")
+    job = lab.start("mpi", (*run, "python", str(JOBS / "mpi.py"), *words))
+    for rank in (0, 1):
+        job.wait_step(3, rank)
+    for _ in range(2):
+        job.migrate(0)
+        for rank in (0, 1):
+            job.go_on(5, rank)
+    job.stop()
+    for rank in (0, 1):
+        steps = job.steps(rank)
+        assert [(s["step"], s["sum"], s["ranks"]) for s in steps] == [
+            (number, 3 * number, 2) for number in range(1, len(steps) + 1)
+        ]
+        final = json.loads((job.out / f"final{rank}.json").read_text())
+        assert final == {"steps": len(steps)}, "it came to its end, with the other one"
+
+
 def locked(path: Path) -> bool:
     with path.open("r+") as file:
         try:
@@ -170,3 +192,6 @@ def test_ten_thousand_shared_mappings(start: Start) -> None:
     row = start("--mappings", "10000").migrate(0)
     (verify,) = [phase.detail for phase in row.phases if phase.name == "verify"]
     assert int(verify.split(" streams")[0]) < 100
+    assert row.predicted is not None
+    assert row.frozen_s < 20, "it stood for 25 s when each file crossed by itself"
+    assert row.frozen_s / 3 < row.predicted.seconds < row.frozen_s * 3

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the soak asks of each of its moves: that the job trained before it and after it, and that
-the freeze lies between two steps."""
+the freeze lies between two steps. And a short one, with small jobs beside."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from soak.compare import unborne
+from soak.story import soak
 
 from liveshift.runtime.messages import MigrationRow, Phase
 
@@ -49,3 +52,13 @@ def test_moves_without_steps_around_them_are_told(tmp_path: Path) -> None:
         "m4 of soak/0: it made 0 steps after the freeze, 1 are wanted",
         "m4 of soak/0: no gap between two steps holds the freeze",
     ]
+
+
+@pytest.mark.lab
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_a_short_soak_beside_small_jobs(place: Path, new_lab_name: Callable[[], str]) -> None:
+    report = soak(new_lab_name(), place, 20.0, lambda *_: None, beside=20)
+    assert report.problems == []
+    assert report.moves > 6
+    assert report.identical

@@ -49,7 +49,7 @@ class Plan:
         }  # fmt: skip
 
     def print(self) -> None:
-        """A line for each capsule."""
+        """A line for each capsule, and one for each warning."""
         to = render.out()
         if not self.moves and not self.refused:
             to.print(f"{self.host} is empty (nothing is done)", soft_wrap=True)
@@ -59,6 +59,9 @@ class Plan:
                 pause = f", predicted pause {q.pause(plan.prediction.seconds)}"
             way = f"{plan.source} → {why}"
             to.print(f"{plan.capsule} would move {way}{pause} (nothing is done)", soft_wrap=True)
+            for what, found in plan.checks:
+                if what == "warning":
+                    to.print(f"warning: {plan.capsule}: {found}", soft_wrap=True)
 
     def raise_if_refused(self) -> None:
         """Raises Refused when some capsule cannot leave, or not all of them together."""

@@ -154,7 +154,7 @@ def _ask(command: list[str], nnodes: int, name: str, collective: float, env_rank
     environment = {k: v for k, v in os.environ.items() if _is_text(k) and _is_text(v)}
     for key in os.environ.keys() - environment.keys():
         render.note(f"{key!r} is left out of the job's environment: it is not UTF-8")
-    for remark in remarks(environment):
+    for remark in remarks(environment, ranks=nnodes > 1 or env_ranks):
         render.note(remark)
     return Run(
         name=name,

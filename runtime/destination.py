@@ -65,6 +65,7 @@ class Destination:
         rows = await asyncio.to_thread(
             preflight.check, ask.survey, ask.facts, facts, criu, offered, gpus,
             ahead=ahead, host=self._house.host, capsules=self._house.cluster.paths.state,
+            images=self._house.cluster.paths.run / "images",
         )  # fmt: skip
         if ask.dry_run:
             return messages.Reserved(rows, "", gpus.pairs, gpus.plain, full_dump)

@@ -186,6 +186,10 @@ def environment(
     }
 
 
+RANK_MAKES = ("RANK", "WORLD_SIZE")
+"""By these a program takes itself for one of several ranks (torch's env:// needs both)."""
+
+
 def _of_a_rank(place: Place) -> dict[str, str]:
     """What tells a process which of the job's ranks it is, and where they meet.
 
@@ -217,8 +221,17 @@ def in_effect(defaults: Mapping[str, str | None]) -> Iterator[tuple[str, str | N
         yield variable.name, defaults.get(variable.name, own), variable.reason
 
 
-def remarks(caller: Mapping[str, str]) -> Iterator[str]:
-    """A line for each of the caller's variables that is in the way of moving, for the caller."""
+def remarks(caller: Mapping[str, str], *, ranks: bool = True) -> Iterator[str]:
+    """A line for each of the caller's variables that is in the way of moving, for the caller.
+
+    ``ranks``: as in Place; without, the caller's own variables of a rank are passed on, as any
+    command does that runs another one, and named.
+    """
+    if not ranks and (own := [f"{name}={caller[name]}" for name in RANK_MAKES if name in caller]):
+        yield (
+            f"{' and '.join(own)} of your environment {'are' if own[1:] else 'is'} passed on: the"
+            " command may take itself for one of several ranks (`unset` what is not meant for it)"
+        )
     for variable in MOVABLE:
         value = caller.get(variable.name)
         if value is None or variable.accepts(value):

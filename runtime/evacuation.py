@@ -7,7 +7,8 @@ still in two places. A capsule that could not move is tried again when something
 
 Where the cause lies in the capsule itself, no other host helps. If the survey found it, before
 anything was copied, the capsule is surveyed again after a while, which doubles each time. If a dump
-or a restore failed for it, the next attempt, with its pre-copy, comes late, or when a person asks.
+or a restore failed for it, with its pre-copy, it is tried again after a while as well. If that
+fails with the same words, the next attempt comes late, or when a person asks.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Evacuation:
         self._refused: dict[str, str] = {}
         self._begun: dict[str, Story] = {}  # by capsule: the last move that was begun here
         self._failures: dict[str, int] = {}  # by capsule, in a row, each with its cause there
+        self._failed: dict[str, str] = {}  # by capsule: the words of the last one
 
     def wake(self) -> None:
         """Something has changed: look again now."""
@@ -52,6 +54,7 @@ class Evacuation:
                     self._refused.pop(capsule.name, None)
                     self._begun.pop(capsule.name, None)
                     self._failures.pop(capsule.name, None)
+                    self._failed.pop(capsule.name, None)
         self.wake()
 
     def leave(self, capsule: Capsule) -> None:
@@ -97,15 +100,21 @@ class Evacuation:
     def _learn(self, capsule: Capsule, by: str) -> None:
         """Its last move from here has ended: when the next one may begin."""
         move = self._begun.pop(capsule.name, None)
-        if move is None or not isinstance(move.error, AT_SOURCE):
+        if move is None:
+            return
+        before = self._failed.pop(capsule.name, None)
+        if not isinstance(move.error, AT_SOURCE):
             return
         failures = self._failures[capsule.name] = self._failures.get(capsule.name, 0) + 1
-        wait = AT_MOST_S
+        said = self._failed[capsule.name] = str(move.error)
         if isinstance(move.error, SourceRefused):
-            wait = min(wait, RETRY_S * 2**failures)
+            wait = min(AT_MOST_S, RETRY_S * 2**failures)
+        else:
+            wait = AT_MOST_S if said == before else RETRY_S
+            said += f" ({wait:g} s)"
         self._not_before[capsule.name] = time.monotonic() + wait
-        if self._refused.get(capsule.name) != str(move.error):  # said once
-            self._refused[capsule.name] = str(move.error)
+        if self._refused.get(capsule.name) != said:  # once
+            self._refused[capsule.name] = said
             words = f"no other host is tried for {wait:.0f} s, as the cause is in it: {move.error}"
             hint = f" (`liveshift migrate {capsule.name}` tries again now)"
             self._fleet.journal.note(capsule.name, "not moved", words + hint, by)

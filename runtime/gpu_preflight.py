@@ -26,6 +26,8 @@ class GpuPlan:
     """Why device memory can't be streamed here, in words; empty: it can."""
     host_memory: int = 0
     """Bytes that the driver's checkpoint makes of device memory, at both ends."""
+    at_source: bool = False
+    """Some of the troubles have their cause at the source: they stay with any destination."""
     rows: list[tuple[str, str]] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
 
@@ -39,6 +41,7 @@ def plan(
     ``host``: this one's name.
     """
     made = GpuPlan(troubles=list(survey.problems))
+    made.at_source = bool(survey.problems) or survey.by_driver("") > survey.memory
     if not survey.processes:
         return made
     if here is None or not here.gpus:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import LiveshiftError, StepFailed
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("liveshift.migration")
 
-MOST_NAMED = 8
+MOST_NAMED = 64
 """Connections that are named in one line."""
 
 ROOM = 1 << 30
@@ -77,14 +78,15 @@ class NoBoundary(LiveshiftError):
         self.only_tcp = only_tcp
 
 
-def what_breaks(look: Inspected) -> str:
-    """The connections that the move ends, in words; "" without any."""
-    count = len(look.outside)
+def what_breaks(outside: Sequence[str], kind: str = "") -> str:
+    """The connections that the move ends, in words; "" without any. ``kind``: "new", perhaps."""
+    count = len(outside)
     if not count:
         return ""
-    named = "; ".join(look.outside[:MOST_NAMED])
+    named = "; ".join(outside[:MOST_NAMED])
     more = f"; and {count - MOST_NAMED} more" if count > MOST_NAMED else ""
-    what = "a connection" if count == 1 else f"{count} connections"
+    kind = f"{kind} " if kind else ""
+    what = f"a {kind}connection" if count == 1 else f"{count} {kind}connections"
     return f"breaks {what} to outside the cluster: {named}{more}"
 
 

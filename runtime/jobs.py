@@ -35,6 +35,7 @@ class Capsule:
     started: bool = False  # its host has had it; without it there it is lost
     seen: CapsuleState | None = None
     migration: str | None = None
+    failed: str = ""  # why its last move did not come about, where a dump or a restore failed
 
     @property
     def owner(self) -> Owner:

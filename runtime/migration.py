@@ -163,7 +163,7 @@ class Move(Story):
             self.predicted = self._ground.predict(self.capsule, self.destination, look, reserved)
             tasks = len(look.survey.pids)
             detail.append(f"{tasks} task{'s' if tasks != 1 else ''}")
-        if breaks := what_breaks(look):
+        if breaks := what_breaks(look.outside):
             self._ground.tell(self, breaks)
         return reserved
 
@@ -196,6 +196,9 @@ class Move(Story):
         moved = await self._ask(self.source, precopy, limit, messages.Moved)
         self.times.take(moved.phases, began)
         self._tell_of_memory(moved.phases)
+        known = self._look.outside if self._look is not None else []
+        if breaks := what_breaks([each for each in moved.outside if each not in known], "new"):
+            self._ground.tell(self, breaks)
         if self.predicted is not None and self.precopy is not None:
             self.predicted = sharpened(self.predicted, self.precopy)
 

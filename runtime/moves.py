@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from .. import units
-from ..errors import Refused, Unreachable
+from ..errors import Refused, StepFailed, Unreachable
 from . import messages, second_look
 from .config import Cluster
 from .fleet import Fleet
@@ -177,8 +177,10 @@ class Moves:
 
         look, reserved = await second_look.reserve(look, ask, again)
         checks = [("destination", f"{destination}, {why}"), *reserved.checks]
-        if breaks := what_breaks(look):
+        if breaks := what_breaks(look.outside):
             checks.append(("warning", breaks))
+        if capsule.failed:
+            checks.append(("warning", capsule.failed))
         return messages.Planned(
             capsule.name, capsule.host, destination, checks, expected_bytes(look),
             look.carried_bytes, self.predict(capsule, destination, look, reserved),
@@ -394,6 +396,7 @@ class Moves:
         self._save_at_last(move)
         if move.step in ENDS:
             move.capsule.migration = None
+            _remember(move)
             self._tell_end(move)
 
     def _save(self, move: Story) -> None:
@@ -427,3 +430,11 @@ class Moves:
         else:
             kind, text = "not moved", f"did not move {way}, {move.step.value}: {row.error}"
         self._fleet.journal.note(move.capsule.name, kind, text, move.by, move.number)
+
+
+def _remember(move: Story) -> None:
+    """A dump or a restore that failed is shown by the next plan, until the capsule has moved."""
+    if move.step is Step.DONE:
+        move.capsule.failed = ""
+    elif isinstance(move.error, StepFailed) and move.error.step in ("dump", "restore"):
+        move.capsule.failed = f"its last move from here, {move.name}, failed: {move.error}"

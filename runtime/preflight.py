@@ -45,12 +45,13 @@ def check(
     ahead: bool = False,
     host: str = "the destination",
     capsules: Path = Path("/var/lib"),
+    images: Path | None = None,
 ) -> list[tuple[str, str]]:
     """Check that a surveyed tree can run here; returns (what, found) rows.
 
     ``memory`` is what this host offers, in bytes; ``gpus`` what was found of GPUs, None where the
     tree holds none; ``ahead``: whether its memory comes page by page while it runs; ``host``: this
-    host's name; ``capsules``: where their directories lie here.
+    host's name; ``capsules``: where their directories lie here, ``images``: where images do.
     Raises Refused with every finding at once.
     """
     gpus = gpus or GpuPlan()
@@ -60,7 +61,7 @@ def check(
         _check_criu(criu, host),
         _check_machine(source, here, host),
         _check_tasks(survey.ids, host),
-        _check_memory(survey, memory, gpus.host_memory, ahead, host),
+        _check_memory(survey, memory, gpus.host_memory, ahead, host, images),
         _check_files(survey.needed, host),
         _check_directories(survey.directories, host),
     ):
@@ -70,7 +71,7 @@ def check(
     row, troubles = files_along.check(survey.along, capsules, host, survey.output)
     rows += [row, *files_along.while_paused(survey), *gpus.rows]
     against += [*troubles, *gpus.troubles]
-    refuse(against, at_source=bool(survey.problems))
+    refuse(against, at_source=bool(survey.problems) or gpus.at_source)
     return rows
 
 
@@ -135,11 +136,14 @@ def _check_tasks(ids: Sequence[int], host: str) -> Check:
     return what, found, None
 
 
-def _check_memory(survey: Survey, memory: int, device_memory: int, ahead: bool, host: str) -> Check:
+def _check_memory(
+    survey: Survey, memory: int, device_memory: int, ahead: bool, host: str, images: Path | None
+) -> Check:  # fmt: skip
     # An image lies in memory until the tree has been restored from it, hence twice; of pages
     # one can be given up for the other (MemoryStore.spend).
-    needed = 2 * (survey.resident + survey.shared_memory + device_memory) + MEMORY_MARGIN
-    needed += survey.nameless  # in the image alone
+    image = survey.resident + survey.shared_memory + device_memory
+    needed = 2 * image + MEMORY_MARGIN + survey.nameless  # those are in the image alone
+    image += survey.nameless
     if ahead:
         needed = min(needed, needed - survey.resident + ONCE_MARGIN)
     found = f"{size(memory)} offered, {size(needed)} needed"
@@ -154,6 +158,12 @@ def _check_memory(survey: Survey, memory: int, device_memory: int, ahead: bool, 
             f"{host} has not enough memory: {size(needed)} are needed ({what_for}), "
             f"{size(memory)} are offered",
             "choose a host with more free memory, or raise hosts.<name>.memory",
+        )  # fmt: skip
+    if images is not None and image + MEMORY_MARGIN > (free := shutil.disk_usage(images).free):
+        return "memory", f"{found}; {size(free)} are free on {images}", (
+            f"the memory file system for images, {images} of {host}, is too full:"
+            f" {size(image + MEMORY_MARGIN)} are needed, {size(free)} are free",
+            f"on {host}: mount -o remount,size=90% {images}; or choose another host",
         )  # fmt: skip
     return "memory", found, None
 

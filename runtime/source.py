@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from ..criu_glue import along, connections, output
 from ..criu_glue.found import Along, Footprint, Survey
 from ..criu_glue.room import RoomPlan
@@ -99,7 +101,9 @@ class Source:
                 link_rates.keep(cluster.paths.run, ask.destination, rate)
                 departure.memory.rate = rate
                 reporter.carries = min(rate, link_rates.STANDSTILL)
-            return await self._house.blocking(ask.capsule, lambda: departure.precopy(until))
+            moved = await self._house.blocking(ask.capsule, lambda: departure.precopy(until))
+            breaks = await asyncio.to_thread(self._breaks, resident)
+            return msgspec.structs.replace(moved, outside=breaks)
 
     async def _filled(self, resident: Resident) -> None:
         """Return once it has all of its memory (precopy.post_copy): what is not in its place yet

@@ -3,7 +3,8 @@
 
 A signal reaches a capsule at once while it trains, also while it is being moved. While it is
 frozen its agents refuse it, and it is sent again until the capsule runs, wherever that is; the
-ranks of a job that run on meanwhile get it together with the frozen one.
+ranks of a job that run on meanwhile get it together with the frozen one, or ``timeouts.grace``
+seconds later. A capsule that is still frozen after ``timeouts.standstill`` gets it no more.
 
 That a job is to end (SIGTERM, SIGKILL, or one capsule has failed) is written to the journal first:
 then it is ended however long a host is away, and whatever becomes of the orchestrator. Its moves
@@ -152,20 +153,25 @@ class Stopping:
     async def _send(self, job: Job, signum: int) -> None:
         async with self._turns[job.name]:  # one after the other
             waiting = list(job.capsules.values())
+            limits, began = self._fleet.cluster.timeouts, time.monotonic()
             while waiting := [c for c in waiting if c.code is None]:
-                if not self._frozen(waiting):
-                    waiting = self._not_reached(signum, await self._all(waiting, signum))
+                took = time.monotonic() - began
+                last = took > max(limits.grace, limits.standstill)
+                if took > limits.grace or not self._frozen(waiting):
+                    sent = await self._all(waiting, signum)
+                    waiting = self._not_reached(signum, sent, last=last)
                 await asyncio.sleep(LOOK_S)
 
     def _not_reached(
-        self, signum: int, sent: Iterable[tuple[Capsule, LiveshiftError | None]]
+        self, signum: int, sent: Iterable[tuple[Capsule, LiveshiftError | None]], *, last: bool
     ) -> list[Capsule]:
-        """Those that it is to be sent to again. It is never sent twice to one."""
+        """Those that it is to be sent to again, none after the last time. It is never sent twice to
+        one."""
         again = []
         for capsule, error in sent:
             if error is None:
                 continue
-            if isinstance(error, _OnTheMove):
+            if isinstance(error, _OnTheMove) and not last:
                 again.append(capsule)
                 continue
             name = signal.Signals(signum).name

@@ -59,6 +59,7 @@ LIST
 missing_test_packages() {
     command -v valgrind >/dev/null || echo valgrind
     command -v systemd-analyze >/dev/null || echo systemd
+    command -v mpirun >/dev/null || echo openmpi-bin
 }
 
 system() { install_by_apt missing_packages; }

@@ -65,6 +65,8 @@ def test_a_drain_is_tried_dry(gpt: Any, call: Call) -> None:
     assert (code, err) == (0, "")
     assert out == "gpt/1 would move h1 → h2, as asked (nothing is done)\n"
     assert (gpt.hosts["h1"].taint, gpt.moves) == (None, {})
+    gpt.warnings = ["breaks a connection to outside the cluster: [2001:db8::2]:22 (ssh)"]
+    assert call("drain", "h1", "--dry-run")[1] == out + f"warning: gpt/1: {gpt.warnings[0]}\n"
     assert call("drain", "h2", "--dry-run")[1] == "h2 is empty (nothing is done)\n"
     code, _, err = call("drain", "h8", "--dry-run")
     assert (code, err.splitlines()[0]) == (4, 'error: no host "h8" in this cluster')

@@ -278,3 +278,7 @@ def test_run_says_which_of_the_callers_variables_are_in_the_way_of_moving(
     (line,) = err.splitlines()
     assert line.startswith("NCCL_RAS_ENABLE=1 of your environment is kept, and in the way")
     assert double.wait_for(Run).env["NCCL_RAS_ENABLE"] == "1"
+    ranked = {**environment, "RANK": "3"}
+    said = "RANK=3 of your environment is passed on: the command may take itself for one of"
+    assert call("run", "-d", "--name", "alone", "--", "train", env=ranked)[2].startswith(said)
+    assert call("run", "-d", "--name", "two", "--nnodes", "2", "--", "train", env=ranked)[2] == ""

@@ -43,7 +43,7 @@ def test_a_connection_is_told_in_words() -> None:
 
 
 PROGRAM = """
-import os, socket, time
+import os, socket, ssl, time
 held = []
 def reach(address, port, family=socket.AF_INET, say=None):
     server = socket.create_server((address, port))
@@ -81,4 +81,5 @@ def test_those_to_outside_the_cluster_are_found_and_no_others(start: Start, netn
     assert not {"127.0.0.1", "10.99.0.7", "10.88.0.10"} & {peer for peer, _ in found}
     one = asked["203.0.113.5", 443]
     assert (one.pid, one.process) == (1001, "python3.11"[: len(one.process)])
+    assert one.libraries == ("Python's ssl",)
     assert not outside(stands, ("0.0.0.0/0",), "10.99.9.254")

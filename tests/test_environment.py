@@ -93,6 +93,20 @@ def test_values_in_the_way_of_moving_are_said_once_each() -> None:
     assert "NCCL_RAS_ENABLE=1 of your environment is kept" in said[2]
 
 
+def test_a_callers_own_rank_reaches_a_single_capsule_and_is_named() -> None:
+    """Whoever exports RANK may mean it; who does not is told."""
+    alone = Place("gpt", 0, 1, "10.99.0.1", "10.99.0.1", ranks=False)
+    caller = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "localhost"}
+    env = environment(alone, Env(), caller, Path("/opt/ours.so"), "/pages")
+    assert {name: env[name] for name in caller} == caller
+    assert not env.keys() & {"LOCAL_RANK", "MASTER_PORT", "PET_NNODES"}, "none of ours"
+    (said,) = remarks(caller, ranks=False)
+    assert said.startswith("RANK=3 and WORLD_SIZE=8 of your environment are passed on: the")
+    assert not list(remarks({"MASTER_ADDR": "localhost"}, ranks=False))
+    assert not list(remarks(caller)), "a job of several capsules has its own"
+    assert made(**caller)["RANK"] == "1"
+
+
 def test_the_reference_has_the_table() -> None:
     text = REFERENCE.read_text()
     for variable in MOVABLE:

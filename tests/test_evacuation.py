@@ -13,7 +13,7 @@ import pytest
 from full_journal import fill
 
 from liveshift.criu_glue.network import Overlay
-from liveshift.errors import LiveshiftError, Refused, SourceFailed, SourceRefused
+from liveshift.errors import LiveshiftError, Refused, SourceFailed, SourceRefused, StepFailed
 from liveshift.runtime import config, evacuation
 from liveshift.runtime.evacuation import Evacuation
 from liveshift.runtime.fleet import Fleet
@@ -206,40 +206,71 @@ def test_a_move_that_failed_is_tried_again_after_a_while_and_others_meanwhile(
 def test_what_fails_for_a_cause_in_the_capsule_is_not_tried_on_the_next_spare(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After its dump or restore failed: only when a person asks, or much later. What the survey has
-    found is looked for again, less and less often."""
+    """After its dump or restore failed twice with the same words: only when a person asks, or much
+    later. What the survey has found is looked for again, less and less often."""
     monkeypatch.setattr(evacuation, "RETRY_S", 0.05)
     monkeypatch.setattr(evacuation, "AT_MOST_S", 0.8)
 
     async def act(scene: Scene) -> None:
-        scene.fleet.capsule("b/1")[1].code = 0
+        for name in ("a/1", "b/1"):
+            scene.fleet.capsule(name)[1].code = 0
         scene.taint("h1")
-        await scene.until(lambda: len(scene.moves.begun) == 1)
-        scene.moves.end("m1", Step.FAILED, SourceFailed("dump", "CRIU could not dump a/0: so"))
+        for number in (1, 2):
+            await scene.until(lambda n=number: len(scene.moves.begun) == n)
+            assert scene.moves.begun[-1].startswith("a/0")
+            failed = SourceFailed("dump", "CRIU could not dump a/0: so")
+            scene.moves.end(f"m{number}", Step.FAILED, failed)
+        scene.fleet.capsule("a/1")[1].code = None
         scene.evacuation.wake()
-        await scene.until(lambda: len(scene.moves.begun) == 2)
-        assert scene.moves.begun[1].startswith("a/1")
+        await scene.until(lambda: len(scene.moves.begun) == 3)
+        assert scene.moves.begun[2].startswith("a/1")
         began = time.monotonic()
         refused = SourceRefused("process 7 holds it", hint="close it")
         waits = []
-        for number in range(2, 6):
+        for number in range(3, 7):
             scene.moves.end(f"m{number}", Step.FAILED, refused)
             since = time.monotonic()
             scene.evacuation.wake()
             await scene.until(lambda n=number: len(scene.moves.begun) > n)
             waits.append(time.monotonic() - since)
-            if number < 5:
+            if number < 6:
                 assert scene.moves.begun[number].startswith("a/1"), scene.moves.begun
         assert time.monotonic() - began < 2.5
         assert [wait > least for wait, least in zip(waits, (0.09, 0.19, 0.39), strict=False)]
-        scene.moves.end("m6", Step.DONE)
+        scene.moves.end("m7", Step.DONE)
         scene.taint("h1")  # a person asks
         await scene.until(lambda: scene.moves.begun[-1].startswith("a/0"))
         told = scene.untold()
-        assert len(told) == 2, told
-        assert "no other host is tried for 1 s, as the cause is in it: dump: CRIU could" in told[0]
-        assert "(`liveshift migrate a/0` tries again now)" in told[0]
-        assert "for 0 s, as the cause is in it: process 7 holds it" in told[1]
+        assert len(told) == 3, told
+        assert "no other host is tried for 0 s, as the cause is in it: dump: CRIU could" in told[0]
+        assert "no other host is tried for 1 s, as the cause is in it: dump: CRIU could" in told[1]
+        assert "(`liveshift migrate a/0` tries again now)" in told[1]
+        assert "for 0 s, as the cause is in it: process 7 holds it" in told[2]
+
+    play(act)
+
+
+def test_a_failure_with_other_words_is_tried_again_soon(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the same words twice in a row say that the third attempt would be in vain."""
+    monkeypatch.setattr(evacuation, "RETRY_S", 0.05)
+
+    async def act(scene: Scene) -> None:
+        for name in ("a/1", "b/1"):
+            scene.fleet.capsule(name)[1].code = 0
+        scene.taint("h1")
+        errors = (
+            SourceFailed("dump", "one"), SourceFailed("dump", "two"), StepFailed("ship", "gone"),
+            SourceFailed("dump", "two"),
+        )  # fmt: skip
+        for number, error in enumerate(errors, 1):
+            await scene.until(lambda n=number: len(scene.moves.begun) == n)
+            scene.moves.end(f"m{number}", Step.FAILED, error)
+        await scene.until(lambda: len(scene.moves.begun) == 5)
+        scene.moves.end("m5", Step.FAILED, errors[-1])
+        await asyncio.sleep(0.4)
+        assert len(scene.moves.begun) == 5
 
     play(act)
 

@@ -12,7 +12,7 @@ from gpu_scenes import GIB, MIB, gpu, gpu_host, gpu_survey, process, survey
 from test_preflight import HERE, criu
 
 from liveshift.criu_glue.tool import Criu
-from liveshift.errors import Refused
+from liveshift.errors import Refused, SourceRefused
 from liveshift.runtime import preflight
 from liveshift.runtime.gpu_preflight import GpuPlan, plan
 from liveshift.runtime.messages import GpuHost, GpuSurvey
@@ -149,6 +149,20 @@ def test_memory_of_the_destination_counts_the_drivers_copy(criu: Criu) -> None:
     assert rows["GPU driver"] == "580.159 (CUDA 13.0)"
     streamed = plan(gpu_survey(process({A: 8 * GIB}, 8 * GIB)), THERE, "", {}, "h1")
     preflight.check(survey(), HERE, HERE, criu, 2 * 110 * MIB + preflight.MEMORY_MARGIN, streamed)
+
+
+def test_a_cause_at_the_source_is_an_error_of_its_own(criu: Criu) -> None:
+    """No other host is tried then."""
+    problem = ("process 7 (python) uses CUDA IPC", "turn it off")
+    of_process = msgspec.structs.replace(STREAMED, problems=[problem])
+    short = gpu_survey(process({A: 80 * GIB}, 0, "it has no arena"), memory=64 * GIB)
+    for of in (of_process, short):
+        with pytest.raises(SourceRefused):
+            preflight.check(survey(), HERE, HERE, criu, 1 << 50, plan(of, THERE, "", {}))
+    other = msgspec.structs.replace(THERE, driver="1")
+    with pytest.raises(Refused) as caught:
+        preflight.check(survey(), HERE, HERE, criu, 1 << 50, plan(STREAMED, other, "", {}))
+    assert type(caught.value) is Refused
 
 
 def test_every_finding_is_said_at_once(tmp_path: Path) -> None:

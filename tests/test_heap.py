@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 from liveshift.runtime import heap
 
 THREADS, BLOCKS, SIZE = 16, 50, 100_000
+SELF = 64 << 20
 
 
 def resident() -> int:
@@ -25,6 +27,15 @@ def use_and_free(kept: list[bytes], all_there: threading.Barrier) -> None:
     kept.append(blocks.pop())
     del blocks
     all_there.wait()
+
+
+class Round:
+    """Refers to itself, and has memory that is not malloc's."""
+
+    def __init__(self) -> None:
+        self.memory = mmap.mmap(-1, SELF)
+        self.memory.write(b"x" * SELF)
+        self.itself = self
 
 
 def main() -> None:
@@ -47,6 +58,21 @@ def main() -> None:
     print(resident(), asyncio.run(for_a_moment(idle=False)), asyncio.run(for_a_moment(idle=True)))
 
 
+async def rounds() -> None:
+    """Idle only in the end."""
+    seen, idle = [], asyncio.Event()
+    task = asyncio.create_task(heap.give_back(idle.is_set, 0.01))
+    await asyncio.sleep(0.1)
+    Round()
+    for _ in range(2):
+        seen.append(resident())
+        await asyncio.sleep(0.1)
+    idle.set()
+    await asyncio.sleep(0.3)
+    task.cancel()
+    print(*seen, resident())
+
+
 def test_freed_memory_goes_back_to_the_kernel_while_nothing_moves() -> None:
     """In a process of its own, whose memory nobody else uses."""
     done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=True)
@@ -55,5 +81,12 @@ def test_freed_memory_goes_back_to_the_kernel_while_nothing_moves() -> None:
     assert idle < before - THREADS * BLOCKS * SIZE // 2
 
 
+def test_what_refers_to_itself_only_is_let_go_of_while_nothing_moves() -> None:
+    done = subprocess.run([sys.executable, __file__, "rounds"], capture_output=True, text=True)
+    before, busy, idle = map(int, done.stdout.split())
+    assert busy > before - SELF // 2, "not while a move is under way"
+    assert idle < before - SELF // 2
+
+
 if __name__ == "__main__":
-    main()
+    asyncio.run(rounds()) if sys.argv[1:] else main()

@@ -33,7 +33,7 @@ from move_stage import (
 
 from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.ground import NoBoundary, limit_bytes
+from liveshift.runtime.ground import MOST_NAMED, NoBoundary, limit_bytes
 from liveshift.runtime.steps import ALLOWED, ENDS, Step
 
 __all__ = ["no_waiting"]
@@ -53,13 +53,28 @@ def test_the_order_of_things() -> None:
 
 
 def test_connections_that_will_break_are_told_before_anything_is_done() -> None:
-    look = messages.Inspected(SURVEY, FACTS, 5, outside=["203.0.113.5:443 (https)"] * 9)
+    look = messages.Inspected(SURVEY, FACTS, 5, outside=["203.0.113.5:443 (https)"] * 65)
     stage = Stage()
     stage.fail("Inspect", look)
     play(stage)
     (said,) = [line for line in stage.told if line.startswith("breaks ")]
-    assert said.startswith("breaks 9 connections to outside the cluster: 203.0.113.5:443 (https); ")
+    assert said.startswith(
+        "breaks 65 connections to outside the cluster: 203.0.113.5:443 (https); "
+    )
     assert said.endswith("; and 1 more")
+    assert said.count("203.0.113.5") == MOST_NAMED == 64
+
+
+def test_connections_that_were_opened_during_the_pre_copy_are_told_before_the_freeze() -> None:
+    stage = Stage()
+    stage.fail("Inspect", messages.Inspected(SURVEY, FACTS, 5, outside=["203.0.113.5:443"]))
+    now = ["203.0.113.5:443", "203.0.113.6:80 (http)"]
+    stage.fail("Precopy", messages.Moved(10, [], outside=now))
+    play(stage)
+    assert [line for line in stage.told if line.startswith("breaks ")] == [
+        "breaks a connection to outside the cluster: 203.0.113.5:443",
+        "breaks a new connection to outside the cluster: 203.0.113.6:80 (http)",
+    ]
 
 
 def test_the_gates_are_closed_before_the_freeze_and_opened_when_it_runs() -> None:

@@ -9,10 +9,11 @@ import mmap
 import os
 import shutil
 import signal
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -20,6 +21,7 @@ from captured import until
 from machine_needs import needs_fact, on_disk
 
 from liveshift.criu_glue import pids
+from liveshift.criu_glue.explain import KNOWN, Where, explain
 from liveshift.criu_glue.survey import NeededFile, Survey, fingerprint
 from liveshift.criu_glue.tool import Criu
 from liveshift.errors import Refused
@@ -294,3 +296,117 @@ def test_what_a_source_names_is_not_opened_unless_it_is_a_plain_file(tmp_path: P
         path = str(tmp_path / name)
         assert fingerprint(path) == NeededFile(path, 5, "", os.stat(path).st_mode)
     preflight.warm(NeededFile(path, 5, "") for path in [*odd, str(tmp_path / "plain")])
+
+
+# ---- what CRIU would fail on here is found before, in the same words -----------------------------
+
+
+def _file(place: Path, **other: object) -> Survey:
+    """A tree that needs a library, which is another one here."""
+    path = place / "library.so"
+    shutil.copy("/bin/true", path)
+    path.chmod(0o644)
+    mine = fingerprint(str(path))
+    assert mine is not None
+    return replace(NOTHING, needed=(replace(mine, **other),))  # type: ignore[arg-type]
+
+
+def _ids_used_up(_: Path, patch: pytest.MonkeyPatch) -> Survey:
+    patch.setattr(pids, "limit", lambda: 5000)
+    patch.setattr(task_limits, "tightest", lambda: Limit("", 1 << 20, 1 << 20, ""))
+    return replace(NOTHING, ids=tuple(range(400, 4901)))
+
+
+def _no_more_threads(_: Path, patch: pytest.MonkeyPatch) -> Survey:
+    patch.setattr(task_limits, "tightest", lambda: Limit("pids.max", 4915, 700, "TasksMax"))
+    return replace(NOTHING, ids=tuple(range(1001, 1701)))
+
+
+def _images_full(_: Path, patch: pytest.MonkeyPatch) -> Survey:
+    patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=200 << 20))
+    return NOTHING
+
+
+@dataclass(frozen=True)
+class Scene:
+    """``survey`` is of a tree that cannot run here. CRIU would log ``line``; the preflight and that
+    line, explained, both say ``words``. {0} is the library's path without its first slash."""
+
+    line: str
+    words: tuple[str, ...]
+    survey: Callable[[Path, pytest.MonkeyPatch], Survey]
+    memory: int = PLENTY
+
+
+SCENES = {
+    r"File /?(\S.*) has bad size (\d+) \(expect (\d+)\)": Scene(
+        "File {0} has bad size 9 (expect 1234567)", ("/{0}", "1234567"),
+        lambda place, _: _file(place, size=1234567),
+    ),
+    r"File /?(\S.*) has bad mode 0(\d+) \(expect 0(\d+)\)": Scene(
+        "File {0} has bad mode 0100644 (expect 0100755)", ("/{0}", "mode", "644", "755"),
+        lambda place, _: _file(place, mode=0o100755),
+    ),
+    r"File /?(\S+) has bad build-ID": Scene(
+        "File {0} has bad build-ID", ("/{0}", "another build"),
+        lambda place, _: _file(place, build_id="00" * 20),
+    ),
+    r"Can't open file /?(\S+)": Scene(
+        "Can't open file {0} on restore: No such file", ("/{0}",),
+        lambda place, _: _file(place, path=str(place / "library.so") + ".1"),
+    ),
+    r"Unable to create a thread: -17": Scene(
+        "Unable to create a thread: -17", ("id", "thread"), _ids_used_up
+    ),
+    r"Unable to create a thread: -11": Scene(
+        "Unable to create a thread: -11", ("more",), _no_more_threads
+    ),
+    r"Can't fork for (\d+): File exists": Scene(
+        "Can't fork for 1001: File exists", ("id",), _ids_used_up
+    ),
+    r"No space left on device": Scene(
+        "Can't write: No space left on device", ("memory file system for images",), _images_full
+    ),
+    r"Cannot allocate memory": Scene(
+        "Can't map: Cannot allocate memory", ("destination has", "memory"),
+        lambda *_: NOTHING, 200 << 20,
+    ),
+}  # fmt: skip
+"""By the pattern in ``KNOWN``."""
+
+
+def test_there_is_a_scene_for_each_cause_at_the_destination() -> None:
+    assert SCENES.keys() == {known.pattern for known in KNOWN if known.where is Where.DESTINATION}
+
+
+@pytest.mark.parametrize("pattern", SCENES)
+def test_the_preflight_says_before_what_criu_says_after(
+    criu: Criu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    scene, place, log = SCENES[pattern], tmp_path / "place", tmp_path / "restore.log"
+    place.mkdir()
+    needed = scene.survey(place, monkeypatch)
+    library = needed.needed[0].path.lstrip("/") if needed.needed else ""
+    log.write_text(f"(00.1) Error (criu/x.c:1): {scene.line.format(library)}\n")
+    cause = explain(log)
+    assert cause.known is not None
+    assert cause.known.pattern == pattern
+    with pytest.raises(Refused) as refused:
+        preflight.check(needed, HERE, HERE, criu, scene.memory, images=tmp_path)
+    for words in scene.words:
+        assert words.format(library) in cause.words
+        assert words.format(library) in str(refused.value)
+    monkeypatch.undo()
+    preflight.check(NOTHING, HERE, HERE, criu, PLENTY, images=tmp_path)
+
+
+def test_an_image_must_fit_where_images_lie(
+    criu: Criu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies there once, however much memory there is besides."""
+    free = (110 << 20) + preflight.MEMORY_MARGIN
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    preflight.check(NOTHING, HERE, HERE, criu, PLENTY, images=tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free - 1))
+    with pytest.raises(Refused, match=f"{tmp_path} of the destination, is too full: 250 MB are"):
+        preflight.check(NOTHING, HERE, HERE, criu, PLENTY, images=tmp_path)

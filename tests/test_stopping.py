@@ -154,6 +154,43 @@ def test_what_is_frozen_just_then_gets_it_later_and_nobody_gets_it_twice(play: P
     play(act)
 
 
+def test_ranks_do_not_wait_for_one_that_stays_frozen_for_longer_than_the_grace_time(
+    play: Play,
+) -> None:
+    """That one gets it as soon as it runs. Another signal waits until then."""
+
+    async def act(scene: Scene) -> None:
+        move = scene.move(1, Step.RESTORING)
+        scene.frozen = {"a/1"}
+        began = time.monotonic()
+        sending = asyncio.create_task(scene.stopping.signal(scene.job, USR1, "root"))
+        await scene.until(lambda: scene.got)
+        assert time.monotonic() - began >= 0.3, "it is not sent to one alone before"
+        await asyncio.sleep(0.2)
+        assert scene.seen() == [("a/0", "h0", USR1)]
+        scene.frozen, move.step = set(), Step.RESUMING
+        await asyncio.wait_for(sending, 2)
+        assert scene.seen() == [("a/0", "h0", USR1), ("a/1", "h1", USR1)]
+
+    play(act)
+
+
+def test_a_signal_to_one_that_stays_frozen_for_ever_is_given_up_and_told(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        scene.move(1, Step.RESTORING)
+        scene.frozen = {"a/1"}
+        object.__setattr__(scene.cluster.timeouts, "standstill", 0.6)
+        await asyncio.wait_for(scene.stopping.signal(scene.job, USR1, "root"), 3)
+        await asyncio.wait_for(scene.stopping.signal(scene.job, INT, "root"), 3)
+        assert scene.seen() == [("a/0", "h0", USR1), ("a/0", "h0", INT)]
+        told = [event.text for event in scene.fleet.journal.events("a/1", 0)]
+        assert told == [
+            f"{name} may not have reached it on h1: a/1 is frozen" for name in ("SIGUSR1", "SIGINT")
+        ]
+
+    play(act)
+
+
 def test_a_signal_to_a_host_that_is_away_is_told_and_not_kept(play: Play) -> None:
     async def act(scene: Scene) -> None:
         scene.lose("h1")

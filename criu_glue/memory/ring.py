@@ -36,13 +36,14 @@ class Ring:
         memory = memoryview(mmap.mmap(-1, slots * CHUNK, flags=flags))
         self._slots = slots
         self._free = [memory[i * CHUNK : (i + 1) * CHUNK] for i in range(slots)]
+        self._closed = False
         self._changed = threading.Condition()
 
     def take(self, stopped: Callable[[], bool]) -> Slot | None:
         """A slot, once there is a free one; None when it is not wanted any more."""
         with self._changed:
             while not self._free:
-                if stopped():
+                if self._closed or stopped():
                     return None
                 self._changed.wait(LOOK_S)
             return Slot(self, self._free.pop())
@@ -51,12 +52,21 @@ class Ring:
         """Until everything was released; False when that is not wanted any more."""
         with self._changed:
             while len(self._free) < self._slots:
-                if stopped():
+                if self._closed or stopped():
                     return False
                 self._changed.wait(LOOK_S)
         return True
 
     def put_back(self, memory: memoryview) -> None:
         with self._changed:
-            self._free.append(memory)
+            if not self._closed:
+                self._free.append(memory)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Give the memory back, once all slots were released; no slot is taken any more. Objects of
+        a move refer to each other, and would keep it until Python looks for such ones."""
+        with self._changed:
+            self._closed = True
+            self._free.clear()
             self._changed.notify_all()

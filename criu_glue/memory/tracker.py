@@ -219,6 +219,7 @@ class MemoryTracker:
         """Let go of the processes; each is held up for some 10 ms per GiB that is tracked."""
         self._family.close()
         self._pulling.close()
+        self._ring.close()
 
     def _refresh(self) -> None:
         if self._broken:

@@ -30,6 +30,8 @@ BYTES_ALLOWED = 1 << 20
 BASE_MEMORY, MEMORY_PER_JOB = 200 << 20, 1 << 20
 """Bytes that a daemon may have of its own at rest: with nothing but the job that moves, and for
 each small job beside it."""
+PEAK = 2.0
+"""So many times that much while moves are under way, at any moment."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -80,9 +82,10 @@ def suspicious(daemons: Mapping[str, DaemonUsage], seconds: float) -> list[str]:
     return found
 
 
-def too_large(samples: Sequence[Sample], beside: int) -> list[str]:
-    """Which daemons had too much memory of their own at some sample, for so many small jobs."""
-    allowed = BASE_MEMORY + beside * MEMORY_PER_JOB
+def too_large(samples: Sequence[Sample], beside: int, times: float = 1.0) -> list[str]:
+    """Which daemons had too much memory of their own at some sample, for so many small jobs: more
+    than ``times`` of what they may have at rest."""
+    allowed = times * (BASE_MEMORY + beside * MEMORY_PER_JOB)
     most = {
         name: max(sample.daemons[name].private for sample in samples) for name in samples[0].daemons
     }

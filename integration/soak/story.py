@@ -12,7 +12,7 @@ from moving_job import BEFORE, Job
 from reference_runs import References
 
 from .compare import differences, steps, unborne
-from .growth import left_over, suspicious, too_large, usage
+from .growth import PEAK, left_over, suspicious, too_large, usage
 from .report import Report, Spread
 from .rounds import Rounds
 from .watch import Watch
@@ -126,11 +126,13 @@ def _settled(watch: Watch, before: dict[str, int]) -> dict[str, int]:
 
 
 def _memory(watch: Watch, beside: int) -> list[str]:
-    """Which daemons still have too much once they have had time to give back what moves needed."""
+    """Which daemons still have too much once they have had time to give back what moves needed, and
+    which had far too much at some moment of the moves."""
+    peaks = [f"at its peak, {words}" for words in too_large(watch.samples, beside, PEAK)]
     until = time.monotonic() + QUIET_S
     while (found := too_large([watch.take()], beside)) and time.monotonic() < until:
         time.sleep(0.5)
-    return found
+    return peaks + found
 
 
 def _said(session: LabSession) -> list[str]:

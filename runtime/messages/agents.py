@@ -161,8 +161,11 @@ class Freeze(Message, frozen=True):
 
 
 class Moved(Answer, frozen=True):
+    """``outside``: as in Inspected, at the end of a pre-copy."""
+
     bytes: int
     phases: list[Phase]
+    outside: list[str] = msgspec.field(default_factory=list)
 
 
 class Frozen(Answer, frozen=True):

@@ -89,6 +89,7 @@ class Orchestrator:
         self.asks: list[Message] = []
         self.refuse: dict[type[Message], LiveshiftError] = {}  # what to answer, from now on
         self.prediction: messages.Prediction | None = None  # of every move and plan
+        self.warnings: list[str] = []  # of every plan
         self.shared = ["/", str(path.parent)]  # files.shared: where the command line is called
         self.hold_moves = False  # moves begun by an ask stay under way until finish_move()
         self.signals_end = True  # SIGTERM and SIGKILL do, at once
@@ -398,6 +399,7 @@ class Orchestrator:
             raise Refused(f"{capsule.name} cannot move to {to}", hint="name another host")
         if ask.dry_run:
             checks = [("destination", f"{to}, as asked"), ("CRIU", "4.2.1")]
+            checks += [("warning", words) for words in self.warnings]
             return messages.Planned(
                 capsule.name, capsule.host, to, checks, 250_000_000, 1_000, self.prediction
             )
