@@ -9,6 +9,8 @@ that judges.py does not explain. Files are named as FILES=runtime/journal.py,gat
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
 import os
 import signal
@@ -52,6 +54,7 @@ class Score:
         )
 
 
+@functools.cache
 def mutants_of(file: str) -> list[Mutant]:
     """All of a file, each once."""
     source = (ROOT / file).read_text()
@@ -62,11 +65,26 @@ def mutants_of(file: str) -> list[Mutant]:
 
 
 def explanation(file: str, mutant: Mutant) -> str:
-    return EXPLAINED.get((file, line_of(file, mutant)), "")
+    return EXPLAINED.get((file, *change_of((ROOT / file).read_text(), mutant)), "")
 
 
-def line_of(file: str, mutant: Mutant) -> str:
-    return (ROOT / file).read_text().splitlines()[mutant.line - 1].strip()
+def change_of(source: str, mutant: Mutant) -> tuple[str, str]:
+    """The lines that differ, as they are and as the mutant has them, each as one line."""
+    before, after = source.splitlines(), mutant.text.splitlines()
+    for _ in "from the start", "from the end":
+        same = _in_common(before, after)
+        before, after = before[same:][::-1], after[same:][::-1]
+    return _one_line(before), _one_line(after)
+
+
+def _in_common(one: list[str], other: list[str]) -> int:
+    """How many lines are the same before the first that differs."""
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _one_line(lines: list[str]) -> str:
+    return " ".join(" ".join(lines).split())
 
 
 class Trial:
