@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict
 
 import msgspec
 
@@ -169,6 +170,15 @@ class Resident:
         shutil.rmtree(self.room.plan.directory, ignore_errors=True)
 
 
+class Fenced(TypedDict):
+    """What the rules of a host are made from: see fence.lay."""
+
+    cluster: list[str]
+    overlays: str
+    control: list[tuple[str, int]]
+    agents: list[tuple[str, int]]
+
+
 @dataclass(frozen=True)
 class Housing:
     """How this host houses capsules: where their directories lie, what the cluster file says."""
@@ -231,7 +241,9 @@ class Housing:
         """A fresh start; raises LiveshiftError with nothing left behind."""
         overlay = self.raise_overlay(book)
         plan = self.fresh_directory(spec)
-        network.plug_in(overlay, netns_name(spec.name), spec.index, book.where, locked=False)
+        network.plug_in(
+            overlay, netns_name(spec.name), spec.index, book.where, locked=False, owner=spec.uid
+        )
         try:
             stands = room.start(plan, spec.argv, spec.env, spec.cwd)
         except LiveshiftError:
@@ -248,7 +260,9 @@ class Housing:
         overlay = self.raise_overlay(reserve.book)
         plan = self.fresh_directory(spec)
         peers = reserve.book.where
-        network.plug_in(overlay, netns_name(spec.name), spec.index, peers, locked=True)
+        network.plug_in(
+            overlay, netns_name(spec.name), spec.index, peers, locked=True, owner=spec.uid
+        )
         try:
             last = pids.place(reserve.survey.ids, pids.limit())
             assert last is not None  # the preflight has seen to it
@@ -260,15 +274,22 @@ class Housing:
         return self.resident(reserve, stands)
 
     def raise_overlay(self, book: Book, *, lay_again: bool = False) -> Overlay:
-        overlay = Overlay(book.vni, book.subnet)
-        cluster = self.cluster
-        network.raise_overlay(
-            overlay, cluster.host(self.host).address, [h.address for h in cluster.hosts],
-            overlays=str(cluster.overlay), control=[cluster.orchestrator],
-            agents=[end for host in cluster.hosts for end in (host.data, host.pages)],
-            lay_again=lay_again,
-        )  # fmt: skip
+        overlay, address = Overlay(book.vni, book.subnet), self.cluster.host(self.host).address
+        network.raise_overlay(overlay, address, lay_again=lay_again, **self._fenced())
         return overlay
+
+    def hold_fence(self) -> None:
+        """See network.hold_fence."""
+        network.hold_fence(**self._fenced())
+
+    def _fenced(self) -> Fenced:
+        cluster = self.cluster
+        return {
+            "cluster": [host.address for host in cluster.hosts],
+            "overlays": str(cluster.overlay),
+            "control": [cluster.orchestrator],
+            "agents": [end for host in cluster.hosts for end in (host.data, host.pages)],
+        }
 
     def fresh_directory(self, spec: CapsuleSpec) -> RoomPlan:
         """The capsule's directory, emptied of an earlier stay on this host."""
