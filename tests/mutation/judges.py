@@ -19,7 +19,9 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "test_network.py::test_a_locked_capsule_is_silent_but_for_itself_and_its_connections_outlast_it",
         "test_network.py::test_a_namespace_that_was_never_locked_is_open_and_one_that_has_gone_is_told_of",
     ),
-    "runtime/departure.py": ("test_departure_order.py", "test_standing.py"),
+    "runtime/departure.py": (
+        "test_departure_order.py", "test_departure_ends.py", "test_standing.py",
+    ),
     "runtime/arrival.py": ("test_stale_arrival.py", "test_inbox.py"),
     "runtime/moves.py": (
         "test_migration_story.py", "test_migration_after_commit.py", "test_books.py",
