@@ -276,3 +276,67 @@ def test_the_deadline_counts_from_the_order(scene: Scene) -> None:
     gone.freeze(NO_CRIU, 10.0)
     assert 9 < seen[0] <= 10
     assert seen[1] == float("inf")
+
+
+def test_what_goes_ahead_is_files_and_output_and_the_lock_is_ready_then(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All but /dev/shm, which is memory; twice the output, and each stream has an end."""
+    gone: Any = scene.departure
+    chunks: list[tuple[str, bytes]] = []
+    carried = tmp_path / "carried"
+    for top in (gone.resident.room.plan.tmp, gone.resident.room.root / "dev/shm", carried):
+        top.mkdir(parents=True)
+        (top / "file").write_text(f"in {top.name}")
+    gone._housing.placement.carried = [str(carried)]
+    gone._trees = departure.carried_trees(gone.resident, gone._housing)
+    gone._log.send_new = lambda _send: scene.done.append("output")
+    monkeypatch.setattr(gone._sender, "send", lambda *chunk: chunks.append(chunk))
+    monkeypatch.setattr(gone._sender, "bytes", 40)
+    monkeypatch.setattr(
+        departure.network, "prepare_lock", lambda pid: scene.done.append(f"prepare {pid}")
+    )
+    monkeypatch.setattr(departure.epoll_sets, "find", lambda _: (["an entry"], None))
+    monkeypatch.setattr(departure, "in_order", lambda *_: [])
+    gone.full_dump = "it is small"
+    moved = gone.precopy(time.monotonic())
+    assert scene.done == ["output", f"prepare {INIT}", "all is there", "output"]
+    assert {stream for stream, _ in chunks} == {"tree:1:tmp", f"tree:1:carried:{carried}"}
+    for stream in ("tree:1:tmp", f"tree:1:carried:{carried}"):
+        sent = [data for name, data in chunks if name == stream]
+        assert sent[-1] == b""
+        assert b"in " in b"".join(sent)
+    assert set(gone._listed) == {"tmp", f"carried:{carried}"}
+    assert gone._epoll == ["an entry"]
+    assert (moved.bytes, [phase.detail for phase in moved.phases][1:]) == (
+        40, ["full dump: it is small"],
+    )  # fmt: skip
+    assert moved.phases[0].bytes == 40
+    monkeypatch.setattr(departure, "changing", lambda *_: Changing((), ()))
+    Departure._send_changes(gone)
+    assert set(gone._taken) == {str(carried)}
+
+
+def test_memory_goes_ahead_in_rounds_until_the_deadline(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone: Any = scene.departure
+    gone._trees = gone._trees[-1:]
+    gone._log.send_new = lambda _send: None
+    gone.memory = memory = Memory()
+    rounds: list[float] = []
+    memory.rounds = lambda until: rounds.append(until) or SimpleNamespace(sent=30)  # type: ignore[attr-defined]
+    monkeypatch.setattr(departure.network, "prepare_lock", lambda _: None)
+    monkeypatch.setattr(departure.epoll_sets, "find", lambda _: ([], None))
+    monkeypatch.setattr(departure, "in_order", lambda *_: [])
+    monkeypatch.setattr(departure, "words_of_rounds", lambda done: f"{done.sent} in rounds")
+    moved = gone.precopy(77.0)
+    assert rounds == [77.0]
+    assert memory.done == ["keep_fresh"]
+    assert (moved.bytes, moved.phases[1].bytes, moved.phases[1].detail) == (7, 30, "30 in rounds")
+
+
+def test_single_files_go_by_themselves() -> None:
+    (tree,) = departure._single(Changing(("/var/log/train",), ()))
+    assert (tree.name, tree.source, tree.only) == ("open", Path("/"), ("var/log/train",))
+    assert departure._single(Changing((), ())) == []
