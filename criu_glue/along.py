@@ -23,7 +23,7 @@ NETWORK = frozenset(
 """File systems whose source names the same directory on every host."""
 
 
-def measure(path: str, top: Path, *, carried: bool = False) -> Along:
+def measure(path: str, top: Path) -> Along:
     """Look through all of ``top``; of one that is not there nothing goes along."""
     files = size = recent = 0
     since_ns = (time.time() - RECENT_S) * 1e9
@@ -34,7 +34,7 @@ def measure(path: str, top: Path, *, carried: bool = False) -> Along:
         sent = s.size if s.blocks * 512 >= s.size else min(s.size, _data(top, name))
         size += sent
         recent += sent if s.mtime_ns > since_ns else 0
-    return Along(path, files, size, recent, place_of(top) if carried and files else ("", ""))
+    return Along(path, files, size, recent, place_of(top) if files else ("", ""))
 
 
 def size_of(paths: Iterable[str], root: Path = Path("/")) -> int:

@@ -15,9 +15,12 @@ under an address that is neither a capsule's nor its own.
 
 A capsule reaches the services of hosts and the world, but not: the orchestrator, agents' ports, any
 VXLAN port (by which it could forge frames), and other jobs. The users of this host but root reach
-neither agents' ports nor a capsule, and send no VXLAN with an id of jobs. A capsule may ask a
-service that a user runs here, so answers go through. Nor does anything begin a connection to a
-capsule through this host.
+neither agents' ports nor a capsule, and send no VXLAN with an id of jobs. But the user whose job it
+is reaches its capsules on their host. A capsule may ask a service that a user runs here, so answers
+go through. Nor does anything begin a connection to a capsule through this host.
+
+What keeps users and containers from speaking as this host stands while its agent runs, jobs or not
+(:func:`hold`), and as long as a job is here.
 
 VXLAN that users' sockets send is told from the kernel's by its owner (``meta skuid``). But what a
 user sends through a tunnel still has that user's socket when the kernel has wrapped it. So the id
@@ -37,6 +40,7 @@ it works in every kernel, while nftables' bridge family often is not built.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,6 +50,8 @@ from .iproute import nft, nft_elements
 from .overlay import BRIDGES, VXLAN_PORT, Overlay, address_of, mac, most_jobs
 
 TABLE = "ip liveshift"
+HELD = "agent_runs"
+"""The chain, an empty one, that says so."""
 MARK = "0x6c737678"
 """Of what a host's own processes send by a bridge of ours, until the kernel has wrapped it."""
 
@@ -70,6 +76,30 @@ def lay(
     nft(laying(overlay, host_address, cluster, overlays, control, agents, relay))
 
 
+def hold(
+    cluster: Iterable[str],
+    overlays: str,
+    control: Iterable[tuple[str, int]],
+    agents: Iterable[tuple[str, int]],
+) -> None:
+    """Lay what all jobs share, and keep it when there is none, until :func:`release`.
+
+    Else a user of a host without a job could send frames that bear its address, and be heard as it.
+    """
+    nft(f"{_shared(sorted({*cluster}), overlays, control, agents)}\nadd chain {TABLE} {HELD}\n")
+
+
+def release() -> None:
+    """Let the last job's end take the rules away, or take them away now where there is none."""
+    if _held():
+        jobs = nft_elements("map", *TABLE.split(), "fences")
+        nft(f"delete chain {TABLE} {HELD}\n" if jobs else f"delete table {TABLE}\n")
+
+
+def _held() -> bool:
+    return nft_elements("chain", *TABLE.split(), HELD) is not None
+
+
 def laying(
     overlay: Overlay,
     host_address: str,
@@ -80,7 +110,47 @@ def laying(
     relay: str = "",
 ) -> str:
     """The rules that :func:`lay` loads."""
-    hosts = sorted({*cluster})
+    hosts, own, vni = sorted({*cluster}), overlay.bridge, overlay.vni
+    lines = [
+        f"flush chain {TABLE} fence_{vni}",
+        f"add rule {TABLE} fence_{vni} ip daddr != {host_address} drop",
+        f"add rule {TABLE} fence_{vni} @th,224,16 != 0x0800 drop",
+        *(
+            f"add rule {TABLE} fence_{vni} {rule} return"
+            for rule in _relayed(overlay, overlays, relay)
+        ),
+        f"add rule {TABLE} fence_{vni} @th,176,48 . ip saddr . @th,336,32 != @placed_{vni} drop",
+        f"add element {TABLE} fences {{ {vni} : jump fence_{vni} }}",
+        f'add element {TABLE} owned {{ "{own}" : jump owner_{vni} }}',
+        f'add element {TABLE} within {{ "{own}" . "{own}" }}',
+        f'add element {TABLE} gateways {{ "{own}" . {overlay.gateway} }}',
+    ]
+    # Hosts answer capsules elsewhere from behind the gateway's MAC, under their own address.
+    others = [host for host in hosts if host != host_address]
+    if gateways := ", ".join(_element(mac(overlay.gateway), host, host) for host in others):
+        lines.append(f"add element {TABLE} placed_{vni} {{ {gateways} }}")
+    return f"""{_shared(hosts, overlays, control, agents)}
+table {TABLE} {{
+  set placed_{vni} {{ typeof @th,176,48 . ip saddr . @th,336,32; }}
+  set housed_{vni} {{ type ipv4_addr; }}
+  chain fence_{vni} {{ }}
+  chain owner_{vni} {{ }}
+}}
+table netdev liveshift_{vni} {{
+  set here {{ type ether_addr; }}
+  set relays {{ type ether_addr; }}
+}}
+{chr(10).join(lines)}
+"""
+
+
+def _shared(
+    hosts: Sequence[str],
+    overlays: str,
+    control: Iterable[tuple[str, int]],
+    agents: Iterable[tuple[str, int]],
+) -> str:
+    """The rules of a host's table that are no job's own."""
     listening = sorted({*agents})
     endpoints = sorted({*control, *listening})
     everyone = f"{{ {', '.join(hosts)} }}"
@@ -89,7 +159,6 @@ def laying(
         f"{{ {', '.join(f'{address} . {port}' for address, port in among)} }}"
         for among in (endpoints, listening)
     )
-    others = [host for host in hosts if host != host_address]
     refuse = "reject with icmp type admin-prohibited"
     vxlan = f"udp dport {VXLAN_PORT}"
     ids = f"@th,96,24 <= {most_jobs(overlays)}"
@@ -109,10 +178,11 @@ def laying(
             f"{vxlan} meta skuid != 0 {ids} {refuse}",
             f"meta skuid != 0 ip daddr . tcp dport {theirs} reject with tcp reset",
             # Without connection tracking: an answer is never refused, whatever that has forgotten.
-            f"{user_to_capsule} tcp flags & (fin | syn | rst | ack) == syn {refuse}",
+            f"{user_to_capsule} tcp flags & (fin | syn | rst | ack) == syn jump users",
             f'oifname "{BRIDGES}" meta skuid != 0 meta mark set {MARK}',
         ],
-        "sent_unasked": [f"{user_to_capsule} meta l4proto != tcp ct state new {refuse}"],
+        "sent_unasked": [f"{user_to_capsule} meta l4proto != tcp ct state new jump users"],
+        "users": ["oifname vmap @owned", refuse],
         "through": [
             "iifname . oifname @within accept",  # bridge-nf-call-iptables brings those here
             f"ip saddr {overlays} ip daddr {overlays} {refuse}",
@@ -131,45 +201,24 @@ def laying(
             f"ip saddr {overlays} ip daddr != {overlays} masquerade",
         ],
     }
-    own, vni = overlay.bridge, overlay.vni
     lines = [f"flush chain {TABLE} {chain}" for chain in shared]
     lines += [
         f"add rule {TABLE} {chain} {rule}" for chain, rules in shared.items() for rule in rules
     ]
-    lines += [
-        f"flush chain {TABLE} fence_{vni}",
-        f"add rule {TABLE} fence_{vni} ip daddr != {host_address} drop",
-        f"add rule {TABLE} fence_{vni} @th,224,16 != 0x0800 drop",
-        *(
-            f"add rule {TABLE} fence_{vni} {rule} return"
-            for rule in _relayed(overlay, overlays, relay)
-        ),
-        f"add rule {TABLE} fence_{vni} @th,176,48 . ip saddr . @th,336,32 != @placed_{vni} drop",
-        f"add element {TABLE} fences {{ {vni} : jump fence_{vni} }}",
-        f'add element {TABLE} within {{ "{own}" . "{own}" }}',
-        f'add element {TABLE} gateways {{ "{own}" . {overlay.gateway} }}',
-    ]
-    # Hosts answer capsules elsewhere from behind the gateway's MAC, under their own address.
-    if gateways := ", ".join(_element(mac(overlay.gateway), host, host) for host in others):
-        lines.append(f"add element {TABLE} placed_{vni} {{ {gateways} }}")
     return f"""
 table {TABLE} {{
   set within {{ type ifname . ifname; }}
   set gateways {{ type ifname . ipv4_addr; }}
-  set placed_{vni} {{ typeof @th,176,48 . ip saddr . @th,336,32; }}
   map fences {{ typeof @th,96,24 : verdict; }}
-  chain fence_{vni} {{ }}
+  map owned {{ type ifname : verdict; }}
   chain from_capsules {{ }}
+  chain users {{ }}
   chain arriving {{ type filter hook input priority -300; }}
   chain sent {{ type filter hook output priority -300; }}
   chain sent_unasked {{ type filter hook output priority 0; }}
   chain through {{ type filter hook forward priority -300; }}
   chain inward {{ type filter hook forward priority 0; }}
   chain way_out {{ type nat hook postrouting priority srcnat; }}
-}}
-table netdev liveshift_{vni} {{
-  set here {{ type ether_addr; }}
-  set relays {{ type ether_addr; }}
 }}
 {chr(10).join(lines)}
 """
@@ -204,19 +253,25 @@ def hear(overlay: Overlay, where: Mapping[str, str | None]) -> None:
         nft("\n".join(rules) + "\n")
 
 
-def guard(overlay: Overlay, index: int) -> None:
+def guard(overlay: Overlay, index: int, owner: int | None) -> None:
     """Let a capsule's port take only what bears its own MAC and address, while it is here.
+
+    ``owner``: the uid whose job it is, which may connect to it from this host.
 
     What it sends to the gateway's MAC is not for its own subnet: the host would send it on under
     the gateway's MAC, past the fence of others.
     """
-    nft(guarding(overlay, index))
+    nft(guarding(overlay, index, owner))
 
 
-def guarding(overlay: Overlay, index: int) -> str:
+def guarding(overlay: Overlay, index: int, owner: int | None) -> str:
     """The rules that :func:`guard` loads."""
-    address, port = overlay.address(index), overlay.veth(index)
-    chain = f"netdev liveshift_{overlay.vni} {port}"
+    address, port, vni = overlay.address(index), overlay.veth(index), overlay.vni
+    chain, theirs = f"netdev liveshift_{vni} {port}", f"{TABLE} owner_{vni}"
+    let = f"ip daddr @housed_{vni} meta skuid {owner} meta mark set {MARK} accept"
+    own = f"""flush chain {theirs}
+add rule {theirs} {let}
+add element {TABLE} housed_{vni} {{ {address} }}"""
     return f"""
 add chain {chain} {{ type filter hook ingress device "{port}" priority 0; policy drop; }}
 flush chain {chain}
@@ -227,6 +282,7 @@ add rule {chain} ether daddr {mac(overlay.gateway)} ip daddr {overlay.subnet} \
 ip daddr != {overlay.gateway} drop
 add rule {chain} ip saddr {address} accept
 add rule {chain} arp saddr ether {mac(address)} arp saddr ip {address} accept
+{own if owner is not None else ""}
 """
 
 
@@ -267,21 +323,30 @@ def unguard(overlay: Overlay, index: int) -> None:
     subprocess.run(
         ["nft", "-f", "-"], input=script, text=True, capture_output=True, check=False
     )  # which fails when there is none
+    with contextlib.suppress(LiveshiftError):  # the same
+        nft(f"delete element {TABLE} housed_{overlay.vni} {{ {overlay.address(index)} }}\n")
 
 
 def lift(overlay: Overlay) -> None:
-    """Remove the fence of a job, and with the last one what all share; may be repeated."""
+    """Remove the fence of a job, and with the last one what all share, unless an agent holds it.
+
+    May be repeated.
+    """
     vni, own = overlay.vni, overlay.bridge
     if not stands(overlay):
         return
     jobs = nft_elements("map", *TABLE.split(), "fences") or []
-    if len(jobs) == 1:
+    if len(jobs) == 1 and not _held():
         rules = f"delete table {TABLE}\n"
     else:
         rules = f"""
 delete element {TABLE} fences {{ {vni} }}
+delete element {TABLE} owned {{ "{own}" }}
 flush chain {TABLE} fence_{vni}
 delete chain {TABLE} fence_{vni}
+flush chain {TABLE} owner_{vni}
+delete chain {TABLE} owner_{vni}
+delete set {TABLE} housed_{vni}
 delete set {TABLE} placed_{vni}
 delete element {TABLE} within {{ "{own}" . "{own}" }}
 delete element {TABLE} gateways {{ "{own}" . {overlay.gateway} }}

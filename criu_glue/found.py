@@ -14,7 +14,7 @@ class Along:
     """A directory that goes along; ``path`` is the capsule's name for it.
 
     ``files``: entries of any kind; ``size``: bytes that are sent, without holes; ``recent``: those
-    of files that were written in the last RECENT_S seconds. ``place``: of a carried path, as of
+    of files that were written in the last RECENT_S seconds. ``place``: where it lies, as of
     :func:`place_of`.
     """
 

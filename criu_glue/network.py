@@ -42,6 +42,7 @@ __all__ = [
     "LOCK_TABLE",
     "Overlay",
     "end_namespace",
+    "hold_fence",
     "locate",
     "lock",
     "locked",
@@ -50,6 +51,7 @@ __all__ = [
     "plug_in",
     "prepare_lock",
     "raise_overlay",
+    "release_fence",
     "underlay",
     "unlock",
     "unplug",
@@ -119,6 +121,9 @@ def raise_overlay(
         f"link add {bridge} address {mac(overlay.gateway)} mtu {inner} type bridge",
         f"link add {vxlan} mtu {inner} type vxlan id {overlay.vni} dstport {VXLAN_PORT} "
         f"local {host_address} nolearning dev {device}",
+    )
+    _no_ipv6(bridge, vxlan)
+    ip(
         f"link set {vxlan} master {bridge} up",
         f"link set {bridge} up",
         f"addr add {overlay.gateway}/{overlay.prefix} dev {bridge}",
@@ -143,14 +148,15 @@ def _lay_again(
 ) -> None:
     """The fence of an overlay that is in use, after somebody has flushed the host's rules: what
     it has to hold is read off the forwarding table."""
-    indices = [overlay.index(link["ifname"]) for link in links("master", overlay.bridge)]
-    ports = [index for index in indices if index is not None]
+    found = links("master", overlay.bridge)
+    indices = [(overlay.index(link["ifname"]), link.get("ifalias", "")) for link in found]
+    ports = {index: alias for index, alias in indices if index is not None}
     where: dict[str, str | None] = dict.fromkeys(map(overlay.address, ports))
     lines = _forwarding(overlay)
     where |= {address_of(line["mac"]): line["dst"] for line in lines if "dst" in line}
     fence.lay(overlay, host_address, cluster, overlays, control, agents, relay)
-    for index in ports:
-        fence.guard(overlay, index)
+    for index, alias in ports.items():
+        fence.guard(overlay, index, int(alias) if alias.isdecimal() else None)
     fence.hear(overlay, where)
     _enter_relay(overlay, host_address, relay)
 
@@ -160,6 +166,24 @@ def _enter_relay(overlay: Overlay, host_address: str, relay: str) -> None:
         fence.take_for_world(overlay)
     elif relay:
         locate(overlay, {overlay.relay: relay})
+
+
+@_in_turn
+def hold_fence(
+    cluster: Iterable[str],
+    *,
+    overlays: str,
+    control: Iterable[tuple[str, int]],
+    agents: Iterable[tuple[str, int]],
+) -> None:
+    """Keep users and containers of this host from speaking as it, jobs or not: see fence.hold."""
+    fence.hold(cluster, overlays, control, agents)
+
+
+@_in_turn
+def release_fence() -> None:
+    """From now on that stands only while a job is here."""
+    fence.release()
 
 
 @_in_turn
@@ -178,10 +202,12 @@ def plug_in(
     index: int,
     peers: Iterable[str],
     locked: bool,
+    owner: int,
     relayed: Iterable[str] | None = None,
 ) -> None:
     """Make a capsule's network namespace with its mobile address, locked if it is to receive.
 
+    ``owner``: the uid whose job it is, which may connect to it; the veth's alias keeps it.
     ``relayed``: where a host relays what it has to do with the world, the addresses of the
     cluster's hosts, which it reaches through the host that it is on all the same; else None.
 
@@ -197,14 +223,19 @@ def plug_in(
     mtu = bridge[0]["mtu"]
     run(["ip", "netns", "add", netns])
     # By default one ICMP error a second would go out; the lock needs one per retransmission.
-    limit = "echo 0 > /proc/sys/net/ipv4/icmp_ratelimit"
-    run(["ip", "netns", "exec", netns, "sh", "-c", limit])
+    # The second is for eth0, which does not exist yet: loopback, which does, keeps IPv6.
+    settings = (
+        "echo 0 > /proc/sys/net/ipv4/icmp_ratelimit;"
+        " cd /proc/sys/net/ipv6/conf/default 2> /dev/null || exit 0; echo 1 > disable_ipv6"
+    )
+    run(["ip", "netns", "exec", netns, "sh", "-c", settings])
     if locked:
         nft(LOCK_RULES, netns)
     own = mac(address)
     ip(f"link add {veth} mtu {mtu} type veth peer name eth0 address {own} mtu {mtu} netns {netns}")
-    fence.guard(overlay, index)
-    ip(f"link set {veth} master {overlay.bridge} up")
+    _no_ipv6(veth)
+    fence.guard(overlay, index, owner)
+    ip(f"link set {veth} alias {owner} master {overlay.bridge} up")
     neighbours = {*peers, overlay.gateway, overlay.relay} - {address}
     way_out = overlay.gateway if relayed is None else overlay.relay
     by_gateway = [f"{host}/32 via {overlay.gateway}" for host in relayed or ()]
@@ -279,6 +310,13 @@ def _forwarding(overlay: Overlay) -> list[dict[str, Any]]:
     """The lines of the VXLAN's table, which say which host has a MAC (``dst``), and of the bridge's
     that lead to it (``master``)."""
     return list(json.loads(run(["bridge", "-json", "fdb", "show", "dev", overlay.vxlan])))
+
+
+def _no_ipv6(*devices: str) -> None:
+    """The fence's rules are for IPv4, and a user of this host could reach ff02::1%device."""
+    for device in devices:
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            _sysctl(f"net/ipv6/conf/{device}/disable_ipv6", "1")
 
 
 def _sysctl(key: str, value: str) -> None:

@@ -28,6 +28,8 @@ from liveshift.runtime.config import Cluster, load
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 
+ANOTHER = NOBODY - 1
+"""A user who has no job."""
 PORT = 5000
 VXLAN = 4789
 ABSTRACT = "\0liveshift-prober"
@@ -36,8 +38,8 @@ ABSTRACT = "\0liveshift-prober"
 class Inside:
     """A job of probers, one on each of the first hosts, and what its capsules are asked."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, job: Job, user: int) -> None:
+        self.job, self.user = job, user
         self._asked = [0] * job.nnodes
 
     def ask(self, index: int, *probes: list[Any]) -> list[Any]:
@@ -85,7 +87,7 @@ def probers(
     script = shutil.copy(JOBS / "prober.py", open_python.files)
     argv = (open_python.python, str(script), "--out", "{out}")
     job = lab.start(name, argv, nnodes=nnodes, user=user or None)
-    inside = Inside(job)
+    inside = Inside(job, user)
     for index in range(nnodes):
         assert job.seen(index).users == {user}
         assert inside.ask(index, ["unix", ABSTRACT]) == ["connected"]
@@ -202,13 +204,21 @@ def test_another_jobs_overlay_is_out_of_reach(mine: Inside, theirs: Inside) -> N
 def test_users_of_a_host_do_not_reach_the_ports_of_its_capsules(
     lab: LabSession, mine: Inside
 ) -> None:
-    """Over the bridge of the job, or from another host over its VXLAN."""
+    """Over the bridge of the job, or from another host over its VXLAN; but the user whose job it is
+    reaches the one that is here."""
     code = "import socket, sys; print(socket.socket().connect_ex((sys.argv[1], int(sys.argv[2]))))"
-    as_user = ("setpriv", f"--reuid={NOBODY}", "--clear-groups")
-    for index in (0, 1):
-        host, target = mine.job.capsule(0).host, (mine.address(index), str(PORT))
+    host = mine.job.capsule(0).host
+
+    def tried(user: int, index: int) -> str:
+        as_user = ("setpriv", f"--reuid={user}", "--clear-groups")
+        target = mine.address(index), str(PORT)
         said = on_host(lab, host, *as_user, "/usr/bin/python3", "-Sc", code, *target)
-        assert os.strerror(int(said)) == "No route to host"
+        return os.strerror(int(said))
+
+    for index in (0, 1):
+        assert tried(ANOTHER, index) == "No route to host"
+        theirs = mine.user == NOBODY and not index
+        assert tried(NOBODY, index) == ("Success" if theirs else "No route to host")
         assert mine.ask(index, ["tcp", mine.address(1 - index), PORT]) == ["connected"]
     assert reaches(lab, mine.job.capsule(0).host, mine.address(0), PORT), "root does"
 

@@ -124,6 +124,7 @@ class Agent:
             undo.callback(path.unlink, missing_ok=True)
             undo.callback(listener.close)
             _memory_for_images(self.cluster.paths.run / "images", undo)
+            await asyncio.to_thread(self._hold_fence, undo)
             await self.porter.take_up()
             await self.swapper.take_up()
             await local_socket.serve_on(listener, path, self._relay)
@@ -131,6 +132,14 @@ class Agent:
         # It mounts, and its mounts stay: a start that fails has not come this far.
         await asyncio.to_thread(self.porter.keep_kernel_data)
         notify.ready()
+
+    def _hold_fence(self, undo: contextlib.ExitStack) -> None:
+        try:
+            self.house.housing.hold_fence()
+        except LiveshiftError as error:  # no job will start here, and the host is still to be seen
+            log.error("users of this host can speak to capsules elsewhere as this host: %s", error)
+        else:
+            undo.callback(network.release_fence)
 
     async def run(self) -> None:
         """Report to the orchestrator and serve it and the local socket."""
@@ -264,7 +273,11 @@ async def serve(cluster: Cluster, host: str, file: ClusterFile) -> None:
     with state_lock.held(cluster.paths.state, "agent"):
         agent = Agent(cluster, host)
         await agent.start()
-        await file.follow(agent.run(), agent.idle, agent.objection)
+        try:
+            await file.follow(agent.run(), agent.idle, agent.objection)
+        except asyncio.CancelledError:  # it is not to start again
+            network.release_fence()
+            raise
 
 
 def _find_criu(cluster: Cluster) -> Criu | None:

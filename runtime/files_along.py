@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..criu_glue.along import measure, overlap
+from ..criu_glue.along import measure, overlap, place_of
 from ..criu_glue.found import Along, Survey
 from ..units import size
 from .prediction import AHEAD, AHEAD_FILE_S
@@ -74,9 +74,18 @@ def check(
     needed[_file_system(capsules)] += output
     for each in along:
         if each.path == "/tmp":
+            if capsules.exists() and overlap(each.place, place_of(capsules)):
+                troubles.append(
+                    (
+                        f"the directory of capsules, {capsules}, is the same at the source and on"
+                        f" {host}: the capsule's /tmp would be unpacked into itself",
+                        "give each host a paths.state of its own, on a local file system",
+                    )
+                )
+                continue
             needed[_file_system(capsules)] += each.size
             continue
-        here = measure(each.path, Path(each.path), carried=True)
+        here = measure(each.path, Path(each.path))
         if overlap(each.place, here.place):
             troubles.append(
                 (

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict
 
 import msgspec
 
@@ -170,6 +171,15 @@ class Resident:
         shutil.rmtree(self.room.plan.directory, ignore_errors=True)
 
 
+class Fenced(TypedDict):
+    """What the rules of a host are made from: see fence.lay."""
+
+    cluster: list[str]
+    overlays: str
+    control: list[tuple[str, int]]
+    agents: list[tuple[str, int]]
+
+
 @dataclass(frozen=True)
 class Housing:
     """How this host houses capsules: where their directories lie, what the cluster file says."""
@@ -276,19 +286,27 @@ class Housing:
         self, overlay: Overlay, spec: CapsuleSpec, peers: Iterable[str], *, locked: bool
     ) -> None:
         relayed = [host.address for host in self.cluster.hosts] if self.cluster.relay else None
-        network.plug_in(overlay, netns_name(spec.name), spec.index, peers, locked, relayed)
+        netns = netns_name(spec.name)
+        network.plug_in(overlay, netns, spec.index, peers, locked, spec.uid, relayed)
 
     def raise_overlay(self, book: Book, *, lay_again: bool = False) -> Overlay:
-        overlay = Overlay(book.vni, book.subnet)
-        cluster = self.cluster
-        network.raise_overlay(
-            overlay, cluster.host(self.host).address, [h.address for h in cluster.hosts],
-            overlays=str(cluster.overlay), control=[cluster.orchestrator],
-            agents=[end for host in cluster.hosts for end in (host.data, host.pages)],
-            relay=cluster.relay.address if cluster.relay else "",
-            lay_again=lay_again,
-        )  # fmt: skip
+        overlay, address = Overlay(book.vni, book.subnet), self.cluster.host(self.host).address
+        relay = self.cluster.relay.address if self.cluster.relay else ""
+        network.raise_overlay(overlay, address, relay=relay, lay_again=lay_again, **self._fenced())
         return overlay
+
+    def hold_fence(self) -> None:
+        """See network.hold_fence."""
+        network.hold_fence(**self._fenced())
+
+    def _fenced(self) -> Fenced:
+        cluster = self.cluster
+        return {
+            "cluster": [host.address for host in cluster.hosts],
+            "overlays": str(cluster.overlay),
+            "control": [cluster.orchestrator],
+            "agents": [end for host in cluster.hosts for end in (host.data, host.pages)],
+        }
 
     def fresh_directory(self, spec: CapsuleSpec) -> RoomPlan:
         """The capsule's directory, emptied of an earlier stay on this host."""

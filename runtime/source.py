@@ -156,7 +156,7 @@ class Source:
 
     def _along(self, tmp: Path) -> tuple[Along, ...]:
         carried = self._house.housing.placement.carried
-        measured = (along.measure(path, Path(path), carried=True) for path in carried)
+        measured = (along.measure(path, Path(path)) for path in carried)
         return (along.measure("/tmp", tmp), *measured)
 
     def _dumper(self) -> Criu:

@@ -66,7 +66,9 @@ class Place:
         return done.stderr
 
     @contextmanager
-    def runs(self, daemon: str, under: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[bytes]]:
+    def runs(
+        self, daemon: str, under: tuple[str, ...] = (), *more: str
+    ) -> Iterator[subprocess.Popen[bytes]]:
         """The daemon, from when it has said that it is ready; it is ended by SIGTERM. ``under``: a
         command that becomes it."""
         with ExitStack() as stack:
@@ -76,7 +78,9 @@ class Place:
             stack.callback(where.unlink)
             env = {**os.environ, "NOTIFY_SOCKET": str(where)}
             process = stack.enter_context(
-                subprocess.Popen([*under, *self.command(daemon)], env=env, stderr=subprocess.PIPE)
+                subprocess.Popen(
+                    [*under, *self.command(daemon, *more)], env=env, stderr=subprocess.PIPE
+                )
             )
             try:
                 assert readable(30, ready), f"{daemon} is not ready"

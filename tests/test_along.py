@@ -103,13 +103,32 @@ def test_a_network_file_system_is_the_same_one_on_every_host(
 def test_the_sources_own_directory_is_not_unpacked_into(tmp_path: Path) -> None:
     """On a shared file system that was listed as carried: the hosts see one directory."""
     (tmp_path / "file").write_bytes(b"x")
-    mine = measure(str(tmp_path), tmp_path, carried=True)
+    mine = measure(str(tmp_path), tmp_path)
     _, troubles = files_along.check((mine,), tmp_path, "h2")
     assert len(troubles) == 1
     assert f"{tmp_path} is the same directory at the source and on h2" in troubles[0][0]
     assert "files.shared" in troubles[0][1]
     _, troubles = files_along.check((replace(mine, place=("boot 8:1", "/x")),), tmp_path, "h2")
     assert troubles == []
+
+
+def test_a_capsules_own_tmp_is_not_unpacked_into_itself(tmp_path: Path) -> None:
+    """Two hosts whose state directory is on one shared file system, also when nothing is in /tmp:
+    the room that is built for the capsule would take the place of its directory."""
+    capsules = tmp_path / "capsules"
+    tmp = capsules / "job.0" / "tmp"
+    tmp.mkdir(parents=True)
+    mine = measure("/tmp", tmp)
+    assert (mine.path, mine.size) == ("/tmp", 0)
+    _, troubles = files_along.check((mine,), capsules, "h2")
+    assert len(troubles) == 1
+    assert f"{capsules}, is the same at the source and on h2" in troubles[0][0]
+    assert "paths.state" in troubles[0][1]
+    for others in (tmp_path / "h2" / "capsules", tmp_path / "none"):
+        if others.name == "capsules":
+            others.mkdir(parents=True)
+        _, troubles = files_along.check((mine,), others, "h2")
+        assert troubles == []
 
 
 def test_files_that_have_no_space_at_the_destination_are_refused(

@@ -8,12 +8,14 @@ import os
 import re
 import signal
 import sqlite3
+import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from daemon_process import Place, taken
+from one_room import netns
 
 from liveshift.errors import LiveshiftError, NotPermitted
 from liveshift.launcher.client import Client
@@ -21,6 +23,8 @@ from liveshift.runtime import agent, resident
 from liveshift.runtime.cluster_file import ClusterFile
 from liveshift.runtime.config import load
 from liveshift.runtime.messages import GetStatus, SetTaint, Status
+
+__all__ = ["netns"]
 
 
 @pytest.fixture
@@ -192,3 +196,16 @@ class TestAgent:
         assert said.splitlines()[-1] == "0", said
         left = set(place.made()) - set(before)
         assert left <= {"run", "run/images"}, left
+
+    def test_its_hosts_fence_stands_while_it_runs(self, place: Place, netns: Path) -> None:
+        """No job is there, and no orchestrator."""
+        inside = ("ip", "netns", "exec", netns.name)
+        subprocess.run([*inside, "ip", "link", "set", "lo", "up"], check=True)
+
+        def rules() -> str:
+            listed = [*inside, "nft", "list", "ruleset"]
+            return subprocess.run(listed, check=True, capture_output=True, text=True).stdout
+
+        with place.runs("agent", inside, "--host", "h0"):
+            assert "udp dport 4789 meta skuid != 0 " in rules()
+        assert rules() == ""

@@ -14,8 +14,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from frames import Ear, counted, frame, inject, inner, say, settled, somebody_elses_vxlan
-from three_hosts import OVERLAY, UNDERLAY, Net, answer_from, inside, ip, raise_overlay
+from frames import Ear, counted, frame, inject, inner, say, settled, somebody_elses_vxlan, until
+from three_hosts import (
+    OVERLAY,
+    UNDERLAY,
+    Net,
+    answer_from,
+    hold_fence,
+    inside,
+    ip,
+    raise_overlay,
+)
 
 from liveshift.criu_glue import network
 from liveshift.criu_glue.network import Overlay, mac
@@ -58,11 +67,11 @@ def reachable(net: Net) -> Net:
     return net
 
 
-def user_sends(words: str, *argv: str) -> subprocess.CompletedProcess[str]:
+def user_sends(words: str, *argv: str, user: int = NOBODY) -> subprocess.CompletedProcess[str]:
     """A short program of an ordinary user in this thread's network namespace."""
     return subprocess.run(
         ["/usr/bin/python3", "-Sc", "import socket, sys\n" + words, *argv], capture_output=True,
-        text=True, cwd="/", user=NOBODY, group=NOBODY, extra_groups=[], timeout=30, check=False,
+        text=True, cwd="/", user=user, group=NOBODY, extra_groups=[], timeout=30, check=False,
     )  # fmt: skip
 
 
@@ -138,6 +147,43 @@ def test_a_host_hears_what_comes_to_its_cluster_address_only(
     assert heard == (target == "its address")
 
 
+def test_users_of_a_host_without_a_job_cannot_speak_as_it(net: Net, ear: Listen) -> None:
+    """Its agent's rules stand before a job comes and after the last one has gone."""
+    with net.on("h1"):
+        hold_fence()
+    net.raised("h0", "h2")
+    zero, beside = net.plug("h0", 0), net.plug("h2", 1)
+    for index, host in enumerate(("h0", "h2", "h1")):
+        net.located(index, host, ("h0", "h2"))
+    listening = ear(zero)
+    forged = frame("10.99.7.3", "10.99.7.1", b"forged")
+    for had_one in (False, True):
+        if had_one:
+            with net.on("h1"):
+                raise_overlay(OVERLAY, UNDERLAY["h1"])
+                network.lower_overlay(OVERLAY)
+        assert not inject(net.name("h1"), UNDERLAY["h0"], 7, forged, user=NOBODY)
+    say(beside, b"the end", "10.99.7.1")
+    assert b"forged" not in b"".join(listening.until(b"the end"))
+    with net.on("h1"):
+        network.release_fence()
+    assert inject(net.name("h1"), UNDERLAY["h0"], 7, forged, user=NOBODY), "the agent has ended"
+    assert b"forged" in listening.until(b"forged")[-1], "else it was not well made"
+
+
+def test_an_agents_end_leaves_the_rules_to_the_jobs_that_are_here(net: Net) -> None:
+    settled(net)
+    forged = frame("10.99.7.2", "10.99.7.1", b"forged")
+    with net.on("h1"):
+        hold_fence()
+        network.release_fence()
+        assert not inject(net.name("h1"), UNDERLAY["h0"], 7, forged, user=NOBODY)
+        network.lower_overlay(OVERLAY)
+        tables = ["nft", "list", "tables"]
+        done = subprocess.run(tables, check=True, capture_output=True, text=True)
+    assert "liveshift" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("host", "payload"),
     [
@@ -180,19 +226,21 @@ def test_a_users_traffic_in_somebody_elses_vxlan_goes_on(net: Net, serve: Serve)
 # ---- the ports of capsules ---------------------------------------------------------------------
 
 
-def tcp_as_user(address: str) -> str:
+def tcp_as_user(address: str, user: int = NOBODY) -> str:
     """What a user of a host gets who opens a TCP connection to port 5000."""
     done = user_sends(
         "line = socket.socket(); line.settimeout(5)\n"
-        "print(line.connect_ex((sys.argv[1], 5000)))", address,
+        "print(line.connect_ex((sys.argv[1], 5000)))", address, user=user,
     )  # fmt: skip
     return os.strerror(int(done.stdout))
 
 
-def udp_as_user(address: str, words: str) -> None:
+def udp_as_user(address: str, words: str, user: int = NOBODY) -> None:
+    """A datagram to port 6000, of whatever kind the address is."""
     user_sends(
-        "socket.socket(type=socket.SOCK_DGRAM).sendto(sys.argv[2].encode(), (sys.argv[1], 6000))",
-        address, words,
+        "kind, _, _, _, to = socket.getaddrinfo(sys.argv[1], 6000, type=socket.SOCK_DGRAM)[0]\n"
+        "socket.socket(kind, socket.SOCK_DGRAM).sendto(sys.argv[2].encode(), to)",
+        address, words, user=user,
     )  # fmt: skip
 
 
@@ -212,6 +260,61 @@ def test_users_of_hosts_do_not_reach_the_ports_of_capsules(
     assert answer_from(one, "10.99.7.1") == "zero 10.99.7.2 hello"
     say(one, b"from a peer", "10.99.7.1")
     assert b"from a user" not in b"".join(listening.until(b"from a peer"))
+
+
+def test_only_the_user_whose_job_it_is_reaches_a_capsule(
+    net: Net, serve: Serve, ear: Listen
+) -> None:
+    """On its host, by TCP and UDP, also after somebody has flushed the host's rules."""
+    owner, another = 4321, 4322
+    net.raised("h0", overlay=OTHER)
+    net.raised("h0", "h1")
+    zero, one = net.plug("h0", 0, owner=owner), net.plug("h1", 1, owner=owner)
+    theirs = net.plug("h0", 0, overlay=OTHER, owner=another)
+    for index, host in enumerate(("h0", "h1")):
+        net.located(index, host, ("h0", "h1"))
+    serve(zero, "10.99.7.1", "zero")
+    serve(theirs, "10.99.8.1", "theirs")
+    for flushed in (False, True):
+        listening = ear(zero)
+        with net.on("h0"):
+            if flushed:
+                subprocess.run(["nft", "flush", "ruleset"], check=True)
+                raise_overlay(OVERLAY, UNDERLAY["h0"])
+                raise_overlay(OTHER, UNDERLAY["h0"])
+            assert tcp_as_user("10.99.7.1", owner) == "Success"
+            assert tcp_as_user("10.99.7.1", another) == "No route to host"
+            assert tcp_as_user("10.99.7.2", owner) == "No route to host", "it is on h1"
+            assert tcp_as_user("10.99.8.1", owner) == "No route to host"
+            assert tcp_as_user("10.99.8.1", another) == "Success"
+            udp_as_user("10.99.7.1", "from another", another)
+            udp_as_user("10.99.7.1", "from the owner", owner)
+        frames = b"".join(listening.until(b"from the owner"))
+        assert b"from another" not in frames
+        say(one, b"from a peer", "10.99.7.1")
+        listening.until(b"from a peer")
+    net.unplug("h0", 0)
+    with net.on("h0"):
+        assert tcp_as_user("10.99.7.1", owner) == "No route to host", "it has left"
+
+
+@pytest.mark.parametrize("device", ["lsb7", "lsv7.0", "lsx7"])
+def test_users_of_a_host_do_not_reach_a_capsule_by_ipv6(net: Net, device: str) -> None:
+    """Whoever serves on ``::`` there is reached by IPv4, and by itself on ::1."""
+    zero, one, *_ = settled(net)
+    with inside(zero), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as service:
+        service.settimeout(5)
+        service.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        service.bind(("::", 6000))
+        until(lambda: "tentative" not in ip("-6", "addr", "show", "dev", "eth0"))
+        with net.on("h0"):  # an address that there is comes into use after 1 to 2 s
+            until(lambda: "tentative" not in ip("-6", "addr", "show", "dev", device))
+            udp_as_user(f"ff02::1%{device}", "from a user")
+        say(one, b"from a peer", "10.99.7.1")
+        assert service.recvfrom(100)[0] == b"from a peer"
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as line:
+            line.sendto(b"from itself", ("::1", 6000))
+        assert service.recvfrom(100)[0] == b"from itself"
 
 
 @pytest.mark.parametrize("host", ["h0", "h1"], ids=["beside the capsule", "elsewhere"])

@@ -177,9 +177,7 @@ class TestClusterFile:
         assert (made.precopy.enabled, made.precopy.slow_down) == (False, 0.5)
         made = plan.cluster("a", 1, tmp_path, tables={"logs": {"max": "2MiB", "keep": "3"}})
         assert (made.logs.max, made.logs.keep) == (2 << 20, 3)
-        with pytest.raises(
-            WrongUsage, match=r'logs.max: found "9KiB", expected a size from "1MB"'
-        ):
+        with pytest.raises(WrongUsage, match=r'logs.max: found "9KiB", expected a size from "1MB"'):
             plan.cluster("a", 1, tmp_path, tables={"logs": {"max": "9KiB"}})
         with pytest.raises(WrongUsage, match=r'precopy\.enabled: found "no"'):
             plan.cluster("a", 1, tmp_path, tables={"precopy": {"enabled": "no"}})

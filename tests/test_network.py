@@ -272,7 +272,7 @@ def test_two_jobs_on_one_host_do_not_hear_each_other(net: Net, serve: Callable[.
     zero = net.plug("h0", 0)
     with net.on("h0"):
         raise_overlay(other, UNDERLAY["h0"])
-        network.plug_in(other, net.name("other"), 0, [], locked=False)
+        network.plug_in(other, net.name("other"), 0, [], locked=False, owner=0)
         net.capsules.add(net.name("other"))
         network.lower_overlay(OVERLAY)
         assert Path(f"/run/netns/{net.name('other')}").exists()
@@ -292,7 +292,7 @@ def test_an_address_that_no_device_has_is_named(net: Net) -> None:
         net.on("h0"),
         pytest.raises(LiveshiftError, match=r"overlay 10\.99\.7\.0/24 does not stand"),
     ):
-        network.plug_in(OVERLAY, net.name("c7.0.h0"), 0, [], locked=False)
+        network.plug_in(OVERLAY, net.name("c7.0.h0"), 0, [], locked=False, owner=0)
     assert not Path(f"/run/netns/{net.name('c0.h0')}").exists()
 
 

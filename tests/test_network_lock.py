@@ -53,6 +53,17 @@ def test_flags_are_those_of_the_table_that_is_there() -> None:
     assert table(error(errno.ENOENT)).flags is None
 
 
+def test_flags_are_not_read_out_of_the_middle_of_another_attribute() -> None:
+    """A name that looks like them, with a length that is padded; and one without any length."""
+    fake = struct.pack("=HHI", 8, FLAGS, 0xFFFFFFFF) + b"tail."
+    name = struct.pack("=HH", 4 + len(fake), 1) + fake + bytes(3)
+    flags = struct.pack("=HHBBBB", 8, FLAGS, 0, 0, 0, 1)
+    for before in (name, bytes(4), b""):
+        body = before + flags
+        head = struct.pack("=IHHII", 20 + len(body), NEW_TABLE, 0, 1, 0) + bytes(4)
+        assert table(head + body).flags == 1
+
+
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EBUSY])
 def test_another_answer_is_not_taken_for_no_table(code: int) -> None:
     with pytest.raises(OSError, match="nf_tables") as caught:

@@ -47,6 +47,11 @@ def raise_overlay(overlay: Overlay, address: str, relay: str = "") -> None:
     )
 
 
+def hold_fence() -> None:
+    """As an agent does when it starts."""
+    network.hold_fence(CLUSTER, overlays=OVERLAYS, control=CONTROL, agents=AGENTS)
+
+
 def ip(*words: str) -> str:
     return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
 
@@ -95,12 +100,15 @@ class Net:
         locked: bool = False,
         overlay: Overlay = OVERLAY,
         relayed: bool = False,
+        owner: int = 0,
     ) -> str:
         """A capsule's namespace on a host; the name says both, as two hosts share /run/netns."""
         name = self.name(f"c{overlay.vni}.{index}.{host}")
         peers = [overlay.address(n) for n in range(4)]
         with self.on(host):
-            network.plug_in(overlay, name, index, peers, locked, CLUSTER if relayed else None)
+            network.plug_in(
+                overlay, name, index, peers, locked, owner, CLUSTER if relayed else None
+            )
         self.capsules.add(name)
         return name
 

@@ -22,7 +22,7 @@ FENCE = fence.laying(
     "198.18.0.0/15",
     [("192.0.2.1", 7400)],
     [("192.0.2.2", 7401)],
-) + fence.guarding(JOB, 0)
+) + fence.guarding(JOB, 0, 1000)
 """What the agent loads for a job and its first capsule."""
 
 LOCK_AND_MASQUERADE = """

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a destination does with an image: nothing before it is complete, what fails leaves no task,
+and what is over leaves nothing. The tree, CRIU and the devices are stand-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liveshift.criu_glue.network import Overlay
+from liveshift.errors import LiveshiftError, StepFailed
+from liveshift.runtime import arrival
+from liveshift.runtime.arrival import NOTE, Arrival
+from liveshift.runtime.device_memory import TABLE
+from liveshift.runtime.messages import Book
+from liveshift.runtime.stopwatch import Stopwatch
+from liveshift.runtime.wire import PAGE_TABLE
+
+NO_CRIU: Any = None
+BOOK = Book("gpt", 7, "10.99.7.0/24", {})
+
+
+class Scene:
+    """An arrival of gpt/1 at h1."""
+
+    def __init__(self, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[str] = []
+        self.fails = ""
+        self.runs = False
+        plan = SimpleNamespace(uid=1000, gid=1000, groups=(), tmp=top / "tmp", log=top / "log")
+        room = SimpleNamespace(plan=plan, init=4711, started=5, root=top / "root")
+        self.resident: Any = SimpleNamespace(
+            spec=SimpleNamespace(name="gpt/1", index=1), room=room, epoch=0, leaving=False,
+            overlay=Overlay(7, "10.99.7.0/24"), note=self.noted("noted"),
+            unnote=self.noted("unnoted"), remove=self.noted("removed"),
+        )  # fmt: skip
+        placement = SimpleNamespace(carried=(), mounts_of=lambda _init: {})
+        timeouts = SimpleNamespace(suspicion=3.0)
+        cluster = SimpleNamespace(precopy=SimpleNamespace(post_copy=False), timeouts=timeouts)
+        self.housing: Any = SimpleNamespace(
+            host="h1", images=lambda migration: top / migration, placement=placement,
+            cluster=cluster,
+        )  # fmt: skip
+        gpu = SimpleNamespace(used={"GPU-a": 1})
+        self.reserve: Any = SimpleNamespace(
+            migration="m1", source="h0", limit_bytes=0, gpu=gpu, book=BOOK, spec=None
+        )
+        self.pairs: Any = [("GPU-a", "GPU-x"), ("GPU-b", "GPU-y")]
+        self.here: Any = Arrival(self.reserve, self.resident, self.housing, gpus=self.pairs)
+        self.manifest: Any = SimpleNamespace(
+            streams={"image:core-1.img": (5, 0), "tree:1:tmp": (9, 0)}, gone=dict, pipes={7: 1},
+            epoll=[], image_bytes=14, capsule="gpt/1",
+        )  # fmt: skip
+        self.here.inbox.landed = SimpleNamespace(manifest=self.manifest)
+        monkeypatch.setattr(self.here.inbox, "close", self.noted("inbox closed"))
+        tree = self.here._tree
+        for name in ("bring_up", "let_run", "drop"):
+            monkeypatch.setattr(tree, name, self.noted(name))
+        for name in ("stop_at_door", "let_run_held"):
+            monkeypatch.setattr(tree, name, self.noted(name))
+        monkeypatch.setattr(tree, "resumed", lambda: self.runs)
+        for module, name in (
+            (arrival.image_check, "prepare"), (arrival.shared_sizes, "forget"),
+            (arrival.carried_out, "reconcile"), (arrival, "adopt"),
+        ):  # fmt: skip
+            monkeypatch.setattr(module, name, self.noted(name))
+
+    def noted(self, what: str) -> Callable[..., None]:
+        def do(*_: object, **__: object) -> None:
+            self.done.append(what)
+            if what == self.fails:
+                raise StepFailed("restore", f"{what} failed")
+
+        return do
+
+    def with_devices(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        """Device state came with the image."""
+        self.manifest.streams[TABLE] = (1, 0)
+        (self.here.images / TABLE).write_bytes(b"table")
+        monkeypatch.setattr(arrival, "decode", lambda raw: [raw])
+        devices = SimpleNamespace(
+            arrive=self.noted("arrive"), end=self.noted("end"), drop=self.noted("devices dropped"),
+            take_up=lambda some=False: self.done.append(f"take_up some={some}"),
+        )  # fmt: skip
+        self.here._find_devices = lambda: devices
+        return devices
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return Scene(tmp_path, monkeypatch)
+
+
+def test_what_was_promised_and_where_it_is(scene: Scene) -> None:
+    assert scene.here.gpus_promised == ["GPU-x"]
+    assert scene.here.here(9).book == Book("gpt", 7, "10.99.7.0/24", {"10.99.7.2": ("h1", 9)})
+    assert (scene.here.migration, scene.here.source, scene.here.granted) == ("m1", "h0", 0)
+    assert scene.here.placed == (0, False)
+
+
+def test_only_a_complete_image_is_restored_and_it_is_looked_at_first(scene: Scene) -> None:
+    watch = Stopwatch()
+    scene.here.bring_up(NO_CRIU, watch, 10.0)
+    assert scene.done == ["inbox closed", "reconcile", "prepare", "forget", "bring_up"]
+    assert [phase.name for phase in watch.phases] == ["verify", "restore"]
+    assert watch.phases[1].bytes == 5
+    scene.done.clear()
+    scene.here.bring_up(NO_CRIU, watch, 10.0)
+    assert scene.done == ["inbox closed", "prepare", "forget", "bring_up"], "files are settled once"
+    scene.here.inbox.landed = None
+    scene.done.clear()
+    with pytest.raises(StepFailed, match="the image is not complete"):
+        scene.here.bring_up(NO_CRIU, watch, 10.0)
+    assert scene.done == ["inbox closed"]
+
+
+def test_what_is_gone_at_the_source_goes_here_too_if_it_came_from_there(scene: Scene) -> None:
+    tmp = scene.resident.room.plan.tmp
+    tmp.mkdir()
+    for name in ("came", "was here"):
+        (tmp / name).touch()
+    scene.here.inbox.written = {"tmp": {"came"}}
+    scene.manifest.gone = lambda: {"tmp": ["came", "was here"]}
+    scene.here.bring_up(NO_CRIU, Stopwatch(), 10.0)
+    assert [path.name for path in tmp.iterdir()] == ["was here"]
+
+
+def test_an_image_whose_memory_is_used_up_is_not_restored(scene: Scene) -> None:
+    """It would make a tree of zeros."""
+    scene.manifest.streams[PAGE_TABLE] = (1, 0)
+    with pytest.raises(StepFailed, match="is used up"):
+        scene.here.bring_up(NO_CRIU, Stopwatch(), 10.0)
+    with pytest.raises(StepFailed, match="is used up"):
+        scene.here.forward(NO_CRIU, NO_CRIU)
+    assert scene.done == ["inbox closed"]
+
+
+@pytest.mark.parametrize(
+    ("failed", "spent", "absent", "early", "used_up"),
+    [
+        (0, True, 1, None, False), (3, True, 0, None, True), (3, False, 1, None, True),
+        (3, False, 0, None, False), (3, False, 1, "one", False),
+    ],
+)  # fmt: skip
+def test_an_attempt_may_leave_nothing_to_try_again_with(
+    scene: Scene, failed: int, spent: bool, absent: int, early: Any, used_up: bool
+) -> None:
+    here = scene.here
+    here.failed_epoch, here._early = failed, early
+    assert here.used_up is False, "no memory came in pages"
+    here.inbox.memory = SimpleNamespace(spent=spent, absent=absent)
+    assert here.used_up is used_up
+
+
+def test_device_state_waits_at_the_door_and_comes_before_the_tree_runs(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.with_devices(monkeypatch)
+    scene.here.bring_up(NO_CRIU, Stopwatch(), 10.0)
+    assert scene.done[-3:] == ["bring_up", "stop_at_door", "arrive"]
+    scene.here.let_run(Stopwatch(), 9, 10.0)
+    assert scene.done[-2:] == ["noted", "let_run_held"]
+    for fails in ("stop_at_door", "arrive"):
+        scene.fails = fails
+        with pytest.raises(StepFailed, match=fails):
+            scene.here.bring_up(NO_CRIU, Stopwatch(), 10.0)
+        assert scene.done[-3:] == [fails, "drop", "end"], "no task is left"
+
+
+def test_device_state_without_a_helper_lets_nothing_run(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.with_devices(monkeypatch)
+    scene.here._find_devices = lambda: None
+    with pytest.raises(StepFailed, match="the GPU helper of this host"):
+        scene.here.bring_up(NO_CRIU, Stopwatch(), 10.0)
+    assert "bring_up" not in scene.done
+
+
+def test_it_is_noted_as_running_before_it_runs(scene: Scene) -> None:
+    moved = scene.here.let_run(Stopwatch(), 9, 10.0)
+    assert scene.done == ["noted", "let_run"]
+    assert (scene.resident.epoch, moved.bytes) == (9, 14)
+    assert [phase.name for phase in moved.phases if phase.frozen] == ["unlock"]
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_one_that_could_not_be_let_go_has_no_task_unless_it_runs_after_all(
+    scene: Scene, runs: bool
+) -> None:
+    scene.fails, scene.runs = "let_run", runs
+    if runs:
+        scene.here.let_run(Stopwatch(), 9, 10.0)
+        assert scene.done == ["noted", "let_run"]
+    else:
+        with pytest.raises(StepFailed, match=r"it could not be let go: .*let_run failed"):
+            scene.here.let_run(Stopwatch(), 9, 10.0)
+        assert scene.done == ["noted", "let_run", "drop", "unnoted"]
+
+
+@pytest.mark.parametrize(
+    ("runs", "fails", "went_well", "done"),
+    [
+        (False, "", True, ["let_run"]),
+        (True, "", True, ["adopt"]),
+        (False, "let_run", False, ["let_run", "drop", "unnoted"]),
+    ],
+)
+def test_a_later_agent_finishes_what_an_earlier_one_was_to_let_run(
+    scene: Scene, runs: bool, fails: str, went_well: bool, done: list[str]
+) -> None:
+    scene.runs, scene.fails = runs, fails
+    assert scene.here.finish_letting_run() is went_well
+    assert scene.done == done
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_it_takes_up_the_devices_too(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, runs: bool
+) -> None:
+    scene.with_devices(monkeypatch)
+    scene.runs = runs
+    assert scene.here.finish_letting_run() is True
+    assert scene.done == (
+        ["take_up some=True", "end", "adopt"] if runs else ["take_up some=False", "let_run_held"]
+    )
+
+
+def test_what_is_over_leaves_nothing_here(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The note goes first: without it no agent takes up what is half gone."""
+    here = scene.here
+    scene.with_devices(monkeypatch)
+    here._early = SimpleNamespace(drop=scene.noted("early dropped"))
+    (here.images / NOTE).touch()
+    forget = here.inbox.forget_memory
+
+    def forgotten() -> None:
+        assert not (here.images / NOTE).exists()
+        scene.done.append("memory")
+        forget()
+
+    monkeypatch.setattr(here.inbox, "forget_memory", forgotten)
+    here.discard()
+    assert scene.done == [
+        "inbox closed", "early dropped", "removed", "devices dropped", "early dropped", "memory",
+    ]  # fmt: skip
+    assert scene.resident.leaving
+    assert not here.images.exists()
+
+
+def test_a_tree_that_is_dropped_ends_on_the_devices_though_the_helper_is_gone(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone() -> None:
+        scene.done.append("end")
+        raise LiveshiftError("no helper")
+
+    scene.here.drop_tree()
+    assert scene.done == ["drop"]
+    scene.here._devices = SimpleNamespace(end=gone)
+    scene.here.drop_tree()
+    assert scene.done == ["drop", "drop", "end"]
+
+
+def test_a_room_that_has_ended_is_not_taken_for_another_process(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for began, stands in ((5, True), (6, False)):
+        monkeypatch.setattr(arrival, "started", lambda _pid, began=began: began)
+        assert scene.here.room_stands is stands
