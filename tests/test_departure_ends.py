@@ -307,6 +307,8 @@ def test_what_goes_ahead_is_files_and_output_and_the_lock_is_ready_then(
         assert sent[-1] == b""
         assert b"in " in b"".join(sent)
     assert set(gone._listed) == {"tmp", f"carried:{carried}"}
+    monkeypatch.setattr(departure, "passing", lambda *_: [])
+    gone._look_once_more()
     assert gone._epoll == ["an entry"]
     assert (moved.bytes, [phase.detail for phase in moved.phases][1:]) == (
         40, ["full dump: it is small"],

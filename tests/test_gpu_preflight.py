@@ -158,10 +158,10 @@ def test_a_cause_at_the_source_is_an_error_of_its_own(criu: Criu) -> None:
     short = gpu_survey(process({A: 80 * GIB}, 0, "it has no arena"), memory=64 * GIB)
     for of in (of_process, short):
         with pytest.raises(SourceRefused):
-            preflight.check(survey(), HERE, HERE, criu, 1 << 50, plan(of, THERE, "", {}))
+            preflight.check(survey(), HERE, HERE, criu, 1 << 50, plan(of, THERE, "", {}, "h1"))
     other = msgspec.structs.replace(THERE, driver="1")
     with pytest.raises(Refused) as caught:
-        preflight.check(survey(), HERE, HERE, criu, 1 << 50, plan(STREAMED, other, "", {}))
+        preflight.check(survey(), HERE, HERE, criu, 1 << 50, plan(STREAMED, other, "", {}, "h1"))
     assert type(caught.value) is Refused
 
 
