@@ -24,6 +24,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
     ),
     "runtime/arrival.py": ("test_arrival_ends.py", "test_stale_arrival.py", "test_inbox.py"),
     "runtime/moves.py": (
+        "test_moves_rules.py", "test_journal_trouble.py",
         "test_migration_story.py", "test_migration_after_commit.py", "test_books.py",
         "test_evacuation.py",
     ),
