@@ -272,3 +272,98 @@ def test_a_room_that_has_ended_is_not_taken_for_another_process(
     for began, stands in ((5, True), (6, False)):
         monkeypatch.setattr(arrival, "started", lambda _pid, began=began: began)
         assert scene.here.room_stands is stands
+
+
+def test_an_image_is_forwarded_whole(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images, output, memory, device memory, directories; the manifest comes last."""
+    here, plan, sent = scene.here, scene.resident.room.plan, scene.done
+    scene.with_devices(monkeypatch)
+    carried = plan.log.parent / "carried"
+    for top in (plan.tmp, plan.log, carried):
+        top.mkdir()
+    (plan.tmp / "all").write_text("of tmp")
+    for name in ("came", "another's"):
+        (carried / name).write_text(f"{name} of carried")
+    (plan.log / "0").write_text("said")
+    (here.images / "core-1.img").write_text("a core")
+    here.inbox.carried, here.inbox.came = (str(carried),), {str(carried): {"came"}}
+    monkeypatch.setattr(here.inbox, "path", lambda _kind, name: plan.log / name)
+    here.inbox.memory = SimpleNamespace(forward=lambda _: sent.append("pages"), table=[7])
+    streams = here.inbox.manifest.streams
+    streams |= {"output:0": (4, 0), f"tree:2:carried:{carried}": (9, 0), PAGE_TABLE: (1, 0)}
+    packed: list[tuple[str, bytes]] = []
+
+    class Packer:
+        def __init__(self, _send: object) -> None:
+            self.finish = scene.noted("images")
+
+        def __call__(self, name: str, data: bytes) -> None:
+            packed.append((name, data))
+
+    pump = SimpleNamespace(finish=scene.noted("gpu memory"), stop=scene.noted("pump ends"))
+    monkeypatch.setattr(arrival, "Packer", Packer)
+    monkeypatch.setattr(arrival, "Pump", lambda devices, _send: devices and pump)
+    came: dict[str, list[bytes]] = {}
+    sender: Any = SimpleNamespace(
+        send=lambda stream, data: came.setdefault(stream, []).append(data),
+        send_manifest=lambda *a: sent.append(f"manifest {a}"), finish=scene.noted("sent"),
+    )  # fmt: skip
+    lanes: Any = SimpleNamespace(pages=None, finish=scene.noted("lanes"), end=lambda: {1: 2})
+    frozen = here.forward(sender, lanes)
+    assert sent == [
+        "images", "pages", "lanes", "gpu memory", "pump ends",
+        f"manifest {('gpt/1', 14, {7: 1}, {}, {1: 2}, [])}", "sent",
+    ]  # fmt: skip
+    assert (frozen.image_bytes, frozen.phases) == (14, [])
+    assert packed == [("core-1.img", b"a core"), ("core-1.img", b"")]
+    assert came["output:0"] == [b"said", b""]
+    assert came[PAGE_TABLE] == [b"\x91\x07", b""]
+    assert set(came) == {"output:0", PAGE_TABLE, "tree:2:tmp", f"tree:2:carried:{carried}"}
+    assert b"of tmp" in b"".join(came["tree:2:tmp"])
+    of_carried = b"".join(came[f"tree:2:carried:{carried}"])
+    assert b"came of carried" in of_carried
+    assert b"another's" not in of_carried, "what was here before did not come"
+    assert came["tree:2:tmp"][-1] == came[f"tree:2:carried:{carried}"][-1] == b""
+
+
+def test_memory_is_kept_once_where_there_is_too_little_for_twice(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrival, "memory_left", lambda: arrival.LEAST + 100)
+    assert [arrival._only_once(size) for size in (-5, 0, 100, 101)] == [False, False, False, True]
+    engines: list[dict[str, Any]] = []
+
+    def engine(_images: Path, _store: object, **how: Any) -> Any:
+        engines.append(how)
+        seen = SimpleNamespace(bytes=3, placed=4)
+        return SimpleNamespace(seen=lambda: seen, post_copy=how["post_copy"])
+
+    monkeypatch.setattr(arrival, "FillEngine", engine)
+    watch = Stopwatch()
+    for size in (100, 101):
+        scene.here.inbox.memory = SimpleNamespace(size=size, spent=False, absent=0)
+        scene.here.bring_up(NO_CRIU, watch, 10.0)
+    assert engines == [
+        {"post_copy": False, "spend": False}, {"post_copy": False, "spend": True},
+    ]  # fmt: skip
+    assert [phase.bytes for phase in watch.phases if phase.name == "restore"] == [12, 12]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "forks", "early"), [(False, False, False), (True, True, False), (True, False, True)]
+)
+def test_one_runs_early_only_if_that_is_wanted_and_no_child_would_lack_memory(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, wanted: bool, forks: bool, early: bool
+) -> None:
+    scene.housing.cluster.precopy.post_copy = wanted
+    monkeypatch.setattr(arrival, "forks_otherwise", lambda *_: forks)
+    store: Any = SimpleNamespace(incarnations=list)
+    assert scene.here._may_run_early(store) is early
+    assert bool(scene.here._no_post_copy) is forks
+
+    def lost(*_: object) -> bool:
+        raise arrival.PrefillLost("it is lost")
+
+    monkeypatch.setattr(arrival, "forks_otherwise", lost)
+    assert scene.here._may_run_early(store) is False
+    assert (scene.here._no_post_copy == "it is lost") is wanted

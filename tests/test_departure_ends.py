@@ -89,6 +89,7 @@ def test_the_dump_may_take_what_is_left_of_the_deadline(
 ) -> None:
     given: list[float] = []
     gone: Any = scene.departure
+    gone._images.mkdir()  # as one leaves it that was followed ahead
     monkeypatch.setattr(gone._frozen, "dump", lambda *a: given.append(a[2]))
     gone.freeze(NO_CRIU, 10.0)
     assert 9 < given[0] <= 10
@@ -342,3 +343,52 @@ def test_single_files_go_by_themselves() -> None:
     (tree,) = departure._single(Changing(("/var/log/train",), ()))
     assert (tree.name, tree.source, tree.only) == ("open", Path("/"), ("var/log/train",))
     assert departure._single(Changing((), ())) == []
+
+
+def test_memory_at_the_standstill(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds stop first; all lanes have the freeze's deadline, and none after the promise; whatever
+    happens, nothing of it goes on afterwards."""
+    gone: Any = scene.departure
+    gone.memory = memory = Memory()
+    gone._images = gone._images / "a directory" / "that is not there"
+    untils: list[tuple[float, float]] = []
+    gone._frozen.image_bytes = 21
+    monkeypatch.setattr(departure, "PageFilter", lambda _: None)
+    found = SimpleNamespace(sent_bytes=5)
+    delta = SimpleNamespace(
+        look=None, finish=lambda: scene.done.append("delta") or found, stop=scene.note("delta ends")
+    )
+    monkeypatch.setattr(departure, "Delta", lambda *_: delta)
+    monkeypatch.setattr(departure, "words_of_delta", lambda _: "pages again")
+    pump = SimpleNamespace(
+        bytes=9, finish=lambda: scene.done.append("pump") or 9, stop=scene.note("pump ends")
+    )
+    monkeypatch.setattr(departure, "Pump", lambda *_: pump)
+    packer = SimpleNamespace(finish=scene.note("packed"))
+    monkeypatch.setattr(departure, "Packer", lambda _: packer)
+    gone._sender.streams = {"tree:1:tmp": 100, "image:x": 50, "output": 3}
+    sizes: list[int] = []
+    gone._sender.send_manifest = lambda *a: sizes.append(a[1])
+
+    def changed() -> dict[str, list[str]]:
+        untils.append((gone._sender.until, memory.lanes.until))
+        gone._sender.streams |= {"tree:2:tmp": 4, "image:y": 60, "output": 5}
+        gone._sender.bytes += 66
+        return {}
+
+    monkeypatch.setattr(gone, "_send_changes", changed)
+    frozen = gone.freeze(NO_CRIU, 0.9)
+    assert memory.done == ["stop_rounds"]
+    assert untils[0][0] == untils[0][1] < float("inf")
+    assert (gone._sender.until, memory.lanes.until) == (float("inf"), float("inf"))
+    assert [done for done in scene.done if done in ("packed", "delta", "pump")] == [
+        "packed", "delta", "pump",
+    ]  # fmt: skip
+    assert {"delta ends", "pump ends"} <= set(scene.done)
+    assert [frozen.image_bytes, *sizes] == [66, 66]
+    laps = {phase.name: (phase.bytes, phase.detail) for phase in frozen.phases}
+    assert laps["dump"][0] == 21
+    assert laps["files"][0] == 6
+    assert laps["memory"] == (5, "pages again")
+    assert laps["gpu memory"] == (9, "what was not over yet")
+    assert all(phase.frozen for phase in frozen.phases)

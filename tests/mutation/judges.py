@@ -24,10 +24,12 @@ JUDGES: dict[str, tuple[str, ...]] = {
     ),
     "runtime/arrival.py": ("test_arrival_ends.py", "test_stale_arrival.py", "test_inbox.py"),
     "runtime/moves.py": (
+        "test_moves_rules.py", "test_journal_trouble.py",
         "test_migration_story.py", "test_migration_after_commit.py", "test_books.py",
         "test_evacuation.py",
     ),
     "interposer/gate.c": (
+        "test_c_suite.py::test_program[plain-debts]",
         "test_c_suite.py::test_program[plain-order_changes]",
         "test_c_suite.py::test_program[plain-gate_contention]",
         "test_c_suite.py::test_program[plain-newcomer]",
@@ -41,6 +43,8 @@ EQUAL = "asyncio.gather gives as many as it got"
 ONE_ROW = "a job has one row there, it is the key"
 TIDY = "what is kept only until it is overwritten or its task ends"
 
+FAULT = "a point at which the fault matrix stops a daemon; nothing happens there otherwise"
+UNCHANGED = "no code tries to change one"
 ANY_SIZE = "more than any answer has"
 UNREAD = "the kernel does not look at it: the family of a batch's frame, version, sequence, port"
 
@@ -147,6 +151,25 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         "for communicator in [c for c in ids if members[c] < sizes.get(c, 0)]:",
         "for communicator in [c for c in ids if members[c] < sizes.get(c, 1)]:",
     ): "every id comes with its size",
+    (
+        "interposer/gate.c",
+        "for (int tries = 0; tries < 1000; tries++) {",
+        "for (int tries = 1; tries < 1000; tries++) {",
+    ): PACE,
+    **{
+        ("runtime/departure.py", f'reach("source.{point}")', "pass"): FAULT
+        for point in ("promised", "locked", "dumped", "finishing", "devices_saved")
+    },
+    **{
+        ("runtime/departure.py", f'lap.detail = "{words}"', "pass"): WORDS
+        for words in ("the rest of the image, on its way", "interrupted")
+    },
+    ("runtime/departure.py", "if left <= 0:", "if (left < 0):"): "equal to the nanosecond",
+    (
+        "runtime/departure.py",
+        "class DepartureNote(msgspec.Struct, frozen=True):",
+        "class DepartureNote(msgspec.Struct, frozen=False):",
+    ): UNCHANGED,
     (
         "criu_glue/network_lock.py",
         "elif table.flags & _DORMANT:",

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the orchestrator rules on copies that hosts hold, with its real journal: nothing is said
+before it is durable. The rules themselves are test_ownership.py's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from test_journal import row
+from test_journal_trouble import moves
+
+from liveshift.errors import Refused, Unreachable
+from liveshift.runtime import messages
+from liveshift.runtime.journal import Journal
+from liveshift.runtime.moves import Moves
+from liveshift.runtime.ownership import Side
+from liveshift.runtime.steps import Step
+
+__all__ = ["moves"]
+
+
+def seen(moves: Moves) -> tuple[Any, Any]:
+    """The fleet, and its capsule gpt/1, which h1 has under epoch 1."""
+    fleet = moves._fleet
+    return fleet, fleet.jobs["gpt"].capsules["gpt/1"]
+
+
+def in_the_file(fleet: Any) -> tuple[str, int, int]:
+    """Host, epoch and granted of gpt/1, as an orchestrator that is started anew finds them."""
+    journal = Journal(fleet.journal.file.path)
+    (found,) = [each for each in journal.capsules("gpt") if each[0] == "gpt/1"]
+    journal.file.close()
+    return found[3], found[4], found[6]
+
+
+def claim(side: Side, epoch: int, ready: bool = True, capsule: str = "gpt/1") -> messages.Claim:
+    return messages.Claim("m1", capsule, side.value, epoch, ready=ready)
+
+
+def test_a_capsule_passes_on_only_while_it_cannot_run(moves: Moves) -> None:
+    fleet, capsule = seen(moves)
+    with pytest.raises(Refused, match="gpt/1 may run on h1: it cannot pass to h2"):
+        moves.commit(capsule, "h2", still=False)
+    assert in_the_file(fleet)[:2] == ("h1", 1)
+    moves.commit(capsule, "h2", still=True)
+    assert (capsule.host, capsule.epoch, capsule.granted) == ("h2", 2, False)
+    assert in_the_file(fleet) == ("h2", 2, 0)
+    moves.commit(capsule, "h0", still=False)  # nobody was let run it meanwhile
+    assert in_the_file(fleet) == ("h0", 3, 0)
+    capsule.code = 0
+    with pytest.raises(Refused, match="gpt/1 has ended with code 0"):
+        moves.commit(capsule, "h1", still=True)
+    assert in_the_file(fleet) == ("h0", 3, 0)
+
+
+def test_a_grant_is_durable_before_it_is_said_and_said_to_one_that_is_ready(moves: Moves) -> None:
+    fleet, capsule = seen(moves)
+    moves.commit(capsule, "h2", still=True)
+    assert moves.rule("h2", claim(Side.COMING, 2, ready=False)) == messages.Ruled("wait", 2)
+    assert (capsule.granted, in_the_file(fleet)[2]) == (False, 0)
+    assert moves.rule("h2", claim(Side.COMING, 2)) == messages.Ruled("run", 2)
+    assert (capsule.granted, in_the_file(fleet)[2]) == (True, 1)
+    assert moves.rule("h2", claim(Side.COMING, 2)) == messages.Ruled("run", 2), "the same again"
+    assert moves.rule("h0", claim(Side.COMING, 2)) == messages.Ruled("end", 2)
+    assert moves.rule("h1", claim(Side.LEAVING, 1)) == messages.Ruled("end", 2)
+    capsule.code = 0
+    assert moves.rule("h2", claim(Side.COMING, 2)) == messages.Ruled("end", 2), "its job is over"
+
+
+@pytest.mark.parametrize(
+    ("state", "ruling"), [("failed", "run"), ("done", "end"), ("freezing", "wait")]
+)
+def test_a_move_of_the_past_is_ruled_by_what_the_journal_says(
+    moves: Moves, state: str, ruling: str
+) -> None:
+    fleet, _ = seen(moves)
+    fleet.journal.save_migration(1, row(1, state=state))
+    assert moves.rule("h1", claim(Side.LEAVING, 1)).ruling == ruling
+
+
+def test_a_job_that_was_forgotten_leaves_nothing_and_an_unknown_one_is_let_alone(
+    moves: Moves,
+) -> None:
+    fleet, _ = seen(moves)
+    fleet.journal.remove_job("gpt")
+    del fleet.jobs["gpt"]
+    assert moves.rule("h1", claim(Side.COMING, 1)) == messages.Ruled("end", 1)
+    assert moves.rule("h1", claim(Side.COMING, 2)) == messages.Ruled("wait", 0)
+    assert moves.rule("h1", claim(Side.COMING, 1, capsule="bert/1")) == messages.Ruled("wait", 0)
+
+
+def test_what_cannot_move_is_refused_before_anything_is_written(moves: Moves) -> None:
+    fleet, capsule = seen(moves)
+    job = fleet.jobs["gpt"]
+    before = fleet.journal.file.changes
+
+    def refused() -> str:
+        with pytest.raises((Refused, Unreachable)) as caught:
+            moves.start(job, capsule, "h2", "", "root")
+        return str(caught.value)
+
+    capsule.migration = "m7"
+    assert refused() == "gpt/1 is moving already (m7)"
+    capsule.migration, capsule.code = None, 3
+    assert refused() == "gpt/1 has ended with code 3"
+    capsule.code, job.state = None, "ended"
+    assert refused().startswith("gpt/1 has ended")
+    job.state = "ending"
+    assert refused().startswith("gpt is being ended")
+    job.state, fleet.hosts["h1"].heard = "running", time.monotonic() - 3600
+    assert refused().startswith("the agent on h1, where gpt/1 runs, does not answer")
+    assert fleet.journal.file.changes == before
+    assert fleet.under_way() == []
+
+
+def test_an_answer_is_waited_for_while_its_host_is_up(
+    moves: Moves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("liveshift.runtime.moves.LIVENESS_LOOK_S", 0.01)
+    fleet, _ = seen(moves)
+    cancelled: list[str] = []
+
+    async def never(*_: object) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append("asking")
+            raise
+
+    async def at_last(*_: object) -> str:
+        await asyncio.sleep(0.05)
+        return "an answer"
+
+    async def scene() -> None:
+        asked: Any = moves
+        asked._switchboard = SimpleNamespace(ask=at_last)
+        assert await asked.ask("h1", messages.OpenGate("gpt"), 5.0) == "an answer"
+        fleet.hosts["h1"].heard = time.monotonic() - 3600
+        asked._switchboard = SimpleNamespace(ask=never)
+        with pytest.raises(Unreachable, match="h1 fell silent during OpenGate"):
+            await asked.ask("h1", messages.OpenGate("gpt"), 5.0)
+        await asyncio.sleep(0)
+
+    asyncio.run(scene())
+    assert cancelled == ["asking"]
+
+
+def test_hosts_that_failed_a_capsule_are_known_and_its_end_is_told(moves: Moves) -> None:
+    from liveshift.runtime.migration import Move
+
+    fleet, capsule = seen(moves)
+    over: list[str] = []
+
+    async def told(move: Any) -> None:
+        over.append(move.name)
+
+    async def work() -> None:
+        pass
+
+    async def scene() -> None:
+        here: Any = moves
+        here._over = told
+        move = Move(here, 1, fleet.jobs["gpt"], capsule, "h2", "", "", here._changed)
+        fleet.moves["m1"], capsule.migration = move, "m1"
+        assert here._failed_at(capsule) == set()
+        move.step = Step.FAILED
+        here._changed(move)
+        assert capsule.migration is None
+        assert here._failed_at(capsule) == {"h2"}
+        await here._follow(move, work())
+
+    asyncio.run(scene())
+    assert over == ["m1"]
