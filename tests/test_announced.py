@@ -158,3 +158,12 @@ def test_only_so_much_comes_to_measure_with() -> None:
     assert answers[1][0] == "refused"
     assert f"more than {RATE_LIMIT} bytes have come only to measure with" in str(answers[1][1])
     assert here.paged == 0
+
+
+def test_another_key_under_a_number_that_was_used_is_not_taken() -> None:
+    here = refusing()
+    for key in (b"a" * 32, b"b" * 32):
+        header: Any = SimpleNamespace(stream=SEAL, number=3, digest=xxhash.xxh3_64_intdigest(key))
+        assert here.reply(header, memoryview(key), "h0") == (SEAL, 3)
+    assert here.seal is not None
+    assert here.seal.key == b"a" * 32

@@ -237,6 +237,11 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         'self._db.execute("PRAGMA synchronous=FULL")',
         "pass",
     ): "SQLite's own default; said, as it may be built with another",
+    (
+        "runtime/wire/announced.py",
+        "if not isinstance(error, LiveshiftError):",
+        "if (isinstance(error, LiveshiftError)):",
+    ): WORDS,
     **{
         ("runtime/wire/announced.py", line, line.replace("1 +", "2 +")): "one more than there are"
         for line in (
