@@ -3,13 +3,25 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import msgspec
 import pytest
 import xxhash
 
 from liveshift.errors import LiveshiftError
 from liveshift.runtime.wire.announced import TEXT, Announced, Seal
-from liveshift.runtime.wire.header import MEMORY, RATE, SEAL, WANTS, Header, Kind, PageHeader
+from liveshift.runtime.wire.header import (
+    MEMORY,
+    RATE,
+    RATE_LIMIT,
+    SEAL,
+    WANTS,
+    Header,
+    Kind,
+    PageHeader,
+)
 from liveshift.runtime.wire.page_lane import ANSWER
 from liveshift.runtime.wire.seal import Opener, make_key
 
@@ -101,3 +113,57 @@ def test_a_refusal_is_cut_to_what_a_source_takes() -> None:
     )
     assert msgspec.msgpack.decode(opened) == ["refused", "x" * 500]
     assert TEXT == 500
+
+
+def refusing(refuses: str = "") -> Announced:
+    """One whose place for pages refuses whatever comes, if it is told to."""
+
+    def write(*_: object) -> None:
+        if refuses:
+            raise LiveshiftError(refuses)
+
+    inlet: Any = SimpleNamespace(complete=False, write=write)
+    pages: Any = SimpleNamespace(write=write, wants=tuple)
+    return Announced("m1", "h0", inlet, 100, pages, lanes=2)
+
+
+def test_a_key_that_is_damaged_is_not_taken() -> None:
+    here = refusing()
+    header: Any = SimpleNamespace(stream=SEAL, number=1, digest=0)
+    with pytest.raises(LiveshiftError, match="the key that came is damaged"):
+        here.reply(header, memoryview(bytes(32)), "h0")
+    assert here.seal is None
+
+
+def test_after_a_refusal_nothing_is_taken_on_any_lane() -> None:
+    here = refusing("the disk is full")
+    seal: Any = SimpleNamespace(expected=[0, 0, 0])
+    page: Any = SimpleNamespace(lane=1, number=0, raw=0, kind=0)
+    chunk: Any = SimpleNamespace(number=0, stream="x", digest=xxhash.xxh3_64_intdigest(b"x"))
+    for _ in range(2):
+        assert here.take_page(seal, page, memoryview(b"x"), b"") == ("refused", "the disk is full")
+        assert here.take(chunk, memoryview(b"x")) == ("refused", "the disk is full")
+    assert (here.refused, seal.expected) == ("the disk is full", [0, 0, 0])
+    assert (here.ordered, here.paged) == (0, 0)
+
+
+def test_only_so_much_comes_to_measure_with() -> None:
+    here = refusing()
+    seal: Any = SimpleNamespace(expected=[0, 0, 0])
+    answers = []
+    for number, size in enumerate((RATE_LIMIT, 1)):
+        page: Any = SimpleNamespace(lane=1, number=number, raw=size, kind=RATE)
+        answers.append(here.take_page(seal, page, memoryview(b"x"), b""))
+    assert answers[0] == ("ack", 0)
+    assert answers[1][0] == "refused"
+    assert f"more than {RATE_LIMIT} bytes have come only to measure with" in str(answers[1][1])
+    assert here.paged == 0
+
+
+def test_another_key_under_a_number_that_was_used_is_not_taken() -> None:
+    here = refusing()
+    for key in (b"a" * 32, b"b" * 32):
+        header: Any = SimpleNamespace(stream=SEAL, number=3, digest=xxhash.xxh3_64_intdigest(key))
+        assert here.reply(header, memoryview(key), "h0") == (SEAL, 3)
+    assert here.seal is not None
+    assert here.seal.key == b"a" * 32

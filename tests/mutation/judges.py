@@ -239,9 +239,16 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     ): "SQLite's own default; said, as it may be built with another",
     (
         "runtime/wire/announced.py",
-        "_measured: int = 0",
-        "_measured: int = 1",
-    ): "a byte less to measure with",
+        "if not isinstance(error, LiveshiftError):",
+        "if (isinstance(error, LiveshiftError)):",
+    ): WORDS,
+    **{
+        ("runtime/wire/announced.py", line, line.replace("1 +", "2 +")): "one more than there are"
+        for line in (
+            "self.expected = [0] * (1 + LANES) # number of the next chunk, by lane",
+            "self._answers = [_first_answer()] * (1 + LANES)",
+        )
+    },
 }
 """Changes unnoticed, and why no test can or need see them: (file, its lines as they are, its
 lines as they become)."""
