@@ -51,13 +51,13 @@ ASKS = {
     "Rebuild": "build communicators again",
     "OpenGate": "let a job's collectives go on",
     # the orchestrator, asked by agents
-    "Hello": "greet a host",
+    "Hello": "register a host",
     "Beat": "take a host's heartbeat",
     "Claim": "say who owns a capsule",
     "Ended": "take note that a capsule has ended",
     "Progressed": "take note of a move's progress",
     "Relay": "serve a command of a host",
-    "Here": "greet",
+    "Here": "open a session",
 }
 
 
