@@ -52,7 +52,7 @@ def look(
 
 def nameless(pid: int) -> dict[tuple[int, int], int]:
     """Bytes of its files without any name, by device and inode: they go in CRIU's image. Not those
-    in /dev/shm, which counts as a whole, nor memory that is no file to anybody else."""
+    in /dev/shm, which counts as a whole, nor memory that no other process sees as a file."""
     found = {}
     for path, at in _deleted(pid):
         if not path.startswith(("/dev/", "/memfd:", "/SYSV")):

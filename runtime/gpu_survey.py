@@ -33,7 +33,7 @@ CHECKPOINTS = (12, 8)
 NEWER = "install a driver of CUDA 12.8 (570) or later; moving to another GPU needs 13.0 (580)"
 
 
-UNREADABLE = "no collective boundary can be found with it: start the job anew"
+UNREADABLE = "no collective boundary can be found with it: start the job again"
 
 
 class Drivers(Protocol):
@@ -187,7 +187,7 @@ def _of_company(task: GpuTask) -> Iterator[Trouble]:
 
 
 def _mps(what: str) -> Trouble:
-    return what, "stop the MPS daemon and start the job anew: no driver can move its clients"
+    return what, "stop the MPS daemon and start the job again: no driver can move its clients"
 
 
 def _of_host(host: GpuHost) -> Iterator[Trouble]:
@@ -205,7 +205,7 @@ def _of_gpus(processes: list[GpuProcess], host: GpuHost) -> Iterator[Trouble]:
         if gpu.mig:
             yield (
                 f"{named(gpu)} is partitioned by MIG",
-                "turn it off (nvidia-smi -mig 0) and start the job anew: no driver can move it",
+                "turn it off (nvidia-smi -mig 0) and start the job again: no driver can move it",
             )
         if gpu.mps:
             yield _mps(f"{named(gpu)} is shared by MPS clients")

@@ -89,7 +89,7 @@ def test_a_page_that_cannot_be_read_is_in_the_way() -> None:
     driver = Driver({ONE.host_pid: Cuda.RUNNING}, {ONE.host_pid: {A: 2 * GIB}})
     for hint, remedy in (
         ("it keeps it until it ends", "it keeps it"),
-        (None, "start the job anew"),
+        (None, "start the job again"),
     ):
         errors = {ONE.pid: PageError("it has page layout 3", hint=hint), 77: PageError("another's")}
         found = look(survey(ONE), {}, driver, HOST, 64 * GIB, errors)
