@@ -22,7 +22,10 @@ JUDGES: dict[str, tuple[str, ...]] = {
     "runtime/departure.py": (
         "test_departure_order.py", "test_departure_ends.py", "test_standing.py",
     ),
-    "runtime/arrival.py": ("test_arrival_ends.py", "test_stale_arrival.py", "test_inbox.py"),
+    "runtime/arrival.py": (
+        "test_arrival_ends.py", "test_arrival_early.py", "test_arrival_taken_up.py",
+        "test_stale_arrival.py", "test_inbox.py",
+    ),
     "runtime/moves.py": (
         "test_moves_rules.py", "test_journal_trouble.py",
         "test_migration_story.py", "test_migration_after_commit.py", "test_books.py",
