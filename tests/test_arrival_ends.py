@@ -107,6 +107,7 @@ def test_only_a_complete_image_is_restored_and_it_is_looked_at_first(scene: Scen
     scene.here.bring_up(NO_CRIU, watch, 10.0)
     assert scene.done == ["inbox closed", "reconcile", "prepare", "forget", "bring_up"]
     assert [phase.name for phase in watch.phases] == ["verify", "restore"]
+    assert all(phase.frozen for phase in watch.phases), "the job stands still so long"
     assert watch.phases[0].detail == "2 streams"
     assert watch.phases[1].bytes == 5
     scene.done.clear()
@@ -352,6 +353,9 @@ def test_memory_is_kept_once_where_there_is_too_little_for_twice(
 ) -> None:
     monkeypatch.setattr(arrival, "memory_left", lambda: arrival.LEAST + 100)
     assert [arrival._only_once(size) for size in (-5, 0, 100, 101)] == [False, False, False, True]
+    monkeypatch.setattr(arrival, "memory_left", lambda: arrival.LEAST)
+    assert [arrival._only_once(size) for size in (-5, 0, 1)] == [False, False, True]
+    monkeypatch.setattr(arrival, "memory_left", lambda: arrival.LEAST + 100)
     engines: list[dict[str, Any]] = []
 
     def engine(_images: Path, _store: object, **how: Any) -> Any:

@@ -49,6 +49,7 @@ TIDY = "what is kept only until it is overwritten or its task ends"
 FAULT = "a point at which the fault matrix stops a daemon; nothing happens there otherwise"
 UNCHANGED = "no code tries to change one"
 ANY_SIZE = "more than any answer has"
+AS_FALSE = "who asks looks only whether it is true"
 UNREAD = "the kernel does not look at it: the family of a batch's frame, version, sequence, port"
 
 HEAD = 'return struct.pack("=IHHII", 16 + len(body), kind, flags, 1, 0) + body'
@@ -173,6 +174,16 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         "class DepartureNote(msgspec.Struct, frozen=True):",
         "class DepartureNote(msgspec.Struct, frozen=False):",
     ): UNCHANGED,
+    **{
+        ("runtime/arrival.py", f'reach("destination.{point}")', "pass"): FAULT
+        for point in ("restoring", "devices_back", "granted")
+    },
+    (
+        "runtime/arrival.py",
+        "class ArrivalNote(msgspec.Struct, frozen=True):",
+        "class ArrivalNote(msgspec.Struct, frozen=False):",
+    ): UNCHANGED,
+    ("runtime/arrival.py", "return False", "return None"): AS_FALSE,
     (
         "criu_glue/network_lock.py",
         "elif table.flags & _DORMANT:",
