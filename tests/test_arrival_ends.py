@@ -107,6 +107,8 @@ def test_only_a_complete_image_is_restored_and_it_is_looked_at_first(scene: Scen
     scene.here.bring_up(NO_CRIU, watch, 10.0)
     assert scene.done == ["inbox closed", "reconcile", "prepare", "forget", "bring_up"]
     assert [phase.name for phase in watch.phases] == ["verify", "restore"]
+    assert all(phase.frozen for phase in watch.phases), "the job stands still so long"
+    assert watch.phases[0].detail == "2 streams"
     assert watch.phases[1].bytes == 5
     scene.done.clear()
     scene.here.bring_up(NO_CRIU, watch, 10.0)
@@ -169,6 +171,24 @@ def test_device_state_waits_at_the_door_and_comes_before_the_tree_runs(
         with pytest.raises(StepFailed, match=fails):
             scene.here.bring_up(NO_CRIU, Stopwatch(), 10.0)
         assert scene.done[-3:] == [fails, "drop", "end"], "no task is left"
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_a_tree_without_device_state_goes_on_as_any_where_there_is_a_helper(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, table: bool
+) -> None:
+    scene.here._devices = scene.with_devices(monkeypatch)
+    if table:
+        monkeypatch.setattr(arrival, "decode", lambda _raw: [])
+    else:
+        del scene.manifest.streams[TABLE]
+    scene.here.bring_up(NO_CRIU, Stopwatch(), 10.0)
+    assert scene.done[-1] == "bring_up"
+    scene.here.let_run(Stopwatch(), 9, 10.0)
+    assert scene.done[-2:] == ["noted", "let_run"]
+    scene.done.clear()
+    assert scene.here.finish_letting_run() is True
+    assert scene.done == ["let_run"]
 
 
 def test_device_state_without_a_helper_lets_nothing_run(
@@ -250,6 +270,8 @@ def test_what_is_over_leaves_nothing_here(scene: Scene, monkeypatch: pytest.Monk
     ]  # fmt: skip
     assert scene.resident.leaving
     assert not here.images.exists()
+    here.discard()  # the orchestrator may say so twice
+    assert scene.done.count("removed") == 2
 
 
 def test_a_tree_that_is_dropped_ends_on_the_devices_though_the_helper_is_gone(
@@ -331,6 +353,9 @@ def test_memory_is_kept_once_where_there_is_too_little_for_twice(
 ) -> None:
     monkeypatch.setattr(arrival, "memory_left", lambda: arrival.LEAST + 100)
     assert [arrival._only_once(size) for size in (-5, 0, 100, 101)] == [False, False, False, True]
+    monkeypatch.setattr(arrival, "memory_left", lambda: arrival.LEAST)
+    assert [arrival._only_once(size) for size in (-5, 0, 1)] == [False, False, True]
+    monkeypatch.setattr(arrival, "memory_left", lambda: arrival.LEAST + 100)
     engines: list[dict[str, Any]] = []
 
     def engine(_images: Path, _store: object, **how: Any) -> Any:

@@ -22,7 +22,10 @@ JUDGES: dict[str, tuple[str, ...]] = {
     "runtime/departure.py": (
         "test_departure_order.py", "test_departure_ends.py", "test_standing.py",
     ),
-    "runtime/arrival.py": ("test_arrival_ends.py", "test_stale_arrival.py", "test_inbox.py"),
+    "runtime/arrival.py": (
+        "test_arrival_ends.py", "test_arrival_early.py", "test_arrival_taken_up.py",
+        "test_stale_arrival.py", "test_inbox.py",
+    ),
     "runtime/moves.py": (
         "test_moves_rules.py", "test_journal_trouble.py",
         "test_migration_story.py", "test_migration_after_commit.py", "test_books.py",
@@ -46,6 +49,7 @@ TIDY = "what is kept only until it is overwritten or its task ends"
 FAULT = "a point at which the fault matrix stops a daemon; nothing happens there otherwise"
 UNCHANGED = "no code tries to change one"
 ANY_SIZE = "more than any answer has"
+AS_FALSE = "who asks looks only whether it is true"
 UNREAD = "the kernel does not look at it: the family of a batch's frame, version, sequence, port"
 
 HEAD = 'return struct.pack("=IHHII", 16 + len(body), kind, flags, 1, 0) + body'
@@ -170,6 +174,16 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         "class DepartureNote(msgspec.Struct, frozen=True):",
         "class DepartureNote(msgspec.Struct, frozen=False):",
     ): UNCHANGED,
+    **{
+        ("runtime/arrival.py", f'reach("destination.{point}")', "pass"): FAULT
+        for point in ("restoring", "devices_back", "granted")
+    },
+    (
+        "runtime/arrival.py",
+        "class ArrivalNote(msgspec.Struct, frozen=True):",
+        "class ArrivalNote(msgspec.Struct, frozen=False):",
+    ): UNCHANGED,
+    ("runtime/arrival.py", "return False", "return None"): AS_FALSE,
     (
         "criu_glue/network_lock.py",
         "elif table.flags & _DORMANT:",

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent that was started anew takes up of an arrival, from what lies beside the image.
+
+Note, manifest and rooms are real (a process of ours is process 1); tree and devices stand in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gpu_scenes import gpu_survey, process
+from test_preflight import HERE, NOTHING
+
+from liveshift.criu_glue.memory.store import MemoryStore
+from liveshift.criu_glue.restore import RestoringTree
+from liveshift.criu_glue.room import Room, started
+from liveshift.runtime import arrival, manifest
+from liveshift.runtime.arrival import NOTE, Arrival
+from liveshift.runtime.config import Files, Logs, Paths
+from liveshift.runtime.device_memory import TABLE
+from liveshift.runtime.manifest import Manifest
+from liveshift.runtime.messages import Book, CapsuleSpec, Reserve
+from liveshift.runtime.resident import Housing, Resident
+from liveshift.runtime.wire import PAGE_TABLE
+
+PAIRS = [("GPU-a", "GPU-x"), ("GPU-b", "GPU-y")]
+SPEC = CapsuleSpec("gpt/1", "gpt", 1, ["train"], {}, "/", 1000, 1000, [], "")
+BOOK = Book("gpt", 7, "10.99.7.0/24", {})
+OURS = os.getpid()
+
+
+class Scene:
+    """What the first agent of h1 has made of m1, and the next one finds."""
+
+    def __init__(self, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        paths = Paths(state=top / "state", run=top / "run", keys=top / "keys")
+        cluster: Any = SimpleNamespace(paths=paths, files=Files(), logs=Logs())
+        self.housing = Housing(cluster, "h1")
+        gpu = gpu_survey(process({"GPU-b": 1}))
+        self.reserve = Reserve(
+            "m1", SPEC, NOTHING, HERE, "h0", 3, BOOK, 1 << 30, dry_run=False, gpu=gpu
+        )
+        self.left: list[tuple[str, Resident]] = []
+        self.devices: Any = SimpleNamespace(left=self.find)
+        self.found: Any = None
+        self.trees: list[Path] = []
+        monkeypatch.setattr(RestoringTree, "take_up", lambda tree: self.trees.append(tree._images))
+        self.first = self.arrive()
+
+    def find(self, migration: str, resident: Resident) -> Any:
+        self.left.append((migration, resident))
+        return self.found
+
+    def arrive(self, init: int = OURS, since: int = 0) -> Arrival:
+        room = Room(self.housing.plan(SPEC), init, since or started(init))
+        room.plan.directory.mkdir(parents=True, exist_ok=True)
+        resident = self.housing.resident(self.reserve, room)
+        first = Arrival(self.reserve, resident, self.housing, gpus=PAIRS)
+        first.note()
+        return first
+
+    def complete(self, *streams: str) -> None:
+        found = Manifest(2, "m1", "gpt/1", 14, {s: (5, 0) for s in streams}, {}, {}, [])
+        manifest.save(self.first.images, found, {"/data": {"came"}}, {"tmp": {"put"}})
+
+    def again(self) -> Arrival | None:
+        return Arrival.take_up("m1", self.housing, self.devices)
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return Scene(tmp_path, monkeypatch)
+
+
+def test_a_complete_image_in_a_room_that_stands_is_taken_up(scene: Scene) -> None:
+    scene.complete("image:core-1.img")
+    here = scene.again()
+    assert here is not None
+    assert here.complete
+    assert (here.migration, here.source, here.gpus) == ("m1", "h0", PAIRS)
+    assert (here.resident.spec, here.resident.epoch) == (SPEC, 3)
+    assert (here.resident.room.init, here.resident.room.started) == (OURS, started(OURS))
+    assert here.room_stands
+    assert here.gpus_promised == ["GPU-y"], "they stay promised"
+    assert (here.inbox.came, here.inbox.written) == ({"/data": {"came"}}, {"tmp": {"put"}})
+    assert scene.trees == [here.images], "the tree goes on where the first agent has left it"
+    assert (here.granted, here.failed_epoch, here.failed) == (0, 0, ""), "no attempt has failed"
+
+
+def test_its_devices_are_looked_for_once_they_are_needed(scene: Scene) -> None:
+    scene.complete("image:core-1.img", TABLE)
+    (scene.first.images / TABLE).write_bytes(b"\x90")
+    here = scene.again()
+    assert here is not None
+    assert scene.left == []
+    scene.found = SimpleNamespace(drop=lambda: scene.trees.clear())
+    here.free_images()
+    assert scene.left == [("m1", here.resident)]
+    assert scene.trees == [], "the helper of this host forgets its memory"
+    assert not here.images.exists()
+
+
+def test_a_capsule_without_gpus_has_no_devices_to_look_for(scene: Scene) -> None:
+    room = scene.first.resident.room
+    plain = Arrival(scene.reserve, scene.housing.resident(scene.reserve, room), scene.housing)
+    plain.note()
+    scene.complete("image:core-1.img")
+    here = scene.again()
+    assert here is not None
+    here.free_images()
+    assert scene.left == []
+
+
+def test_without_a_note_that_is_understood_there_is_nothing(scene: Scene) -> None:
+    scene.complete("image:core-1.img")
+    note = scene.first.images / NOTE
+    note.write_bytes(note.read_bytes()[:-7])
+    assert scene.again() is None
+    note.unlink()
+    assert scene.again() is None
+
+
+@pytest.mark.parametrize("noted", [False, True])
+def test_an_image_that_is_not_complete_is_not_taken_up(scene: Scene, noted: bool) -> None:
+    """Its source has promised nothing, and goes on."""
+    if noted:
+        scene.first.resident.note()
+    assert scene.again() is None
+
+
+@pytest.mark.parametrize("noted", [False, True])
+def test_one_whose_memory_is_gone_is_taken_up_if_it_may_run(scene: Scene, noted: bool) -> None:
+    """It has its memory then, and what came was used up for it."""
+    scene.complete("image:core-1.img", PAGE_TABLE)
+    if noted:
+        scene.first.resident.note()
+    assert (scene.again() is not None) is noted
+
+
+@pytest.mark.parametrize("noted", [False, True])
+def test_one_whose_room_has_ended_is_not_taken_up(scene: Scene, noted: bool) -> None:
+    scene.first = scene.arrive(since=started(OURS) + 1)
+    scene.complete("image:core-1.img")
+    if noted:
+        scene.first.resident.note()
+    assert scene.again() is None
+
+
+def test_the_memory_that_came_is_there_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.complete("image:core-1.img", PAGE_TABLE)
+    store: Any = SimpleNamespace(spent=False, absent=0, close=lambda: None)
+    load: Callable[..., Any] = lambda images: store if images == scene.first.images else None  # noqa: E731
+    monkeypatch.setattr(MemoryStore, "load", load)
+    here = scene.again()
+    assert here is not None
+    assert here.inbox.memory is store
+    assert not here.used_up
+
+
+def test_a_directory_that_is_there_already_does_not_stop_an_arrival(scene: Scene) -> None:
+    assert scene.first.images.is_dir()
+    assert scene.arrive().images == scene.first.images
+
+
+def test_device_memory_comes_to_the_gpus_that_were_chosen(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inlets: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(arrival, "DeviceInlet", lambda *which: inlets.append(which) or which)
+    devices: Any = SimpleNamespace(helper="the helper")
+    here = Arrival(scene.reserve, scene.first.resident, scene.housing, devices, PAIRS)
+    assert inlets == [("the helper", "m1", {"GPU-a": "GPU-x", "GPU-b": "GPU-y"})]
+    assert here.inbox.devices == inlets[0]
+    plain = Arrival(scene.reserve, scene.first.resident, scene.housing)
+    assert len(inlets) == 1
+    assert plain.inbox.devices is None
+    assert plain.gpus == []
