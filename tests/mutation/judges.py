@@ -24,9 +24,8 @@ JUDGES: dict[str, tuple[str, ...]] = {
     ),
     "runtime/arrival.py": ("test_arrival_ends.py", "test_stale_arrival.py", "test_inbox.py"),
     "runtime/moves.py": (
-        "test_moves_rules.py", "test_journal_trouble.py",
-        "test_migration_story.py", "test_migration_after_commit.py", "test_books.py",
-        "test_evacuation.py",
+        "test_moves_rules.py", "test_moves_ground.py", "test_moves_begun.py",
+        "test_journal_trouble.py", "test_books.py",
     ),
     "interposer/gate.c": (
         "test_c_suite.py::test_program[plain-debts]",
