@@ -25,8 +25,6 @@ from liveshift.runtime.messages import MigrationRow, Part, Phase, Prediction, Ro
 from liveshift.runtime.migration import Move
 from liveshift.runtime.steps import Step
 
-QUICK = "[timeouts]\nsuspicion = 0.6\nheartbeat = 0.05\n"
-
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
@@ -327,7 +325,7 @@ def test_a_move_of_a_job_that_has_gone_is_over_and_the_next_is_taken_up(scene: S
 
 
 def test_hosts_get_a_while_to_report_before_a_move_is_taken_up(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, QUICK)
+    scene = Scene(tmp_path, "[timeouts]\nsuspicion = 8\nheartbeat = 1\n")
     for host in ("h1", "h2"):
         scene.fleet.hosts[host].heard = 0.0
 
@@ -335,26 +333,25 @@ def test_hosts_get_a_while_to_report_before_a_move_is_taken_up(tmp_path: Path) -
         move = left(scene, "preparing")
         await asyncio.sleep(0.1)
         scene.hear("h1")
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.3)
         assert scene.agents.asks == [], "h2 is away still"
-        scene.hear("h1")
         scene.hear("h2")
         came = time.monotonic()
         await until(lambda: scene.over == [move])
-        assert time.monotonic() - came < 0.4, "it goes on as soon as both are back"
+        assert time.monotonic() - came < 5, "it goes on once both are back"
 
     play(act())
 
 
 def test_a_host_that_stays_away_is_not_waited_for_without_end(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, QUICK)
+    scene = Scene(tmp_path, "[timeouts]\nsuspicion = 0.6\nheartbeat = 0.05\n")
     scene.fleet.hosts["h2"].heard = 0.0
 
     async def act() -> None:
         began = time.monotonic()
         left(scene, "preparing")
         await until(lambda: scene.agents.asks)
-        assert time.monotonic() - began >= 1.2, "twice as long as the others suspect it"
+        assert time.monotonic() - began >= 1.2, "twice as long as until a host counts as lost"
 
     play(act())
 

@@ -51,6 +51,9 @@ HEAD = 'return struct.pack("=IHHII", 16 + len(body), kind, flags, 1, 0) + body'
 SHOWN = 'shown = "; ".join(lines[:4]) + (f"; and {len(lines) - 4} more" if len(lines) > 4 else "")'
 RANKS = "ranks = sorted(m.world_rank if m.world_rank >= 0 else m.rank for m in members)"
 
+TWICE = "2 * self.cluster.timeouts.suspicion"
+UNTIL = f"until = time.monotonic() + {TWICE}"
+
 EXPLAINED: dict[tuple[str, str, str], str] = {
     ("runtime/gates.py", "BACK_OFF_S = 0.5", "BACK_OFF_S = 1.5"): PACE,
     ("runtime/gates.py", "LOOK_S = 1.0", "LOOK_S = 2.0"): PACE,
@@ -248,6 +251,26 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
             "self._answers = [_first_answer()] * (1 + LANES)",
         )
     },
+    **{
+        ("runtime/moves.py", line, line.replace(*change)): PACE
+        for line, change in (
+            ("LIVENESS_LOOK_S = 0.5", ("0.5", "1.5")),
+            ("PUBLISH_AT_ONCE, PUBLISHED_AT_ONCE = 50, 4", ("50", "51")),
+            ("PUBLISH_AT_ONCE, PUBLISHED_AT_ONCE = 50, 4", ("4", "5")),
+            ("SOON_S = 0.004", ("0.004", "1.004")),
+            ("SAVE_AGAIN_S = 1.0", ("1.0", "2.0")),
+            (UNTIL, (TWICE, TWICE.replace("2", "3"))),
+            (UNTIL, (TWICE, f"({TWICE.replace('*', '+')})")),
+            ("await asyncio.sleep(self.cluster.timeouts.heartbeat / 10)", ("10", "11")),
+        )
+    },
+    ("runtime/moves.py", "KEEP_MOVES = 200", "KEEP_MOVES = 201"): "a bound on what is kept",
+    ("runtime/moves.py", "LESSONS = 50", "LESSONS = 51"): "a bound on the effort",
+    (
+        "runtime/moves.py",
+        "if time.monotonic() > until:",
+        "if (time.monotonic() >= until):",
+    ): "equal to the nanosecond",
 }
 """Changes unnoticed, and why no test can or need see them: (file, its lines as they are, its
 lines as they become)."""
