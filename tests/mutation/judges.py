@@ -268,6 +268,11 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     ("runtime/moves.py", "LESSONS = 50", "LESSONS = 51"): "a bound on the effort",
     (
         "runtime/moves.py",
+        "for host, result in zip(hosts, done, strict=True):",
+        "for host, result in zip(hosts, done, strict=False):",
+    ): EQUAL,
+    (
+        "runtime/moves.py",
         "if time.monotonic() > until:",
         "if (time.monotonic() >= until):",
     ): "equal to the nanosecond",
