@@ -29,6 +29,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "test_evacuation.py",
     ),
     "interposer/gate.c": (
+        "test_c_suite.py::test_program[plain-gate_rules]",
         "test_c_suite.py::test_program[plain-debts]",
         "test_c_suite.py::test_program[plain-order_changes]",
         "test_c_suite.py::test_program[plain-gate_contention]",
@@ -51,6 +52,13 @@ UNREAD = "the kernel does not look at it: the family of a batch's frame, version
 HEAD = 'return struct.pack("=IHHII", 16 + len(body), kind, flags, 1, 0) + body'
 SHOWN = 'shown = "; ".join(lines[:4]) + (f"; and {len(lines) - 4} more" if len(lines) > 4 else "")'
 RANKS = "ranks = sorted(m.world_rank if m.world_rank >= 0 else m.rank for m in members)"
+
+SAME_NUMBER = "where the two are equal, both ways give the same number"
+TRIES = "for (int tries = 0; tries < 1000; tries++) {"
+USED = "return used < LIVESHIFT_PAGE_CLOCKS ? used : LIVESHIFT_PAGE_CLOCKS;"
+ADMITTED = "return announced > gate->waiting[row] ? announced - gate->waiting[row] : 0;"
+ELAPSED = "return ms > most ? most : ms < 0 ? 0 : (uint32_t)ms;"
+FUTEX = "syscall(SYS_futex, &page->order.check, FUTEX_WAIT, check, &look, NULL, 0);"
 
 EXPLAINED: dict[tuple[str, str, str], str] = {
     ("runtime/gates.py", "BACK_OFF_S = 0.5", "BACK_OFF_S = 1.5"): PACE,
@@ -156,6 +164,32 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         "for (int tries = 0; tries < 1000; tries++) {",
         "for (int tries = 1; tries < 1000; tries++) {",
     ): PACE,
+    **{
+        ("interposer/gate.c", TRIES, TRIES.replace(*change)): PACE
+        for change in (("< 1000", "<= 1000"), ("< 1000", "< 1001"))
+    },
+    ("interposer/gate.c", "sched_yield();", ";"): PACE,
+    ("interposer/gate.c", USED, USED.replace("used <", "used <=")): SAME_NUMBER,
+    ("interposer/gate.c", ADMITTED, ADMITTED.replace("announced >", "announced >=")): SAME_NUMBER,
+    **{
+        ("interposer/gate.c", ELAPSED, ELAPSED.replace(*change)): SAME_NUMBER
+        for change in (("ms >", "ms >="), ("ms < 0", "ms <= 0"), ("ms < 0", "ms < 1"))
+    },
+    **{
+        ("interposer/gate.c", "used = true;", change): "whoever used it is not this thread,"
+        " which is then not alone either: that alone makes it another's debt"
+        for change in ("used = false;", ";")
+    },
+    (
+        "interposer/gate.c",
+        "pthread_mutex_init(&gate->deciding, NULL);",
+        ";",
+    ): "a mutex of zeros is one that is ready; kept, as POSIX does not say so",
+    (
+        "interposer/gate.c",
+        FUTEX,
+        FUTEX.replace("NULL, 0", "NULL, 1"),
+    ): "the kernel does not look at it: FUTEX_WAIT has no such argument",
     **{
         ("runtime/departure.py", f'reach("source.{point}")', "pass"): FAULT
         for point in ("promised", "locked", "dumped", "finishing", "devices_saved")
