@@ -34,7 +34,8 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "test_c_suite.py::test_program[plain-order_changes]",
         "test_c_suite.py::test_program[plain-gate_contention]",
         "test_c_suite.py::test_program[plain-newcomer]",
-        "test_gate_simulation.py",
+        # The others there break the gate by a passage's exact words, which a change may have taken.
+        "test_gate_simulation.py::test_programs_are_stopped_at_the_least_cut_and_end",
     ),
 }  # fmt: skip
 
