@@ -9,11 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fault_matrix.full import filled
 from moving_job import Job
 from whereabouts import on_lab, runs
 
@@ -178,6 +179,12 @@ class LabSession:
     def own(self, host: str, path: Path) -> Path:
         """A path in a directory of each host's own (``--local``), as this machine sees it."""
         return self.lab.directory / host / "local" / str(path).lstrip("/")
+
+    def images_full(self, host: str) -> AbstractContextManager[None]:
+        """The host's memory for images takes nothing more."""
+        init = self.lab.machine(host).init
+        assert init is not None
+        return filled(Path("/run/liveshift/images"), inside=init.pid)
 
     def stop_agent(self, host: str) -> None:
         """SIGKILL; the orchestrator counts the host as up for some seconds more."""

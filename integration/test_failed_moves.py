@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from lab_session import LONG, LabSession, NewLab, eventually
@@ -92,8 +92,11 @@ def slow_link(lab: LabSession) -> Iterator[None]:
         lab.cli("lab", "link", DESTINATION, "--rate", "none", "--mend")
 
 
-def fails(lab: LabSession, job: Job, harm: Callable[[], object] | None = None) -> str:
-    """Move rank 1, do ``harm`` while its image flows, and see the move fail; what it said."""
+def fails(
+    lab: LabSession, job: Job, harm: Callable[[], object] | None = None, code: int = 1
+) -> str:
+    """Move rank 1, do ``harm`` while its image flows, and see the move fail; what it said.
+    ``code`` 5: before anything was stopped."""
     with lab.popen("migrate", "long/1", "--to", DESTINATION) as moving:
         try:
             if harm is not None:
@@ -103,7 +106,7 @@ def fails(lab: LabSession, job: Job, harm: Callable[[], object] | None = None) -
         finally:
             moving.kill()
     said = " ".join(err.decode().split())
-    assert (moving.returncode, out) == (1, b""), said
+    assert (moving.returncode, out) == (code, b""), said
     row = job.migrations()[-1]
     assert row.state == "failed"
     assert row.error
@@ -113,13 +116,14 @@ def fails(lab: LabSession, job: Job, harm: Callable[[], object] | None = None) -
 
 
 def test_no_room_for_the_image(lab: LabSession, long: Job) -> None:
-    inside = labs.entry(lab.lab.machine(DESTINATION))
-    resize = [*inside, "mount", "-o", "remount,size={}", "/run/liveshift/images"]
-    subprocess.run([word.format("8m") for word in resize], check=True)
-    try:
-        said = fails(lab, long)
-    finally:
-        subprocess.run([word.format("90%") for word in resize], check=True)
+    """Where there is none before, nothing is stopped; where it is taken while the image flows, the
+    move is rolled back."""
+    with lab.images_full(DESTINATION):
+        said = fails(lab, long, code=5)
+    assert "the memory file system for images, /run/liveshift/images of h2, is too full" in said
+    assert not any(phase.frozen for phase in long.migrations()[-1].phases)
+    with slow_link(lab), ExitStack() as stack:
+        said = fails(lab, long, lambda: stack.enter_context(lab.images_full(DESTINATION)))
     assert "No space left on device" in said
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -202,27 +201,32 @@ def way(lab: GpuLab, job: Job) -> tuple[str, str]:
     return source, next(host for host in lab.gpus if host != source)
 
 
-def fails(fast: GpuLab, job: Job, to: str, code: int = 1) -> str:
-    """Move the job, which must fail; what was said. ``code`` 5: before anything stood still."""
+def fails(fast: GpuLab, job: Job, to: str) -> str:
+    """Move the job, which must fail; what was said."""
     lab = fast.session
     before = job.seen(0)
     gpu = fast.where(job)
-    said = lab.refused("migrate", f"{job.name}/0", "--to", to, code=code)
+    said = lab.refused("migrate", f"{job.name}/0", "--to", to, code=1)
     assert job.migrations()[-1].state == "failed"
     job.go_on(5)
     assert (job.seen(0).host, fast.where(job)) == (before.host, gpu)
     return said
 
 
-def test_no_room_for_the_image(fast: GpuLab, long: Job) -> None:
-    _, to = way(fast, long)
-    resize = [*fast.entry(to), "mount", "-o", "remount,size={}", "/run/liveshift/images"]
-    subprocess.run([word.format("8m") for word in resize], check=True)
-    try:
-        said = fails(fast, long, to, code=5)
-    finally:
-        subprocess.run([word.format("90%") for word in resize], check=True)
+def test_no_room_for_the_image(fast: GpuLab, points: Held, long: Job) -> None:
+    """It is taken when device memory has left the GPU already."""
+    source, to = way(fast, long)
+    gpu = fast.where(long)
+    with (
+        held_at(points, "source.devices_saved", long, "--to", to) as go_on,
+        fast.session.images_full(to),
+    ):
+        code, said = go_on()
+    assert code == 1
     assert "No space left on device" in said
+    assert long.migrations()[-1].state == "failed"
+    long.go_on(5)
+    assert (long.seen(0).host, fast.where(long)) == (source, gpu)
     moved(fast, long, to=to)
 
 

@@ -91,14 +91,16 @@ def test_a_move_that_fails_leaves_communicators_rebuilt(
     lab: LabSession, gpu: Device, references: References
 ) -> None:
     job = started(lab, gpu, "fails")
-    inside = labs.entry(lab.lab.machine("h2"))
-    resize = [*inside, "mount", "-o", "remount,size={}", "/run/liveshift/images"]
-    subprocess.run([word.format("8m") for word in resize], check=True)
+    lab.cli("lab", "link", "h2", "--rate", "300mbit")  # some seconds in which to do harm
     try:
-        said = lab.refused("migrate", "fails/1", "--to", "h2", code=1)
+        with lab.popen("migrate", "fails/1", "--to", "h2") as moving:
+            eventually(lambda: [r for r in lab.status().moving if r.state == "freezing"], "it", 20)
+            with lab.images_full("h2"):
+                _, said = moving.communicate(timeout=60)
     finally:
-        subprocess.run([word.format("90%") for word in resize], check=True)
-    assert "No space left on device" in said
+        lab.cli("lab", "link", "h2", "--rate", "none", "--mend")
+    assert moving.returncode == 1
+    assert b"No space left on device" in said
     (row,) = job.migrations()
     assert row.state == "failed"
     assert any("communicators rebuilt" in phase.detail for phase in row.phases)

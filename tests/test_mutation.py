@@ -40,6 +40,22 @@ static bool pass(struct gate *gate,
         gate->count += n;
     return true;
 }
+
+static enum verdict look(struct gate *gate) {
+    for (int i = 0; i < gate->count; i++) {
+        seen = i;
+    }
+}
+
+static struct gate *first(struct gate *gate,
+                          int n) {
+    while (n != MOST)
+        gate->count -= n;
+}
+
+enum verdict {
+    GO = 1
+};
 """
 
 
@@ -71,6 +87,12 @@ def test_what_is_changed_in_c_is_what_functions_do() -> None:
         ("if (gate->count == 1 && n < MOST)", "if (gate->count == 1 && n <= MOST)"),
         ("gate->count += n;", "gate->count -= n;"), ("gate->count += n;", ";"),
         ("return true;", "return false;"),
+        # What gives an enum or a struct is a function too, and its first line may open a block.
+        ("for (int i = 0; i < gate->count; i++) {", "for (int i = 1; i < gate->count; i++) {"),
+        ("for (int i = 0; i < gate->count; i++) {", "for (int i = 0; i <= gate->count; i++) {"),
+        ("seen = i;", ";"),
+        ("while (n != MOST)", "while (n == MOST)"),
+        ("gate->count -= n;", "gate->count += n;"), ("gate->count -= n;", ";"),
     }  # fmt: skip
 
 

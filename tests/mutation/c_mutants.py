@@ -21,13 +21,13 @@ TOKEN = re.compile(
     re.DOTALL,
 )
 STATEMENT = re.compile(r"^ +(?!return\b|struct\b|u?int|bool\b|enum\b|\})[\w*(].*;$", re.MULTILINE)
-FUNCTION = re.compile(r"^\S[^\n]*(?:\n +[^\n]*)?\{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
+FUNCTION = re.compile(
+    r"^[^\s{#][^\n{]*\([^\n{]*(?:\n +[^\n{]*)*\{\n(.*?)^\}", re.MULTILINE | re.DOTALL
+)
 
 
 def mutants(source: str) -> Iterator[Mutant]:
     for body in FUNCTION.finditer(source):
-        if body[0].startswith(("struct", "enum", "#")):
-            continue
         for found in TOKEN.finditer(source, body.start(1), body.end(1)):
             token = found[0]
             after = str(int(token) + 1) if token.isdigit() else TOKENS.get(token)
