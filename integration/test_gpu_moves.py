@@ -201,18 +201,6 @@ def way(lab: GpuLab, job: Job) -> tuple[str, str]:
     return source, next(host for host in lab.gpus if host != source)
 
 
-def fails(fast: GpuLab, job: Job, to: str) -> str:
-    """Move the job, which must fail; what was said."""
-    lab = fast.session
-    before = job.seen(0)
-    gpu = fast.where(job)
-    said = lab.refused("migrate", f"{job.name}/0", "--to", to, code=1)
-    assert job.migrations()[-1].state == "failed"
-    job.go_on(5)
-    assert (job.seen(0).host, fast.where(job)) == (before.host, gpu)
-    return said
-
-
 def test_no_room_for_the_image(fast: GpuLab, points: Held, long: Job) -> None:
     """It is taken when device memory has left the GPU already."""
     source, to = way(fast, long)
