@@ -32,6 +32,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
     ),
     "interposer/gate.c": (
         "test_c_suite.py::test_program[plain-gate_rules]",
+        "test_c_suite.py::test_program[plain-gate_waits]",
         "test_c_suite.py::test_program[plain-debts]",
         "test_c_suite.py::test_program[plain-order_changes]",
         "test_c_suite.py::test_program[plain-gate_contention]",
