@@ -8,15 +8,19 @@ removes it (criu: files-reg.c, ``open_remap_ghost`` and ``rfi_remap``). That pat
 directory that only root may write to, or that is not there any more. So the path is changed in the
 image: the file keeps its own name, by which it is recognized in /proc/PID/maps, below /tmp. There
 its user may make files, so that image_rights.py needs no exception for it. A file of that name is
-not touched: CRIU takes another name then.
+not touched: CRIU takes another name then. A file that was below the capsule's own /tmp or /dev/shm
+stays there, unless another file system is mounted at that place, as a checkout of the host's is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Mapping
+from pathlib import Path
 
+from . import statx
 from .image_kinds import ImageFile
 from .image_rights import GHOST, REG
 from .protobuf import Message, with_message
@@ -32,10 +36,11 @@ _PATH = 6  # criu: images/regfile.proto
 _MODE = 3  # criu: images/ghost-file.proto
 
 
-def bring_home(files: Mapping[str, ImageFile]) -> list[str]:
+def bring_home(files: Mapping[str, ImageFile], root: Path) -> list[str]:
     """Rewrite the image's list of files; returns the paths that were changed. ``files``: those of
-    an image that was not checked yet, by name without the suffix. May be called again. Raises
-    protobuf.Damaged or OSError."""
+    an image that was not checked yet, by name without the suffix; ``root``: the file system of the
+    room that it is to be restored into. May be called again. Raises protobuf.Damaged or OSError.
+    """
     if "remap-fpath" not in files:
         return []
     remaps = [Message(entry) for entry in files["remap-fpath"].entries]
@@ -53,13 +58,28 @@ def bring_home(files: Mapping[str, ImageFile]) -> list[str]:
             continue
         inner = entry.raw(_REG) or memoryview(b"")
         path = bytes(Message(inner).raw(_PATH) or b"")
-        if not os.fsdecode(path).startswith(PRIVATE):
+        if not _at_home(os.fsdecode(path), root):
             name = os.path.join(os.fsencode(PLACE), os.path.basename(path)[:LONGEST])
             entries[at] = with_message(memoryview(raw), _REG, with_message(inner, _PATH, name))
             changed.append(os.fsdecode(path))
     if changed:
         files["files"].rewrite(entries)
     return changed
+
+
+def _at_home(path: str, root: Path) -> bool:
+    """Whether it lies on the capsule's own /tmp or /dev/shm. A wrong answer does no harm: the image
+    is checked afterwards."""
+    top = next((private for private in PRIVATE if path.startswith(private)), None)
+    if top is None:
+        return False
+    folder = os.path.dirname(path)
+    while folder.startswith(top) and not os.path.lexists(root / folder.lstrip("/")):
+        folder = os.path.dirname(folder)
+    with contextlib.suppress(OSError):
+        own, there = (statx.stat(root / each.strip("/")).mount for each in (top, folder))
+        return own == there
+    return True
 
 
 def _regular(ghost: ImageFile | None) -> bool:

@@ -28,7 +28,7 @@ def prepare(images: Path, user: User, root: Path) -> None:
     files = _read(images)
     try:
         _check_complete(files)
-        ghosts.bring_home(files)
+        ghosts.bring_home(files, root)
         image_rights.check(files, user, root)  # as they are now
         interrupted.begin_again(files.values())
         file_locks.refuse_held(images, root)

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import stat
 import struct
+from pathlib import Path
 
 import pytest
 from capsule_images import ALICE, Image, plain, rich
 from image_edits import encode
 
-from liveshift.criu_glue import image_check, image_rights
+from liveshift.criu_glue import image_check, image_rights, statx
 from liveshift.criu_glue.image_kinds import KINDS
 from liveshift.criu_glue.protobuf import Message
 from liveshift.errors import StepFailed
@@ -78,6 +79,25 @@ def test_a_file_without_a_name_comes_back_in_the_capsules_own_tmp(
         image_check.prepare(plain.directory, ALICE, plain.room)
         assert deleted_path(plain) == then
     assert len([raw for raw in plain.entries("files") if raw not in others]) == (then != path)
+
+
+def test_so_does_one_of_what_is_mounted_below_it(
+    plain: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkout below the host's /tmp is mounted there in a capsule, and is not the capsule's."""
+    (plain.room / "tmp" / "checkout" / "lib").mkdir(parents=True)
+    real = statx.stat
+
+    def mounted(path: str | Path) -> statx.Stat:
+        found = real(path)
+        return found._replace(mount=found.mount + 1) if "checkout" in str(path) else found
+
+    monkeypatch.setattr(statx, "stat", mounted)
+    (number,) = [Message(raw).uint(1) for raw in plain.entries("remap-fpath")]
+    for path in (b"/tmp/checkout/lib/libx.so", b"/tmp/checkout/gone/too/libx.so"):
+        plain.change_file(lambda entry: entry.uint(2) == number, (3, 6), path)
+        image_check.prepare(plain.directory, ALICE, plain.room)
+        assert deleted_path(plain) == b"/tmp/libx.so"
 
 
 @pytest.mark.parametrize(
