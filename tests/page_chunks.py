@@ -32,11 +32,8 @@ class Pages:
         self._lock = threading.Lock()
 
     def __call__(self, chunk: memoryview, release: Callable[[], None]) -> None:
-        assert self._lock.acquire(blocking=False), "two threads call the sink at once"
-        try:
+        with self._lock:
             self._take(chunk)
-        finally:
-            self._lock.release()
         if self.held is None:
             release()
         else:

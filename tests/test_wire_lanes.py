@@ -8,7 +8,9 @@ import os
 import struct
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
@@ -18,7 +20,7 @@ from wire_pages import STREAMS, Slots, expecting, lanes_to, send_all
 
 from liveshift.errors import StepFailed
 from liveshift.runtime.config import Compress
-from liveshift.runtime.wire import CHUNK, Lanes, PageHeader
+from liveshift.runtime.wire import CHUNK, Lanes, PageHeader, page_port
 from liveshift.runtime.wire.compression import Compressor
 from liveshift.runtime.wire.header import RATE_LIMIT
 from liveshift.runtime.wire.lanes import LANE_WINDOW
@@ -72,6 +74,49 @@ def test_several_threads_send_at_once(key_directory: Path, lanes_to: Callable[..
         thread.join(30)
     lanes.finish()
     assert slots.all_over()
+
+
+def test_two_threads_seal_at_the_same_time(
+    key_directory: Path, lanes_to: Callable[..., Lanes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waits in the middle of its first chunk until the other one is there, too."""
+    here, store, _ = expecting(key_directory)
+    lanes = lanes_to(here)
+    lanes.measure()
+    both, squeeze = threading.Barrier(2), Compressor.squeeze
+    first = threading.local()
+
+    def waiting(self: Compressor, data: memoryview, rate: float) -> Any:
+        if not hasattr(first, "over"):
+            first.over = both.wait(20)
+        return squeeze(self, data, rate)
+
+    monkeypatch.setattr(Compressor, "squeeze", waiting)
+    slots = Slots(store, 100)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda k: slots.send(lanes, range(k, 100, 2)), range(2)))
+    lanes.finish()
+    assert slots.all_over()
+
+
+def test_two_lanes_are_stored_at_the_same_time(
+    key_directory: Path, lanes_to: Callable[..., Lanes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread of the destination waits in the store for another, with a chunk of its own."""
+    monkeypatch.setattr(page_port, "threads", lambda most: 2)
+    here, store, _ = expecting(key_directory)
+    lanes = lanes_to(here)
+    lanes.measure()
+    store.both = threading.Barrier(2)
+    slots = Slots(store, 100)
+    slots.send(lanes, range(2))
+    lanes.finish()
+    assert len(store.threads) == 2
+    store.both = None
+    slots.send(lanes, range(2, 100))
+    lanes.finish()
+    assert slots.all_over()
+    assert len(store.threads) == 2
 
 
 def test_finish_is_a_barrier_and_credit_is_kept(
@@ -181,7 +226,7 @@ def test_a_destination_that_has_gone_is_given_up(
     with pytest.raises(StepFailed, match="h1 has taken no image bytes for 1 s"):
         slots.send(lanes, range(20, 21))
     lanes.close()
-    assert slots.released == [1] * 20 + [0] * 80  # the last was never taken
+    assert slots.released == [1] * 21 + [0] * 79
 
 
 def test_what_is_not_acknowledged_in_time_fails(
@@ -221,7 +266,7 @@ def test_closing_gives_every_slot_back_once(
     thread.join(10)
     assert "the lanes to h1 are closed" in str(stuck[0])
     taken = STREAMS * LANE_WINDOW
-    assert slots.released == [1] * taken + [0] * (len(slots.data) - taken)
+    assert slots.released == [1] * (taken + 1) + [0] * (len(slots.data) - taken - 1)
     store.open.set()
     with pytest.raises(StepFailed, match="the lanes to h1 are closed"):
         lanes.finish()

@@ -47,7 +47,10 @@ def test_on_a_slow_link_only_what_waits_for_it_is_compressed(
         slots.send(lanes, [number])
         lanes.finish()
     assert lanes.wire_bytes == lanes.bytes > 0
-    slots.send(lanes, range(8, 100))
+    store.open.clear()  # so that chunks wait
+    slots.send(lanes, range(8, 64))
+    store.open.set()
+    slots.send(lanes, range(64, 100))
     lanes.finish()
     assert lanes.wire_bytes < lanes.bytes / 2
     sent, all_sent = lanes.wire_bytes, lanes.bytes

@@ -24,6 +24,9 @@ class Store:
         self.chunks: dict[int, bytes] = {}
         self.writes = 0
         self.threads: set[str] = set()
+        """Those that have written."""
+        self.both: threading.Barrier | None = None
+        """Where two threads wait for each other, before they write."""
         self.open = threading.Event()
         self.open.set()
         self.fails: OSError | None = None
@@ -33,7 +36,10 @@ class Store:
         self.open.wait(20)
         if self.fails is not None:
             raise self.fails
+        if self.both is not None:
+            self.both.wait(20)
         with self._lock:
+            self.threads.add(threading.current_thread().name)
             self.writes += 1
             self.chunks[struct.unpack_from("<Q", chunk)[0]] = bytes(chunk)
 

@@ -16,7 +16,7 @@ BATCH = 4 << 20
 
 Sink = Callable[[memoryview, Callable[[], None]], None]
 """Takes a chunk on. The memory may be used until the sink's second argument is called, which says
-that it was sealed. Called by one thread at a time."""
+that it was sealed. Each thread that reads calls it, several at once."""
 
 
 class Pace(Protocol):
@@ -44,7 +44,6 @@ class Pulling:
         self._threads = threads
         self._ring = ring
         self._pool = ThreadPoolExecutor(threads, "pull")
-        self._sink_lock = threading.Lock()
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -70,7 +69,7 @@ class Pulling:
 
         def work() -> int:
             try:
-                return _Worker(self._ring, sink, self._sink_lock, pace, give_up).run(pulls)
+                return _Worker(self._ring, sink, pace, give_up).run(pulls)
             except BaseException:
                 failed.set()
                 raise
@@ -88,13 +87,9 @@ class Pulling:
 
 
 class _Worker:
-    def __init__(
-        self, ring: Ring, sink: Sink, sink_lock: threading.Lock, pace: Pace,
-        stopped: Callable[[], bool],
-    ) -> None:  # fmt: skip
+    def __init__(self, ring: Ring, sink: Sink, pace: Pace, stopped: Callable[[], bool]) -> None:
         self._ring = ring
         self._sink = sink
-        self._sink_lock = sink_lock
         self._pace = pace
         self._stopped = stopped
         self._chunk = Chunk()
@@ -133,6 +128,5 @@ class _Worker:
             return
         slot, self._slot = self._slot, None
         assert slot is not None
-        with self._sink_lock:
-            self._sink(slot.memory[:length], slot.release)
+        self._sink(slot.memory[:length], slot.release)
         self._sent += length

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -95,7 +96,7 @@ def _first_answer() -> int:
 class Announced:
     """One migration. ``limit``: bytes that lane 0 may bring; ``lanes``: for pages, how many.
 
-    One thread takes the chunks of lane 0, another those of pages.
+    One thread takes the chunks of lane 0, others those of pages, each for lanes of its own.
     """
 
     migration: str
@@ -112,6 +113,7 @@ class Announced:
     paged: int = 0
     _expected: int = 0
     _measured: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # of what lanes share
 
     def __post_init__(self) -> None:
         if self.inlet.complete:
@@ -190,7 +192,8 @@ class Announced:
     def _write_page(self, header: PageHeader, data: memoryview, tag: bytes) -> None:
         size = header.raw or len(data)
         if header.kind == RATE:
-            self._measured += size
+            with self._lock:
+                self._measured += size
             if self._measured > RATE_LIMIT:
                 raise LiveshiftError(f"more than {RATE_LIMIT} bytes have come only to measure with")
             return
@@ -198,4 +201,5 @@ class Announced:
         if header.raw:
             data = restore(data, header.raw)
         self.pages.write(header.lane, data, tag)
-        self.paged += size
+        with self._lock:
+            self.paged += size

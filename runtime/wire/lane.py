@@ -92,16 +92,17 @@ class Lane:
         """Whether the destination owes an answer."""
         return bool(self.pending)
 
-    def hear(self) -> None:
-        """Take all answers that have come.
+    def hear(self) -> int:
+        """Take all answers that have come; how many chunks were acknowledged by them.
 
         Raises StepFailed when the destination refuses, or says what none would.
         """
+        before = len(self.pending)
         while True:
             try:
                 raw = self.socket.recv(zmq.DONTWAIT)
             except zmq.Again:
-                return
+                return before - len(self.pending)
             self._read(raw)
 
     def check(self, until: float) -> bool:

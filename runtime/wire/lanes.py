@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lanes 1 to n of a migration at its source: pages of memory, over several connections at once.
 
-A chunk is sealed (seal.py) from the slot that it lies in into a buffer of ours, where it stays
-until the destination has acknowledged it. The slot is given back (``release``) as soon as it was
-sealed, or once the lanes have ended; exactly once in either case.
+Whoever brings a chunk seals it (:meth:`Lanes.pages`), several threads at once: from the slot that
+it lies in into a buffer of ours, where it stays until the destination has acknowledged it. The slot
+is given back (``release``) as soon as that is done. One thread owns all connections; it only sends
+what was sealed, and hears what is acknowledged. libzmq's own threads write to the network.
 
-One thread owns all lanes. ``pages`` only puts a chunk into its queue; that thread seals, libzmq's
-own write to the network. Each Lanes object makes a key of its own, and tells the destination over
-lane 0 before it connects.
+Each Lanes object makes a key of its own, and tells the destination over lane 0 before it connects.
 """
 
 from __future__ import annotations
@@ -15,11 +14,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
-import xxhash
 import zmq
 
 from ...cores import threads
@@ -30,18 +26,13 @@ from .header import CHUNK, LANES, MEMORY, RATE, Kind
 from .lane import TICK_MS
 from .meter import Meter, burst_sizes
 from .page_lane import LANE_WINDOW, Buffers, PageLane
-from .seal import Opener, Sealer, make_key
+from .seal import make_key
 from .sender import Sender
 
 GREETING = b"?"
 """A lane's first chunk; nothing but bytes to measure with."""
 
-
-class _Waiting(NamedTuple):
-    kind: Kind
-    data: bytes | memoryview
-    release: Callable[[], None] | None = None
-    lane: int | None = None  # from 0 on; None: any
+_Data = bytes | memoryview
 
 
 class Lanes:
@@ -62,16 +53,15 @@ class Lanes:
         self._beside, self._endpoint, self._to = beside, endpoint, beside.to
         self._context = zmq.Context(io_threads=threads(streams))
         self._key = make_key()
-        ends = Sealer(self._key, "pages"), Opener(self._key, "answers"), Buffers()
-        self._lanes = [PageLane(self._context, beside.to, k, *ends) for k in range(1, streams + 1)]
-        self._sent = [0] * streams  # bytes of memory, by lane
-        self._hashes = [xxhash.xxh3_64() for _ in self._lanes]
-        self._compressor = Compressor(compress)
+        buffers = Buffers()
+        self._lanes = [
+            PageLane(self._context, beside.to, k, self._key, Compressor(compress), buffers)
+            for k in range(1, streams + 1)
+        ]
+        self._credit = [LANE_WINDOW] * streams  # chunks that may be sealed for each lane
         self._meter = Meter()
         self._measured = 0  # bytes that were sent only for that
         self._greeted = 0  # lanes whose first chunk was acknowledged
-        self._queue: deque[_Waiting] = deque()
-        self._open = 0  # chunks that are queued or not acknowledged
         self._changed = threading.Condition()
         self._failed: StepFailed | None = None
         self._closing = False
@@ -87,7 +77,7 @@ class Lanes:
     @property
     def bytes(self) -> int:
         """Of memory that were sent."""
-        return sum(self._sent)
+        return sum(lane.bytes for lane in self._lanes)
 
     @property
     def wire_bytes(self) -> int:
@@ -95,30 +85,36 @@ class Lanes:
         return self._acknowledged() - self._measured
 
     def pages(self, chunk: memoryview, release: Callable[[], None]) -> None:
-        """Send a chunk of at most CHUNK bytes on the lane with the most credit.
+        """Seal a chunk of at most CHUNK bytes for the lane with the most credit; it is sent by
+        another thread.
 
-        Its memory stays as it is until ``release`` is called, from another thread and as a rule
-        before the chunk has arrived; it must not raise or wait. Where this raises, it is not
-        called. Blocks while all windows are full.
+        Its memory stays as it is until ``release`` is called: once, before this returns or raises.
+        It must not raise or wait. Blocks while all windows are full.
         """
         assert 0 < len(chunk) <= CHUNK
-        self._put(_Waiting(MEMORY, chunk, release))
+        try:
+            self._put(MEMORY, chunk)
+        finally:
+            release()
 
     def finish(self) -> None:
         """Return when the destination has acknowledged every chunk: a barrier."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._open or self._closing)
+            self._changed.wait_for(lambda: not self._under_way() or self._closing)
             self._raise()
 
     def end(self) -> dict[str, tuple[int, int]]:
         """End every lane's stream; returns what stands of them in the manifest: name → (bytes,
         xxh3-64 of the tags of its chunks' seals)."""
         self.finish()
-        used = [n for n, sent in enumerate(self._sent) if sent]
+        used = [n for n, lane in enumerate(self._lanes) if lane.bytes]
         for n in used:
-            self._put(_Waiting(MEMORY, b"", lane=n))
+            self._put(MEMORY, b"", [n])
         self.finish()
-        return {f"{MEMORY}:{n + 1}": (self._sent[n], self._hashes[n].intdigest()) for n in used}
+        return {
+            f"{MEMORY}:{n + 1}": (self._lanes[n].bytes, self._lanes[n].hash.intdigest())
+            for n in used
+        }
 
     def measure(self) -> float:
         """Bytes a second that the way to the destination carries now, by a burst of bytes that mean
@@ -132,7 +128,7 @@ class Lanes:
         while True:
             begin = time.monotonic()
             for size in chunks:
-                self._put(_Waiting(RATE, block[:size]))
+                self._put(RATE, block[:size])
             self.finish()
             took = time.monotonic() - begin
             self._meter.saw(sum(chunks), took)
@@ -143,7 +139,7 @@ class Lanes:
                 return self.rate
 
     def close(self) -> None:
-        """Give up what is not acknowledged and release all slots. May be called again."""
+        """Give up what is not acknowledged. May be called again."""
         with self._changed:
             self._closing = True
             if self._wake >= 0:
@@ -157,14 +153,39 @@ class Lanes:
     def _acknowledged(self) -> int:
         return sum(lane.acknowledged for lane in self._lanes)
 
-    def _put(self, chunk: _Waiting) -> None:
-        most = len(self._lanes) * LANE_WINDOW
+    def _put(self, kind: Kind, data: _Data, lanes: Sequence[int] = ()) -> None:
+        """Seal it for one of ``lanes`` (from 0 on), or of all that are connected."""
+
+        def best() -> int:
+            return max(lanes or range(self._greeted), key=self._credit.__getitem__, default=-1)
+
         with self._changed:
-            self._changed.wait_for(lambda: self._open < most or self._closing)
+            self._changed.wait_for(
+                lambda: self._closing or (best() >= 0 and self._credit[best()] > 0)
+            )
             self._raise()
-            self._open += 1
-            self._queue.append(chunk)
-            os.eventfd_write(self._wake, 1)
+            n = best()
+            self._credit[n] -= 1
+        try:
+            rate = self._meter.rate if self._link_is_slow() else 0.0
+            self._lanes[n].seal(kind, data, rate)
+        except Exception as error:  # what is sealed for it after this would never be taken
+            raise self._broke(error) from error
+        self._wake_up()
+
+    def _broke(self, error: Exception) -> StepFailed:
+        """Whatever it is, no thread may wait for ever."""
+        with self._changed:
+            why = StepFailed("ship", f"the lanes to {self._to.name} broke: {error!r}")
+            self._failed, self._closing = self._failed or why, True
+            self._changed.notify_all()
+        self._wake_up()
+        return why
+
+    def _wake_up(self) -> None:
+        with self._changed:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def _raise(self) -> None:
         if self._failed is not None:
@@ -190,24 +211,24 @@ class Lanes:
                 self._turn()
         except StepFailed as error:
             failed = error
-        except Exception as error:  # whatever it is, nobody may wait for ever
-            failed = StepFailed("ship", f"the lanes to {self._to.name} broke: {error!r}")
+        except Exception as error:
+            self._broke(error)
         self._end(failed)
 
     def _turn(self) -> None:
-        """Take the answers that have come, send what there is credit for."""
-        for lane in self._lanes:
-            lane.hear()
+        """Take the answers that have come, send what was sealed."""
+        settled = [lane.hear() for lane in self._lanes]
         if any([lane.check(self.until) for lane in self._lanes]):
             self._announce()  # an agent that has been started anew says so there, and not here
         self._connect()
-        while self._queue and (lane := max(self._lanes, key=_credit)).credit > 0:
-            self._send(lane, self._queue.popleft())
-        pending = self._pending()
-        self._meter.note(self._acknowledged(), pending > len(self._lanes))
-        with self._changed:
-            self._open = pending + len(self._queue)
-            self._changed.notify_all()
+        for lane in self._lanes:
+            lane.send_sealed()
+        self._meter.note(self._acknowledged(), self._under_way() > len(self._lanes))
+        if any(settled):
+            with self._changed:
+                for n, chunks in enumerate(settled):
+                    self._credit[n] += chunks
+                self._changed.notify_all()
 
     def _announce(self) -> None:
         self._beside.seal(self._key, lambda: self._closing)
@@ -219,52 +240,30 @@ class Lanes:
             lane = self._lanes[self._greeted]
             if not lane.connected:
                 lane.connect(self._endpoint)
-                lane.send(RATE, GREETING)
+                with self._changed:
+                    self._credit[self._greeted] -= 1
+                lane.seal(RATE, GREETING)
                 self._measured += len(GREETING)
             if not lane.acknowledged:
                 return
-            self._greeted += 1
-
-    def _send(self, lane: PageLane, chunk: _Waiting) -> None:
-        if chunk.lane is not None:
-            lane = self._lanes[chunk.lane]
-        n = lane.index - 1
-        data, raw = chunk.data, 0
-        try:
-            if chunk.kind == MEMORY and data:
-                rate = self._meter.rate if self._link_is_slow() else 0.0
-                data, raw = self._compressor.squeeze(data, rate)
-            tag = lane.send(chunk.kind, data, raw)
-        finally:
-            if chunk.release is not None:
-                chunk.release()
-        if chunk.kind == MEMORY:
-            self._sent[n] += len(chunk.data)
-            self._hashes[n].update(tag)
+            with self._changed:
+                self._greeted += 1
+                self._changed.notify_all()
 
     def _link_is_slow(self) -> bool:
         """Whether it is the link that chunks wait for. Else they are paced, and to compress them
         would only take more of the job's CPU time."""
-        return self.until != float("inf") or self._pending() > len(self._lanes)
+        return self.until != float("inf") or self._under_way() > len(self._lanes)
 
-    def _pending(self) -> int:
-        return sum(len(lane.pending) for lane in self._lanes)
+    def _under_way(self) -> int:
+        """Chunks that are sealed, or being sealed, and not acknowledged."""
+        return len(self._lanes) * LANE_WINDOW - sum(self._credit)
 
     def _end(self, failed: StepFailed | None) -> None:
-        """Slots of what was not sealed are given back."""
         for lane in self._lanes:
             lane.close()
         self._context.term()
         with self._changed:
-            self._failed = failed
+            self._failed = self._failed or failed
             self._closing = True
-            left = [chunk.release for chunk in self._queue]
-            self._queue.clear()
             self._changed.notify_all()
-        for release in left:
-            if release is not None:
-                release()
-
-
-def _credit(lane: PageLane) -> int:
-    return lane.credit

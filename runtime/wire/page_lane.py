@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """One of the lanes for pages at its source: what goes over it is sealed here, by our own threads.
 
-libzmq only carries it (mechanism NULL). Whatever does not open is not heard: the destination may
-have forgotten the key, and then it says so on lane 0, which knows who speaks.
+A thread that has read a chunk seals it as well (:meth:`PageLane.seal`), while it lies in that
+processor's cache; the thread that owns the lane sends what was sealed. libzmq only carries it
+(mechanism NULL). Whatever does not open is not heard: the destination may have forgotten the key,
+and then it says so on lane 0, which knows who speaks.
 """
 
 from __future__ import annotations
 
 import struct
+import threading
+from collections import deque
 
 import msgspec
+import xxhash
 import zmq
 
 from ...errors import LiveshiftError, StepFailed
-from .header import CHUNK, HEADER, Kind, PageHeader, read_answer
+from .compression import Compressor
+from .header import CHUNK, HEADER, MEMORY, Kind, PageHeader, read_answer
 from .lane import Destination, Lane, Pending
 from .seal import TAG, Opener, Sealer, Unsealed
 
@@ -28,24 +34,27 @@ BUFFER = CHUNK + TAG
 
 class Buffers:
     """Where sealed chunks lie until they are acknowledged. The one used last is the next: some of
-    it may be in the processor's cache still."""
+    it may be in the processor's cache still. From any thread."""
 
     def __init__(self) -> None:
         self._free: list[memoryview] = []
 
     def take(self) -> memoryview:
-        return self._free.pop() if self._free else memoryview(bytearray(BUFFER))
+        try:
+            return self._free.pop()
+        except IndexError:
+            return memoryview(bytearray(BUFFER))
 
     def give_back(self, buffer: memoryview) -> None:
         self._free.append(buffer)
 
 
 class PageLane(Lane):
-    """Lane ``index``, from 1 on. ``sealer`` and ``opener`` serve all lanes of a source."""
+    """Lane ``index``, from 1 on, with a sealer and a compressor of its own."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], to: Destination, index: int,
-        sealer: Sealer, opener: Opener, buffers: Buffers,
+        self, context: zmq.Context[zmq.Socket[bytes]], to: Destination, index: int, key: bytes,
+        compressor: Compressor, buffers: Buffers,
     ) -> None:  # fmt: skip
         socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         # One of the context's threads each, in turn: left to itself libzmq gives all to the first.
@@ -53,19 +62,43 @@ class PageLane(Lane):
         socket.setsockopt(zmq.MAXMSGSIZE, HEADER)
         super().__init__(to, socket, LANE_WINDOW)
         self.index = index
-        self._sealer, self._opener = sealer, opener
+        self.bytes = 0
+        """Of memory that were sealed."""
+        self.hash = xxhash.xxh3_64()
+        """Of the tags of these chunks, in their order."""
+        self._order = threading.Lock()
+        self._sealed: deque[tuple[bytes, memoryview]] = deque()
+        self._numbered = 0  # how many were sealed
+        self._sealer, self._opener = Sealer(key, "pages"), Opener(key, "answers")
+        self._compressor = compressor
         self._buffers = buffers
         self._last_answer = -1
         self._answer = memoryview(bytearray(HEADER))
 
-    def send(self, kind: Kind, data: bytes | memoryview, raw: int = 0) -> bytes:
-        """Seal one chunk and send it; returns its tag. ``data`` is not read after that."""
-        number = self._number
-        made = PageHeader(self._to.migration, self.index, number, kind, raw)
-        header = msgspec.msgpack.encode(made)
-        sealed = self._sealer.seal(self.index, number, header, data, self._buffers.take())
-        self._send(header, sealed)
-        return bytes(sealed[-TAG:])
+    def seal(self, kind: Kind, data: bytes | memoryview, link_rate: float = 0.0) -> None:
+        """Seal one chunk, the lane's next, from any thread; ``data`` is not read after that.
+
+        ``link_rate``: as :meth:`Compressor.squeeze` takes it, for chunks of memory.
+        """
+        with self._order:
+            size, raw = len(data), 0
+            if kind == MEMORY and size:
+                data, raw = self._compressor.squeeze(data, link_rate)
+            made = PageHeader(self._to.migration, self.index, self._numbered, kind, raw)
+            header = msgspec.msgpack.encode(made)
+            buffer = self._buffers.take()
+            sealed = self._sealer.seal(self.index, self._numbered, header, data, buffer)
+            self._numbered += 1
+            if kind == MEMORY:
+                self.bytes += size
+                self.hash.update(sealed[-TAG:])
+            self._sealed.append((header, sealed))
+
+    def send_sealed(self) -> None:
+        """Send what was sealed so far: the owner of all lanes must see to it that there is credit
+        for each chunk before it is sealed."""
+        while self._sealed:
+            self._send(*self._sealed.popleft())
 
     def _settled(self, chunk: Pending) -> None:
         self.acknowledged += len(chunk.body) - TAG

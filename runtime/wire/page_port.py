@@ -5,6 +5,9 @@ Anybody who can send from the address of a host of the cluster may knock here. S
 with what does not open under the key that the announced source has sent over lane 0 (seal.py), and
 nothing is answered to it. What opens has been sealed by that source, for this migration, lane and
 number; a number that was taken before is not taken again.
+
+One thread has the socket. It hands each chunk to one of several workers, always to the same one for
+the same lane: that opens the chunk, has it stored, and makes the answer, which the first sends.
 """
 
 from __future__ import annotations
@@ -12,8 +15,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import os
+import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import zmq
@@ -23,7 +29,7 @@ from ...cores import threads
 from ...errors import LiveshiftError
 from ..keyring import Known
 from .announced import Announced
-from .header import CHUNK, read_page_header
+from .header import CHUNK, PageHeader, read_page_header
 from .page_lane import LANE_WINDOW
 from .seal import TAG
 
@@ -32,11 +38,14 @@ log = logging.getLogger("liveshift.wire")
 IO_THREADS = 4
 """Threads of libzmq's at most, which read; each connection has one of them."""
 
+WORKERS = 8
+"""Threads at most that open chunks and store them: by then memory bandwidth is shared out."""
+
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # glibc: malloc.h
 
 
 class PagePort:
-    """One socket and one thread for the pages of all migrations.
+    """One socket, and the threads behind it, for the pages of all migrations.
 
     ``hosts``: the addresses that are let in; ``find``: the migration of that name, if it was
     announced; ``known``: whose key is it now?
@@ -44,11 +53,14 @@ class PagePort:
 
     def __init__(
         self, address: str, hosts: Iterable[str], find: Callable[[str], Announced | None],
-        known: Known,
+        known: Known, workers: int | None = None,
     ) -> None:  # fmt: skip
+        """``workers``: how many threads open and store; None: as many as there are cores for."""
         self.address = address
         self._hosts, self._find, self._known = hosts, find, known
-        self._plain = memoryview(bytearray(CHUNK))
+        self._workers = [_Worker(self, n) for n in range(workers or threads(WORKERS))]
+        self._answers: deque[tuple[bytes, bytes]] = deque()  # and whose they are
+        self._wake = -1
         self._complained = 0.0
 
     def start(self) -> None:
@@ -67,6 +79,9 @@ class PagePort:
             socket.bind(f"tcp://{self.address}")
         except zmq.ZMQError as error:
             raise LiveshiftError(f"cannot listen for pages on {self.address}: {error}") from error
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        for worker in self._workers:
+            worker.start()
         threading.Thread(target=self._run, args=(socket,), name="pages", daemon=True).start()
 
     def close(self) -> None:
@@ -75,34 +90,62 @@ class PagePort:
         self._context.term()
 
     def _run(self, socket: zmq.Socket[bytes]) -> None:
-        while True:
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
+        try:
+            while True:
+                ready = dict(poller.poll())
+                if self._wake in ready:
+                    os.eventfd_read(self._wake)
+                if socket in ready:
+                    self._take(socket)
+                while self._answers:
+                    with contextlib.suppress(zmq.Again, zmq.ZMQError):  # the sender is gone
+                        socket.send_multipart(self._answers.popleft())
+        except zmq.ContextTerminated:
+            for worker in self._workers:
+                worker.end()
+            os.close(self._wake)
+            socket.close()
+
+    def _take(self, socket: zmq.Socket[bytes]) -> None:
+        """All that has come, or as much as there may be from one connection at a time."""
+        for _ in range(LANE_WINDOW):
             try:
-                frames = socket.recv_multipart(copy=False)
-            except zmq.ContextTerminated:
-                socket.close()
+                frames = socket.recv_multipart(zmq.DONTWAIT, copy=False)
+            except zmq.Again:
                 return
             try:
-                answer = self._answer(frames)
+                if len(frames) != 3:
+                    raise LiveshiftError(f"a chunk came as {len(frames) - 1} frames, expected 2")
+                header = read_page_header(frames[1].buffer)
             except LiveshiftError as error:
                 self._complain(f"dropped what came to the port for pages: {error}")
                 continue
-            except Exception:  # whatever a peer sends, the other migrations go on
-                log.exception("dropped a chunk")
-                continue
-            with contextlib.suppress(zmq.ZMQError):  # the sender is gone
-                socket.send_multipart([frames[0].bytes, answer])
+            which = hash(header.migration) + header.lane
+            self._workers[which % len(self._workers)].take(header, frames)
 
-    def _answer(self, frames: list[zmq.Frame]) -> bytes:
+    def answer(self, header: PageHeader, frames: list[zmq.Frame], plain: memoryview) -> None:
+        """One chunk, by one of the workers; what it is opened to lies in ``plain``."""
+        try:
+            answer = self._answer(header, frames, plain)
+        except LiveshiftError as error:
+            self._complain(f"dropped what came to the port for pages: {error}")
+        except Exception:  # whatever a peer sends, the other migrations go on
+            log.exception("dropped a chunk")
+        else:
+            self._answers.append((frames[0].bytes, answer))
+            os.eventfd_write(self._wake, 1)
+
+    def _answer(self, header: PageHeader, frames: list[zmq.Frame], plain: memoryview) -> bytes:
         """Raises LiveshiftError for what is not to be answered."""
-        if len(frames) != 3:
-            raise LiveshiftError(f"a chunk came as {len(frames) - 1} frames, expected 2")
         beside, sealed = frames[1].buffer, frames[2].buffer
-        header = read_page_header(beside)
         entry = self._find(header.migration)
         seal = entry.seal if entry is not None else None
         if entry is None or seal is None:
             raise LiveshiftError(f"pages came for {header.migration!a}, which is not expected")
-        data = seal.open(header, beside, sealed, self._plain)
+        data = seal.open(header, beside, sealed, plain)
         if self._known.name_of(seal.speaker) != entry.source:
             raise LiveshiftError(
                 f"pages came from {entry.source}, whose key does not count any more"
@@ -116,6 +159,34 @@ class PagePort:
         if now - self._complained > 1.0:
             self._complained = now
             log.error("%s", text)
+
+
+class _Worker:
+    """A thread that opens chunks and has them stored, in the order in which they come."""
+
+    def __init__(self, port: PagePort, number: int) -> None:
+        self._port = port
+        self._plain = memoryview(bytearray(CHUNK))
+        # The thread that has the socket waits where this one does not keep up.
+        self._chunks: queue.Queue[tuple[PageHeader, list[zmq.Frame]] | None]
+        self._chunks = queue.Queue(LANE_WINDOW)
+        self._thread = threading.Thread(target=self._run, name=f"pages-{number}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def take(self, header: PageHeader, frames: list[zmq.Frame]) -> None:
+        self._chunks.put((header, frames))
+
+    def end(self) -> None:
+        """Once it has done what it was given."""
+        self._chunks.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (chunk := self._chunks.get()) is not None:
+            self._port.answer(*chunk, self._plain)
+            del chunk  # its memory is libzmq's, and needed again
 
 
 def _keep_freed_memory() -> None:

@@ -150,6 +150,7 @@ def sealed(data: bytes) -> None:
     entry = Announced("m1", "h0", inlet, 0, pages, 4, Seal(bytes(32), 1, "key"))
     known: Any = SimpleNamespace(name_of=lambda key: "h0")
     port = PagePort("", [], {"m1": entry}.get, known)
+    plain = memoryview(bytearray(wire.CHUNK))
     sealer, stranger = (Sealer(key, "pages") for key in (bytes(32), bytes(31) + b"x"))
     for name, chunk in seeds.cut_chunks(data):
         head = name.encode("latin-1")
@@ -167,7 +168,7 @@ def sealed(data: bytes) -> None:
             frames: Any = [SimpleNamespace(buffer=memoryview(f)) for f in (b"id", head, sealed)]
             had = len(taken)
             try:
-                answer = port._answer(frames)
+                answer = port._answer(wire.read_page_header(head), frames, plain)
             except LiveshiftError:
                 assert len(taken) == had
                 continue
