@@ -15,7 +15,7 @@ WHOLE_RUN = $(BIN)/python scripts/whole_run.py
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-lab test-long gate-simulation fault-matrix load soak fuzz mutation sanitize compat bench-gate bench-downtime gpu-suite wheel lint format docs sources clean
+.PHONY: help setup demo test test-fast test-lab test-long gate-simulation fault-matrix load soak fuzz mutation sanitize compat bench-gate bench-move gpu-suite wheel lint format docs sources clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 16
@@ -83,8 +83,8 @@ bench-gate: $(STAMPS)/package ## What the interposer costs, its gate open, and a
 # RESTARTS say how often; LIST=1 tells what would be done, and how long it would take. A run that was
 # interrupted goes on where it was; FRESH=1 begins anew, MORE=1 adds cases to one that is complete. On
 # a machine that does nothing else.
-bench-downtime: setup ## How long a move stops a job, against three other ways (root); build/bench-downtime.json
-	@PYTHONPATH=integration $(BIN)/python -m downtime_bench $(if $(SIZES),--sizes $(SIZES)) \
+bench-move: setup ## How long a move stops a job, against three other ways (root); build/bench-move.json
+	@PYTHONPATH=integration $(BIN)/python -m move_bench $(if $(SIZES),--sizes $(SIZES)) \
 		$(if $(JOBS),--jobs $(JOBS)) $(if $(LINKS),--links $(LINKS)) $(if $(MOVES),--moves $(MOVES)) \
 		$(if $(HANDS),--hands $(HANDS)) $(if $(RESTARTS),--restarts $(RESTARTS)) \
 		$(if $(THREADS),--threads $(THREADS)) $(if $(FRESH),--fresh) $(if $(MORE),--more) \

@@ -116,7 +116,7 @@ class Job:
     def migrate(self, index: int, to: str = "", user: int | None = None) -> MigrationRow:
         """``liveshift migrate``; the processes must have moved, and nothing else."""
         before = self.seen(index)
-        words = ["migrate", f"{self.name}/{index}", *(["--to", to] if to else [])]
+        words = ["migrate", f"{self.name}/{index}", "--no-cost", *(["--to", to] if to else [])]
         row = msgspec.convert(self.session.json(*words, user=user), MigrationRow)
         self.assert_moved(before, row)
         assert not to or row.destination == to

@@ -75,6 +75,7 @@ def drain(
             if watched.wait(until):
                 if not as_json:
                     render.out().print(f"{host} is empty and tainted", soft_wrap=True)
+                watched.see_costs()
                 return 0
         except KeyboardInterrupt:
             watched.interrupted()
@@ -148,6 +149,15 @@ class Draining:
                 if time.monotonic() >= until:
                     return False
                 time.sleep(LOOK_S)
+
+    def see_costs(self) -> None:
+        """Wait some seconds for what the moves cost their jobs; say it."""
+        from . import moves
+
+        self.ended = moves.with_costs(self.client, self.ended)
+        for row in self.ended:
+            if row.state == Step.DONE.value and not self.quiet:
+                render.note(f"{row.capsule}: {moves.cost(row)}")
 
     def as_data(self) -> dict[str, Any]:
         """For ``-o json``: what has moved, what is left and why."""

@@ -154,6 +154,8 @@ def _print_migration(row: MigrationRow, output: Layout) -> None:
     to.print(asked, soft_wrap=True)
     render.out(markup=True).print(moves.phase_table(row))
     to.print(moves.sum_up(row), soft_wrap=True)
+    if row.cost is not None:
+        to.print(moves.cost(row), soft_wrap=True)
     if (expected := forecast.compared(row)) is not None and moves.over(row):
         to.print(forecast.in_short(expected), soft_wrap=True)
         render.show(forecast.table(expected))

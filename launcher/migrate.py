@@ -68,6 +68,10 @@ def migrate(
         bool,
         typer.Option("--dry-run", help="Print plan, preflight and predicted pause; do nothing."),
     ] = False,
+    no_cost: Annotated[
+        bool,
+        typer.Option("--no-cost", help="Do not wait 2 to 4 s for the training time that it cost."),
+    ] = False,
     reason: Annotated[
         str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; shown wherever it matters.")
     ] = "by hand",
@@ -78,6 +82,8 @@ def migrate(
     key: Key = None,
 ) -> None:
     """Move one capsule to another host or GPU while it runs, and show where the time went.
+
+    The last line, on stderr, is what it cost the job: measured from the job's own steps.
 
     Exit code 5 when the move is refused, with nothing changed. A move that fails on the way
     leaves the capsule running where it was.
@@ -94,7 +100,7 @@ def migrate(
         if dry_run:
             _plan(client, ask, output)
         else:
-            _move(client, ask, output)
+            _move(client, ask, output, not no_cost)
 
 
 def _plan(client: Client, ask: Migrate, output: TableOrJson) -> None:
@@ -127,7 +133,7 @@ def _print_plan(plan: Planned) -> None:
         render.show(forecast.table(expected))
 
 
-def _move(client: Client, ask: Migrate, output: TableOrJson) -> None:
+def _move(client: Client, ask: Migrate, output: TableOrJson, costs: bool) -> None:
     from ..runtime.messages import Named
     from . import moves
 
@@ -143,9 +149,16 @@ def _move(client: Client, ask: Migrate, output: TableOrJson) -> None:
     except LiveshiftError as error:
         error.hint = error.hint or f"the move goes on: `liveshift events {name}`"
         raise
-    if output is TableOrJson.JSON:
-        render.print_json(row)
-    elif not row.error:
+    as_json = output is TableOrJson.JSON
+    if not (as_json or row.error):
         render.out(markup=True).print(moves.phase_table(row))
         render.out().print(moves.sum_up(row), soft_wrap=True)
+    try:
+        if costs and row.kind == "move" and not row.error:
+            (row,) = moves.with_costs(client, [row])
+            if not as_json:
+                render.note(moves.cost(row))
+    finally:
+        if as_json:
+            render.print_json(row)
     moves.raise_if_failed(row)

@@ -32,6 +32,7 @@ from .gatekeeper import Gatekeeper
 from .gpu_watch import GpuWatch
 from .house import House
 from .link import Uplink
+from .measures import Measures
 from .messages import Message
 from .porter import Porter
 from .progress import Teller
@@ -59,8 +60,9 @@ class Agent:
             cluster.paths.run, cluster.gpu.libraries, cluster.gpu.fast_path is not FastPath.OFF
         )
         self.porter = Porter(self.house, _find_criu(cluster), self._claim, self.gpus)
-        self.source = Source(self.house, self.porter)
-        self.destination = Destination(self.house, self.porter)
+        self.measures = Measures(self.house)
+        self.source = Source(self.house, self.porter, self.measures)
+        self.destination = Destination(self.house, self.porter, self.measures)
         self.swapper = Swapper(self.house, self.porter)
         self.gatekeeper = Gatekeeper(self.house, lambda: time.monotonic() - self._heard)
         self.gatekeeper.closes = self.source.gates_close
@@ -90,6 +92,8 @@ class Agent:
             messages.Resume: destination.resume,
             messages.Settle: self.porter.settle,
             messages.Progress: destination.progress,
+            messages.StartMeasure: self.measures.start,
+            messages.EndMeasure: self.measures.end,
             messages.LookAtGpus: swapper.look,
             messages.SwapGpu: swapper.swap,
             messages.SettleSwap: swapper.settle,

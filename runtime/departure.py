@@ -156,7 +156,7 @@ class Departure:
                 self.memory.keep_fresh()
             self._log.send_new(self._wire.send)
             self._passing(min(until, time.monotonic() + UNLOCKED_S))
-        return Moved(self._sent, watch.phases)
+        return Moved(self.sent, watch.phases)
 
     def freeze(self, criu: Criu, deadline_s: float) -> Frozen:
         """Freeze, dump into the wire, promise, complete the image; hold.
@@ -175,7 +175,7 @@ class Departure:
                 with watch.phase("last round", frozen=True) as lap:
                     self.memory.stop_rounds()
                     lap.detail = "interrupted"
-            before = self._sent
+            before = self.sent
             removed = self._dump(watch, criu, deadline_s)
             self._promise()
         except BaseException:
@@ -186,8 +186,8 @@ class Departure:
         if self.memory is not None:
             self.memory.lanes.until = float("inf")
         with watch.phase("promise", frozen=True):
-            self._send_manifest(removed, self._sent - before)
-        return Frozen(self._sent - before, watch.phases)
+            self._send_manifest(removed, self.sent - before)
+        return Frozen(self.sent - before, watch.phases)
 
     def _dump(self, watch: Stopwatch, criu: Criu, deadline_s: float) -> dict[str, list[str]]:
         self._images.mkdir(parents=True, exist_ok=True)
@@ -288,7 +288,7 @@ class Departure:
         (self._images / PROMISED).touch()
 
     @property
-    def _sent(self) -> int:
+    def sent(self) -> int:
         """Bytes, on all lanes."""
         return self._wire.bytes + (self.memory.lanes.bytes if self.memory is not None else 0)
 

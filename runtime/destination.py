@@ -22,6 +22,7 @@ from .arrival import Arrival
 from .faultpoints import reached
 from .gpu_preflight import GpuPlan
 from .house import House
+from .measures import Measures
 from .ownership import Ruling, Side
 from .porter import POLL_S, Porter
 from .resident import Resident, finished_by_pid
@@ -41,9 +42,10 @@ COMPUTES_S = 0.01
 class Destination:
     """Serves Reserve, Progress, Restore, Forward and Resume."""
 
-    def __init__(self, house: House, porter: Porter) -> None:
+    def __init__(self, house: House, porter: Porter, measures: Measures) -> None:
         self._house = house
         self._porter = porter
+        self._measures = measures
         self._own = house.cluster.host(house.host)
         self._tasks = Tasks()
 
@@ -86,6 +88,7 @@ class Destination:
             donors = await self._donors(ask)
         arrival = Arrival(ask, resident, self._house.housing, devices, gpus.pairs, donors)
         arrival.note()
+        self._measures.arriving(ask.migration)
         if criu is not None:
             arrival.start_early(criu)
         self._porter.arrivals[ask.migration] = arrival
@@ -159,6 +162,8 @@ class Destination:
             arrival.resident.filling = arrival.filling
             self._house.admit(arrival.resident)
             del self._porter.arrivals[migration]
+        # Beside the rest: the job stands until its gates were opened here.
+        self._tasks.spawn(asyncio.to_thread(self._measures.runs, migration, arrival.resident))
         earlier = self._house.earlier.pop(name)
         await reached("destination.running")
         self._porter.receiver.forget(migration)

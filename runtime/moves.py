@@ -14,6 +14,7 @@ from .. import units
 from ..errors import Refused, StepFailed, Unreachable
 from . import messages, second_look
 from .config import Cluster
+from .costing import Costing
 from .fleet import Fleet
 from .gates import Gates
 from .gpu_asked import GpuAsked, left, seat
@@ -71,6 +72,7 @@ class Moves:
         self._publishing = asyncio.Semaphore(PUBLISHED_AT_ONCE)
         self._gates = Gates(self.ask)
         self._unsaved: dict[int, asyncio.TimerHandle] = {}
+        self._costing = Costing(fleet, self.ask, self._measured)
         self._not_saved: set[int] = set()  # migrations whose last step the journal lacks
 
     def start(
@@ -112,6 +114,8 @@ class Moves:
             journal.tell(move.capsule.name, "move", words, move.by, move.number)
         move.capsule.migration = move.name
         self._fleet.moves[move.name] = move
+        if isinstance(move, Move):
+            self._tasks.spawn(self._costing.begin(move))
         self._tasks.spawn(self._follow(move, move.run()))
 
     async def _take_up_once_up(self, move: Story) -> None:
@@ -385,7 +389,15 @@ class Moves:
     async def _follow(self, move: Story, work: Awaitable[None]) -> None:
         await work
         self._fleet.forget_moves(KEEP_MOVES)
+        if isinstance(move, Move):
+            self._tasks.spawn(self._costing.end(move))
         await self._over(move)
+
+    def _measured(self, move: Move, words: str) -> None:
+        """What it cost is known, or why it will not be, some seconds after its end."""
+        self._save_at_last(move)
+        if words:
+            self._fleet.journal.note(move.capsule.name, "cost", words, move.by, move.number)
 
     def _changed(self, move: Story) -> None:
         if isinstance(move, Move) and move.step in UNHURRIED:

@@ -47,12 +47,12 @@ class RunTime:
         self._threads: dict[tuple[int, str], _Thread] = {}
         self._progress = 0.0
 
-    def progress(self) -> int:
+    def progress(self, *, at_once: bool = False) -> int:
         """Milliseconds since the first call, less those that the tree was held up; 0 as long as
-        that is not known."""
+        that is not known. ``at_once``: until now, and not until the last look."""
         with self._lock:
             now = self._clock()
-            if now - self._looked >= LOOK_S:
+            if now - self._looked >= (0.0 if at_once else LOOK_S):
                 self._look(now)
             return int(1000 * self._progress)
 

@@ -22,6 +22,7 @@ from ..errors import NotFound, Refused
 from . import files_along, forecast, link_rates, messages, preflight
 from .departure import Departure
 from .house import House
+from .measures import Measures
 from .porter import Porter
 from .precopy import Precopy, full_dump_because
 from .progress import Reporter
@@ -33,9 +34,10 @@ FILLED_POLL_S = 0.05
 class Source:
     """Serves Inspect, Precopy and Freeze."""
 
-    def __init__(self, house: House, porter: Porter) -> None:
+    def __init__(self, house: House, porter: Porter, measures: Measures) -> None:
         self._house = house
         self._porter = porter
+        self._measures = measures
         # By capsule, when it was inspected last; None: it has nothing to do with a GPU.
         self._gpus_used: dict[str, list[str] | None] = {}
         self.tell: Callable[[messages.Progressed], None] = lambda _word: None
@@ -139,9 +141,15 @@ class Source:
             raise NotFound(f"{self._house.host} knows no migration {ask.migration}")
         with self._porter.working(ask.migration):
             await self._house.hold_signals(departure.resident)
-            return await self._house.blocking(
-                ask.capsule, lambda: departure.freeze(criu, ask.deadline)
-            )
+
+            def freeze() -> messages.Frozen:
+                self._measures.stops(ask.migration)
+                return departure.freeze(criu, ask.deadline)
+
+            try:
+                return await self._house.blocking(ask.capsule, freeze)
+            finally:
+                self._measures.sent(ask.migration, departure.sent)
 
     def _with_files(self, found: Survey, plan: RoomPlan) -> Survey:
         limits, going = self._house.cluster.timeouts, self._along(plan.tmp)

@@ -19,7 +19,7 @@ from . import messages
 from .deadlines import Standstill
 from .ground import Ground, NoBoundary
 from .jobs import Capsule, Job
-from .messages import Message, MigrationRow, Prediction, Rounds
+from .messages import Cost, Message, MigrationRow, Prediction, Rounds
 from .steps import ENDS, Step
 from .timeline import Timeline
 
@@ -63,6 +63,7 @@ class Story(ABC):
         self.times = Timeline()
         self.precopy: Rounds | None = None
         self.predicted: Prediction | None = None
+        self.cost: Cost | None = None
         self._ground = ground
         self._limits = job.timeouts(ground.cluster)
         self._changed = changed
@@ -128,6 +129,7 @@ class Story(ABC):
             error=str(self.error) if self.error else None,
             hint=self.error.hint if self.error else None,
             kind=self.kind, precopy=self.precopy, predicted=self.predicted,
+            cost=self.cost,
         )  # fmt: skip
 
     async def _quiesce(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import pairwise
-from statistics import mean
+from statistics import mean, median
 
 BEATS = 120
 """So many are remembered."""
@@ -26,6 +26,9 @@ came less often is none: the job stood."""
 BELOW, ABOVE = 0.4, 0.15
 """So much of the slowest and of the fastest stretches is left out, of the slowest more, as what
 disturbs a job makes it slower. The others' mean: one has part of a step too much or too little."""
+
+LEVEL_S = 10.0
+"""How far back the beats lie that say how far a job is."""
 
 
 class UsualRate:
@@ -45,13 +48,43 @@ class UsualRate:
 
     def usual(self) -> float:
         """Collectives per second; 0 without any, or before one can say."""
+        rates = self._stretches()
+        below, above = int(BELOW * len(rates)), int(ABOVE * len(rates))
+        return mean(rates[below : len(rates) - above]) if rates else 0.0
+
+    def typical(self) -> float:
+        """The same without a lean to either side: the median stretch. :meth:`usual` leaves out more
+        of the slow ones, and so is a little above what the job makes over a longer time."""
+        rates = self._stretches()
+        return median(rates) if rates else 0.0
+
+    def level(self, moment: float) -> float | None:
+        """The count at a moment, as if collectives came evenly; None before one can say.
+
+        A count grows in steps, and what is read of it is half a step too little or too much. So
+        it is read off a line of the typical rate through the last beats, back to where the job
+        stood (at a checkpoint, say): there the line would be broken.
+        """
+        rate, found = self.typical(), list[float]()
+        if not rate:
+            return None
+        apart = max(1.0, rate * self.gap())
+        for then, count in reversed(self._training()):
+            at = count + rate * (moment - then)
+            if moment - then > LEVEL_S or (found and abs(at - mean(found)) > apart):
+                break
+            found.append(at)
+        return mean(found) if found else None
+
+    def _stretches(self) -> list[float]:
+        """The rate of each stretch, rising; none before one can say."""
         beats = self._training()
         span = beats[-1][0] - beats[0][0] if beats else 0.0
         if span < LEAST_S:
-            return 0.0
+            return []
         length = max(LEAST_S, span / PARTS, GAPS * self.gap())
         if length > span / 2:
-            return _rate(beats[0], beats[-1])
+            return [_rate(beats[0], beats[-1])]
         rates, end = [], 0
         for beat in beats:
             while end < len(beats) and beats[end][0] - beat[0] < length:
@@ -59,9 +92,7 @@ class UsualRate:
             if end == len(beats):
                 break
             rates.append(_rate(beat, beats[end]))
-        rates.sort()
-        below, above = int(BELOW * len(rates)), int(ABOVE * len(rates))
-        return mean(rates[below : len(rates) - above])
+        return sorted(rates)
 
     def gap(self) -> float:
         """The longest time without collectives, in seconds, that came as often as a step's; as

@@ -60,7 +60,9 @@ class Agents:
 
     @property
     def said(self) -> list[str]:
-        return [f"{type(message).__name__} {host}" for host, message in self.asks]
+        """Without what is asked beside a move, for what it costs."""
+        beside = (messages.StartMeasure, messages.EndMeasure)
+        return [f"{type(m).__name__} {host}" for host, m in self.asks if not isinstance(m, beside)]
 
     def sent(self, kind: type[Message]) -> list[Any]:
         return [message for _, message in self.asks if isinstance(message, kind)]

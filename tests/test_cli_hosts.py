@@ -11,6 +11,7 @@ import pytest
 from cli_harness import Call, Starter, ended
 
 from liveshift.errors import LiveshiftError, Refused
+from liveshift.runtime.cost_words import in_words
 from liveshift.runtime.messages import (
     Cordon,
     GetMigration,
@@ -128,7 +129,7 @@ def test_drain_waits_until_the_host_is_empty(gpt: Any, start: Starter) -> None:
     assert ended(process) == (
         0,
         "gpt/1 moved h1 → h2, paused 0.70 s\nh1 is empty and tainted\n",
-        "",
+        f"gpt/1: {in_words(gpt.cost)}\n",
     )
 
 
@@ -177,7 +178,7 @@ def test_drain_of_an_empty_host(gpt: Any, call: Call) -> None:
 
 def test_migrate_shows_where_the_time_went(gpt: Any, call: Call) -> None:
     code, out, err = call("migrate", "gpt/1", "--to", "h2", "--reason", "try")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, f"{in_words(gpt.cost)}\n")
     assert gpt.wait_for(Migrate) == Migrate("gpt/1", "h2", "try", False)
     lines = [" ".join(line.replace("│", " ").split()) for line in out.splitlines()]
     assert lines[0] == "gpt/1: h1 → h2, epoch 2"

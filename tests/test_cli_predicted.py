@@ -16,6 +16,7 @@ from cli_harness import DEADLINE, Call, Starter, Terminal, ended
 
 from liveshift.errors import Refused
 from liveshift.launcher import forecast
+from liveshift.runtime.cost_words import in_words
 from liveshift.runtime.messages import GetMigration, Part, Phase, Prediction, Rounds
 from liveshift.runtime.steps import Step
 
@@ -146,7 +147,7 @@ def test_a_pipe_gets_no_progress(gpt: Any, start: Starter) -> None:
     gpt.wait_for(GetMigration, 4)
     gpt.finish_move("m1")
     code, out, err = ended(process)
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, f"{in_words(gpt.cost)}\n")
     last = out.splitlines()[-1]
     assert "round 3" not in out
     said = "paused 0.70 s (predicted 0.94 s); copied 2.30 GB running, 246 MB paused"

@@ -26,7 +26,7 @@ def ask(filled_after_s: float) -> float:
     async def look() -> None:
         loop = asyncio.get_running_loop()
         loop.call_later(filled_after_s, lambda: setattr(resident, "filling", False))
-        await Source(house, porter)._filled(resident)
+        await Source(house, porter, porter)._filled(resident)
 
     began = time.monotonic()
     asyncio.run(look())

@@ -118,6 +118,8 @@ class SimulatedAgent:
             messages.Resume: self._resume,
             messages.Settle: self._settle,
             messages.Progress: self._progress,
+            messages.StartMeasure: self._start_measure,
+            messages.EndMeasure: self._end_measure,
             messages.Arm: self._arm,
             messages.Aim: self._aimed,
             messages.Shut: self._aimed,
@@ -259,6 +261,13 @@ class SimulatedAgent:
             self.coming[ask.migration] = Copy(ask.spec.name, ask.epoch)
         data = self._cluster.host(self.host).data
         return messages.Reserved([("simulated", "yes")], f"tcp://{data}")
+
+    async def _start_measure(self, ask: messages.StartMeasure) -> None:
+        """What is simulated makes no steps."""
+
+    async def _end_measure(self, ask: messages.EndMeasure) -> messages.Worked:
+        why = "it is simulated"
+        return messages.Worked("", 0.0, None, 0.0, 0.0, 0.0, False, 0.0, why_not=why)
 
     async def _progress(self, ask: messages.Progress) -> messages.Arrived:
         if ask.migration not in self.coming:

@@ -15,6 +15,8 @@ H. orchestrator → destination  ``Restore``   CRIU restores; before the tree ru
 I. destination → orchestrator  ``Claim``     may it run? The journal grants, the network opens
 J. orchestrator → all ranks    ``OpenGate``  communicators rebuilt where they were down; go on
 K. orchestrator → source       ``Settle``    ask what becomes of the frozen copy; ``Claim``: it ends
+   Beside all that: ``StartMeasure`` to the source at the request, ``EndMeasure`` to both sides
+   once it is over, from which the orchestrator reckons what the move cost the job.
    When something fails, both sides are told to ``Settle``: they ask, and run, wait or end as
    ownership.rule says. After a commit F is done again for the source, under a further epoch.
 
@@ -65,6 +67,7 @@ from .agents import (
     SwapSettled,
 )
 from .base import Message
+from .costs import Cost, EndMeasure, StartMeasure, Worked
 from .frames import VERSION, Frame, decode, encode_answer, encode_ask, encode_error
 from .gates import (
     Aim,
@@ -144,8 +147,10 @@ __all__ = [
     "CapsuleState",
     "Claim",
     "Cordon",
+    "Cost",
     "DataLink",
     "End",
+    "EndMeasure",
     "EndUnknown",
     "Ended",
     "Event",
@@ -212,6 +217,7 @@ __all__ = [
     "Signal",
     "SignalJob",
     "Start",
+    "StartMeasure",
     "Status",
     "SwapGpu",
     "SwapPlan",
@@ -224,6 +230,7 @@ __all__ = [
     "Untaint",
     "WhoAmI",
     "WhoOwes",
+    "Worked",
     "Writing",
     "decode",
     "encode_answer",

@@ -9,10 +9,10 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from ...errors import LiveshiftError
-from . import agents, gates, people
+from . import agents, costs, gates, people
 from .base import Answer, Message
 
-VERSION = 6
+VERSION = 7
 
 LIMIT = 64 << 20
 """Bytes of one frame: all of a large cluster's status, or an environment with long variables."""
@@ -22,7 +22,7 @@ def _below(base: type[Message], *but: type[Message]) -> Any:
     """The union of all messages below a base; the tag says which one a frame holds."""
     every = [
         c
-        for module in (agents, gates, people)
+        for module in (agents, costs, gates, people)
         for c in vars(module).values()
         if isinstance(c, type)
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
+from .costs import Cost
 from .gpus import GpuSeat
 from .predictions import Prediction
 
@@ -176,7 +177,8 @@ class MigrationRow(msgspec.Struct, frozen=True):
     ``kind``: move (from host to host) or swap, whose source and destination are GPUs of one host
     (``h1 GPU 3``). ``precopy``: None where its memory was not copied while it trained, or not yet;
     ``predicted``: the pause that was expected when the job was about to be stopped, or, until
-    then, before anything was done; None for what has no prediction.
+    then, before anything was done; None for what has no prediction. ``cost``: None until it was
+    measured, some seconds after the end, and for a swap.
     """
 
     name: str
@@ -200,6 +202,7 @@ class MigrationRow(msgspec.Struct, frozen=True):
     kind: str = "move"
     precopy: Rounds | None = None
     predicted: Prediction | None = None
+    cost: Cost | None = None
 
 
 class UnknownRow(msgspec.Struct, frozen=True):

@@ -38,6 +38,8 @@ ASKS = {
     "Resume": "wait until a capsule goes on",
     "Settle": "settle a move",
     "Progress": "say how far a move is",
+    "StartMeasure": "note how far a capsule is",
+    "EndMeasure": "say what a capsule has made",
     "LookAtGpus": "look at GPUs",
     "SwapGpu": "change a capsule's GPU",
     "SettleSwap": "settle a change of GPU",

@@ -89,6 +89,9 @@ class Orchestrator:
         self.asks: list[Message] = []
         self.refuse: dict[type[Message], LiveshiftError] = {}  # what to answer, from now on
         self.prediction: messages.Prediction | None = None  # of every move and plan
+        self.cost: messages.Cost | None = messages.Cost(
+            0.9, 0.6, 0.3, 1.25, 0.5, 0.4, 246_000_000, 240_000_000
+        )  # of every move, at once
         self.warnings: list[str] = []  # of every plan
         self.shared = ["/", str(path.parent)]  # files.shared: where the command line is called
         self.hold_moves = False  # moves begun by an ask stay under way until finish_move()
@@ -226,6 +229,7 @@ class Orchestrator:
                 ],
                 error=str(error) if error else None,
                 hint=error.hint if error else None,
+                cost=None if error else self.cost,
             )
             kind = "not moved" if error else "moved"
             self._tell(row.capsule, "boundary", "paused after collective 7 of gloo", row.by, name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make bench-downtime``: how long a job stands still for a move; see the package."""
+"""``make bench-move``: how long a job stands still for a move; see the package."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make bench-downtime", description=__doc__)
+    parser = argparse.ArgumentParser(prog="make bench-move", description=__doc__)
     sizes = ",".join(f"{size:g}" for size in SIZES)
     parser.add_argument("--jobs", default="", help=f"of {','.join(KINDS)}; {USUAL}")
     parser.add_argument("--sizes", default="", help=f"GB resident, such as {sizes}")

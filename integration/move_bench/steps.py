@@ -134,6 +134,28 @@ def gap(times: Sequence[float], held: float, since: float, begin: float = 0.0) -
     return Gap(start, end, usual, full)
 
 
+AFTER_S = 2.0
+"""So long after its end what comes is a move's cost no longer (lost_time.AFTER_S)."""
+
+
+def lost(times: Sequence[float], asked: float, over: float, begin: float = 0.0) -> float:
+    """Seconds that the job took for its steps from the request until two seconds after the end of
+    a move, less what as many steps took before and after.
+
+    ``times`` are the ends of the steps, and so are both ends of the window. What a step takes is
+    the median of those from ``begin`` on until the request, and of as many after the window.
+    """
+    pairs = list(pairwise(times))
+    before = [b - a for a, b in pairs if begin <= a and b <= asked]
+    first = max(t for t in times if t <= asked)
+    last = min((t for t in times if t >= over + AFTER_S), default=times[-1])
+    after = [b - a for a, b in pairs if a >= last][: len(before)]
+    assert before, "no step before the move"
+    made = sum(1 for t in times if first < t <= last)
+    # A job stands now and then for its own reasons, before as after: the median leaves that out.
+    return max(0.0, last - first - made * median(before + after))
+
+
 def progress(times: Sequence[float], since: float, until: float) -> float:
     """Steps made in a window, the parts of steps at its ends with them."""
     made = 0.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The short form of ``make bench-downtime``: one small case; its figures are of real work."""
+"""The short form of ``make bench-move``: one small case; its figures are of real work."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from statistics import median
 
 import msgspec
 import pytest
-from downtime_bench import page
-from downtime_bench.__main__ import fresh
-from downtime_bench.cases import Case, Effort, around, chosen, estimate, lacking
-from downtime_bench.moves import moved
-from downtime_bench.record import FILE, Result, Run, earlier
-from downtime_bench.restart import kills
-from downtime_bench.steps import gap, slow_down
-from downtime_bench.story import CaseLab, bench
+from move_bench import page
+from move_bench.__main__ import fresh
+from move_bench.cases import Case, Effort, around, chosen, estimate, lacking
+from move_bench.moves import moved
+from move_bench.record import FILE, Result, Run, earlier
+from move_bench.restart import kills
+from move_bench.steps import gap, slow_down
+from move_bench.story import CaseLab, bench
 
 from liveshift.errors import Refused
 from liveshift.runtime.messages import MigrationRow, Phase

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""build/bench-downtime.json: what was measured, kept after every case; a run can be resumed.
+"""build/bench-move.json: what was measured, kept after every case; a run can be resumed.
 
 Seconds and bytes. Medians over the moves of a case, except where a list is given.
 """
@@ -18,7 +18,7 @@ import msgspec
 
 from .cases import Case, Effort
 
-FILE = "bench-downtime.json"
+FILE = "bench-move.json"
 
 
 class PhaseRow(msgspec.Struct, frozen=True):

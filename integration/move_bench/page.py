@@ -19,7 +19,7 @@ from .goals import by_hand_s, restart_s
 from .moves import AROUND
 from .record import Goal, Result, Run
 
-FILE = "bench-downtime.html"
+FILE = "bench-move.html"
 COLOURS = {
     "lock": "c6", "dump": "c1", "delta": "c2", "memory": "c2", "gpu memory": "c2",
     "ship": "c7", "files": "c4", "verify": "c4", "restore": "c3", "fill": "c5",
@@ -44,7 +44,7 @@ $style
 <body>
 <main>
 <header>
-<p class="over">liveshift · make bench-downtime</p>
+<p class="over">liveshift · make bench-move</p>
 <h1>$headline</h1>
 <p class="lead">$lead</p>
 </header>
@@ -82,7 +82,7 @@ page cache, the link is not in the way, and what saving costs meanwhile is not c
 ratios, not seconds.</p>
 </div>
 </section>
-<footer>The same numbers, and every single move: bench-downtime.json beside this page.</footer>
+<footer>The same numbers, and every single move: bench-move.json beside this page.</footer>
 </main>
 </body>
 </html>

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a move is said to have cost agrees with the job's own step log."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import msgspec
+import pytest
+from lab_session import AS_EVER, LONG, LabSession, NewLab, eventually
+from move_bench.steps import lost
+from moving_job import Job
+
+from liveshift.runtime.messages import MigrationRow
+from liveshift.runtime.prediction import stood
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
+
+NOISE_S = 0.25
+"""Two and a half steps of these jobs: their log and their collectives are read at other moments."""
+
+HELD_S = 1.5
+
+
+@pytest.fixture(scope="module")
+def lab(new_lab: NewLab) -> LabSession:
+    return new_lab("--hosts", "3", *AS_EVER)
+
+
+def costed(lab: LabSession, job: Job, row: MigrationRow) -> MigrationRow:
+    """The same move once its cost is known; the job has made steps to hold it against by then."""
+
+    def look() -> MigrationRow | None:
+        found = msgspec.convert(lab.json("events", row.name), MigrationRow)
+        return found if found.cost else None
+
+    found = eventually(look, "what it cost", 20)
+    assert found is not None
+    job.go_on(30)
+    return found
+
+
+def by_its_log(job: Job, row: MigrationRow, rank: int = 0) -> float:
+    times = [step["time"] for step in job.steps(rank)]
+    return lost(times, row.asked, row.asked + row.seconds)
+
+
+def test_a_moves_cost_is_what_the_step_log_shows(lab: LabSession) -> None:
+    job = lab.start("cost", LONG, nnodes=2)
+    job.wait_step(100)  # by then its usual rate is known
+    row = costed(lab, job, job.migrate(1))
+    cost = row.cost
+    assert cost is not None
+    assert cost.why_not == ""
+    assert cost.lost_s is not None
+    assert cost.paused_s is not None
+    assert cost.slower_s is not None
+    assert cost.lost_s == pytest.approx(by_its_log(job, row), abs=NOISE_S)
+    assert cost.lost_s == pytest.approx(cost.paused_s + cost.slower_s)
+    assert 0 < cost.paused_s <= stood(row) + 1e-9
+    assert cost.empty_s == pytest.approx(row.seconds)
+    # Both agents worked: CRIU alone takes that much, and the memory went over.
+    assert 0.02 < (cost.cpu_source_s or 0) < 60
+    assert 0.02 < (cost.cpu_destination_s or 0) < 60
+    assert cost.memory_bytes > 50 << 20
+    assert cost.sent_bytes > 10 << 20
+    told = lab.cli("events", row.name).out
+    assert f"cost {cost.lost_s:.1f} s of training: paused" in told
+    (line,) = [e["text"] for e in lab.json("events", "cost") if e["kind"] == "cost"]
+    assert line in told
+    job.stop()
+
+
+def test_what_holds_a_job_up_beside_the_pause_is_slower(lab: LabSession) -> None:
+    """The other rank stands for a while just after the move: the job loses that, and not in the
+    pause."""
+    job = lab.start("held", LONG, nnodes=2)
+    job.wait_step(100)
+    other = job.seen(0)
+    row = job.migrate(1)
+    began = time.monotonic()
+    for pid in other.tasks.values():
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(max(0.0, HELD_S - (time.monotonic() - began)))
+    for pid in other.tasks.values():
+        os.kill(pid, signal.SIGCONT)
+    row = costed(lab, job, row)
+    assert row.cost is not None
+    assert row.cost.lost_s is not None, row.cost.why_not
+    assert row.cost.slower_s is not None
+    assert row.cost.lost_s == pytest.approx(by_its_log(job, row), abs=NOISE_S)
+    assert row.cost.slower_s > HELD_S - NOISE_S
+    job.stop()
+
+
+def test_a_second_move_in_the_same_time_leaves_the_first_without_a_cost(lab: LabSession) -> None:
+    job = lab.start("twice", LONG, nnodes=2)
+    job.wait_step(40)
+    first = job.migrate(1)
+    job.migrate(0)
+    row = costed(lab, job, first)
+    assert row.cost is not None
+    assert row.cost.lost_s is None
+    assert "another move of the job, m" in row.cost.why_not
+    assert row.cost.empty_s == pytest.approx(row.seconds)
+    job.stop()
