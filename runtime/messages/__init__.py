@@ -110,7 +110,7 @@ from .people import (
     Untaint,
     WhoAmI,
 )
-from .predictions import Part, Prediction, Writing
+from .predictions import Chosen, Cores, Estimate, Part, Prediction, Situation, Writing
 from .records import (
     Book,
     CapsuleRow,
@@ -142,12 +142,15 @@ __all__ = [
     "CapsuleRow",
     "CapsuleSpec",
     "CapsuleState",
+    "Chosen",
     "Claim",
     "Cordon",
+    "Cores",
     "DataLink",
     "End",
     "EndUnknown",
     "Ended",
+    "Estimate",
     "Event",
     "Events",
     "Forget",
@@ -211,6 +214,7 @@ __all__ = [
     "Shut",
     "Signal",
     "SignalJob",
+    "Situation",
     "Start",
     "Status",
     "SwapGpu",
