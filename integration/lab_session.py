@@ -39,9 +39,11 @@ LONG = (
 CHAIN = ("python", str(JOBS / "chain.py"), "--out", "{out}", "--enough", "{out}/enough")
 """The same of one process without torch, which is there at once."""
 
-BRISK, AS_EVER = ("--precopy", "slow_down=0.9"), ("--precopy", "slow_down=0.2")
-"""Options of ``lab up``. How long a pre-copy takes its time so as to spare the job matters to few
-tests; AS_EVER is the default outside of them."""
+BRISK = ("--precopy", "slow_down=0.9,way=rounds")
+AS_EVER = ("--precopy", "slow_down=0.2,way=rounds")
+AUTO = ("--precopy", "way=auto")
+"""Options of ``lab up``. Most tests are of memory that goes ahead, whatever would cost their small
+jobs least; AUTO is the default outside of them."""
 
 NOT_OURS = ("LIVESHIFT_", "LD_PRELOAD", "PET_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_")
 """Variables of whoever runs the tests that would mean something to the programs under test."""

@@ -113,10 +113,13 @@ class Job:
             page.seek(layout.IDENTITY.offsets["layout"])
             page.write(number.to_bytes(4, "little"))
 
-    def migrate(self, index: int, to: str = "", user: int | None = None) -> MigrationRow:
+    def migrate(
+        self, index: int, to: str = "", user: int | None = None, options: tuple[str, ...] = ()
+    ) -> MigrationRow:
         """``liveshift migrate``; the processes must have moved, and nothing else."""
         before = self.seen(index)
-        words = ["migrate", f"{self.name}/{index}", "--no-cost", *(["--to", to] if to else [])]
+        there = ["--to", to] if to else []
+        words = ["migrate", f"{self.name}/{index}", "--no-cost", *there, *options]
         row = msgspec.convert(self.session.json(*words, user=user), MigrationRow)
         self.assert_moved(before, row)
         assert not to or row.destination == to

@@ -56,7 +56,11 @@ class Plan:
         for plan in self.moves:
             why, pause = dict(plan.checks).get("destination", plan.destination), ""
             if plan.prediction is not None:
-                pause = f", predicted pause {q.pause(plan.prediction.seconds)}"
+                cost = plan.prediction
+                pause = (
+                    f", predicted pause {q.pause(cost.seconds)}, {q.pause(cost.lost_s)} of"
+                    " training lost"
+                )
             way = f"{plan.source} → {why}"
             to.print(f"{plan.capsule} would move {way}{pause} (nothing is done)", soft_wrap=True)
             for what, found in plan.checks:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..runtime import prediction
+from ..runtime.config_memory import Way
 from ..runtime.steps import Step
 from . import render
 from .report import quantities as q
@@ -71,6 +72,29 @@ def in_short(expected: Expected) -> str:
     return f"predicted pause {about}{without}{seen} ({expected.by})"
 
 
+def cost_lines(found: Prediction) -> list[str]:
+    """``would cost about 0.9 s of training (paused 0.6, slower 0.3); host empty after 2.4 s; way:
+    …``, then what else was weighed."""
+    text = (
+        f"would cost about {q.pause(found.lost_s)} of training (paused {found.seconds:.2f}, slower"
+        f" {found.slower_s:.2f}); host empty after {q.pause(found.empty_s)}"
+    )
+    if not found.lost_s:  # what was planned by nothing that knows of it
+        return []
+    if not found.how:
+        return [text]
+    made = [f"{text}; way: {found.how}, as {found.because}"]
+    if found.needs_s is not None:
+        made.append(f"cannot be gone in time: it needs about {q.pause(found.needs_s)}")
+    for each in found.weighed:
+        speed = "" if each.way == Way.STOP else f" at {q.rate(each.speed)}"
+        made.append(
+            f"  {each.way}{speed}: {q.pause(each.lost_s)} lost, {q.pause(each.pause_s)} of it"
+            f" paused; host empty after {q.pause(each.empty_s)}"
+        )
+    return made
+
+
 def lines(rows: Iterable[MigrationRow]) -> list[str]:
     """A line below the bars or the table of some moves, for each of which there is one to say."""
     said = [(row.capsule, words) for row in rows if (words := now(row))]
@@ -91,7 +115,7 @@ def now(row: MigrationRow) -> str:
     if row.state not in COPYING:
         return ""
     will = f"pause {about}" if about else ""
-    if (seen := row.precopy) is None:
+    if (seen := row.precopy) is None or not seen.round:
         return will
     dirty = f": {q.size(seen.dirty)} dirty" if seen.dirty else ""  # not looked at yet
     words = [f"round {seen.round}{dirty}", q.rate(seen.rate)]

@@ -8,10 +8,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import LiveshiftError
+from ..errors import LiveshiftError, WrongUsage
+from ..runtime.config_memory import Way
 from . import render
 from .context import find
-from .options import AsTableOrJson, Capsule, Connect, Key, Lab, Socket, TableOrJson, host_names
+from .options import (
+    AsTableOrJson,
+    Capsule,
+    Connect,
+    Key,
+    Lab,
+    Socket,
+    TableOrJson,
+    Within,
+    duration,
+    host_names,
+)
 
 if TYPE_CHECKING:
     from ..runtime.messages import Migrate, Planned
@@ -64,6 +76,15 @@ def migrate(
         bool,
         typer.Option("--verify", help="Compare every byte of device memory, not samples of it."),
     ] = False,
+    way: Annotated[
+        Way | None,
+        typer.Option(
+            "--way",
+            help="How memory goes, instead of the cluster file's precopy.way.",
+            show_default=False,
+        ),
+    ] = None,
+    within: Within = "0s",
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Print plan, preflight and predicted pause; do nothing."),
@@ -95,7 +116,11 @@ def migrate(
         raise typer.BadParameter("--to-gpu says which host: give one of --to and --to-gpu")
     if from_gpu and not to_gpu:
         raise typer.BadParameter("--from-gpu goes with --to-gpu")
-    ask = Migrate(capsule, to, reason, dry_run, to_gpu, from_gpu, verify)
+    seconds = duration(within)
+    if way is not None and seconds:
+        raise WrongUsage("--way and --within exclude each other", hint="leave one of them out")
+    chosen = "" if way is None else way.value
+    ask = Migrate(capsule, to, reason, dry_run, to_gpu, from_gpu, verify, chosen, seconds)
     with Client(find(socket, lab, connect, key)) as client:
         if dry_run:
             _plan(client, ask, output)
@@ -130,6 +155,8 @@ def _print_plan(plan: Planned) -> None:
         expected = forecast.planned(plan.prediction)
         to.print()
         to.print(forecast.in_short(expected), style="bold", soft_wrap=True)
+        for line in forecast.cost_lines(plan.prediction):
+            to.print(line, soft_wrap=True)
         render.show(forecast.table(expected))
 
 

@@ -149,6 +149,16 @@ Key = Annotated[
         show_default=False,
     ),
 ]
+Within = Annotated[
+    str,
+    typer.Option(
+        "--within",
+        metavar="TIME",
+        help="The host must be empty by then, such as 30s: what a move costs comes second; 0s: no"
+        " matter.",
+        show_default=False,
+    ),
+]
 Host = Annotated[
     str, typer.Argument(metavar="HOST", help="Name of the host.", autocompletion=host_names)
 ]

@@ -218,6 +218,7 @@ class Agent:
         return answer
 
     async def _beat(self) -> messages.Beat:
+        self.house.idle.beat()
         running = [c for c in self.house.capsules.values() if c.code is None]
         states = [await asyncio.to_thread(c.state, self.gpus.used_by) for c in running]
         memory = self.destination.memory_offered()

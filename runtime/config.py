@@ -26,7 +26,7 @@ from .access import Role
 from .config_errors import Mistake, WrongCluster, syntax_mistake
 from .config_jobs import Jobs
 from .config_logs import Logs
-from .config_memory import Compress, Precopy, WireSettings
+from .config_memory import Compress, Precopy, Way, WireSettings
 from .config_network import NetworkSettings, Outside
 from .config_rules import HOSTS, Setting, Values, examine
 from .config_values import (
@@ -72,6 +72,7 @@ __all__ = [
     "Spare",
     "Timeouts",
     "Verify",
+    "Way",
     "WireSettings",
     "dump",
     "load",

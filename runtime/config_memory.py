@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
-from .config_values import Choice, Flag, Share, Size, WholeNumber
+from .config_values import Choice, Flag, Seconds, Share, Size, WholeNumber
 
 
 class Compress(StrEnum):
@@ -16,6 +16,15 @@ class Compress(StrEnum):
     AUTO = "auto"  # while the link is measured to be slower than the compressor
     NEVER = "never"
     ALWAYS = "always"
+
+
+class Way(StrEnum):
+    """How memory goes to the destination."""
+
+    AUTO = "auto"  # what costs the job least (cost.py)
+    STOP = "stop"  # all of it while the job is paused
+    ROUND = "round"  # once while the job trains; what is written meanwhile during the pause
+    ROUNDS = "rounds"  # again and again, until what a round finds no longer shrinks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +40,9 @@ class Precopy:
     """What is sent of memory while the job still trains."""
 
     enabled: Annotated[bool, Flag()] = True
-    slow_down: Annotated[float, Share(0.01, 0.9)] = 0.2  # of the job's speed, at most
+    way: Annotated[Way, Choice(Way)] = Way.AUTO
+    slow_down: Annotated[float | None, Share(0.01, 0.9)] = None  # of the job's speed, at most
+    max_pause: Annotated[float | None, Seconds()] = None  # of a way taken; None: from timeouts
     rounds: Annotated[int, WholeNumber(1, 1000)] = 30  # at most
     post_copy: Annotated[bool, Flag()] = False  # run before all has arrived
     keep: Annotated[int | None, Size()] = None  # of what has left a host, on it; None: nothing

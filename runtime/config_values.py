@@ -159,7 +159,7 @@ class Share:
             return raw
         raise _unfit(raw, self.expected)
 
-    def write(self, value: float) -> float:
+    def write(self, value: float | None) -> float | None:
         return value
 
 
@@ -180,8 +180,8 @@ class Seconds:
             return float(raw)
         raise _unfit(raw, self.expected)
 
-    def write(self, value: float) -> float:
-        return float(value)
+    def write(self, value: float | None) -> float | None:
+        return None if value is None else float(value)
 
 
 @dataclass(frozen=True)

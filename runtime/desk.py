@@ -22,6 +22,7 @@ import msgspec
 from ..errors import LiveshiftError, NotFound, NotPermitted, Refused, no_such
 from . import messages
 from .access import Principal, Role, Roles, groups_of, refusal
+from .config_memory import Way
 from .endings import Endings
 from .evacuation import Evacuation
 from .fleet import Fleet
@@ -331,6 +332,10 @@ class Desk:
         if not who.owns(job.uid) and not self._rules(who, ask.capsule):
             self._need(who, Role.OPERATE, f"move {ask.capsule}", job)
         capsule = self._fleet.capsule(ask.capsule)[1]
+        if ask.way and ask.way not in set(Way):
+            raise Refused(
+                f'there is no way "{ask.way}" to move memory', hint=f"ways: {', '.join(Way)}"
+            )
         reason, moves = _short(ask.reason) or "asked for", self._moves
         gpu = asked(ask, capsule)
         if gpu is not None and gpu.host == capsule.host:
@@ -340,8 +345,12 @@ class Desk:
             return messages.Named(swap.name)
         to = ask.to if gpu is None else gpu.host
         if ask.dry_run:
-            return await moves.plan(job, capsule, to, gpu)
-        move = moves.start(job, capsule, to, reason, who.shown, verify=ask.verify, gpu=gpu)
+            return await moves.plan(job, capsule, to, gpu, ask.way, ask.within or None)
+        until = time.monotonic() + ask.within if ask.within > 0 else None
+        move = moves.start(
+            job, capsule, to, reason, who.shown, verify=ask.verify, gpu=gpu, way=ask.way,
+            until=until,
+        )  # fmt: skip
         return messages.Named(move.name)
 
     async def _cancel(self, who: Principal, ask: messages.Cancel) -> None:

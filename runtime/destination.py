@@ -70,7 +70,8 @@ class Destination:
             images=self._house.cluster.paths.run / "images",
         )  # fmt: skip
         if ask.dry_run:
-            return messages.Reserved(rows, "", gpus.pairs, gpus.plain, full_dump)
+            cores = await asyncio.to_thread(self._house.idle.cores)
+            return messages.Reserved(rows, "", gpus.pairs, gpus.plain, full_dump, cores=cores)
         name = ask.spec.name
         self._house.refuse_older(ask)
         if name in self._house.capsules and self._house.capsules[name].code is None:
@@ -103,7 +104,8 @@ class Destination:
             plain = await asyncio.to_thread(devices.warm, arrival.gpus_promised)
         here = f"tcp://{self._own.data}"
         offer = await asyncio.to_thread(donors.offer) if donors is not None else b""
-        return messages.Reserved(rows, here, gpus.pairs, plain, full_dump, offer)
+        cores = await asyncio.to_thread(self._house.idle.cores)
+        return messages.Reserved(rows, here, gpus.pairs, plain, full_dump, offer, cores)
 
     async def _take_away_stale(self, name: str) -> None:
         """What earlier migrations have left of it here; raises Refused if one is not over.

@@ -37,8 +37,11 @@ def look(
     return footprint(resident.room), writing, why
 
 
-def look_at_writing(resident: Resident) -> Writing | None:
-    """What its processes write within the next two seconds; None where that can't be seen."""
+def look_at_writing(
+    resident: Resident, looks: int = LOOKS, long_s: float = LONG_LOOK_S
+) -> Writing | None:
+    """What its processes write within the next seconds, by so many short looks and a long one; None
+    where that can't be seen."""
     tracker = MemoryTracker(lambda: [task.pid for task in tasks(resident.room)])
 
     def written(seconds: float) -> tuple[int, float]:
@@ -48,8 +51,8 @@ def look_at_writing(resident: Resident) -> Writing | None:
 
     try:
         tracker.look()
-        short = [written(LOOK_S) for _ in range(LOOKS)]
-        size, seconds = written(LONG_LOOK_S)
+        short = [written(LOOK_S) for _ in range(looks)]
+        size, seconds = written(long_s)
         return Writing(max(found / took for found, took in short), size, seconds)
     except LiveshiftError as error:
         log.warning("%s: what it writes cannot be seen: %s", resident.spec.name, error)

@@ -56,8 +56,12 @@ class Ground(Protocol):
     def another_spare(self, move: Move) -> str:
         """A host that could take the capsule instead; raises Refused when there is none."""
 
-    def predict(self, capsule: Capsule, to: str, look: Inspected, reserved: Reserved) -> Prediction:
-        """The standstill of a move to a host, of a capsule that looks like this."""
+    def predict(
+        self, capsule: Capsule, to: str, look: Inspected, reserved: Reserved, way: str = "",
+        within: float | None = None,
+    ) -> Prediction:  # fmt: skip
+        """What a move to a host costs, of a capsule that looks like this; ``way`` instead of
+        precopy.way; ``within``: seconds until its host must be empty."""
 
     def tell(self, move: Story, text: str) -> None:
         """Add a line to the history."""

@@ -20,6 +20,7 @@ from ..errors import NotFound, Refused
 from . import carried_out, messages, rank_pages
 from .config import Cluster
 from .earlier_copies import EarlierCopies
+from .idle_cores import IdleCores
 from .messages import Book
 from .resident import Housing, Resident, watch
 
@@ -38,6 +39,7 @@ class House:
         self.housing = Housing(cluster, host)
         self.capsules: dict[str, Resident] = {}
         self.books: dict[str, Book] = {}
+        self.idle = IdleCores()
         self.earlier = EarlierCopies(cluster.precopy.keep)
         self._over: set[str] = set()  # jobs that have ended, until they are forgotten
         self.network = asyncio.Lock()

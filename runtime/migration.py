@@ -24,6 +24,8 @@ import msgspec
 from .. import units
 from ..errors import LiveshiftError, NotFound, Refused, SourceFailed, StepFailed, Unreachable
 from . import messages, second_look
+from .cost import max_pause
+from .cost_prediction import decided
 from .deadlines import check_freeze
 from .faultpoints import reached
 from .gpu_asked import left
@@ -40,6 +42,9 @@ log = logging.getLogger("liveshift.migration")
 
 ATTEMPTS = 2
 """How often a destination may try a restore that fails there."""
+
+LEAST_PRECOPY_S, ENDING_S = 0.5, 0.5
+"""Where the host must be empty soon: for directories and output at least; for the end of a move."""
 
 PLACE_LEAST_S, PLACE_POLL_S = 5.0, 0.1
 
@@ -61,6 +66,8 @@ class Move(Story):
         self.released = False  # its source was told to run (again): the promise is spent
         self._seen = self._closed = False  # its image was asked for; it never became complete
         self._look: messages.Inspected | None = None
+        self.copy_way = ""  # instead of precopy.way
+        self.until: float | None = None  # monotonic seconds: its host must be empty of it
         self._left_s = 0.0  # of sending memory, if the job was stopped now
 
     @classmethod
@@ -160,7 +167,10 @@ class Move(Story):
                 lambda: self._inspect(limit),
             )
             self._look = look
-            self.predicted = self._ground.predict(self.capsule, self.destination, look, reserved)
+            self.predicted = self._ground.predict(
+                self.capsule, self.destination, look, reserved, self.copy_way, self._within()
+            )
+            self._tell_if_late(self.predicted)
             tasks = len(look.survey.pids)
             detail.append(f"{tasks} task{'s' if tasks != 1 else ''}")
         if breaks := what_breaks(look.outside):
@@ -186,16 +196,23 @@ class Move(Story):
     async def _precopy(self, reserved: messages.Reserved) -> None:
         """Directories, output and memory go over while the job trains."""
         self._advance(Step.PRECOPYING)
-        limit = self._limits.precopy
+        limit, settings = self._limits.precopy, self._ground.cluster.precopy
+        found, within = self.predicted, self._within()
+        deadline = limit - self._limits.suspicion
+        if within is not None and found is not None:  # else cut short, and the standstill begins
+            deadline = min(deadline, max(LEAST_PRECOPY_S, within - found.seconds - ENDING_S))
         precopy = messages.Precopy(
-            self.name, self.capsule.name, self.destination, reserved.endpoint,
-            limit - self._limits.suspicion, reserved.plain, self.verify, reserved.full_dump,
-            reserved.offer,
+            self.name, self.capsule.name, self.destination, reserved.endpoint, deadline,
+            reserved.plain, self.verify, reserved.full_dump, reserved.offer,
+            self.copy_way or settings.way.value, found.given if found is not None else None,
+            max_pause(settings, self._limits), within or 0.0,
         )  # fmt: skip
         began = time.monotonic()
         moved = await self._ask(self.source, precopy, limit, messages.Moved)
         self.times.take(moved.phases, began)
         self._tell_of_memory(moved.phases)
+        if moved.chosen is not None and self.predicted is not None:
+            self.predicted = decided(self.predicted, moved.chosen)
         known = self._look.outside if self._look is not None else []
         if breaks := what_breaks([each for each in moved.outside if each not in known], "new"):
             self._ground.tell(self, breaks)
@@ -209,12 +226,27 @@ class Move(Story):
             return
         began = time.monotonic()
         until = began + PLACE_LEAST_S + sum(p.seconds for p in self.times.phases)
+        if self.until is not None and self.predicted is not None:
+            until = min(until, self.until - self.predicted.seconds - ENDING_S)
         with self.times.phase("place ahead") as detail:
             while (seen := await self._progress(close=False)).placing:
                 if time.monotonic() > until:
                     break
                 await asyncio.sleep(PLACE_POLL_S)
             detail.append(f"{units.size(seen.placed)} of cold memory")
+
+    def _within(self) -> float | None:
+        """Seconds until its host must be empty of it; None: no matter."""
+        return None if self.until is None else max(0.1, self.until - time.monotonic())
+
+    def _tell_if_late(self, found: messages.Prediction) -> None:
+        """Where it can't be gone in time: said at once; it moves all the same."""
+        if found.needs_s is not None and (within := self._within()) is not None:
+            self._ground.tell(
+                self,
+                f"cannot be gone in time: it needs about {units.pause(found.needs_s)}, and has"
+                f" {units.pause(within)}",
+            )
 
     def _check_time(self) -> None:
         """A standstill is not begun for which there is not the time: it would be undone at its

@@ -12,8 +12,9 @@ import msgspec
 
 from .. import units
 from ..errors import Refused, StepFailed, Unreachable
-from . import messages, second_look
+from . import cost, messages, second_look
 from .config import Cluster
+from .cost_prediction import costed
 from .costing import Costing
 from .fleet import Fleet
 from .gates import Gates
@@ -77,17 +78,20 @@ class Moves:
 
     def start(
         self, job: Job, capsule: Capsule, to: str, reason: str, by: str,
-        *, verify: bool = False, gpu: GpuAsked | None = None,
+        *, verify: bool = False, gpu: GpuAsked | None = None, way: str = "",
+        until: float | None = None,
     ) -> Move:  # fmt: skip
         """Begin to move a capsule; raises Refused, NotFound or Unreachable with nothing begun.
 
-        ``verify``: every byte of device memory is compared after it; ``gpu``: one of ``to``.
+        ``verify``: every byte of device memory is compared after it; ``gpu``: one of ``to``;
+        ``way``: instead of precopy.way; ``until``: monotonic seconds when its host must be empty of
+        it.
         """
         destination, why = self._destination(job, capsule, to)
         to_gpu = self._seat(gpu)
         number = self._fleet.journal.next_migration()
         move = Move(self, number, job, capsule, destination, reason, by, self._changed)
-        move.verify = verify
+        move.verify, move.copy_way, move.until = verify, way, until
         move.to_gpu, move.from_gpu = to_gpu, gpu.leave if gpu else ""
         self._begin(move, why)
         return move
@@ -154,7 +158,13 @@ class Moves:
         return Move.left_behind(self, job, capsule, row, self._changed)
 
     async def plan(
-        self, job: Job, capsule: Capsule, to: str, gpu: GpuAsked | None = None
+        self,
+        job: Job,
+        capsule: Capsule,
+        to: str,
+        gpu: GpuAsked | None = None,
+        way: str = "",
+        within: float | None = None,
     ) -> messages.Planned:
         """What a move would do and find; nothing is changed. Raises what the move would."""
         destination, why = self._destination(job, capsule, to)
@@ -187,7 +197,7 @@ class Moves:
             checks.append(("warning", capsule.failed))
         return messages.Planned(
             capsule.name, capsule.host, destination, checks, expected_bytes(look),
-            look.carried_bytes, self.predict(capsule, destination, look, reserved),
+            look.carried_bytes, self.predict(capsule, destination, look, reserved, way, within),
         )  # fmt: skip
 
     async def plan_swap(self, job: Job, capsule: Capsule, gpu: GpuAsked) -> messages.Planned:
@@ -219,12 +229,30 @@ class Moves:
         capsule.host, capsule.epoch, capsule.granted = host, epoch, False
 
     def predict(
-        self, capsule: Capsule, to: str, look: messages.Inspected, reserved: messages.Reserved
-    ) -> messages.Prediction:
+        self, capsule: Capsule, to: str, look: messages.Inspected, reserved: messages.Reserved,
+        way: str = "", within: float | None = None,
+    ) -> messages.Prediction:  # fmt: skip
         load = Load.of(look, look.full_dump or reserved.full_dump)
         rows = self._fleet.journal.migrations_in(Step.DONE.value, LESSONS)
         lessons = learn(rows, load.way, capsule.name.partition("/")[0])
-        return predict(load, lessons, rate_between(rows, capsule.host, to))
+        rate = rate_between(rows, capsule.host, to)
+        found = predict(load, lessons, rate)
+        job = capsule.name.partition("/")[0]
+        learnt = cost.learn(rows, job, frozenset({capsule.host, to}))
+        timeouts = self._fleet.capsule(capsule.name)[0].timeouts(self.cluster)
+        return costed(
+            found, look, reserved, rate or self._link(capsule.host, to), lessons, learnt,
+            self.cluster.precopy, timeouts, way, within,
+        )  # fmt: skip
+
+    def _link(self, source: str, destination: str) -> float | None:
+        """Bytes a second between two hosts as measured, or as their interfaces are; None: nothing
+        tells."""
+        links = [host.link for name in (source, destination) if (host := self._fleet.hosts[name])]
+        rates = [link.rates[to] for link, to in zip(links, (destination, source), strict=True)
+                 if link is not None and to in link.rates]  # fmt: skip
+        speeds = [link.speed / 8 for link in links if link is not None and link.speed]
+        return rates[0] if rates else min(speeds, default=None)
 
     def tell(self, move: Story, text: str) -> None:
         log.warning("%s: %s", move.name, text)

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast memory may be read while its job trains: such that the job keeps most of its speed.
+"""How fast memory is read while its job trains, and what that costs the job.
 
 The job says by itself how fast it is: its collectives per second, before the pre-copy and in it.
+Without a cap (``precopy.slow_down``) memory is read at the speed that was chosen (cost.py), and
+what a byte costs the job is only measured. With a cap the job keeps that much of its speed.
+
 What a byte costs it (a core that reads, one that encrypts, memory bandwidth, a fault for the first
 write to every page that was read) depends on machine and job; so the bytes per second are turned
 until the job loses what it may. A look at it is a few steps long and noisy: several together tell
@@ -68,13 +71,14 @@ class Pace:
     long as is due.
 
     ``collectives`` counts those of the job's that have finished; ``usual`` is their number per
-    second before (0: it is not known, or the job makes none), of which ``share`` may be lost. It is
+    second before (0: it is not known, or the job makes none), of which ``share`` may be lost, None
+    for no cap. It is
     mended for a job that turns out to be faster: it was looked at while it began. ``gap``: the
     longest time without any between two steps, in seconds; 0: not known.
     """
 
     def __init__(
-        self, collectives: Callable[[], int], usual: float, share: float,
+        self, collectives: Callable[[], int], usual: float, share: float | None,
         clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
         cpus: float | None = None, cost: ReadingCost = OF_THIS_AGENT, gap: float = 0.0,
         sees_all: bool = True,
@@ -83,10 +87,14 @@ class Pace:
         self._usual = usual
         self._sees_all = sees_all
         self._share = share
+        self.limit = float("inf")
+        """Bytes per second that were chosen."""
+        self.least: Callable[[], float] = lambda: 0.0
+        """Bytes per second without which a deadline is missed: no cap holds below that."""
         self._clock, self._sleep = clock, sleep
         # Where all cores are the job's, it loses the share of them that is used up. The other half
         # is for what nobody foresees: faults, bandwidth, hosts that share a machine.
-        self._budget = share / 2 * (cpus or usable())  # CPU seconds a second
+        self._budget = (share or 0.0) / 2 * (cpus or usable())  # CPU seconds a second
         self._cost = cost
         self.rate = self._affordable()
         """Bytes per second that may be read."""
@@ -117,11 +125,17 @@ class Pace:
                 self._look(self._job, now)
             if not self._sees_all:
                 self.rate = min(self.rate, self._affordable(readers))
-            self._due = max(self._due, now - BURST_S) + read / self.rate
+            rate = max(min(self.rate, self.limit), self.least())
+            self._due = max(self._due, now - BURST_S) + read / rate
             due = self._due - now
         while due > 0:
             self._sleep(min(due, NAP_S))
             due -= NAP_S
+
+    @property
+    def per_byte(self) -> float | None:
+        """Seconds that the job was seen to lose for each byte read; None: not known."""
+        return self._cost_s / self._cost_bytes if self._cost_bytes else None
 
     def lost(self) -> float | None:
         """The share of the job's speed that was lost since the beginning; None: not known."""
@@ -136,6 +150,8 @@ class Pace:
 
     def _affordable(self, readers: int = 1) -> float:
         """Bytes per second; with several readers each has its part of the cores' time."""
+        if self._share is None:
+            return float("inf")
         per_byte = self._cost.per_byte
         if self._usual and self._sees_all:  # before it says so, no more is tried out on it
             per_byte = max(per_byte, 1 / BYTES_PER_CPU_SECOND)
@@ -162,16 +178,21 @@ class Pace:
         if self._cost_s < 0:  # reading makes none faster: its usual speed is more than was seen
             self._usual *= 1 - self._cost_s / self._cost_of_s
             self._cost_s = 0.0
+        if self._share is not None:
+            self._turn_rate(self._share, lost, seconds)
+        self._looked, self._seen, self._read = now, job.done, 0
+        self._gap = job.gap(now)
+        job.gap_fades()
+
+    def _turn_rate(self, share: float, lost: float, seconds: float) -> None:
+        """Read such that the job loses its share, and makes up for what it has lost beyond it."""
         per_byte = max(self._cost_s, 1e-9) / max(self._cost_bytes, 1.0)
-        aim = AIM * self._share
+        aim = AIM * share
         self._debt = min(max(0.0, self._debt + lost - aim * seconds), aim * DEBT_S)
         wanted = max(LEAST_AIM * aim, aim - self._debt / max(PAID_IN_S, seconds))
         factor = min(FASTER, max(SLOWER, wanted / per_byte / self.rate))
         if factor < 1 or self._read > self.rate * seconds / 2:  # else something else bounds it
             self.rate = max(LEAST, self.rate * factor)
-        self._looked, self._seen, self._read = now, job.done, 0
-        self._gap = job.gap(now)
-        job.gap_fades()
 
 
 class _Counted:

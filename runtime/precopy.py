@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A capsule's memory on its way to the destination, most of it while the job trains.
 
-Order: ``rounds`` until what the job rewrites meanwhile no longer gets less; ``keep_fresh`` goes on
-with them until the freeze is asked for; ``standstill`` sends, once CRIU holds the tree, what is
+Order: ``choose`` by which way (cost.py); ``rounds`` as many as that way has, of which auto makes a
+further one only where it saves more than it costs; ``keep_fresh`` goes on until the freeze is asked
+for, where rounds shrink; ``standstill`` sends, once CRIU holds the tree, what is
 left and the table of all pages there are, and tells CRIU which of them are none of its business.
 
 What a round did not bring over is the next one's; what none did is the standstill's. So any of them
@@ -29,7 +30,11 @@ from ..criu_glue.memory.tracker import MemoryTracker, Standstill
 from ..criu_glue.page_filter import PageFilter
 from ..criu_glue.tree import tasks
 from ..errors import LiveshiftError
+from . import cost
 from .config import Precopy as Settings
+from .config_memory import Way
+from .link_rates import STANDSTILL
+from .messages import Chosen, Situation
 from .pace import Pace
 from .progress import Reporter
 from .resident import Resident
@@ -99,6 +104,12 @@ class Precopy:
             sees_all=by_collectives,
         )  # fmt: skip
         self._limit = settings.rounds
+        self._way, self._forced = Way.ROUNDS, True
+        self._plan: Situation | None = None
+        self.chosen: Chosen | None = None
+        self._listed = self._sent = 0  # bytes of this round
+        self._not_worth = False  # a further round
+        self._before = 0  # bytes that the round before had to send
         self._reporter = reporter
         self._fresh: threading.Thread | None = None
         self._broken: LiveshiftError | None = None  # what ended the rounds that keep it fresh
@@ -106,10 +117,32 @@ class Precopy:
         self.rate = 0.0
         """Bytes a second that the lanes were measured to carry; rounds are paced, and tell less."""
 
+    def choose(self, plan: Situation, max_pause: float, within: float, way: Way) -> Chosen:
+        """Which way to go, now that the link is measured (``rate``); ``within``: seconds until the
+        host must be empty, 0 for no matter."""
+        rate = min(self.rate or STANDSTILL, STANDSTILL)
+        self._plan = msgspec.structs.replace(plan, link=rate, reach=min(rate, plan.reach))
+        self.chosen = cost.choose(self._plan, max_pause, within or None, way)
+        self._way, self._forced = Way(self.chosen.estimate.way), way is not Way.AUTO
+        self._pace.limit = cost.limit(self._plan, self.chosen.estimate)
+        if within:
+            self._pace.least = self._speed_needed
+        return self.chosen
+
     def rounds(self, until: float) -> Ahead:
-        """Bring memory over until the rewritten part no longer shrinks, or ``until`` (monotonic
-        seconds). Raises StepFailed when the destination refuses."""
+        """Bring memory over by the way chosen, until ``until`` (monotonic seconds) at the latest.
+        Raises StepFailed when the destination refuses."""
         self._until = until
+        if self._way is Way.STOP:
+            self._reporter.stopping(self._plan.size if self._plan else 0)
+        elif self._way is Way.ROUND:
+            self._round()
+        else:
+            self._until_they_shrink_no_more()
+        self._reporter.done()
+        return replace(self._ahead, lost=self._pace.lost())
+
+    def _until_they_shrink_no_more(self) -> None:
         before, stale = float("inf"), 0
         while self._ahead.rounds < self._limit and stale < STALE and self._round():
             dirty = self._ahead.dirty
@@ -119,11 +152,12 @@ class Precopy:
                 break
             stale = stale + 1 if dirty > SHRINKS * before else 0
             before = dirty
-        self._reporter.done()
-        return replace(self._ahead, lost=self._pace.lost())
 
     def keep_fresh(self) -> None:
-        """Go on with rounds in a thread, so that little is left at the standstill."""
+        """Go on with rounds in a thread, so that little is left at the standstill; not where the
+        way has no further ones."""
+        if self._way is not Way.ROUNDS:
+            return
         self._until = float("inf")
         self._fresh = threading.Thread(target=self._keep_fresh, name="pre-copy", daemon=True)
         self._fresh.start()
@@ -164,25 +198,51 @@ class Precopy:
     def _keep_fresh(self) -> None:
         try:
             while not self._over.wait(NAP_S):
-                if not self._stop.is_set():
-                    self._round()
+                if not self._stop.is_set() and not self._round() and self._not_worth:
+                    break
         except LiveshiftError as error:
             log.warning("rounds that keep memory fresh have ended: %s", error)
             self._broken = error
         except Exception:  # the standstill sends what they would have
             log.exception("rounds that keep memory fresh have ended")
 
+    def _look_at_list(self, dirty: int) -> None:
+        """A round has listed so much, and not sent it yet. Raises Stopped where sending it costs
+        the job more than it saves at the standstill."""
+        before, self._before = self._before, dirty
+        self._listed = dirty
+        if self._plan is not None and not self._forced and self._ahead.rounds:
+            each = self._pace.per_byte
+            speed = self.chosen.estimate.speed if self.chosen else self._plan.reach
+            if each is None:
+                each = cost.lost_per_byte(self._plan, speed)
+            then = cost.written_in(self._plan, dirty / speed + cost.BETWEEN_S)
+            if before:
+                then = max(then, dirty * min(1.0, dirty / before))
+            if not cost.pays(dirty, then, each, cost.standstill(self._plan)):
+                self._not_worth = True
+                self._reporter.stopping(dirty)
+                raise Stopped
+        self._reporter.listed(dirty)
+
+    def _speed_needed(self) -> float:
+        """Bytes a second without which this round will not be through in time."""
+        left = self._until - time.monotonic()
+        return max(0, self._listed - self._sent) / left if left > 0 else float("inf")
+
     def _round(self) -> bool:
         """One round; False when it was interrupted: what it has not sent is the next one's."""
+        self._sent = 0
 
         def sink(chunk: memoryview, release: Callable[[], None]) -> None:
             self.lanes.pages(chunk, release)
+            self._sent += len(chunk)
             self._reporter.moved(len(chunk))
 
         ahead = self._ahead
         self._reporter.round_began(ahead.rounds + 1)
         try:
-            done = self.tracker.round(sink, self._pace, self._reporter.listed)
+            done = self.tracker.round(sink, self._pace, self._look_at_list)
             self.lanes.finish()
             wanted = self._send_wanted()
         except Stopped:
@@ -304,6 +364,8 @@ def untrusted(pid: int) -> bool:
 
 def words_of_rounds(done: Ahead) -> str:
     """For a person: "3 rounds, 12.0 MB rewritten in the last, the job 5 % slower"."""
+    if not done.rounds and not done.sent:
+        return "no round: all memory goes while the job is paused"
     many = f"{done.rounds} round{'s' if done.rounds != 1 else ''}"
     words = f"{many}, {units.size(done.dirty)} rewritten in the last"
     if done.lost is not None:

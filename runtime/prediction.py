@@ -208,17 +208,24 @@ def at_most(prediction: Prediction) -> bool:
 
 def sharpened(prediction: Prediction, rounds: Rounds) -> Prediction:
     """With what the last round of the pre-copy has found in place of what was assumed."""
-    if prediction.way != PRECOPY or rounds.stop_s is None:
+    if prediction.way != PRECOPY or rounds.stop_s is None or not rounds.round:
         return prediction
+    said = f"as the last of {_count(rounds.round, 'round', 'rounds')} found"
+    sharp = with_memory(prediction, rounds.dirty, rounds.best or STANDSTILL, said)
+    lost = sharp.slower_s + sharp.seconds if sharp.how else sharp.lost_s
+    return msgspec.structs.replace(sharp, lost_s=lost)
+
+
+def with_memory(prediction: Prediction, left: int, rate: float, said: str) -> Prediction:
+    """With so many bytes of memory left for the standstill, which go at so many a second."""
     assumed = next(part.bytes or 0 for part in prediction.parts if part.name == "memory")
     parts = list(prediction.parts)
     for n, part in enumerate(parts):
         if part.name == "memory":
-            last = _look_s(prediction.memory) + rounds.dirty / (rounds.best or STANDSTILL)
-            said = f"as the last of {_count(rounds.round, 'round', 'rounds')} found"
-            parts[n] = Part(part.name, last * _factor(part), rounds.dirty, said, last)
+            last = _look_s(prediction.memory) + left / rate
+            parts[n] = Part(part.name, last * _factor(part), left, said, last)
         elif part.name == "restore":
-            put = part.untaught + (rounds.dirty - assumed) / FILL
+            put = part.untaught + (left - assumed) / FILL
             parts[n] = Part(part.name, put * _factor(part), part.bytes, part.detail, put)
     total = sum(part.seconds or 0.0 for part in parts)
     return msgspec.structs.replace(prediction, parts=parts, seconds=total)

@@ -92,6 +92,13 @@ class Reporter:
             self._note()
         self._tell()
 
+    def stopping(self, left: int) -> None:
+        """No round at all: so many bytes are left for the stop."""
+        with self._lock:
+            self._dirty = self._delta = left
+            self._ended = False
+            self._note()
+
     def done(self) -> None:
         """No round follows: the last word, however short ago the one before was."""
         self._told = float("-inf")

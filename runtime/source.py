@@ -20,6 +20,7 @@ from ..criu_glue.room import RoomPlan
 from ..criu_glue.tool import Criu
 from ..errors import NotFound, Refused
 from . import files_along, forecast, link_rates, messages, preflight
+from .config_memory import Way
 from .departure import Departure
 from .house import House
 from .measures import Measures
@@ -29,6 +30,8 @@ from .progress import Reporter
 from .resident import Resident
 
 FILLED_POLL_S = 0.05
+SHORT_LOOK_S = 0.6
+"""The long look at what a capsule writes, where its host should become empty soon."""
 
 
 class Source:
@@ -63,7 +66,15 @@ class Source:
         size, writing, full = await self._house.blocking(ask.capsule, look)
         breaks = await asyncio.to_thread(self._breaks, resident)
         return messages.Inspected(
-            found, self._porter.facts, carried, gpu, size, writing, full, breaks
+            found,
+            self._porter.facts,
+            carried,
+            gpu,
+            size,
+            writing,
+            full,
+            breaks,
+            await asyncio.to_thread(self._house.idle.cores),
         )
 
     def _breaks(self, resident: Resident) -> list[str]:
@@ -103,9 +114,34 @@ class Source:
                 link_rates.keep(cluster.paths.run, ask.destination, rate)
                 departure.memory.rate = rate
                 reporter.carries = min(rate, link_rates.STANDSTILL)
+                if ask.plan is not None:
+                    await self._choose(ask, ask.plan, departure, until)
             moved = await self._house.blocking(ask.capsule, lambda: departure.precopy(until))
             breaks = await asyncio.to_thread(self._breaks, resident)
-            return msgspec.structs.replace(moved, outside=breaks)
+            chosen = departure.memory.chosen if departure.memory is not None else None
+            return msgspec.structs.replace(moved, outside=breaks, chosen=chosen)
+
+    async def _choose(
+        self, ask: messages.Precopy, plan: messages.Situation, departure: Departure, until: float
+    ) -> None:
+        """Which way memory goes; how much the capsule writes is only looked at where it matters."""
+
+        memory = departure.memory
+        assert memory is not None
+
+        def choose() -> messages.Chosen:
+            over = until - ask.deadline  # the monotonic time at which this was asked
+            left = max(0.01, ask.within - (time.monotonic() - over)) if ask.within else 0.0
+            return memory.choose(plan, ask.max_pause, left, Way(ask.way))
+
+        if choose().undecided:
+            written = await self._house.blocking(
+                ask.capsule,
+                lambda: forecast.look_at_writing(departure.resident, 1, SHORT_LOOK_S),
+            )
+            if written is not None:
+                plan = msgspec.structs.replace(plan, written=written)
+                choose()
 
     async def _filled(self, resident: Resident) -> None:
         """Return once it has all of its memory (precopy.post_copy): what is not in its place yet

@@ -77,7 +77,7 @@ class Stubs:
 
     def start(
         self, job: Job, capsule: Capsule, to: str, reason: str, by: str, *, verify: bool,
-        gpu: GpuAsked | None,
+        gpu: GpuAsked | None, way: str, until: float | None,
     ) -> Any:  # fmt: skip
         self.told.append(f"move {capsule.name} {to} {reason} by {by}")
         return SimpleNamespace(name="m1")
@@ -89,8 +89,9 @@ class Stubs:
         return SimpleNamespace(name="m1")
 
     async def plan(
-        self, job: Job, capsule: Capsule, to: str, gpu: GpuAsked | None = None
-    ) -> Message:
+        self, job: Job, capsule: Capsule, to: str, gpu: GpuAsked | None = None,
+        way: str = "", within: float | None = None,
+    ) -> Message:  # fmt: skip
         return messages.Planned(capsule.name, capsule.host, to, [], 0, 0)
 
     async def publish(self, job: Job) -> None:

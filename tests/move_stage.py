@@ -124,8 +124,9 @@ class Stage:
         return self.spare
 
     def predict(
-        self, capsule: Capsule, to: str, look: messages.Inspected, reserved: messages.Reserved
-    ) -> messages.Prediction:
+        self, capsule: Capsule, to: str, look: messages.Inspected, reserved: messages.Reserved,
+        way: str = "", within: float | None = None,
+    ) -> messages.Prediction:  # fmt: skip
         return prediction.predict(prediction.Load.of(look, reserved.full_dump))
 
     def tell(self, move: Story, text: str) -> None:

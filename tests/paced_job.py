@@ -44,7 +44,12 @@ class Job:
         self.worked += seconds
 
     def pace(
-        self, usual: float = 100.0, share: float = 0.2, cpus: int = 2, *, sees_all: bool = True
+        self,
+        usual: float = 100.0,
+        share: float | None = 0.2,
+        cpus: int = 2,
+        *,
+        sees_all: bool = True,
     ) -> Pace:
         return Pace(
             lambda: self.done, usual, share, lambda: self.now, self.rest, cpus, self.cost,

@@ -28,6 +28,7 @@ from liveshift.runtime.config import (
     Spare,
     Timeouts,
     Verify,
+    Way,
     WireSettings,
     dump,
     load,
@@ -87,17 +88,26 @@ def test_gpus_move_as_the_driver_bears_it_unless_told_otherwise() -> None:
 def test_memory_goes_over_before_the_stop_unless_told_otherwise() -> None:
     cluster = parse(SMALL).cluster
     assert cluster.wire == WireSettings(streams=4, compress=Compress.AUTO)
-    assert cluster.precopy == Precopy(enabled=True, slow_down=0.2, rounds=30, post_copy=False)
+    assert cluster.precopy == Precopy(
+        enabled=True, way=Way.AUTO, slow_down=None, max_pause=None, rounds=30, post_copy=False
+    )
     assert cluster.precopy.keep is None
     tables = (
         '[wire]\nstreams = 8\ncompress = "never"\n'
         "[precopy]\nenabled = false\nslow_down = 0.05\nrounds = 3\npost_copy = true\n"
+        'way = "round"\nmax_pause = 5\n'
         'keep = "2GiB"\n'
     )
     told = parse(SMALL + tables).cluster
     assert told.wire == WireSettings(streams=8, compress=Compress.NEVER)
     assert told.precopy == Precopy(
-        enabled=False, slow_down=0.05, rounds=3, post_copy=True, keep=2 << 30
+        enabled=False,
+        way=Way.ROUND,
+        slow_down=0.05,
+        max_pause=5.0,
+        rounds=3,
+        post_copy=True,
+        keep=2 << 30,
     )
     assert told.digest != cluster.digest
 

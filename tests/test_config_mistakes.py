@@ -122,8 +122,8 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
      '2: precopy.slow_down: found "20%", expected a share from 0.01 to 0.9, such as 0.2 for a'
      " fifth"),
     ("[cluster]", "[precopy]\npostcopy = true\n[cluster]",
-     "2: precopy.postcopy: found an unknown key, expected one of enabled, slow_down, rounds,"
-     ' post_copy, keep (did you mean "post_copy"?)'),
+     "2: precopy.postcopy: found an unknown key, expected one of enabled, way, slow_down,"
+     ' max_pause, rounds, post_copy, keep (did you mean "post_copy"?)'),
     ("[cluster]", 'files = 3\n[cluster]', "1: files: found 3, expected a table [files]"),
     ('"prod"', '"prod"\nname = "twice"',
      '3: found name = "twice", expected correct TOML: Cannot overwrite a value at column 15'),

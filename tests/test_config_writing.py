@@ -27,6 +27,7 @@ from liveshift.runtime.config import (
     Spare,
     Timeouts,
     Verify,
+    Way,
     WireSettings,
     dump,
     load,
@@ -98,7 +99,9 @@ def clusters(draw: st.DrawFn) -> Cluster:
         ),
         precopy=Precopy(
             enabled=draw(st.booleans()),
-            slow_down=draw(st.floats(0.01, 0.9)),
+            way=draw(st.sampled_from(Way)),
+            slow_down=draw(st.none() | st.floats(0.01, 0.9)),
+            max_pause=draw(st.none() | st.floats(0.01, 86400.0)),
             rounds=draw(st.integers(1, 1000)),
             post_copy=draw(st.booleans()),
             keep=draw(st.none() | st.integers(1, 2**63 - 1)),

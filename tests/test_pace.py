@@ -334,3 +334,33 @@ def test_a_job_that_has_ended_has_lost_all_and_not_more() -> None:
     job.rest(4)
     pace.spent(BATCH)
     assert pace.rate >= LEAST
+
+
+@pytest.mark.parametrize("harm", [0.05, 0.1, 0.2])
+def test_without_a_cap_it_is_read_as_fast_as_can_be_and_what_that_costs_is_seen(
+    harm: float,
+) -> None:
+    job = Job(harm)
+    pace = job.pace(share=None)
+    _, rate = play(job, pace, 20)
+    assert rate == pytest.approx(READS, rel=0.01)
+    assert pace.per_byte == pytest.approx(harm * 1e-9, rel=0.1)
+
+
+def test_without_a_cap_a_speed_that_was_chosen_is_kept() -> None:
+    job = Job(0.5)
+    pace = job.pace(share=None)
+    pace.limit = 0.3e9
+    lost, rate = play(job, pace, 20)
+    assert rate == pytest.approx(0.3e9, rel=0.02)
+    assert lost == pytest.approx(0.15, rel=0.1)
+    assert pace.per_byte == pytest.approx(0.5e-9, rel=0.1)
+
+
+def test_a_deadline_comes_before_the_cap_and_before_the_speed_that_was_chosen() -> None:
+    for share in (None, 0.05):
+        job = Job(0.5)
+        pace = job.pace(share=share)
+        pace.limit, pace.least = 0.1e9, lambda: 0.8e9
+        _, rate = play(job, pace, 20)
+        assert rate == pytest.approx(0.8e9, rel=0.05)

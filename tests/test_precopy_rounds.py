@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 from captured import until
 
+from liveshift.criu_glue.memory.pulling import Stopped
 from liveshift.criu_glue.memory.tracker import Standstill
 from liveshift.errors import StepFailed
 from liveshift.runtime import precopy
 from liveshift.runtime.config import Precopy as Settings
+from liveshift.runtime.config_memory import Way
+from liveshift.runtime.messages import Situation, Writing
 from liveshift.runtime.precopy import Delta, Precopy
 from liveshift.runtime.usual_rate import UsualRate
 from liveshift.runtime.wire.wants import Wants
@@ -24,12 +27,15 @@ class Counted(Precopy):
     """Whose rounds send nothing and are counted."""
 
     def __init__(self) -> None:
+        self.stops: list[int] = []
         resident: Any = SimpleNamespace(
             collectives=lambda: 0, rate=UsualRate(), computes=UsualRate(),
             run_time=SimpleNamespace(progress=lambda: 0),
         )  # fmt: skip
         lanes: Any = SimpleNamespace(finish=lambda: None, close=lambda: None, pages=None)
-        reporter: Any = SimpleNamespace(done=lambda: None)
+        reporter: Any = SimpleNamespace(
+            done=lambda: None, stopping=self.stops.append, listed=lambda _: None
+        )
         super().__init__(resident, lanes, Settings(), reporter, list)
         self.count = 0
         self.fails: Exception | None = None
@@ -166,3 +172,48 @@ def test_a_round_asks_once() -> None:
     assert made._send_wanted() == 2 * 4096
     assert made.sent == LACKS[:1]
     made.close()
+
+
+SLOW = Situation(
+    size=1_000_000_000, written=Writing(2e6, 2_000_000, 1.0), link=0.125e9, extra_s=0.0,
+    reach=0.125e9, fixed_s=0.3, besides_s=1.0, per_byte=1e-9, idle=0.0,
+)  # fmt: skip
+"""A link of 1 Gbit/s, cold memory."""
+
+
+def test_a_job_that_is_simply_stopped_has_no_round_before_or_after(rounds: Counted) -> None:
+    rounds.rate = 20e9
+    found = rounds.choose(SLOW, 60.0, 0.0, Way.AUTO)
+    assert found.estimate.way == "stop", "the link was found to be faster than it seemed"
+    ahead = rounds.rounds(float("inf"))
+    rounds.keep_fresh()
+    assert (ahead.rounds, ahead.sent, rounds.stops) == (0, 0, [SLOW.size])
+    assert not rounds.go_round()
+
+
+def test_one_round_is_one_and_none_keeps_it_fresh(rounds: Counted) -> None:
+    rounds.finds = [1000, 500, 250]
+    assert rounds.choose(SLOW, 60.0, 0.0, Way.ROUND).because == "asked for"
+    assert rounds.rounds(float("inf")).rounds == 1
+    rounds.keep_fresh()
+    assert not rounds.go_round()
+
+
+def test_a_round_that_costs_more_than_it_saves_is_not_sent(rounds: Counted) -> None:
+    rounds.rate = 0.125e9
+    assert rounds.choose(SLOW, 60.0, 0.0, Way.AUTO).estimate.way == "rounds"
+    rounds._look_at_list(SLOW.size)
+    rounds._ahead.rounds = 1
+    rounds._look_at_list(SLOW.size // 10)
+    rounds._ahead.rounds = 2
+    with pytest.raises(Stopped):  # of what the round before found all is written again
+        rounds._look_at_list(SLOW.size // 10)
+    assert rounds.stops == [SLOW.size // 10], "it is left for the stop, which is reckoned with it"
+
+
+def test_rounds_that_were_asked_for_do_not_end_for_what_they_cost(rounds: Counted) -> None:
+    rounds.choose(SLOW, 60.0, 0.0, Way.ROUNDS)
+    rounds._ahead.rounds = 2
+    for _ in range(3):
+        rounds._look_at_list(SLOW.size)
+    assert not rounds.stops

@@ -121,7 +121,8 @@ class MemoryTracker:
     ) -> Round:  # fmt: skip
         """Send what was written since the last round; the first one sends everything.
 
-        ``listed`` hears how many bytes that are, as far as it is known: before they are sent.
+        ``listed`` hears how many bytes that are, as far as it is known: before they are sent. It
+        may raise Stopped.
         Raises Stopped when it is not wanted any more (what was not sent counts as written), and
         what the sink raised, after which this tracker is of no more use.
         """
@@ -133,7 +134,12 @@ class MemoryTracker:
             self._scan(generation)
             there = [process for process in generation if process in self._family]
             dirty += sum(process.written.size for process in there)
-            listed(dirty)
+            try:
+                listed(dirty)
+            except Stopped:  # not worth it
+                for process in there:
+                    process.interrupted()
+                raise
             sent += self._pull(there, sink, pace or Unhurried(), self._offered)
             # Children may refer to pages of their parents only once those are on their way: should
             # a reference overtake its page, the page is asked for.

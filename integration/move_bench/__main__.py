@@ -120,7 +120,7 @@ def fresh(effort: Effort) -> Run:
         kernel=kernel(),
         torch=str(torch.__version__),
         criu=dotted(find().version),
-        slow_down_allowed=Precopy().slow_down,
+        slow_down_allowed=Precopy().slow_down or 1.0,
         began=time.time(),
         load_before=os.getloadavg()[0],
     )

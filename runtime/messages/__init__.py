@@ -113,7 +113,7 @@ from .people import (
     Untaint,
     WhoAmI,
 )
-from .predictions import Part, Prediction, Writing
+from .predictions import Chosen, Cores, Estimate, Part, Prediction, Situation, Writing
 from .records import (
     Book,
     CapsuleRow,
@@ -145,14 +145,17 @@ __all__ = [
     "CapsuleRow",
     "CapsuleSpec",
     "CapsuleState",
+    "Chosen",
     "Claim",
     "Cordon",
+    "Cores",
     "Cost",
     "DataLink",
     "End",
     "EndMeasure",
     "EndUnknown",
     "Ended",
+    "Estimate",
     "Event",
     "Events",
     "Forget",
@@ -216,6 +219,7 @@ __all__ = [
     "Shut",
     "Signal",
     "SignalJob",
+    "Situation",
     "Start",
     "StartMeasure",
     "Status",

@@ -10,7 +10,7 @@ import msgspec
 from ...criu_glue.found import Footprint, Survey
 from .base import Answer, Message
 from .gpus import GpuSeat, GpuSurvey
-from .predictions import Writing
+from .predictions import Chosen, Cores, Situation, Writing
 from .records import Book, CapsuleSpec, CapsuleState, DataLink, HostFacts, Phase
 
 OFFER_LIMIT = 4 << 20
@@ -75,7 +75,8 @@ class Inspected(Answer, frozen=True):
 
     ``writing``: None where it was not looked at what it writes;
     ``full_dump``: why its memory cannot be copied while it trains, in words, else empty;
-    ``outside``: connections that the move breaks, each in words (criu_glue/connections.py).
+    ``outside``: connections that the move breaks, each in words (criu_glue/connections.py);
+    ``cores``: those of this host that are idle.
     """
 
     survey: Survey
@@ -86,6 +87,7 @@ class Inspected(Answer, frozen=True):
     writing: Writing | None = None
     full_dump: str = ""
     outside: list[str] = msgspec.field(default_factory=list)
+    cores: Cores | None = None
 
 
 class Reserve(Message, frozen=True):
@@ -116,7 +118,8 @@ class Reserved(Answer, frozen=True):
     ``gpus``: (GPU of the source, GPU here), for every GPU of the source; empty where the capsule
     holds none. ``plain``: why device memory can't be streamed to this host, in words, else empty.
     ``full_dump``: why this host can't take the capsule's own memory while it trains, else empty.
-    ``offer``: hashes of pages that lie here in other capsules of its job (Donors.offer).
+    ``offer``: hashes of pages that lie here in other capsules of its job (Donors.offer);
+    ``cores``: those of this host that are idle.
     """
 
     checks: list[tuple[str, str]]
@@ -125,6 +128,7 @@ class Reserved(Answer, frozen=True):
     plain: str = ""
     full_dump: str = ""
     offer: Offer = b""
+    cores: Cores | None = None
 
 
 class Precopy(Message, frozen=True):
@@ -134,7 +138,9 @@ class Precopy(Message, frozen=True):
     ``full_dump`` says why its memory can't go ahead, "" where it can. For a capsule with CUDA
     processes: ``plain`` says why its device memory can't be streamed to the destination, "" where
     it can; ``verify``: checksums over every byte of it. ``offer``: that of the destination, what
-    of memory need only be named.
+    of memory need only be named. ``way``: precopy.way for this move; ``plan``: what the choice is
+    made from, once the link was measured. ``max_pause`` in seconds; ``within``: seconds until the
+    host must be empty, 0 for no matter.
     """
 
     migration: str
@@ -146,6 +152,10 @@ class Precopy(Message, frozen=True):
     verify: bool = False
     full_dump: str = ""
     offer: Offer = b""
+    way: str = "auto"
+    plan: Situation | None = None
+    max_pause: float = 0.0
+    within: float = 0.0
 
 
 class Freeze(Message, frozen=True):
@@ -161,11 +171,13 @@ class Freeze(Message, frozen=True):
 
 
 class Moved(Answer, frozen=True):
-    """``outside``: as in Inspected, at the end of a pre-copy."""
+    """``outside``: as in Inspected, at the end of a pre-copy; ``chosen``: the way that memory
+    takes."""
 
     bytes: int
     phases: list[Phase]
     outside: list[str] = msgspec.field(default_factory=list)
+    chosen: Chosen | None = None
 
 
 class Frozen(Answer, frozen=True):

@@ -84,6 +84,8 @@ class Migrate(Message, frozen=True):
     ``to_gpu`` given: to that GPU of ``HOST/GPU``, or with just ``GPU`` of the host that it is on;
     an index or the beginning of a UUID. ``from_gpu``: which one to leave, if it uses several.
     ``verify``: compare every byte of device memory after it, whatever the cluster file says.
+    ``way``: instead of the cluster file's precopy.way. ``within``: seconds until its host must be
+    empty of it; 0: no matter.
     """
 
     capsule: str
@@ -93,6 +95,8 @@ class Migrate(Message, frozen=True):
     to_gpu: str = ""
     from_gpu: str = ""
     verify: bool = False
+    way: str = ""
+    within: float = 0.0
 
 
 class Planned(Answer, frozen=True):

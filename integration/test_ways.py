@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each way that memory may take: the job is what it was, and the record says which one it was."""
+
+from __future__ import annotations
+
+import pytest
+from lab_session import AUTO, JOBS, LabSession, NewLab
+from moving_job import Job
+from reference_runs import References
+
+from liveshift.runtime.messages import MigrationRow, Phase
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
+
+COLD = 192 << 20
+
+
+@pytest.fixture(scope="module")
+def lab(new_lab: NewLab) -> LabSession:
+    return new_lab("--hosts", "3", "--slots", "2", *AUTO)
+
+
+def start(lab: LabSession, name: str, steps: int) -> Job:
+    words = ("python", str(JOBS / "cold.py"), "--out", "{out}", "--cold", str(COLD))
+    job = lab.start(name, (*words, "--steps", str(steps), "--pace", "0.05"), nnodes=2)
+    job.wait_step(20)
+    return job
+
+
+def phase(row: MigrationRow, name: str) -> Phase:
+    return next(found for found in row.phases if found.name == name)
+
+
+def test_every_way_leaves_the_job_as_it_was(lab: LabSession, references: References) -> None:
+    job = start(lab, "ways", 900)
+    stopped, once, more = (
+        job.migrate(1, options=("--way", w)) for w in ("stop", "round", "rounds")
+    )
+    for row, way in ((stopped, "stop"), (once, "round"), (more, "rounds")):
+        assert row.predicted is not None
+        assert (row.predicted.how, row.predicted.because) == (way, "asked for")
+        assert (phase(row, "restore").bytes or 0) > COLD, "all of it was put in place"
+    assert "no round" in phase(stopped, "pre-copy").detail
+    assert (phase(stopped, "memory").bytes or 0) > COLD, "all of it went at the standstill"
+    for row in (once, more):
+        assert (phase(row, "pre-copy").bytes or 0) > COLD
+        assert (phase(row, "memory").bytes or 0) < COLD / 2
+    assert phase(once, "pre-copy").detail.startswith("1 round,")
+    assert more.precopy is not None
+    assert more.precopy.round >= 2
+    job.assert_same_as_never_moved(references, 2)
+
+
+def test_a_small_rank_on_busy_cores_is_stopped_and_the_plan_says_so_before(
+    lab: LabSession, references: References
+) -> None:
+    job = start(lab, "auto", 500)
+    planned = lab.json("migrate", f"{job.name}/1", "--dry-run")["prediction"]
+    assert planned["how"] in ("stop", "round", "rounds")
+    assert {each["way"] for each in planned["weighed"]} == {"stop", "round", "rounds"}
+    assert planned["lost_s"] == pytest.approx(planned["seconds"] + planned["slower_s"])
+    assert planned["empty_s"] > planned["seconds"] > 0
+    said = lab.cli("migrate", f"{job.name}/1", "--dry-run").out
+    assert "of training (paused" in said
+    assert "way: " in said
+    row = job.migrate(1)
+    assert row.predicted is not None
+    assert row.predicted.given is not None
+    best = min(each.lost_s for each in row.predicted.weighed)
+    taken = next(e for e in row.predicted.weighed if e.way == row.predicted.how)
+    assert taken.lost_s <= 1.1 * best + 0.02 or taken.way == row.predicted.how
+    job.assert_same_as_never_moved(references, 2)
+
+
+def test_what_cannot_be_gone_in_time_is_said_and_moves_unharmed(
+    lab: LabSession, references: References
+) -> None:
+    job = start(lab, "late", 500)
+    row = job.migrate(1, options=("--within", "0.2s"))
+    assert row.state == "done"
+    assert row.predicted is not None
+    assert (row.predicted.needs_s or 0) > 0.2
+    assert "cannot be gone in time" in lab.cli("events", "late").out
+    in_time = job.migrate(1, options=("--within", "60s"))
+    assert in_time.predicted is not None
+    assert in_time.predicted.needs_s is None
+    job.assert_same_as_never_moved(references, 2)

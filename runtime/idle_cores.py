@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many of this host's cores nobody uses: what a copy may take without slowing a job.
+
+/proc/stat tells how long cores were idle since the look before (proc_stat(5)); PSI, where the
+kernel has it, for which share of that time some task waited for a core (/proc/pressure/cpu). A core
+that is idle while others are waited for is not free: a job's threads have only just left it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..cores import usable
+from .messages.predictions import Cores
+from .reading_cost import OF_THIS_AGENT, ReadingCost
+
+STAT, PRESSURE = Path("/proc/stat"), Path("/proc/pressure/cpu")
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+WINDOW_S, LEAST_S = 5.0, 0.2
+"""A look is held against one about so long ago, and against none that is younger than the least."""
+
+
+@dataclass(frozen=True)
+class _Look:
+    at: float  # monotonic seconds
+    idle: float  # seconds, of all cores together
+    waited: float  # seconds in which some task waited for a core
+
+
+class IdleCores:
+    """Looks with each beat of the agent, and when it is asked; from any thread."""
+
+    def __init__(self, cost: ReadingCost = OF_THIS_AGENT) -> None:
+        self._lock = threading.Lock()
+        self._cost = cost
+        self._looks = [_look()]
+
+    def beat(self) -> None:
+        """Look again, and forget what is too long ago."""
+        with self._lock:
+            self._add()
+
+    def cores(self) -> Cores:
+        """As it was over the last seconds; waits for :data:`LEAST_S` after the very first look."""
+        with self._lock:
+            now = self._add()
+            then = self._looks[0]
+            if now.at - then.at < LEAST_S:
+                time.sleep(LEAST_S)
+                now = self._add()
+        seconds = now.at - then.at
+        idle = (now.idle - then.idle) / seconds * max(0.0, 1 - (now.waited - then.waited) / seconds)
+        return Cores(usable(), min(usable(), max(0.0, idle)), self._cost.per_byte, _boot())
+
+    def _add(self) -> _Look:
+        now = _look()
+        self._looks = [*self._looks, now]
+        while len(self._looks) > 2 and self._looks[1].at <= now.at - WINDOW_S:
+            del self._looks[0]
+        return now
+
+
+def _look() -> _Look:
+    fields = STAT.read_text().split("\n", 1)[0].split()
+    return _Look(time.monotonic(), int(fields[4]) / os.sysconf("SC_CLK_TCK"), _waited())
+
+
+def _waited() -> float:
+    with contextlib.suppress(OSError, ValueError, IndexError):  # a kernel without PSI
+        line = PRESSURE.read_text().split("\n", 1)[0]
+        return int(line.rpartition("total=")[2]) / 1e6
+    return 0.0
+
+
+def _boot() -> str:
+    with contextlib.suppress(OSError):
+        return BOOT.read_text().strip()
+    return ""
