@@ -107,7 +107,8 @@ class Precopy:
         self._way, self._forced = Way.ROUNDS, True
         self._plan: Situation | None = None
         self.chosen: Chosen | None = None
-        self._listed = self._sent = 0  # bytes of this round
+        self._listed = 0  # bytes that this round is to send
+        self._sent = 0  # bytes that the lanes had sent before it
         self._not_worth = False  # a further round
         self._before = 0  # bytes that the round before had to send
         self._reporter = reporter
@@ -228,16 +229,17 @@ class Precopy:
     def _speed_needed(self) -> float:
         """Bytes a second without which this round will not be through in time."""
         left = self._until - time.monotonic()
-        return max(0, self._listed - self._sent) / left if left > 0 else float("inf")
+        sent = self.lanes.bytes - self._sent
+        return max(0, self._listed - sent) / left if left > 0 else float("inf")
 
     def _round(self) -> bool:
         """One round; False when it was interrupted: what it has not sent is the next one's."""
-        self._sent = 0
+        self._sent = self.lanes.bytes
 
         def sink(chunk: memoryview, release: Callable[[], None]) -> None:
+            size = len(chunk)
             self.lanes.pages(chunk, release)
-            self._sent += len(chunk)
-            self._reporter.moved(len(chunk))
+            self._reporter.moved(size)
 
         ahead = self._ahead
         self._reporter.round_began(ahead.rounds + 1)
