@@ -274,8 +274,8 @@ def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> report.Report
     migration = report.Migration(
         row.capsule, row.source, row.destination, row.reason, row.epoch, row.asked, row.asked,
         phases, 0.0, row.image_bytes, row.precopy.bytes if row.precopy else 0, row.link_rate,
-        (rank,), row.cost.lost_s if row.cost else None, moves.cost(row) if row.cost else "",
-        expected=forecast.compared(row),
+        (rank,), lost_s=row.cost.lost_s if row.cost else None,
+        cost=moves.cost(row) if row.cost else "", expected=forecast.compared(row),
     )  # fmt: skip
     migration = replace(migration, unaccounted_s=max(0.0, row.seconds - migration.total_s))
     # The script prints its capsule's hostname, which moves with it: name the host instead that has
