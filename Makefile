@@ -79,13 +79,13 @@ compat: $(STAMPS)/package ## The interposer on other glibcs and Pythons (root; F
 bench-gate: $(STAMPS)/package ## What the interposer costs, its gate open, and a boundary takes; build/bench-gate.json
 	@PYTHONPATH=integration $(BIN)/python -m gate_bench $(PARTS) $(ARGS)
 
-# SIZES=0.25,1 (GB), JOBS=hot,cold and LINKS=unlimited,10g,1g pick cases; MOVES, HANDS (by hand) and
+# SIZES=0.25,1 (GB), JOBS=hot,cold, LINKS=unlimited,10g,1g and WAYS=auto,stop,round,rounds pick cases; MOVES, HANDS (by hand) and
 # RESTARTS say how often; LIST=1 tells what would be done, and how long it would take. A run that was
 # interrupted goes on where it was; FRESH=1 begins anew, MORE=1 adds cases to one that is complete. On
 # a machine that does nothing else.
-bench-move: setup ## How long a move stops a job, against three other ways (root); build/bench-move.json
+bench-move: setup ## What a move costs a job, against three other ways (root); build/bench-move.json
 	@PYTHONPATH=integration $(BIN)/python -m move_bench $(if $(SIZES),--sizes $(SIZES)) \
-		$(if $(JOBS),--jobs $(JOBS)) $(if $(LINKS),--links $(LINKS)) $(if $(MOVES),--moves $(MOVES)) \
+		$(if $(JOBS),--jobs $(JOBS)) $(if $(LINKS),--links $(LINKS)) $(if $(WAYS),--ways $(WAYS)) $(if $(MOVES),--moves $(MOVES)) \
 		$(if $(HANDS),--hands $(HANDS)) $(if $(RESTARTS),--restarts $(RESTARTS)) \
 		$(if $(THREADS),--threads $(THREADS)) $(if $(FRESH),--fresh) $(if $(MORE),--more) \
 		$(if $(LIST),--list) $(ARGS)

@@ -13,10 +13,11 @@ import pytest
 from move_bench import page
 from move_bench.__main__ import fresh
 from move_bench.cases import Case, Effort, around, chosen, estimate, lacking
+from move_bench.goals import of_cost
 from move_bench.moves import moved
-from move_bench.record import FILE, Result, Run, earlier
+from move_bench.record import FILE, Fixed, Limits, Result, Run, earlier
 from move_bench.restart import kills
-from move_bench.steps import gap, slow_down
+from move_bench.steps import gap, lost, slow_down
 from move_bench.story import CaseLab, bench
 
 from liveshift.errors import Refused
@@ -51,13 +52,23 @@ def test_a_case_is_measured_and_is_real_work(run: Run, place: Path) -> None:
     # Each stood still for what it did, and not for much else.
     assert 0.01 < move.downtime_s < move.seconds
     assert move.downtime_s == pytest.approx(move.frozen_s, abs=0.5)
+    # What it cost: the pause at least, as the step log shows, and about what the product says.
+    assert move.lost_s > 0.5 * move.downtime_s
+    assert move.measured_s == pytest.approx(move.lost_s, abs=0.5 + 0.1 * move.seconds)
+    assert 0 < move.empty_s == move.seconds
+    assert 0.5 * CASE.size < move.memory_bytes < 2 * CASE.size
+    assert 0.05 < (move.cpu_source_s or 0) < 60
+    assert 0.05 < (move.cpu_destination_s or 0) < 60
+    assert 0.6 < (move.sent_share or 0) < 5
+    # CRIU shares the cores with the job before it freezes it, and caches are cold after it.
+    assert hand.downtime_s - 0.5 < hand.lost_s < hand.downtime_s + 3
     parts = hand.dump_s + hand.copy_s + hand.restore_s
     assert hand.downtime_s == pytest.approx(parts, abs=0.25)
     assert len(redone) == 2
-    for each, lost in zip(redone, kills(2, EFFORT.every), strict=True):
+    for each, steps in zip(redone, kills(2, EFFORT.every), strict=True):
         assert each.seconds > each.first_step_s > 0.5, "an interpreter was started"
         assert each.checkpoint_bytes > 1_000_000
-        assert lost <= each.lost_steps < EFFORT.every
+        assert steps <= each.lost_steps < EFFORT.every
     # What the phases do not explain is the rest of the downtime.
     told = sum(row.own_s for row in move.phases)
     assert told + move.unaccounted_s == pytest.approx(move.downtime_s, abs=1e-6)
@@ -78,6 +89,17 @@ def test_the_limit_and_the_ratios_follow_from_what_was_measured(run: Run) -> Non
     assert result.ratio_checkpoint_restart == pytest.approx(
         median(each.seconds for each in result.restarts) / result.downtime_s
     )
+    assert (result.job, result.gb, result.link, result.way) == ("cold", 0.25, "10g", "auto")
+    assert result.lost_s == result.moves[0].lost_s
+    assert result.pause_s == result.downtime_s
+    assert result.by_hand_lost_s == result.by_hand[0].lost_s
+    assert result.restart_lost_s == median(each.seconds for each in result.restarts)
+    assert result.limit_s == result.limit.whole_s > result.limit.seconds - 1e-6
+    assert result.cpu_s_per_gb is not None
+    assert result.cpu_limit_s_per_gb is not None
+    assert 0.1 < result.cpu_limit_s_per_gb < result.cpu_s_per_gb
+    names = {goal.name for goal in run.goals}
+    assert names >= {"CPU of both ends", "less lost than by checkpoint-restart"}
     assert {goal.name for goal in run.goals} >= {"downtime against the limit", "equal to the bit"}
 
 
@@ -131,6 +153,58 @@ def test_a_slow_down_counts_parts_of_steps() -> None:
     assert slow_down(times, (3.0, 9.0), 1.0) == pytest.approx(0.5)
     assert slow_down(times, (2.0, 5.0), 1.0) == pytest.approx(1 / 3)
     assert slow_down(times, (3.0, 5.0), 1.0) is None, "too short to tell"
+
+
+def test_lost_time_is_what_steps_took_more_than_others_did() -> None:
+    """Steps of 1 s; a move from 103.2 to 109 with 2 s more at its pause, and steps of 1.5 s."""
+    times = [100.0, 101, 102, 103, 104.5, 106, 109, 110, 111, 112, 113, 114]
+    assert lost(times, 103.2, 109.0) == pytest.approx(3.0)
+    assert lost([100.0 + n for n in range(20)], 103.2, 109.0) == 0.0
+    # A step that is slow for its own reasons, before or after, says nothing of the others.
+    assert lost([97.0, *times, 118, 119, 120], 103.2, 109.0) == pytest.approx(3.0)
+
+
+def costing(way: str, lost_s: float, **more: float) -> Result:
+    result = Result(Case("cold", 4.0, "unlimited", way))
+    result.lost_s = lost_s
+    for name, value in more.items():
+        setattr(result, name, value)
+    return result
+
+
+def test_the_choice_is_held_against_each_way() -> None:
+    ways = [costing("auto", 1.5), costing("stop", 1.2), costing("rounds", 1.0)]
+    met = {goal.name: goal.met for goal in of_cost(ways[0], ways)}
+    assert met == {"lost time against the best way": False, "lost time above a full dump": False}
+    ways[0].lost_s = 1.25
+    assert all(goal.met for goal in of_cost(ways[0], ways))
+    assert list(of_cost(ways[1], ways)) == [], "a forced way is there to be compared with"
+
+
+def test_what_others_lose_and_what_a_move_takes_are_goals() -> None:
+    result = costing("auto", 1.0, by_hand_lost_s=2.9, restart_lost_s=21.0, cpu_s_per_gb=1.4,
+                     empty_s=11.0, memory_bytes=4e9)  # fmt: skip
+    result.limit = Limits(1e9, Fixed(0.01, 0.1, 30_000_000))
+    met = {goal.name: goal.met for goal in of_cost(result, [result])}
+    assert met == {
+        "less lost than by hand, cold from 1 GB": False,
+        "less lost than by checkpoint-restart": True,
+        "host empty, unlimited link": False,
+        "CPU of both ends": True,
+    }
+    narrow = costing("auto", 1.0, empty_s=9.0, memory_bytes=4e9)
+    narrow.case = Case("cold", 4.0, "10g")
+    narrow.limit = result.limit
+    assert [goal.met for goal in of_cost(narrow, [narrow])] == [True]
+
+
+def test_ways_share_what_does_not_depend_on_them() -> None:
+    auto, stop = chosen("cold", "1", "10g", "auto,stop")
+    assert (auto.way, stop.way) == ("auto", "stop")
+    assert auto.shared == stop.shared
+    assert (auto.name, stop.name) == ("cold-1-10g", "cold-1-10g-stop")
+    with pytest.raises(Refused, match="no way"):
+        chosen("", "", "", "quick")
 
 
 def test_cases_are_chosen_and_what_does_not_fit_is_told() -> None:

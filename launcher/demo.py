@@ -154,7 +154,7 @@ class Watched:
             self._find()
             _command("taint", "host", HOST, "--reason", REASON)
         if self._tainted_at is not None and not self._stop:
-            if row := self._over():
+            if (row := self._over()) and _costed(row):
                 self._places[row.capsule] = row.destination
                 self._find()
                 self._stop = max(_steps(folder, rank) for rank in range(RANKS)) + MORE
@@ -213,6 +213,11 @@ class Watched:
         self.found.append(hosts)
 
 
+def _costed(row: MigrationRow) -> bool:
+    """Whether it is known what a move cost the job, which has to train for that; or will not be."""
+    return row.cost is not None or time.time() > row.asked + row.seconds + moves.COST_S
+
+
 def _train(client: Client, name: str, look: Callable[[JobRow, Path], None] | None = None) -> None:
     """One run to its end, with progress."""
     folder = OUT / name
@@ -269,7 +274,8 @@ def _report(row: MigrationRow, found: Sequence[dict[int, str]]) -> report.Report
     migration = report.Migration(
         row.capsule, row.source, row.destination, row.reason, row.epoch, row.asked, row.asked,
         phases, 0.0, row.image_bytes, row.precopy.bytes if row.precopy else 0, row.link_rate,
-        (rank,), expected=forecast.compared(row),
+        (rank,), lost_s=row.cost.lost_s if row.cost else None,
+        cost=moves.cost(row) if row.cost else "", expected=forecast.compared(row),
     )  # fmt: skip
     migration = replace(migration, unaccounted_s=max(0.0, row.seconds - migration.total_s))
     # The script prints its capsule's hostname, which moves with it: name the host instead that has

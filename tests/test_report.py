@@ -240,6 +240,24 @@ def test_a_pause_that_no_step_shows_is_not_shown(report: Report, tmp_path: Path)
     assert as_json(report)["doubts"] == []
 
 
+def test_what_a_move_cost_stands_beside_its_pause(report: Report) -> None:
+    """One number; one that was not measured says so, and one of which nothing is known is left
+    out."""
+    said = "cost 1.7 s of training: paused 1.3, slower 0.4"
+    (move,) = report.migrations
+
+    def words(lost_s: float | None, cost: str) -> str:
+        with_cost = replace(report, migrations=(replace(move, lost_s=lost_s, cost=cost),))
+        return Page(render(with_cost)).words
+
+    assert f"Training lost1.68 s{said}" in words(1.68, said)
+    why = "cost not measured: the job ended"
+    assert f"Training lostNot measured{why}" in words(None, why)
+    assert "Training lost" not in words(None, "")
+    document = as_json(replace(report, migrations=(replace(move, lost_s=1.68, cost=said),)))
+    assert (document["lost_s"], document["cost"]) == (1.68, said)
+
+
 def test_a_page_without_an_outcome_has_no_empty_paragraph(report: Report) -> None:
     assert '<p class="lead">h1 was emptied.</p>' in render(report)
     assert not re.search(r"<p[^>]*>\s*</p>", render(replace(report, outcome="")))

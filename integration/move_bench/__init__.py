@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a job stands still for a move, against three other ways to get to the same place.
+"""What a move costs a job, against three other ways to get to the same place.
 
 story    all of it in order                  cases    what is measured: jobs, sizes, links
 moves    liveshift's own                     steps    what a job's step log tells

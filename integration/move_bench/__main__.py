@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make bench-move``: how long a job stands still for a move; see the package."""
+"""``make bench-move``: what a move costs a job; see the package."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from rich.table import Table
 import liveshift
 from liveshift.criu_glue.tool import dotted, find
 from liveshift.errors import LiveshiftError
-from liveshift.runtime.config import Precopy
 
 from . import page
-from .cases import KINDS, LINKS, SIZES, USUAL, Case, Effort, chosen, estimate, lacking
+from .cases import KINDS, LINKS, SIZES, USUAL, WAYS, Case, Effort, chosen, estimate, lacking
 from .record import FILE, Run, earlier, kernel, product
 from .story import bench
 
@@ -36,7 +35,7 @@ def main() -> int:
     effort = Effort(args.moves, args.hands, args.restarts, args.threads)
     path = args.out / FILE
     try:
-        cases = chosen(args.jobs, args.sizes, args.links)
+        cases = chosen(args.jobs, args.sizes, args.links, args.ways)
         run = fresh(effort)
     except LiveshiftError as error:
         console.print(f"error: {error}", style="red", markup=False)
@@ -93,6 +92,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", default="", help=f"of {','.join(KINDS)}; {USUAL}")
     parser.add_argument("--sizes", default="", help=f"GB resident, such as {sizes}")
     parser.add_argument("--links", default="", help=f"of {','.join(LINKS)}")
+    parser.add_argument(
+        "--ways", default="", help=f"of {','.join(WAYS)}; auto, the product's choice"
+    )
     parser.add_argument("--moves", type=int, default=5, help="of each case")
     parser.add_argument("--hands", type=int, default=5, help="moves by hand of each case")
     parser.add_argument("--restarts", type=int, default=5, help="of each job and size")
@@ -120,7 +122,6 @@ def fresh(effort: Effort) -> Run:
         kernel=kernel(),
         torch=str(torch.__version__),
         criu=dotted(find().version),
-        slow_down_allowed=Precopy().slow_down or 1.0,
         began=time.time(),
         load_before=os.getloadavg()[0],
     )

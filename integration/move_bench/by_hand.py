@@ -41,7 +41,7 @@ from .machine import (
 )
 from .moves import QUIET_S, Tell
 from .record import ByHand
-from .steps import StepTail, gap
+from .steps import AFTER_S, StepTail, gap, lost
 
 STREAMS = 4
 IMAGES = Path("/dev/shm/by-hand")
@@ -74,10 +74,11 @@ def measure(
             here.close()  # nothing runs in it any more
             here, place = there, new
             done = asked + dumped + copied + restored
-            log.wait_after(done + QUIET_S, steps, PATIENCE_S, alive_in(place, pid, out))
+            log.wait_after(done + AFTER_S + QUIET_S, steps, PATIENCE_S, alive_in(place, pid, out))
             seen = gap(log.times, asked + dumped + copied / 2, asked, begin)
             assert seen.end - seen.start >= copied, "the job went on while its image was copied"
-            moves.append(ByHand(seen.downtime_s, dumped, copied, restored, size))
+            cost = lost(log.times, asked, done, begin)
+            moves.append(ByHand(seen.downtime_s, dumped, copied, restored, size, cost))
         (out / "enough").touch()
         log.wait_end(PATIENCE_S)
     log.keep(kept)

@@ -31,16 +31,27 @@ BESIDE = 2_500_000_000
 """Bytes that the lab's daemons, Python and the machine itself need."""
 
 
+WAYS = ("auto", "stop", "round", "rounds")
+"""``precopy.way`` of the lab's cluster file: what the product chooses, or one that is forced."""
+
+
 class Case(msgspec.Struct, frozen=True):
-    """One job on one link."""
+    """One job on one link, moved by one way."""
 
     kind: str
     gb: float
     link: str
+    way: str = "auto"
 
     @property
     def name(self) -> str:
-        return f"{self.kind}-{self.gb:g}-{self.link}"
+        forced = "" if self.way == "auto" else f"-{self.way}"
+        return f"{self.kind}-{self.gb:g}-{self.link}{forced}"
+
+    @property
+    def shared(self) -> tuple[str, float, str]:
+        """What it has in common with the same job by other ways: limits, moves by hand."""
+        return self.kind, self.gb, self.link
 
     @property
     def size(self) -> int:
@@ -59,14 +70,15 @@ class Effort(msgspec.Struct, frozen=True):
     """Steps between two checkpoints."""
 
 
-def chosen(kinds: str, sizes: str, links: str) -> list[Case]:
+def chosen(kinds: str, sizes: str, links: str, ways: str = "auto") -> list[Case]:
     """From lists with commas, all of them, or the usual kinds, where a list is empty; raises
     Refused."""
     return [
-        Case(kind, size, link)
+        Case(kind, size, link, way)
         for kind in _among(kinds or USUAL, tuple(KINDS), "kind of job")
         for size in _sizes(sizes)
         for link in _among(links, tuple(LINKS), "link")
+        for way in _among(ways or "auto", WAYS, "way")
     ]
 
 
@@ -94,7 +106,7 @@ def around(case: Case) -> int:
 def seconds(case: Case, effort: Effort) -> float:
     """About how long a case takes, without what its size's cases share."""
     copy = case.size / RATES[case.link]
-    settle = (3 + 2 * around(case)) * step_s(case) + 2
+    settle = (3 + 2 * around(case)) * step_s(case) + 4
     start = 6 + 2 * case.gb
     ours = start + effort.moves * (2.5 * copy + 1.0 * case.gb + settle + 2)
     hand = start + effort.hands * (copy + 3 * case.gb + settle + 2)

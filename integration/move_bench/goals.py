@@ -3,23 +3,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 from .record import Goal, Result, Run
 
-LIMIT = 1.5
-BY_HAND = {"hot": 4.0, "ddp": 4.0, "cold": 10.0}
-BY_HAND_GB = 4.0
+BEST, FULL_DUMP_S = 1.3, 0.2
+"""Lost time against the least of all ways, and above that of a full dump."""
+BY_HAND = {"hot": 2.0, "ddp": 2.0, "cold": 3.0}
+BY_HAND_GB = 1.0
 RESTART = 20.0
+EMPTY, EMPTY_S, EMPTY_RATE = 2.0, 2.0, 400e6
+"""Times the bytes over the link's rate, and seconds besides; without a limit of the link bytes of
+memory per second."""
+CPU_S = 1.5
+"""Per GB, both ends together."""
+LIMIT = 1.5
 COLD_ADDS = 1.10
+LEAST_S = 0.02
+"""Of lost time: less is noise of the step log."""
 UNACCOUNTED = 0.05
 
 
 def judge(run: Run) -> None:
     """Fill in the goals of every case, and of the run."""
     for result in run.cases:
-        result.goals = list(of_case(result, run.slow_down_allowed))
+        others = [r for r in run.cases if r.case.shared == result.case.shared and r.moves]
+        result.goals = [*of_cost(result, others), *of_case(result)]
     run.goals = [_worst(name, run.cases) for name in _names(run.cases)]
     run.goals += cold_adds(run.cases)
     failed = [f"{r.case.name}, {what}: {why}" for r in run.cases for what, why in r.failed.items()]
@@ -29,31 +39,64 @@ def judge(run: Run) -> None:
                                  "; ".join(failed)))  # fmt: skip
 
 
-def of_case(result: Result, slow_down_allowed: float) -> Iterable[Goal]:
-    """Those that concern it."""
+def of_cost(result: Result, others: Sequence[Result]) -> Iterable[Goal]:
+    """Those of what a move costs; ``others``: the same job on the same link, by all ways. A way
+    that was forced is held against nothing: it is there to be compared with."""
+    lost = result.lost_s
+    if lost is None or result.case.way != "auto":
+        return
+    forced = {r.case.way: r.lost_s for r in others if r.case.way != "auto" and r.lost_s is not None}
+    if forced:
+        least = min(*forced.values(), lost)
+        words = ", ".join(f"{way} {seconds:.2f} s" for way, seconds in forced.items())
+        seen = lost / least if least else 1.0
+        yield _at_most("lost time against the best way", seen, BEST, " ×", words)
+    if "stop" in forced:
+        above = lost - forced["stop"]
+        yield _at_most("lost time above a full dump", above, FULL_DUMP_S, " s", "")
+    if result.by_hand_lost_s is not None and result.case.gb >= BY_HAND_GB:
+        name = f"less lost than by hand, {result.case.kind} from {BY_HAND_GB:g} GB"
+        yield _at_least(name, _times(result.by_hand_lost_s, lost), BY_HAND[result.case.kind], "")
+    if result.restart_lost_s is not None:
+        name = "less lost than by checkpoint-restart"
+        yield _at_least(name, _times(result.restart_lost_s, lost), RESTART, "")
+    yield from _of_resources(result)
+
+
+def _of_resources(result: Result) -> Iterable[Goal]:
+    """Time until the host is empty, CPU time."""
+    memory, empty = result.memory_bytes, result.empty_s
+    if memory and empty and result.limit:
+        if result.case.link == "unlimited":
+            rate = memory / empty / 1e6
+            met = rate * 1e6 >= EMPTY_RATE
+            yield Goal("host empty, unlimited link", f"≥ {EMPTY_RATE / 1e6:g} MB/s",
+                       f"{rate:.0f} MB/s", met, "" if met else f"{empty:.1f} s")  # fmt: skip
+        else:
+            allowed = EMPTY * memory / result.limit.rate + EMPTY_S
+            name = f"host empty, against {EMPTY:g} × bytes / link + {EMPTY_S:g} s"
+            yield _at_most(name, empty / allowed, 1.0, " ×", f"{empty:.1f} s")
+    if result.cpu_s_per_gb is not None:
+        least = result.cpu_limit_s_per_gb
+        words = f"a bare loop takes {least:.2f} s" if least is not None else ""
+        yield _at_most("CPU of both ends", result.cpu_s_per_gb, CPU_S, " s/GB", words)
+
+
+def _times(other: float, lost: float) -> float:
+    """How many times as much; a loss below what can be told counts as that."""
+    return other / max(lost, LEAST_S)
+
+
+def of_case(result: Result) -> Iterable[Goal]:
+    """Those of its pause, and of what has come of it."""
     if not result.moves:
         return
-    case, where = result.case, time_goes(result)
+    where = time_goes(result)
     if result.ratio_to_limit is not None:
         yield _at_most("downtime against the limit", result.ratio_to_limit, LIMIT, "×", where)
     if result.ratio_to_limit_strict is not None:
         yield _at_most("downtime against the strict limit", result.ratio_to_limit_strict, LIMIT,
                        "×", where)  # fmt: skip
-    if result.ratio_by_hand is not None and case.gb == BY_HAND_GB:
-        name = f"shorter than by hand, {BY_HAND_GB:g} GB {case.kind}"
-        wanted = BY_HAND[case.kind]
-        yield _at_least(name, result.ratio_by_hand, wanted,
-                        _even_the_limit(result, by_hand_s(result), wanted) or where)  # fmt: skip
-    if result.ratio_checkpoint_restart is not None:
-        seen = result.ratio_checkpoint_restart
-        yield _at_least("shorter than checkpoint-restart", seen, RESTART,
-                        _even_the_limit(result, restart_s(result), RESTART) or where)  # fmt: skip
-    if result.slow_down is not None:
-        name = "slower while pre-copying"
-        yield _at_most(name, 100 * result.slow_down, 100 * slow_down_allowed, " %", "")
-    else:
-        yield Goal("slower while pre-copying", f"≤ {100 * slow_down_allowed:g} %", "–", None,
-                   "pre-copy took fewer than three steps, or there was none")  # fmt: skip
     if result.identical is not None:
         yield Goal("equal to the bit", "yes", "yes" if result.identical else "no",
                    result.identical, result.difference)  # fmt: skip
@@ -87,13 +130,6 @@ def time_goes(result: Result, rows: int = 3) -> str:
     shares.append(((result.unaccounted_s or 0.0) / result.downtime_s, "unaccounted"))
     most = sorted(shares, reverse=True)[:rows]
     return "time goes to " + ", ".join(f"{name} {100 * share:.0f} %" for share, name in most)
-
-
-def _even_the_limit(result: Result, other_s: float | None, wanted: float) -> str:
-    """That no move could reach the goal, if so."""
-    if not result.limit or not other_s or other_s / result.limit.seconds >= wanted:
-        return ""
-    return f"even the limit would be {other_s / result.limit.seconds:.1f} ×"
 
 
 def _names(cases: list[Result]) -> list[str]:

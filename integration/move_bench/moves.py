@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 from lab_session import LabSession
@@ -27,13 +28,15 @@ from liveshift.runtime.steps import ENDS
 from .cases import Case, Effort, around
 from .machine import PATIENCE_S, training
 from .record import Moved, PhaseRow
-from .steps import Gap, StepTail, gap, slow_down
+from .steps import AFTER_S, Gap, StepTail, gap, lost, slow_down
 
 QUIET_S = 0.5
 """So long a job is left alone before a move and after it, and for :func:`around` steps."""
 LOOK_S = 0.1
 PRECOPY, DELTA = "pre-copy", ("memory", "delta")
 """Phases: memory while the job trains; what of it was written since, and so sent again."""
+COST_S = 15.0
+"""How long the product's own measure is waited for: some seconds, more where steps are long."""
 OVER = tuple(step.value for step in ENDS)
 
 AROUND = "interrupted step"
@@ -74,8 +77,11 @@ def measure(
                 client, client.get(Named, Migrate(f"{job.name}/0", "", "bench", False)).name
             )
             job.assert_moved(seen, row)
+            quiet = row.asked + row.seconds + AFTER_S + QUIET_S
+            log.wait_after(quiet, steps, PATIENCE_S, alive)
+            row = _costed(client, row)
             for more in range(1, 5):  # until it is seen to be as fast as before, if it becomes so
-                log.wait_after(row.asked + row.seconds + QUIET_S, more * steps, PATIENCE_S, alive)
+                log.wait_after(quiet, more * steps, PATIENCE_S, alive)
                 now = moved(row, log.times, begin)
                 if now.time_to_full_speed_s is not None:
                     break
@@ -112,7 +118,25 @@ def moved(row: MigrationRow, times: list[float], begin: float) -> Moved:
         time_to_full_speed_s=seen.full_speed_s,
         unaccounted_s=unaccounted,
         phases=rows,
+        lost_s=lost(times, row.asked, row.asked + row.seconds, begin),
+        empty_s=row.seconds,
+        **costs(row),
     )
+
+
+def costs(row: MigrationRow) -> dict[str, Any]:
+    """What the product says of a move's cost; nothing where it says nothing."""
+    if (cost := row.cost) is None:
+        return {}
+    size = cost.memory_bytes
+    source, destination = cost.cpu_source_s, cost.cpu_destination_s
+    return {
+        "measured_s": cost.lost_s,
+        "memory_bytes": size,
+        "cpu_source_s": source * 1e9 / size if size and source is not None else None,
+        "cpu_destination_s": destination * 1e9 / size if size and destination is not None else None,
+        "sent_share": cost.sent_bytes / size if size else None,
+    }
 
 
 def sent(row: MigrationRow, frozen: bool) -> int:
@@ -167,6 +191,15 @@ def shares(row: MigrationRow, seen: Gap) -> tuple[list[PhaseRow], float]:
 def _ends(row: MigrationRow, phase: Phase) -> tuple[float, float]:
     begin = row.asked + phase.start
     return begin, begin + phase.seconds
+
+
+def _costed(client: Client, row: MigrationRow) -> MigrationRow:
+    """The same move once its cost is known, or will not be."""
+    until = time.monotonic() + COST_S
+    while row.cost is None and time.monotonic() < until:
+        time.sleep(LOOK_S)
+        row = client.get(Migration, GetMigration(row.name)).row
+    return row
 
 
 def _over(client: Client, name: str) -> MigrationRow:

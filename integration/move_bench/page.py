@@ -36,7 +36,7 @@ _PAGE = Template("""<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>liveshift: downtime of a move</title>
+<title>liveshift: what a move costs</title>
 <style>
 $style
 </style>
@@ -60,6 +60,10 @@ $cases
 <section class="two">
 <div>
 <h2>What is held against what</h2>
+<p><b>Lost</b>: the time that the job took for its steps from the request for a move until two
+seconds after its end, less what as many steps take before and after, from the step log.
+<b>Empty</b>: until the source had nothing of the job any more. <b>CPU</b>: seconds of both agents
+and CRIU per GB of memory; the bare loop copies, hashes and seals the same on both sides.</p>
 <p>The downtime is the gap between the ends of two steps that holds the freeze, less a median step;
 everywhere from the step log of the same program. Bars are medians.</p>
 <p><b>Limit</b>: the bytes that the job's standstill had to carry, at the rate that a bare copy over
@@ -146,6 +150,7 @@ def _goals(goals: Sequence[Goal]) -> str:
 
 def _overview(run: Run) -> str:
     columns = (
+        "lost", "by hand", "restart", "empty", "CPU s/GB", "bare loop", "sent per byte",
         "downtime", "predicted", "× limit", "(strict)", "by hand ×", "restart ×", "slower",
         "sent before", "sent standing", "changed", "full speed", "same bits",
     )  # fmt: skip
@@ -158,9 +163,16 @@ def _overview_row(result: Result) -> str:
     if not result.moves:
         why = f"skipped: {result.skipped.get('ours', '')}"
         why = f"failed: {result.failed['ours']}" if "ours" in result.failed else why
-        return f'<tr><td>{_called(result)}</td><td colspan="12">{escape(why)}</td></tr>'
+        return f'<tr><td>{_called(result)}</td><td colspan="19">{escape(why)}</td></tr>'
     slower = None if result.slow_down is None else f"{100 * result.slow_down:.0f} %"
     cells = [
+        _or_dash(result.lost_s, q.seconds),
+        _or_dash(result.by_hand_lost_s, q.seconds),
+        _or_dash(result.restart_lost_s, q.seconds),
+        _or_dash(result.empty_s, q.seconds),
+        _or_dash(result.cpu_s_per_gb, q.figures),
+        _or_dash(result.cpu_limit_s_per_gb, q.figures),
+        _or_dash(result.sent_share, q.figures),
         _or_dash(result.downtime_s, q.seconds),
         _or_dash(result.predicted_s, q.seconds),
         _or_dash(result.ratio_to_limit, _ratio),
@@ -322,7 +334,8 @@ def _signed(seconds: float) -> str:
 def _called(result: Result) -> str:
     case = result.case
     rate = {"none": "unlimited"}.get(LINKS[case.link], LINKS[case.link].replace("gbit", " Gbit/s"))
-    return escape(f"{case.gb:g} GB {case.kind}, {rate}")
+    forced = "" if case.way == "auto" else f", way {case.way}"
+    return escape(f"{case.gb:g} GB {case.kind}, {rate}{forced}")
 
 
 def _ratio(value: float) -> str:

@@ -36,7 +36,10 @@ class Moved(msgspec.Struct, frozen=True):
     """One move by liveshift, from the job's step log and the migration's record.
 
     ``way``: what became of the pre-copy of memory, in the product's words. ``predicted_s``: what
-    was expected of the standstill when the job was about to be stopped.
+    was expected of the standstill when the job was about to be stopped. ``lost_s``: of training, by
+    the step log; ``measured_s``: the same as the product says, None where it does not.
+    ``cpu_source_s`` and ``cpu_destination_s``: of the agents and CRIU, per GB of memory;
+    ``sent_share``: bytes sent per byte of memory.
     """
 
     way: str
@@ -53,6 +56,13 @@ class Moved(msgspec.Struct, frozen=True):
     time_to_full_speed_s: float | None
     unaccounted_s: float
     phases: list[PhaseRow]
+    lost_s: float
+    empty_s: float
+    measured_s: float | None = None
+    memory_bytes: int = 0
+    cpu_source_s: float | None = None
+    cpu_destination_s: float | None = None
+    sent_share: float | None = None
 
 
 class ByHand(msgspec.Struct, frozen=True):
@@ -63,6 +73,7 @@ class ByHand(msgspec.Struct, frozen=True):
     copy_s: float
     restore_s: float
     image_bytes: int
+    lost_s: float
 
 
 class Restart(msgspec.Struct, frozen=True):
@@ -86,12 +97,16 @@ class Fixed(msgspec.Struct, frozen=True):
 class Limits(msgspec.Struct, frozen=True):
     """What a move of a case cannot be faster than. ``rate``: bytes per second of the bare copy;
     ``fixed``: measured just before the moves, so that what else the machine did bears on both.
-    ``strict_s`` is with the fixed cost of ``sleep``, ``seconds`` with that of an idle torch."""
+    ``strict_s`` is with the fixed cost of ``sleep``, ``seconds`` with that of an idle torch; both
+    for the bytes that the pause had to carry, ``whole_s`` for all memory. ``cpu_s``: CPU seconds
+    per GB of a bare loop of copy, hash and seal on both sides."""
 
     rate: float
     fixed: Fixed
     seconds: float = 0.0
     strict_s: float = 0.0
+    whole_s: float = 0.0
+    cpu_s: float | None = None
 
 
 class Goal(msgspec.Struct, frozen=True):
@@ -121,6 +136,23 @@ class Result(msgspec.Struct):
     difference: str = ""
     goals: list[Goal] = []
 
+    job: str = ""
+    gb: float = 0.0
+    link: str = ""
+    way: str = ""
+    lost_s: float | None = None
+    measured_s: float | None = None
+    pause_s: float | None = None
+    empty_s: float | None = None
+    memory_bytes: int | None = None
+    cpu_s_per_gb: float | None = None
+    cpu_source_s_per_gb: float | None = None
+    cpu_destination_s_per_gb: float | None = None
+    cpu_limit_s_per_gb: float | None = None
+    sent_share: float | None = None
+    by_hand_lost_s: float | None = None
+    restart_lost_s: float | None = None
+    limit_s: float | None = None
     downtime_s: float | None = None
     ratio_to_limit: float | None = None
     ratio_to_limit_strict: float | None = None
@@ -140,8 +172,14 @@ class Result(msgspec.Struct):
 
     def sum_up(self) -> None:
         """Fill in what follows from what was measured."""
+        self.job, self.gb, self.link, self.way = msgspec.structs.astuple(self.case)
+        if self.by_hand:
+            self.by_hand_lost_s = median(h.lost_s for h in self.by_hand)
+        if self.restarts:  # from the kill until it is as far again: all of that is lost
+            self.restart_lost_s = median(r.seconds for r in self.restarts)
         if not self.moves:
             return
+        self._sum_up_costs()
         self.bit_identical = self.identical
         self.downtime_s = median(m.downtime_s for m in self.moves)
         self.predicted_s = middle(m.predicted_s for m in self.moves)
@@ -159,7 +197,11 @@ class Result(msgspec.Struct):
         if self.limit:
             rate, fixed = self.limit.rate, self.limit.fixed
             copy = self.delta_bytes / rate
-            self.limit = Limits(rate, fixed, copy + fixed.torch_s, copy + fixed.sleep_s)
+            whole = (self.memory_bytes or self.resident_bytes) / rate + fixed.torch_s
+            self.limit = Limits(
+                rate, fixed, copy + fixed.torch_s, copy + fixed.sleep_s, whole, self.limit.cpu_s
+            )
+            self.limit_s, self.cpu_limit_s_per_gb = whole, self.limit.cpu_s
             self.ratio_to_limit = self.downtime_s / self.limit.seconds
             self.ratio_to_limit_strict = self.downtime_s / self.limit.strict_s
         if self.by_hand:
@@ -167,6 +209,18 @@ class Result(msgspec.Struct):
         if self.restarts:
             redone = median(r.seconds for r in self.restarts)
             self.ratio_checkpoint_restart = redone / self.downtime_s
+
+    def _sum_up_costs(self) -> None:
+        self.lost_s = median(m.lost_s for m in self.moves)
+        self.measured_s = middle(m.measured_s for m in self.moves)
+        self.pause_s = median(m.downtime_s for m in self.moves)
+        self.empty_s = median(m.empty_s for m in self.moves)
+        self.memory_bytes = int(median(m.memory_bytes for m in self.moves)) or None
+        self.cpu_source_s_per_gb = middle(m.cpu_source_s for m in self.moves)
+        self.cpu_destination_s_per_gb = middle(m.cpu_destination_s for m in self.moves)
+        if self.cpu_source_s_per_gb is not None and self.cpu_destination_s_per_gb is not None:
+            self.cpu_s_per_gb = self.cpu_source_s_per_gb + self.cpu_destination_s_per_gb
+        self.sent_share = middle(m.sent_share for m in self.moves)
 
 
 class Run(msgspec.Struct):
@@ -181,7 +235,6 @@ class Run(msgspec.Struct):
     kernel: str
     torch: str
     criu: str
-    slow_down_allowed: float
     began: float
     complete: bool = False
     seconds: float = 0.0

@@ -63,7 +63,10 @@ def bench(name: str, place: Path, cases: Sequence[Case], run: Run, path: Path, t
             same = list(group)
             for case in same:
                 if run.of(case) is None:
-                    run.cases.append(_case(lab, case, run.effort, place, kept, tell))
+                    alike = (r for r in run.cases if r.case.shared == case.shared)
+                    run.cases.append(
+                        _case(lab, case, next(alike, None), run.effort, place, kept, tell)
+                    )
                     save()
             _restarts(
                 lab, [found for case in same if (found := run.of(case))], run.effort, place, tell
@@ -82,10 +85,18 @@ class CaseLab:
         self._name, self._place, self._kept = name, place, kept
         self._up = cleanup.enter_context(ExitStack())
         self._session: LabSession | None = None
+        self._way = ""
 
-    def session(self) -> LabSession:
+    def session(self, way: str = "") -> LabSession:
+        """``way``: precopy.way of its cluster file; "" for whatever it has."""
+        if self._session is not None and way and way != self._way:
+            self._session = None
+            self._up.close()
         if self._session is None:
+            self._way = way or self._way or "auto"
             options = ("--hosts", "2", "--timeouts", TIMEOUTS)
+            if self._way != "auto":
+                options += ("--precopy", f"way={self._way}")
             self._session = self._up.enter_context(a_lab(self._name, self._place, *options))
         return self._session
 
@@ -123,28 +134,43 @@ def _compare_all(
             save()
 
 
-def _case(lab: CaseLab, case: Case, effort: Effort, place: Path, kept: Path, tell: Tell) -> Result:
+def _case(
+    lab: CaseLab, case: Case, alike: Result | None, effort: Effort, place: Path, kept: Path,
+    tell: Tell,
+) -> Result:  # fmt: skip
+    """``alike``: what was measured of the same job and link by another way."""
     result = Result(case)
 
     def said(text: str) -> None:
         tell(f"{case.name}: {text}")
 
     def session() -> LabSession:
-        found = lab.session()
+        found = lab.session(case.way)
         for host in ("h0", "h1"):
             labs.link(found.lab, host, rate=LINKS[case.link])
         return found
 
+    if alike is not None and alike.limit is not None:
+        result.limit, result.by_hand = alike.limit, alike.by_hand
+        return _ours(lab, result, session, effort, kept, said)
     with lab.trouble_noted(result, "limit"):
         said("bare copy, and CRIU on idle processes")
         rate = limit.rate(session().lab)
         times = min(effort.moves, IDLE_TIMES)
         fixed = limit.fixed(lab.session().lab, place / "idle", effort.threads, times)
-        result.limit = Limits(rate, fixed)
+        result.limit = Limits(rate, fixed, cpu_s=limit.cpu())
     with lab.trouble_noted(result, "by hand"):
         if effort.hands and not _lacks(result, "by hand"):
             log, out = kept / f"{case.name}-by-hand.jsonl", place / "by-hand"
             result.by_hand = by_hand.measure(session().lab, case, effort, out, log, said)
+    return _ours(lab, result, session, effort, kept, said)
+
+
+def _ours(
+    lab: CaseLab, result: Result, session: Callable[[], LabSession], effort: Effort, kept: Path,
+    said: Tell,
+) -> Result:  # fmt: skip
+    case = result.case
     with lab.trouble_noted(result, "ours"):
         if not _lacks(result, "ours"):
             log = kept / f"{case.name}.jsonl"

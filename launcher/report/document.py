@@ -28,6 +28,8 @@ def as_json(report: Report) -> dict[str, Any]:
         "source": move.source if move else None,
         "destination": move.destination if move else None,
         "downtime_s": report.downtime_s(move) if move else None,
+        "lost_s": move.lost_s if move else None,
+        "cost": move.cost if move else "",
         "frozen_s": move.frozen_s if move else 0.0,
         "predicted_s": move.expected.predicted_s if move and move.expected else None,
         "unaccounted_s": move.unaccounted_s if move else 0.0,

@@ -84,10 +84,17 @@ def tiles(report: Report) -> str:
         trained = f"the job trained for {q.seconds(max(0.0, move.total_s - move.frozen_s))} of it"
         made += [
             shown,
+            *([lost(move)] if move.cost else []),
             tile("Copied", q.size(move.ahead_bytes + move.image_bytes), copied),
             tile("Whole move", q.seconds(move.total_s), trained),
         ]
     return "".join(made)
+
+
+def lost(move: Migration) -> str:
+    """What it cost the job in all, the pause being part of it."""
+    value = "Not measured" if move.lost_s is None else q.pause(move.lost_s)
+    return tile("Training lost", value, move.cost)
 
 
 def tile(name: str, value: str, below: str, kind: str = "") -> str:

@@ -76,8 +76,8 @@ class Migration:
     link_rate: float | None = None  # bytes per second while the image crossed the link
     ranks: tuple[int, ...] = ()
     committed: bool = True  # False: it failed before the commit, the capsule never left
-    cost: str = ""  # what it cost the job, in words
     lost_s: float | None = None  # of training, the pause with it; None: not measured
+    cost: str = ""  # the same in words, or why it was not measured; empty: nobody says
     expected: Expected | None = None  # None: nothing was predicted, or the job never stood
 
     @property
