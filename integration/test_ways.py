@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from lab_session import AUTO, JOBS, LabSession, NewLab
 from moving_job import Job
@@ -84,4 +86,37 @@ def test_what_cannot_be_gone_in_time_is_said_and_moves_unharmed(
     in_time = job.migrate(1, options=("--within", "60s"))
     assert in_time.predicted is not None
     assert in_time.predicted.needs_s is None
+    job.assert_same_as_never_moved(references, 2)
+
+
+@pytest.mark.parametrize("capsules", [1, 2])
+def test_a_host_is_empty_in_time_and_says_so_before(
+    lab: LabSession, references: References, capsules: int
+) -> None:
+    jobs = [start(lab, f"soon{capsules}{n}", 500) for n in range(capsules)]
+    host = jobs[0].seen(1).host
+    here = [name for name in lab.host(host).capsules]
+    said = lab.cli("drain", host, "--within", "60s", "-o", "json", "--reason", "spot notice")
+    found = json.loads(said.out)
+    lab.cli("uncordon", host)
+    assert found["empty"]
+    assert {row["capsule"] for row in found["moves"]} == set(here)
+    planned = found["deadline"]
+    assert {each["capsule"] for each in planned["capsules"]} == set(here)
+    assert not any(each["late"] for each in planned["capsules"])
+    assert 0 < planned["empty_s"] <= 60
+    for job in jobs:
+        job.assert_same_as_never_moved(references, 2)
+
+
+def test_a_notice_that_is_too_short_is_said_and_harms_nothing(
+    lab: LabSession, references: References
+) -> None:
+    job = start(lab, "short", 500)
+    host = job.seen(1).host
+    said = lab.cli("taint", "host", host, "--within", "1s", code=124).out
+    assert "will not be gone in time: it needs about" in said
+    job.migration_after(0)
+    lab.cli("uncordon", host)
+    assert job.seen(1).host != host
     job.assert_same_as_never_moved(references, 2)

@@ -11,15 +11,14 @@ import typer
 
 from ..errors import LiveshiftError, Refused
 from ..runtime.steps import Step
-from . import render
+from . import deadline, render
 from .context import find
-from .options import AsTableOrJson, Connect, Host, Key, Lab, Socket, TableOrJson, duration
+from .options import AsTableOrJson, Connect, Host, Key, Lab, Socket, TableOrJson, Within, duration
 
 if TYPE_CHECKING:
-    from ..runtime.messages import Event, HostRow, MigrationRow, Status
+    from ..runtime.messages import Evacuating, Event, HostRow, MigrationRow, Status
     from .client import Client
 
-TIMED_OUT = 124  # as timeout(1)
 LOOK_S = 0.2
 STUCK_LOOKS = 5  # looks in a row at which nothing moves and everything left was refused
 
@@ -29,6 +28,8 @@ EXAMPLES = """\
 liveshift drain h1
 
 liveshift drain h1 --dry-run
+
+liveshift drain h1 --within 30s   [dim]# a spot instance's notice[/]
 
 liveshift drain h1 --timeout 10m --reason "kernel update" && ssh h1 reboot
 """
@@ -47,6 +48,7 @@ def drain(
     reason: Annotated[
         str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; shown wherever it matters.")
     ] = "drain",
+    within: Within = "0s",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print where everything would go; do nothing.")
     ] = False,
@@ -58,7 +60,8 @@ def drain(
 ) -> int:
     """Move everything off a host and wait until it is empty.
 
-    Exit code 5 when something on it cannot move, with --dry-run too; 124 at the timeout. The host
+    Exit code 5 when something on it cannot move, with --dry-run too; 124 at the timeout, and where
+    the host was not empty --within that time. The host
     stays tainted either way: `liveshift uncordon` takes the taint back.
     """
     from ..runtime.messages import SetTaint
@@ -69,14 +72,22 @@ def drain(
         if dry_run:
             return _plan(client, host, reason, as_json)
         watched = Draining(client, host, quiet=as_json)
-        client.ask(SetTaint(host, reason))
+        began, soon = time.monotonic(), duration(within)
+        watched.plan = deadline.set_taint(client, SetTaint(host, reason, soon))
+        if watched.plan is not None and not as_json:
+            for line in deadline.lines(watched.plan):
+                render.note(line)
         until = time.monotonic() + seconds if seconds else float("inf")
         try:
             if watched.wait(until):
                 if not as_json:
                     render.out().print(f"{host} is empty and tainted", soft_wrap=True)
+                took = time.monotonic() - began
                 watched.see_costs()
-                return 0
+                if not soon or took <= soon:
+                    return 0
+                render.note(f"{host} was empty after {took:.1f} s, not within {soon:g} s")
+                return deadline.TIMED_OUT
         except KeyboardInterrupt:
             watched.interrupted()
             raise
@@ -87,7 +98,7 @@ def drain(
         f"{host} is not empty after {timeout}: {', '.join(watched.left)} still there",
         f"moves go on: `liveshift status`; `liveshift uncordon {host}` ends the drain",
     )
-    return TIMED_OUT
+    return deadline.TIMED_OUT
 
 
 def _plan(client: Client, host: str, reason: str, as_json: bool) -> int:
@@ -109,6 +120,7 @@ class Draining:
     client: Client
     host: str
     quiet: bool = False  # no line for a move that has ended
+    plan: Evacuating | None = None  # where it must be empty soon
     left: list[str] = field(default_factory=list)
     ended: list[MigrationRow] = field(default_factory=list)
     _event: int = 0
@@ -174,6 +186,7 @@ class Draining:
             "left": self.left,
             "moves": [msgspec.to_builtins(row) for row in self.ended],
             "refused": reasons,
+            **({} if self.plan is None else {"deadline": deadline.as_data(self.plan)}),
         }
 
     def interrupted(self) -> None:

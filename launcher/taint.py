@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from . import render
+from . import deadline, render
 from .context import find
 from .options import (
     AsTableOrJson,
@@ -18,6 +18,8 @@ from .options import (
     Lab,
     Socket,
     TableOrJson,
+    Within,
+    duration,
 )
 
 if TYPE_CHECKING:
@@ -25,9 +27,11 @@ if TYPE_CHECKING:
     from .client import Client
 
 EXAMPLES = """\
-[bold]Example[/]
+[bold]Examples[/]
 
 liveshift taint host h1 --reason "ECC errors rising"
+
+liveshift taint host h1 --reason "spot notice" --within 30s
 """
 
 
@@ -36,13 +40,16 @@ def taint(
     reason: Annotated[
         str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; shown wherever it matters.")
     ] = "by hand",
+    within: Within = "0s",
     output: AsTableOrJson = TableOrJson.TABLE,
     socket: Socket = None,
     lab: Lab = None,
     connect: Connect = None,
     key: Key = None,
-) -> None:
+) -> int:
     """Move everything off a host and let nothing come to it, without waiting.
+
+    With --within exit code 124 where something will not be gone in time; it moves all the same.
 
     `liveshift untaint` takes the taint back; `liveshift drain` also waits; `liveshift cordon` lets
     what runs there stay.
@@ -53,13 +60,21 @@ def taint(
     host = named(words)
     with Client(find(socket, lab, connect, key)) as client:
         row = _row(client, host)
-        client.ask(SetTaint(host, reason))
+        plan = deadline.set_taint(client, SetTaint(host, reason, duration(within)))
     leaving = row.capsules if row else []
+    code = deadline.TIMED_OUT if plan is not None and deadline.late(plan) else 0
     if output is TableOrJson.JSON:
-        render.print_json({"host": host, "taint": reason, "capsules": leaving})
-        return
+        made: dict[str, object] = {"host": host, "taint": reason, "capsules": leaving}
+        if plan is not None:
+            made["deadline"] = deadline.as_data(plan)
+        render.print_json(made)
+        return code
     will = f"{', '.join(leaving)} will move to a spare" if leaving else "nothing runs there"
     render.out().print(f"{host} is tainted: {will}", soft_wrap=True)
+    if plan is not None:
+        for line in deadline.lines(plan):
+            render.out().print(line, soft_wrap=True)
+    return code
 
 
 def untaint(

@@ -263,16 +263,24 @@ class Desk:
 
     # ---- hosts ---------------------------------------------------------------------------------
 
-    async def _set_taint(self, who: Principal, ask: messages.SetTaint) -> None:
+    async def _set_taint(
+        self, who: Principal, ask: messages.SetTaint
+    ) -> messages.Evacuating | None:
         self._fleet.cluster.host(ask.host)
         if who.rules != ask.host:
             self._need(who, Role.OPERATE, f"taint {ask.host}")
         reason = _short(ask.reason)
         with self._fleet.journal.together():
             self._fleet.journal.set_taint(ask.host, reason, who.shown)
+            until = time.time() + ask.within if ask.within > 0 else None
+            self._fleet.journal.set_deadline(ask.host, until)
             self._fleet.journal.tell(ask.host, "tainted", f"tainted: {reason}", who.shown)
         self._fleet.taints[ask.host] = (reason, who.shown)
+        self._fleet.deadlines.pop(ask.host, None)
+        if until is not None:
+            self._fleet.deadlines[ask.host] = until
         self._evacuation.retry(ask.host)
+        return await self._evacuation.plan(ask.host, ask.within) if ask.within > 0 else None
 
     async def _untaint(self, who: Principal, ask: messages.Untaint) -> None:
         self._fleet.cluster.host(ask.host)
@@ -323,6 +331,7 @@ class Desk:
                 self._fleet.journal.clear_taint(host)
                 self._fleet.journal.tell(host, "untainted", "untainted", who.shown)
             del self._fleet.taints[host]
+            self._fleet.deadlines.pop(host, None)
             self._evacuation.wake()
 
     # ---- migrations ----------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 """What a taint sets in motion: everything on a tainted host moves to a spare, one by one.
 
 One move at a time for each tainted host keeps its link for one image, and a job from standing
-still in two places. A capsule that could not move is tried again when something has changed
+still in two places; only where the host must be empty soon all may move at once
+(evacuation_plan.py). A capsule that could not move is tried again when something has changed
 (a host came, a slot was freed, the taint was renewed) and after a while in any case.
 
 Where the cause lies in the capsule itself, no other host helps. If the survey found it, before
@@ -15,8 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
+from typing import Any
 
-from ..errors import AT_SOURCE, LiveshiftError, SourceRefused
+from ..errors import AT_SOURCE, LiveshiftError, SourceRefused, Unreachable
+from . import messages
+from .cost import max_pause
+from .evacuation_plan import EvacuationPlan
+from .evacuation_plan import plan as make_plan
 from .fleet import Fleet
 from .jobs import Capsule
 from .moves import Moves
@@ -26,6 +33,7 @@ RETRY_S = 30.0
 AT_MOST_S = 600.0
 """Between two attempts, where the cause of the failure is in the capsule itself."""
 TICK_S = 1.0
+PLAN_LEAST_S = 3.0
 
 
 class Evacuation:
@@ -34,6 +42,8 @@ class Evacuation:
     def __init__(self, fleet: Fleet, moves: Moves) -> None:
         self._fleet = fleet
         self._moves = moves
+        self._plans: dict[str, EvacuationPlan] = {}  # of hosts that must be empty soon
+        self._planning: set[str] = set()
         self._wake = asyncio.Event()
         self._not_before: dict[str, float] = {}
         self._refused: dict[str, str] = {}
@@ -57,6 +67,57 @@ class Evacuation:
                     self._failed.pop(capsule.name, None)
         self.wake()
 
+    async def plan(self, host: str, within: float) -> messages.Evacuating:
+        """How its capsules will leave a host that must be empty within so many seconds; nothing
+        begins before that is known. What cannot leave is named with the reason."""
+        began = time.monotonic()
+        leaving = [
+            (job, capsule)
+            for job in self._fleet.jobs.values()
+            for capsule in job.capsules.values()
+            if capsule.host == host and capsule.code is None and not capsule.migration
+        ]
+        self._planning.add(host)
+        try:
+            plans = (self._moves.plan(job, each, "", watch=False) for job, each in leaving)
+            found = await asyncio.gather(*(_soon(plan, within) for plan in plans))
+        finally:
+            self._planning.discard(host)
+            self.wake()
+        known = {
+            each.name: seen.prediction
+            for (_, each), seen in zip(leaving, found, strict=True)
+            if isinstance(seen, messages.Planned) and seen.prediction is not None
+        }
+        cluster = self._fleet.cluster
+        left = within - (time.monotonic() - began)
+        plan = make_plan(known, left, max_pause(cluster.precopy, cluster.timeouts))
+        self._plans[host] = plan
+        unable = [
+            messages.Departing(each.name, 0.0, True, error=str(seen))
+            for (_, each), seen in zip(leaving, found, strict=True)
+            if isinstance(seen, LiveshiftError)
+        ]
+        for late in plan.late:
+            words = (
+                f"cannot be gone in time: it needs about {late.empty_s:.1f} s, and has {left:.1f}"
+            )
+            by = self._fleet.taints.get(host, ("", ""))[1]
+            self._fleet.journal.note(late.capsule, "late", words, by)
+        return messages.Evacuating(
+            host, within, plan.empty_s, plan.together, [*plan.departing, *unable]
+        )
+
+    def _until(self, host: str, capsule: str) -> float | None:
+        """Monotonic seconds until which it must be gone; None: no matter."""
+        deadline = self._fleet.deadlines.get(host)
+        if deadline is None:
+            return None
+        left, plan = deadline - time.time(), self._plans.get(host)
+        if plan is not None and capsule in plan.until:
+            left -= plan.within - plan.until[capsule]
+        return time.monotonic() + left
+
     def leave(self, capsule: Capsule) -> None:
         """Somebody has cancelled its move: it is left alone until its host is tainted anew."""
         self._not_before[capsule.name] = float("inf")
@@ -72,29 +133,38 @@ class Evacuation:
                 continue
 
     def _next(self, host: str) -> None:
-        if any(move.source == host for move in self._fleet.under_way()):
+        if host not in self._fleet.deadlines:
+            self._plans.pop(host, None)
+        plan = self._plans.get(host, EvacuationPlan())
+        moving = any(move.source == host for move in self._fleet.under_way())
+        if host in self._planning or (moving and not plan.together):
             return
         reason, by = self._fleet.taints[host]
-        for job in [job for job in self._fleet.jobs.values() if job.state == "running"]:
-            for capsule in job.capsules.values():
-                if capsule.host != host or capsule.code is not None or capsule.migration:
-                    continue
-                self._learn(capsule, by)
-                if time.monotonic() < self._not_before.get(capsule.name, 0.0):
-                    continue
-                try:
-                    self._begun[capsule.name] = self._moves.start(
-                        job, capsule, "", f"{host} is tainted: {reason}", by
-                    )
-                except LiveshiftError as error:
-                    if self._refused.get(capsule.name) != str(error):  # said once
-                        self._refused[capsule.name] = str(error)
-                        hint = f" ({error.hint})" if error.hint else ""
-                        self._fleet.journal.note(capsule.name, "not moved", f"{error}{hint}", by)
-                    continue
-                if not self._failures.get(capsule.name):
-                    self._refused.pop(capsule.name, None)
-                self._not_before[capsule.name] = time.monotonic() + RETRY_S  # should it fail
+        places = {name: place for place, name in enumerate(plan.order)}
+        running = [job for job in self._fleet.jobs.values() if job.state == "running"]
+        each = [(job, capsule) for job in running for capsule in job.capsules.values()]
+        each.sort(key=lambda one: places.get(one[1].name, len(places)))
+        for job, capsule in each:
+            if capsule.host != host or capsule.code is not None or capsule.migration:
+                continue
+            self._learn(capsule, by)
+            if time.monotonic() < self._not_before.get(capsule.name, 0.0):
+                continue
+            try:
+                self._begun[capsule.name] = self._moves.start(
+                    job, capsule, "", f"{host} is tainted: {reason}", by,
+                    until=self._until(host, capsule.name),
+                )  # fmt: skip
+            except LiveshiftError as error:
+                if self._refused.get(capsule.name) != str(error):  # said once
+                    self._refused[capsule.name] = str(error)
+                    hint = f" ({error.hint})" if error.hint else ""
+                    self._fleet.journal.note(capsule.name, "not moved", f"{error}{hint}", by)
+                continue
+            if not self._failures.get(capsule.name):
+                self._refused.pop(capsule.name, None)
+            self._not_before[capsule.name] = time.monotonic() + RETRY_S  # should it fail
+            if not plan.together:
                 return
 
     def _learn(self, capsule: Capsule, by: str) -> None:
@@ -118,3 +188,15 @@ class Evacuation:
             words = f"no other host is tried for {wait:.0f} s, as the cause is in it: {move.error}"
             hint = f" (`liveshift migrate {capsule.name}` tries again now)"
             self._fleet.journal.note(capsule.name, "not moved", words + hint, by)
+
+
+async def _soon(
+    plan: Coroutine[Any, Any, messages.Planned], within: float
+) -> messages.Planned | LiveshiftError:
+    """What is planned, or why there is none: half of the time is for the moves."""
+    try:
+        return await asyncio.wait_for(plan, max(PLAN_LEAST_S, within / 2))
+    except TimeoutError:
+        return Unreachable("its hosts did not answer in time")
+    except LiveshiftError as error:
+        return error

@@ -47,6 +47,7 @@ class Fleet:
         self.journal = Journal(cluster.paths.state / "journal.sqlite")
         self.hosts = {host.name: HostState(host.name) for host in cluster.hosts}
         self.taints = self.journal.taints()
+        self.deadlines = self.journal.deadlines()
         self.cordons = self.journal.cordons()
         self.jobs = self._load_jobs()
         self.moves: dict[str, Story] = {}

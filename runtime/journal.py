@@ -43,6 +43,7 @@ CREATE TABLE IF NOT EXISTS capsules (
     granted INTEGER);
 CREATE TABLE IF NOT EXISTS last_epochs (job TEXT PRIMARY KEY, epoch INTEGER);
 CREATE TABLE IF NOT EXISTS taints (host TEXT PRIMARY KEY, reason TEXT, by TEXT);
+CREATE TABLE IF NOT EXISTS deadlines (host TEXT PRIMARY KEY, until REAL);
 CREATE TABLE IF NOT EXISTS cordons (host TEXT PRIMARY KEY, by TEXT);
 CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, state TEXT, row BLOB);
 CREATE TABLE IF NOT EXISTS skipped (number INTEGER PRIMARY KEY);
@@ -169,6 +170,17 @@ class Journal:
 
     def clear_taint(self, host: str) -> None:
         self.file.write("DELETE FROM taints WHERE host = ?", (host,))
+        self.set_deadline(host, None)
+
+    def deadlines(self) -> dict[str, float]:
+        """Tainted host → when it must be empty, in seconds since the epoch."""
+        return dict(self.file.rows("SELECT * FROM deadlines"))
+
+    def set_deadline(self, host: str, until: float | None) -> None:
+        if until is None:
+            self.file.write("DELETE FROM deadlines WHERE host = ?", (host,))
+        else:
+            self.file.write("INSERT OR REPLACE INTO deadlines VALUES (?, ?)", (host, until))
 
     def cordons(self) -> dict[str, str]:
         """host → by."""

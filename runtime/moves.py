@@ -165,12 +165,15 @@ class Moves:
         gpu: GpuAsked | None = None,
         way: str = "",
         within: float | None = None,
+        watch: bool = True,
     ) -> messages.Planned:
-        """What a move would do and find; nothing is changed. Raises what the move would."""
+        """What a move would do and find; nothing is changed. Raises what the move would.
+
+        ``watch``: look for some seconds at what it writes."""
         destination, why = self._destination(job, capsule, to)
         to_gpu = self._seat(gpu)
         limit = self.cluster.timeouts.prepare
-        look = await self.ask(capsule.host, messages.Inspect(capsule.name, watch=True), limit)
+        look = await self.ask(capsule.host, messages.Inspect(capsule.name, watch), limit)
         assert isinstance(look, messages.Inspected)
 
         async def ask(look: messages.Inspected) -> messages.Reserved:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 from full_journal import fill
+from test_evacuation_plan import predicted
 
 from liveshift.criu_glue.network import Overlay
 from liveshift.errors import LiveshiftError, Refused, SourceFailed, SourceRefused, StepFailed
@@ -18,7 +19,7 @@ from liveshift.runtime import config, evacuation
 from liveshift.runtime.evacuation import Evacuation
 from liveshift.runtime.fleet import Fleet
 from liveshift.runtime.jobs import Capsule, Job
-from liveshift.runtime.messages import Run
+from liveshift.runtime.messages import Planned, Prediction, Run
 from liveshift.runtime.migration import Move
 from liveshift.runtime.moves import Moves
 from liveshift.runtime.steps import Step
@@ -52,12 +53,28 @@ class StandIn:
         self.asked: list[str] = []
         self.begun: list[str] = []
         self._number = 0
+        self.untils: dict[str, float | None] = {}
+        self.predicted: dict[str, Prediction] = {}
+        self.unplanned: set[str] = set()
 
-    def start(self, job: Job, capsule: Capsule, to: str, reason: str, by: str) -> Move:
+    async def plan(
+        self, job: Job, capsule: Capsule, to: str, *, watch: bool
+    ) -> Planned | LiveshiftError:
+        assert not watch, "for a host that must be empty soon no second is left for that"
+        await asyncio.sleep(0)
+        if capsule.name in self.unplanned:
+            raise Refused(f"{capsule.name} holds a lock")
+        return Planned(capsule.name, capsule.host, "h2", [], 0, 0, self.predicted[capsule.name])
+
+    def start(
+        self, job: Job, capsule: Capsule, to: str, reason: str, by: str, *,
+        until: float | None = None,
+    ) -> Move:  # fmt: skip
         assert not capsule.migration
         self.asked.append(capsule.name)
         if not self.room:
             raise Refused(f"no spare can take {capsule.name}", hint="add a host")
+        self.untils[capsule.name] = until
         self._number += 1
         # A Move is asked for nothing here: it only stands in the fleet with a step.
         move = Move(cast(Any, self), self._number, job, capsule, "h2", reason, by, lambda _: None)
@@ -314,3 +331,68 @@ def test_untainting_stops_it(play: Play) -> None:
         await asyncio.sleep(0.1)
 
     assert len(play(act).moves.asked) == 1
+
+
+def soon(scene: Scene, within: float, **sizes: float) -> Coroutine[Any, Any, Any]:
+    """Taint h1, which must be empty within so many seconds; sizes in GB."""
+    scene.moves.predicted = {f"{name[0]}/{name[1]}": predicted(gb) for name, gb in sizes.items()}
+    scene.fleet.taints["h1"] = ("spot notice", "root")
+    scene.fleet.deadlines["h1"] = time.time() + within
+    scene.evacuation.retry("h1")
+    return scene.evacuation.plan("h1", within)
+
+
+def test_a_host_with_time_is_emptied_one_by_one_the_quickest_first(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        found = await soon(scene, 60.0, a0=4.0, a1=1.0, b1=2.0)
+        assert [each.capsule for each in found.capsules] == ["a/1", "b/1", "a/0"]
+        assert not found.together
+        assert not any(each.late for each in found.capsules)
+        for number in (1, 2, 3):
+            await scene.until(lambda n=number: len(scene.moves.begun) == n)
+            await asyncio.sleep(0.05)
+            assert len(scene.moves.begun) == number, "one at a time"
+            scene.moves.end(f"m{number}", Step.DONE)
+        untils = [scene.moves.untils[name] or 0.0 for name in ("a/1", "b/1", "a/0")]
+        assert untils == sorted(untils)
+        assert untils[-1] - time.monotonic() < 60
+
+    assert play(act).moves.asked == ["a/1", "b/1", "a/0"]
+
+
+def test_where_that_takes_too_long_all_leave_at_once(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        found = await soon(scene, 6.5, a0=1.0, a1=1.0, b1=1.0)
+        assert found.together
+        assert found.empty_s <= 6.5
+        await scene.until(lambda: len(scene.moves.begun) == 3)
+
+    assert sorted(play(act).moves.asked) == ["a/0", "a/1", "b/1"]
+
+
+def test_what_will_not_make_it_or_cannot_leave_is_named_and_the_others_go(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        scene.moves.unplanned.add("b/1")
+        found = await soon(scene, 4.0, a0=16.0, a1=1.0)
+        late = {each.capsule: each for each in found.capsules if each.late}
+        assert late.keys() == {"a/0", "b/1"}
+        assert late["a/0"].empty_s > 16
+        assert late["b/1"].error == "b/1 holds a lock"
+        await scene.until(lambda: scene.moves.begun)
+
+    scene = play(act)
+    assert scene.moves.asked[0] == "a/1"
+    told = [e for e in scene.fleet.journal.events("", 0) if e.kind == "late"]
+    assert [e.subject for e in told] == ["a/0"]
+    assert "cannot be gone in time: it needs about" in told[0].text
+
+
+def test_a_deadline_outlasts_the_orchestrator_and_ends_with_the_taint(tmp_path: Path) -> None:
+    first = Scene(tmp_path).fleet
+    first.journal.set_taint("h1", "spot", "root")
+    first.journal.set_deadline("h1", 1234.5)
+    first.journal.file.close()
+    second = Fleet(first.cluster)
+    assert second.deadlines == {"h1": 1234.5}
+    second.journal.clear_taint("h1")
+    assert second.journal.deadlines() == {}

@@ -53,10 +53,34 @@ class Status(Answer, frozen=True):
 
 
 class SetTaint(Message, frozen=True):
-    """Taint a host, so that everything on it moves away; answers None."""
+    """Taint a host, so that everything on it moves away; answers None, or with ``within``, seconds
+    until it must be empty, Evacuating: what it will be like. 0: no matter."""
 
     host: str
     reason: str
+    within: float = 0.0
+
+
+class Departing(msgspec.Struct, frozen=True):
+    """A capsule that is to leave a host: gone after ``empty_s`` seconds, at the cost of ``lost_s``
+    of training; ``late``: not in time. ``error``: why it cannot leave, else empty."""
+
+    capsule: str
+    empty_s: float
+    late: bool
+    lost_s: float = 0.0
+    error: str = ""
+
+
+class Evacuating(Answer, frozen=True):
+    """``together``: all capsules leave at once, else one by one in this order; ``empty_s``: seconds
+    until the host is empty, of the ``within`` there are."""
+
+    host: str
+    within: float
+    empty_s: float
+    together: bool
+    capsules: list[Departing]
 
 
 class Untaint(Message, frozen=True):
