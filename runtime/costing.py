@@ -65,7 +65,7 @@ class Costing:
                 raise NotMeasured("the job ended")
             source, destination, asked = await self._ask_both(move)
             end = source if move.step is not Step.DONE else destination
-            log.info("%s: begun %.3f s before; %s; %s", move.name, asked - begun, source, end)
+            log.debug("%s: begun %.3f s before; %s; %s", move.name, asked - begun, source, end)
             self._look_for_others(move)
             lost = lost_s(asked - begun + end.seconds, source, end)
         except NotMeasured as error:

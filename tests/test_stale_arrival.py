@@ -17,6 +17,7 @@ import pytest
 from liveshift.errors import Refused
 from liveshift.runtime import messages
 from liveshift.runtime.destination import Destination
+from liveshift.runtime.measures import Measures
 from liveshift.runtime.ownership import Ruling
 from liveshift.runtime.porter import Porter
 
@@ -50,7 +51,7 @@ class Scene(Porter):
         timeouts = SimpleNamespace(prepare=2 * PATIENCE_S)
         self.cluster = SimpleNamespace(timeouts=timeouts, host=lambda name: None)
         self.network = asyncio.Lock()
-        self.destination = Destination(cast(Any, self), self)
+        self.destination = Destination(cast(Any, self), self, Measures(cast(Any, self)))
 
     def discard(self) -> None:
         assert self.may_go.wait(5)
