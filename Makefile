@@ -15,7 +15,7 @@ WHOLE_RUN = $(BIN)/python scripts/whole_run.py
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-lab test-long gate-simulation fault-matrix load soak fuzz mutation sanitize compat bench-gate bench-move gpu-suite wheel lint format docs sources clean
+.PHONY: help setup demo test test-fast test-lab test-long gate-simulation fault-matrix load soak fuzz mutation sanitize compat bench-gate bench-move bench-engine gpu-suite wheel lint format docs sources clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 16
@@ -79,16 +79,22 @@ compat: $(STAMPS)/package ## The interposer on other glibcs and Pythons (root; F
 bench-gate: $(STAMPS)/package ## What the interposer costs, its gate open, and a boundary takes; build/bench-gate.json
 	@PYTHONPATH=integration $(BIN)/python -m gate_bench $(PARTS) $(ARGS)
 
-# SIZES=0.25,1 (GB), JOBS=hot,cold, LINKS=unlimited,10g,1g and WAYS=auto,stop,round,rounds pick cases; MOVES, HANDS (by hand) and
-# RESTARTS say how often; LIST=1 tells what would be done, and how long it would take. A run that was
+# SIZES=0.25,1 (GB), JOBS=hot,cold, LINKS=unlimited,10g,1g and WAYS=auto,stop,round,rounds pick cases;
+# MOVES, HANDS (by hand) and RESTARTS say how often; LIST=1 tells what would be done, and how long it would take. A run that was
 # interrupted goes on where it was; FRESH=1 begins anew, MORE=1 adds cases to one that is complete. On
 # a machine that does nothing else.
 bench-move: setup ## What a move costs a job, against three other ways (root); build/bench-move.json
 	@PYTHONPATH=integration $(BIN)/python -m move_bench $(if $(SIZES),--sizes $(SIZES)) \
-		$(if $(JOBS),--jobs $(JOBS)) $(if $(LINKS),--links $(LINKS)) $(if $(WAYS),--ways $(WAYS)) $(if $(MOVES),--moves $(MOVES)) \
+		$(if $(JOBS),--jobs $(JOBS)) $(if $(LINKS),--links $(LINKS)) \
+		$(if $(WAYS),--ways $(WAYS)) $(if $(MOVES),--moves $(MOVES)) \
 		$(if $(HANDS),--hands $(HANDS)) $(if $(RESTARTS),--restarts $(RESTARTS)) \
 		$(if $(THREADS),--threads $(THREADS)) $(if $(FRESH),--fresh) $(if $(MORE),--more) \
 		$(if $(LIST),--list) $(ARGS)
+
+# GB and THREADS=1,2,4,8; on a machine that does nothing else.
+bench-engine: $(STAMPS)/package ## How fast memory goes by itself, by threads (root); build/bench-engine.json
+	@PYTHONPATH=integration $(BIN)/python -m engine_bench $(if $(GB),--gb $(GB)) \
+		$(if $(THREADS),--threads $(THREADS)) $(ARGS)
 
 # STEPS picks some of E1 … E9. Without a GPU it runs on the simulated driver, and says so.
 gpu-suite: setup ## What a move of GPU state takes on this machine's GPU (root); integration/gpu/results/

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source's half, in this process, and one measurement of both."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from liveshift.criu_glue.memory.tracker import MemoryTracker
+from liveshift.errors import LiveshiftError
+from liveshift.runtime import keys
+from liveshift.runtime.wire import Lanes, Sender
+
+HERE = Path(__file__).parent
+STREAMS = 4
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """One pass over ``gb`` (1e9 bytes) of memory; ``threads`` read and seal at the source and, at
+    most so many, open and store at the destination: ``read_by`` and ``stored_by`` of them did.
+
+    ``ready``: whether the store's memory was there before. CPU time in seconds per GB.
+    """
+
+    threads: int
+    ready: bool
+    gb: float
+    seconds: float
+    cpu_s_per_gb_source: float
+    cpu_s_per_gb_destination: float
+    read_by: int
+    stored_by: int
+
+    @property
+    def rate(self) -> float:
+        """GB per second."""
+        return self.gb / self.seconds
+
+    @property
+    def cpu_s_per_gb(self) -> float:
+        return self.cpu_s_per_gb_source + self.cpu_s_per_gb_destination
+
+
+def measure(size: int, threads: int, ready: bool) -> Measured:
+    """Send ``size`` bytes of another process's memory once; raises LiveshiftError."""
+    with _a_place() as place:
+        keys.init(place / "keys", ["h0", "h1"])
+        data, pages = (f"127.0.0.1:{_free_port()}" for _ in range(2))
+        there = ["-m", "engine_bench.destination", str(place), data, pages, str(size), str(threads)]
+        with (
+            _program([str(HERE / "subject.py"), str(size)]) as (pid, _, _),
+            _program([*there, "ready" if ready else "fresh"]) as (_, tell, told),
+        ):
+            return _send(place, data, pages, pid, threads, ready, tell, told)
+
+
+def _send(
+    place: Path, data: str, pages: str, pid: int, threads: int, ready: bool, tell: IO[str],
+    told: IO[str],
+) -> Measured:  # fmt: skip
+    sender = Sender("m1", f"tcp://{data}", place / "keys", "h0", "h1")
+    lanes = Lanes(sender, f"tcp://{pages}", STREAMS)
+    tracker = MemoryTracker(lambda: [pid], threads=threads)
+    read_by: set[int] = set()
+
+    def sink(chunk: memoryview, release: Callable[[], None]) -> None:
+        read_by.add(threading.get_ident())
+        lanes.pages(chunk, release)
+
+    try:
+        lanes.measure()
+        _say(tell, told)
+        began, cpu = time.monotonic(), time.process_time()
+        sent = tracker.round(sink).sent_bytes
+        lanes.finish()
+        seconds, cpu = time.monotonic() - began, time.process_time() - cpu
+        there = json.loads(_say(tell, told))
+    finally:
+        tracker.close()
+        lanes.close()
+        sender.close()
+    if there["bytes"] != sent:
+        raise LiveshiftError(f"{sent} bytes were sent, and {there['bytes']} have come")
+    gb = sent / 1e9
+    return Measured(
+        threads, ready, gb, seconds, cpu / gb, there["cpu_s"] / gb, len(read_by), there["threads"]
+    )
+
+
+def _say(tell: IO[str], told: IO[str]) -> str:
+    tell.write("\n")
+    tell.flush()
+    if not (line := told.readline()):
+        raise LiveshiftError("the destination's program has ended; it has said why above")
+    return line
+
+
+@contextmanager
+def _program(words: list[str]) -> Iterator[tuple[int, IO[str], IO[str]]]:
+    """A Python program that is ready: its pid, standard input and output."""
+    process = subprocess.Popen(
+        [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(HERE.parent)},
+    )  # fmt: skip
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            if process.stdout.readline() != "ready\n":
+                raise LiveshiftError(f"{words[0]} has ended; it has said why above")
+            yield process.pid, process.stdin, process.stdout
+        finally:
+            process.kill()
+
+
+@contextmanager
+def _a_place() -> Iterator[Path]:
+    """A directory in memory, with room for a store."""
+    place = Path(tempfile.mkdtemp(prefix="ls-engine-", dir="/dev/shm"))
+    (place / "store").mkdir()
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place)
+
+
+def _free_port() -> int:
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        return int(own.getsockname()[1])
