@@ -20,10 +20,11 @@ def set_taint(client: Client, ask: SetTaint) -> Evacuating | None:
     """Taint a host; how it will become empty, where it must be soon."""
     from ..runtime.messages import Evacuating
 
-    if not ask.within:
+    if not ask.within and not ask.severity:
         client.ask(ask)
         return None
-    return client.get(Evacuating, ask, PLAN_S + ask.within)
+    answer = client.ask(ask, PLAN_S + ask.within)
+    return answer if isinstance(answer, Evacuating) else None
 
 
 def late(plan: Evacuating) -> list[Departing]:

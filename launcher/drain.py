@@ -13,7 +13,18 @@ from ..errors import LiveshiftError, Refused
 from ..runtime.steps import Step
 from . import deadline, render
 from .context import find
-from .options import AsTableOrJson, Connect, Host, Key, Lab, Socket, TableOrJson, Within, duration
+from .options import (
+    AsSeverity,
+    AsTableOrJson,
+    Connect,
+    Host,
+    Key,
+    Lab,
+    Socket,
+    TableOrJson,
+    Within,
+    duration,
+)
 
 if TYPE_CHECKING:
     from ..runtime.messages import Evacuating, Event, HostRow, MigrationRow, Status
@@ -49,6 +60,7 @@ def drain(
         str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; shown wherever it matters.")
     ] = "drain",
     within: Within = "0s",
+    severity: AsSeverity = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print where everything would go; do nothing.")
     ] = False,
@@ -73,7 +85,9 @@ def drain(
             return _plan(client, host, reason, as_json)
         watched = Draining(client, host, quiet=as_json)
         began, soon = time.monotonic(), duration(within)
-        watched.plan = deadline.set_taint(client, SetTaint(host, reason, soon))
+        watched.plan = deadline.set_taint(client, SetTaint(host, reason, soon, severity or ""))
+        if watched.plan is not None:
+            soon = watched.plan.within
         if watched.plan is not None and not as_json:
             for line in deadline.lines(watched.plan):
                 render.note(line)
@@ -186,7 +200,7 @@ class Draining:
             "left": self.left,
             "moves": [msgspec.to_builtins(row) for row in self.ended],
             "refused": reasons,
-            **({} if self.plan is None else {"deadline": deadline.as_data(self.plan)}),
+            "deadline": None if self.plan is None else deadline.as_data(self.plan),
         }
 
     def interrupted(self) -> None:

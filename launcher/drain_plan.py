@@ -45,7 +45,7 @@ class Plan:
         reasons = {name: {"error": why, "hint": hint} for name, (why, hint) in self.refused.items()}
         return {
             "host": self.host, "moves": moves, "refused": reasons, "free_slots": self.slots,
-            "lacking_slots": self.lacking,
+            "lacking_slots": self.lacking, "empty_s": self.empty_s,
         }  # fmt: skip
 
     def print(self) -> None:
@@ -56,16 +56,22 @@ class Plan:
         for plan in self.moves:
             why, pause = dict(plan.checks).get("destination", plan.destination), ""
             if plan.prediction is not None:
-                cost = plan.prediction
-                pause = (
-                    f", predicted pause {q.pause(cost.seconds)}, {q.pause(cost.lost_s)} of"
-                    " training lost"
-                )
+                pause = f", predicted pause {q.pause(plan.prediction.seconds)}"
+                if plan.prediction.lost_s:
+                    pause += f", {q.pause(plan.prediction.lost_s)} of training lost"
             way = f"{plan.source} → {why}"
             to.print(f"{plan.capsule} would move {way}{pause} (nothing is done)", soft_wrap=True)
             for what, found in plan.checks:
                 if what == "warning":
                     to.print(f"warning: {plan.capsule}: {found}", soft_wrap=True)
+        if empty := self.empty_s:
+            to.print(f"{self.host} would be empty after about {q.pause(empty)}", soft_wrap=True)
+
+    @property
+    def empty_s(self) -> float | None:
+        """Seconds until all that can leave has left, one by one; None: not known."""
+        found = [plan.prediction.empty_s for plan in self.moves if plan.prediction is not None]
+        return sum(found) or None
 
     def raise_if_refused(self) -> None:
         """Raises Refused when some capsule cannot leave, or not all of them together."""

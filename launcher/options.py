@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..runtime.config_notice import Severity
 from .context import LAB_ROOT, LAB_ROOT_VARIABLE, LAB_VARIABLE, find, labs
 
 if TYPE_CHECKING:
@@ -146,6 +147,14 @@ Key = Annotated[
         help="An operator's key, orchestrator.pub next to it; else [dim]$LIVESHIFT_KEY[/].",
         rich_help_panel=WHICH,
         callback=_inherited,
+        show_default=False,
+    ),
+]
+AsSeverity = Annotated[
+    Severity | None,
+    typer.Option(
+        "--severity",
+        help="How much time there is, as the cluster file says in its table within.",
         show_default=False,
     ),
 ]

@@ -10,6 +10,7 @@ import typer
 from . import deadline, render
 from .context import find
 from .options import (
+    AsSeverity,
     AsTableOrJson,
     Connect,
     Host,
@@ -41,6 +42,7 @@ def taint(
         str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; shown wherever it matters.")
     ] = "by hand",
     within: Within = "0s",
+    severity: AsSeverity = None,
     output: AsTableOrJson = TableOrJson.TABLE,
     socket: Socket = None,
     lab: Lab = None,
@@ -60,14 +62,12 @@ def taint(
     host = named(words)
     with Client(find(socket, lab, connect, key)) as client:
         row = _row(client, host)
-        plan = deadline.set_taint(client, SetTaint(host, reason, duration(within)))
+        plan = deadline.set_taint(client, SetTaint(host, reason, duration(within), severity or ""))
     leaving = row.capsules if row else []
     code = deadline.TIMED_OUT if plan is not None and deadline.late(plan) else 0
     if output is TableOrJson.JSON:
-        made: dict[str, object] = {"host": host, "taint": reason, "capsules": leaving}
-        if plan is not None:
-            made["deadline"] = deadline.as_data(plan)
-        render.print_json(made)
+        found = None if plan is None else deadline.as_data(plan)
+        render.print_json({"host": host, "taint": reason, "capsules": leaving, "deadline": found})
         return code
     will = f"{', '.join(leaving)} will move to a spare" if leaving else "nothing runs there"
     render.out().print(f"{host} is tainted: {will}", soft_wrap=True)

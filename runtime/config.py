@@ -28,6 +28,7 @@ from .config_jobs import Jobs
 from .config_logs import Logs
 from .config_memory import Compress, Precopy, Way, WireSettings
 from .config_network import NetworkSettings, Outside
+from .config_notice import Severity, WithinSettings
 from .config_rules import HOSTS, Setting, Values, examine
 from .config_values import (
     CLUSTER_NAME,
@@ -69,11 +70,13 @@ __all__ = [
     "Paths",
     "Precopy",
     "Reading",
+    "Severity",
     "Spare",
     "Timeouts",
     "Verify",
     "Way",
     "WireSettings",
+    "WithinSettings",
     "dump",
     "load",
     "parse",
@@ -213,6 +216,7 @@ class Cluster:
     gpu: Gpu = field(default_factory=Gpu)
     wire: WireSettings = field(default_factory=WireSettings)
     precopy: Precopy = field(default_factory=Precopy)
+    within: WithinSettings = field(default_factory=WithinSettings)
     jobs: Jobs = field(default_factory=Jobs)
     logs: Logs = field(default_factory=Logs)
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -269,6 +273,8 @@ class Cluster:
             del settings["wire"]
         if self.precopy == Precopy():
             del settings["precopy"]
+        if self.within == WithinSettings():
+            del settings["within"]
         if self.jobs == Jobs():
             del settings["jobs"]
         if self.logs == Logs():
@@ -289,6 +295,7 @@ _TABLES: dict[str, type[Any]] = {
     "gpu": Gpu,
     "wire": WireSettings,
     "precopy": Precopy,
+    "within": WithinSettings,
     "jobs": Jobs,
     "logs": Logs,
     "timeouts": Timeouts,

@@ -43,6 +43,10 @@ ROUNDS_MOST = 30
 SEEN_BUSY = 0.1
 """A move teaches what a byte costs only where at least this share of the reading took CPU time that
 the job wanted."""
+NEVER_FREE = 0.1
+"""Of the CPU time that a byte takes: less is not believed, whatever few noisy looks say."""
+TEACHES_S = 1.0
+"""Shorter rounds tell nothing of what a byte costs: they are but a few steps long."""
 LAST = 9
 """Earlier moves that count: the newest ones."""
 COLD = Writing(0.0, 0, 1.0)
@@ -78,7 +82,7 @@ def situation(
         reach=min(rate, learnt.reach or STANDSTILL),
         fixed_s=fixed_s,
         besides_s=BESIDES_S if learnt.besides_s is None else learnt.besides_s,
-        per_byte=cpu if learnt.per_byte is None else learnt.per_byte,
+        per_byte=cpu if learnt.per_byte is None else max(learnt.per_byte, NEVER_FREE * cpu),
         idle=_free_rate(here, there, shared),
         slow_down=slow_down,
     )
@@ -273,7 +277,7 @@ def _per_byte(row: MigrationRow) -> float | None:
     if seen is None or seen.slow_down is None or not seen.bytes or not seen.round:
         return None
     share = row.predicted.uncovered if row.predicted is not None else 1.0
-    if share < SEEN_BUSY:
+    if share < SEEN_BUSY or _copying_s(row) < TEACHES_S:
         return None
     return max(0.0, seen.slow_down) * _copying_s(row) / seen.bytes / share
 

@@ -23,6 +23,7 @@ from ..errors import LiveshiftError, NotFound, NotPermitted, Refused, no_such
 from . import messages
 from .access import Principal, Role, Roles, groups_of, refusal
 from .config_memory import Way
+from .config_notice import Severity
 from .endings import Endings
 from .evacuation import Evacuation
 from .fleet import Fleet
@@ -269,10 +270,15 @@ class Desk:
         self._fleet.cluster.host(ask.host)
         if who.rules != ask.host:
             self._need(who, Role.OPERATE, f"taint {ask.host}")
+        if ask.severity and ask.severity not in set(Severity):
+            raise Refused(
+                f'there is no severity "{ask.severity}"', hint=f"known: {', '.join(Severity)}"
+            )
+        within = ask.within if ask.within > 0 else self._fleet.cluster.within.of(ask.severity)
         reason = _short(ask.reason)
         with self._fleet.journal.together():
             self._fleet.journal.set_taint(ask.host, reason, who.shown)
-            until = time.time() + ask.within if ask.within > 0 else None
+            until = time.time() + within if within else None
             self._fleet.journal.set_deadline(ask.host, until)
             self._fleet.journal.tell(ask.host, "tainted", f"tainted: {reason}", who.shown)
         self._fleet.taints[ask.host] = (reason, who.shown)
@@ -280,7 +286,7 @@ class Desk:
         if until is not None:
             self._fleet.deadlines[ask.host] = until
         self._evacuation.retry(ask.host)
-        return await self._evacuation.plan(ask.host, ask.within) if ask.within > 0 else None
+        return await self._evacuation.plan(ask.host, within) if within else None
 
     async def _untaint(self, who: Principal, ask: messages.Untaint) -> None:
         self._fleet.cluster.host(ask.host)

@@ -24,33 +24,39 @@ class Reason:
 
 @dataclass
 class Drained:
-    """`left`: the capsules that are still there; `refused`: those of them that cannot move."""
+    """`left`: the capsules that are still there; `refused`: those of them that cannot move;
+    `deadline`: how the host was to become empty in time, null where there was no deadline."""
 
     host: str
     empty: bool
     left: list[str]
     moves: list[messages.MigrationRow]
     refused: dict[str, Reason]
+    deadline: messages.Evacuating | None
 
 
 @dataclass
 class DrainPlan:
-    """`lacking_slots`: how many more slots the other hosts would need."""
+    """`lacking_slots`: how many more slots the other hosts would need. `empty_s`: seconds until the
+    host would be empty, null where that is not known."""
 
     host: str
     moves: list[messages.Planned]
     refused: dict[str, Reason]
     free_slots: int
     lacking_slots: int
+    empty_s: float | None
 
 
 @dataclass
 class Tainted:
-    """`capsules`: those that will move; `taint`: the reason that was given."""
+    """`capsules`: those that will move; `taint`: the reason that was given; `deadline`: how the
+    host will become empty in time, null where there is no deadline."""
 
     host: str
     taint: str
     capsules: list[str]
+    deadline: messages.Evacuating | None
 
 
 @dataclass

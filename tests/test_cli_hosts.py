@@ -14,6 +14,8 @@ from liveshift.errors import LiveshiftError, Refused
 from liveshift.runtime.cost_words import in_words
 from liveshift.runtime.messages import (
     Cordon,
+    Departing,
+    Evacuating,
     GetMigration,
     GetStatus,
     Migrate,
@@ -31,6 +33,39 @@ def test_taint_says_what_will_move(gpt: Any, call: Call, words: tuple[str, ...])
         "",
     )
     assert gpt.wait_for(SetTaint) == SetTaint("h1", "ECC")
+
+
+SOON = Evacuating(
+    "h1", 30.0, 41.5, False, [Departing("gpt/1", 12.0, False, 0.9), Departing("gpt/2", 41.5, True)]
+)
+
+
+def test_a_deadline_that_will_be_missed_is_said_at_once(gpt: Any, call: Call) -> None:
+    gpt.evacuating = SOON
+    code, out, _ = call("taint", "h1", "--within", "30s")
+    assert code == 124
+    assert out.splitlines()[1:] == [
+        "h1 will be empty after about 41.5 s, one by one",
+        "gpt/2 will not be gone in time: it needs about 41.5 s, of 30 s",
+    ]
+    assert gpt.wait_for(SetTaint) == SetTaint("h1", "by hand", 30.0)
+
+
+def test_scripts_read_of_a_deadline_and_a_severity_is_passed_on(gpt: Any, call: Call) -> None:
+    gpt.evacuating = SOON
+    code, out, _ = call("taint", "h1", "--severity", "notice", "-o", "json")
+    assert code == 124
+    found = json.loads(out)["deadline"]
+    assert (found["within"], found["empty_s"], found["together"]) == (30.0, 41.5, False)
+    assert [each["late"] for each in found["capsules"]] == [False, True]
+    assert gpt.wait_for(SetTaint) == SetTaint("h1", "by hand", 0.0, "notice")
+
+
+def test_a_move_is_asked_for_by_a_way_or_within_a_time_not_both(gpt: Any, call: Call) -> None:
+    assert call("migrate", "gpt/1", "--way", "stop")[0] == 0
+    assert gpt.wait_for(Migrate).way == "stop"
+    assert call("migrate", "gpt/1", "--way", "stop", "--within", "30s")[0] == 2
+    assert call("migrate", "gpt/1", "--way", "fast")[0] == 2
 
 
 @pytest.mark.parametrize("words", [("untaint", "host", "h1"), ("untaint", "h1")])
@@ -90,7 +125,7 @@ def test_a_dry_drain_counts_the_slots_of_all_together(gpt: Any, call: Call) -> N
 
 def test_what_scripts_read(gpt: Any, call: Call) -> None:
     taint = json.loads(call("taint", "h1", "--reason", "ECC", "-o", "json")[1])
-    assert taint == {"host": "h1", "taint": "ECC", "capsules": ["gpt/1"]}
+    assert taint == {"host": "h1", "taint": "ECC", "capsules": ["gpt/1"], "deadline": None}
     drained = json.loads(call("drain", "h0", "-o", "json")[1])
     assert (drained["host"], drained["empty"], drained["left"]) == ("h0", False, ["gpt/0"])
     assert "no spare" in drained["refused"]["gpt/0"]["error"]

@@ -43,7 +43,7 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
      ' (a-z, 0-9 and, inside, -) other than "orchestrator"'),
     ('[hosts.h1]\naddress = "10.88.0.11"', "[host.h1]\n",
      "9: host: found an unknown table, expected one of cluster, hosts, network, files, env, paths,"
-     ' gpu, wire, precopy, jobs, logs, timeouts, access (did you mean "hosts"?)'),
+     ' gpu, wire, precopy, within, jobs, logs, timeouts, access (did you mean "hosts"?)'),
     ('name = "prod"', 'name = "prod"\nheartbeat = 2',
      "3: cluster.heartbeat: found an unknown key, expected one of name, orchestrator,"
      ' overlay ("heartbeat" belongs in [timeouts])'),

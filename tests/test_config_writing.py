@@ -29,6 +29,7 @@ from liveshift.runtime.config import (
     Verify,
     Way,
     WireSettings,
+    WithinSettings,
     dump,
     load,
     parse,
@@ -105,6 +106,11 @@ def clusters(draw: st.DrawFn) -> Cluster:
             rounds=draw(st.integers(1, 1000)),
             post_copy=draw(st.booleans()),
             keep=draw(st.none() | st.integers(1, 2**63 - 1)),
+        ),
+        within=WithinSettings(
+            maintenance=draw(st.none() | st.floats(0.01, 86400.0)),
+            failing=draw(st.none() | st.floats(0.01, 86400.0)),
+            notice=draw(st.none() | st.floats(0.01, 86400.0)),
         ),
         timeouts=draw(timeouts()),
     )

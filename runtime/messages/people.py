@@ -54,11 +54,13 @@ class Status(Answer, frozen=True):
 
 class SetTaint(Message, frozen=True):
     """Taint a host, so that everything on it moves away; answers None, or with ``within``, seconds
-    until it must be empty, Evacuating: what it will be like. 0: no matter."""
+    until it must be empty, Evacuating: what it will be like. 0: as the cluster file says for the
+    ``severity`` (config_notice.Severity); without one, no matter."""
 
     host: str
     reason: str
     within: float = 0.0
+    severity: str = ""
 
 
 class Departing(msgspec.Struct, frozen=True):

@@ -88,6 +88,7 @@ class Orchestrator:
         self.processes: dict[str, list[ProcessState]] = {}  # of a capsule
         self.asks: list[Message] = []
         self.refuse: dict[type[Message], LiveshiftError] = {}  # what to answer, from now on
+        self.evacuating: messages.Evacuating | None = None  # what a taint with a deadline answers
         self.prediction: messages.Prediction | None = None  # of every move and plan
         self.cost: messages.Cost | None = messages.Cost(
             0.9, 0.6, 0.3, 1.25, 0.5, 0.4, 246_000_000, 240_000_000
@@ -285,7 +286,8 @@ class Orchestrator:
                 case messages.EndUnknown():
                     return None
                 case messages.SetTaint():
-                    return self._taint(ask)
+                    self._taint(ask)
+                    return self.evacuating if ask.within or ask.severity else None
                 case messages.Untaint():
                     self._host(ask.host).taint = None
                     return None
