@@ -52,9 +52,11 @@ def test_a_case_is_measured_and_is_real_work(run: Run, place: Path) -> None:
     # Each stood still for what it did, and not for much else.
     assert 0.01 < move.downtime_s < move.seconds
     assert move.downtime_s == pytest.approx(move.frozen_s, abs=0.5)
-    # What it cost: the pause at least, as the step log shows, and about what the product says.
+    # What it cost: the pause at least, as the step log shows, and about what the product says. This
+    # job makes no collectives: by its run time nobody sees slower memory (test_move_cost.py is
+    # exact, of one with collectives).
     assert move.lost_s > 0.5 * move.downtime_s
-    assert move.measured_s == pytest.approx(move.lost_s, abs=0.5 + 0.1 * move.seconds)
+    assert move.measured_s == pytest.approx(move.lost_s, abs=0.5 + 0.25 * move.seconds)
     assert 0 < move.empty_s == move.seconds
     assert 0.5 * CASE.size < move.memory_bytes < 2 * CASE.size
     assert 0.05 < (move.cpu_source_s or 0) < 60
