@@ -120,7 +120,7 @@ def test_a_job_that_a_file_ends_some_steps_after_its_move(lab: LabSession) -> No
 def test_c_two_ranks_with_dataloader_workers(lab: LabSession, references: References) -> None:
     argv = (
         *("torchrun", "--nproc-per-node", "2", str(JOBS / "loader.py")),
-        *("--steps", "200", "--pace", "0.05", "--out", "{out}", "--contexts", "fork", "spawn"),
+        *("--steps", "400", "--pace", "0.05", "--out", "{out}", "--contexts", "fork", "spawn"),
     )
     job = lab.start("c-loader", argv)
     job.wait_step(50)  # in the second epoch
@@ -165,7 +165,7 @@ def test_f_plain_python_under_rank(lab: LabSession, references: References) -> N
 
 
 def test_g_fsdp2_on_cpu(lab: LabSession, references: References) -> None:
-    argv = (*TORCHRUN, str(JOBS / "fsdp.py"), "--steps", "120", "--pace", "0.05", "--out", "{out}")
+    argv = (*TORCHRUN, str(JOBS / "fsdp.py"), "--steps", "240", "--pace", "0.05", "--out", "{out}")
     job = lab.start("g-fsdp", argv, nnodes=2)
     job.wait_step(10)
     job.migrate(1)
@@ -177,7 +177,7 @@ def test_h_log_and_checkpoints_on_a_carried_path(
 ) -> None:
     argv = (
         *("python", str(JOBS / "carried.py"), "--out", "{out}"),
-        *("--steps", "300", "--pace", "0.05"),  # two moves long, also on a machine with other work
+        *("--steps", "900", "--pace", "0.05"),  # two moves long, also on a machine with other work
     )
     job = lab.start("h-carried", (*argv, "--own", "/var/tmp/h-carried"))
     job.wait_step(25)

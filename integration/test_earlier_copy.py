@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 
 @pytest.fixture(scope="module")
 def lab(new_lab: NewLab) -> LabSession:
-    return new_lab("--hosts", "3", "--precopy", "keep=1GiB")
+    return new_lab("--hosts", "3", "--precopy", "keep=1GiB,way=rounds")
 
 
 def copies(lab: LabSession) -> dict[str, int]:

@@ -28,9 +28,9 @@ def images(lab: LabSession) -> str:
 
 
 def test_it_has_all_of_it_in_the_end(new_lab: NewLab, references: References) -> None:
-    lab = new_lab("--hosts", "3", "--precopy", "slow_down=0.9,post_copy=true")
+    lab = new_lab("--hosts", "3", "--precopy", "slow_down=0.9,post_copy=true,way=rounds")
     words = ("python", str(JOBS / "cold.py"), "--out", "{out}", "--cold", str(COLD))
-    job = lab.start("later", (*words, "--steps", "300", "--pace", "0.05"), nnodes=2)
+    job = lab.start("later", (*words, "--steps", "900", "--pace", "0.05"), nnodes=2)
     job.wait_step(20)
     for _ in range(2):
         row = job.migrate(1)

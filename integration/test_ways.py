@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from lab_session import AUTO, JOBS, LabSession, NewLab
 from moving_job import Job
@@ -78,7 +79,10 @@ def test_what_cannot_be_gone_in_time_is_said_and_moves_unharmed(
     lab: LabSession, references: References
 ) -> None:
     job = start(lab, "late", 900)
-    row = job.migrate(1, options=("--within", "0.2s"))
+    before = job.seen(1)
+    said = lab.cli("migrate", f"{job.name}/1", "--within", "0.2s", "-o", "json", code=124)
+    row = msgspec.convert(json.loads(said.out), MigrationRow)
+    job.assert_moved(before, row)
     assert row.state == "done"
     assert row.predicted is not None
     assert (row.predicted.needs_s or 0) > 0.2

@@ -10,7 +10,7 @@ import typer
 
 from ..errors import LiveshiftError, WrongUsage
 from ..runtime.config_memory import Way
-from . import render
+from . import deadline, render
 from .context import find
 from .options import (
     AsTableOrJson,
@@ -101,13 +101,13 @@ def migrate(
     lab: Lab = None,
     connect: Connect = None,
     key: Key = None,
-) -> None:
+) -> int:
     """Move one capsule to another host or GPU while it runs, and show where the time went.
 
     The last line, on stderr, is what it cost the job: measured from the job's own steps.
 
     Exit code 5 when the move is refused, with nothing changed. A move that fails on the way
-    leaves the capsule running where it was.
+    leaves the capsule running where it was. 124 when it was not gone --within that time.
     """
     from ..runtime.messages import Migrate
     from .client import Client
@@ -123,12 +123,11 @@ def migrate(
     ask = Migrate(capsule, to, reason, dry_run, to_gpu, from_gpu, verify, chosen, seconds)
     with Client(find(socket, lab, connect, key)) as client:
         if dry_run:
-            _plan(client, ask, output)
-        else:
-            _move(client, ask, output, not no_cost)
+            return _plan(client, ask, output)
+        return _move(client, ask, output, not no_cost)
 
 
-def _plan(client: Client, ask: Migrate, output: TableOrJson) -> None:
+def _plan(client: Client, ask: Migrate, output: TableOrJson) -> int:
     from ..runtime.messages import Planned
 
     plan = client.get(Planned, ask, PLAN_S)
@@ -136,6 +135,8 @@ def _plan(client: Client, ask: Migrate, output: TableOrJson) -> None:
         render.print_json(plan)
     else:
         _print_plan(plan)
+    late = plan.prediction is not None and plan.prediction.needs_s is not None
+    return deadline.TIMED_OUT if late else 0
 
 
 def _print_plan(plan: Planned) -> None:
@@ -160,7 +161,7 @@ def _print_plan(plan: Planned) -> None:
         render.show(forecast.table(expected))
 
 
-def _move(client: Client, ask: Migrate, output: TableOrJson, costs: bool) -> None:
+def _move(client: Client, ask: Migrate, output: TableOrJson, costs: bool) -> int:
     from ..runtime.messages import Named
     from . import moves
 
@@ -189,3 +190,10 @@ def _move(client: Client, ask: Migrate, output: TableOrJson, costs: bool) -> Non
         if as_json:
             render.print_json(row)
     moves.raise_if_failed(row)
+    if not ask.within or row.seconds <= ask.within:
+        return 0
+    render.note(
+        f"{row.capsule} was gone from {row.source} after {row.seconds:.1f} s, not within"
+        f" {ask.within:g} s"
+    )
+    return deadline.TIMED_OUT

@@ -354,6 +354,12 @@ class Desk:
         reason, moves = _short(ask.reason) or "asked for", self._moves
         gpu = asked(ask, capsule)
         if gpu is not None and gpu.host == capsule.host:
+            if ask.way or ask.within:
+                raise Refused(
+                    f"{ask.capsule} stays on {capsule.host}: neither a way nor a deadline goes"
+                    " with that",
+                    hint="leave --way and --within out, or name a GPU of another host",
+                )
             if ask.dry_run:
                 return await moves.plan_swap(job, capsule, gpu)
             swap = moves.start_swap(job, capsule, gpu, reason, who.shown, verify=ask.verify)

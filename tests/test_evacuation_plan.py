@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import pytest
+from cluster_files import SMALL
 
 from liveshift.runtime import cost
+from liveshift.runtime.config import Severity, parse
 from liveshift.runtime.evacuation_plan import plan
 from liveshift.runtime.messages import Prediction, Situation
 
@@ -76,3 +78,10 @@ def test_a_full_dump_has_but_one_way() -> None:
     full = Prediction("full dump", "off", 3.0, [], 10**9, lost_s=3.0, empty_s=4.5)
     assert plan({"a": full}, 5.0, PAUSE).empty_s == 4.5
     assert [late.capsule for late in plan({"a": full}, 4.0, PAUSE).late] == ["a"]
+
+
+def test_a_severity_has_the_time_that_the_cluster_file_gives_it() -> None:
+    text = SMALL + "[within]\nnotice = 30\n"
+    within = parse(text).cluster.within
+    assert [within.of(each) for each in ("", *Severity)] == [0.0, 0.0, 0.0, 30.0]
+    assert parse(SMALL).cluster.digest != parse(text).cluster.digest

@@ -48,6 +48,30 @@ def test_the_first_round_brings_all_and_later_ones_what_was_written(
     assert any(at <= start < end for at, end in found.ranges[job.pid])
 
 
+def test_a_round_that_is_not_worth_it_sends_nothing_and_loses_nothing(
+    job: Subject, tracker: MemoryTracker, pages: Pages
+) -> None:
+    tracker.round(pages)
+    job.do("[put(page, 9) for page in range(100, 300)]")
+    before, listed = pages.kinds[DATA], list[int]()
+
+    def refuse(dirty: int) -> None:
+        listed.append(dirty)
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        tracker.round(pages, listed=refuse)
+    assert 200 * PAGE <= listed[0] < 700 * PAGE
+    assert pages.kinds[DATA] == before, "nothing was sent"
+    again = tracker.round(pages)
+    assert again.dirty_bytes >= 200 * PAGE
+    assert pages.kinds[DATA] - before >= 200, "what was listed then comes in the next one"
+    job.do("[put(page, 5) for page in range(100, 300)]")
+    with pytest.raises(Stopped):
+        tracker.round(pages, listed=refuse)
+    assert finish(job, tracker, pages).dirty_bytes >= 200 * PAGE, "or at the standstill"
+
+
 def test_what_was_never_sent_before_comes_at_the_standstill(
     job: Subject, tracker: MemoryTracker, pages: Pages
 ) -> None:
