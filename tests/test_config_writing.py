@@ -167,7 +167,7 @@ def test_whatever_stands_in_a_place_the_answer_is_a_cluster_or_its_line(
     table = data.draw(st.sampled_from(sorted(tables)))
     holder: dict[str, Any] = tables
     key = table
-    if data.draw(st.booleans()):
+    if tables[table] and data.draw(st.booleans()):
         holder, key = tables[table], data.draw(st.sampled_from(sorted(tables[table])))
     holder[key] = data.draw(tree)
     text = "".join(f"{name} = {written(part)}\n" for name, part in tables.items())

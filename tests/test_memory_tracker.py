@@ -257,12 +257,13 @@ def test_what_is_unmapped_while_it_is_read_is_left_out(
 ) -> None:
     job.do("other = libc.mmap(None, 2048 * 4096, 3, 0x22, -1, 0)")
     job.do("ctypes.memset(other, 7, 2048 * 4096)")
-    gone = []
+    gone, one_at_a_time = [], threading.Lock()
 
     def unmapping(chunk: memoryview, release: Callable[[], None]) -> None:
-        if not gone:
-            gone.append(job.do("libc.munmap(ctypes.c_void_p(other), 2048 * 4096)"))
-            job.do("memory.madvise(mmap.MADV_DONTNEED, 512 * 4096, 1024 * 4096)")
+        with one_at_a_time:
+            if not gone:
+                gone.append(job.do("libc.munmap(ctypes.c_void_p(other), 2048 * 4096)"))
+                job.do("memory.madvise(mmap.MADV_DONTNEED, 512 * 4096, 1024 * 4096)")
         pages(chunk, release)
 
     first = tracker.round(unmapping)
@@ -277,13 +278,14 @@ def test_a_process_that_ends_while_it_is_read_is_forgotten(
     job.do("child = os.fork() or signal.pause()")
     job.do("[put(page, page) for page in range(2000)]")
     child = job.number("child")
-    ended = []
+    ended, one_at_a_time = [], threading.Lock()
 
     def ending(chunk: memoryview, release: Callable[[], None]) -> None:
-        if not ended and struct.unpack_from("<I", chunk, 4) == (child,):
-            os.kill(child, signal.SIGKILL)
-            until(lambda: state(child) == "Z")
-            ended.append(child)
+        with one_at_a_time:
+            if not ended and struct.unpack_from("<I", chunk, 4) == (child,):
+                os.kill(child, signal.SIGKILL)
+                until(lambda: state(child) == "Z")
+                ended.append(child)
         pages(chunk, release)
 
     tracker.round(ending)
