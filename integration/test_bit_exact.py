@@ -196,9 +196,9 @@ def test_h_log_and_checkpoints_on_a_carried_path(
     elsewhere = (*argv, "--own", str(place / "h-carried-reference"))
     job.assert_same_as_never_moved(references, ranks=1, argv=elsewhere)
     kept = sorted(path.name for path in own[source].iterdir())
-    assert kept == ["checkpoint-290.pt", "checkpoint-300.pt", "train.log"]
-    assert torch.load(own[source] / "checkpoint-300.pt")["step"] == 300
-    assert len((own[source] / "train.log").read_text().splitlines()) == 300
+    assert kept == ["checkpoint-890.pt", "checkpoint-900.pt", "train.log"]
+    assert torch.load(own[source] / "checkpoint-900.pt")["step"] == 900
+    assert len((own[source] / "train.log").read_text().splitlines()) == 900
 
 
 def test_h_a_file_with_holes_in_tmp(lab: LabSession) -> None:

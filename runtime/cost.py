@@ -106,9 +106,12 @@ def choose(
     given: Situation, max_pause: float, within: float | None = None, way: Way = Way.AUTO
 ) -> Chosen:
     """The way that loses least among those that keep the deadline (``within`` seconds) and do not
-    pause for more than ``max_pause``; ``way``: the only one that may be taken."""
+    pause for more than ``max_pause``; ``way``: the only one that may be taken, as fast as a cap
+    allows."""
     all_ways = weigh(given)
-    estimates = [e for e in all_ways if way in (Way.AUTO, e.way)]
+    fastest = max(e.speed for e in all_ways if e.way != Way.STOP)
+    forced = [e for e in all_ways if e.way == way and e.speed in (fastest, standstill(given))]
+    estimates = all_ways if way is Way.AUTO else forced
     best, needs = _best(estimates, max_pause, within)
     # Not even a capsule that writes nothing gains by rounds where the stop is chosen.
     undecided = given.written is None and way is Way.AUTO and best.way != Way.STOP

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import zmq
 import zmq.asyncio
+from free_ports import free_port
 
 from liveshift.runtime import keys, messages
 from liveshift.runtime.access import Role
@@ -37,9 +37,7 @@ def host_key(key_directory: Path, name: str = "h0") -> Path:
 
 
 def free_address() -> str:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{s.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 async def until(true: Callable[[], object], seconds: float = 10.0) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import random
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
+from free_ports import free_port
 
 from liveshift.runtime import keys
 from liveshift.runtime.wire import (
@@ -51,12 +51,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def impatient(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane, "GIVE_UP_S", 1.0)
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 class Inbox:
