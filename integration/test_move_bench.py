@@ -54,9 +54,10 @@ def test_a_case_is_measured_and_is_real_work(run: Run, place: Path) -> None:
     assert move.downtime_s == pytest.approx(move.frozen_s, abs=0.5)
     # What it cost: the pause at least, as the step log shows, and about what the product says. This
     # job makes no collectives: by its run time nobody sees slower memory (test_move_cost.py is
-    # exact, of one with collectives).
+    # exact, of one with collectives); of one that began just before, it says that it cannot tell.
     assert move.lost_s > 0.5 * move.downtime_s
-    assert move.measured_s == pytest.approx(move.lost_s, abs=0.5 + 0.25 * move.seconds)
+    if move.measured_s is not None:
+        assert move.measured_s == pytest.approx(move.lost_s, abs=0.5 + 0.25 * move.seconds)
     assert 0 < move.empty_s == move.seconds
     assert 0.5 * CASE.size < move.memory_bytes < 2 * CASE.size
     assert 0.05 < (move.cpu_source_s or 0) < 60
