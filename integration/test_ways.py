@@ -44,6 +44,7 @@ def test_every_way_leaves_the_job_as_it_was(lab: LabSession, references: Referen
         assert (row.predicted.how, row.predicted.because) == (way, "asked for")
         assert (phase(row, "restore").bytes or 0) > COLD, "all of it was put in place"
     assert "no round" in phase(stopped, "pre-copy").detail
+    assert phase(stopped, "place ahead").detail.startswith("room for "), "before the job stood"
     assert (phase(stopped, "memory").bytes or 0) > COLD, "all of it went at the standstill"
     for row in (once, more):
         assert (phase(row, "pre-copy").bytes or 0) > COLD

@@ -128,13 +128,15 @@ class Destination:
         arrival = self._porter.arrivals.get(ask.migration)
         if arrival is None:
             return messages.Arrived(0, 0, False)
+        making_room = False
         if ask.close and not arrival.complete:
             await asyncio.to_thread(arrival.inbox.close)
         else:
-            await asyncio.to_thread(arrival.inbox.make_room)
+            making_room = await asyncio.to_thread(arrival.inbox.make_room, ask.stop)
         size = arrival.inbox.manifest.image_bytes if arrival.complete else 0
         taken = self._porter.receiver.received(ask.migration)
-        return messages.Arrived(taken, size, arrival.complete, *arrival.placed)
+        placed, placing = arrival.placed
+        return messages.Arrived(taken, size, arrival.complete, placed, placing or making_room)
 
     async def restore(self, ask: messages.Restore) -> messages.Moved:
         """Restore, ask, run. Asked again for what runs or is under way, it is as good."""

@@ -71,7 +71,7 @@ class Inbox:
     """Bytes of the capsule's own memory that may come in pages; they may come again and again."""
     memory: MemoryStore | None = None
     memory_comes: Callable[[MemoryStore], None] = lambda _: None
-    """Told once the first of them has come."""
+    """Told once the first of them has come, while the job trains."""
     stands_still: Callable[[], None] = lambda: None
     """Told when CRIU's images begin to come: the tree is frozen at its source."""
     memory_lost: Callable[[], str] = lambda: ""
@@ -89,6 +89,7 @@ class Inbox:
     _manifest: bytearray = field(default_factory=bytearray)
     _page_table: bytearray = field(default_factory=bytearray)
     _unlooked: int = 0  # bytes of pages since it was looked how much memory is left
+    _making_room: threading.Thread | None = None
     pages: PageStreams = field(init=False)
     """Takes what comes on the lanes for memory."""
     _closed: bool = False
@@ -299,12 +300,30 @@ class Inbox:
                 self.memory.use(self.donors)
         return self.memory
 
-    def make_room(self) -> None:
-        """Have memory for pages that are new at the standstill, so that nobody waits for it then.
-        May be called again and again."""
-        if self.memory is not None and not self.complete:
-            with contextlib.suppress(StepFailed):  # whoever needs it meets that again
-                self.memory.reserve(FRESH)
+    def make_room(self, stop: int = 0) -> bool:
+        """Have memory for the pages that come at the standstill, so that the job does not wait for
+        it then: the kernel clears each page that is used for the first time, and on a virtual
+        machine the hypervisor may have to find it. May be called again and again.
+
+        ``stop``: bytes of memory that all come then, since none goes ahead. A thread makes room for
+        them. Returns whether it is still at it.
+        """
+        if stop and self._making_room is None and self.memory_limit and not self.complete:
+            with self._lock:
+                memory = self._store()
+            size = min(stop, self.memory_limit, max(0, memory_left() - 2 * LEFT))
+            self._making_room = threading.Thread(
+                target=self._reserve, args=(memory, size), name="room", daemon=True
+            )
+            self._making_room.start()
+        elif self.memory is not None and not self.complete and self._making_room is None:
+            self._reserve(self.memory, FRESH)
+        return self._making_room is not None and self._making_room.is_alive()
+
+    @staticmethod
+    def _reserve(memory: MemoryStore, size: int) -> None:
+        with contextlib.suppress(StepFailed):  # whoever needs it meets that again
+            memory.reserve(size)
 
     def _take_page_table(self, data: memoryview) -> None:
         if len(self._page_table) + len(data) > TABLE_LIMIT:

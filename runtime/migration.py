@@ -221,7 +221,8 @@ class Move(Story):
 
     async def _place_ahead(self) -> None:
         """What is cold of the memory is put in its place while the job trains on, and the source
-        keeps the rest fresh. It may take as long as the pre-copy did."""
+        keeps the rest fresh; or the destination makes room for what a stop will bring. It may take
+        as long as the pre-copy did."""
         if self.precopy is None:
             return
         began = time.monotonic()
@@ -229,11 +230,13 @@ class Move(Story):
         if self.until is not None and self.predicted is not None:
             until = min(until, self.until - self.predicted.seconds - ENDING_S)
         with self.times.phase("place ahead") as detail:
-            while (seen := await self._progress(close=False)).placing:
+            stop = 0 if self.precopy.bytes else self.precopy.left
+            while (seen := await self._progress(close=False, stop=stop)).placing:
                 if time.monotonic() > until:
                     break
                 await asyncio.sleep(PLACE_POLL_S)
-            detail.append(f"{units.size(seen.placed)} of cold memory")
+            room = f"room for {units.size(stop)}"
+            detail.append(room if stop else f"{units.size(seen.placed)} of cold memory")
 
     def _within(self) -> float | None:
         """Seconds until its host must be empty of it; None: no matter."""
@@ -286,9 +289,9 @@ class Move(Story):
             before = seen.bytes
             await asyncio.sleep(self._limits.suspicion)
 
-    async def _progress(self, close: bool) -> messages.Arrived:
+    async def _progress(self, close: bool, stop: int = 0) -> messages.Arrived:
         """What of the image is at the destination."""
-        ask = messages.Progress(self.name, close)
+        ask = messages.Progress(self.name, close, stop)
         return await self._ask(self.destination, ask, self._limits.suspicion, messages.Arrived)
 
     def _commit(self) -> None:

@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import memory_parts
 import pytest
 import xxhash
+from captured import until
 from memory_parts import BASE, PAGE, page
 
 from liveshift.criu_glue import trees
+from liveshift.criu_glue.memory.store import PAGES_FILE
 from liveshift.criu_glue.trees import Tree
 from liveshift.errors import LiveshiftError, NotFound, StepFailed
 from liveshift.runtime import inbox as inboxes
@@ -22,6 +26,8 @@ from liveshift.runtime.manifest import Manifest
 
 CORE = "image:core-1001.img"
 LOG = "output:" + "0" * 20
+STOP = 100 << 20
+"""Bytes that a stop will bring."""
 
 
 @dataclass(frozen=True)
@@ -300,6 +306,40 @@ def test_no_page_is_taken_by_a_host_that_has_no_memory_left(
     with pytest.raises(StepFailed, match=r"no memory for more: 5\.24 MB are left"):
         fill()
     assert looked * 100 * PAGE > 2.9 * inboxes.LOOK, "twice it had some, or got some at once"
+
+
+@pytest.fixture
+def in_memory() -> Iterator[Host]:
+    """One whose images lie in a tmpfs, as those of hosts do."""
+    with tempfile.TemporaryDirectory(prefix="ls-inbox-", dir="/dev/shm") as place:
+        made = Host(Path(place))
+        yield made
+        made.inbox.forget_memory()
+
+
+def test_memory_is_there_before_a_stop_brings_pages(in_memory: Host) -> None:
+    """The file that takes them has so much memory; no CRIU is started early for what all comes
+    while the job stands."""
+    host, came = in_memory, list[object]()
+    host.inbox.memory_limit, host.inbox.memory_comes = 1 << 30, came.append
+    assert host.inbox.make_room() is False
+    assert host.inbox.memory is None, "nothing is known of what will come"
+    host.inbox.make_room(STOP)
+    until(lambda: not host.inbox.make_room(STOP))
+    file = host.images / PAGES_FILE
+    assert STOP <= file.stat().st_blocks * 512 < STOP + (64 << 20)
+    host.inbox.pages.write(1, pages(100), b"tag")
+    assert came == []
+
+
+def test_no_more_room_is_made_than_the_host_has_memory_for(
+    in_memory: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, in_memory.inbox.memory_limit = in_memory, 1 << 30
+    monkeypatch.setattr(inboxes, "memory_left", lambda: 2 * inboxes.LEFT + (32 << 20))
+    host.inbox.make_room(STOP)
+    until(lambda: not host.inbox.make_room(STOP))
+    assert (host.images / PAGES_FILE).stat().st_blocks * 512 == 32 << 20
 
 
 def test_an_image_whose_memory_was_lost_again_is_not_complete(host: Host) -> None:

@@ -294,17 +294,22 @@ class SwapSettled(Answer, frozen=True):
 
 
 class Progress(Message, frozen=True):
-    """How much of a migration's image is here; answers Arrived. ``close``: take nothing more."""
+    """How much of a migration's image is here; answers Arrived. ``close``: take nothing more.
+
+    ``stop``: bytes of memory for which the destination makes room, as all of them come at the
+    standstill.
+    """
 
     migration: str
     close: bool = False
+    stop: int = 0
 
 
 class Arrived(Answer, frozen=True):
     """``complete``: all of the image is here, so the source has promised to wait.
 
     ``placed``: bytes of cold memory that wait where the restored processes will have them;
-    ``placing``: there is more to put there.
+    ``placing``: there is more to put there, or the destination still makes room.
     """
 
     bytes: int
