@@ -8,6 +8,7 @@ A listed path covers what lies below it on its own file system, not on mounts be
 from __future__ import annotations
 
 import enum
+import errno
 import os
 import re
 from dataclasses import dataclass
@@ -60,9 +61,15 @@ class Mount:
 
 
 def mount_table(pid: int | str) -> dict[int, Mount]:
-    """mount id → mount, as task ``pid`` sees them."""
+    """mount id → mount, as task ``pid`` sees them. Raises FileNotFoundError or ProcessLookupError
+    when it has ended, also while its parent has not asked for its end."""
     table: dict[int, Mount] = {}
-    text = os.fsdecode(Path(f"/proc/{pid}/mountinfo").read_bytes())
+    try:
+        text = os.fsdecode(Path(f"/proc/{pid}/mountinfo").read_bytes())
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # it is in no mount namespace any more
+            raise ProcessLookupError(errno.ESRCH, "it has ended", str(pid)) from error
+        raise
     for line in text.rstrip("\n").split("\n"):
         left, right = line.split(" - ", 1)
         number, _, device, root, point, *_ = left.split()

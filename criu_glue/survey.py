@@ -110,6 +110,11 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
                     f"{who} has left the command's process tree (it made itself a daemon)",
                     "start it as an ordinary child of the command",
                 ] = None
+            if _only_main_ended(task):
+                found.problems[
+                    f"{who} has threads although its main thread has ended, which CRIU cannot dump",
+                    "have the main thread wait for the others (pthread_join) before it ends",
+                ] = None
             mounts = placement.mounts_of(task.pid)
             _look_at_maps(task.pid, found)
             _look_at_descriptors(task.pid, who, own_pipes, placement, mounts, found)
@@ -121,8 +126,8 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
             cwd = os.readlink(f"/proc/{task.pid}/cwd")
             if placement.of_path(cwd, mounts) not in (Place.PRIVATE, Place.CARRIED):
                 found.directories.add(cwd)
-        except (FileNotFoundError, psutil.NoSuchProcess):
-            continue  # ended while we looked
+        except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
+            continue  # it has ended, perhaps while we looked: it has no more than its exit status
     if not seen:
         raise ProcessLookupError(f"no task runs in {room.plan.hostname}")
     found.problems |= dict.fromkeys(terminals.of_room(room.root))
@@ -189,7 +194,7 @@ def _look_again(room: Room, placement: Placement, *, maps: bool) -> _Findings:
         own_pipes = {f"pipe:[{room.pipe_inode(fd)}]" for fd in (STDOUT_FD, STDERR_FD)}
         mounts: dict[int, dict[int, tuple[str, str]]] = {}  # by mount namespace: mostly one
         for task in tasks(room):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 space = os.stat(f"/proc/{task.pid}/ns/mnt").st_ino
                 if space not in mounts:
                     mounts[space] = placement.mounts_of(task.pid)
@@ -202,6 +207,11 @@ def _look_again(room: Room, placement: Placement, *, maps: bool) -> _Findings:
     if not seen:
         raise ProcessLookupError(f"no task runs in {room.plan.hostname}")
     return found
+
+
+def _only_main_ended(task: psutil.Process) -> bool:
+    """Whether a process goes on without its first thread (pthread_exit(3) in main)."""
+    return task.status() == psutil.STATUS_ZOMBIE and len(os.listdir(f"/proc/{task.pid}/task")) > 1
 
 
 def fingerprint(path: str, root: Path = Path("/")) -> NeededFile | None:

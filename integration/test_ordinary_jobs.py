@@ -78,6 +78,19 @@ def test_many_threads(start: Start, words: tuple[str, ...]) -> None:
         job.go_on(3)
 
 
+def test_a_child_that_was_not_waited_for(lab: LabSession) -> None:
+    """It has ended, and stays in the process table until its parent asks for its exit status."""
+    job = lab.start("unwaited", ("sh", "-c", f"true & exec {' '.join(CHAIN)}"))
+    job.wait_step(3)
+    states = [
+        Path(f"/proc/{pid}/stat").read_text().split()[2] for pid in job.seen(0).tasks.values()
+    ]
+    assert sorted(states)[-1] == "Z", "without one the test tests nothing"
+    job.migrate(0)
+    job.go_on(3)
+    job.stop()
+
+
 def test_a_shared_file_that_somebody_makes_longer(lab: LabSession, start: Start) -> None:
     path, stop = lab.place / "growing", threading.Event()
     path.write_bytes(b"first")

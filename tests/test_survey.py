@@ -134,8 +134,14 @@ def test_a_shared_file_is_looked_for_at_the_destination_while_it_has_its_name(
             "s[1].close(); os.waitpid(pid, 0); time.sleep(0.1)",
             "has left the command's process tree",
         ),
+        (
+            "import ctypes, threading\nif not os.fork():\n"
+            " threading.Thread(target=time.sleep, args=(60,)).start()\n"
+            " ctypes.CDLL(None).pthread_exit(None)\ntime.sleep(0.5)",
+            "has threads although its main thread has ended",
+        ),
     ],
-    ids=["device", "userfaultfd", "daemon", "daemon with a connection"],
+    ids=["device", "userfaultfd", "daemon", "daemon with a connection", "threads without main"],
 )
 @pytest.mark.root
 def test_what_stands_in_the_way_is_named(start: Start, program: str, words: str) -> None:
@@ -169,6 +175,14 @@ def test_a_file_that_has_lost_its_name_and_has_another_is_carried_with_its_direc
     assert found("/tmp") == found("/dev/shm", ONLY_MAPPED) == []
     assert found(foreign, shared=(str(foreign),)) == []
     assert found(local, NAMELESS) == [], "one without any name goes in the image"
+
+
+@pytest.mark.root
+def test_a_child_that_has_ended_and_was_not_waited_for_is_no_trouble(start: Start) -> None:
+    program = "pid = os.fork() or os._exit(0); os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)"
+    seen = surveyed(start, program, Placement((), ()))
+    assert seen.problems == ()
+    assert seen.pids == (ROOT_PID, ROOT_PID + 1), "CRIU restores it as what it is"
 
 
 @pytest.mark.root
