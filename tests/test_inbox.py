@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import xxhash
 from memory_parts import BASE, PAGE, page
 
 from liveshift.criu_glue import trees
+from liveshift.criu_glue.memory.store import MemoryStore
 from liveshift.criu_glue.trees import Tree
 from liveshift.errors import LiveshiftError, NotFound, StepFailed
 from liveshift.runtime import inbox as inboxes
@@ -300,6 +303,31 @@ def test_no_page_is_taken_by_a_host_that_has_no_memory_left(
     with pytest.raises(StepFailed, match=r"no memory for more: 5\.24 MB are left"):
         fill()
     assert looked * 100 * PAGE > 2.9 * inboxes.LOOK, "twice it had some, or got some at once"
+
+
+def test_pages_of_two_lanes_are_stored_at_the_same_time(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each thread waits in the store for the other one. What is not stored yet does not count."""
+    host.inbox.memory_limit = 1 << 30
+    both, write = threading.Barrier(2), MemoryStore.write
+    counted: list[dict[str, tuple[int, int]]] = []
+
+    def together(self: MemoryStore, chunk: memoryview) -> None:
+        both.wait(20)
+        counted.append(host.inbox.pages.streams())
+        both.wait(20)
+        write(self, chunk)
+
+    monkeypatch.setattr(MemoryStore, "write", together)
+    chunk = pages(8)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda lane: host.inbox.pages.write(lane, chunk, b"tag"), (1, 2)))
+    assert counted == [{}, {}]
+    streams = host.inbox.pages.streams()
+    assert {name: size for name, (size, _) in streams.items()} == {
+        "memory:1": len(chunk), "memory:2": len(chunk),
+    }  # fmt: skip
 
 
 def test_an_image_whose_memory_was_lost_again_is_not_complete(host: Host) -> None:
