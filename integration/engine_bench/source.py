@@ -49,10 +49,6 @@ class Measured(msgspec.Struct, frozen=True):
         """GB per second."""
         return self.gb / self.seconds
 
-    @property
-    def cpu_s_per_gb(self) -> float:
-        return self.cpu_s_per_gb_source + self.cpu_s_per_gb_destination
-
 
 def measure(size: int, threads: int, ready: bool) -> Measured:
     """Send ``size`` bytes of another process's memory once; raises LiveshiftError."""

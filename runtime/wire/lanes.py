@@ -142,8 +142,7 @@ class Lanes:
         """Give up what is not acknowledged. May be called again."""
         with self._changed:
             self._closing = True
-            if self._wake >= 0:
-                os.eventfd_write(self._wake, 1)
+            self._wake_up()
         self._thread.join()
         with self._changed:
             if self._wake >= 0:
@@ -174,13 +173,17 @@ class Lanes:
         self._wake_up()
 
     def _broke(self, error: Exception) -> StepFailed:
-        """Whatever it is, no thread may wait for ever."""
+        """Have every thread that waits, or comes, raise StepFailed; returns what they raise."""
         with self._changed:
-            why = StepFailed("ship", f"the lanes to {self._to.name} broke: {error!r}")
-            self._failed, self._closing = self._failed or why, True
+            if self._failed is None and isinstance(error, StepFailed):
+                self._failed = error
+            elif self._failed is None:
+                text = f"the lanes to {self._to.name} broke: {error!r}"
+                self._failed = StepFailed("ship", text)
+            self._closing = True
             self._changed.notify_all()
-        self._wake_up()
-        return why
+            self._wake_up()
+            return self._failed
 
     def _wake_up(self) -> None:
         with self._changed:
@@ -200,7 +203,6 @@ class Lanes:
         poller.register(self._wake, zmq.POLLIN)
         for lane in self._lanes:
             poller.register(lane.socket, zmq.POLLIN)
-        failed: StepFailed | None = None
         try:
             self._announce()
             self._connect()
@@ -209,11 +211,9 @@ class Lanes:
                 if ready.pop(self._wake, 0):
                     os.eventfd_read(self._wake)
                 self._turn()
-        except StepFailed as error:
-            failed = error
         except Exception as error:
             self._broke(error)
-        self._end(failed)
+        self._end()
 
     def _turn(self) -> None:
         """Take the answers that have come, send what was sealed."""
@@ -259,11 +259,10 @@ class Lanes:
         """Chunks that are sealed, or being sealed, and not acknowledged."""
         return len(self._lanes) * LANE_WINDOW - sum(self._credit)
 
-    def _end(self, failed: StepFailed | None) -> None:
+    def _end(self) -> None:
         for lane in self._lanes:
             lane.close()
         self._context.term()
         with self._changed:
-            self._failed = self._failed or failed
             self._closing = True
             self._changed.notify_all()

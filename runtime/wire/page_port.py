@@ -53,12 +53,11 @@ class PagePort:
 
     def __init__(
         self, address: str, hosts: Iterable[str], find: Callable[[str], Announced | None],
-        known: Known, workers: int | None = None,
+        known: Known,
     ) -> None:  # fmt: skip
-        """``workers``: how many threads open and store; None: as many as there are cores for."""
         self.address = address
         self._hosts, self._find, self._known = hosts, find, known
-        self._workers = [_Worker(self, n) for n in range(workers or threads(WORKERS))]
+        self._workers = [_Worker(self, n) for n in range(threads(WORKERS))]
         self._answers: deque[tuple[bytes, bytes]] = deque()  # and whose they are
         self._wake = -1
         self._complained = 0.0
@@ -101,7 +100,7 @@ class PagePort:
                 if socket in ready:
                     self._take(socket)
                 while self._answers:
-                    with contextlib.suppress(zmq.Again, zmq.ZMQError):  # the sender is gone
+                    with contextlib.suppress(zmq.ZMQError):  # the sender is gone
                         socket.send_multipart(self._answers.popleft())
         except zmq.ContextTerminated:
             for worker in self._workers:
