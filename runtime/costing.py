@@ -20,7 +20,7 @@ from .lost_time import AFTER_S, NotMeasured, lost_s
 from .messages import Cost, Message, Worked
 from .migration import Move
 from .prediction import stood
-from .steps import Step
+from .steps import ENDS, Step
 
 log = logging.getLogger("liveshift.costing")
 
@@ -49,7 +49,8 @@ class Costing:
         except LiveshiftError as error:
             log.info("%s: what it costs will not be measured: %s", move.name, error)
             return
-        self._begun[move.name] = (asked + time.monotonic()) / 2
+        if move.step not in ENDS:  # else :meth:`end` has been here, and forgets none any more
+            self._begun[move.name] = (asked + time.monotonic()) / 2
 
     async def end(self, move: Move) -> None:
         """It is over: set its cost, unless nothing was moved."""

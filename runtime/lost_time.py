@@ -45,6 +45,8 @@ less it is noise, as it was looked at for a short time only."""
 SURE = 12
 """Changes of the count that a rate was taken from, at least, to tell hosts apart by it."""
 
+NOT_SEEN = "the job ended, or moved on, before that could be seen"
+
 
 class NotMeasured(Exception):
     """Why the training time that a move cost is not known, in words."""
@@ -89,7 +91,8 @@ def lost_s(elapsed: float, source: Worked, end: Worked) -> float:
     for each in (source, end):
         if each.why_not:
             raise NotMeasured(each.why_not)
-    assert end.end is not None
+    if end.end is None:  # the capsule was not there any more
+        raise NotMeasured(NOT_SEEN)
     if source is end:
         back, parts = end.end < source.counted, [(source, end.end - source.begin)]
     else:

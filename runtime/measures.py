@@ -20,6 +20,7 @@ from .lost_time import (
     AFTER_S,
     CHANGES,
     COLLECTIVES,
+    NOT_SEEN,
     RUN_TIME,
     SURE,
     WATCH_MOST_S,
@@ -73,8 +74,7 @@ class Measures:
             part.why_not = "it had not trained long enough before the move to tell how fast it is"
             return
         part.begin = begin
-        read = resident.collectives if part.clock == COLLECTIVES else resident.run_time.progress
-        part.counted = await asyncio.to_thread(read)
+        part.counted = await asyncio.to_thread(_reader(resident, part.clock))
 
     def arriving(self, migration: str) -> None:
         """A room is made for it here."""
@@ -103,42 +103,37 @@ class Measures:
         part = self._parts.pop(ask.migration, None)
         if part is None:
             why = f"the agent on {self._house.host} was started anew meanwhile"
-            return messages.Worked("", 0.0, None, 0.0, 0.0, 0.0, False, 0.0, why_not=why)
+            return messages.Worked("", 0.0, None, 0.0, 0.0, 0.0, 0.0, why_not=why)
         cpu, clock = cpu_s() - part.cpu, ask.clock or part.clock
         if not part.leaves:
             part.begin = part.at_restore if clock == COLLECTIVES else 0.0
             part.counted = part.begin
         runs = self._house.capsules.get(ask.capsule) is part.resident is not None
         end, seconds = part.stopped, 0.0
-        if runs and not part.why_not:
-            if part.leaves and end is not None:
-                part.why_not = "it makes no collectives, was frozen and then went on where it was"
+        if runs and part.leaves and end is not None:
+            part.why_not = "it makes no collectives, was frozen and then went on where it was"
+        elif runs and not part.why_not:
             try:
                 end, seconds = await self._watch(part, clock)
             except NotMeasured as error:
-                part.why_not = part.why_not or str(error)
+                part.why_not = str(error)
         return messages.Worked(
-            clock, part.begin, end, part.counted, part.rate, seconds, runs, cpu, part.sent,
-            part.why_not,
-        )  # fmt: skip
+            clock, part.begin, end, part.counted, part.rate, seconds, cpu, part.sent, part.why_not
+        )
 
     async def _watch(self, part: _Part, clock: str) -> tuple[float, float]:
         """The count in the middle of some looks, and when that was, in seconds from now."""
         resident = part.resident
         assert resident is not None
-        read: Callable[[], int] = resident.run_time.progress
-        if clock == COLLECTIVES:
-            read = resident.collectives
-        asked = time.monotonic()
+        read, asked = _reader(resident, clock), time.monotonic()
         await asyncio.sleep(AFTER_S)
         began, changes, looks = time.monotonic(), 0, list[tuple[float, float]]()
         while True:
             count = await asyncio.to_thread(read)
             now = time.monotonic()
-            if resident.code is not None or self._house.capsules.get(resident.spec.name) is not (
-                resident
-            ):
-                raise NotMeasured("the job ended, or moved on, before that could be seen")
+            here = self._house.capsules.get(resident.spec.name) is resident
+            if resident.code is not None or not here:
+                raise NotMeasured(NOT_SEEN)
             changes += bool(looks and count != looks[-1][1])
             looks.append((now, count))
             if now - began >= (WATCH_S if changes >= CHANGES else WATCH_MOST_S):
@@ -154,6 +149,11 @@ class Measures:
             del self._parts[next(iter(self._parts))]
         part = self._parts[migration] = _Part(cpu)
         return part
+
+
+def _reader(resident: Resident, clock: str) -> Callable[[], int]:
+    """Reads that clock of the capsule; may block for some ms."""
+    return resident.collectives if clock == COLLECTIVES else resident.run_time.progress
 
 
 def cpu_s() -> float:

@@ -57,9 +57,9 @@ class Worked(Answer, frozen=True):
     a step included; an ``end`` of None is the other host's ``begin``, as collectives move with the
     rank. ``counted``: what was read at the begin. ``rate``: what it makes in a second here when
     nothing holds it up, 0 where that is not known. ``seconds``: from the ask until the moment that
-    ``end`` belongs to, where the capsule runs here (``runs``). ``cpu_s``: CPU seconds of the agent
-    and its children since the move began here; ``sent``: bytes. ``why_not``: why nothing could be
-    counted, in words.
+    ``end`` belongs to, where the capsule runs here and was watched; else 0. ``cpu_s``: CPU seconds
+    of the agent and its children since the move began here; ``sent``: bytes. ``why_not``: why
+    nothing could be counted, in words.
     """
 
     clock: str
@@ -68,7 +68,6 @@ class Worked(Answer, frozen=True):
     counted: float
     rate: float
     seconds: float
-    runs: bool
     cpu_s: float
     sent: int = 0
     why_not: str = ""
