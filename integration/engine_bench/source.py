@@ -29,10 +29,11 @@ STREAMS = 4
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """One pass over ``gb`` (1e9 bytes) of memory; ``threads`` read and seal at the source and, at
-    most so many, open and store at the destination: ``read_by`` and ``stored_by`` of them did.
+    """One pass over ``gb`` (1e9 bytes) of memory, with ``threads`` threads at each end.
 
-    ``ready``: whether the store's memory was there before. CPU time in seconds per GB.
+    ``read_by``: threads that did read and seal at the source; ``stored_by``: threads that did open
+    and store at the destination. ``ready``: whether the store had its memory before. CPU time in
+    seconds per GB.
     """
 
     threads: int

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lanes 1 to n of a migration at its source: pages of memory, over several connections at once.
 
-Whoever brings a chunk seals it (:meth:`Lanes.pages`), several threads at once: from the slot that
-it lies in into a buffer of ours, where it stays until the destination has acknowledged it. The slot
-is given back (``release``) as soon as that is done. One thread owns all connections; it only sends
-what was sealed, and hears what is acknowledged. libzmq's own threads write to the network.
+The thread that brings a chunk also seals it (:meth:`Lanes.pages`); several do so at once. A chunk
+is sealed from the slot that it lies in into a buffer of the lanes, where it stays until the
+destination has acknowledged it. The slot is given back (``release``) as soon as the chunk is
+sealed. One thread owns all connections: it sends what was sealed, and reads the acknowledgements.
+libzmq's own threads write to the network.
 
 Each Lanes object makes a key of its own, and tells the destination over lane 0 before it connects.
 """
@@ -153,7 +154,7 @@ class Lanes:
         return sum(lane.acknowledged for lane in self._lanes)
 
     def _put(self, kind: Kind, data: _Data, lanes: Sequence[int] = ()) -> None:
-        """Seal it for one of ``lanes`` (from 0 on), or of all that are connected."""
+        """Seal a chunk for one of ``lanes`` (numbered from 0), or of all connected ones."""
 
         def best() -> int:
             return max(lanes or range(self._greeted), key=self._credit.__getitem__, default=-1)
@@ -168,7 +169,7 @@ class Lanes:
         try:
             rate = self._meter.rate if self._link_is_slow() else 0.0
             self._lanes[n].seal(kind, data, rate)
-        except Exception as error:  # what is sealed for it after this would never be taken
+        except Exception as error:  # the chunk is lost, and with it the migration
             raise self._broke(error) from error
         self._wake_up()
 
