@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
+from free_ports import free_port
 
 from liveshift.criu_glue.memory.tracker import MemoryTracker
 from liveshift.errors import LiveshiftError
@@ -55,7 +55,7 @@ def measure(size: int, threads: int, ready: bool) -> Measured:
     """Send ``size`` bytes of another process's memory once; raises LiveshiftError."""
     with _a_place() as place:
         keys.init(place / "keys", ["h0", "h1"])
-        data, pages = (f"127.0.0.1:{_free_port()}" for _ in range(2))
+        data, pages = (f"127.0.0.1:{free_port()}" for _ in range(2))
         there = ["-m", "engine_bench.destination", str(place), data, pages, str(size), str(threads)]
         with (
             _program([str(HERE / "subject.py"), str(size)]) as (pid, _, _),
@@ -132,9 +132,3 @@ def _a_place() -> Iterator[Path]:
         yield place
     finally:
         shutil.rmtree(place)
-
-
-def _free_port() -> int:
-    with socket.socket() as own:
-        own.bind(("127.0.0.1", 0))
-        return int(own.getsockname()[1])
