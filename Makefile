@@ -93,7 +93,7 @@ bench-move: setup ## What a move costs a job, against three other ways (root); b
 
 # GB and THREADS=1,2,4,8; on a machine that does nothing else.
 bench-engine: $(STAMPS)/package ## How fast memory goes by itself, by threads (root); build/bench-engine.json
-	@PYTHONPATH=integration $(BIN)/python -m engine_bench $(if $(GB),--gb $(GB)) \
+	@PYTHONPATH=integration:tests $(BIN)/python -m engine_bench $(if $(GB),--gb $(GB)) \
 		$(if $(THREADS),--threads $(THREADS)) $(ARGS)
 
 # STEPS picks some of E1 … E9. Without a GPU it runs on the simulated driver, and says so.

@@ -21,7 +21,7 @@ from move_bench.steps import gap, lost, slow_down
 from move_bench.story import CaseLab, bench
 
 from liveshift.errors import Refused
-from liveshift.runtime.messages import MigrationRow, Phase
+from liveshift.runtime.messages import Cost, MigrationRow, Phase
 
 CASE = Case("cold", 0.25, "10g")
 EFFORT = Effort(moves=1, hands=1, restarts=2, every=30)
@@ -52,12 +52,13 @@ def test_a_case_is_measured_and_is_real_work(run: Run, place: Path) -> None:
     # Each stood still for what it did, and not for much else.
     assert 0.01 < move.downtime_s < move.seconds
     assert move.downtime_s == pytest.approx(move.frozen_s, abs=0.5)
-    # What it cost: the pause at least, as the step log shows, and about what the product says. This
-    # job makes no collectives: by its run time nobody sees slower memory (test_move_cost.py is
-    # exact, of one with collectives); of one that began just before, it says that it cannot tell.
+    # What it cost: the pause at least, as the step log shows, and about what liveshift says. This
+    # job makes no collectives, and its run time does not show that memory is slower.
+    # test_move_cost.py compares exactly, with a job that makes some.
     assert move.lost_s > 0.5 * move.downtime_s
-    if move.measured_s is not None:
-        assert move.measured_s == pytest.approx(move.lost_s, abs=0.5 + 0.25 * move.seconds)
+    assert (move.why_not, result.not_measured) == ("", [])
+    assert move.measured_s is not None
+    assert move.measured_s == pytest.approx(move.lost_s, abs=0.5 + 0.25 * move.seconds)
     assert 0 < move.empty_s == move.seconds
     assert 0.5 * CASE.size < move.memory_bytes < 2 * CASE.size
     assert 0.05 < (move.cpu_source_s or 0) < 60
@@ -165,6 +166,21 @@ def test_lost_time_is_what_steps_took_more_than_others_did() -> None:
     assert lost([100.0 + n for n in range(20)], 103.2, 109.0) == 0.0
     # A step that is slow for its own reasons, before or after, says nothing of the others.
     assert lost([97.0, *times, 118, 119, 120], 103.2, 109.0) == pytest.approx(3.0)
+
+
+def test_a_move_that_liveshift_did_not_measure_has_its_reason() -> None:
+    row = msgspec.structs.replace(
+        a_late_row(), cost=Cost(None, None, None, 10.0, 1.0, 0.5, 100, 200, "it was <young>")
+    )
+    times = [97.0, 98, 99, 100, 101, 102, 103, 104, 105, 106, 107, 110, 111, 112, 113, 114]
+    result = Result(CASE, moves=[moved(each, times, 96.0) for each in (row, row, a_late_row())])
+    run = fresh(EFFORT)
+    run.cases.append(result)
+    result.sum_up()
+    unsaid = "liveshift did not say within 15 s"
+    assert (result.measured_s, result.not_measured) == (None, ["it was <young>", unsaid])
+    html = page.render(run)
+    assert "liveshift did not measure what a move cost: it was &lt;young&gt;" in html
 
 
 def costing(way: str, lost_s: float, **more: float) -> Result:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The orchestrator's side of what a move costs: asks both hosts, and makes the record of it.
 
-Nothing waits for this: a move begins while its source is asked how far the capsule is, and is over
-before its hosts are asked what was made; evacuation goes on meanwhile. So the record comes some
-seconds after the end. Where the job ends before, or another of its capsules moves, it says so.
+Nothing waits for this. The move begins while its source is asked how far the capsule is. It is over
+before its hosts are asked what the job made, and evacuation goes on meanwhile. So the record comes
+some seconds after the end. Where the job ends by then, or another of its capsules moves, the record
+says so.
 """
 
 from __future__ import annotations
@@ -20,39 +21,40 @@ from .lost_time import AFTER_S, NotMeasured, lost_s
 from .messages import Cost, Message, Worked
 from .migration import Move
 from .prediction import stood
-from .steps import Step
+from .steps import ENDS, Step
 
 log = logging.getLogger("liveshift.costing")
 
 ASK_S = 5.0
 WATCHED_S = 30.0
-"""How long a host may take to answer that watches the capsule for some seconds first."""
+"""How long a host may take for its answer: it watches the capsule for some seconds first."""
 
 Ask = Callable[[str, Message, float], Awaitable[Message | None]]
 
 
 class Costing:
-    """``ask`` as Moves.ask; ``measured`` is called with the move, whose cost is set, and with words
-    for the history, "" for none."""
+    """``ask`` as Moves.ask. ``measured`` is called once a move's cost is set, with the move and
+    with words for the history ("" for none)."""
 
     def __init__(self, fleet: Fleet, ask: Ask, measured: Callable[[Move, str], None]) -> None:
         self._fleet = fleet
         self._ask = ask
         self._measured = measured
-        self._begun: dict[str, float] = {}  # when their sources were asked
+        self._begun: dict[str, float] = {}  # when the source was asked, by move
 
     async def begin(self, move: Move) -> None:
-        """It was asked for just now."""
+        """The move was asked for just now: ask its source how far the capsule is."""
         asked = time.monotonic()
         try:
             await self._ask(move.source, messages.StartMeasure(move.name, move.capsule.name), ASK_S)
         except LiveshiftError as error:
             log.info("%s: what it costs will not be measured: %s", move.name, error)
             return
-        self._begun[move.name] = (asked + time.monotonic()) / 2
+        if move.step not in ENDS:  # else :meth:`end` has run, and would never remove it
+            self._begun[move.name] = (asked + time.monotonic()) / 2
 
     async def end(self, move: Move) -> None:
-        """It is over: set its cost, unless nothing was moved."""
+        """The move is over: set its cost, unless it had not begun to copy."""
         begun = self._begun.pop(move.name, None)
         if not _did_something(move):
             return
@@ -76,7 +78,7 @@ class Costing:
         self._measured(move, in_words(move.cost) if move.step is Step.DONE else "")
 
     async def _ask_both(self, move: Move) -> tuple[Worked, Worked, float]:
-        """What source and destination say, and when the one was asked that has the capsule."""
+        """What source and destination answer, and when the host that has the capsule was asked."""
         name, capsule = move.name, move.capsule.name
         if move.step is not Step.DONE:  # it runs on at the source
             asked = time.monotonic()
@@ -106,7 +108,7 @@ class Costing:
 
 
 def _did_something(move: Move) -> bool:
-    """Whether it went further than what is done before anything is copied."""
+    """Whether it was done, or got at least as far as copying or freezing."""
     began = (phase.name == "pre-copy" or phase.frozen for phase in move.times.phases)
     return move.step is Step.DONE or any(began)
 

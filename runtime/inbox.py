@@ -276,6 +276,7 @@ class Inbox:
             self.written.setdefault(tree, set()).update(unpacker.written)
 
     def _take_pages(self, chunk: memoryview) -> None:
+        """From several threads, which copy into the store at the same time."""
         with self._lock:
             if self.complete or self._closed or not self.memory_limit:
                 raise StepFailed("ship", "no pages of memory are taken for this image")
@@ -287,7 +288,7 @@ class Inbox:
             memory = self._store()
             if first:
                 self.memory_comes(memory)
-            memory.write(chunk)
+        memory.write(chunk)
 
     def _wanted_pages(self) -> list[Want]:
         with self._lock:

@@ -6,20 +6,21 @@ The job's own clock counts its progress: the rank's collectives, or the run time
 
     lost = elapsed - made / r
 
-where ``elapsed`` runs from the request to a moment after the end and ``made`` is what the job made
-in that time. The moment lies two seconds after the end or later: from there on the job has its
-usual speed, so which moment it is makes no difference.
+``elapsed`` runs from the request to a moment after the end; ``made`` is what the job made in that
+time. The moment lies two seconds after the end or later. By then the job has its usual speed, so it
+makes no difference which moment is taken.
 
 Where the error comes from, with P for the duration of a step:
 
-- *The clocks of two hosts* are never compared. ``elapsed`` is the orchestrator's: the two agents'
-  counts belong to when its asks arrived, so it is wrong by the time that two asks were on their
-  way, some ms. Each agent's own seconds are used only between two of its own looks.
-- *A count grows in steps.* Both counts are read off the line through the middle of the steps: from
-  n looks at random moments that is P / sqrt(12 n), from all looks of whole steps nothing.
-- *The rate* is known to a few per cent at best, so of a move of T seconds that much of T is noise.
+- *The clocks of two hosts* are never compared. ``elapsed`` is read off the orchestrator's clock,
+  the counts are those of the moments at which its asks arrived at the agents. So the error is the
+  time that two asks take, some ms. An agent's own clock only measures between two of its own looks.
+- *A count grows in steps.* Both counts are read off a line through the middle of the steps. From n
+  looks at random moments the error is P / sqrt(12 n); looks that cover whole steps have none.
+- *The rate* is known to a few per cent at best. In a move of T seconds the error is as many per
+  cent of T.
 
-What else holds the job up in that time counts as lost, too: a checkpoint of its own, for example.
+Whatever else holds the job up in that time counts as lost too, a checkpoint of its own for example.
 """
 
 from __future__ import annotations
@@ -34,16 +35,19 @@ from .messages import Worked
 COLLECTIVES, RUN_TIME = "collectives", "run time"
 
 AFTER_S = 2.0
-"""After the end of a move: what comes then is its own no longer."""
+"""So long after its end, what a move does to the job still counts as its cost."""
 
 WATCH_S, WATCH_MOST_S, CHANGES = 2.0, 8.0, 6
-"""How long the count is then looked at: so long, and until it has changed so often, at most."""
+"""The count is then looked at for WATCH_S, and on until it has changed CHANGES times, but no longer
+than WATCH_MOST_S."""
 
 DIFFERS = 0.2
-"""By more than this share the other host's rate differs from the source's because of the host; by
-less it is noise, as it was looked at for a short time only."""
+"""If the destination's rate differs from the source's by more than this share, its host is faster
+or slower. A smaller difference is noise, because the destination looked for a short time only."""
 SURE = 12
-"""Changes of the count that a rate was taken from, at least, to tell hosts apart by it."""
+"""Changes of the count that a rate must come from, at least, to compare hosts by it."""
+
+NOT_SEEN = "the job ended, or moved on, before that could be seen"
 
 
 class NotMeasured(Exception):
@@ -52,8 +56,8 @@ class NotMeasured(Exception):
 
 @dataclass(frozen=True)
 class Level:
-    """A count in the middle of some looks at it: when (seconds), how many, how many a second, and
-    how often it changed."""
+    """The count at the mean moment (seconds) of some looks, its rate per second, and how often it
+    changed."""
 
     moment: float
     count: float
@@ -62,9 +66,9 @@ class Level:
 
 
 def level(looks: Sequence[tuple[float, float]]) -> Level:
-    """Of looks (moment, count), in order, over whole steps as far as can be told.
+    """The level of looks (moment, count), in order; over whole steps where the count changed twice.
 
-    Raises NotMeasured for a count that does not grow, or that goes back.
+    Raises NotMeasured for a count that does not grow, or goes back.
     """
     changed = [n for n, ((_, a), (_, b)) in enumerate(pairwise(looks), start=1) if b != a]
     if any(b < a for (_, a), (_, b) in pairwise(looks)):
@@ -81,15 +85,17 @@ def level(looks: Sequence[tuple[float, float]]) -> Level:
 
 
 def lost_s(elapsed: float, source: Worked, end: Worked) -> float:
-    """Seconds of training that were lost in ``elapsed`` ones, from the request to the moment of
-    ``end.end``; ``end`` is what the host says on which the capsule runs, maybe the source's own.
+    """Seconds of training that the job lost in ``elapsed`` seconds, from the request to the moment
+    of ``end.end``. ``end`` is the answer of the host that has the capsule now. Where the capsule
+    stayed, that is ``source`` itself.
 
     Raises NotMeasured.
     """
     for each in (source, end):
         if each.why_not:
             raise NotMeasured(each.why_not)
-    assert end.end is not None
+    if end.end is None:  # the capsule was not there any more
+        raise NotMeasured(NOT_SEEN)
     if source is end:
         back, parts = end.end < source.counted, [(source, end.end - source.begin)]
     else:
@@ -102,6 +108,6 @@ def lost_s(elapsed: float, source: Worked, end: Worked) -> float:
 
 
 def _rated(end: Worked, source: Worked) -> Worked:
-    """The host whose rate counts for what was made at the end."""
+    """The answer whose rate counts for what was made on the last host."""
     differs = abs(end.rate - source.rate) > DIFFERS * source.rate
     return end if end.rate and differs else source

@@ -18,9 +18,9 @@ from liveshift.runtime.messages import Cost, Phase, Worked
 from liveshift.runtime.migration import Move
 from liveshift.runtime.steps import Step
 
-LEFT = Worked("collectives", 100.0, None, 100.0, 10.0, 0.0, False, 0.5, 246)
-RUNS = Worked("collectives", 110.0, 130.0, 110.0, 10.0, 3.0, True, 0.4)
-STAYS = Worked("collectives", 100.0, 130.0, 100.0, 10.0, 4.0, True, 0.5)
+LEFT = Worked("collectives", 100.0, None, 100.0, 10.0, 0.0, 0.5, 246)
+RUNS = Worked("collectives", 110.0, 130.0, 110.0, 10.0, 3.0, 0.4)
+STAYS = Worked("collectives", 100.0, 130.0, 100.0, 10.0, 4.0, 0.5)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_both_hosts_are_asked_and_the_rest_is_what_was_lost(scene: Scene) -> Non
 
 
 def test_the_pause_is_part_of_it_and_the_rest_is_slower(scene: Scene) -> None:
-    fewer = Worked("collectives", 110.0, 120.0, 110.0, 10.0, 3.0, True, 0.4)
+    fewer = Worked("collectives", 110.0, 120.0, 110.0, 10.0, 3.0, 0.4)
     cost, _ = costed(scene, Step.DONE, LEFT, fewer)
     assert cost is not None
     assert cost.lost_s == pytest.approx(1.0, abs=0.1)

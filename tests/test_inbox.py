@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from captured import until
 from memory_parts import BASE, PAGE, page
 
 from liveshift.criu_glue import trees
-from liveshift.criu_glue.memory.store import PAGES_FILE
+from liveshift.criu_glue.memory.store import PAGES_FILE, MemoryStore
 from liveshift.criu_glue.trees import Tree
 from liveshift.errors import LiveshiftError, NotFound, StepFailed
 from liveshift.runtime import inbox as inboxes
@@ -340,6 +342,31 @@ def test_no_more_room_is_made_than_the_host_has_memory_for(
     host.inbox.make_room(STOP)
     until(lambda: not host.inbox.make_room(STOP))
     assert (host.images / PAGES_FILE).stat().st_blocks * 512 == 32 << 20
+
+
+def test_pages_of_two_lanes_are_stored_at_the_same_time(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each thread waits in the store for the other one. What is not stored yet does not count."""
+    host.inbox.memory_limit = 1 << 30
+    both, write = threading.Barrier(2), MemoryStore.write
+    counted: list[dict[str, tuple[int, int]]] = []
+
+    def together(self: MemoryStore, chunk: memoryview) -> None:
+        both.wait(20)
+        counted.append(host.inbox.pages.streams())
+        both.wait(20)
+        write(self, chunk)
+
+    monkeypatch.setattr(MemoryStore, "write", together)
+    chunk = pages(8)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda lane: host.inbox.pages.write(lane, chunk, b"tag"), (1, 2)))
+    assert counted == [{}, {}]
+    streams = host.inbox.pages.streams()
+    assert {name: size for name, (size, _) in streams.items()} == {
+        "memory:1": len(chunk), "memory:2": len(chunk),
+    }  # fmt: skip
 
 
 def test_an_image_whose_memory_was_lost_again_is_not_complete(host: Host) -> None:

@@ -57,14 +57,14 @@ def measured(job: MadeUp, asked: float, over: float, chance: Random, beat_s: flo
         now += beat_s * (1 + 0.1 * chance.random())
     begin = usual.level(asked)
     assert begin is not None
-    source = Worked(COLLECTIVES, begin, None, job.count(asked), usual.typical(), 0, False, 0)
+    source = Worked(COLLECTIVES, begin, None, job.count(asked), usual.typical(), 0, 0)
     looks, when = [], over + AFTER_S
     while when < over + AFTER_S + WATCH_S:
         looks.append((when, float(job.count(when))))
         when += 0.05 * (1 + 0.2 * chance.random())
     seen = level(looks)
     there = float(job.count(over))
-    end = Worked(COLLECTIVES, there, seen.count, there, seen.rate, seen.moment - over, True, 0)
+    end = Worked(COLLECTIVES, there, seen.count, there, seen.rate, seen.moment - over, 0)
     return lost_s(over - asked + end.seconds, source, end)
 
 
@@ -73,16 +73,27 @@ def several(job: Callable[[], MadeUp], asked: float, over: float) -> list[float]
     return [measured(job(), asked + 0.37 * n, over + 0.37 * n, chance) for n in range(9)]
 
 
+def held_up(
+    step_s: float, asked: float, over: float, seconds: float, *, begin: float, speed: float = 0.0,
+    collectives: int = 1,
+) -> list[float]:  # fmt: skip
+    """What is said of nine jobs that have this speed for so many seconds from ``begin`` on, and are
+    moved then: each at another point of its steps."""
+    found = []
+    for n in range(9):
+        later = 0.37 * n
+
+        def at(moment: float, begin: float = begin + later) -> float:
+            return speed if begin <= moment < begin + seconds else 1.0
+
+        job = MadeUp(step_s, at, collectives)
+        found.append(measured(job, asked + later, over + later, Random(n)))
+    return found
+
+
 @pytest.mark.parametrize("collectives", [1, 3, 20])
 def test_a_job_that_stands_loses_that_time(collectives: int) -> None:
-    found = [
-        measured(
-            MadeUp(0.2, lambda t, at=30.5 + n * 0.37: 0.0 if at <= t < at + 1.5 else 1.0,
-                   collectives),
-            30 + n * 0.37, 33 + n * 0.37, Random(n),
-        )
-        for n in range(9)
-    ]  # fmt: skip
+    found = held_up(0.2, 30, 33, 1.5, begin=30.5, collectives=collectives)
     assert mean(found) == pytest.approx(1.5, abs=0.05)
     assert all(abs(each - 1.5) < 0.15 for each in found), found
 
@@ -94,13 +105,7 @@ def test_a_job_that_nothing_holds_up_loses_nothing() -> None:
 
 
 def test_a_fifth_of_its_speed_for_ten_seconds_is_two_seconds() -> None:
-    found = [
-        measured(
-            MadeUp(0.2, lambda t, at=40 + n * 0.37: 0.8 if at <= t < at + 10 else 1.0),
-            40 + n * 0.37, 50 + n * 0.37, Random(n),
-        )
-        for n in range(9)
-    ]  # fmt: skip
+    found = held_up(0.2, 40, 50, 10, begin=40, speed=0.8)
     assert mean(found) == pytest.approx(2.0, abs=0.1)
 
 
@@ -112,24 +117,18 @@ def test_a_checkpoint_before_the_move_is_no_part_of_its_cost() -> None:
 
 
 def test_long_steps_are_seen_in_part() -> None:
-    found = [
-        measured(
-            MadeUp(0.9, lambda t, at=60.5 + n * 0.37: 0.0 if at <= t < at + 3 else 1.0),
-            60 + n * 0.37, 64 + n * 0.37, Random(n),
-        )
-        for n in range(9)
-    ]  # fmt: skip
+    found = held_up(0.9, 60, 64, 3, begin=60.5)
     assert mean(found) == pytest.approx(3.0, abs=0.2)
     assert all(abs(each - 3.0) < 0.6 for each in found), found
 
 
 def worked(begin: float, end: float | None, rate: float = 10.0, why_not: str = "") -> Worked:
-    return Worked(COLLECTIVES, begin, end, begin, rate, 0.0, True, 0.0, 0, why_not)
+    return Worked(COLLECTIVES, begin, end, begin, rate, 0.0, 0.0, 0, why_not)
 
 
 def test_each_host_counts_its_own_part_of_run_time() -> None:
-    source = Worked(RUN_TIME, 9_000.0, 12_000.0, 9_000.0, 1000.0, 0.0, False, 0.0)
-    end = Worked(RUN_TIME, 0.0, 3_500.0, 0.0, 1000.0, 0.0, True, 0.0)
+    source = Worked(RUN_TIME, 9_000.0, 12_000.0, 9_000.0, 1000.0, 0.0, 0.0)
+    end = Worked(RUN_TIME, 0.0, 3_500.0, 0.0, 1000.0, 0.0, 0.0)
     assert lost_s(8.0, source, end) == pytest.approx(1.5)
 
 
@@ -152,6 +151,7 @@ def test_one_that_stays_is_its_own_other_side() -> None:
         (worked(100.0, None), worked(110.0, 105.0), "went back"),
         (worked(100.0, None, why_not="not long enough"), worked(110.0, 120.0), "not long enough"),
         (worked(100.0, None), worked(0.0, None, why_not="the job ended"), "the job ended"),
+        (worked(100.0, None), worked(110.0, None), "the job ended, or moved on, before"),
     ],
 )
 def test_what_cannot_be_told_is_not_measured(source: Worked, end: Worked, why: str) -> None:

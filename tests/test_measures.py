@@ -93,8 +93,8 @@ def test_one_that_has_left_is_asked_for_what_it_had_made() -> None:
     began = time.monotonic()
     said = leaves(Capsule(), gone)
     assert time.monotonic() - began < 0.1, "nobody waits for a host that has nothing to watch"
-    assert (said.clock, said.end, said.runs, said.sent, said.why_not) == (
-        COLLECTIVES, None, False, 246, ""
+    assert (said.clock, said.end, said.seconds, said.sent, said.why_not) == (
+        COLLECTIVES, None, 0.0, 246, ""
     )  # fmt: skip
     assert said.rate == pytest.approx(RATE, rel=0.02)
     assert said.begin == pytest.approx(20 * RATE, abs=5)
@@ -118,7 +118,6 @@ def test_run_time_ends_where_it_was_stopped() -> None:
 
 def test_one_that_stays_is_watched() -> None:
     said = leaves(Capsule(), lambda *_: None)
-    assert said.runs
     assert said.end is not None
     # As many as it makes until the moment that this belongs to.
     assert said.end - said.begin == pytest.approx(said.seconds * RATE, abs=10)
@@ -133,7 +132,7 @@ def test_one_that_comes_counts_from_where_it_was() -> None:
     capsules["gpt/1"] = capsule
     measured.runs("m1", capsule)  # type: ignore[arg-type]
     said = asyncio.run(measured.end(EndMeasure("m1", "gpt/1", COLLECTIVES)))
-    assert (said.begin, said.counted, said.runs, said.why_not) == (1000, 1000, True, "")
+    assert (said.begin, said.counted, said.seconds > 0, said.why_not) == (1000, 1000, True, "")
     assert said.end is not None
     assert said.end > said.begin
     assert said.rate == pytest.approx(RATE, rel=0.1), "seen here"
@@ -163,10 +162,17 @@ def test_what_cannot_be_counted_says_why(
     assert why in leaves(made(), then).why_not
 
 
+def test_nobody_watches_one_of_which_it_is_known_that_it_cannot_be_counted() -> None:
+    began = time.monotonic()
+    said = leaves(Capsule(RUN_TIME), lambda measured, _: measured.stops("m1"))
+    assert time.monotonic() - began < 0.1
+    assert (said.seconds, said.why_not != "") == (0.0, True)
+
+
 def test_an_agent_that_was_started_anew_knows_nothing() -> None:
     said = asyncio.run(agent()[0].end(END))
     assert said.why_not == "the agent on h1 was started anew meanwhile"
-    assert not said.runs
+    assert said.seconds == 0.0
 
 
 def test_moves_that_nobody_asks_about_are_forgotten() -> None:

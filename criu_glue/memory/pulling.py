@@ -15,8 +15,8 @@ BATCH = 4 << 20
 """The most bytes that a thread reads between two words to its pace."""
 
 Sink = Callable[[memoryview, Callable[[], None]], None]
-"""Takes a chunk on. The memory may be used until the sink's second argument is called, which says
-that it was sealed. Each thread that reads calls it, several at once."""
+"""Takes a chunk. Its memory is the sink's until the sink calls the second argument. All threads
+that read call the sink, several at once."""
 
 
 class Pace(Protocol):
@@ -27,7 +27,7 @@ class Pace(Protocol):
 
 
 class Unhurried:
-    """The pace of who need not spare anybody."""
+    """The pace without a limit."""
 
     def spent(self, read: int) -> None:
         pass

@@ -10,21 +10,26 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from liveshift.criu_glue.memory.store import MemoryStore
-from liveshift.runtime.wire import PageStreams, Receiver, page_port
+from liveshift.runtime.inbox import Inbox
+from liveshift.runtime.wire import Receiver, page_port
 
 SLACK = 64 << 20
 """The subject's memory besides: its interpreter's."""
 
 
-class Nothing:
-    """Takes lane 0, over which only the key comes."""
+class Store(MemoryStore):
+    """One that notes which threads write to it."""
 
-    complete = False
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.wrote: set[int] = set()
 
-    def write(self, stream: str, data: memoryview) -> None:
-        raise AssertionError(f"{stream} has come")
+    def write(self, chunk: bytes | memoryview) -> None:
+        self.wrote.add(threading.get_ident())
+        super().write(chunk)
 
 
 def main() -> None:
@@ -32,16 +37,13 @@ def main() -> None:
     page_port.threads = lambda _most: int(workers)  # type: ignore[attr-defined]
     receiver = Receiver(data, pages, Path(place) / "keys", "h1", ["127.0.0.1"])
     receiver.start()
-    store = MemoryStore.create(Path(place) / "store", int(size) + SLACK)
+    images, limit = Path(place) / "store", int(size) + SLACK
+    store = Store(images, limit, fresh=True)
     if ready == "ready":
-        store.reserve(int(size) + SLACK)
-    wrote: set[int] = set()
-
-    def write(chunk: memoryview) -> None:
-        wrote.add(threading.get_ident())
-        store.write(chunk)
-
-    receiver.expect("m1", "h0", Nothing(), 0, PageStreams(write), 32)
+        store.reserve(limit)
+    no_capsule: Any = None  # over lane 0 only the key comes
+    inbox = Inbox(images, no_capsule, memory_limit=limit, memory=store)
+    receiver.expect("m1", "h0", inbox, 0, inbox.pages, 32)
     print("ready", flush=True)
     sys.stdin.readline()
     before = time.process_time()
@@ -50,7 +52,7 @@ def main() -> None:
     said = {
         "cpu_s": time.process_time() - before,
         "bytes": receiver.received("m1"),
-        "threads": len(wrote),
+        "threads": len(store.wrote),
     }
     print(json.dumps(said), flush=True)
     sys.stdout.close()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
+from free_ports import free_port
 
 from liveshift.criu_glue.memory.tracker import MemoryTracker
 from liveshift.errors import LiveshiftError
@@ -29,10 +29,11 @@ STREAMS = 4
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """One pass over ``gb`` (1e9 bytes) of memory; ``threads`` read and seal at the source and, at
-    most so many, open and store at the destination: ``read_by`` and ``stored_by`` of them did.
+    """One pass over ``gb`` (1e9 bytes) of memory, with ``threads`` threads at each end.
 
-    ``ready``: whether the store's memory was there before. CPU time in seconds per GB.
+    ``read_by``: threads that did read and seal at the source; ``stored_by``: threads that did open
+    and store at the destination. ``ready``: whether the store had its memory before. CPU time in
+    seconds per GB.
     """
 
     threads: int
@@ -49,16 +50,12 @@ class Measured(msgspec.Struct, frozen=True):
         """GB per second."""
         return self.gb / self.seconds
 
-    @property
-    def cpu_s_per_gb(self) -> float:
-        return self.cpu_s_per_gb_source + self.cpu_s_per_gb_destination
-
 
 def measure(size: int, threads: int, ready: bool) -> Measured:
     """Send ``size`` bytes of another process's memory once; raises LiveshiftError."""
     with _a_place() as place:
         keys.init(place / "keys", ["h0", "h1"])
-        data, pages = (f"127.0.0.1:{_free_port()}" for _ in range(2))
+        data, pages = (f"127.0.0.1:{free_port()}" for _ in range(2))
         there = ["-m", "engine_bench.destination", str(place), data, pages, str(size), str(threads)]
         with (
             _program([str(HERE / "subject.py"), str(size)]) as (pid, _, _),
@@ -135,9 +132,3 @@ def _a_place() -> Iterator[Path]:
         yield place
     finally:
         shutil.rmtree(place)
-
-
-def _free_port() -> int:
-    with socket.socket() as own:
-        own.bind(("127.0.0.1", 0))
-        return int(own.getsockname()[1])

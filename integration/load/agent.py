@@ -267,7 +267,7 @@ class SimulatedAgent:
 
     async def _end_measure(self, ask: messages.EndMeasure) -> messages.Worked:
         why = "it is simulated"
-        return messages.Worked("", 0.0, None, 0.0, 0.0, 0.0, False, 0.0, why_not=why)
+        return messages.Worked("", 0.0, None, 0.0, 0.0, 0.0, 0.0, why_not=why)
 
     async def _progress(self, ask: messages.Progress) -> messages.Arrived:
         if ask.migration not in self.coming:

@@ -30,6 +30,9 @@ frozen tree and what has come of it; two images; or a job with the checkpoint th
 BESIDE = 2_500_000_000
 """Bytes that the lab's daemons, Python and the machine itself need."""
 
+SETTLED_S = 8.0
+"""How long a job has trained before its first move. By then liveshift knows its usual speed, and so
+can measure what a move costs: it needs 2 s, and looks with each beat, in this lab every 2 s."""
 
 WAYS = ("auto", "stop", "round", "rounds")
 """``precopy.way`` of the lab's cluster file: what the product chooses, or one that is forced."""
@@ -108,7 +111,7 @@ def seconds(case: Case, effort: Effort) -> float:
     copy = case.size / RATES[case.link]
     settle = (3 + 2 * around(case)) * step_s(case) + 4
     start = 6 + 2 * case.gb
-    ours = start + effort.moves * (2.5 * copy + 1.0 * case.gb + settle + 2)
+    ours = start + SETTLED_S + effort.moves * (2.5 * copy + 1.0 * case.gb + settle + 2)
     hand = start + effort.hands * (copy + 3 * case.gb + settle + 2)
     return ours + hand + 4
 

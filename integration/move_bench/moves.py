@@ -12,20 +12,13 @@ from typing import Any
 
 import psutil
 from lab_session import LabSession
+from moves_ended import ended
 
 from liveshift.launcher.client import Client
 from liveshift.launcher.report import gaps
-from liveshift.runtime.messages import (
-    GetMigration,
-    Migrate,
-    Migration,
-    MigrationRow,
-    Named,
-    Phase,
-)
-from liveshift.runtime.steps import ENDS
+from liveshift.runtime.messages import GetMigration, Migrate, Migration, MigrationRow, Named, Phase
 
-from .cases import Case, Effort, around
+from .cases import SETTLED_S, Case, Effort, around
 from .machine import PATIENCE_S, training
 from .record import Moved, PhaseRow
 from .steps import AFTER_S, Gap, StepTail, gap, lost, slow_down
@@ -37,7 +30,6 @@ PRECOPY, DELTA = "pre-copy", ("memory", "delta")
 """Phases: memory while the job trains; what of it was written since, and so sent again."""
 COST_S = 15.0
 """How long the product's own measure is waited for: some seconds, more where steps are long."""
-OVER = tuple(step.value for step in ENDS)
 
 AROUND = "interrupted step"
 """The row of the step in which the job stood: slower before by the last round, after by page faults
@@ -62,6 +54,7 @@ def measure(
 
     steps = around(case)
     log.wait(steps, PATIENCE_S, alive)
+    log.wait_after(log.times[0] + SETTLED_S, 1, PATIENCE_S, alive)
     resident = 0
     moves = []
     with Client(session.lab.socket) as client:
@@ -73,9 +66,8 @@ def measure(
             resident = max(
                 resident, sum(psutil.Process(pid).memory_info().rss for pid in seen.tasks.values())
             )
-            row = _over(
-                client, client.get(Named, Migrate(f"{job.name}/0", "", "bench", False)).name
-            )
+            name = client.get(Named, Migrate(f"{job.name}/0", "", "bench", False)).name
+            row = ended(client, name, PATIENCE_S * 3, LOOK_S)
             job.assert_moved(seen, row)
             quiet = row.asked + row.seconds + AFTER_S + QUIET_S
             log.wait_after(quiet, steps, PATIENCE_S, alive)
@@ -125,13 +117,14 @@ def moved(row: MigrationRow, times: list[float], begin: float) -> Moved:
 
 
 def costs(row: MigrationRow) -> dict[str, Any]:
-    """What the product says of a move's cost; nothing where it says nothing."""
+    """What liveshift says of a move's cost."""
     if (cost := row.cost) is None:
-        return {}
+        return {"why_not": f"liveshift did not say within {COST_S:g} s"}
     size = cost.memory_bytes
     source, destination = cost.cpu_source_s, cost.cpu_destination_s
     return {
         "measured_s": cost.lost_s,
+        "why_not": cost.why_not,
         "memory_bytes": size,
         "cpu_source_s": source * 1e9 / size if size and source is not None else None,
         "cpu_destination_s": destination * 1e9 / size if size and destination is not None else None,
@@ -200,13 +193,3 @@ def _costed(client: Client, row: MigrationRow) -> MigrationRow:
         time.sleep(LOOK_S)
         row = client.get(Migration, GetMigration(row.name)).row
     return row
-
-
-def _over(client: Client, name: str) -> MigrationRow:
-    until = time.monotonic() + PATIENCE_S * 3
-    while True:
-        row = client.get(Migration, GetMigration(name)).row
-        if row.state in OVER:
-            return row
-        assert time.monotonic() < until, f"{name} is {row.state}: {row}"
-        time.sleep(LOOK_S)

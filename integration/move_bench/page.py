@@ -150,9 +150,9 @@ def _goals(goals: Sequence[Goal]) -> str:
 
 def _overview(run: Run) -> str:
     columns = (
-        "lost", "by hand", "restart", "empty", "CPU s/GB", "bare loop", "sent per byte",
-        "downtime", "predicted", "× limit", "(strict)", "by hand ×", "restart ×", "slower",
-        "sent before", "sent standing", "changed", "full speed", "same bits",
+        "lost", "as liveshift says", "by hand", "restart", "empty", "CPU s/GB", "bare loop",
+        "sent per byte", "downtime", "predicted", "× limit", "(strict)", "by hand ×", "restart ×",
+        "slower", "sent before", "sent standing", "changed", "full speed", "same bits",
     )  # fmt: skip
     head = "<th>case</th>" + "".join(f'<th class="num">{name}</th>' for name in columns)
     rows = "".join(_overview_row(result) for result in run.cases)
@@ -163,10 +163,11 @@ def _overview_row(result: Result) -> str:
     if not result.moves:
         why = f"skipped: {result.skipped.get('ours', '')}"
         why = f"failed: {result.failed['ours']}" if "ours" in result.failed else why
-        return f'<tr><td>{_called(result)}</td><td colspan="19">{escape(why)}</td></tr>'
+        return f'<tr><td>{_called(result)}</td><td colspan="20">{escape(why)}</td></tr>'
     slower = None if result.slow_down is None else f"{100 * result.slow_down:.0f} %"
     cells = [
         _or_dash(result.lost_s, q.seconds),
+        _or_dash(result.measured_s, q.seconds),
         _or_dash(result.by_hand_lost_s, q.seconds),
         _or_dash(result.restart_lost_s, q.seconds),
         _or_dash(result.empty_s, q.seconds),
@@ -195,6 +196,7 @@ def _section(run: Run, result: Result) -> str:
     facts = [KINDS[case.kind], f"{q.size(result.resident_bytes)} resident" * bool(result.moves)]
     facts += [f"{len(result.moves)} moves, {result.steps} steps" * bool(result.moves)]
     facts += sorted({move.way for move in result.moves})[:1]
+    facts += [f"liveshift did not measure what a move cost: {why}" for why in result.not_measured]
     facts += [f"{what} skipped: {why}" for what, why in result.skipped.items()]
     facts += [f"{what} FAILED: {why}" for what, why in result.failed.items()]
     if result.limit:

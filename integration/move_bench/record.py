@@ -37,7 +37,8 @@ class Moved(msgspec.Struct, frozen=True):
 
     ``way``: what became of the pre-copy of memory, in the product's words. ``predicted_s``: what
     was expected of the standstill when the job was about to be stopped. ``lost_s``: of training, by
-    the step log; ``measured_s``: the same as the product says, None where it does not.
+    the step log; ``measured_s``: the same as liveshift says, None where it does not and ``why_not``
+    says why.
     ``cpu_source_s`` and ``cpu_destination_s``: of the agents and CRIU, per GB of memory;
     ``sent_share``: bytes sent per byte of memory.
     """
@@ -59,6 +60,7 @@ class Moved(msgspec.Struct, frozen=True):
     lost_s: float
     empty_s: float
     measured_s: float | None = None
+    why_not: str = ""
     memory_bytes: int = 0
     cpu_source_s: float | None = None
     cpu_destination_s: float | None = None
@@ -142,6 +144,8 @@ class Result(msgspec.Struct):
     way: str = ""
     lost_s: float | None = None
     measured_s: float | None = None
+    not_measured: list[str] = []
+    """Why liveshift did not measure moves of this case, each reason once."""
     pause_s: float | None = None
     empty_s: float | None = None
     memory_bytes: int | None = None
@@ -213,6 +217,7 @@ class Result(msgspec.Struct):
     def _sum_up_costs(self) -> None:
         self.lost_s = median(m.lost_s for m in self.moves)
         self.measured_s = middle(m.measured_s for m in self.moves)
+        self.not_measured = list(dict.fromkeys(m.why_not for m in self.moves if m.why_not))
         self.pause_s = median(m.downtime_s for m in self.moves)
         self.empty_s = median(m.empty_s for m in self.moves)
         self.memory_bytes = int(median(m.memory_bytes for m in self.moves)) or None

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from moves_ended import ended
+
 from liveshift.errors import Refused
 from liveshift.launcher.client import Client
-from liveshift.runtime.messages import GetMigration, Migrate, Migration, MigrationRow, Named
-from liveshift.runtime.steps import ENDS
+from liveshift.runtime.messages import Migrate, MigrationRow, Named
 
 LOOK_S = 0.02
 AGAIN_S = 0.1
 STUCK_S = 120.0
-OVER = tuple(step.value for step in ENDS)
 
 
 @dataclass
@@ -39,7 +39,8 @@ class Rounds:
         with Client(self.socket) as client:
             while goes_on():
                 capsule = f"{self.job}/{len(self.rows) % self.ranks}"
-                self.rows.append(self._over(client, self._ask(client, capsule)))
+                name = self._ask(client, capsule)
+                self.rows.append(ended(client, name, STUCK_S, LOOK_S))
 
     def _ask(self, client: Client, capsule: str) -> str:
         until = time.monotonic() + STUCK_S
@@ -51,12 +52,3 @@ class Rounds:
                 if time.monotonic() > until:
                     raise
             time.sleep(AGAIN_S)
-
-    def _over(self, client: Client, name: str) -> MigrationRow:
-        until = time.monotonic() + STUCK_S
-        while True:
-            row = client.get(Migration, GetMigration(name)).row
-            if row.state in OVER:
-                return row
-            assert time.monotonic() < until, f"{name} is {row.state} for {STUCK_S:g} s: {row}"
-            time.sleep(LOOK_S)

@@ -11,13 +11,13 @@ from .base import Answer, Message
 class Cost(msgspec.Struct, frozen=True):
     """What a move cost the job, measured some seconds after it was over.
 
-    ``lost_s``: the time from the request to two seconds after the end, less what as many steps
-    take before and after; ``paused_s`` of it the job was paused, ``slower_s`` is the rest. All
-    three are None where they were not measured; ``why_not`` says why, in words.
+    ``lost_s``: the time that the job took from the request to two seconds after the end, less what
+    as many steps take before and after. For ``paused_s`` of it the job was paused; ``slower_s`` is
+    the rest. All three are None where they were not measured; ``why_not`` then says why, in words.
     ``empty_s``: from the request until the source had nothing of the capsule any more; None where
-    it kept it. ``cpu_source_s`` and ``cpu_destination_s``: CPU seconds of the two agents and of
-    their children, such as CRIU; None where an agent does not say. ``sent_bytes``: by the source;
-    ``memory_bytes``: anonymous memory that the capsule had.
+    the source kept something. ``cpu_source_s`` and ``cpu_destination_s``: CPU seconds of the two
+    agents and of their children, such as CRIU; None where an agent did not answer. ``sent_bytes``:
+    what the source sent; ``memory_bytes``: anonymous memory that the capsule had.
     """
 
     lost_s: float | None
@@ -32,7 +32,7 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 class StartMeasure(Message, frozen=True):
-    """A move is asked for: note how far the capsule is, and what it usually makes; answers None."""
+    """A move was asked for: note how far the capsule is, and its usual speed; answers None."""
 
     migration: str
     capsule: str
@@ -41,8 +41,8 @@ class StartMeasure(Message, frozen=True):
 class EndMeasure(Message, frozen=True):
     """A move is over: say what the capsule has made on this host meanwhile; answers Worked.
 
-    ``clock``: what to count, as the source has chosen it; "" for the source's own. A host on which
-    the capsule runs watches it for some seconds first; one that let go of it answers at once.
+    ``clock``: which clock counts, as the source has chosen; the source itself is asked with "". A
+    host on which the capsule runs watches it for some seconds first; another answers at once.
     """
 
     migration: str
@@ -53,13 +53,13 @@ class EndMeasure(Message, frozen=True):
 class Worked(Answer, frozen=True):
     """What a capsule's clock showed on one host in a move: "collectives", or "run time" in ms.
 
-    ``begin`` and ``end``: the count at the begin and at the end of its part of the move, parts of
-    a step included; an ``end`` of None is the other host's ``begin``, as collectives move with the
-    rank. ``counted``: what was read at the begin. ``rate``: what it makes in a second here when
-    nothing holds it up, 0 where that is not known. ``seconds``: from the ask until the moment that
-    ``end`` belongs to, where the capsule runs here (``runs``). ``cpu_s``: CPU seconds of the agent
-    and its children since the move began here; ``sent``: bytes. ``why_not``: why nothing could be
-    counted, in words.
+    ``begin`` and ``end``: the count at the begin and at the end of the host's part of the move,
+    fractions included. The source's ``end`` is None for collectives: their count moves with the
+    rank, and goes on from the destination's ``begin``. ``counted``: the whole count at the begin.
+    ``rate``: the count per second on this host when nothing holds the job up; 0 where that is not
+    known. ``seconds``: from the ask until the moment of ``end``, where the host watched; else 0.
+    ``cpu_s``: CPU seconds of the agent and its children since the move began here; ``sent``: bytes.
+    ``why_not``: why nothing could be counted, in words.
     """
 
     clock: str
@@ -68,7 +68,6 @@ class Worked(Answer, frozen=True):
     counted: float
     rate: float
     seconds: float
-    runs: bool
     cpu_s: float
     sent: int = 0
     why_not: str = ""

@@ -56,7 +56,7 @@ class Seal:
     """The destination's end of one key, and how far each lane is under it.
 
     ``number``: of the question that brought it. ``speaker``: whose word that was, the public key
-    that lane 0 was opened with. One thread may use it.
+    that lane 0 was opened with. Several threads may use it, each for lanes of its own.
     """
 
     def __init__(self, key: bytes, number: int, speaker: str) -> None:

@@ -62,7 +62,7 @@ class Pending(NamedTuple):
 
 
 class Lane:
-    """Chunks are numbered from 0. ``window``: how many may be pending (:attr:`credit`)."""
+    """Chunks are numbered from 0. ``window``: how many its owner leaves pending at most."""
 
     def __init__(self, to: Destination, socket: zmq.Socket[bytes], window: int) -> None:
         self.socket = socket
@@ -73,7 +73,6 @@ class Lane:
         self.acknowledged = 0  # bytes, as they went over the wire
         self.connected = False
         self._to = to
-        self._window = window
         self._number = 0  # of the next chunk
         self._heard = self._sent_again = time.monotonic()
         self._asked = -1
@@ -81,11 +80,6 @@ class Lane:
     def connect(self, endpoint: str) -> None:
         self.socket.connect(endpoint)
         self.connected = True
-
-    @property
-    def credit(self) -> int:
-        """Chunks that may be sent now."""
-        return self._window - len(self.pending) if self.connected else 0
 
     @property
     def waits(self) -> bool:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lanes 1 to n of a migration at its source: pages of memory, over several connections at once.
 
-Whoever brings a chunk seals it (:meth:`Lanes.pages`), several threads at once: from the slot that
-it lies in into a buffer of ours, where it stays until the destination has acknowledged it. The slot
-is given back (``release``) as soon as that is done. One thread owns all connections; it only sends
-what was sealed, and hears what is acknowledged. libzmq's own threads write to the network.
+The thread that brings a chunk also seals it (:meth:`Lanes.pages`); several do so at once. A chunk
+is sealed from the slot that it lies in into a buffer of the lanes, where it stays until the
+destination has acknowledged it. The slot is given back (``release``) as soon as the chunk is
+sealed. One thread owns all connections: it sends what was sealed, and reads the acknowledgements.
+libzmq's own threads write to the network.
 
 Each Lanes object makes a key of its own, and tells the destination over lane 0 before it connects.
 """
@@ -142,8 +143,7 @@ class Lanes:
         """Give up what is not acknowledged. May be called again."""
         with self._changed:
             self._closing = True
-            if self._wake >= 0:
-                os.eventfd_write(self._wake, 1)
+            self._wake_up()
         self._thread.join()
         with self._changed:
             if self._wake >= 0:
@@ -154,7 +154,7 @@ class Lanes:
         return sum(lane.acknowledged for lane in self._lanes)
 
     def _put(self, kind: Kind, data: _Data, lanes: Sequence[int] = ()) -> None:
-        """Seal it for one of ``lanes`` (from 0 on), or of all that are connected."""
+        """Seal a chunk for one of ``lanes`` (numbered from 0), or of all connected ones."""
 
         def best() -> int:
             return max(lanes or range(self._greeted), key=self._credit.__getitem__, default=-1)
@@ -169,18 +169,22 @@ class Lanes:
         try:
             rate = self._meter.rate if self._link_is_slow() else 0.0
             self._lanes[n].seal(kind, data, rate)
-        except Exception as error:  # what is sealed for it after this would never be taken
+        except Exception as error:  # the chunk is lost, and with it the migration
             raise self._broke(error) from error
         self._wake_up()
 
     def _broke(self, error: Exception) -> StepFailed:
-        """Whatever it is, no thread may wait for ever."""
+        """Have every thread that waits, or comes, raise StepFailed; returns what they raise."""
         with self._changed:
-            why = StepFailed("ship", f"the lanes to {self._to.name} broke: {error!r}")
-            self._failed, self._closing = self._failed or why, True
+            if self._failed is None and isinstance(error, StepFailed):
+                self._failed = error
+            elif self._failed is None:
+                text = f"the lanes to {self._to.name} broke: {error!r}"
+                self._failed = StepFailed("ship", text)
+            self._closing = True
             self._changed.notify_all()
-        self._wake_up()
-        return why
+            self._wake_up()
+            return self._failed
 
     def _wake_up(self) -> None:
         with self._changed:
@@ -200,7 +204,6 @@ class Lanes:
         poller.register(self._wake, zmq.POLLIN)
         for lane in self._lanes:
             poller.register(lane.socket, zmq.POLLIN)
-        failed: StepFailed | None = None
         try:
             self._announce()
             self._connect()
@@ -209,11 +212,9 @@ class Lanes:
                 if ready.pop(self._wake, 0):
                     os.eventfd_read(self._wake)
                 self._turn()
-        except StepFailed as error:
-            failed = error
         except Exception as error:
             self._broke(error)
-        self._end(failed)
+        self._end()
 
     def _turn(self) -> None:
         """Take the answers that have come, send what was sealed."""
@@ -259,11 +260,10 @@ class Lanes:
         """Chunks that are sealed, or being sealed, and not acknowledged."""
         return len(self._lanes) * LANE_WINDOW - sum(self._credit)
 
-    def _end(self, failed: StepFailed | None) -> None:
+    def _end(self) -> None:
         for lane in self._lanes:
             lane.close()
         self._context.term()
         with self._changed:
-            self._failed = self._failed or failed
             self._closing = True
             self._changed.notify_all()

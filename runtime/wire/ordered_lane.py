@@ -32,6 +32,11 @@ class OrderedLane(Lane):
         """To the last question, once it has come."""
 
     @property
+    def credit(self) -> int:
+        """Chunks that may be sent now."""
+        return WINDOW - len(self.pending)
+
+    @property
     def waits(self) -> bool:
         return bool(self.pending) or self._question is not None
 

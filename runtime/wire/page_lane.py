@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One of the lanes for pages at its source: what goes over it is sealed here, by our own threads.
 
-A thread that has read a chunk seals it as well (:meth:`PageLane.seal`), while it lies in that
-processor's cache; the thread that owns the lane sends what was sealed. libzmq only carries it
-(mechanism NULL). Whatever does not open is not heard: the destination may have forgotten the key,
-and then it says so on lane 0, which knows who speaks.
+A thread that has read a chunk also seals it (:meth:`PageLane.seal`), while the chunk lies in that
+processor's cache; the thread that owns the lane sends it. libzmq only carries it (mechanism NULL).
+An answer that does not open is ignored. Should the destination have lost the key, it says so on
+lane 0, where CURVE proves who speaks.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ BUFFER = CHUNK + TAG
 
 
 class Buffers:
-    """Where sealed chunks lie until they are acknowledged. The one used last is the next: some of
-    it may be in the processor's cache still. From any thread."""
+    """Where sealed chunks lie until they are acknowledged. The buffer used last is given out next:
+    part of it may still be in the processor's cache. From any thread."""
 
     def __init__(self) -> None:
         self._free: list[memoryview] = []
@@ -95,8 +95,8 @@ class PageLane(Lane):
             self._sealed.append((header, sealed))
 
     def send_sealed(self) -> None:
-        """Send what was sealed so far: the owner of all lanes must see to it that there is credit
-        for each chunk before it is sealed."""
+        """Send what was sealed so far. The owner of all lanes lets a chunk be sealed only where
+        there is credit for it."""
         while self._sealed:
             self._send(*self._sealed.popleft())
 
@@ -112,9 +112,9 @@ class PageLane(Lane):
                 self.index, number, b"", memoryview(raw)[ANSWER.size :], self._answer
             )
         except (struct.error, Unsealed):
-            return  # anybody's
+            return  # not authentic
         if number <= self._last_answer:
-            return  # somebody's who has listened
+            return  # replayed
         self._last_answer = number
         try:
             answer = read_answer(said)

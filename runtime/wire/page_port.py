@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The port that pages come to: libzmq carries them (mechanism NULL), what they are is sealed.
 
-Anybody who can send from the address of a host of the cluster may knock here. So nothing is done
-with what does not open under the key that the announced source has sent over lane 0 (seal.py), and
-nothing is answered to it. What opens has been sealed by that source, for this migration, lane and
-number; a number that was taken before is not taken again.
+Any program that can send from the address of a host of the cluster can send here. So a chunk that
+does not open under the key that the announced source has sent over lane 0 (seal.py) is dropped, and
+not answered. A chunk that opens was sealed by that source, for this migration, lane and number; a
+number that was taken before is not taken again.
 
-One thread has the socket. It hands each chunk to one of several workers, always to the same one for
-the same lane: that opens the chunk, has it stored, and makes the answer, which the first sends.
+One thread has the socket. It hands all chunks of a lane to the same one of several workers. The
+worker opens the chunk, has it stored, and makes the answer; the thread with the socket sends it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ IO_THREADS = 4
 """Threads of libzmq's at most, which read; each connection has one of them."""
 
 WORKERS = 8
-"""Threads at most that open chunks and store them: by then memory bandwidth is shared out."""
+"""Threads at most that open chunks and store them: more would only share the memory bandwidth."""
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # glibc: malloc.h
 
@@ -53,12 +53,11 @@ class PagePort:
 
     def __init__(
         self, address: str, hosts: Iterable[str], find: Callable[[str], Announced | None],
-        known: Known, workers: int | None = None,
+        known: Known,
     ) -> None:  # fmt: skip
-        """``workers``: how many threads open and store; None: as many as there are cores for."""
         self.address = address
         self._hosts, self._find, self._known = hosts, find, known
-        self._workers = [_Worker(self, n) for n in range(workers or threads(WORKERS))]
+        self._workers = [_Worker(self, n) for n in range(threads(WORKERS))]
         self._answers: deque[tuple[bytes, bytes]] = deque()  # and whose they are
         self._wake = -1
         self._complained = 0.0
@@ -101,7 +100,7 @@ class PagePort:
                 if socket in ready:
                     self._take(socket)
                 while self._answers:
-                    with contextlib.suppress(zmq.Again, zmq.ZMQError):  # the sender is gone
+                    with contextlib.suppress(zmq.ZMQError):  # the sender is gone
                         socket.send_multipart(self._answers.popleft())
         except zmq.ContextTerminated:
             for worker in self._workers:
@@ -110,7 +109,7 @@ class PagePort:
             socket.close()
 
     def _take(self, socket: zmq.Socket[bytes]) -> None:
-        """All that has come, or as much as there may be from one connection at a time."""
+        """Hand on what has come, LANE_WINDOW chunks at most: then answers are sent again."""
         for _ in range(LANE_WINDOW):
             try:
                 frames = socket.recv_multipart(zmq.DONTWAIT, copy=False)
@@ -127,7 +126,7 @@ class PagePort:
             self._workers[which % len(self._workers)].take(header, frames)
 
     def answer(self, header: PageHeader, frames: list[zmq.Frame], plain: memoryview) -> None:
-        """One chunk, by one of the workers; what it is opened to lies in ``plain``."""
+        """Take one chunk, in one of the workers; it is opened into ``plain``."""
         try:
             answer = self._answer(header, frames, plain)
         except LiveshiftError as error:
@@ -179,14 +178,14 @@ class _Worker:
         self._chunks.put((header, frames))
 
     def end(self) -> None:
-        """Once it has done what it was given."""
+        """Return once it has taken all chunks that it was given."""
         self._chunks.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         while (chunk := self._chunks.get()) is not None:
             self._port.answer(*chunk, self._plain)
-            del chunk  # its memory is libzmq's, and needed again
+            del chunk  # give its memory back to libzmq
 
 
 def _keep_freed_memory() -> None:

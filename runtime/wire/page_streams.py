@@ -36,13 +36,13 @@ class PageStreams:
         with self._lock:
             if lane in self._ended:
                 raise StepFailed("ship", f"more came for {_name(lane)} after its end")
-            self._bytes[lane] = self._bytes.get(lane, 0) + len(data)
-            rolling = self._hashes.setdefault(lane, xxhash.xxh3_64())
-            rolling.update(tag)
-            if not data:
-                self._ended.add(lane)
         if data:
             self._store(data)
+        with self._lock:  # what is not stored yet does not count: the manifest is held against it
+            self._bytes[lane] = self._bytes.get(lane, 0) + len(data)
+            self._hashes.setdefault(lane, xxhash.xxh3_64()).update(tag)
+            if not data:
+                self._ended.add(lane)
 
     def wants(self) -> Iterable[tuple[int, int, int]]:
         """Which pages were only named and are not here."""

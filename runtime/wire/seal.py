@@ -38,7 +38,7 @@ def make_key() -> bytes:
 
 
 class Sealer:
-    """Seals one direction's messages. One thread may use it."""
+    """Seals one direction's messages. Several threads may use it, each for lanes of its own."""
 
     def __init__(self, key: bytes, direction: Direction) -> None:
         self._cipher = _cipher(key, direction)
