@@ -97,4 +97,4 @@ def _copy(found: Prediction) -> float:
     """Seconds in which the whole link, or all cores, are taken."""
     if found.given is None:
         return found.empty_s / 2
-    return min(_soonest(found), found.memory / cost.standstill(found.given))
+    return min(_soonest(found), cost.memory_s(found.given, found.memory))
