@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prediction with what the move costs: the way that would be taken, lost training, empty host."""
+"""A prediction with what the move costs: its way, the lost training, when the host is empty."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ def costed(
     learnt: cost.Learnt, settings: Settings, timeouts: Timeouts, way: str = "",
     within: float | None = None,
 ) -> Prediction:  # fmt: skip
-    """``link``: bytes a second that the way there carries, None: not known; ``way``: instead of
-    precopy.way; ``within``: seconds until the host must be empty."""
+    """The same prediction with the way that the orchestrator would choose, and its cost.
+
+    ``link``: bytes per second that the network carries, None where that is not known; ``way``:
+    instead of precopy.way; ``within``: seconds until the host must be empty.
+    """
     if found.way == FULL_DUMP:
         besides = cost.BESIDES_S if learnt.besides_s is None else learnt.besides_s
         return msgspec.structs.replace(found, lost_s=found.seconds, empty_s=besides + found.seconds)
@@ -44,8 +47,8 @@ def costed(
 
 
 def decided(found: Prediction, chosen: Chosen) -> Prediction:
-    """With the way that was chosen, by the orchestrator or by the source, which has measured the
-    link."""
+    """The same prediction with the way chosen: by the orchestrator before the move, and by the
+    source once it has measured the link."""
     best, given = chosen.estimate, chosen.given
     found = with_memory(
         found, best.left, given.link, f"of {units.size(found.memory)}: way {best.way}"

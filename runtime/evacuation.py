@@ -34,6 +34,7 @@ AT_MOST_S = 600.0
 """Between two attempts, where the cause of the failure is in the capsule itself."""
 TICK_S = 1.0
 PLAN_LEAST_S = 3.0
+"""Seconds that the hosts get to answer for a plan, however near the deadline is."""
 
 
 class Evacuation:
@@ -68,8 +69,11 @@ class Evacuation:
         self.wake()
 
     async def plan(self, host: str, within: float) -> messages.Evacuating:
-        """How its capsules will leave a host that must be empty within so many seconds; nothing
-        begins before that is known. What cannot leave is named with the reason."""
+        """Plan how the capsules leave a host that must be empty within so many seconds.
+
+        No move of the host begins before the plan is made. A capsule that cannot leave is named
+        with the reason.
+        """
         began = time.monotonic()
         leaving = [
             (job, capsule)
@@ -109,7 +113,7 @@ class Evacuation:
         )
 
     def _until(self, host: str, capsule: str) -> float | None:
-        """Monotonic seconds until which it must be gone; None: no matter."""
+        """The monotonic time by which the capsule must be gone; None without a deadline."""
         deadline = self._fleet.deadlines.get(host)
         if deadline is None:
             return None
@@ -193,7 +197,8 @@ class Evacuation:
 async def _soon(
     plan: Coroutine[Any, Any, messages.Planned], within: float
 ) -> messages.Planned | LiveshiftError:
-    """What is planned, or why there is none: half of the time is for the moves."""
+    """The plan of one move, or why there is none. At most half of the time goes into planning;
+    the rest is for the moves."""
     try:
         return await asyncio.wait_for(plan, max(PLAN_LEAST_S, within / 2))
     except TimeoutError:

@@ -119,8 +119,8 @@ class Precopy:
         """Bytes a second that the lanes were measured to carry; rounds are paced, and tell less."""
 
     def choose(self, plan: Situation, max_pause: float, within: float, way: Way) -> Chosen:
-        """Which way to go, now that the link is measured (``rate``); ``within``: seconds until the
-        host must be empty, 0 for no matter."""
+        """Choose the way, now that the link is measured (``rate``); ``within``: seconds until the
+        host must be empty, 0 without a deadline."""
         rate = min(self.rate or STANDSTILL, STANDSTILL)
         self._plan = msgspec.structs.replace(plan, link=rate, reach=min(rate, plan.reach))
         self.chosen = cost.choose(self._plan, max_pause, within or None, way)
@@ -155,8 +155,8 @@ class Precopy:
             before = dirty
 
     def keep_fresh(self) -> None:
-        """Go on with rounds in a thread, so that little is left at the standstill; not where the
-        way has no further ones."""
+        """Go on with rounds in a thread, so that little is left at the standstill; do nothing where
+        the way has no further rounds."""
         if self._way is not Way.ROUNDS:
             return
         self._until = float("inf")
@@ -208,8 +208,8 @@ class Precopy:
             log.exception("rounds that keep memory fresh have ended")
 
     def _look_at_list(self, dirty: int) -> None:
-        """A round has listed so much, and not sent it yet. Raises Stopped where sending it costs
-        the job more than it saves at the standstill."""
+        """A round has listed so many bytes and not sent them yet. Raises Stopped where sending
+        them costs the job more than it saves of the pause."""
         before, self._before = self._before, dirty
         self._listed = dirty
         if self._plan is not None and not self._forced and self._ahead.rounds:
@@ -227,7 +227,7 @@ class Precopy:
         self._reporter.listed(dirty)
 
     def _speed_needed(self) -> float:
-        """Bytes a second without which this round will not be through in time."""
+        """Bytes per second that this round needs to end before its deadline."""
         left = self._until - time.monotonic()
         sent = self.lanes.bytes - self._sent
         return max(0, self._listed - sent) / left if left > 0 else float("inf")
