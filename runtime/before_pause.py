@@ -15,6 +15,7 @@ from .. import units
 from . import messages, second_look
 from .cost import max_pause
 from .cost_prediction import decided
+from .cost_words import too_late
 from .deadlines import check_freeze
 from .gpu_asked import left
 from .ground import Ground, expected_bytes, limit_bytes, what_breaks
@@ -154,11 +155,7 @@ class BeforePause(Story):
     def _tell_if_late(self, found: messages.Prediction) -> None:
         """Say at once that the capsule cannot be gone in time; it moves all the same."""
         if found.needs_s is not None and (within := self._within()) is not None:
-            self._ground.tell(
-                self,
-                f"cannot be gone in time: it needs about {units.pause(found.needs_s)}, and has"
-                f" {units.pause(within)}",
-            )
+            self._ground.tell(self, too_late(found.needs_s, within))
 
     def _check_time(self) -> None:
         """Raise StepFailed if the rest of the memory cannot be sent in time: the pause would be

@@ -274,9 +274,10 @@ class Desk:
                 f'there is no way "{ask.way}" to move memory', hint=f"ways: {', '.join(Way)}"
             )
         reason, moves = shortened(ask.reason) or "asked for", self._moves
+        within = ask.within if ask.within > 0 else None
         gpu = asked(ask, capsule)
         if gpu is not None and gpu.host == capsule.host:
-            if ask.way or ask.within:
+            if ask.way or within:
                 raise Refused(
                     f"{ask.capsule} stays on {capsule.host}: neither a way nor a deadline goes"
                     " with that",
@@ -288,8 +289,8 @@ class Desk:
             return messages.Named(swap.name)
         to = ask.to if gpu is None else gpu.host
         if ask.dry_run:
-            return await moves.plan(job, capsule, to, gpu, ask.way, ask.within or None)
-        until = time.monotonic() + ask.within if ask.within > 0 else None
+            return await moves.plan(job, capsule, to, gpu, ask.way, within)
+        until = None if within is None else time.monotonic() + within
         move = moves.start(
             job, capsule, to, reason, who.shown, verify=ask.verify, gpu=gpu, way=ask.way,
             until=until,

@@ -105,7 +105,6 @@ class Precopy:
         )  # fmt: skip
         self._limit = settings.rounds
         self._way, self._forced = Way.ROUNDS, True
-        self._plan: Situation | None = None
         self.chosen: Chosen | None = None
         self._listed = 0  # bytes that this round is to send
         self._sent = 0  # bytes that the lanes had sent before it
@@ -122,10 +121,10 @@ class Precopy:
         """Choose the way, now that the link is measured (``rate``); ``within``: seconds until the
         host must be empty, 0 without a deadline."""
         rate = min(self.rate or STANDSTILL, STANDSTILL)
-        self._plan = msgspec.structs.replace(plan, link=rate, reach=min(rate, plan.reach))
-        self.chosen = cost.choose(self._plan, max_pause, within or None, way)
+        given = msgspec.structs.replace(plan, link=rate, reach=min(rate, plan.reach))
+        self.chosen = cost.choose(given, max_pause, within or None, way)
         self._way, self._forced = Way(self.chosen.estimate.way), way is not Way.AUTO
-        self._pace.limit = cost.limit(self._plan, self.chosen.estimate)
+        self._pace.limit = cost.limit(given, self.chosen.estimate)
         if within:
             self._pace.least = self._speed_needed
         return self.chosen
@@ -135,7 +134,7 @@ class Precopy:
         Raises StepFailed when the destination refuses."""
         self._until = until
         if self._way is Way.STOP:
-            self._reporter.stopping(self._plan.size if self._plan else 0)
+            self._reporter.stopping(self.chosen.given.size if self.chosen else 0)
         elif self._way is Way.ROUND:
             self._round()
         else:
@@ -212,15 +211,15 @@ class Precopy:
         them costs the job more than it saves of the pause."""
         before, self._before = self._before, dirty
         self._listed = dirty
-        if self._plan is not None and not self._forced and self._ahead.rounds:
+        if self.chosen is not None and not self._forced and self._ahead.rounds:
+            given, speed = self.chosen.given, self.chosen.estimate.speed
             each = self._pace.per_byte
-            speed = self.chosen.estimate.speed if self.chosen else self._plan.reach
             if each is None:
-                each = cost.lost_per_byte(self._plan, speed)
-            then = cost.written_in(self._plan, dirty / speed + cost.BETWEEN_S)
+                each = cost.lost_per_byte(given, speed)
+            then = cost.written_in(given, dirty / speed + cost.BETWEEN_S)
             if before:
                 then = max(then, dirty * min(1.0, dirty / before))
-            if not cost.pays(dirty, then, each, cost.standstill(self._plan)):
+            if not cost.pays(dirty, then, each, cost.standstill(given)):
                 self._not_worth = True
                 self._reporter.stopping(dirty)
                 raise Stopped
