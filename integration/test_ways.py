@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 import pytest
 from lab_session import AUTO, JOBS, LabSession, NewLab
-from moving_job import Job
+from moving_job import Job, Seen
 from reference_runs import References
 
 from liveshift.runtime import cost
@@ -29,6 +31,14 @@ def start(lab: LabSession, name: str, steps: int) -> Job:
     job = lab.start(name, (*words, "--steps", str(steps), "--pace", "0.05"), nnodes=2)
     job.wait_step(20)
     return job
+
+
+@contextmanager
+def unharmed(lab: LabSession, references: References, name: str) -> Iterator[tuple[Job, Seen]]:
+    """A job, and where its second rank is; in the end it must be what a job is that never moved."""
+    job = start(lab, name, 1500)
+    yield job, job.seen(1)
+    job.assert_same_as_never_moved(references, 2)
 
 
 def phase(row: MigrationRow, name: str) -> Phase:
@@ -80,19 +90,17 @@ def test_a_small_rank_on_busy_cores_is_stopped_and_the_plan_says_so_before(
 def test_what_cannot_be_gone_in_time_is_said_and_moves_unharmed(
     lab: LabSession, references: References
 ) -> None:
-    job = start(lab, "late", 900)
-    before = job.seen(1)
-    said = lab.cli("migrate", f"{job.name}/1", "--within", "0.2s", "-o", "json", code=124)
-    row = msgspec.convert(json.loads(said.out), MigrationRow)
-    job.assert_moved(before, row)
-    assert row.state == "done"
-    assert row.predicted is not None
-    assert (row.predicted.needs_s or 0) > 0.2
-    assert "cannot be gone in time" in lab.cli("events", "late").out
-    in_time = job.migrate(1, options=("--within", "60s"))
-    assert in_time.predicted is not None
-    assert in_time.predicted.needs_s is None
-    job.assert_same_as_never_moved(references, 2)
+    with unharmed(lab, references, "late") as (job, before):
+        said = lab.cli("migrate", f"{job.name}/1", "--within", "0.2s", "-o", "json", code=124)
+        row = msgspec.convert(json.loads(said.out), MigrationRow)
+        job.assert_moved(before, row)
+        assert row.state == "done"
+        assert row.predicted is not None
+        assert (row.predicted.needs_s or 0) > 0.2
+        assert "cannot be gone in time" in lab.cli("events", "late").out
+        in_time = job.migrate(1, options=("--within", "60s"))
+        assert in_time.predicted is not None
+        assert in_time.predicted.needs_s is None
 
 
 @pytest.mark.parametrize("capsules", [1, 2])
@@ -121,10 +129,8 @@ def test_a_host_is_empty_in_time_and_says_so_before(
 def test_a_notice_that_is_too_short_is_said_and_harms_nothing(
     lab: LabSession, references: References
 ) -> None:
-    job = start(lab, "short", 1500)
-    before = job.seen(1)
-    said = lab.cli("taint", "host", before.host, "--within", "1s", code=124)
-    lab.cli("uncordon", before.host)
-    assert "will not be gone in time: it needs about" in said.out
-    job.assert_moved(before, job.migration_after(0))
-    job.assert_same_as_never_moved(references, 2)
+    with unharmed(lab, references, "short") as (job, before):
+        said = lab.cli("taint", "host", before.host, "--within", "1s", code=124)
+        lab.cli("uncordon", before.host)
+        assert "will not be gone in time: it needs about" in said.out
+        job.assert_moved(before, job.migration_after(0))

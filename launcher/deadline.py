@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of a host that must be empty soon: when it will be, and what will not make it."""
+"""A host's deadline: the options that set it, and what commands say of a host that has one."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from ..runtime.config_notice import Severity
 from .report import quantities as q
 
 if TYPE_CHECKING:
@@ -13,11 +16,31 @@ if TYPE_CHECKING:
 
 TIMED_OUT = 124  # as timeout(1)
 PLAN_S = 60.0
-"""Beside the time that there is: every capsule of the host is surveyed."""
+"""Seconds in which the orchestrator plans, beside the time until the deadline: it surveys every
+capsule of the host."""
+
+AsSeverity = Annotated[
+    Severity | None,
+    typer.Option(
+        "--severity",
+        help="Why the host must be empty: the cluster file's table within has the time for it.",
+        show_default=False,
+    ),
+]
+Within = Annotated[
+    str,
+    typer.Option(
+        "--within",
+        metavar="TIME",
+        help="Time in which the host must be empty, such as 30s; it comes before what moves cost"
+        " the jobs. 0s: no deadline.",
+        show_default=False,
+    ),
+]
 
 
 def set_taint(client: Client, ask: SetTaint) -> Evacuating | None:
-    """Taint a host; how it will become empty, where it must be soon."""
+    """Taint a host; returns how it will become empty, None where it has no deadline."""
     from ..runtime.messages import Evacuating
 
     if not ask.within and not ask.severity:
@@ -28,12 +51,12 @@ def set_taint(client: Client, ask: SetTaint) -> Evacuating | None:
 
 
 def late(plan: Evacuating) -> list[Departing]:
-    """What will not be gone in time."""
+    """The capsules that will not be gone in time."""
     return [each for each in plan.capsules if each.late]
 
 
 def lines(plan: Evacuating) -> list[str]:
-    """One for the host, one for each capsule that is late."""
+    """A line for the host, and one for each capsule that is late."""
     if not plan.capsules:
         return []
     how = "all at once" if plan.together else "one by one"

@@ -13,18 +13,7 @@ from ..errors import LiveshiftError, Refused
 from ..runtime.steps import Step
 from . import deadline, render
 from .context import find
-from .options import (
-    AsSeverity,
-    AsTableOrJson,
-    Connect,
-    Host,
-    Key,
-    Lab,
-    Socket,
-    TableOrJson,
-    Within,
-    duration,
-)
+from .options import AsTableOrJson, Connect, Host, Key, Lab, Socket, TableOrJson, duration
 
 if TYPE_CHECKING:
     from ..runtime.messages import Evacuating, Event, HostRow, MigrationRow, Status
@@ -59,8 +48,8 @@ def drain(
     reason: Annotated[
         str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; shown wherever it matters.")
     ] = "drain",
-    within: Within = "0s",
-    severity: AsSeverity = None,
+    within: deadline.Within = "0s",
+    severity: deadline.AsSeverity = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print where everything would go; do nothing.")
     ] = False,
@@ -72,9 +61,9 @@ def drain(
 ) -> int:
     """Move everything off a host and wait until it is empty.
 
-    Exit code 5 when something on it cannot move, with --dry-run too; 124 at the timeout, and where
-    the host was not empty --within that time. The host
-    stays tainted either way: `liveshift uncordon` takes the taint back.
+    Exit code 5 when something on it cannot move, with --dry-run too; 124 at the timeout, and when
+    the host was not empty --within its time. The host stays tainted either way: `liveshift
+    uncordon` takes the taint back.
     """
     from ..runtime.messages import SetTaint
     from .client import Client
@@ -134,7 +123,7 @@ class Draining:
     client: Client
     host: str
     quiet: bool = False  # no line for a move that has ended
-    plan: Evacuating | None = None  # where it must be empty soon
+    plan: Evacuating | None = None  # None: the host has no deadline
     left: list[str] = field(default_factory=list)
     ended: list[MigrationRow] = field(default_factory=list)
     _event: int = 0
@@ -177,7 +166,7 @@ class Draining:
                 time.sleep(LOOK_S)
 
     def see_costs(self) -> None:
-        """Wait some seconds for what the moves cost their jobs; say it."""
+        """Wait some seconds until it is known what the moves cost their jobs, and print it."""
         from . import moves
 
         self.ended = moves.with_costs(self.client, self.ended)

@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def empty_s(self) -> float | None:
-        """Seconds until all that can leave has left, one by one; None: not known."""
+        """Seconds until the capsules that can leave have left, one by one; None: not known."""
         found = [plan.prediction.empty_s for plan in self.moves if plan.prediction is not None]
         return sum(found) or None
 

@@ -79,7 +79,7 @@ def cost_lines(found: Prediction) -> list[str]:
         f"would cost about {q.pause(found.lost_s)} of training (paused {found.seconds:.2f}, slower"
         f" {found.slower_s:.2f}); host empty after {q.pause(found.empty_s)}"
     )
-    if not found.lost_s:  # what was planned by nothing that knows of it
+    if not found.lost_s:  # a record of an older version
         return []
     if not found.how:
         return [text]

@@ -20,7 +20,6 @@ from .options import (
     Lab,
     Socket,
     TableOrJson,
-    Within,
     duration,
     host_names,
 )
@@ -84,14 +83,16 @@ def migrate(
             show_default=False,
         ),
     ] = None,
-    within: Within = "0s",
+    within: deadline.Within = "0s",
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Print plan, preflight and predicted pause; do nothing."),
     ] = False,
     no_cost: Annotated[
         bool,
-        typer.Option("--no-cost", help="Do not wait 2 to 4 s for the training time that it cost."),
+        typer.Option(
+            "--no-cost", help="Do not wait 2 to 4 s to see how much training time the move cost."
+        ),
     ] = False,
     reason: Annotated[
         str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; shown wherever it matters.")
@@ -104,10 +105,10 @@ def migrate(
 ) -> int:
     """Move one capsule to another host or GPU while it runs, and show where the time went.
 
-    The last line, on stderr, is what it cost the job: measured from the job's own steps.
+    The last line, on stderr, says what the move cost the job, measured from the job's own steps.
 
     Exit code 5 when the move is refused, with nothing changed. A move that fails on the way
-    leaves the capsule running where it was. 124 when it was not gone --within that time.
+    leaves the capsule running where it was. Exit code 124 when it was not gone --within its time.
     """
     from ..runtime.messages import Migrate
     from .client import Client

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ENDED = frozenset(step.value for step in ENDS)
 LOOK_S = 0.1  # between two looks at a migration
-COST_S = 6.0  # wait so long for the cost; it is known 2 to 4 s after the end, or 10 s at most
+COST_S = 6.0  # to wait for the cost of a move, which is known 2 to 4 s after its end
 
 
 def over(row: MigrationRow) -> bool:
@@ -48,7 +48,7 @@ def follow(client: Client, name: str) -> MigrationRow:
 
 
 def with_costs(client: Client, rows: Iterable[MigrationRow]) -> list[MigrationRow]:
-    """The same migrations as soon as all that will have a cost have it, or after COST_S."""
+    """The same migrations, once the cost of each move is known or :data:`COST_S` are over."""
     until, found = time.monotonic() + COST_S, list(rows)
     while True:
         found = [look(client, row.name) if _awaits_cost(row) else row for row in found]

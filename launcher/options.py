@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..runtime.config_notice import Severity
 from .context import LAB_ROOT, LAB_ROOT_VARIABLE, LAB_VARIABLE, find, labs
 
 if TYPE_CHECKING:
@@ -147,24 +146,6 @@ Key = Annotated[
         help="An operator's key, orchestrator.pub next to it; else [dim]$LIVESHIFT_KEY[/].",
         rich_help_panel=WHICH,
         callback=_inherited,
-        show_default=False,
-    ),
-]
-AsSeverity = Annotated[
-    Severity | None,
-    typer.Option(
-        "--severity",
-        help="How much time there is, as the cluster file says in its table within.",
-        show_default=False,
-    ),
-]
-Within = Annotated[
-    str,
-    typer.Option(
-        "--within",
-        metavar="TIME",
-        help="The host must be empty by then, such as 30s: what a move costs comes second; 0s: no"
-        " matter.",
         show_default=False,
     ),
 ]

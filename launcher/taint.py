@@ -10,7 +10,6 @@ import typer
 from . import deadline, render
 from .context import find
 from .options import (
-    AsSeverity,
     AsTableOrJson,
     Connect,
     Host,
@@ -19,7 +18,6 @@ from .options import (
     Lab,
     Socket,
     TableOrJson,
-    Within,
     duration,
 )
 
@@ -41,8 +39,8 @@ def taint(
     reason: Annotated[
         str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; shown wherever it matters.")
     ] = "by hand",
-    within: Within = "0s",
-    severity: AsSeverity = None,
+    within: deadline.Within = "0s",
+    severity: deadline.AsSeverity = None,
     output: AsTableOrJson = TableOrJson.TABLE,
     socket: Socket = None,
     lab: Lab = None,
@@ -51,7 +49,8 @@ def taint(
 ) -> int:
     """Move everything off a host and let nothing come to it, without waiting.
 
-    With --within exit code 124 where something will not be gone in time; it moves all the same.
+    With --within the exit code is 124 if some capsule will not be gone in time; it moves all the
+    same.
 
     `liveshift untaint` takes the taint back; `liveshift drain` also waits; `liveshift cordon` lets
     what runs there stay.

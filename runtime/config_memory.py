@@ -24,7 +24,7 @@ class Way(StrEnum):
     AUTO = "auto"  # what costs the job least (cost.py)
     STOP = "stop"  # all of it while the job is paused
     ROUND = "round"  # once while the job trains; what is written meanwhile during the pause
-    ROUNDS = "rounds"  # again and again, until what a round finds no longer shrinks
+    ROUNDS = "rounds"  # again and again, until a round finds no less than the one before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Precopy:
     enabled: Annotated[bool, Flag()] = True
     way: Annotated[Way, Choice(Way)] = Way.AUTO
     slow_down: Annotated[float | None, Share(0.01, 0.9)] = None  # of the job's speed, at most
-    max_pause: Annotated[float | None, Seconds()] = None  # of a way taken; None: from timeouts
+    max_pause: Annotated[float | None, Seconds()] = None  # of the way taken; None: from timeouts
     rounds: Annotated[int, WholeNumber(1, 1000)] = 30  # at most
     post_copy: Annotated[bool, Flag()] = False  # run before all has arrived
     keep: Annotated[int | None, Size()] = None  # of what has left a host, on it; None: nothing

@@ -28,35 +28,42 @@ from .steps import Step
 from .timeouts import Timeouts
 
 FAULT_BYTE_S = 0.1e-9
-"""Seconds per byte that is written again after a round has protected it: a fault per page."""
+"""Seconds that the job loses for each byte that it writes again after a round has protected the
+page: the write faults."""
 BETWEEN_S = 0.25
-"""From the end of a round to the pause: ranks come to their boundary, the tracker looks."""
+"""Seconds from the end of a round to the pause: the ranks come to their boundary, the tracker
+looks."""
 BESIDES_S = 1.5
-"""Of a move beside memory and pause, as long as no earlier move tells: survey, room, end."""
-SHORT_S = 0.2
-"""As long as the looks that ``Writing.rate`` is of (forecast.LOOK_S)."""
+"""Seconds that a move takes beside copying and pause (survey, room, end), until earlier moves have
+shown it."""
+LOOK_S = 0.2
+"""Seconds that a short look at what a capsule writes takes; ``Writing.rate`` is of such looks."""
 LEAST_SPEED = 25e6
-"""Bytes a second: a slower pre-copy is no way."""
+"""Bytes per second: no round is planned to be slower."""
 SIMPLER = 1.25
-"""The stop is taken where the best other way saves less than this factor: the model is known to
-some 30 %, and after a stop the host is empty soonest."""
+"""The model chooses the stop unless another way loses less by this factor: its error is some 30 %,
+and after a stop the host is empty soonest."""
 ROUNDS_MOST = 30
 SEEN_BUSY = 0.1
-"""A move teaches what a byte costs only where at least this share of the reading took CPU time that
-the job wanted."""
+"""A move teaches what a byte costs only if no core was idle for at least this share of its
+reading."""
 NEVER_FREE = 0.1
-"""Of the CPU time that a byte takes: less is not believed, whatever few noisy looks say."""
+"""The share of a byte's CPU time that it is always taken to cost: single moves measure too little
+by chance."""
 TEACHES_S = 1.0
-"""Shorter rounds tell nothing of what a byte costs: they are but a few steps long."""
+"""Seconds: shorter rounds teach nothing of what a byte costs, as they last only a few steps."""
 LAST = 9
-"""Earlier moves that count: the newest ones."""
+"""How many earlier moves count: the newest ones."""
 COLD = Writing(0.0, 0, 1.0)
 
 
 @dataclass(frozen=True)
 class Learnt:
-    """By earlier moves; None: they do not tell. ``per_byte`` in seconds, ``reach`` in bytes per
-    second of a round without a limit, ``besides_s`` as :data:`BESIDES_S`."""
+    """What earlier moves have shown; None where none has shown it.
+
+    ``per_byte``: seconds of training lost for each byte that a round reads while no core is idle.
+    ``reach``: bytes per second of a round without a limit. ``besides_s``: as :data:`BESIDES_S`.
+    """
 
     per_byte: float | None = None
     reach: float | None = None
@@ -66,11 +73,14 @@ class Learnt:
 def situation(
     size: int, written: Writing | None, link: float | None, fixed_s: float, source: Cores | None,
     destination: Cores | None, learnt: Learnt, slow_down: float | None = None,
-    slower_stop: float = 1.0, fill_s: float = 0.0,
+    slower_stop: float = 1.0, refill_s: float = 0.0, first_fill_s: float = 0.0,
 ) -> Situation:  # fmt: skip
-    """What the model needs, from what is known; ``link``: None where nothing tells;
-    ``slower_stop``: by which factor sending took longer in earlier stops than their link tells;
-    ``fill_s``: seconds that a byte then takes to come into its place."""
+    """What the model needs, from what is known.
+
+    ``link``: None where no rate is known. ``slower_stop``: the factor by which sending took longer
+    in earlier pauses than the rate of the link says. ``refill_s``: seconds until a byte that has
+    arrived is in its place, where its page went ahead; ``first_fill_s``: where no memory did.
+    """
     rate = min(link or STANDSTILL, STANDSTILL)
     here, there = source or Cores(1.0, 0.0), destination or Cores(1.0, 0.0)
     shared = bool(here.boot) and here.boot == there.boot
@@ -79,19 +89,25 @@ def situation(
         size=size,
         written=written,
         link=rate,
-        extra_s=max(-0.5 / rate, (slower_stop - 1) / rate + fill_s),
+        extra_s=max(-0.5 / rate, (slower_stop - 1) / rate + refill_s),
         reach=min(rate, learnt.reach or STANDSTILL),
         fixed_s=fixed_s,
         besides_s=BESIDES_S if learnt.besides_s is None else learnt.besides_s,
         per_byte=cpu if learnt.per_byte is None else max(learnt.per_byte, NEVER_FREE * cpu),
         idle=_free_rate(here, there, shared),
         slow_down=slow_down,
+        first_fill_s=max(0.0, first_fill_s - refill_s),
     )
 
 
 def standstill(given: Situation) -> float:
-    """Bytes per second of what is left for the pause."""
+    """Bytes per second of what is left for the pause, where memory went ahead."""
     return 1 / (1 / given.link + given.extra_s)
+
+
+def memory_s(given: Situation, left: float) -> float:
+    """Seconds of pause for so many bytes that are left for it; all of them: none went ahead."""
+    return left / standstill(given) + (left * given.first_fill_s if left >= given.size else 0.0)
 
 
 def weigh(given: Situation) -> list[Estimate]:
@@ -105,15 +121,18 @@ def weigh(given: Situation) -> list[Estimate]:
 def choose(
     given: Situation, max_pause: float, within: float | None = None, way: Way = Way.AUTO
 ) -> Chosen:
-    """The way that loses least among those that keep the deadline (``within`` seconds) and do not
-    pause for more than ``max_pause``; ``way``: the only one that may be taken, as fast as a cap
-    allows."""
+    """The way by which the job loses least, of those that keep the deadline (``within`` seconds)
+    and pause it for at most ``max_pause``.
+
+    ``way``: other than auto, it is taken in any case, as fast as ``slow_down`` allows.
+    """
     all_ways = weigh(given)
     fastest = max(e.speed for e in all_ways if e.way != Way.STOP)
     forced = [e for e in all_ways if e.way == way and e.speed in (fastest, standstill(given))]
     estimates = all_ways if way is Way.AUTO else forced
     best, needs = _best(estimates, max_pause, within)
-    # Not even a capsule that writes nothing gains by rounds where the stop is chosen.
+    # Without a look the model takes the capsule to write nothing. If it chooses the stop even so,
+    # a look cannot change that.
     undecided = given.written is None and way is Way.AUTO and best.way != Way.STOP
     because = _because(best, estimates, way, max_pause, within)
     return Chosen(best, because, all_ways, given, undecided, needs)
@@ -134,7 +153,7 @@ def pays(found: int, next_finds: float, per_byte: float, stop_rate: float) -> bo
 
 def lost_per_byte(given: Situation, speed: float) -> float:
     """Seconds that the job loses for each byte that is read at this speed."""
-    return given.per_byte * max(0.0, 1 - given.idle / speed)
+    return given.per_byte * uncovered(given, speed)
 
 
 def limit(given: Situation, chosen: Estimate) -> float:
@@ -151,9 +170,10 @@ def learn(rows: Iterable[MigrationRow], job: str, pair: frozenset[str]) -> Learn
     """From earlier moves, newest first: of this job between these hosts where there are any, else
     of the job, else between the hosts."""
     done = [row for row in rows if row.state == Step.DONE.value and row.kind == "move"]
-    own = [row for row in done if row.capsule.partition("/")[0] == job]
     here = [row for row in done if {row.source, row.destination} == pair]
-    both = [row for row in own if row in here]
+    own, both = (
+        [row for row in group if row.capsule.partition("/")[0] == job] for group in (done, here)
+    )
     per_byte = _first(map(_per_byte, each) for each in (both, own, here))
     reach = _first(map(_reach, each) for each in (both, here))
     besides = _first(map(_besides, each) for each in (both, own, here, done))
@@ -179,26 +199,28 @@ def _estimate(given: Situation, way: Way, speed: float) -> Estimate:
         slower += left * each + FAULT_BYTE_S * again
         copying += took
         left = again
-    pause = given.fixed_s + left / standstill(given)
+    pause = given.fixed_s + memory_s(given, left)
     return Estimate(
         way.value, speed, slower + pause, pause, given.besides_s + copying + pause, slower,
-        uncovered(given, speed) if rounds else 1.0,
+        uncovered(given, speed) if rounds else 1.0, int(left),
     )  # fmt: skip
 
 
 def written_in(given: Situation, seconds: float) -> float:
-    """Bytes that differ after so long: what is written again counts once, so fewer and fewer come
-    to them, as where places of a set are written at random. How large the set is, a short and a
-    long look tell together."""
+    """Bytes that differ after so many seconds.
+
+    The model: the capsule writes to random places of a set of fixed size, and a place that is
+    written again counts once. A short and a long look together give the size of the set.
+    """
     seen = given.written or COLD
-    most, short = float(given.size), seen.rate * SHORT_S
-    if not short or not seen.set or seen.seconds <= SHORT_S:
+    most, short = float(given.size), seen.rate * LOOK_S
+    if not short or not seen.set or seen.seconds <= LOOK_S:
         return min(most, seen.rate * seconds)
-    ratio = min(seen.set / short, seen.seconds / SHORT_S * 0.999)
+    ratio = min(seen.set / short, seen.seconds / LOOK_S * 0.999)
     slow, fast = 1e-6, 100.0  # of the set, per second
     for _ in range(40):
         middle = math.sqrt(slow * fast)
-        if math.expm1(-middle * seen.seconds) / math.expm1(-middle * SHORT_S) > ratio:
+        if math.expm1(-middle * seen.seconds) / math.expm1(-middle * LOOK_S) > ratio:
             slow = middle
         else:
             fast = middle
@@ -207,7 +229,7 @@ def written_in(given: Situation, seconds: float) -> float:
 
 
 def _speeds(given: Situation) -> list[float]:
-    """Without a limit, and as fast as idle cores allow; at most what the cap of a person allows."""
+    """At full speed, and as fast as idle cores allow; ``slow_down`` caps both."""
     most = given.reach
     if given.slow_down is not None and given.per_byte > 0:
         most = min(most, max(given.idle, given.slow_down / given.per_byte, LEAST_SPEED))
@@ -230,18 +252,17 @@ def _free_rate(here: Cores, there: Cores, shared: bool) -> float:
 def _best(
     estimates: Sequence[Estimate], max_pause: float, within: float | None
 ) -> tuple[Estimate, float | None]:
-    pool, needs = list(estimates), None
-    if within is not None:
-        pool = [e for e in estimates if e.empty_s <= within]
-        if not pool:  # as soon as can be; it is said that this is too late
-            soonest = min(estimates, key=lambda e: (e.empty_s, e.lost_s))
-            return soonest, soonest.empty_s
+    """The best of them, and the least time to empty the host where all are too late for it."""
+    pool = [e for e in estimates if within is None or e.empty_s <= within]
+    if not pool:
+        soonest = min(estimates, key=lambda e: (e.empty_s, e.lost_s))
+        return soonest, soonest.empty_s
     pool = [e for e in pool if e.pause_s <= max_pause] or [min(pool, key=lambda e: e.pause_s)]
     best = min(pool, key=lambda e: (round(e.lost_s, 2), e.empty_s))
     for each in pool:
         if each.way == Way.STOP and each.lost_s <= SIMPLER * best.lost_s:
-            return each, needs
-    return best, needs
+            return each, None
+    return best, None
 
 
 def _because(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prediction with what the move costs: the way that would be taken, lost training, empty host."""
+"""A prediction with what the move costs: its way, the lost training, when the host is empty."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from . import cost
 from .config import Precopy as Settings
 from .config_memory import Way
 from .messages import Chosen, Inspected, Prediction, Reserved
-from .prediction import FILL, FULL_DUMP, Lessons, besides_memory, with_memory
+from .prediction import (
+    FILLING,
+    FIRST_FILL,
+    FULL_DUMP,
+    REFILL,
+    Lessons,
+    with_memory,
+    without_memory,
+)
 from .timeouts import Timeouts
 
 
@@ -19,15 +27,19 @@ def costed(
     learnt: cost.Learnt, settings: Settings, timeouts: Timeouts, way: str = "",
     within: float | None = None,
 ) -> Prediction:  # fmt: skip
-    """``link``: bytes a second that the way there carries, None: not known; ``way``: instead of
-    precopy.way; ``within``: seconds until the host must be empty."""
+    """The same prediction with the way that the orchestrator would choose, and its cost.
+
+    ``link``: bytes per second that the network carries, None where that is not known; ``way``:
+    instead of precopy.way; ``within``: seconds until the host must be empty.
+    """
     if found.way == FULL_DUMP:
         besides = cost.BESIDES_S if learnt.besides_s is None else learnt.besides_s
         return msgspec.structs.replace(found, lost_s=found.seconds, empty_s=besides + found.seconds)
     given = cost.situation(
-        found.memory, look.writing, link, besides_memory(found), look.cores, reserved.cores,
+        found.memory, look.writing, link, without_memory(found), look.cores, reserved.cores,
         learnt, settings.slow_down, max(0.1, lessons.factors.get("memory", 1.0)),
-        lessons.factors.get("restore", 1.0) / FILL,
+        lessons.factors.get("restore", 1.0) / REFILL,
+        lessons.factors.get(FILLING, 1.0) / FIRST_FILL,
     )  # fmt: skip
     pause = cost.max_pause(settings, timeouts)
     chosen = cost.choose(given, pause, within, Way(way or settings.way))
@@ -35,12 +47,11 @@ def costed(
 
 
 def decided(found: Prediction, chosen: Chosen) -> Prediction:
-    """With the way that was chosen, by the orchestrator or by the source, which has measured the
-    link."""
+    """The same prediction with the way chosen: by the orchestrator before the move, and by the
+    source once it has measured the link."""
     best, given = chosen.estimate, chosen.given
-    left = max(0.0, best.pause_s - given.fixed_s) * cost.standstill(given)
     found = with_memory(
-        found, int(left), given.link, f"of {units.size(found.memory)}: way {best.way}"
+        found, best.left, given.link, f"of {units.size(found.memory)}: way {best.way}"
     )
     return msgspec.structs.replace(
         found, how=best.way, because=chosen.because, slower_s=best.slower_s,

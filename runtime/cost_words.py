@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a move cost, in words: for the history and for the command line."""
+"""What a move cost, and that it will be too late, in words: for history and command line."""
 
 from __future__ import annotations
 
+from .. import units
 from .messages import Cost
 
 
@@ -14,3 +15,9 @@ def in_words(cost: Cost) -> str:
         said = f"cost {cost.lost_s:.1f} s of training"
         said += f": paused {cost.paused_s:.1f}, slower {cost.slower_s:.1f}"
     return said + (f"; host empty after {cost.empty_s:.1f} s" if cost.empty_s is not None else "")
+
+
+def too_late(needs_s: float, left_s: float) -> str:
+    """``cannot be gone in time: it needs about 4.00 s, and has 2.00 s``."""
+    needs, left = units.pause(needs_s), units.pause(max(0.0, left_s))
+    return f"cannot be gone in time: it needs about {needs}, and has {left}"

@@ -23,12 +23,13 @@ from ..errors import LiveshiftError, NotFound, NotPermitted, Refused, no_such
 from . import messages
 from .access import Principal, Role, Roles, groups_of, refusal
 from .config_memory import Way
-from .config_notice import Severity
 from .endings import Endings
 from .evacuation import Evacuation
 from .fleet import Fleet
 from .gpu_asked import asked
+from .host_marks import HostMarks
 from .jobs import Capsule, Job, check_request, overlay_for
+from .journal import shortened
 from .keyring import Holder
 from .messages import Event, Message
 from .messages.words import request_to
@@ -49,8 +50,6 @@ MOST_EVENTS = 10_000
 
 MOST_WAIT_S = 60.0
 """How long an ask for output is held back when there is none."""
-MOST_TEXT = 1000
-"""Characters of a reason, or of a command, in the history."""
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 """Signals that end a job, which "operate" may do; others are its owner's, and for "admin"."""
@@ -81,13 +80,14 @@ class Desk:
         self._lookups = ThreadPoolExecutor(LOOKUPS, "lookup")
         for name in self._roles.unknown():
             log.warning('access: this machine knows no "%s"', name)
+        marks = HostMarks(fleet, evacuation)
         self._serve: dict[type[Message], Callable[..., Awaitable[Message | None]]] = {
             messages.Run: self._run,
             messages.GetStatus: self._get_status,
-            messages.SetTaint: self._set_taint,
-            messages.Untaint: self._untaint,
-            messages.Cordon: self._cordon,
-            messages.Uncordon: self._uncordon,
+            messages.SetTaint: marks.set_taint,
+            messages.Untaint: marks.untaint,
+            messages.Cordon: marks.cordon,
+            messages.Uncordon: marks.uncordon,
             messages.Migrate: self._migrate,
             messages.Cancel: self._cancel,
             messages.GetMigration: self._get_migration,
@@ -166,7 +166,7 @@ class Desk:
         }
         spec = msgspec.msgpack.encode({"uid": uid, "run": msgspec.to_builtins(ask)})
         owners = {c.name: (c.index, c.host) for c in capsules.values()}
-        where, what = ", ".join(hosts), _short(" ".join(ask.argv))
+        where, what = ", ".join(hosts), shortened(" ".join(ask.argv))
         with fleet.journal.together():
             started, first = fleet.journal.add_job(name, overlay.vni, overlay.subnet, spec, owners)
             fleet.journal.tell(name, "started", f"started on {where}: {what}", who.shown)
@@ -262,84 +262,6 @@ class Desk:
         assert isinstance(answer, messages.Inspection)
         return answer
 
-    # ---- hosts ---------------------------------------------------------------------------------
-
-    async def _set_taint(
-        self, who: Principal, ask: messages.SetTaint
-    ) -> messages.Evacuating | None:
-        self._fleet.cluster.host(ask.host)
-        if who.rules != ask.host:
-            self._need(who, Role.OPERATE, f"taint {ask.host}")
-        if ask.severity and ask.severity not in set(Severity):
-            raise Refused(
-                f'there is no severity "{ask.severity}"', hint=f"known: {', '.join(Severity)}"
-            )
-        within = ask.within if ask.within > 0 else self._fleet.cluster.within.of(ask.severity)
-        reason = _short(ask.reason)
-        with self._fleet.journal.together():
-            self._fleet.journal.set_taint(ask.host, reason, who.shown)
-            until = time.time() + within if within else None
-            self._fleet.journal.set_deadline(ask.host, until)
-            self._fleet.journal.tell(ask.host, "tainted", f"tainted: {reason}", who.shown)
-        self._fleet.taints[ask.host] = (reason, who.shown)
-        self._fleet.deadlines.pop(ask.host, None)
-        if until is not None:
-            self._fleet.deadlines[ask.host] = until
-        self._evacuation.retry(ask.host)
-        return await self._evacuation.plan(ask.host, within) if within else None
-
-    async def _untaint(self, who: Principal, ask: messages.Untaint) -> None:
-        self._fleet.cluster.host(ask.host)
-        self._need_to_untaint(who, ask.host)
-        self._take_taint_away(who, ask.host)
-
-    async def _cordon(self, who: Principal, ask: messages.Cordon) -> None:
-        fleet = self._fleet
-        fleet.cluster.host(ask.host)
-        if who.rules != ask.host:
-            self._need(who, Role.OPERATE, f"cordon {ask.host}")
-        if ask.host in fleet.cordons:
-            return
-        with fleet.journal.together():
-            fleet.journal.set_cordon(ask.host, who.shown)
-            fleet.journal.tell(ask.host, "cordoned", "cordoned", who.shown)
-        fleet.cordons[ask.host] = who.shown
-
-    async def _uncordon(self, who: Principal, ask: messages.Uncordon) -> None:
-        """As after a drain, which taints: both go."""
-        fleet, host = self._fleet, ask.host
-        fleet.cluster.host(host)
-        by = fleet.cordons.get(host)
-        if who.rules != host:
-            self._need(who, Role.OPERATE, f"uncordon {host}")
-        elif by and by != who.shown:
-            self._need(who, Role.OPERATE, f"uncordon {host}, which {by} cordoned")
-        self._need_to_untaint(who, host)
-        if by is not None:
-            with fleet.journal.together():
-                fleet.journal.clear_cordon(host)
-                fleet.journal.tell(host, "uncordoned", "uncordoned", who.shown)
-            del fleet.cordons[host]
-        self._take_taint_away(who, host)
-        self._evacuation.wake()
-
-    def _need_to_untaint(self, who: Principal, host: str) -> None:
-        taint = self._fleet.taints.get(host)
-        if who.rules != host:
-            self._need(who, Role.OPERATE, f"untaint {host}")
-        elif taint and taint[1] != who.shown:  # a host must not undo what was done to it
-            self._need(who, Role.OPERATE, f"untaint {host}, which {taint[1]} tainted")
-
-    def _take_taint_away(self, who: Principal, host: str) -> None:
-        """Nothing is done, and nothing told, where there is none."""
-        if host in self._fleet.taints:
-            with self._fleet.journal.together():
-                self._fleet.journal.clear_taint(host)
-                self._fleet.journal.tell(host, "untainted", "untainted", who.shown)
-            del self._fleet.taints[host]
-            self._fleet.deadlines.pop(host, None)
-            self._evacuation.wake()
-
     # ---- migrations ----------------------------------------------------------------------------
 
     async def _migrate(self, who: Principal, ask: messages.Migrate) -> Message:
@@ -351,10 +273,11 @@ class Desk:
             raise Refused(
                 f'there is no way "{ask.way}" to move memory', hint=f"ways: {', '.join(Way)}"
             )
-        reason, moves = _short(ask.reason) or "asked for", self._moves
+        reason, moves = shortened(ask.reason) or "asked for", self._moves
+        within = ask.within if ask.within > 0 else None
         gpu = asked(ask, capsule)
         if gpu is not None and gpu.host == capsule.host:
-            if ask.way or ask.within:
+            if ask.way or within:
                 raise Refused(
                     f"{ask.capsule} stays on {capsule.host}: neither a way nor a deadline goes"
                     " with that",
@@ -366,8 +289,8 @@ class Desk:
             return messages.Named(swap.name)
         to = ask.to if gpu is None else gpu.host
         if ask.dry_run:
-            return await moves.plan(job, capsule, to, gpu, ask.way, ask.within or None)
-        until = time.monotonic() + ask.within if ask.within > 0 else None
+            return await moves.plan(job, capsule, to, gpu, ask.way, within)
+        until = None if within is None else time.monotonic() + within
         move = moves.start(
             job, capsule, to, reason, who.shown, verify=ask.verify, gpu=gpu, way=ask.way,
             until=until,
@@ -486,11 +409,6 @@ class Desk:
 def _whose(who: Principal, job: Job) -> str:
     """Whose a job is, is for those who may see it."""
     return f"it belongs to uid {job.uid}" if who.may(Role.VIEW) else "it is another user's"
-
-
-def _short(text: str) -> str:
-    """As much of somebody's text as the history keeps."""
-    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}…"
 
 
 def _check_groups(who: Principal, uid: int, ask: messages.Run) -> None:

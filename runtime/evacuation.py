@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
 from ..errors import AT_SOURCE, LiveshiftError, SourceRefused, Unreachable
 from . import messages
 from .cost import max_pause
+from .cost_words import too_late
 from .evacuation_plan import EvacuationPlan
 from .evacuation_plan import plan as make_plan
 from .fleet import Fleet
@@ -34,6 +36,7 @@ AT_MOST_S = 600.0
 """Between two attempts, where the cause of the failure is in the capsule itself."""
 TICK_S = 1.0
 PLAN_LEAST_S = 3.0
+"""Seconds that the hosts get to answer for a plan, however near the deadline is."""
 
 
 class Evacuation:
@@ -43,7 +46,7 @@ class Evacuation:
         self._fleet = fleet
         self._moves = moves
         self._plans: dict[str, EvacuationPlan] = {}  # of hosts that must be empty soon
-        self._planning: set[str] = set()
+        self._planning: Counter[str] = Counter()  # by host: plans that are being made
         self._wake = asyncio.Event()
         self._not_before: dict[str, float] = {}
         self._refused: dict[str, str] = {}
@@ -68,8 +71,11 @@ class Evacuation:
         self.wake()
 
     async def plan(self, host: str, within: float) -> messages.Evacuating:
-        """How its capsules will leave a host that must be empty within so many seconds; nothing
-        begins before that is known. What cannot leave is named with the reason."""
+        """Plan how the capsules leave a host that must be empty within so many seconds.
+
+        No move of the host begins before the plan is made. A capsule that cannot leave is named
+        with the reason.
+        """
         began = time.monotonic()
         leaving = [
             (job, capsule)
@@ -77,12 +83,12 @@ class Evacuation:
             for capsule in job.capsules.values()
             if capsule.host == host and capsule.code is None and not capsule.migration
         ]
-        self._planning.add(host)
+        self._planning[host] += 1
         try:
             plans = (self._moves.plan(job, each, "", watch=False) for job, each in leaving)
             found = await asyncio.gather(*(_soon(plan, within) for plan in plans))
         finally:
-            self._planning.discard(host)
+            self._planning[host] -= 1
             self.wake()
         known = {
             each.name: seen.prediction
@@ -99,17 +105,14 @@ class Evacuation:
             if isinstance(seen, LiveshiftError)
         ]
         for late in plan.late:
-            words = (
-                f"cannot be gone in time: it needs about {late.empty_s:.1f} s, and has {left:.1f}"
-            )
             by = self._fleet.taints.get(host, ("", ""))[1]
-            self._fleet.journal.note(late.capsule, "late", words, by)
+            self._fleet.journal.note(late.capsule, "late", too_late(late.empty_s, left), by)
         return messages.Evacuating(
             host, within, plan.empty_s, plan.together, [*plan.departing, *unable]
         )
 
     def _until(self, host: str, capsule: str) -> float | None:
-        """Monotonic seconds until which it must be gone; None: no matter."""
+        """The monotonic time by which the capsule must be gone; None without a deadline."""
         deadline = self._fleet.deadlines.get(host)
         if deadline is None:
             return None
@@ -137,7 +140,7 @@ class Evacuation:
             self._plans.pop(host, None)
         plan = self._plans.get(host, EvacuationPlan())
         moving = any(move.source == host for move in self._fleet.under_way())
-        if host in self._planning or (moving and not plan.together):
+        if self._planning[host] or (moving and not plan.together):
             return
         reason, by = self._fleet.taints[host]
         places = {name: place for place, name in enumerate(plan.order)}
@@ -193,7 +196,8 @@ class Evacuation:
 async def _soon(
     plan: Coroutine[Any, Any, messages.Planned], within: float
 ) -> messages.Planned | LiveshiftError:
-    """What is planned, or why there is none: half of the time is for the moves."""
+    """The plan of one move, or why there is none. At most half of the time goes into planning;
+    the rest is for the moves."""
     try:
         return await asyncio.wait_for(plan, max(PLAN_LEAST_S, within / 2))
     except TimeoutError:

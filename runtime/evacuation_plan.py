@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """In which order capsules leave a host that must be empty soon, and which of them will not make it.
 
-They leave one by one, the quickest first, where that is in time: each then has the link to itself,
-takes its cheapest way that leaves time for those behind it, and a job is paused for one rank at a
-time. Else all at once, as surveys, rooms and restores then overlap; link and cores are shared, so
-the copies take as long as one after the other. Where not even that is in time, as many as possible
-are: the quickest ones, one by one. No clocks here; seconds from now.
+Where the time suffices, capsules leave one by one, the quickest first. Each then has the link to
+itself and takes its cheapest way that leaves time for those behind it, and a job is paused for one
+rank at a time. Else all leave at once: surveys, rooms and restores then overlap, while the copies
+share link and cores and take as long as one after the other. Where that is too late as well, they
+leave one by one, so that as many as possible are gone in time. This module has no clock; all times
+are seconds from now.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ BEYOND_S = 0.2
 
 @dataclass(frozen=True)
 class EvacuationPlan:
-    """``order``: capsules; ``until``: when each must be gone, of the ``within`` there are, were it
-    alone: time is left for those behind it, or beside it. ``together``: all at once. ``late``:
-    those that will not make it.
+    """Capsules leave in this ``order``, or ``together``, all at once, and have ``within`` seconds.
+
+    ``until``: the deadline that each move gets, which leaves time for the moves behind it or beside
+    it. ``late``: the capsules that will not be gone in time.
     """
 
     order: tuple[str, ...] = ()
@@ -40,7 +42,7 @@ class EvacuationPlan:
 
 
 def plan(found: Mapping[str, Prediction], within: float, max_pause: float) -> EvacuationPlan:
-    """By what is predicted of each capsule's move alone."""
+    """Make the plan from the predictions, each of which is for a move that goes alone."""
     order = sorted(found, key=lambda name: (_soonest(found[name]), name))
     alone = sum(_soonest(found[name]) + BEYOND_S for name in order) - BEYOND_S
     at_once = _together([found[name] for name in order])
@@ -67,7 +69,7 @@ def _one_by_one(
 
 
 def _prefix(times: Sequence[float], within: float) -> int:
-    """How many of them, one after the other, are over in time."""
+    """How many moves of such lengths, one after the other, are over in time."""
     now = 0.0
     for count, each in enumerate(times):
         if now + each > within:
@@ -87,14 +89,14 @@ def _taken(found: Prediction, within: float, max_pause: float) -> float:
 
 
 def _together(found: Sequence[Prediction]) -> float:
-    """Until all are gone that begin at once and share what there is."""
+    """Seconds until all are gone that begin at once and share link and cores."""
     copies = [_copy(each) for each in found]
     besides = [_soonest(each) - copy for each, copy in zip(found, copies, strict=True)]
     return max(besides, default=0.0) + sum(copies)
 
 
 def _copy(found: Prediction) -> float:
-    """Seconds in which the whole link, or all cores, are taken."""
+    """Seconds for which a move alone uses the whole link or all cores."""
     if found.given is None:
         return found.empty_s / 2
-    return min(_soonest(found), found.memory / cost.standstill(found.given))
+    return min(_soonest(found), cost.memory_s(found.given, found.memory))

@@ -12,13 +12,14 @@ from ..criu_glue.memory.tracker import MemoryTracker
 from ..criu_glue.tree import tasks
 from ..errors import LiveshiftError
 from .config import Precopy
+from .cost import LOOK_S
 from .messages import Writing
 from .precopy import full_dump_because
 from .resident import Resident
 
 log = logging.getLogger("liveshift.forecast")
 
-LOOKS, LOOK_S = 3, 0.2
+LOOKS = 3
 """Short looks at how much a capsule writes: about as long as what it writes between a last round
 and the boundary is left for the standstill."""
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many of this host's cores nobody uses: what a copy may take without slowing a job.
+"""How many of this host's cores are idle: a copy may use these without slowing a job.
 
-/proc/stat tells how long cores were idle since the look before (proc_stat(5)); PSI, where the
-kernel has it, for which share of that time some task waited for a core (/proc/pressure/cpu). A core
-that is idle while others are waited for is not free: a job's threads have only just left it.
+/proc/stat counts how long cores were idle (proc_stat(5)). Where the kernel has PSI,
+/proc/pressure/cpu counts how long some task waited for a core. The idle time of cores while a task
+waits is not counted as free: the job's threads have only just left such a core.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .reading_cost import OF_THIS_AGENT, ReadingCost
 STAT, PRESSURE = Path("/proc/stat"), Path("/proc/pressure/cpu")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 WINDOW_S, LEAST_S = 5.0, 0.2
-"""A look is held against one about so long ago, and against none that is younger than the least."""
+"""Seconds over which idle time is averaged, and the least of them."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class _Look:
 
 
 class IdleCores:
-    """Looks with each beat of the agent, and when it is asked; from any thread."""
+    """Reads the counters with each beat of the agent and when asked; from any thread."""
 
     def __init__(self, cost: ReadingCost = OF_THIS_AGENT) -> None:
         self._lock = threading.Lock()
@@ -41,12 +41,12 @@ class IdleCores:
         self._looks = [_look()]
 
     def beat(self) -> None:
-        """Look again, and forget what is too long ago."""
+        """Read the counters, and forget readings that are too old."""
         with self._lock:
             self._add()
 
     def cores(self) -> Cores:
-        """As it was over the last seconds; waits for :data:`LEAST_S` after the very first look."""
+        """The mean over the last seconds; waits for :data:`LEAST_S` after the first reading."""
         with self._lock:
             now = self._add()
             then = self._looks[0]

@@ -26,6 +26,9 @@ log = logging.getLogger("liveshift.journal")
 MOVES_OF_A_HOST = 1000
 """Of the last so many migrations those of a host belong to its history: each is decoded for it."""
 
+MOST_TEXT = 1000
+"""Characters that the history keeps of a reason, or of a command."""
+
 NUMBERED = re.compile(r"job([0-9]{1,9})")
 
 VERSION = 3
@@ -278,3 +281,8 @@ class Journal:
             if host in (row.source.partition(" ")[0], row.destination.partition(" ")[0]):
                 found.append(number)
         return found
+
+
+def shortened(text: str) -> str:
+    """As much of a person's text as the history keeps."""
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}…"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One planned migration, top to bottom: :meth:`Move.run` is the order of things, told once.
+"""One planned migration, top to bottom: :meth:`Move.run` is the order of things, told once. What
+is done while the job trains is in before_pause.py.
 
 Before ``commit`` any failure leads to ``_roll_back``: the source runs on as if nothing had been.
 After it the capsule must come to run somewhere: at the destination, which may try again; else
@@ -17,23 +18,18 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
-from .. import units
 from ..errors import LiveshiftError, NotFound, Refused, SourceFailed, StepFailed, Unreachable
 from . import messages, second_look
-from .cost import max_pause
-from .cost_prediction import decided
-from .deadlines import check_freeze
+from .before_pause import BeforePause
 from .faultpoints import reached
-from .gpu_asked import left
-from .ground import Gone, Ground, as_ours, expected_bytes, limit_bytes, what_breaks
+from .ground import Gone, Ground, as_ours
 from .jobs import Capsule, Job
 from .messages import MigrationRow
 from .ownership import BEFORE_COMMIT
-from .prediction import besides_memory, sharpened
 from .steps import ALLOWED, Step
 from .story import Story
 from .timeline import Timeline
@@ -43,13 +39,8 @@ log = logging.getLogger("liveshift.migration")
 ATTEMPTS = 2
 """How often a destination may try a restore that fails there."""
 
-LEAST_PRECOPY_S, ENDING_S = 0.5, 0.5
-"""Where the host must be empty soon: for directories and output at least; for the end of a move."""
 
-PLACE_LEAST_S, PLACE_POLL_S = 5.0, 0.1
-
-
-class Move(Story):
+class Move(BeforePause):
     """A migration to another host."""
 
     kind = "move"
@@ -62,13 +53,8 @@ class Move(Story):
     ) -> None:  # fmt: skip
         super().__init__(ground, number, job, capsule, destination, reason, by, changed)
         self.tried: set[str] = set()
-        self.to_gpu = self.from_gpu = ""  # one of the destination, by UUID; which is to be left
         self.released = False  # its source was told to run (again): the promise is spent
         self._seen = self._closed = False  # its image was asked for; it never became complete
-        self._look: messages.Inspected | None = None
-        self.copy_way = ""  # instead of precopy.way
-        self.until: float | None = None  # monotonic seconds: its host must be empty of it
-        self._left_s = 0.0  # of sending memory, if the job was stopped now
 
     @classmethod
     def left_behind(
@@ -130,132 +116,7 @@ class Move(Story):
         await reached("orchestrator.resumed")
         await self._finish()
 
-    def progressed(self, word: messages.Progressed) -> None:
-        """How far its pre-copy is. Once the job stands nothing is copied beside it."""
-        if self.step not in (Step.PRECOPYING, Step.QUIESCING):
-            return
-        unsent = word.left / word.best if word.best else 0.0
-        self._left_s = max(unsent, word.delta_s or 0.0)
-        stop = None
-        if word.delta_s is not None and self.predicted is not None:
-            stop = word.delta_s + besides_memory(self.predicted)
-        self.precopy = messages.Rounds(
-            word.round,
-            word.bytes,
-            word.dirty,
-            word.left,
-            word.rate,
-            word.slow_down,
-            stop,
-            word.best,
-        )
-
     # ---- the phases, in order -----------------------------------------------------------------
-
-    async def _prepare(self) -> messages.Reserved:
-        """Survey at the source, preflight and an empty room at the destination; nothing stops."""
-        limit = self._limits.prepare
-        with self.times.phase("prepare") as detail:
-            look = await self._inspect(limit)
-            self.times.expected_bytes = expected_bytes(look)
-            wanted = []
-            if self.to_gpu:
-                wanted.append((left(self.capsule.name, look.gpu, self.from_gpu), self.to_gpu))
-            look, reserved = await second_look.reserve(
-                look,
-                lambda seen: self._reserve(seen, self.source, self.destination, limit, wanted),
-                lambda: self._inspect(limit),
-            )
-            self._look = look
-            self.predicted = self._ground.predict(
-                self.capsule, self.destination, look, reserved, self.copy_way, self._within()
-            )
-            self._tell_if_late(self.predicted)
-            tasks = len(look.survey.pids)
-            detail.append(f"{tasks} task{'s' if tasks != 1 else ''}")
-        if breaks := what_breaks(look.outside):
-            self._ground.tell(self, breaks)
-        return reserved
-
-    async def _inspect(self, limit: float) -> messages.Inspected:
-        ask = messages.Inspect(self.capsule.name)
-        return await self._ask(self.source, ask, limit, messages.Inspected)
-
-    async def _reserve(
-        self, look: messages.Inspected, source: str, destination: str, limit: float,
-        wanted: Sequence[tuple[str, str]] = (),
-    ) -> messages.Reserved:  # fmt: skip
-        spec = self.job.spec(self.capsule, self._ground.cluster)
-        reserve = messages.Reserve(
-            self.name, spec, look.survey, look.facts, source, self.capsule.epoch + 1,
-            self.job.book(), limit_bytes(look), dry_run=False, gpu=look.gpu,
-            gpus_wanted=list(wanted), full_dump=look.full_dump,
-        )  # fmt: skip
-        return await self._ask(destination, reserve, limit, messages.Reserved)
-
-    async def _precopy(self, reserved: messages.Reserved) -> None:
-        """Directories, output and memory go over while the job trains."""
-        self._advance(Step.PRECOPYING)
-        limit, settings = self._limits.precopy, self._ground.cluster.precopy
-        found, within = self.predicted, self._within()
-        deadline = limit - self._limits.suspicion
-        if within is not None and found is not None:  # else cut short, and the standstill begins
-            deadline = min(deadline, max(LEAST_PRECOPY_S, within - found.seconds - ENDING_S))
-        precopy = messages.Precopy(
-            self.name, self.capsule.name, self.destination, reserved.endpoint, deadline,
-            reserved.plain, self.verify, reserved.full_dump, reserved.offer,
-            self.copy_way or settings.way.value, found.given if found is not None else None,
-            max_pause(settings, self._limits), within or 0.0,
-        )  # fmt: skip
-        began = time.monotonic()
-        moved = await self._ask(self.source, precopy, limit, messages.Moved)
-        self.times.take(moved.phases, began)
-        self._tell_of_memory(moved.phases)
-        if moved.chosen is not None and self.predicted is not None:
-            self.predicted = decided(self.predicted, moved.chosen)
-        known = self._look.outside if self._look is not None else []
-        if breaks := what_breaks([each for each in moved.outside if each not in known], "new"):
-            self._ground.tell(self, breaks)
-        if self.predicted is not None and self.precopy is not None:
-            self.predicted = sharpened(self.predicted, self.precopy)
-
-    async def _place_ahead(self) -> None:
-        """What is cold of the memory is put in its place while the job trains on, and the source
-        keeps the rest fresh; or the destination makes room for what a stop will bring. It may take
-        as long as the pre-copy did."""
-        if self.precopy is None:
-            return
-        began = time.monotonic()
-        until = began + PLACE_LEAST_S + sum(p.seconds for p in self.times.phases)
-        if self.until is not None and self.predicted is not None:
-            until = min(until, self.until - self.predicted.seconds - ENDING_S)
-        with self.times.phase("place ahead") as detail:
-            stop = 0 if self.precopy.bytes else self.precopy.left
-            while (seen := await self._progress(close=False, stop=stop)).placing:
-                if time.monotonic() > until:
-                    break
-                await asyncio.sleep(PLACE_POLL_S)
-            room = f"room for {units.size(stop)}"
-            detail.append(room if stop else f"{units.size(seen.placed)} of cold memory")
-
-    def _within(self) -> float | None:
-        """Seconds until its host must be empty of it; None: no matter."""
-        return None if self.until is None else max(0.1, self.until - time.monotonic())
-
-    def _tell_if_late(self, found: messages.Prediction) -> None:
-        """Where it can't be gone in time: said at once; it moves all the same."""
-        if found.needs_s is not None and (within := self._within()) is not None:
-            self._ground.tell(
-                self,
-                f"cannot be gone in time: it needs about {units.pause(found.needs_s)}, and has"
-                f" {units.pause(within)}",
-            )
-
-    def _check_time(self) -> None:
-        """A standstill is not begun for which there is not the time: it would be undone at its
-        deadline, and the job have stood for nothing."""
-        if self.precopy is not None:
-            check_freeze(self._limits, self.precopy, self._left_s)
 
     async def _freeze(self) -> None:
         """The job stands still from here: dump into the wire, held frozen at the source.
@@ -288,11 +149,6 @@ class Move(Story):
             log.warning("%s: %s; %d bytes have come", self.name, silent, seen.bytes)
             before = seen.bytes
             await asyncio.sleep(self._limits.suspicion)
-
-    async def _progress(self, close: bool, stop: int = 0) -> messages.Arrived:
-        """What of the image is at the destination."""
-        ask = messages.Progress(self.name, close, stop)
-        return await self._ask(self.destination, ask, self._limits.suspicion, messages.Arrived)
 
     def _commit(self) -> None:
         """One durable write; from here on only the destination may run the capsule."""

@@ -84,8 +84,8 @@ class Moves:
         """Begin to move a capsule; raises Refused, NotFound or Unreachable with nothing begun.
 
         ``verify``: every byte of device memory is compared after it; ``gpu``: one of ``to``;
-        ``way``: instead of precopy.way; ``until``: monotonic seconds when its host must be empty of
-        it.
+        ``way``: instead of precopy.way; ``until``: the monotonic time by which the capsule must be
+        gone.
         """
         destination, why = self._destination(job, capsule, to)
         to_gpu = self._seat(gpu)
@@ -169,7 +169,7 @@ class Moves:
     ) -> messages.Planned:
         """What a move would do and find; nothing is changed. Raises what the move would.
 
-        ``watch``: look for some seconds at what it writes."""
+        ``watch``: look for some seconds at what the capsule writes."""
         destination, why = self._destination(job, capsule, to)
         to_gpu = self._seat(gpu)
         limit = self.cluster.timeouts.prepare
@@ -237,10 +237,10 @@ class Moves:
     ) -> messages.Prediction:  # fmt: skip
         load = Load.of(look, look.full_dump or reserved.full_dump)
         rows = self._fleet.journal.migrations_in(Step.DONE.value, LESSONS)
-        lessons = learn(rows, load.way, capsule.name.partition("/")[0])
+        job = capsule.name.partition("/")[0]
+        lessons = learn(rows, load.way, job)
         rate = rate_between(rows, capsule.host, to)
         found = predict(load, lessons, rate)
-        job = capsule.name.partition("/")[0]
         learnt = cost.learn(rows, job, frozenset({capsule.host, to}))
         timeouts = self._fleet.capsule(capsule.name)[0].timeouts(self.cluster)
         return costed(
@@ -249,9 +249,9 @@ class Moves:
         )  # fmt: skip
 
     def _link(self, source: str, destination: str) -> float | None:
-        """Bytes a second between two hosts as measured, or as their interfaces are; None: nothing
-        tells."""
-        links = [host.link for name in (source, destination) if (host := self._fleet.hosts[name])]
+        """Bytes per second between two hosts: as measured, else the speed of the slower interface;
+        None where neither is known."""
+        links = [self._fleet.hosts[name].link for name in (source, destination)]
         rates = [link.rates[to] for link, to in zip(links, (destination, source), strict=True)
                  if link is not None and to in link.rates]  # fmt: skip
         speeds = [link.speed / 8 for link in links if link is not None and link.speed]

@@ -88,9 +88,9 @@ class Pace:
         self._sees_all = sees_all
         self._share = share
         self.limit = float("inf")
-        """Bytes per second that were chosen."""
+        """Bytes per second, as the way that was chosen limits them."""
         self.least: Callable[[], float] = lambda: 0.0
-        """Bytes per second without which a deadline is missed: no cap holds below that."""
+        """Bytes per second that a deadline needs: neither cap nor limit goes below it."""
         self._clock, self._sleep = clock, sleep
         # Where all cores are the job's, it loses the share of them that is used up. The other half
         # is for what nobody foresees: faults, bandwidth, hosts that share a machine.
@@ -185,7 +185,8 @@ class Pace:
         job.gap_fades()
 
     def _turn_rate(self, share: float, lost: float, seconds: float) -> None:
-        """Read such that the job loses its share, and makes up for what it has lost beyond it."""
+        """Turn the rate so that the job loses ``share`` of its speed; what it has lost beyond that
+        it gets back."""
         per_byte = max(self._cost_s, 1e-9) / max(self._cost_bytes, 1.0)
         aim = AIM * share
         self._debt = min(max(0.0, self._debt + lost - aim * seconds), aim * DEBT_S)

@@ -105,7 +105,6 @@ class Precopy:
         )  # fmt: skip
         self._limit = settings.rounds
         self._way, self._forced = Way.ROUNDS, True
-        self._plan: Situation | None = None
         self.chosen: Chosen | None = None
         self._listed = 0  # bytes that this round is to send
         self._sent = 0  # bytes that the lanes had sent before it
@@ -119,13 +118,13 @@ class Precopy:
         """Bytes a second that the lanes were measured to carry; rounds are paced, and tell less."""
 
     def choose(self, plan: Situation, max_pause: float, within: float, way: Way) -> Chosen:
-        """Which way to go, now that the link is measured (``rate``); ``within``: seconds until the
-        host must be empty, 0 for no matter."""
+        """Choose the way, now that the link is measured (``rate``); ``within``: seconds until the
+        host must be empty, 0 without a deadline."""
         rate = min(self.rate or STANDSTILL, STANDSTILL)
-        self._plan = msgspec.structs.replace(plan, link=rate, reach=min(rate, plan.reach))
-        self.chosen = cost.choose(self._plan, max_pause, within or None, way)
+        given = msgspec.structs.replace(plan, link=rate, reach=min(rate, plan.reach))
+        self.chosen = cost.choose(given, max_pause, within or None, way)
         self._way, self._forced = Way(self.chosen.estimate.way), way is not Way.AUTO
-        self._pace.limit = cost.limit(self._plan, self.chosen.estimate)
+        self._pace.limit = cost.limit(given, self.chosen.estimate)
         if within:
             self._pace.least = self._speed_needed
         return self.chosen
@@ -135,7 +134,7 @@ class Precopy:
         Raises StepFailed when the destination refuses."""
         self._until = until
         if self._way is Way.STOP:
-            self._reporter.stopping(self._plan.size if self._plan else 0)
+            self._reporter.stopping(self.chosen.given.size if self.chosen else 0)
         elif self._way is Way.ROUND:
             self._round()
         else:
@@ -155,8 +154,8 @@ class Precopy:
             before = dirty
 
     def keep_fresh(self) -> None:
-        """Go on with rounds in a thread, so that little is left at the standstill; not where the
-        way has no further ones."""
+        """Go on with rounds in a thread, so that little is left at the standstill; do nothing where
+        the way has no further rounds."""
         if self._way is not Way.ROUNDS:
             return
         self._until = float("inf")
@@ -208,26 +207,26 @@ class Precopy:
             log.exception("rounds that keep memory fresh have ended")
 
     def _look_at_list(self, dirty: int) -> None:
-        """A round has listed so much, and not sent it yet. Raises Stopped where sending it costs
-        the job more than it saves at the standstill."""
+        """A round has listed so many bytes and not sent them yet. Raises Stopped where sending
+        them costs the job more than it saves of the pause."""
         before, self._before = self._before, dirty
         self._listed = dirty
-        if self._plan is not None and not self._forced and self._ahead.rounds:
+        if self.chosen is not None and not self._forced and self._ahead.rounds:
+            given, speed = self.chosen.given, self.chosen.estimate.speed
             each = self._pace.per_byte
-            speed = self.chosen.estimate.speed if self.chosen else self._plan.reach
             if each is None:
-                each = cost.lost_per_byte(self._plan, speed)
-            then = cost.written_in(self._plan, dirty / speed + cost.BETWEEN_S)
+                each = cost.lost_per_byte(given, speed)
+            then = cost.written_in(given, dirty / speed + cost.BETWEEN_S)
             if before:
                 then = max(then, dirty * min(1.0, dirty / before))
-            if not cost.pays(dirty, then, each, cost.standstill(self._plan)):
+            if not cost.pays(dirty, then, each, cost.standstill(given)):
                 self._not_worth = True
                 self._reporter.stopping(dirty)
                 raise Stopped
         self._reporter.listed(dirty)
 
     def _speed_needed(self) -> float:
-        """Bytes a second without which this round will not be through in time."""
+        """Bytes per second that this round needs to end before its deadline."""
         left = self._until - time.monotonic()
         sent = self.lanes.bytes - self._sent
         return max(0, self._listed - sent) / left if left > 0 else float("inf")

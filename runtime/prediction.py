@@ -51,9 +51,13 @@ NAP_S = 0.2
 """Between two rounds, once they bring nothing more (precopy.NAP_S)."""
 STREAM, SHM, EAGER = 1.3e9, 0.5e9, 3.3e9
 """Bytes per second: CRIU's images onto the wire; /dev/shm; memory read back by CRIU."""
-FILL, PLACE = 11e9, 200e9
-"""The same where memory went ahead: what came at the standstill is copied into the tree, all other
-is placed by moving page tables."""
+PLACE, REFILL, FIRST_FILL = 200e9, 11e9, 0.7e9
+"""Bytes per second at which the destination puts memory in its place. Pages that went ahead are
+placed by moving page tables. A page that comes again during the pause is copied over its older
+content. Where nothing went ahead, the kernel hands out every page for the first time: filling 424
+to 487 MB took 0.4 to 1.5 s, and fresh memory 1.5 to 2.3 s per GiB (docs/measurements.md, "Where
+fresh memory is slow"). Memory that was freed just before comes up to ten times as fast, so earlier
+moves correct this rate by itself (``Lessons.factors[FILLING]``)."""
 
 AHEAD, AHEAD_FILE_S = 0.3e9, 0.3e-3
 """Bytes per second and seconds per file, to pack and unpack them while the job trains (measured on
@@ -78,6 +82,9 @@ PART_OF = {
 }
 """Which part a phase belongs to; all others of the standstill, and gaps between, are handover."""
 HANDOVER = "handover"
+FILLING = "filling"
+"""Not a part, but the share of restore that goes with FIRST_FILL: it has a factor of its own, as
+moves that fill fresh memory say nothing of those that do not."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +152,7 @@ def predict(load: Load, lessons: Lessons | None = None, rate: float | None = Non
     if threads:
         tasks += f", {_count(size.threads, 'thread', 'threads')}"
     parts = [_part(lessons, "quiesce", QUIESCE_S), _part(lessons, "lock", LOCK_S)]
+    filling, by = 0.0, lessons.factors.get(FILLING, 1.0)
     if full:
         put = size.private + mapped
         parts.append(_part(lessons, "dump", dump + put / STREAM, put, tasks))
@@ -156,7 +164,8 @@ def predict(load: Load, lessons: Lessons | None = None, rate: float | None = Non
         last = _look_s(size.private) + delta / link
         parts.append(_part(lessons, "memory", last, delta, how))
         put = size.private
-        restore += put / PLACE + delta / FILL
+        restore += put / PLACE + _refill_s(delta, put)
+        filling = _first_fill_s(delta, put)
     listed = "changes, and /dev/shm"
     if load.entries:
         listed += f"; {_count(load.entries, 'entry', 'entries')} to list again"
@@ -164,7 +173,8 @@ def predict(load: Load, lessons: Lessons | None = None, rate: float | None = Non
     parts.append(_part(lessons, "files", again, load.files + load.changing, listed))
     if load.device_memory:
         parts.append(_device(lessons, "gpu save", load.device_memory))
-    parts.append(_part(lessons, "restore", restore, put, tasks))
+    restoring = _part(lessons, "restore", restore, put, tasks)
+    parts.append(_with_filling(restoring, filling, by))
     if load.device_memory:
         parts.append(_device(lessons, "gpu restore", load.device_memory))
     parts.append(_part(lessons, HANDOVER, handover, None, "commit, checks, grant, network"))
@@ -173,6 +183,7 @@ def predict(load: Load, lessons: Lessons | None = None, rate: float | None = Non
         load.way, load.full_dump, sum(part.seconds or 0.0 for part in parts),
         parts, size.private, lessons.moves,
         "device memory, which no earlier move of this cluster tells of" if unknown else "",
+        filling=by,
     )  # fmt: skip
 
 
@@ -180,6 +191,11 @@ def besides_memory(prediction: Prediction) -> float:
     """Seconds of a standstill that do not go with how much was written lately."""
     others = sum(part.seconds or 0.0 for part in prediction.parts if part.name != "memory")
     return others + (_look_s(prediction.memory) if prediction.way == PRECOPY else 0.0)
+
+
+def without_memory(prediction: Prediction) -> float:
+    """Seconds of a standstill that do not depend on how much memory is left for it."""
+    return besides_memory(with_memory(prediction, 0, STANDSTILL, ""))
 
 
 def _look_s(private: int) -> float:
@@ -225,10 +241,35 @@ def with_memory(prediction: Prediction, left: int, rate: float, said: str) -> Pr
             last = _look_s(prediction.memory) + left / rate
             parts[n] = Part(part.name, last * _factor(part), left, said, last)
         elif part.name == "restore":
-            put = part.untaught + (left - assumed) / FILL
-            parts[n] = Part(part.name, put * _factor(part), part.bytes, part.detail, put)
+            parts[n] = _refilled(part, prediction, assumed, left)
     total = sum(part.seconds or 0.0 for part in parts)
     return msgspec.structs.replace(prediction, parts=parts, seconds=total)
+
+
+def _refilled(restore: Part, prediction: Prediction, assumed: int, left: int) -> Part:
+    """The restore with so many bytes left for the standstill, in place of those assumed."""
+    size, by = prediction.memory, prediction.filling
+    own = _with_filling(restore, -_first_fill_s(assumed, size), by)
+    changed = own.untaught + _refill_s(left, size) - _refill_s(assumed, size)
+    own = Part(own.name, changed * _factor(own), own.bytes, own.detail, changed)
+    return _with_filling(own, _first_fill_s(left, size), by)
+
+
+def _with_filling(restore: Part, seconds: float, by: float) -> Part:
+    """With so many seconds more for fresh memory, which earlier moves correct by that factor."""
+    taught = (restore.seconds or 0.0) + seconds * by
+    return msgspec.structs.replace(restore, seconds=taught, untaught=restore.untaught + seconds)
+
+
+def _first_fill_s(left: int, private: int) -> float:
+    """Seconds to fill fresh memory, as far as earlier moves have not corrected them: where all is
+    left for the standstill, nothing of it has a page yet."""
+    return left / FIRST_FILL if left >= private else 0.0
+
+
+def _refill_s(left: int, private: int) -> float:
+    """The same for pages whose older content went ahead."""
+    return left / REFILL if left < private else 0.0
 
 
 def _factor(part: Part) -> float:
@@ -257,9 +298,12 @@ def learn(rows: Iterable[MigrationRow], way: str, job: str = "") -> Lessons:
     per_byte: defaultdict[str, list[float]] = defaultdict(list)
     for row in chosen:
         assert row.predicted is not None
-        took = seen(row)
+        took, filling = seen(row), _filling_of(row.predicted)
         for part in row.predicted.parts:
-            if part.untaught:
+            if part.name == "restore" and filling:
+                beside = part.untaught - filling
+                factors[FILLING].append(max(0.0, took.get(part.name, 0.0) - beside) / filling)
+            elif part.untaught:
                 factors[part.name].append(took.get(part.name, 0.0) / part.untaught)
             elif part.bytes and part.name in took:
                 per_byte[part.name].append(took[part.name] / part.bytes)
@@ -268,6 +312,12 @@ def learn(rows: Iterable[MigrationRow], way: str, job: str = "") -> Lessons:
         {name: min(WRONG_BY, max(1 / WRONG_BY, median(of))) for name, of in factors.items()},
         {name: median(of) for name, of in per_byte.items()},
     )
+
+
+def _filling_of(predicted: Prediction) -> float:
+    """The seconds for fresh memory in a prediction, uncorrected; 0 where it expected none."""
+    fresh = predicted.way == PRECOPY and at_most(predicted)
+    return _first_fill_s(predicted.memory, predicted.memory) if fresh else 0.0
 
 
 def _teaches(row: MigrationRow, way: str) -> bool:

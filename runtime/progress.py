@@ -93,7 +93,7 @@ class Reporter:
         self._tell()
 
     def stopping(self, left: int) -> None:
-        """No round at all: so many bytes are left for the stop."""
+        """No further round is made: so many bytes are left for the pause."""
         with self._lock:
             self._dirty = self._delta = left
             self._ended = False

@@ -31,7 +31,7 @@ from .resident import Resident
 
 FILLED_POLL_S = 0.05
 SHORT_LOOK_S = 0.6
-"""The long look at what a capsule writes, where its host should become empty soon."""
+"""Seconds of the long look at what a capsule writes, where the choice of a way waits for it."""
 
 
 class Source:
@@ -124,14 +124,13 @@ class Source:
     async def _choose(
         self, ask: messages.Precopy, plan: messages.Situation, departure: Departure, until: float
     ) -> None:
-        """Which way memory goes; how much the capsule writes is only looked at where it matters."""
-
+        """Choose how memory goes; look at what the capsule writes only where that can matter."""
         memory = departure.memory
         assert memory is not None
 
         def choose() -> messages.Chosen:
-            over = until - ask.deadline  # the monotonic time at which this was asked
-            left = max(0.01, ask.within - (time.monotonic() - over)) if ask.within else 0.0
+            asked_at = until - ask.deadline
+            left = max(0.01, ask.within - (time.monotonic() - asked_at)) if ask.within else 0.0
             return memory.choose(plan, ask.max_pause, left, Way(ask.way))
 
         if choose().undecided:

@@ -56,12 +56,13 @@ class StandIn:
         self.untils: dict[str, float | None] = {}
         self.predicted: dict[str, Prediction] = {}
         self.unplanned: set[str] = set()
+        self.plan_s = 0.0
 
     async def plan(
         self, job: Job, capsule: Capsule, to: str, *, watch: bool
     ) -> Planned | LiveshiftError:
         assert not watch, "for a host that must be empty soon no second is left for that"
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.plan_s)
         if capsule.name in self.unplanned:
             raise Refused(f"{capsule.name} holds a lock")
         return Planned(capsule.name, capsule.host, "h2", [], 0, 0, self.predicted[capsule.name])
@@ -385,6 +386,25 @@ def test_what_will_not_make_it_or_cannot_leave_is_named_and_the_others_go(play: 
     told = [e for e in scene.fleet.journal.events("", 0) if e.kind == "late"]
     assert [e.subject for e in told] == ["a/0"]
     assert "cannot be gone in time: it needs about" in told[0].text
+
+
+def test_nothing_begins_before_the_last_of_two_plans_is_made(play: Play) -> None:
+    async def tainted(scene: Scene, within: float) -> Any:
+        return await soon(scene, within, a0=1.0, a1=1.0, b1=1.0)
+
+    async def act(scene: Scene) -> None:
+        scene.moves.plan_s = 0.1
+        first = asyncio.create_task(tainted(scene, 60.0))
+        await asyncio.sleep(0.02)  # now its plans are under way
+        scene.moves.plan_s = 0.5
+        second = asyncio.create_task(tainted(scene, 6.5))
+        assert not (await first).together
+        await asyncio.sleep(0.1)
+        assert not scene.moves.begun
+        assert (await second).together
+        await scene.until(lambda: len(scene.moves.begun) == 3)
+
+    assert sorted(play(act).moves.asked) == ["a/0", "a/1", "b/1"]
 
 
 def test_a_deadline_outlasts_the_orchestrator_and_ends_with_the_taint(tmp_path: Path) -> None:

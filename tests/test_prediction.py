@@ -135,8 +135,56 @@ def test_what_the_last_round_found_takes_the_place_of_what_was_assumed() -> None
     assert memory.seconds == pytest.approx(0.5 * (LOOK + 0.05))
     assert memory.detail == "as the last of 4 rounds found"
     assert found.seconds == pytest.approx(sum(part.seconds or 0.0 for part in found.parts))
-    assert found.seconds == pytest.approx(worst.seconds - 0.5 * 0.95 - 0.9 / 11)
+    assert found.seconds == pytest.approx(worst.seconds - 0.5 * 0.95 - (1 / 0.7 - 0.1 / 11))
     assert not prediction.at_most(found)
+
+
+def restore(found: Prediction) -> float:
+    return seconds(found)["restore"] or 0.0
+
+
+def test_a_stop_fills_fresh_memory_and_a_last_round_what_has_pages_already() -> None:
+    stopped = predict(Load(size(480 * 10**6)))
+    assert 0.4 < restore(stopped) < 1.5, "as seen for 424 to 487 MB"
+    assert restore(stopped) == pytest.approx(0.016 + 0.48 / 200 + 0.48 / 0.7)
+    rounds = prediction.with_memory(stopped, 10**8, 1e9, "")
+    assert restore(rounds) == pytest.approx(0.016 + 0.48 / 200 + 0.1 / 11)
+    again = prediction.with_memory(rounds, stopped.memory, prediction.STANDSTILL, "")
+    assert again.seconds == pytest.approx(stopped.seconds)
+
+
+def moved(before: Prediction, restored: float) -> MigrationRow:
+    """A record of a move whose restore took so long."""
+    return row(before, [Phase("restore", 0.0, restored, frozen=True)], frozen=restored)
+
+
+def test_stops_and_rounds_do_not_teach_each_other_how_fast_memory_is_filled() -> None:
+    stop = predict(Load(size(GB)))
+    rounds = prediction.with_memory(stop, 10**8, 1e9, "")
+    own = restore(prediction.with_memory(stop, 0, 1e9, ""))
+    by_stops = learn([moved(stop, own + 0.5 * GB / 0.7e9)] * 3, "pre-copy")
+    assert by_stops.factors[prediction.FILLING] == pytest.approx(0.5)
+    assert "restore" not in by_stops.factors
+    by_rounds = learn([moved(rounds, 4 * restore(rounds))] * 3, "pre-copy")
+    assert by_rounds.factors["restore"] == pytest.approx(4)
+    assert prediction.FILLING not in by_rounds.factors
+
+
+def test_what_stops_and_rounds_teach_counts_once() -> None:
+    before = predict(Load(size(GB)))
+    lessons = Lessons(6, {"restore": 4.0, prediction.FILLING: 0.5})
+    stop = predict(Load(size(GB)), lessons)
+    own = 0.016 + 1 / 200
+    assert restore(stop) == pytest.approx(4 * own + 0.5 / 0.7)
+    assert stop.filling == 0.5
+    (part,) = (part for part in stop.parts if part.name == "restore")
+    assert part.untaught == pytest.approx(restore(before))
+    rounds = prediction.with_memory(stop, 10**8, 1e9, "")
+    assert restore(rounds) == pytest.approx(4 * (own + 0.1 / 11))
+    again = prediction.with_memory(rounds, GB, prediction.STANDSTILL, "")
+    assert restore(again) == pytest.approx(restore(stop))
+    taught = learn([moved(stop, restore(stop))] * 3, "pre-copy").factors[prediction.FILLING]
+    assert taught == pytest.approx(0.5 + 3 * own * 0.7), "the factor is on the untaught model"
 
 
 def test_nothing_known_sharpens_nothing() -> None:

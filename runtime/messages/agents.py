@@ -76,7 +76,7 @@ class Inspected(Answer, frozen=True):
     ``writing``: None where it was not looked at what it writes;
     ``full_dump``: why its memory cannot be copied while it trains, in words, else empty;
     ``outside``: connections that the move breaks, each in words (criu_glue/connections.py);
-    ``cores``: those of this host that are idle.
+    ``cores``: how many cores of this host are idle.
     """
 
     survey: Survey
@@ -119,7 +119,7 @@ class Reserved(Answer, frozen=True):
     holds none. ``plain``: why device memory can't be streamed to this host, in words, else empty.
     ``full_dump``: why this host can't take the capsule's own memory while it trains, else empty.
     ``offer``: hashes of pages that lie here in other capsules of its job (Donors.offer);
-    ``cores``: those of this host that are idle.
+    ``cores``: how many cores of this host are idle.
     """
 
     checks: list[tuple[str, str]]
@@ -138,9 +138,10 @@ class Precopy(Message, frozen=True):
     ``full_dump`` says why its memory can't go ahead, "" where it can. For a capsule with CUDA
     processes: ``plain`` says why its device memory can't be streamed to the destination, "" where
     it can; ``verify``: checksums over every byte of it. ``offer``: that of the destination, what
-    of memory need only be named. ``way``: precopy.way for this move; ``plan``: what the choice is
-    made from, once the link was measured. ``max_pause`` in seconds; ``within``: seconds until the
-    host must be empty, 0 for no matter.
+    of memory need only be named. ``way``: precopy.way for this move. ``plan``: what the source
+    chooses by, once it has measured the link; None: it makes rounds. ``max_pause``: seconds for
+    which the way chosen may pause the job. ``within``: seconds until the host must be empty, 0
+    without a deadline.
     """
 
     migration: str
@@ -171,8 +172,8 @@ class Freeze(Message, frozen=True):
 
 
 class Moved(Answer, frozen=True):
-    """``outside``: as in Inspected, at the end of a pre-copy; ``chosen``: the way that memory
-    takes."""
+    """``outside``: as in Inspected, at the end of a pre-copy; ``chosen``: the way that the source
+    has chosen for memory, None where it had no choice."""
 
     bytes: int
     phases: list[Phase]

@@ -11,13 +11,14 @@ from .base import Answer, Message
 class Cost(msgspec.Struct, frozen=True):
     """What a move cost the job, measured some seconds after it was over.
 
-    ``lost_s``: the time that the job took from the request to two seconds after the end, less what
-    as many steps take before and after. For ``paused_s`` of it the job was paused; ``slower_s`` is
-    the rest. All three are None where they were not measured; ``why_not`` then says why, in words.
-    ``empty_s``: from the request until the source had nothing of the capsule any more; None where
-    the source kept something. ``cpu_source_s`` and ``cpu_destination_s``: CPU seconds of the two
-    agents and of their children, such as CRIU; None where an agent did not answer. ``sent_bytes``:
-    what the source sent; ``memory_bytes``: anonymous memory that the capsule had.
+    ``lost_s``: the time from the request to two seconds after the end, less the time that the job
+    takes for as many steps before and after the move. For ``paused_s`` of it the job was paused;
+    ``slower_s`` is the rest. Where the orchestrator could not measure these three, they are None
+    and ``why_not`` gives the reason. ``empty_s``: from the request until the source had nothing of
+    the capsule any more; None where the capsule stayed. ``cpu_source_s`` and
+    ``cpu_destination_s``: CPU seconds of the two agents and of their children, such as CRIU; None
+    where an agent does not say. ``sent_bytes``: by the source; ``memory_bytes``: anonymous memory
+    that the capsule had.
     """
 
     lost_s: float | None

@@ -53,9 +53,12 @@ class Status(Answer, frozen=True):
 
 
 class SetTaint(Message, frozen=True):
-    """Taint a host, so that everything on it moves away; answers None, or with ``within``, seconds
-    until it must be empty, Evacuating: what it will be like. 0: as the cluster file says for the
-    ``severity`` (config_notice.Severity); without one, no matter."""
+    """Taint a host, so that everything on it moves away.
+
+    ``within``: seconds until the host must be empty. If it is 0, the cluster file says so for the
+    ``severity`` (config_notice.Severity). Where either gives a deadline the answer is Evacuating,
+    else None.
+    """
 
     host: str
     reason: str
@@ -64,8 +67,11 @@ class SetTaint(Message, frozen=True):
 
 
 class Departing(msgspec.Struct, frozen=True):
-    """A capsule that is to leave a host: gone after ``empty_s`` seconds, at the cost of ``lost_s``
-    of training; ``late``: not in time. ``error``: why it cannot leave, else empty."""
+    """What is expected of a capsule that must leave a host.
+
+    It is gone after ``empty_s`` seconds, and its job loses ``lost_s`` seconds of training.
+    ``late``: it will not be gone in time. ``error``: why it cannot leave, else empty.
+    """
 
     capsule: str
     empty_s: float
@@ -75,8 +81,11 @@ class Departing(msgspec.Struct, frozen=True):
 
 
 class Evacuating(Answer, frozen=True):
-    """``together``: all capsules leave at once, else one by one in this order; ``empty_s``: seconds
-    until the host is empty, of the ``within`` there are."""
+    """How a host becomes empty that has ``within`` seconds for it.
+
+    ``empty_s``: it is expected to be empty after so many seconds. ``together``: all ``capsules``
+    leave at once; else they leave one by one, in this order.
+    """
 
     host: str
     within: float
@@ -110,8 +119,8 @@ class Migrate(Message, frozen=True):
     ``to_gpu`` given: to that GPU of ``HOST/GPU``, or with just ``GPU`` of the host that it is on;
     an index or the beginning of a UUID. ``from_gpu``: which one to leave, if it uses several.
     ``verify``: compare every byte of device memory after it, whatever the cluster file says.
-    ``way``: instead of the cluster file's precopy.way. ``within``: seconds until its host must be
-    empty of it; 0: no matter.
+    ``way``: instead of the cluster file's precopy.way. ``within``: seconds until the capsule must
+    have left its host; 0: it has no deadline.
     """
 
     capsule: str

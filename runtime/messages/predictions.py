@@ -16,10 +16,10 @@ class Writing(msgspec.Struct, frozen=True):
 
 
 class Cores(msgspec.Struct, frozen=True):
-    """A host's cores: those that its agent may use, and how many of them nobody has used lately.
+    """How many cores a host's agent may use, and how many of them were idle lately.
 
-    ``per_byte``: CPU seconds that a byte of memory takes the agent to move. ``boot``: the kernel's
-    boot id; of two hosts with the same one (a lab) the cores are the same.
+    ``per_byte``: CPU seconds that the agent takes to move a byte of memory. ``boot``: the kernel's
+    boot id; two hosts with the same one (as in a lab) share their cores.
     """
 
     usable: float
@@ -31,11 +31,13 @@ class Cores(msgspec.Struct, frozen=True):
 class Situation(msgspec.Struct, frozen=True):
     """What the choice of a way is made from (cost.py); seconds, bytes, bytes per second.
 
-    ``written`` None: not looked at. ``link``: at which memory goes during the pause, where a byte
-    takes ``extra_s`` more, as it has to come into its place too; ``reach``: in a round without a
-    limit; ``idle``: in one for which idle cores suffice. ``per_byte``: seconds that the job loses
-    for a byte read where no core is idle. ``fixed_s``: of the pause, ``besides_s``: of the move,
-    beside memory. ``slow_down``: precopy.slow_down.
+    ``written``: what the capsule writes, None where nobody has looked. ``link``: the rate at which
+    memory goes during the pause. A byte takes ``extra_s`` longer than that until it is in its
+    place, and ``first_fill_s`` longer still where no memory went ahead. ``reach``: the rate of a
+    round without a limit; ``idle``: the rate for which idle cores suffice. ``per_byte``: seconds
+    that the job loses for each byte that is read while no core is idle. ``fixed_s``: the part of
+    the pause that does not depend on memory. ``besides_s``: what the move takes beside copying and
+    pause. ``slow_down``: precopy.slow_down.
     """
 
     size: int
@@ -48,14 +50,17 @@ class Situation(msgspec.Struct, frozen=True):
     per_byte: float
     idle: float
     slow_down: float | None = None
+    first_fill_s: float = 0.0
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """What a move would cost by one way: ``lost_s`` of training, of which the job is paused for
-    ``pause_s`` and loses ``slower_s`` by being slower; the host is empty after ``empty_s``.
+    """What a move would cost if memory went by one way.
 
-    ``speed``: bytes per second at most while the job trains; ``uncovered``: the share of the
-    copying for which no core is idle.
+    ``lost_s``: the training time that the job loses, the sum of ``pause_s``, for which it is
+    paused, and ``slower_s``, which it loses because the copy slows it down. ``empty_s``: the host
+    is empty so long after the request. ``speed``: bytes per second at most while the job trains;
+    ``uncovered``: the share of the copying for which no core is idle. ``left``: bytes that go
+    during the pause.
     """
 
     way: str
@@ -65,13 +70,15 @@ class Estimate(msgspec.Struct, frozen=True):
     empty_s: float
     slower_s: float
     uncovered: float = 1.0
+    left: int = 0
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """The way that was chosen, in words why, and all that were weighed by what is ``given``.
+    """The way that was chosen, and ``because`` of what, in words.
 
-    ``undecided``: another choice is possible once it is known how much the capsule writes.
-    ``needs_s``: the least time to empty the host, where no way keeps the deadline.
+    ``weighed``: the estimates of all ways; ``given``: what they were made from. ``undecided``: the
+    choice may change once it is known how much the capsule writes. ``needs_s``: where no way keeps
+    the deadline, the least time in which the host can be empty.
     """
 
     estimate: Estimate
@@ -104,11 +111,13 @@ class Prediction(msgspec.Struct, frozen=True):
     ``learnt``: from how many earlier moves of this cluster. ``memory``: anonymous memory that the
     capsule has; ``left_out``: what the sum does not count, in words, else empty.
 
-    ``how``: the way that memory takes, stop, round or rounds, and ``because`` why; empty for a full
-    dump. ``lost_s``: what the move costs of training, ``slower_s`` of that beside the pause;
-    ``empty_s``: from the request until the host is empty. ``uncovered``: as in Estimate;
-    ``limited``: whether its rounds are paced. ``weighed``: the ways there were, and ``given`` by
-    what; ``needs_s``: the least time to empty the host, where that is later than it must be.
+    ``how``: the way that memory takes (stop, round or rounds), and ``because`` says why it was
+    chosen; both are empty for a full dump. ``lost_s``: the training time that the move costs;
+    ``slower_s``: the part of it that is not pause. ``empty_s``: from the request until the host is
+    empty. ``uncovered``: as in Estimate. ``limited``: whether the rounds are slower than they could
+    be. ``weighed`` and ``given``: as in Chosen. ``needs_s``: the least time in which the host can
+    be empty, where that is too late; else None.
+    ``filling``: the factor by which earlier moves correct how fast fresh memory is filled.
     """
 
     way: str
@@ -128,3 +137,4 @@ class Prediction(msgspec.Struct, frozen=True):
     weighed: list[Estimate] = msgspec.field(default_factory=list)
     given: Situation | None = None
     needs_s: float | None = None
+    filling: float = 1.0
