@@ -23,7 +23,7 @@ import msgspec
 
 from ..criu_glue import network, nft_library
 from ..criu_glue.tool import Criu, find
-from ..errors import LiveshiftError, NotPermitted, Unreachable
+from ..errors import LiveshiftError, NotPermitted, Refused, Unreachable
 from . import data_link, heap, link_rates, local_socket, messages, notify, state_lock
 from .cluster_file import ClusterFile
 from .config import Cluster, FastPath
@@ -208,7 +208,10 @@ class Agent:
         answer = await self.uplink.line.ask(hello, self.cluster.timeouts.suspicion)
         assert isinstance(answer, messages.Books)
         for book in answer.books:
-            await self.house.locate(messages.Locate(book))
+            try:
+                await self.house.locate(messages.Locate(book))
+            except Refused as refused:  # what runs here and is unknown there has the subnet
+                log.error("the addresses of %s are not entered: %s", book.job, refused)
         await self.house.forget_unknown({book.job for book in answer.books})
 
     async def _claim(self, claim: messages.Claim) -> messages.Ruled:

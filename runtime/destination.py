@@ -76,6 +76,7 @@ class Destination:
         self._house.refuse_older(ask)
         if name in self._house.capsules and self._house.capsules[name].code is None:
             raise Refused(f"{name} is on {self._house.host} already")
+        await self._house.make_way(ask.book)
         async with self._house.network:
             resident = await self._house.blocking(
                 name, lambda: self._house.housing.house_empty(ask)

@@ -64,16 +64,24 @@ class Endings:
         self._tasks.spawn(self._switchboard.ask(host, messages.End(capsule, epoch), limit))
 
     async def forget(self, name: str, even_running: bool = False) -> None:
-        """Take away what an ended job left on every host, so that its name can be used anew."""
+        """Take away what an ended job left on every host, so that its name can be used anew.
+
+        The hosts come first: as long as one of them is still taking away, a new job has neither
+        the name nor the subnet, which would be taken from it.
+        """
         job = self._fleet.jobs.get(name)
         if job is None or (job.state != "ended" and not even_running):
             return
-        self._fleet.journal.remove_job(name)
-        del self._fleet.jobs[name]
-        limit = self._fleet.cluster.timeouts.prepare
-        for host in self._fleet.up():
-            with contextlib.suppress(LiveshiftError):
-                await self._switchboard.ask(host, messages.Forget(name), limit)
+        async with job.forgetting:
+            if self._fleet.jobs.get(name) is not job:  # somebody else has forgotten it meanwhile
+                return
+            limit, word = self._fleet.cluster.timeouts.prepare, messages.Forget(name)
+            asks = [self._switchboard.ask(host, word, limit) for host in self._fleet.up()]
+            for answer in await asyncio.gather(*asks, return_exceptions=True):
+                if isinstance(answer, Exception) and not isinstance(answer, LiveshiftError):
+                    raise answer
+            self._fleet.journal.remove_job(name)
+            del self._fleet.jobs[name]
 
     async def _free_memory(self, name: str) -> None:
         """Hosts that its capsules have left may have kept some (earlier_copies.py). One that is not

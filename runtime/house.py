@@ -43,6 +43,7 @@ class House:
         self.earlier = EarlierCopies(cluster.precopy.keep)
         self._over: set[str] = set()  # jobs that have ended, until they are forgotten
         self.network = asyncio.Lock()
+        self._forgetting = asyncio.Lock()
         self.ended = ended
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._signals: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -114,8 +115,29 @@ class House:
         async with self._locks[capsule]:
             return await asyncio.to_thread(work)
 
+    async def make_way(self, book: Book) -> None:
+        """A subnet is one job's alone: what an earlier job that had it has left here goes first.
+
+        This host may have missed that the other job was forgotten. Raises Refused when it still
+        runs here: its network is not taken from it.
+        """
+        for job in self._jobs_of(book.vni) - {book.job}:
+            here = [c for c in self.capsules.values() if c.spec.job == job and c.code is None]
+            if here:
+                raise Refused(
+                    f"{self.host} still runs {here[0].spec.name} in the subnet {book.subnet},"
+                    f" which {book.job} is to have",
+                    hint=f"`liveshift stop {job} --unknown {self.host}` ends it",
+                )
+            await self.forget(messages.Forget(job))
+
+    def _jobs_of(self, vni: int) -> set[str]:
+        booked = {book.job for book in self.books.values() if book.vni == vni}
+        return booked | {c.spec.job for c in self.capsules.values() if c.overlay.vni == vni}
+
     async def start(self, ask: messages.Start) -> None:
         name = ask.spec.name
+        await self.make_way(ask.book)
         async with self.network:
             resident = await self.blocking(
                 name, lambda: self.housing.start(ask.spec, ask.book, ask.epoch)
@@ -153,21 +175,26 @@ class House:
         await asyncio.to_thread(self.earlier.drop_job, ask.job)
 
     async def forget(self, ask: messages.Forget) -> None:
-        for name in [n for n, c in self.capsules.items() if c.spec.job == ask.job]:
-            resident = self.capsules.pop(name)
-            resident.leaving = True
-            await self.blocking(name, resident.remove)
-        carried_out.forget_job(self.housing, ask.job)
-        book = self.books.pop(ask.job, None)
-        await asyncio.to_thread(self.earlier.drop_job, ask.job)  # none is kept without a book
-        self._over.discard(ask.job)
-        if book is not None:
-            overlay = Overlay(book.vni, book.subnet)
-            async with self.network:
+        async with self._forgetting:  # who makes way for a new job waits for what is on its way out
+            for name in [n for n, c in self.capsules.items() if c.spec.job == ask.job]:
+                resident = self.capsules.pop(name)
+                resident.leaving = True
+                await self.blocking(name, resident.remove)
+            carried_out.forget_job(self.housing, ask.job)
+            book = self.books.pop(ask.job, None)
+            await asyncio.to_thread(self.earlier.drop_job, ask.job)  # none is kept without a book
+            self._over.discard(ask.job)
+            if book is not None:
+                await self._lower(Overlay(book.vni, book.subnet))
+
+    async def _lower(self, overlay: Overlay) -> None:
+        async with self.network:
+            if not self._jobs_of(overlay.vni):
                 await asyncio.to_thread(network.lower_overlay, overlay)
 
     async def locate(self, ask: messages.Locate) -> None:
         """Enter what is newer than what is known here; returns once it is in force."""
+        await self.make_way(ask.book)
         async with self.network:
             book = ask.book
             known = self.books.get(book.job)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import re
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class Job:
     state: str = "running"
     code: int | None = None
     first_end: str | None = field(default=None)
+    forgetting: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False, compare=False)
     _book: tuple[int, Book] | None = field(default=None, repr=False, compare=False)
 
     def book(self) -> Book:

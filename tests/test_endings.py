@@ -20,7 +20,7 @@ from liveshift.runtime import config
 from liveshift.runtime.endings import Endings
 from liveshift.runtime.fleet import Fleet
 from liveshift.runtime.jobs import Capsule, Job
-from liveshift.runtime.messages import JobEnded, Message, MigrationRow, Precopy, Run
+from liveshift.runtime.messages import Forget, JobEnded, Message, MigrationRow, Precopy, Run
 from liveshift.runtime.migration import Move
 from liveshift.runtime.moves import Moves
 from liveshift.runtime.steps import ENDS, Step
@@ -221,3 +221,36 @@ def test_a_move_whose_job_ended_while_no_orchestrator_ran_has_that_as_its_outcom
         raise_if_failed(ended)
     assert fleet.journal.migrations_not_in([step.value for step in ENDS]) == []
     assert fleet.moves == {}
+
+
+def test_a_job_has_its_name_and_its_subnet_until_the_hosts_have_let_go_of_it(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new job would have its network taken by a host that is still taking away the old one."""
+    told: list[str] = []
+
+    async def scene() -> None:
+        let_go = asyncio.Event()
+
+        class Switchboard:
+            async def ask(self, host: str, word: Any, _limit: float) -> None:
+                assert word == Forget("a")
+                told.append(host)
+                if host == "h0":
+                    raise Unreachable("h0 is down")
+                await let_go.wait()
+
+        monkeypatch.setattr(fleet, "up", lambda: ["h0", "h1"])
+        endings = Endings(fleet, cast(Any, Switchboard()), cast(Any, Idle()))
+        fleet.jobs["a"].state = "ended"
+        both = asyncio.gather(endings.forget("a"), endings.forget("a"))
+        await asyncio.sleep(0.01)
+        assert "a" in fleet.jobs
+        assert [row[0] for row in fleet.journal.jobs()] == ["a"]
+        let_go.set()
+        await both
+
+    asyncio.run(scene())
+    assert told == ["h0", "h1"]
+    assert fleet.jobs == {}
+    assert list(fleet.journal.jobs()) == []
