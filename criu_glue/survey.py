@@ -307,7 +307,9 @@ def _look_at_descriptors(
             continue  # closed meanwhile
         if mount_id not in mounts:
             found.problems[
-                f"{who} has {target} open on a mount that is not in its capsule", "close it"
+                f"{who} has {target} open on a mount that is not in its capsule"
+                " (a POSIX message queue is such a file)",
+                "close it",
             ] = None
             continue
         place = placement.of_open_file(target, mount_id, mounts)

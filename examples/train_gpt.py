@@ -167,6 +167,9 @@ def main() -> None:
     (args.out / f"final{rank}.json").write_text(json.dumps(final) + "\n")
     print(f"final sha256 {digest.hexdigest()}", flush=True)
     if world > 1:
+        # The model holds the process group, and would take it down with Python's lock held, which
+        # gloo's thread may be waiting for (https://github.com/pytorch/pytorch/issues/56297).
+        del model, optimizer, loss
         dist.destroy_process_group()
 
 

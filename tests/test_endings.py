@@ -169,11 +169,13 @@ def test_as_many_ended_jobs_are_kept_as_the_cluster_file_says(tmp_path: Path) ->
             job = fleet.jobs[name] = Job(name, overlay, run, 0, float(number), capsules)
             endings.capsule_ended(job, capsules[f"{name}/0"], 0)
             await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while [name for name, job in fleet.jobs.items() if job.state == "ended"] != [
+                "job4",
+                "job5",
+            ]:
+                await asyncio.sleep(0.01)
         assert forgotten == ["job2", "job3"]
-        assert [name for name, job in fleet.jobs.items() if job.state == "ended"] == [
-            "job4",
-            "job5",
-        ]
         assert fleet.journal.next_number() == 6
 
     asyncio.run(scene())

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -62,11 +63,23 @@ def test_one_that_sleeps_is_not_held_up() -> None:
         assert shares((pid,)) == [pytest.approx(1.0, abs=0.05)]
 
 
-def test_two_on_one_core_get_half_of_it_each() -> None:
+def computed(pid: int) -> float:
+    """Seconds that it has been in user mode (proc(5), utime)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) / os.sysconf("SC_CLK_TCK")
+
+
+def test_two_on_one_core_get_what_each_computes() -> None:
+    """At most half of the core each; less where something else runs on it, too."""
     core = min(os.sched_getaffinity(0))
     with running(SPIN, core) as one, running(SPIN, core) as other:
-        for share in shares((one,), (one, other)):
-            assert 0.1 < share < 0.6  # less where something else runs on that core, too
+        began, before = time.monotonic(), [computed(one), computed(other)]
+        alone, both = shares((one,), (one, other))
+        took = time.monotonic() - began
+        had = [(computed(pid) - cpu) / took for pid, cpu in zip((one, other), before, strict=True)]
+    assert alone == pytest.approx(had[0], abs=0.05)
+    assert both == pytest.approx(sum(had) / 2, abs=0.05)
+    assert 0 < both < 0.6
 
 
 def test_what_faults_is_held_up_by_the_kernel() -> None:
