@@ -86,6 +86,7 @@ class Agent:
             messages.Inspect: source.inspect,
             messages.Reserve: destination.reserve,
             messages.Precopy: source.precopy,
+            messages.Hurry: source.hurry,
             messages.Freeze: source.freeze,
             messages.Restore: destination.restore,
             messages.Forward: destination.forward,

@@ -8,10 +8,12 @@ pre-copy that would miss it is cut short, and a move that cannot be over in time
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 
 from .. import units
+from ..errors import LiveshiftError
 from . import messages, second_look
 from .cost import max_pause
 from .cost_prediction import decided
@@ -44,6 +46,17 @@ class BeforePause(Story):
         self.until: float | None = None  # monotonic seconds: the host must be empty of it
         self._look: messages.Inspected | None = None
         self._left_s = 0.0  # of sending memory, if the job was stopped now
+
+    async def hurry(self, until: float) -> None:
+        """The host must be empty by then (monotonic seconds), which was not known when this began.
+        What has come of the memory by the time that the pause must begin has to do."""
+        self.until = until if self.until is None else min(self.until, until)
+        if self.step is not Step.PRECOPYING or self.predicted is None:
+            return
+        within = max(0.0, self.until - time.monotonic() - self.predicted.seconds - ENDING_S)
+        with contextlib.suppress(LiveshiftError):  # the move goes on at its own pace
+            limit = self._limits.suspicion
+            await self._ground.ask(self.source, messages.Hurry(self.capsule.name, within), limit)
 
     def progressed(self, word: messages.Progressed) -> None:
         """How far its pre-copy is. Once the job stands nothing is copied beside it."""

@@ -22,6 +22,7 @@ from typing import Any
 
 from ..errors import AT_SOURCE, LiveshiftError, SourceRefused, Unreachable
 from . import messages
+from .before_pause import BeforePause
 from .cost import max_pause
 from .cost_words import too_late
 from .evacuation_plan import EvacuationPlan
@@ -77,6 +78,7 @@ class Evacuation:
         with the reason.
         """
         began = time.monotonic()
+        await self._hurry(host, began + within)
         leaving = [
             (job, capsule)
             for job in self._fleet.jobs.values()
@@ -110,6 +112,12 @@ class Evacuation:
         return messages.Evacuating(
             host, within, plan.empty_s, plan.together, [*plan.departing, *unable]
         )
+
+    async def _hurry(self, host: str, until: float) -> None:
+        """The moves that are leaving it already began without this deadline."""
+        moving = [move for move in self._fleet.under_way() if move.source == host]
+        leaving = [move for move in moving if isinstance(move, BeforePause)]
+        await asyncio.gather(*(move.hurry(until) for move in leaving))
 
     def _until(self, host: str, capsule: str) -> float | None:
         """The monotonic time by which the capsule must be gone; None without a deadline."""

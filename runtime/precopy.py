@@ -87,7 +87,7 @@ class Precopy:
         not so. Raises StepFailed for an offer that is none."""
         self._stop = threading.Event()  # no round now
         self._over = threading.Event()  # nor later
-        self._until = float("inf")  # nor after that
+        self._until = self._latest = float("inf")  # nor after that
         self._stopped = self._no_more_rounds
         self.tracker = MemoryTracker(
             lambda: [task.pid for task in tasks(resident.room)], untrusted,
@@ -132,7 +132,7 @@ class Precopy:
     def rounds(self, until: float) -> Ahead:
         """Bring memory over by the way chosen, until ``until`` (monotonic seconds) at the latest.
         Raises StepFailed when the destination refuses."""
-        self._until = until
+        self._until = min(until, self._latest)
         if self._way is Way.STOP:
             self._reporter.stopping(self.chosen.given.size if self.chosen else 0)
         elif self._way is Way.ROUND:
@@ -161,6 +161,13 @@ class Precopy:
         self._until = float("inf")
         self._fresh = threading.Thread(target=self._keep_fresh, name="pre-copy", daemon=True)
         self._fresh.start()
+
+    def end_within(self, seconds: float) -> None:
+        """The rounds before the standstill end sooner than was known, and are as fast as that
+        takes. From any thread."""
+        self._latest = min(self._latest, time.monotonic() + seconds)
+        self._until = min(self._until, self._latest)
+        self._pace.least = self._speed_needed
 
     def hurry(self) -> None:
         """Begin no further round, and interrupt one that is under way."""

@@ -155,6 +155,11 @@ class Source:
                 )
             await asyncio.sleep(FILLED_POLL_S)
 
+    async def hurry(self, ask: messages.Hurry) -> None:
+        for departure in self._porter.departures.values():
+            if departure.resident.spec.name == ask.capsule and departure.memory is not None:
+                departure.memory.end_within(ask.within)
+
     def gates_close(self, job: str) -> None:
         """Its ranks come to a boundary, so a freeze is near: of one of them."""
         for memory in self._ahead(job):

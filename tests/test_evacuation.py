@@ -57,6 +57,10 @@ class StandIn:
         self.predicted: dict[str, Prediction] = {}
         self.unplanned: set[str] = set()
         self.plan_s = 0.0
+        self.told: list[tuple[str, Any]] = []
+
+    async def ask(self, host: str, message: Any, timeout: float) -> None:
+        self.told.append((host, message))
 
     async def plan(
         self, job: Job, capsule: Capsule, to: str, *, watch: bool
@@ -405,6 +409,28 @@ def test_nothing_begins_before_the_last_of_two_plans_is_made(play: Play) -> None
         await scene.until(lambda: len(scene.moves.begun) == 3)
 
     assert sorted(play(act).moves.asked) == ["a/0", "a/1", "b/1"]
+
+
+@pytest.mark.parametrize("step", [Step.PRECOPYING, Step.QUIESCING])
+def test_a_move_that_began_without_the_deadline_gets_it(play: Play, step: Step) -> None:
+    """Its source is told as long as memory goes ahead; what comes later is as fast as it can be."""
+
+    async def act(scene: Scene) -> None:
+        scene.taint("h1")
+        await scene.until(lambda: scene.moves.begun)
+        move = cast(Move, scene.fleet.moves["m1"])
+        move.step, move.predicted = step, predicted(1.0)
+        await soon(scene, 20.0, a1=1.0, b1=1.0)
+        assert move.until is not None
+        assert 0 < move.until - time.monotonic() <= 20
+        if step is not Step.PRECOPYING:
+            assert scene.moves.told == []
+            return
+        ((host, word),) = scene.moves.told
+        assert (host, word.capsule) == ("h1", "a/0")
+        assert 0 < word.within < 20 - predicted(1.0).seconds
+
+    play(act)
 
 
 def test_a_deadline_outlasts_the_orchestrator_and_ends_with_the_taint(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class Counted(Precopy):
             collectives=lambda: 0, rate=UsualRate(), computes=UsualRate(),
             run_time=SimpleNamespace(progress=lambda: 0),
         )  # fmt: skip
-        lanes: Any = SimpleNamespace(finish=lambda: None, close=lambda: None, pages=None)
+        lanes: Any = SimpleNamespace(finish=lambda: None, close=lambda: None, pages=None, bytes=0)
         reporter: Any = SimpleNamespace(
             done=lambda: None, stopping=self.stops.append, listed=lambda _: None
         )
@@ -217,3 +217,14 @@ def test_rounds_that_were_asked_for_do_not_end_for_what_they_cost(rounds: Counte
     for _ in range(3):
         rounds._look_at_list(SLOW.size)
     assert not rounds.stops
+
+
+def test_rounds_end_by_a_deadline_that_comes_while_they_are_made(rounds: Counted) -> None:
+    """And go as fast as it needs, whatever speed was chosen."""
+    rounds.finds = [1 << 30 >> n for n in range(20)]
+    assert rounds._pace.least() == 0
+    rounds.end_within(0.0)
+    assert rounds._pace.least() == float("inf")
+    assert rounds.rounds(float("inf")).rounds == 1
+    rounds.end_within(60.0)
+    assert rounds._no_more_rounds(), "a later word does not give time back"

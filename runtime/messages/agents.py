@@ -159,6 +159,15 @@ class Precopy(Message, frozen=True):
     within: float = 0.0
 
 
+class Hurry(Message, frozen=True):
+    """The capsule's memory is going ahead, and its host must be empty sooner than was known when
+    its move began: it may go on for ``within`` seconds at most. Answers None, also where none
+    goes ahead."""
+
+    capsule: str
+    within: float
+
+
 class Freeze(Message, frozen=True):
     """Lock the network, freeze, dump into the wire; answers Frozen with the tree held frozen.
 
