@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of a move during which the job trains: survey, room, plan, pre-copy.
 
-Where the host must be empty soon, its deadline bounds this part: the way is chosen by it, a
-pre-copy that would miss it is cut short, and a move that cannot be over in time says so at once.
+Where the host must be empty soon, its deadline bounds this part: the way is chosen by it, no
+further round begins that would miss it, and a move that cannot be over in time says so at once.
 """
 
 from __future__ import annotations
@@ -48,15 +48,14 @@ class BeforePause(Story):
         self._left_s = 0.0  # of sending memory, if the job was stopped now
 
     async def hurry(self, until: float) -> None:
-        """The host must be empty by then (monotonic seconds), which was not known when this began.
-        What has come of the memory by the time that the pause must begin has to do."""
+        """The host must be empty by then (monotonic seconds): that was not known at the start."""
         self.until = until if self.until is None else min(self.until, until)
         if self.step is not Step.PRECOPYING or self.predicted is None:
             return
-        within = max(0.0, self.until - time.monotonic() - self.predicted.seconds - ENDING_S)
+        sooner = max(0.0, self.until - time.monotonic() - self.predicted.seconds - ENDING_S)
         with contextlib.suppress(LiveshiftError):  # the move goes on at its own pace
             limit = self._limits.suspicion
-            await self._ground.ask(self.source, messages.Hurry(self.capsule.name, within), limit)
+            await self._ground.ask(self.source, messages.Hurry(self.capsule.name, sooner), limit)
 
     def progressed(self, word: messages.Progressed) -> None:
         """How far its pre-copy is. Once the job stands nothing is copied beside it."""
@@ -124,14 +123,15 @@ class BeforePause(Story):
         self._advance(Step.PRECOPYING)
         limit, settings = self._limits.precopy, self._ground.cluster.precopy
         found, within = self.predicted, self._within()
-        deadline = limit - self._limits.suspicion
-        if within is not None and found is not None:  # cut the pre-copy short, for a pause in time
-            deadline = min(deadline, max(LEAST_PRECOPY_S, within - found.seconds - ENDING_S))
+        sooner = 0.0
+        if within is not None and found is not None:  # no further round, for a pause in time
+            sooner = max(LEAST_PRECOPY_S, within - found.seconds - ENDING_S)
         precopy = messages.Precopy(
-            self.name, self.capsule.name, self.destination, reserved.endpoint, deadline,
-            reserved.plain, self.verify, reserved.full_dump, reserved.offer,
+            self.name, self.capsule.name, self.destination, reserved.endpoint,
+            limit - self._limits.suspicion, reserved.plain, self.verify, reserved.full_dump,
+            reserved.offer,
             self.copy_way or settings.way.value, found.given if found is not None else None,
-            max_pause(settings, self._limits), within or 0.0,
+            max_pause(settings, self._limits), within or 0.0, sooner,
         )  # fmt: skip
         began = time.monotonic()
         moved = await self._ask(self.source, precopy, limit, messages.Moved)

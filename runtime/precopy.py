@@ -87,7 +87,8 @@ class Precopy:
         not so. Raises StepFailed for an offer that is none."""
         self._stop = threading.Event()  # no round now
         self._over = threading.Event()  # nor later
-        self._until = self._latest = float("inf")  # nor after that
+        self._until = float("inf")  # nor after that
+        self._sooner = float("inf")  # nor after that, but for the first one
         self._stopped = self._no_more_rounds
         self.tracker = MemoryTracker(
             lambda: [task.pid for task in tasks(resident.room)], untrusted,
@@ -132,7 +133,7 @@ class Precopy:
     def rounds(self, until: float) -> Ahead:
         """Bring memory over by the way chosen, until ``until`` (monotonic seconds) at the latest.
         Raises StepFailed when the destination refuses."""
-        self._until = min(until, self._latest)
+        self._until = until
         if self._way is Way.STOP:
             self._reporter.stopping(self.chosen.given.size if self.chosen else 0)
         elif self._way is Way.ROUND:
@@ -162,11 +163,11 @@ class Precopy:
         self._fresh = threading.Thread(target=self._keep_fresh, name="pre-copy", daemon=True)
         self._fresh.start()
 
-    def end_within(self, seconds: float) -> None:
-        """The rounds before the standstill end sooner than was known, and are as fast as that
-        takes. From any thread."""
-        self._latest = min(self._latest, time.monotonic() + seconds)
-        self._until = min(self._until, self._latest)
+    def end_sooner(self, seconds: float) -> None:
+        """The host must be empty soon: no further round begins after so many seconds, and those
+        before are as fast as that takes. The first one is finished: what it had not sent would be
+        sent during the pause, and the host would not be empty any sooner. From any thread."""
+        self._sooner = min(self._sooner, time.monotonic() + seconds)
         self._pace.least = self._speed_needed
 
     def hurry(self) -> None:
@@ -196,11 +197,13 @@ class Precopy:
 
     def _no_more_rounds(self) -> bool:
         stopped = self._over.is_set() or self._stop.is_set()
-        return stopped or time.monotonic() > self._until
+        until = min(self._until, self._sooner) if self._ahead.rounds else self._until
+        return stopped or time.monotonic() > until
 
     def _sleep(self, seconds: float) -> None:
         """The standstill does not wait for the pace."""
-        self._stop.wait(max(0.0, min(seconds, self._until - time.monotonic())))
+        left = min(self._until, self._sooner) - time.monotonic()
+        self._stop.wait(max(0.0, min(seconds, left)))
 
     def _keep_fresh(self) -> None:
         try:
@@ -234,7 +237,7 @@ class Precopy:
 
     def _speed_needed(self) -> float:
         """Bytes per second that this round needs to end before its deadline."""
-        left = self._until - time.monotonic()
+        left = min(self._until, self._sooner) - time.monotonic()
         sent = self.lanes.bytes - self._sent
         return max(0, self._listed - sent) / left if left > 0 else float("inf")
 

@@ -114,6 +114,9 @@ class Source:
                 link_rates.keep(cluster.paths.run, ask.destination, rate)
                 departure.memory.rate = rate
                 reporter.carries = min(rate, link_rates.STANDSTILL)
+                if ask.sooner:
+                    asked_at = until - ask.deadline
+                    departure.memory.end_sooner(asked_at + ask.sooner - time.monotonic())
                 if ask.plan is not None:
                     await self._choose(ask, ask.plan, departure, until)
             moved = await self._house.blocking(ask.capsule, lambda: departure.precopy(until))
@@ -158,7 +161,7 @@ class Source:
     async def hurry(self, ask: messages.Hurry) -> None:
         for departure in self._porter.departures.values():
             if departure.resident.spec.name == ask.capsule and departure.memory is not None:
-                departure.memory.end_within(ask.within)
+                departure.memory.end_sooner(ask.sooner)
 
     def gates_close(self, job: str) -> None:
         """Its ranks come to a boundary, so a freeze is near: of one of them."""

@@ -428,7 +428,7 @@ def test_a_move_that_began_without_the_deadline_gets_it(play: Play, step: Step) 
             return
         ((host, word),) = scene.moves.told
         assert (host, word.capsule) == ("h1", "a/0")
-        assert 0 < word.within < 20 - predicted(1.0).seconds
+        assert 0 < word.sooner < 20 - predicted(1.0).seconds
 
     play(act)
 

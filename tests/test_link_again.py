@@ -205,6 +205,7 @@ def test_what_an_earlier_life_was_asked_fails_and_is_not_asked_of_the_next(
             asked = asyncio.create_task(uplink.line.ask(messages.Ended("gpt/0", 1, 0), 60))
             await until(lambda: "first Ended" in heard)
             await ends.stop(ends.switchboard)
+            await until(lambda: uplink.line._send is None)  # it has noticed
             waiting = asyncio.create_task(uplink.line.ask(beat(), 60))  # asked of nobody yet
             await asyncio.sleep(0)
             await ends.start(named("second"))

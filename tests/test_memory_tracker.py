@@ -360,6 +360,27 @@ def test_a_round_that_is_not_wanted_ends_though_nothing_is_released(
     tracker.close()
 
 
+def test_a_round_that_is_not_wanted_ends_though_the_sink_takes_all(
+    job: Subject, pages: Pages
+) -> None:
+    """As lanes do, which seal a chunk, give it back, and wait until the link has room."""
+    stopped = threading.Event()
+    tracker = MemoryTracker(family(job.pid), stopped=stopped.is_set, threads=1)
+    chunks: list[int] = []
+
+    def sink(chunk: memoryview, release: Callable[[], None]) -> None:
+        chunks.append(len(chunk))
+        pages(chunk, release)
+        stopped.set()
+
+    with pytest.raises(Stopped):
+        tracker.round(sink)
+    assert len(chunks) == 1
+    stopped.clear()
+    assert tracker.round(pages).dirty_bytes > 4 * chunks[0], "the rest comes in the next one"
+    tracker.close()
+
+
 def test_a_destination_that_refuses_ends_it_for_good(
     job: Subject, tracker: MemoryTracker, pages: Pages
 ) -> None:

@@ -119,7 +119,8 @@ class _Worker:
                 how, read = self._chunk.fill(pull, BATCH)
                 self._pace.spent(read)
             self._hand_on(pull)
-            if how == PAUSE:
+            # Also where each batch fills a chunk, and the sink gives it back at once and waits.
+            if how != DONE and self._stopped():
                 raise Stopped
 
     def _hand_on(self, pull: Pull) -> None:

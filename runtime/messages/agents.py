@@ -140,8 +140,8 @@ class Precopy(Message, frozen=True):
     it can; ``verify``: checksums over every byte of it. ``offer``: that of the destination, what
     of memory need only be named. ``way``: precopy.way for this move. ``plan``: what the source
     chooses by, once it has measured the link; None: it makes rounds. ``max_pause``: seconds for
-    which the way chosen may pause the job. ``within``: seconds until the host must be empty, 0
-    without a deadline.
+    which the way chosen may pause the job. ``within``: seconds until the host must be empty, and
+    ``sooner``: those after which no further round begins for that; 0 without a deadline.
     """
 
     migration: str
@@ -157,15 +157,16 @@ class Precopy(Message, frozen=True):
     plan: Situation | None = None
     max_pause: float = 0.0
     within: float = 0.0
+    sooner: float = 0.0
 
 
 class Hurry(Message, frozen=True):
     """The capsule's memory is going ahead, and its host must be empty sooner than was known when
-    its move began: it may go on for ``within`` seconds at most. Answers None, also where none
+    its move began: no further round begins after ``sooner`` seconds. Answers None, also where none
     goes ahead."""
 
     capsule: str
-    within: float
+    sooner: float
 
 
 class Freeze(Message, frozen=True):
