@@ -118,6 +118,9 @@ def _cost(
 ) -> Cost:
     row, slower, paused = move.row(), None, None
     if lost is not None:
+        # It made nothing while it stood. Less than that is the error of the rate, which is known to
+        # some per cent: of a move of 30 s that is more than a short pause.
+        lost = max(lost, row.frozen_s)
         slower = max(0.0, lost - stood(row))
         paused = lost - slower
     left = move.step is Step.DONE and not any(

@@ -31,7 +31,7 @@ def scene(tmp_path: Path) -> Scene:
 def costed(
     scene: Scene, step: Step, *answers: messages.Message | Exception, begin: bool = True,
     phases: tuple[Phase, ...] = (Phase("dump", 0.2, 0.5, None, True),),
-    meanwhile: Step | None = None,
+    meanwhile: Step | None = None, frozen_s: float = 0.5,
 ) -> tuple[Cost | None, str]:  # fmt: skip
     """The cost of a move that ended so, and what the history says of it."""
     scene.agents.answers[messages.StartMeasure] = [None]
@@ -47,7 +47,7 @@ def costed(
             await costing.begin(move)
         move.step, move.capsule.migration = step, None
         move.times.phases += phases
-        move.times.frozen_s = 0.5
+        move.times.frozen_s = frozen_s
         move.times.end()
         if meanwhile is not None:
             scene.a_move(2, meanwhile, rank=0)
@@ -59,12 +59,20 @@ def costed(
 
 def test_both_hosts_are_asked_and_the_rest_is_what_was_lost(scene: Scene) -> None:
     """3 s until the look, 30 collectives of 10 a second made: nothing lost; with 10 fewer, 1 s."""
-    cost, words = costed(scene, Step.DONE, LEFT, RUNS)
+    cost, words = costed(scene, Step.DONE, LEFT, RUNS, frozen_s=0.0)
     assert cost is not None
     assert cost.lost_s == pytest.approx(0.0, abs=0.1)
     assert [host for host, _ in scene.agents.asks] == ["h1", "h1", "h2"]
     assert [ask.clock for ask in scene.agents.sent(messages.EndMeasure)] == ["", "collectives"]
     assert words.startswith("cost 0.0 s of training: paused 0.0, slower 0.0; host empty after")
+
+
+def test_no_less_was_lost_than_it_stood(scene: Scene) -> None:
+    """The rate was taken for a little lower than it was: the job seems to have lost nothing."""
+    cost, words = costed(scene, Step.DONE, LEFT, RUNS)
+    assert cost is not None
+    assert (cost.lost_s, cost.paused_s, cost.slower_s) == (0.5, 0.5, 0.0)
+    assert words.startswith("cost 0.5 s of training: paused 0.5, slower 0.0; host empty after")
 
 
 def test_the_pause_is_part_of_it_and_the_rest_is_slower(scene: Scene) -> None:
