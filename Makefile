@@ -10,6 +10,7 @@ SOURCES := __init__.py cores.py errors.py ptrace.py py.typed units.py waiting.py
 	$(shell find $(FOLDERS) -type f -not -name '*.pyc')
 C_FILES = $(shell find $(FOLDERS) tests integration -name '*.[ch]')
 TWO = --numprocesses 2 --dist loadfile
+LABS = integration -m 'not long and not alone' $(TWO) $(ARGS) -- integration -m 'not long and alone' $(ARGS)
 ALONE = scripts/alone.sh "make $@"
 WHOLE_RUN = $(BIN)/python scripts/whole_run.py
 export VENV PYTHON
@@ -26,18 +27,18 @@ setup: $(STAMPS)/package $(STAMPS)/criu ## Make .venv with everything in it, and
 demo: ## Empty a virtual host while a job trains on it, compare with an untouched run; build/demo/
 	@$(ALONE) setup -- $(BIN)/python -m liveshift.launcher.demo
 
-# Without what is marked as long: further cases of what shorter tests show too. tests/ two files at a
-# time; labs one after the other, as they measure times. One such run, or demo, on a machine at a
-# time, which is refused before its setup; a test that is skipped is one that failed.
+# Without what is marked as long: further cases of what shorter tests show too. Two files at a time;
+# what measures times (marked as alone) comes last, one after the other. One such run, or demo, on a
+# machine at a time, which is refused before its setup; a test that is skipped is one that failed.
 test: ## Run tests/ and, in the lab, integration/ (root)
 	@$(ALONE) setup $(STAMPS)/test-requirements -- $(WHOLE_RUN) "make $@" -- \
-		tests -m 'not long' $(TWO) $(ARGS) -- integration -m 'not long' $(ARGS)
+		tests -m 'not long' $(TWO) $(ARGS) -- $(LABS)
 
 test-fast: $(STAMPS)/package $(STAMPS)/test-requirements ## Run tests/ only, without those that need the lab
 	@$(BIN)/python -m pytest tests -m 'not lab and not long' $(TWO) $(ARGS)
 
 test-lab: ## Run integration/ only: whole-system scenarios in the lab (root)
-	@$(ALONE) setup -- $(WHOLE_RUN) "make $@" -- integration -m 'not long' $(ARGS)
+	@$(ALONE) setup -- $(WHOLE_RUN) "make $@" -- $(LABS)
 
 # STATES is how many the deep run of the protocol's model may visit.
 test-long: ## Run what `make test` leaves out: further cases, deeper explorations (root)

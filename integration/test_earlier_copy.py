@@ -12,7 +12,7 @@ from lab_session import LabSession, NewLab, eventually
 from reference_runs import References
 from test_precopy import COLD, STEPS, command, phase
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(240), pytest.mark.alone]
 
 
 @pytest.fixture(scope="module")

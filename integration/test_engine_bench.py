@@ -6,6 +6,8 @@ from __future__ import annotations
 import pytest
 from engine_bench.source import measure
 
+pytestmark = pytest.mark.alone
+
 SIZE = 128 << 20
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gate_bench import cost, device_cost, quiesce, step_time
 
-pytestmark = [pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.alone]
 
 
 @pytest.mark.needs("valgrind")

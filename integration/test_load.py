@@ -11,7 +11,7 @@ from load.scenario import run
 
 from liveshift.runtime.config import Timeouts
 
-pytestmark = [pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.alone]
 
 HOSTS = (10, 50)
 MOVES = 50

@@ -23,6 +23,8 @@ from move_bench.story import CaseLab, bench
 from liveshift.errors import Refused
 from liveshift.runtime.messages import Cost, MigrationRow, Phase
 
+pytestmark = pytest.mark.alone
+
 CASE = Case("cold", 0.25, "10g")
 EFFORT = Effort(moves=1, hands=1, restarts=2, every=30)
 

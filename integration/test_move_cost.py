@@ -16,7 +16,7 @@ from moving_job import Job
 from liveshift.runtime.messages import MigrationRow
 from liveshift.runtime.prediction import stood
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(180), pytest.mark.alone]
 
 NOISE_S = 0.25
 """Two and a half steps of these jobs: their log and their collectives are read at other moments."""

@@ -11,7 +11,7 @@ from liveshift.launcher import forecast, moves
 from liveshift.runtime.messages import MigrationRow, Prediction
 from liveshift.runtime.prediction import PRECOPY, seen, stood
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(180), pytest.mark.alone]
 
 WITHIN = 3.0
 """Factor by which a prediction may be wrong on a machine that does other things as well."""

@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import pytest
 from gate_bench import scale
+
+pytestmark = pytest.mark.alone
 
 
 def test_messages_grow_no_faster_than_ranks() -> None:

@@ -14,6 +14,8 @@ from soak.story import soak
 
 from liveshift.runtime.messages import MigrationRow, Phase
 
+pytestmark = pytest.mark.alone
+
 FROZEN = [
     Phase("pre-copy", 0.0, 1.0),
     Phase("dump", 1.0, 0.2, frozen=True),

@@ -16,7 +16,7 @@ from reference_runs import References
 from liveshift.runtime import cost
 from liveshift.runtime.messages import MigrationRow, Phase
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(240), pytest.mark.alone]
 
 COLD = 192 << 20
 
