@@ -167,8 +167,8 @@ def main() -> None:
     (args.out / f"final{rank}.json").write_text(json.dumps(final) + "\n")
     print(f"final sha256 {digest.hexdigest()}", flush=True)
     if world > 1:
-        # The model holds the process group, and would take it down with Python's lock held, which
-        # gloo's thread may be waiting for (https://github.com/pytorch/pytorch/issues/56297).
+        # The model holds the process group. If it went last, Python would destroy the group and
+        # hold the GIL, for which gloo's thread may wait (github.com/pytorch/pytorch/issues/56297).
         del model, optimizer, loss
         dist.destroy_process_group()
 

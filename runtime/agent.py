@@ -86,7 +86,7 @@ class Agent:
             messages.Inspect: source.inspect,
             messages.Reserve: destination.reserve,
             messages.Precopy: source.precopy,
-            messages.Hurry: source.hurry,
+            messages.EndSooner: source.end_sooner,
             messages.Freeze: source.freeze,
             messages.Restore: destination.restore,
             messages.Forward: destination.forward,
@@ -211,7 +211,7 @@ class Agent:
         for book in answer.books:
             try:
                 await self.house.locate(messages.Locate(book))
-            except Refused as refused:  # what runs here and is unknown there has the subnet
+            except Refused as refused:  # a capsule that the journal does not know has the subnet
                 log.error("the addresses of %s are not entered: %s", book.job, refused)
         await self.house.forget_unknown({book.job for book in answer.books})
 

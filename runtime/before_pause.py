@@ -47,15 +47,16 @@ class BeforePause(Story):
         self._look: messages.Inspected | None = None
         self._left_s = 0.0  # of sending memory, if the job was stopped now
 
-    async def hurry(self, until: float) -> None:
-        """The host must be empty by then (monotonic seconds): that was not known at the start."""
+    async def end_sooner(self, until: float) -> None:
+        """Take on a deadline that came after the move began: the host must be empty by ``until``
+        (monotonic seconds)."""
         self.until = until if self.until is None else min(self.until, until)
         if self.step is not Step.PRECOPYING or self.predicted is None:
             return
         sooner = max(0.0, self.until - time.monotonic() - self.predicted.seconds - ENDING_S)
-        with contextlib.suppress(LiveshiftError):  # the move goes on at its own pace
-            limit = self._limits.suspicion
-            await self._ground.ask(self.source, messages.Hurry(self.capsule.name, sooner), limit)
+        word, limit = messages.EndSooner(self.capsule.name, sooner), self._limits.suspicion
+        with contextlib.suppress(LiveshiftError):  # without it the move goes on at its own pace
+            await self._ground.ask(self.source, word, limit)
 
     def progressed(self, word: messages.Progressed) -> None:
         """How far its pre-copy is. Once the job stands nothing is copied beside it."""

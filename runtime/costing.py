@@ -118,8 +118,8 @@ def _cost(
 ) -> Cost:
     row, slower, paused = move.row(), None, None
     if lost is not None:
-        # It made nothing while it stood. Less than that is the error of the rate, which is known to
-        # some per cent: of a move of 30 s that is more than a short pause.
+        # The job made nothing while it stood, so it lost that time at least. The rate is known to
+        # some per cent only, and of a move of 30 s that is more than a short pause.
         lost = max(lost, row.frozen_s)
         slower = max(0.0, lost - stood(row))
         paused = lost - slower

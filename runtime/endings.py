@@ -64,17 +64,17 @@ class Endings:
         self._tasks.spawn(self._switchboard.ask(host, messages.End(capsule, epoch), limit))
 
     async def forget(self, name: str, even_running: bool = False) -> None:
-        """Take away what an ended job left on every host, so that its name can be used anew.
+        """Have all hosts remove what an ended job has left there, then free its name and subnet.
 
-        The hosts come first: as long as one of them is still taking away, a new job has neither
-        the name nor the subnet, which would be taken from it.
+        A host that is still removing it would take devices away from a new job in that subnet, so
+        the orchestrator gives name and subnet to nobody before all hosts have answered.
         """
         job = self._fleet.jobs.get(name)
         if job is None or (job.state != "ended" and not even_running):
             return
         async with job.forgetting:
-            if self._fleet.jobs.get(name) is not job:  # somebody else has forgotten it meanwhile
-                return
+            if self._fleet.jobs.get(name) is not job:
+                return  # another call has done it while this one waited
             limit, word = self._fleet.cluster.timeouts.prepare, messages.Forget(name)
             asks = [self._switchboard.ask(host, word, limit) for host in self._fleet.up()]
             for answer in await asyncio.gather(*asks, return_exceptions=True):

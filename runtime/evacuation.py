@@ -78,7 +78,7 @@ class Evacuation:
         with the reason.
         """
         began = time.monotonic()
-        await self._hurry(host, began + within)
+        await self._tell_moving(host, began + within)
         leaving = [
             (job, capsule)
             for job in self._fleet.jobs.values()
@@ -113,11 +113,11 @@ class Evacuation:
             host, within, plan.empty_s, plan.together, [*plan.departing, *unable]
         )
 
-    async def _hurry(self, host: str, until: float) -> None:
-        """The moves that are leaving it already began without this deadline."""
+    async def _tell_moving(self, host: str, until: float) -> None:
+        """Give the deadline to the moves that began to leave the host without it."""
         moving = [move for move in self._fleet.under_way() if move.source == host]
         leaving = [move for move in moving if isinstance(move, BeforePause)]
-        await asyncio.gather(*(move.hurry(until) for move in leaving))
+        await asyncio.gather(*(move.end_sooner(until) for move in leaving))
 
     def _until(self, host: str, capsule: str) -> float | None:
         """The monotonic time by which the capsule must be gone; None without a deadline."""

@@ -116,10 +116,10 @@ class House:
             return await asyncio.to_thread(work)
 
     async def make_way(self, book: Book) -> None:
-        """A subnet is one job's alone: what an earlier job that had it has left here goes first.
+        """Remove what an earlier job in the same subnet has left here: a subnet belongs to one job.
 
-        This host may have missed that the other job was forgotten. Raises Refused when it still
-        runs here: its network is not taken from it.
+        This host may not have heard that the earlier job was forgotten. If a capsule of that job
+        still runs here, this raises Refused and leaves its network as it is.
         """
         for job in self._jobs_of(book.vni) - {book.job}:
             here = [c for c in self.capsules.values() if c.spec.job == job and c.code is None]
@@ -175,7 +175,7 @@ class House:
         await asyncio.to_thread(self.earlier.drop_job, ask.job)
 
     async def forget(self, ask: messages.Forget) -> None:
-        async with self._forgetting:  # who makes way for a new job waits for what is on its way out
+        async with self._forgetting:  # make_way waits here until an earlier removal is complete
             for name in [n for n, c in self.capsules.items() if c.spec.job == ask.job]:
                 resident = self.capsules.pop(name)
                 resident.leaving = True

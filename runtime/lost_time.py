@@ -18,7 +18,7 @@ Where the error comes from, with P for the duration of a step:
 - *A count grows in steps.* Both counts are read off a line through the middle of the steps. From n
   looks at random moments the error is P / sqrt(12 n); looks that cover whole steps have none.
 - *The rate* is known to a few per cent at best. In a move of T seconds the error is as many per
-  cent of T. So whoever knows how long the job stood takes that for the least (costing.py).
+  cent of T. The orchestrator knows how long the job stood, and takes that at least (costing.py).
 
 Whatever else holds the job up in that time counts as lost too, a checkpoint of its own for example.
 """

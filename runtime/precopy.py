@@ -87,8 +87,8 @@ class Precopy:
         not so. Raises StepFailed for an offer that is none."""
         self._stop = threading.Event()  # no round now
         self._over = threading.Event()  # nor later
-        self._until = float("inf")  # nor after that
-        self._sooner = float("inf")  # nor after that, but for the first one
+        self._until = float("inf")  # no round goes on after that (monotonic seconds)
+        self._sooner = float("inf")  # no round but the first one goes on after that
         self._stopped = self._no_more_rounds
         self.tracker = MemoryTracker(
             lambda: [task.pid for task in tasks(resident.room)], untrusted,
@@ -164,9 +164,9 @@ class Precopy:
         self._fresh.start()
 
     def end_sooner(self, seconds: float) -> None:
-        """The host must be empty soon: no further round begins after so many seconds, and those
-        before are as fast as that takes. The first one is finished: what it had not sent would be
-        sent during the pause, and the host would not be empty any sooner. From any thread."""
+        """End the rounds in so many seconds, and read as fast as that needs, as the host must be
+        empty soon. The first round is finished all the same: the job would be paused while the rest
+        of it is sent, and the host would be empty no sooner. Any thread may call this."""
         self._sooner = min(self._sooner, time.monotonic() + seconds)
         self._pace.least = self._speed_needed
 

@@ -158,7 +158,7 @@ class Source:
                 )
             await asyncio.sleep(FILLED_POLL_S)
 
-    async def hurry(self, ask: messages.Hurry) -> None:
+    async def end_sooner(self, ask: messages.EndSooner) -> None:
         for departure in self._porter.departures.values():
             if departure.resident.spec.name == ask.capsule and departure.memory is not None:
                 departure.memory.end_sooner(ask.sooner)

@@ -13,9 +13,9 @@
 
 enum { SAMPLES = 16 };
 
-// Each thread of the C library has one, aligned to its size (include/uapi/linux/rseq.h). The kernel
-// writes the thread's processor there whenever the thread goes on elsewhere, as it may while CRIU's
-// own code still runs in it. No other word of a restored task changes before it is let run.
+// The C library gives each thread one, aligned to its size (include/uapi/linux/rseq.h). The kernel
+// writes the number of the processor into it when the thread goes on elsewhere. That can happen while
+// CRIU's own code still runs in a restored thread; no other word of the task changes before it runs.
 struct rseq_area {
     uint32_t cpu_id_start, cpu_id;
     uint64_t rseq_cs;

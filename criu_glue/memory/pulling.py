@@ -119,7 +119,8 @@ class _Worker:
                 how, read = self._chunk.fill(pull, BATCH)
                 self._pace.spent(read)
             self._hand_on(pull)
-            # Also where each batch fills a chunk, and the sink gives it back at once and waits.
+            # If each batch fills a chunk, and the sink gives the slot back before it waits for the
+            # link, nothing above asks whether the round is still wanted.
             if how != DONE and self._stopped():
                 raise Stopped
 

@@ -160,10 +160,10 @@ class Precopy(Message, frozen=True):
     sooner: float = 0.0
 
 
-class Hurry(Message, frozen=True):
-    """The capsule's memory is going ahead, and its host must be empty sooner than was known when
-    its move began: no further round begins after ``sooner`` seconds. Answers None, also where none
-    goes ahead."""
+class EndSooner(Message, frozen=True):
+    """The capsule's host must be empty sooner than was known when its move began. The source begins
+    no further round of its pre-copy after ``sooner`` seconds. It answers None, also where no
+    pre-copy is under way."""
 
     capsule: str
     sooner: float

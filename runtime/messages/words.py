@@ -32,7 +32,7 @@ ASKS = {
     "Inspect": "look at a capsule",
     "Reserve": "make room for a capsule",
     "Precopy": "copy a running capsule",
-    "Hurry": "end a pre-copy sooner",
+    "EndSooner": "end a pre-copy sooner",
     "Freeze": "freeze a capsule",
     "Restore": "restore a capsule",
     "Forward": "pass an image on",
