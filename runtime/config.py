@@ -269,6 +269,8 @@ class Cluster:
             del settings["network"]
         if self.gpu == Gpu():
             del settings["gpu"]
+        if not self.wire.trusted:  # then memory is sealed, as older builds do it
+            del settings["wire"]["seal"], settings["wire"]["trusted"]
         if self.wire == WireSettings():
             del settings["wire"]
         if self.precopy == Precopy():

@@ -18,6 +18,13 @@ class Compress(StrEnum):
     ALWAYS = "always"
 
 
+class Seal(StrEnum):
+    """Whether memory is sealed on its way."""
+
+    ON = "on"
+    OFF = "off"  # only on a network that the file calls trusted
+
+
 class Way(StrEnum):
     """How memory goes to the destination."""
 
@@ -33,6 +40,8 @@ class WireSettings:
 
     streams: Annotated[int, WholeNumber(1, 32)] = 4  # connections that carry memory at once
     compress: Annotated[Compress, Choice(Compress)] = Compress.AUTO
+    seal: Annotated[Seal, Choice(Seal)] = Seal.ON
+    trusted: Annotated[bool, Flag()] = False  # nobody else can read or change what goes over it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,6 +142,7 @@ def contradictions(values: Values, place: Callable[[Key], str]) -> Iterator[Cont
     yield from _timeouts(values, place)
     yield from _hosts_that_run(values)
     yield from _relay(values)
+    yield from _seal(values)
     shared = values.get(("files", "shared"), ())
     both = [path for path in values.get(("files", "carried"), ()) if path in shared]
     if both:
@@ -196,6 +197,16 @@ def _hosts_that_run(values: Values) -> Iterator[Contradiction]:
     if spares and all(v == "dedicated" for v in spares.values()):
         first = next(iter(spares))
         yield first, 'one host at least that is not "dedicated": no job could start anywhere'
+
+
+def _seal(values: Values) -> Iterator[Contradiction]:
+    """Memory goes in clear only over a network that the file calls trusted."""
+    if values.get(("wire", "seal")) == "off" and values.get(("wire", "trusted")) is False:
+        yield (
+            ("wire", "seal"),
+            '"on", or beside it trusted = true, which says that no stranger can read or change '
+            "what goes between the hosts",
+        )
 
 
 def _relay(values: Values) -> Iterator[Contradiction]:

@@ -25,6 +25,7 @@ from ..errors import LiveshiftError, NotFound, Refused
 from . import departure as leaving
 from . import host_facts, messages
 from .arrival import Arrival
+from .config_memory import Seal
 from .departure import Departure
 from .devices import Devices
 from .gpu_reservations import GpuReservations
@@ -58,7 +59,7 @@ class Porter:
         cluster, own = house.cluster, house.cluster.host(house.host)
         self.receiver = Receiver(
             str(own.data), str(own.pages), cluster.paths.keys, house.host,
-            [host.address for host in cluster.hosts],
+            [host.address for host in cluster.hosts], clear=cluster.wire.seal == Seal.OFF,
         )  # fmt: skip
         self.gpus_swapped: dict[str, str] = {}  # by uuid, while capsules change GPUs; in words
         self.departures: dict[str, Departure] = {}
@@ -129,7 +130,8 @@ class Porter:
         cluster, wire = self._house.cluster, self._house.cluster.wire
         own = cluster.host(self._house.host).address
         endpoint = f"tcp://{own}:0;{cluster.host(beside.to.name).pages}"
-        return Lanes(beside, endpoint, wire.streams, wire.compress)
+        clear = wire.seal == Seal.OFF
+        return Lanes(beside, endpoint, wire.streams, wire.compress, clear=clear)
 
     @contextlib.contextmanager
     def working(self, migration: str) -> Iterator[None]:

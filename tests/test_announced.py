@@ -160,6 +160,18 @@ def test_only_so_much_comes_to_measure_with() -> None:
     assert here.paged == 0
 
 
+def test_a_key_for_memory_in_clear_is_taken_only_where_this_host_sends_so_too() -> None:
+    key = make_key(clear=True)
+    header: Any = SimpleNamespace(stream=SEAL, number=1, digest=xxhash.xxh3_64_intdigest(key))
+    here = refusing()
+    with pytest.raises(LiveshiftError, match=r"h0 sends memory in clear.*make both files equal"):
+        here.reply(header, memoryview(key), "h0")
+    assert here.seal is None
+    here.clear = True
+    assert here.reply(header, memoryview(key), "h0") == (SEAL, 1)
+    assert here.seal is not None
+
+
 def test_another_key_under_a_number_that_was_used_is_not_taken() -> None:
     here = refusing()
     for key in (b"a" * 32, b"b" * 32):

@@ -34,6 +34,7 @@ from liveshift.runtime.config import (
     load,
     parse,
 )
+from liveshift.runtime.config_memory import Seal
 from liveshift.runtime.config_values import Size
 from liveshift.runtime.toml_lines import key_lines
 
@@ -93,13 +94,15 @@ def test_memory_goes_over_before_the_stop_unless_told_otherwise() -> None:
     )
     assert cluster.precopy.keep is None
     tables = (
-        '[wire]\nstreams = 8\ncompress = "never"\n'
+        '[wire]\nstreams = 8\ncompress = "never"\nseal = "off"\ntrusted = true\n'
         "[precopy]\nenabled = false\nslow_down = 0.05\nrounds = 3\npost_copy = true\n"
         'way = "round"\nmax_pause = 5\n'
         'keep = "2GiB"\n'
     )
     told = parse(SMALL + tables).cluster
-    assert told.wire == WireSettings(streams=8, compress=Compress.NEVER)
+    assert told.wire == WireSettings(
+        streams=8, compress=Compress.NEVER, seal=Seal.OFF, trusted=True
+    )
     assert told.precopy == Precopy(
         enabled=False,
         way=Way.ROUND,

@@ -112,6 +112,9 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
      '2: gpu.verify: found "some", expected "sampled", "full" or "off"'),
     ("[cluster]", "[wire]\nstreams = 0\n[cluster]",
      "2: wire.streams: found 0, expected a whole number from 1 to 32"),
+    ("[cluster]", '[wire]\nseal = "off"\n[cluster]',
+     '2: wire.seal: found "off", expected "on", or beside it trusted = true, which says that no '
+     "stranger can read or change what goes between the hosts"),
     ("[cluster]", "[wire]\ncompress = true\n[cluster]",
      '2: wire.compress: found true, expected "auto", "never" or "always"'),
     ("[cluster]", "[precopy]\nenabled = 1\n[cluster]",

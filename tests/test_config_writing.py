@@ -37,6 +37,7 @@ from liveshift.runtime.config import (
     toml_value,
 )
 from liveshift.runtime.config_errors import WrongCluster
+from liveshift.runtime.config_memory import Seal
 from liveshift.runtime.toml_lines import key_lines
 
 labels = st.from_regex(r"[a-z0-9](?:[a-z0-9-]{0,13}[a-z0-9])?", fullmatch=True).filter(
@@ -96,7 +97,10 @@ def clusters(draw: st.DrawFn) -> Cluster:
             verify=draw(st.sampled_from(Verify)),
         ),
         wire=WireSettings(
-            streams=draw(st.integers(1, 32)), compress=draw(st.sampled_from(Compress))
+            streams=draw(st.integers(1, 32)),
+            compress=draw(st.sampled_from(Compress)),
+            seal=draw(st.sampled_from(Seal)),
+            trusted=True,
         ),
         precopy=Precopy(
             enabled=draw(st.booleans()),

@@ -51,6 +51,28 @@ def test_pages_arrive_over_all_lanes(
     assert sum(n for n, _ in ended.values()) == size
 
 
+def test_pages_go_in_clear_between_hosts_that_both_trust_the_network(
+    key_directory: Path, lanes_to: Callable[..., Lanes]
+) -> None:
+    here, store, pages = expecting(key_directory, clear=True)
+    lanes = lanes_to(here, clear=True)
+    slots = Slots(store, 100)
+    slots.send(lanes)
+    ended = lanes.end()
+    assert slots.all_over()
+    assert ended == pages.streams()
+
+
+def test_pages_in_clear_are_refused_by_a_host_that_wants_them_sealed(
+    key_directory: Path, lanes_to: Callable[..., Lanes]
+) -> None:
+    here, store, _ = expecting(key_directory)
+    lanes = lanes_to(here, clear=True)
+    with pytest.raises(StepFailed, match=r"sends memory in clear.*make both files equal"):
+        send_all(Slots(store, 100), lanes)
+    assert not store.chunks
+
+
 def test_a_lane_that_was_not_used_has_no_stream(
     key_directory: Path, lanes_to: Callable[..., Lanes]
 ) -> None:

@@ -75,9 +75,9 @@ class Inbox:
             self.ended.append(stream)
 
 
-def receiver(key_directory: Path) -> tuple[Receiver, str]:
+def receiver(key_directory: Path, *, clear: bool = False) -> tuple[Receiver, str]:
     data, pages = (f"127.0.0.1:{free_port()}" for _ in range(2))
-    made = Receiver(data, pages, key_directory, "h1", ["127.0.0.1"])
+    made = Receiver(data, pages, key_directory, "h1", ["127.0.0.1"], clear=clear)
     made.start()
     _receivers.append(made)
     return made, f"tcp://{made.address}"

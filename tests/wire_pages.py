@@ -94,9 +94,9 @@ def lanes_to(key_directory: Path) -> Iterator[Callable[..., Lanes]]:
 
 
 def expecting(
-    key_directory: Path, lanes: int = STREAMS, limit: int = LIMIT
+    key_directory: Path, lanes: int = STREAMS, limit: int = LIMIT, *, clear: bool = False
 ) -> tuple[Receiver, Store, PageStreams]:
-    here, _ = receiver(key_directory)
+    here, _ = receiver(key_directory, clear=clear)
     store = Store()
     pages = PageStreams(store)
     here.expect("m1", "h0", Inbox(), limit, pages, lanes)

@@ -19,6 +19,9 @@ from .source import Measured, measure
 
 console = Console(stderr=True, highlight=False)
 
+Case = tuple[int, bool, bool]
+"""Threads, whether the store has its memory before, and whether memory goes in clear."""
+
 
 def main() -> int:
     """Run it; 1 when it could not go on."""
@@ -31,15 +34,17 @@ def main() -> int:
     if os.geteuid() != 0:
         console.print("error: to read another process's memory needs root", style="red")
         return 1
-    cases = [(int(n), ready) for ready in (True, False) for n in args.threads.split(",")]
-    found: dict[tuple[int, bool], list[Measured]] = {case: [] for case in cases}
+    counts = [int(n) for n in args.threads.split(",")]
+    cases = [(n, ready, False) for ready in (True, False) for n in counts]
+    cases.append((counts[0], True, True))
+    found: dict[Case, list[Measured]] = {case: [] for case in cases}
     try:
         with console.status("measuring") as status:
             for number in range(args.times):
-                for threads, ready in cases:
-                    status.update(f"pass {number + 1} of {args.times}: {threads} threads")
+                for case in cases:
+                    status.update(f"pass {number + 1} of {args.times}: {case[0]} threads")
                     size = int(args.gb * 1e9) >> 20 << 20
-                    found[threads, ready].append(measure(size, threads, ready))
+                    found[case].append(measure(size, *case))
     except LiveshiftError as error:
         console.print(f"error: {error}", style="red", markup=False)
         return 1
@@ -50,19 +55,19 @@ def main() -> int:
     return 0
 
 
-def _table(found: dict[tuple[int, bool], list[Measured]]) -> Table:
+def _table(found: dict[Case, list[Measured]]) -> Table:
     table = Table(title=f"memory over loopback, {os.cpu_count()} cores, medians")
     for name in ("store's memory", "threads", "GB/s", "against one", "CPU s/GB: source", "dest."):
         table.add_column(name, justify="left" if name == "store's memory" else "right")
-    for (threads, ready), runs in found.items():
+    for (threads, ready, clear), runs in found.items():
         rate = median(run.rate for run in runs)
-        one = found.get((1, ready))
+        one = found.get((1, ready, clear))
         gain = f"{rate / median(run.rate for run in one):.2f}" if one else ""
         cpu = (
             f"{median(run.cpu_s_per_gb_source for run in runs):.2f}",
             f"{median(run.cpu_s_per_gb_destination for run in runs):.2f}",
         )
-        there = "there before" if ready else "touched first"
+        there = ("there before" if ready else "touched first") + (", in clear" if clear else "")
         table.add_row(there, str(threads), f"{rate:.2f}", gain, *cpu)
     return table
 

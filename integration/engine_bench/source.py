@@ -32,12 +32,13 @@ class Measured(msgspec.Struct, frozen=True):
     """One pass over ``gb`` (1e9 bytes) of memory, with ``threads`` threads at each end.
 
     ``read_by``: threads that did read and seal at the source; ``stored_by``: threads that did open
-    and store at the destination. ``ready``: whether the store had its memory before. CPU time in
-    seconds per GB.
+    and store at the destination. ``ready``: whether the store had its memory before. ``clear``:
+    whether memory went in clear (wire.seal). CPU time in seconds per GB.
     """
 
     threads: int
     ready: bool
+    clear: bool
     gb: float
     seconds: float
     cpu_s_per_gb_source: float
@@ -51,7 +52,7 @@ class Measured(msgspec.Struct, frozen=True):
         return self.gb / self.seconds
 
 
-def measure(size: int, threads: int, ready: bool) -> Measured:
+def measure(size: int, threads: int, ready: bool, clear: bool = False) -> Measured:
     """Send ``size`` bytes of another process's memory once; raises LiveshiftError."""
     with _a_place() as place:
         keys.init(place / "keys", ["h0", "h1"])
@@ -61,15 +62,15 @@ def measure(size: int, threads: int, ready: bool) -> Measured:
             _program([str(HERE / "subject.py"), str(size)]) as (pid, _, _),
             _program([*there, "ready" if ready else "fresh"]) as (_, tell, told),
         ):
-            return _send(place, data, pages, pid, threads, ready, tell, told)
+            return _send(place, data, pages, pid, threads, ready, clear, tell, told)
 
 
 def _send(
-    place: Path, data: str, pages: str, pid: int, threads: int, ready: bool, tell: IO[str],
-    told: IO[str],
+    place: Path, data: str, pages: str, pid: int, threads: int, ready: bool, clear: bool,
+    tell: IO[str], told: IO[str],
 ) -> Measured:  # fmt: skip
     sender = Sender("m1", f"tcp://{data}", place / "keys", "h0", "h1")
-    lanes = Lanes(sender, f"tcp://{pages}", STREAMS)
+    lanes = Lanes(sender, f"tcp://{pages}", STREAMS, clear=clear)
     tracker = MemoryTracker(lambda: [pid], threads=threads)
     read_by: set[int] = set()
 
@@ -93,8 +94,9 @@ def _send(
         raise LiveshiftError(f"{sent} bytes were sent, and {there['bytes']} have come")
     gb = sent / 1e9
     return Measured(
-        threads, ready, gb, seconds, cpu / gb, there["cpu_s"] / gb, len(read_by), there["threads"]
-    )
+        threads, ready, clear, gb, seconds, cpu / gb, there["cpu_s"] / gb, len(read_by),
+        there["threads"],
+    )  # fmt: skip
 
 
 def _say(tell: IO[str], told: IO[str]) -> str:

@@ -18,7 +18,7 @@ from ...errors import LiveshiftError
 from .compression import restore
 from .header import LANES, RATE, RATE_LIMIT, SEAL, WANTS, Header, PageHeader
 from .page_lane import ANSWER
-from .seal import TAG, Opener, Sealer
+from .seal import TAG, Opener, Sealer, in_clear
 from .wants import pack_wants
 
 log = logging.getLogger("liveshift.wire")
@@ -94,7 +94,8 @@ def _first_answer() -> int:
 
 @dataclass
 class Announced:
-    """One migration. ``limit``: bytes that lane 0 may bring; ``lanes``: for pages, how many.
+    """One migration. ``limit``: bytes that lane 0 may bring; ``lanes``: for pages, how many;
+    ``clear``: pages may come in clear (wire.seal).
 
     One thread takes the chunks of lane 0, others those of pages, each for lanes of its own.
     """
@@ -106,6 +107,7 @@ class Announced:
     pages: Pages | None = None
     lanes: int = 0
     seal: Seal | None = None
+    clear: bool = False
     refused: str | None = None
     """Why nothing more is taken, once that is so."""
     ordered: int = 0
@@ -145,6 +147,11 @@ class Announced:
         if xxhash.xxh3_64_intdigest(data) != header.digest:
             raise LiveshiftError("the key that came is damaged")
         key, seal = bytes(data), self.seal
+        if in_clear(key) and not self.clear:
+            raise LiveshiftError(
+                f'{self.source} sends memory in clear (wire.seal = "off" in its cluster file), and '
+                "this host's cluster file does not: make both files equal"
+            )
         # One that comes late must not bring an earlier key back: its numbers would begin anew.
         if seal is None or (header.number > seal.number and key != seal.key):
             self.seal = Seal(key, header.number, speaker)

@@ -38,7 +38,8 @@ _Data = bytes | memoryview
 
 class Lanes:
     """One migration's pages on their way. ``beside``: its lane 0; ``endpoint``: where the
-    destination takes pages; ``streams``: how many connections, 1 to LANES.
+    destination takes pages; ``streams``: how many connections, 1 to LANES; ``clear``: pages are not
+    sealed, as the network is trusted.
 
     Threads may call :meth:`pages` at the same time. Every method raises StepFailed once the
     destination has refused something, was silent for too long (Destination.patience) or has not
@@ -48,12 +49,13 @@ class Lanes:
     until = float("inf")
 
     def __init__(
-        self, beside: Sender, endpoint: str, streams: int, compress: Compress = Compress.AUTO
-    ) -> None:
+        self, beside: Sender, endpoint: str, streams: int, compress: Compress = Compress.AUTO,
+        *, clear: bool = False,
+    ) -> None:  # fmt: skip
         assert 1 <= streams <= LANES
         self._beside, self._endpoint, self._to = beside, endpoint, beside.to
         self._context = zmq.Context(io_threads=threads(streams))
-        self._key = make_key()
+        self._key = make_key(clear=clear)
         buffers = Buffers()
         self._lanes = [
             PageLane(self._context, beside.to, k, self._key, Compressor(compress), buffers)

@@ -34,13 +34,15 @@ class Receiver:
     their pages.
 
     ``address`` and ``pages``: where both listen, "ADDRESS:PORT"; ``hosts``: the addresses that
-    pages may come from.
+    pages may come from; ``clear``: they may come in clear (wire.seal).
     """
 
     def __init__(
-        self, address: str, pages: str, key_directory: Path, host: str, hosts: Iterable[str]
-    ) -> None:
+        self, address: str, pages: str, key_directory: Path, host: str, hosts: Iterable[str],
+        *, clear: bool = False,
+    ) -> None:  # fmt: skip
         self.address = address
+        self._clear = clear
         self._key_directory, self._host = key_directory, host
         self._open: dict[str, Announced] = {}
         self._complained = 0.0
@@ -86,7 +88,9 @@ class Receiver:
         but 0 is taken.
         """
         assert lanes <= LANES
-        self._open[migration] = Announced(migration, source, inlet, limit_bytes, pages, lanes)
+        self._open[migration] = Announced(
+            migration, source, inlet, limit_bytes, pages, lanes, clear=self._clear
+        )
 
     def forget(self, migration: str) -> None:
         self._open.pop(migration, None)
