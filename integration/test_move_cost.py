@@ -22,6 +22,9 @@ NOISE_S = 0.25
 """Two and a half steps of these jobs: their log and their collectives are read at other moments."""
 
 HELD_S = 1.5
+PACE_S = 0.1
+"""A rank sleeps so long after each step (LONG), and its sleep ends also while it is stopped. A stop
+that falls into the sleep costs the job so much less than it lasts."""
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +94,7 @@ def test_what_holds_a_job_up_beside_the_pause_is_slower(lab: LabSession) -> None
     assert row.cost.lost_s is not None, row.cost.why_not
     assert row.cost.slower_s is not None
     assert row.cost.lost_s == pytest.approx(by_its_log(job, row), abs=NOISE_S)
-    assert row.cost.slower_s > HELD_S - NOISE_S
+    assert row.cost.slower_s > HELD_S - 2 * PACE_S - NOISE_S, "the pause may fall into one, too"
     job.stop()
 
 
