@@ -164,7 +164,6 @@ class Destination:
                 arrival.failed_epoch = max(arrival.failed_epoch, ask.epoch)
                 arrival.failed = str(error)
                 raise
-            arrival.resident.filling = arrival.filling
             self._house.admit(arrival.resident)
             del self._porter.arrivals[migration]
         # Beside the rest: the job stands until its gates were opened here.
@@ -178,9 +177,6 @@ class Destination:
     async def _free_memory(self, arrival: Arrival, earlier: EarlierCopy | None) -> None:
         """Not at once: it keeps other threads from mapping memory for some 50 ms per GB, and the
         job stands until its gates were opened here."""
-        while arrival.filling:
-            await asyncio.sleep(POLL_S)
-        arrival.resident.filling = False
         await asyncio.sleep(FREE_AFTER_S)
         if earlier is not None:
             await asyncio.to_thread(earlier.close)

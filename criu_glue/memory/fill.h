@@ -57,7 +57,6 @@ struct process {
 enum fill_phase {
     FILL_WAITS,    // for CRIU
     FILL_RUNS,     // CRIU restores, and may not be through with it
-    FILL_KNOWN,    // every process is there and nothing more will be, pages are still to come
     FILL_FILLED,   // every page of the table is where it belongs
     FILL_FINISHED, // and CRIU has let the tree go: nothing is held any more
     FILL_FAILED,
@@ -85,7 +84,6 @@ struct fill {
     uint32_t threads_used;
     pthread_t *thread, events;
     int epoll, wake, listener, connection;
-    int vault; // where descriptors of processes are left as well, or -1
     uint8_t heard[4];
     uint32_t heard_bytes;
     uint32_t expected; // pid whose descriptor comes next
@@ -95,8 +93,6 @@ struct fill {
 // NULL. NULL with why.
 struct fill *fill_start(struct store *s, int listener, uint32_t threads, const void *plan,
                         char *why);
-// From now on each process's descriptor is left in a socket as well, which is not taken over.
-void fill_keep(struct fill *f, int vault);
 // CRIU waits in its hook: every process has been handed over.
 void fill_settle(struct fill *f);
 // Until the phase is at least that, or FILL_FAILED, or so many ms have passed.
@@ -120,7 +116,4 @@ int fill_heed(struct fill *f, struct process *p);
 
 // fill_link.c: what CRIU says. False when there is nothing more to be read.
 bool fill_listen(struct fill *f);
-// A descriptor lives on as a message in a socket that nobody reads, as long as somebody has the
-// socket's other end open: also when this process has ended.
-void fill_leave(int socket, int fd);
 void fill_watch(struct fill *f, int fd, void *what);

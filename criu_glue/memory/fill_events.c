@@ -41,8 +41,6 @@ struct process *fill_adopt(struct fill *f, uint32_t pid, int fd) {
     p->next = f->processes;
     f->processes = p;
     f->report.processes++;
-    if (f->vault >= 0)
-        fill_leave(f->vault, fd);
     fill_watch(f, fd, p);
     return p;
 }

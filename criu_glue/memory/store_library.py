@@ -68,7 +68,6 @@ struct fill_report {
 };
 struct fill *fill_start(struct store *s, int listener, uint32_t threads, const void *plan,
                         char *why);
-void fill_keep(struct fill *f, int vault);
 void fill_settle(struct fill *f);
 void fill_wait(struct fill *f, uint32_t phase, uint32_t ms, struct fill_report *report);
 void fill_stop(struct fill *f);
