@@ -13,7 +13,6 @@ import logging
 import time
 
 from ..criu_glue.memory.donors import Donors
-from ..criu_glue.memory.earlier_copy import EarlierCopy
 from ..criu_glue.memory.tracker import MemoryTracker
 from ..criu_glue.tool import Criu
 from ..errors import LiveshiftError, NotFound, Refused, StepFailed
@@ -51,7 +50,7 @@ class Destination:
 
     def memory_offered(self) -> int:
         """Bytes that an incoming capsule may take."""
-        return host_facts.memory_offered(self._own.memory, self._house.earlier.bytes)
+        return host_facts.memory_offered(self._own.memory)
 
     async def reserve(self, ask: messages.Reserve) -> messages.Reserved:
         if not ask.dry_run:
@@ -84,7 +83,6 @@ class Destination:
         devices = None
         if ask.gpu is not None:
             devices = await asyncio.to_thread(self._porter.devices.tree, ask.migration, resident)
-        await asyncio.to_thread(self._house.earlier.make_room, ask)
         donors = None
         if not full_dump and self._house.cluster.precopy.enabled:
             donors = await self._donors(ask)
@@ -123,7 +121,7 @@ class Destination:
 
     async def _donors(self, ask: messages.Reserve) -> Donors | None:
         rooms = offering.siblings(ask.spec, self._house.capsules.values())
-        return await asyncio.to_thread(offering.look, rooms, self._house.earlier.of(ask))
+        return await asyncio.to_thread(offering.look, rooms)
 
     async def progress(self, ask: messages.Progress) -> messages.Arrived:
         arrival = self._porter.arrivals.get(ask.migration)
@@ -168,18 +166,15 @@ class Destination:
             del self._porter.arrivals[migration]
         # Beside the rest: the job stands until its gates were opened here.
         self._tasks.spawn(asyncio.to_thread(self._measures.runs, migration, arrival.resident))
-        earlier = self._house.earlier.pop(name)
         await reached("destination.running")
         self._porter.receiver.forget(migration)
-        self._tasks.spawn(self._free_memory(arrival, earlier))
+        self._tasks.spawn(self._free_memory(arrival))
         return moved
 
-    async def _free_memory(self, arrival: Arrival, earlier: EarlierCopy | None) -> None:
+    async def _free_memory(self, arrival: Arrival) -> None:
         """Not at once: it keeps other threads from mapping memory for some 50 ms per GB, and the
         job stands until its gates were opened here."""
         await asyncio.sleep(FREE_AFTER_S)
-        if earlier is not None:
-            await asyncio.to_thread(earlier.close)
         await asyncio.to_thread(arrival.free_images)
 
     async def _restore(self, arrival: Arrival, criu: Criu, ask: messages.Restore) -> messages.Moved:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a destination has of a capsule's memory before any of it comes: what it left here when it
-was here before, and that of its siblings.
+"""What a destination has of a capsule's memory before any of it comes: that of its siblings.
 
 Ranks of one job have much in common: a data-parallel replica's parameters, most of an interpreter.
 Only capsules of the same job are looked at: a hash tells whoever hears it something of the page.
@@ -36,12 +35,10 @@ def siblings(spec: CapsuleSpec, residents: Iterable[Resident]) -> list[Room]:
     ]
 
 
-def look(
-    rooms: Sequence[Room], copies: Sequence[int] = (), seconds: float = SECONDS
-) -> Donors | None:
-    """What is in memory now in these copies (processes that hold them) and rooms; None where there
-    is nothing. Blocks for so long at most."""
-    if not rooms and not copies:
+def look(rooms: Sequence[Room], seconds: float = SECONDS) -> Donors | None:
+    """What is in memory now in these rooms; None where there is nothing. Blocks for so long at
+    most."""
+    if not rooms:
         return None
     until = time.monotonic() + seconds
     try:
@@ -49,8 +46,8 @@ def look(
     except StepFailed:  # no memory for it: then all of it comes
         return None
     found = 0
-    for pid in (*copies, *(task.pid for room in rooms for task in tasks(room))):
-        found += donors.add_process(pid, lambda: time.monotonic() > until)
+    for task in (task for room in rooms for task in tasks(room)):
+        found += donors.add_process(task.pid, lambda: time.monotonic() > until)
     if found:
         return donors
     donors.close()

@@ -91,12 +91,10 @@ def test_memory_goes_over_before_the_stop_unless_told_otherwise() -> None:
     assert cluster.precopy == Precopy(
         enabled=True, way=Way.AUTO, slow_down=None, max_pause=None, rounds=30
     )
-    assert cluster.precopy.keep is None
     tables = (
         '[wire]\nstreams = 8\ncompress = "never"\n'
         "[precopy]\nenabled = false\nslow_down = 0.05\nrounds = 3\n"
         'way = "round"\nmax_pause = 5\n'
-        'keep = "2GiB"\n'
     )
     told = parse(SMALL + tables).cluster
     assert told.wire == WireSettings(streams=8, compress=Compress.NEVER)
@@ -106,7 +104,6 @@ def test_memory_goes_over_before_the_stop_unless_told_otherwise() -> None:
         slow_down=0.05,
         max_pause=5.0,
         rounds=3,
-        keep=2 << 30,
     )
     assert told.digest != cluster.digest
 

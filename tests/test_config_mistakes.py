@@ -123,7 +123,7 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
      " fifth"),
     ("[cluster]", "[precopy]\nslowdown = 0.2\n[cluster]",
      "2: precopy.slowdown: found an unknown key, expected one of enabled, way, slow_down,"
-     ' max_pause, rounds, keep (did you mean "slow_down"?)'),
+     ' max_pause, rounds (did you mean "slow_down"?)'),
     ("[cluster]", 'files = 3\n[cluster]', "1: files: found 3, expected a table [files]"),
     ('"prod"', '"prod"\nname = "twice"',
      '3: found name = "twice", expected correct TOML: Cannot overwrite a value at column 15'),

@@ -49,12 +49,6 @@ class Forget(Message, frozen=True):
     job: str
 
 
-class JobEnded(Message, frozen=True):
-    """All capsules of a job have ended: nothing of its memory need be kept; answers None."""
-
-    job: str
-
-
 class Locate(Message, frozen=True):
     """Enter an address book; entries of an epoch older than one known are dropped."""
 
