@@ -25,7 +25,6 @@ import msgspec
 from .. import units
 from ..criu_glue import image_check, pids, shared_sizes, trees
 from ..criu_glue.early import EarlyCriu
-from ..criu_glue.memory.donors import Donors
 from ..criu_glue.memory.fill import FillEngine
 from ..criu_glue.memory.prefill import LEAST, memory_left
 from ..criu_glue.memory.store import MemoryStore
@@ -63,13 +62,12 @@ class ArrivalNote(msgspec.Struct, frozen=True):
 class Arrival:
     """One capsule on its way into this host: a reserved room and what has come for it.
 
-    ``gpus``: the GPU here for each of the source's; ``donors``: what was offered of its memory.
+    ``gpus``: the GPU here for each of the source's.
     """
 
     def __init__(
         self, reserve: Reserve, resident: Resident, housing: Housing,
         devices: DeviceTree | None = None, gpus: Pairs | None = None,
-        donors: Donors | None = None,
     ) -> None:  # fmt: skip
         self.migration = reserve.migration
         self._devices = devices
@@ -85,9 +83,8 @@ class Arrival:
         if devices is not None:
             inlet = DeviceInlet(devices.helper, reserve.migration, dict(self.gpus))
         self.inbox = Inbox(
-            self.images, resident, housing.placement.carried, inlet, reserve.limit_bytes,
-            donors=donors,
-        )  # fmt: skip
+            self.images, resident, housing.placement.carried, inlet, reserve.limit_bytes
+        )
         self._tree = RestoringTree(resident.room, self.images)
         self._early: EarlyCriu | None = None
         self._nothing_placed = ""  # why, in words

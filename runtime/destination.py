@@ -12,11 +12,10 @@ import contextlib
 import logging
 import time
 
-from ..criu_glue.memory.donors import Donors
 from ..criu_glue.memory.tracker import MemoryTracker
 from ..criu_glue.tool import Criu
 from ..errors import LiveshiftError, NotFound, Refused, StepFailed
-from . import host_facts, messages, offering, preflight
+from . import host_facts, messages, preflight
 from .arrival import Arrival
 from .faultpoints import reached
 from .gpu_preflight import GpuPlan
@@ -83,10 +82,7 @@ class Destination:
         devices = None
         if ask.gpu is not None:
             devices = await asyncio.to_thread(self._porter.devices.tree, ask.migration, resident)
-        donors = None
-        if not full_dump and self._house.cluster.precopy.enabled:
-            donors = await self._donors(ask)
-        arrival = Arrival(ask, resident, self._house.housing, devices, gpus.pairs, donors)
+        arrival = Arrival(ask, resident, self._house.housing, devices, gpus.pairs)
         arrival.note()
         self._measures.arriving(ask.migration)
         if criu is not None:
@@ -102,9 +98,8 @@ class Destination:
         if devices is not None and not plain:
             plain = await asyncio.to_thread(devices.warm, arrival.gpus_promised)
         here = f"tcp://{self._own.data}"
-        offer = await asyncio.to_thread(donors.offer) if donors is not None else b""
         cores = await asyncio.to_thread(self._house.idle.cores)
-        return messages.Reserved(rows, here, gpus.pairs, plain, full_dump, offer, cores)
+        return messages.Reserved(rows, here, gpus.pairs, plain, full_dump, cores)
 
     async def _take_away_stale(self, name: str) -> None:
         """What earlier migrations have left of it here; raises Refused if one is not over.
@@ -118,10 +113,6 @@ class Destination:
                     await self._porter.idle(stale)
             if await self._porter.ask_about(stale) == "held":
                 raise Refused(f"{name} is arriving on {self._house.host} already, by {stale}")
-
-    async def _donors(self, ask: messages.Reserve) -> Donors | None:
-        rooms = offering.siblings(ask.spec, self._house.capsules.values())
-        return await asyncio.to_thread(offering.look, rooms)
 
     async def progress(self, ask: messages.Progress) -> messages.Arrived:
         arrival = self._porter.arrivals.get(ask.migration)

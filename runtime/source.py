@@ -105,9 +105,7 @@ class Source:
             if not why:
                 reporter = Reporter(self.tell, ask.migration)
                 lanes = self._porter.lanes(sender)
-                departure.memory = Precopy(
-                    resident, lanes, cluster.precopy, reporter, sender.wants, ask.offer
-                )
+                departure.memory = Precopy(resident, lanes, cluster.precopy, reporter, sender.wants)
                 rate = await asyncio.to_thread(lanes.measure)
                 link_rates.keep(cluster.paths.run, ask.destination, rate)
                 departure.memory.rate = rate

@@ -30,7 +30,6 @@ refused, and peers of different versions turn each other away, saying both.
 """
 
 from .agents import (
-    OFFER_LIMIT,
     Arrived,
     Beat,
     Books,
@@ -133,7 +132,6 @@ from .records import (
 )
 
 __all__ = [
-    "OFFER_LIMIT",
     "VERSION",
     "Aim",
     "Aimed",
