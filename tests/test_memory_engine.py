@@ -251,19 +251,38 @@ def test_nothing_is_left_open_or_running(stage: Stage) -> None:
 
 
 @pytest.mark.root
-def test_the_address_space_changes_while_it_is_filled(stage: Stage) -> None:
-    """All at once, from the first moment on, many times over; content is what a model says."""
+@pytest.mark.parametrize(
+    "change", ["forked()", "forget(3, 1)", "unmap(3, 1)", "move(0, 2, 8)"], ids=lambda c: c[:4]
+)
+def test_a_process_that_changes_before_it_is_filled_fails_the_fill(
+    stage: Stage, change: str
+) -> None:
+    process = stage.process(10)
+    engine = stage.engine(stage.store({PID: (process.base, 8)}), threads=0)
+    process.connect(stage.images, PID)
+    process("[lazy.unmap(8, 2), lazy.register(0, 8)]")
+    process.begin(f"lazy.{change}")  # which may block: a fill that failed reads nothing
+    with pytest.raises(StepFailed, match="process 1001 forked or changed its address space before"):
+        engine.wait(soon())
+
+
+@pytest.mark.root
+def test_the_address_space_changes_once_it_is_filled(stage: Stage) -> None:
+    """All at once, many times over, while CRIU has not said yet that the tree goes on; content is
+    what a model says."""
     pages, block = 20000, 500
     process = stage.process(pages)
     engine = stage.engine(stage.store({PID: (process.base, pages)}))
     process.connect(stage.images, PID)
-    steps = ["lazy.register()"]
+    process("lazy.register()")
+    engine.wait(soon())
+    steps = []
     model = list(range(1, pages + 1))
 
     def blocks(n: int) -> slice:
         return slice(n * block, (n + 1) * block)
 
-    for n in range(39, 4, -5):  # from the end on: the fill comes from the beginning
+    for n in range(39, 4, -5):
         steps.append(f"lazy.forget({n * block}, {block})")
         model[blocks(n)] = [0] * block
         steps.append(f"lazy.unmap({(n - 1) * block}, {block})")
@@ -275,7 +294,6 @@ def test_the_address_space_changes_while_it_is_filled(stage: Stage) -> None:
         model[(n - 3) * block + 3] = 99
     steps.append("lazy.in_child('sum(lazy.words())')")
     assert process(f"[{', '.join(steps)}][-1]") == sum(model)
-    engine.wait(soon())
     assert process("lazy.words()") == model
     assert process("lazy.in_child('lazy.words()')") == model
     assert engine.seen().events > 20

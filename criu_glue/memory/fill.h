@@ -5,9 +5,10 @@
 // not in its images, and threads copy the store's pages in.
 //
 // The kernel tells the one thread that reads a descriptor of faults, and of forks and changes of
-// the address space, before they take effect, and holds the process until that was read. To be
-// right, what is still to be copied must be changed between the reading and any further copy: so
-// copies hold the process's lock for reading, and reading events holds it for writing.
+// the address space, and holds the process until that was read. The tree runs only after all of its
+// pages are in place, so a process that forks or changes its address space before fails the fill;
+// afterwards there is nothing left to copy that a change could displace. Copies hold the process's
+// lock for reading, and whoever serves a fault holds it for writing: it looks at the same pieces.
 
 #pragma once
 
@@ -36,13 +37,8 @@ struct pieces { // ordered by address
 // plan: what it says to be placed is left out, and counted.
 int pieces_of(struct pieces *list, const struct image *image, struct page_map *map,
               const struct plan *plan, uint64_t *placed);
-int pieces_copy(struct pieces *list, const struct pieces *from);
 // The piece to do that has that page; NULL when there is none.
 struct piece *pieces_find(struct pieces *list, uint64_t address);
-// Nothing of [start, end) is to be copied any more.
-int pieces_cut(struct pieces *list, uint64_t start, uint64_t end);
-// What was to be copied to [from, from + length) goes to [to, …).
-int pieces_move(struct pieces *list, uint64_t from, uint64_t to, uint64_t length);
 
 struct process {
     struct process *next;
