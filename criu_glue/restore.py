@@ -89,7 +89,7 @@ class RestoringTree:
         options += ["--leave-stopped"] if stopped else []
         mark = "at-door" if stopped else "resumed"
         try:
-            options += self._memory.begin(fill, self._room.init)
+            options += self._memory.begin(fill)
             if early is not None:
                 self._criu = early.held
                 early.go(pipes, mark, stopped=stopped)
@@ -168,7 +168,7 @@ class RestoringTree:
             self.drop()
             why = self._cause() if ended else "CRIU did not finish"
             raise self._failed(why)
-        self._memory.let_go(lambda: evict(self._room))
+        self._memory.end()
         self._criu.close()
         adopt(self._room)
 
@@ -182,7 +182,7 @@ class RestoringTree:
         elif moving := self._moving(STOP_S):
             why = f"{moving} was not left stopped"
         else:
-            self._memory.at_door()
+            self._memory.end()
             self._criu.close()
             return
         self.drop()
@@ -208,25 +208,18 @@ class RestoringTree:
             hold.end()
         finally:  # it runs, whatever became of the hold
             self._open_door(go_on)
-            self._memory.let_go(lambda: evict(self._room))
+            self._memory.end()
             adopt(self._room)
 
     def take_up(self) -> None:
         """Go on where an earlier agent left."""
         self._criu.take_up()
-        if self.resumed() and self._memory.lacking():
-            evict(self._room)  # as the keeper does, which may have been killed as well
-        elif self.resumed() and (self._images / "at-door").exists():
+        if self.resumed() and (self._images / "at-door").exists():
             self._open_door(self._to_go_on())
 
     def resumed(self) -> bool:
         """Whether the tasks were let go."""
         return (self._images / "resumed").exists()
-
-    @property
-    def filling(self) -> bool:
-        """Whether its memory is being filled still."""
-        return self._memory.filling
 
     def drop(self) -> None:
         """End whatever there is of the tree; the room stays, as far as it still stands.

@@ -63,30 +63,6 @@ def test_cold_memory_goes_ahead_three_times_in_a_row(
         assert found == json.loads((reference / f"final{rank}.json").read_text())["cold"]
 
 
-def test_what_a_replica_on_the_destination_has_is_not_sent(
-    lab: LabSession, references: References
-) -> None:
-    """Rank 0 writes over some of what it has in common with rank 1, also while that is looked for;
-    what has gone by then is sent."""
-    job = lab.start("alike", command(STEPS, "--alike", "--apart", str(1 << 18)), nnodes=2)
-    job.wait_step(20)
-    row = job.migrate(1, job.seen(0).host)
-    ahead = phase(row, "pre-copy")
-    sent = (ahead.bytes or 0) + row.image_bytes
-    assert sent < (phase(row, "restore").bytes or 0) - COLD / 4, row
-    assert (phase(row, "restore").bytes or 0) > COLD, "and yet all of it was put in place"
-    named = re.search(r"([0-9.]+) MB only named", ahead.detail)
-    gone = re.search(r"([0-9.]+) ([kM])B sent that the destination no longer had", ahead.detail)
-    assert named is not None, ahead.detail
-    assert gone is not None, ahead.detail
-    assert float(named[1]) > COLD / 1e6 / 3
-    assert 0 < float(gone[1]) / {"k": 1000, "M": 1}[gone[2]] < float(named[1])
-    job.assert_same_as_never_moved(references, 2)
-    reference = references.directory(job.argv, 2)
-    for rank, found in enumerate(cold_digests(job)):
-        assert found == json.loads((reference / f"final{rank}.json").read_text())["cold"]
-
-
 def test_memory_that_processes_share_goes_with_a_full_dump_and_stays_shared(
     lab: LabSession, references: References
 ) -> None:

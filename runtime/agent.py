@@ -79,7 +79,6 @@ class Agent:
             messages.Signal: house.signal,
             messages.End: house.end,
             messages.Forget: house.forget,
-            messages.JobEnded: house.job_ended,
             messages.Locate: house.locate,
             messages.ReadOutput: house.read_output,
             messages.GetInspection: house.get_inspection,

@@ -25,9 +25,7 @@ import msgspec
 from .. import units
 from ..criu_glue import image_check, pids, shared_sizes, trees
 from ..criu_glue.early import EarlyCriu
-from ..criu_glue.memory.donors import Donors
 from ..criu_glue.memory.fill import FillEngine
-from ..criu_glue.memory.mapped import PrefillLost, forks_otherwise
 from ..criu_glue.memory.prefill import LEAST, memory_left
 from ..criu_glue.memory.store import MemoryStore
 from ..criu_glue.restore import RestoringTree
@@ -64,13 +62,12 @@ class ArrivalNote(msgspec.Struct, frozen=True):
 class Arrival:
     """One capsule on its way into this host: a reserved room and what has come for it.
 
-    ``gpus``: the GPU here for each of the source's; ``donors``: what was offered of its memory.
+    ``gpus``: the GPU here for each of the source's.
     """
 
     def __init__(
         self, reserve: Reserve, resident: Resident, housing: Housing,
         devices: DeviceTree | None = None, gpus: Pairs | None = None,
-        donors: Donors | None = None,
     ) -> None:  # fmt: skip
         self.migration = reserve.migration
         self._devices = devices
@@ -86,12 +83,11 @@ class Arrival:
         if devices is not None:
             inlet = DeviceInlet(devices.helper, reserve.migration, dict(self.gpus))
         self.inbox = Inbox(
-            self.images, resident, housing.placement.carried, inlet, reserve.limit_bytes,
-            donors=donors,
-        )  # fmt: skip
+            self.images, resident, housing.placement.carried, inlet, reserve.limit_bytes
+        )
         self._tree = RestoringTree(resident.room, self.images)
         self._early: EarlyCriu | None = None
-        self._nothing_placed = self._no_post_copy = ""  # why, in words
+        self._nothing_placed = ""  # why, in words
         self._settled_files = False
         self.failed_epoch = 0  # of the last attempt that failed: a late ask for it is over, too
         self.failed = ""  # why it did
@@ -188,9 +184,8 @@ class Arrival:
             if fill is not None:
                 seen = fill.seen()
                 lap.bytes += seen.bytes + seen.placed
-                told = [_told(seen.placed, fill.post_copy) or self._nothing_placed]
-                told += [f"no post-copy: {self._no_post_copy}"] if self._no_post_copy else []
-                lap.detail = "; ".join(filter(None, told))
+                placed = f"{units.size(seen.placed)} were in place" if seen.placed else ""
+                lap.detail = placed or self._nothing_placed
         if devices is not None:
             try:
                 self._tree.stop_at_door(deadline_s)
@@ -203,7 +198,6 @@ class Arrival:
     def _restore(self, criu: Criu, deadline_s: float, *, stopped: bool) -> FillEngine | None:
         """By the CRIU that has memory already, if there is one, else by a fresh one."""
         store, until = self.inbox.memory, time.monotonic() + deadline_s
-        post_copy = store is not None and self._may_run_early(store)
         early, self._early = self._early, None
         pipes, epoll = self.inbox.manifest.pipes, self.inbox.manifest.epoll
         fill: FillEngine | None
@@ -211,10 +205,8 @@ class Arrival:
             early.why = early.why or self._ids_in_the_way()
             try:
                 if early.prepare():
-                    spend = not post_copy and _only_once(store.size - early.bytes)
-                    fill = FillEngine(
-                        self.images, store, plan=early.plan, post_copy=post_copy, spend=spend
-                    )
+                    spend = _only_once(store.size - early.bytes)
+                    fill = FillEngine(self.images, store, plan=early.plan, spend=spend)
                     self._tree.bring_up(
                         criu,
                         pipes,
@@ -233,8 +225,7 @@ class Arrival:
                 early.close()
         fill = None
         if store is not None:
-            spend = not post_copy and _only_once(store.size)
-            fill = FillEngine(self.images, store, post_copy=post_copy, spend=spend)
+            fill = FillEngine(self.images, store, spend=_only_once(store.size))
         self._tree.bring_up(
             criu, pipes, until - time.monotonic(), stopped=stopped, fill=fill, epoll=epoll
         )
@@ -248,19 +239,6 @@ class Arrival:
         assert last is not None  # its room was made for it
         found = pids.within_reach(last, end, pids.of_image(self.images))
         return f"CRIU may have id {found[0]}, which a task has got meanwhile" if found else ""
-
-    def _may_run_early(self, store: MemoryStore) -> bool:
-        """Whether the tree may go on before all of its memory is there. Not one that may fork
-        meanwhile such that the child's memory is not its parent's: nobody would be told of it."""
-        if not self._housing.cluster.precopy.post_copy:
-            return False
-        try:
-            if not forks_otherwise(self.images, store.incarnations()):
-                return True
-            self._no_post_copy = "it has memory that a child of it would not have (madvise(2))"
-        except PrefillLost as error:
-            self._no_post_copy = str(error)
-        return False
 
     def here(self, epoch: int) -> Locate:
         """Its line of the address book once it was committed to this host."""
@@ -417,12 +395,6 @@ class Arrival:
         self.resident.remove()
         self.free_images()
 
-    @property
-    def filling(self) -> bool:
-        """Whether the tree runs without all of its memory yet (precopy.post_copy). So long its
-        image stays: it tells a later agent of that."""
-        return self._tree.filling
-
     def free_images(self) -> None:
         if self._devices is not None or self.gpus:
             self._devices = self._devices or self._find_devices()
@@ -438,9 +410,3 @@ class Arrival:
 def _only_once(size: int) -> bool:
     """Whether this host lacks the memory to have so many bytes in the store and in the tree."""
     return memory_left() < max(0, size) + LEAST
-
-
-def _told(placed: int, post_copy: bool) -> str:
-    told = [f"{units.size(placed)} were in place"] if placed else []
-    told += ["not all of its memory yet (precopy.post_copy)"] if post_copy else []
-    return "; ".join(told)

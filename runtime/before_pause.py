@@ -130,7 +130,6 @@ class BeforePause(Story):
         precopy = messages.Precopy(
             self.name, self.capsule.name, self.destination, reserved.endpoint,
             limit - self._limits.suspicion, reserved.plain, self.verify, reserved.full_dump,
-            reserved.offer,
             self.copy_way or settings.way.value, found.given if found is not None else None,
             max_pause(settings, self._limits), within or 0.0, sooner,
         )  # fmt: skip

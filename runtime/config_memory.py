@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
-from .config_values import Choice, Flag, Seconds, Share, Size, WholeNumber
+from .config_values import Choice, Flag, Seconds, Share, WholeNumber
 
 
 class Compress(StrEnum):
@@ -53,5 +53,3 @@ class Precopy:
     slow_down: Annotated[float | None, Share(0.01, 0.9)] = None  # of the job's speed, at most
     max_pause: Annotated[float | None, Seconds()] = None  # of the way taken; None: from timeouts
     rounds: Annotated[int, WholeNumber(1, 1000)] = 30  # at most
-    post_copy: Annotated[bool, Flag()] = False  # run before all has arrived
-    keep: Annotated[int | None, Size()] = None  # of what has left a host, on it; None: nothing

@@ -12,12 +12,10 @@ import contextlib
 import logging
 import time
 
-from ..criu_glue.memory.donors import Donors
-from ..criu_glue.memory.earlier_copy import EarlierCopy
 from ..criu_glue.memory.tracker import MemoryTracker
 from ..criu_glue.tool import Criu
 from ..errors import LiveshiftError, NotFound, Refused, StepFailed
-from . import host_facts, messages, offering, preflight
+from . import host_facts, messages, preflight
 from .arrival import Arrival
 from .faultpoints import reached
 from .gpu_preflight import GpuPlan
@@ -51,7 +49,7 @@ class Destination:
 
     def memory_offered(self) -> int:
         """Bytes that an incoming capsule may take."""
-        return host_facts.memory_offered(self._own.memory, self._house.earlier.bytes)
+        return host_facts.memory_offered(self._own.memory)
 
     async def reserve(self, ask: messages.Reserve) -> messages.Reserved:
         if not ask.dry_run:
@@ -84,11 +82,7 @@ class Destination:
         devices = None
         if ask.gpu is not None:
             devices = await asyncio.to_thread(self._porter.devices.tree, ask.migration, resident)
-        await asyncio.to_thread(self._house.earlier.make_room, ask)
-        donors = None
-        if not full_dump and self._house.cluster.precopy.enabled:
-            donors = await self._donors(ask)
-        arrival = Arrival(ask, resident, self._house.housing, devices, gpus.pairs, donors)
+        arrival = Arrival(ask, resident, self._house.housing, devices, gpus.pairs)
         arrival.note()
         self._measures.arriving(ask.migration)
         if criu is not None:
@@ -104,9 +98,8 @@ class Destination:
         if devices is not None and not plain:
             plain = await asyncio.to_thread(devices.warm, arrival.gpus_promised)
         here = f"tcp://{self._own.data}"
-        offer = await asyncio.to_thread(donors.offer) if donors is not None else b""
         cores = await asyncio.to_thread(self._house.idle.cores)
-        return messages.Reserved(rows, here, gpus.pairs, plain, full_dump, offer, cores)
+        return messages.Reserved(rows, here, gpus.pairs, plain, full_dump, cores)
 
     async def _take_away_stale(self, name: str) -> None:
         """What earlier migrations have left of it here; raises Refused if one is not over.
@@ -120,10 +113,6 @@ class Destination:
                     await self._porter.idle(stale)
             if await self._porter.ask_about(stale) == "held":
                 raise Refused(f"{name} is arriving on {self._house.host} already, by {stale}")
-
-    async def _donors(self, ask: messages.Reserve) -> Donors | None:
-        rooms = offering.siblings(ask.spec, self._house.capsules.values())
-        return await asyncio.to_thread(offering.look, rooms, self._house.earlier.of(ask))
 
     async def progress(self, ask: messages.Progress) -> messages.Arrived:
         arrival = self._porter.arrivals.get(ask.migration)
@@ -164,26 +153,19 @@ class Destination:
                 arrival.failed_epoch = max(arrival.failed_epoch, ask.epoch)
                 arrival.failed = str(error)
                 raise
-            arrival.resident.filling = arrival.filling
             self._house.admit(arrival.resident)
             del self._porter.arrivals[migration]
         # Beside the rest: the job stands until its gates were opened here.
         self._tasks.spawn(asyncio.to_thread(self._measures.runs, migration, arrival.resident))
-        earlier = self._house.earlier.pop(name)
         await reached("destination.running")
         self._porter.receiver.forget(migration)
-        self._tasks.spawn(self._free_memory(arrival, earlier))
+        self._tasks.spawn(self._free_memory(arrival))
         return moved
 
-    async def _free_memory(self, arrival: Arrival, earlier: EarlierCopy | None) -> None:
+    async def _free_memory(self, arrival: Arrival) -> None:
         """Not at once: it keeps other threads from mapping memory for some 50 ms per GB, and the
         job stands until its gates were opened here."""
-        while arrival.filling:
-            await asyncio.sleep(POLL_S)
-        arrival.resident.filling = False
         await asyncio.sleep(FREE_AFTER_S)
-        if earlier is not None:
-            await asyncio.to_thread(earlier.close)
         await asyncio.to_thread(arrival.free_images)
 
     async def _restore(self, arrival: Arrival, criu: Criu, ask: messages.Restore) -> messages.Moved:

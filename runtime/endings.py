@@ -52,7 +52,6 @@ class Endings:
                 move.cancel("the end of its command")  # nothing is left to wait for
         if over:
             job.state, job.code = "ended", failed or 0
-            self._tasks.spawn(self._free_memory(job.name))
             self._tasks.spawn(self._forget_old())
         elif fails:
             job.state = "ending"
@@ -82,14 +81,6 @@ class Endings:
                     raise answer
             self._fleet.journal.remove_job(name)
             del self._fleet.jobs[name]
-
-    async def _free_memory(self, name: str) -> None:
-        """Hosts that its capsules have left may have kept some (earlier_copies.py). One that is not
-        reached now lets go of it when the job is forgotten."""
-        if self._fleet.cluster.precopy.keep is not None:
-            limit, word = self._fleet.cluster.timeouts.grace, messages.JobEnded(name)
-            asks = [self._switchboard.ask(host, word, limit) for host in self._fleet.up()]
-            await asyncio.gather(*asks, return_exceptions=True)
 
     async def _forget_old(self) -> None:
         ended = [name for name, job in self._fleet.jobs.items() if job.state == "ended"]

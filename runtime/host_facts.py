@@ -32,8 +32,7 @@ def facts(criu: Criu | None) -> HostFacts:
     )
 
 
-def memory_offered(limit: int | None, spare: int = 0) -> int:
-    """Bytes that an incoming capsule may take: what is available, and what would be given up for
-    it, at most the host's limit."""
-    available = int(psutil.virtual_memory().available) + spare
+def memory_offered(limit: int | None) -> int:
+    """Bytes that an incoming capsule may take: what is available, at most the host's limit."""
+    available = int(psutil.virtual_memory().available)
     return available if limit is None else min(available, limit)

@@ -19,7 +19,6 @@ from ..criu_glue.network import Overlay
 from ..errors import NotFound, Refused
 from . import carried_out, messages, rank_pages
 from .config import Cluster
-from .earlier_copies import EarlierCopies
 from .idle_cores import IdleCores
 from .messages import Book
 from .resident import Housing, Resident, watch
@@ -40,8 +39,6 @@ class House:
         self.capsules: dict[str, Resident] = {}
         self.books: dict[str, Book] = {}
         self.idle = IdleCores()
-        self.earlier = EarlierCopies(cluster.precopy.keep)
-        self._over: set[str] = set()  # jobs that have ended, until they are forgotten
         self.network = asyncio.Lock()
         self._forgetting = asyncio.Lock()
         self.ended = ended
@@ -166,14 +163,6 @@ class House:
         if resident.code is None:
             await asyncio.to_thread(room.end, resident.room)
 
-    def may_return(self, resident: Resident) -> bool:
-        """Whether a capsule that has left may come back, as far as is known here."""
-        return resident.spec.job in self.books and resident.spec.job not in self._over
-
-    async def job_ended(self, ask: messages.JobEnded) -> None:
-        self._over.add(ask.job)
-        await asyncio.to_thread(self.earlier.drop_job, ask.job)
-
     async def forget(self, ask: messages.Forget) -> None:
         async with self._forgetting:  # make_way waits here until an earlier removal is complete
             for name in [n for n, c in self.capsules.items() if c.spec.job == ask.job]:
@@ -182,8 +171,6 @@ class House:
                 await self.blocking(name, resident.remove)
             carried_out.forget_job(self.housing, ask.job)
             book = self.books.pop(ask.job, None)
-            await asyncio.to_thread(self.earlier.drop_job, ask.job)  # none is kept without a book
-            self._over.discard(ask.job)
             if book is not None:
                 await self._lower(Overlay(book.vni, book.subnet))
 

@@ -20,7 +20,6 @@ from pathlib import Path
 import xxhash
 
 from .. import units
-from ..criu_glue.memory.donors import Donors
 from ..criu_glue.memory.prefill import memory_left
 from ..criu_glue.memory.store import TABLE_LIMIT, MemoryStore, Want, read_table
 from ..criu_glue.output import SEGMENT
@@ -76,8 +75,6 @@ class Inbox:
     """Told when CRIU's images begin to come: the tree is frozen at its source."""
     memory_lost: Callable[[], str] = lambda: ""
     """Says why pages that have come are not here any more, in words, else ""."""
-    donors: Donors | None = None
-    """What this host has of that memory anyway: it was offered, and closing the inbox closes it."""
     bytes: dict[str, int] = field(default_factory=dict)
     came: dict[str, set[str]] = field(default_factory=dict)  # carried path → names
     written: dict[str, set[str]] = field(default_factory=dict)  # tree → names put there
@@ -177,8 +174,6 @@ class Inbox:
             self._unpackers.clear()
             if self.devices is not None:
                 self.devices.close()
-            if self.donors is not None:
-                self.donors.close()
 
     def forget_memory(self) -> None:
         """Let go of the pages; the image's directory is about to be removed."""
@@ -297,8 +292,6 @@ class Inbox:
     def _store(self) -> MemoryStore:
         if self.memory is None:
             self.memory = MemoryStore.create(self.images, self.memory_limit)
-            if self.donors is not None:
-                self.memory.use(self.donors)
         return self.memory
 
     def make_room(self, stop: int = 0) -> bool:

@@ -263,21 +263,12 @@ class Porter:
         if ruling is Ruling.END:
             if self._house.capsules.get(name) is resident:
                 self._house.capsules.pop(name)
-            await self._house.blocking(name, lambda: self._leave(departure))
+            await self._house.blocking(name, departure.finish)
             self.departures.pop(departure.migration, None)
             if departure.gpus:  # the next beat tells that they are free
                 self._tasks.spawn(asyncio.to_thread(self.devices.gpus.look))
             return "ended"
         return "held"
-
-    def _leave(self, departure: Departure) -> None:
-        """Kill the held copy of what runs elsewhere, come what may of a copy of its memory."""
-        resident, house = departure.resident, self._house
-        try:
-            if departure.memory is not None:  # else pages do not travel by themselves here
-                house.earlier.keep(resident, lambda: house.may_return(resident))
-        finally:
-            departure.finish()
 
     async def _settle_arrival(self, arrival: Arrival) -> str:
         name = arrival.resident.spec.name

@@ -67,9 +67,8 @@ class Ahead:
     sent: int = 0
     dirty: int = 0
     """That the last one found rewritten."""
-    offered: int = 0
-    """That the destination had, of which it wanted ``wanted`` after all."""
     wanted: int = 0
+    """Sent because the destination had not got a page that was only named."""
     lost: float | None = None
     """The share of its speed that the job lost; None: not known."""
     untracked: dict[int, str] = field(default_factory=dict)
@@ -81,10 +80,9 @@ class Precopy:
 
     def __init__(
         self, resident: Resident, lanes: Lanes, settings: Settings, reporter: Reporter,
-        wants: Callable[[], Wants], offer: bytes = b"",
+        wants: Callable[[], Wants],
     ) -> None:  # fmt: skip
-        """``offer``: what the destination says to have anyway; ``wants`` asks it what of that was
-        not so. Raises StepFailed for an offer that is none."""
+        """``wants`` asks the destination which of the pages that were only named it has not got."""
         self._stop = threading.Event()  # no round now
         self._over = threading.Event()  # nor later
         self._until = float("inf")  # no round goes on after that (monotonic seconds)
@@ -94,7 +92,6 @@ class Precopy:
             lambda: [task.pid for task in tasks(resident.room)], untrusted,
             stopped=lambda: self._stopped(),
         )  # fmt: skip
-        self.tracker.offered(offer)
         self.lanes = lanes
         self._wants = wants
         by_collectives = resident.rate.usual() > 0
@@ -264,7 +261,6 @@ class Precopy:
         ahead.rounds += 1
         ahead.sent += done.sent_bytes + wanted
         ahead.dirty = done.dirty_bytes
-        ahead.offered += done.offered_bytes
         ahead.wanted += wanted
         ahead.untracked = done.untracked
         self._reporter.round_ended(done.dirty_bytes, self._pace.lost())
@@ -381,8 +377,6 @@ def words_of_rounds(done: Ahead) -> str:
     words = f"{many}, {units.size(done.dirty)} rewritten in the last"
     if done.lost is not None:
         words += f", the job {done.lost:.0%} slower"
-    if done.offered:
-        words += f", {units.size(done.offered)} only named"
     if done.wanted:
         words += f", {units.size(done.wanted)} sent that the destination no longer had"
     if done.untracked:

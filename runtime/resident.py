@@ -62,7 +62,6 @@ class Resident:
     still: bool = False  # frozen for a move, or about to be: a signal may be lost with this copy
     code: int | None = None
     finished: dict[int, int] = field(default_factory=dict)  # by pid, when it was last restored
-    filling: bool = False  # it runs without all of its memory yet (precopy.post_copy)
     rate: UsualRate = field(default_factory=UsualRate)  # of collectives
     computes: UsualRate = field(default_factory=UsualRate)  # of run time, if it makes none
 

@@ -29,7 +29,6 @@ from .precopy import Precopy, full_dump_because
 from .progress import Reporter
 from .resident import Resident
 
-FILLED_POLL_S = 0.05
 SHORT_LOOK_S = 0.6
 """Seconds of the long look at what a capsule writes, where the choice of a way waits for it."""
 
@@ -49,7 +48,6 @@ class Source:
     async def inspect(self, ask: messages.Inspect) -> messages.Inspected:
         resident = self._porter.free(ask.capsule)
         criu = self._dumper()  # said now, before a plan promises what the move could not do
-        await self._filled(resident)
         await asyncio.to_thread(preflight.warm_tools, criu)
         found = await self._porter.surveyed(resident)
         plan = resident.room.plan
@@ -107,9 +105,7 @@ class Source:
             if not why:
                 reporter = Reporter(self.tell, ask.migration)
                 lanes = self._porter.lanes(sender)
-                departure.memory = Precopy(
-                    resident, lanes, cluster.precopy, reporter, sender.wants, ask.offer
-                )
+                departure.memory = Precopy(resident, lanes, cluster.precopy, reporter, sender.wants)
                 rate = await asyncio.to_thread(lanes.measure)
                 link_rates.keep(cluster.paths.run, ask.destination, rate)
                 departure.memory.rate = rate
@@ -144,19 +140,6 @@ class Source:
             if written is not None:
                 plan = msgspec.structs.replace(plan, written=written)
                 choose()
-
-    async def _filled(self, resident: Resident) -> None:
-        """Return once it has all of its memory (precopy.post_copy): what is not in its place yet
-        can neither be counted nor followed, and would be taken for zeros. Raises Refused."""
-        until = time.monotonic() + self._house.cluster.timeouts.suspicion
-        while resident.filling:
-            if time.monotonic() > until:
-                raise Refused(
-                    f"{resident.spec.name} came here a moment ago and runs without all of its"
-                    " memory yet (precopy.post_copy)",
-                    hint="ask again once the rest has come",
-                )
-            await asyncio.sleep(FILLED_POLL_S)
 
     async def end_sooner(self, ask: messages.EndSooner) -> None:
         for departure in self._porter.departures.values():

@@ -229,13 +229,11 @@ def staged(scene: Scene) -> Iterator[Stages]:
 
 
 def restore(
-    stage: Stage, *, post_copy: bool = False, stopped: bool = False, spend: bool = False
+    stage: Stage, *, stopped: bool = False, spend: bool = False
 ) -> tuple[RestoringTree, Filled]:
     stage.tree = tree = RestoringTree(stage.there, stage.parted.images)
     assert stage.early.prepare(), stage.early.why
-    engine = FillEngine(
-        stage.parted.images, stage.store, plan=stage.early.plan, post_copy=post_copy, spend=spend
-    )
+    engine = FillEngine(stage.parted.images, stage.store, plan=stage.early.plan, spend=spend)
     began = time.monotonic()
     tree.bring_up(
         stage.scene.criu, stage.parted.pipes, 60, stopped=stopped, fill=engine, early=stage.early

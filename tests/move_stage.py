@@ -41,9 +41,7 @@ FROZEN = messages.Frozen(1000, [Phase("dump", 0.0, 0.4, 1000, True)])
 PAIRS = [("GPU-a", "GPU-b"), ("GPU-b", "GPU-a")]
 ANSWERS: dict[type[Message], Message | None] = {
     messages.Inspect: messages.Inspected(SURVEY, FACTS, 5),
-    messages.Reserve: messages.Reserved(
-        [("CRIU", "4.2.1")], "tcp://10.88.0.12:7401", offer=b"8 bytes."
-    ),
+    messages.Reserve: messages.Reserved([("CRIU", "4.2.1")], "tcp://10.88.0.12:7401"),
     messages.Precopy: messages.Moved(10, [Phase("pre-copy", 0.0, 0.1, 10)]),
     messages.Freeze: FROZEN,
     messages.Restore: messages.Moved(1000, [Phase("restore", 0.0, 0.3, 1000, True)]),

@@ -23,7 +23,6 @@ class Pages:
         self.of: dict[int, dict[int, bytes]] = {}  # inner pid: address: content
         self.incarnations: dict[int, int] = {}
         self.kinds: Counter[int] = Counter()  # pages by kind
-        self.named: dict[tuple[int, int], int] = {}
         """Pages that the destination is said to have, and their hashes."""
         self.rounds: set[int] = set()
         self.chunks = 0
@@ -67,11 +66,8 @@ class Pages:
                     assert kind == REFERENCE
                     low, high, donor, there = struct.unpack_from("<QQIQ", chunk, at)
                     at += 28
-                    if donor:
-                        pages[here] = self.of[donor][there]
-                        assert xxhash.xxh3_128_intdigest(pages[here]) == high << 64 | low
-                    else:
-                        self.named[inner, here] = high << 64 | low
+                    pages[here] = self.of[donor][there]
+                    assert xxhash.xxh3_128_intdigest(pages[here]) == high << 64 | low
         assert len(chunk) == (at if at > PAGE else 20 + 16 * count), "more than its runs explain"
 
     def differences(self, pid: int, inner: int, table: dict[int, dict[str, object]]) -> list[str]:

@@ -75,7 +75,6 @@ class Restores:
         monkeypatch.setattr(arrival.pids, "place", lambda ids, end: self.ask(ids, end) or 300)
         monkeypatch.setattr(arrival.pids, "of_image", lambda images: {1001, 1234})
         monkeypatch.setattr(arrival.pids, "within_reach", self.within_reach)
-        monkeypatch.setattr(arrival, "forks_otherwise", lambda *_: False)
 
     def ask(self, *what: object) -> None:
         self.asked.append(what)
@@ -88,7 +87,7 @@ class Restores:
         assert (images, store) == (self.here.images, self.store)
         placed = self.early.bytes if "plan" in how else 0
         seen = SimpleNamespace(bytes=self.store.size - placed, placed=placed)
-        self.engines.append(SimpleNamespace(seen=lambda: seen, how=how, post_copy=how["post_copy"]))
+        self.engines.append(SimpleNamespace(seen=lambda: seen, how=how))
         return self.engines[-1]
 
     def bring_up(self, criu: object, pipes: object, deadline_s: float, **how: Any) -> None:
@@ -139,7 +138,7 @@ def test_it_restores_what_it_has_in_place(restores: Restores) -> None:
             "pipes": {7: 1}, "deadline_s": DEADLINE_S,
         }
     ]  # fmt: skip
-    assert restores.engines[0].how == {"plan": "the plan", "post_copy": False, "spend": False}
+    assert restores.engines[0].how == {"plan": "the plan", "spend": False}
     assert told.bytes == 5 + 4 * MB
     assert told.detail == "3.00 MB were in place"
     assert restores.here.placed == (0, False), "it is the tree's now"
@@ -156,34 +155,11 @@ def test_what_is_in_place_already_needs_no_memory_twice(restores: Restores) -> N
     assert restores.engines[1].how["spend"] is True
 
 
-@pytest.mark.parametrize("by", ["the early one", "a fresh one"])
-def test_one_that_runs_before_all_is_there_spends_nothing(restores: Restores, by: str) -> None:
-    """A child of it would not have what it has not got yet."""
-    restores.scene.housing.cluster.precopy.post_copy = True
-    restores.left = 0
-    restores.early.useful = by == "the early one"
-    told = restores.run()
-    [engine] = restores.engines
-    assert (engine.how["post_copy"], engine.how["spend"]) == (True, False)
-    assert "not all of its memory yet (precopy.post_copy)" in told.detail
-
-
-def test_why_it_does_not_run_before_all_is_there_is_told(
-    restores: Restores, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    restores.scene.housing.cluster.precopy.post_copy = True
-    monkeypatch.setattr(arrival, "forks_otherwise", lambda *_: True)
-    assert restores.run().detail == (
-        "3.00 MB were in place; no post-copy: it has memory that a child of it would not have"
-        " (madvise(2))"
-    )
-
-
 def test_one_that_is_of_no_use_leaves_the_restore_to_a_fresh_one(restores: Restores) -> None:
     restores.early.useful = False
     told = restores.run()
     assert restores.early.done == ["prepare", "close", "restore by a fresh one"]
-    assert restores.engines[0].how == {"post_copy": False, "spend": False}
+    assert restores.engines[0].how == {"spend": False}
     assert restores.tries[0]["fill"] is restores.engines[0]
     assert told.detail == "all was filled in now: nothing was put in place"
 
@@ -242,12 +218,3 @@ def test_a_tree_whose_device_state_has_still_to_come_is_stopped(
     restores.early.useful = early
     restores.run()
     assert [each["stopped"] for each in restores.tries] == [True]
-
-
-def test_a_tree_that_runs_without_all_of_its_memory_is_known(
-    restores: Restores, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So long its image stays, and it is not moved on."""
-    for filling in (False, True):
-        monkeypatch.setattr(type(restores.here._tree), "filling", filling)
-        assert restores.here.filling is filling

@@ -40,7 +40,7 @@ class Scene:
         )  # fmt: skip
         placement = SimpleNamespace(carried=(), mounts_of=lambda _init: {})
         timeouts = SimpleNamespace(suspicion=3.0)
-        cluster = SimpleNamespace(precopy=SimpleNamespace(post_copy=False), timeouts=timeouts)
+        cluster = SimpleNamespace(timeouts=timeouts)
         self.housing: Any = SimpleNamespace(
             host="h1", images=lambda migration: top / migration, placement=placement,
             cluster=cluster,
@@ -361,34 +361,12 @@ def test_memory_is_kept_once_where_there_is_too_little_for_twice(
     def engine(_images: Path, _store: object, **how: Any) -> Any:
         engines.append(how)
         seen = SimpleNamespace(bytes=3, placed=4)
-        return SimpleNamespace(seen=lambda: seen, post_copy=how["post_copy"])
+        return SimpleNamespace(seen=lambda: seen)
 
     monkeypatch.setattr(arrival, "FillEngine", engine)
     watch = Stopwatch()
     for size in (100, 101):
         scene.here.inbox.memory = SimpleNamespace(size=size, spent=False, absent=0)
         scene.here.bring_up(NO_CRIU, watch, 10.0)
-    assert engines == [
-        {"post_copy": False, "spend": False}, {"post_copy": False, "spend": True},
-    ]  # fmt: skip
+    assert engines == [{"spend": False}, {"spend": True}]
     assert [phase.bytes for phase in watch.phases if phase.name == "restore"] == [12, 12]
-
-
-@pytest.mark.parametrize(
-    ("wanted", "forks", "early"), [(False, False, False), (True, True, False), (True, False, True)]
-)
-def test_one_runs_early_only_if_that_is_wanted_and_no_child_would_lack_memory(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, wanted: bool, forks: bool, early: bool
-) -> None:
-    scene.housing.cluster.precopy.post_copy = wanted
-    monkeypatch.setattr(arrival, "forks_otherwise", lambda *_: forks)
-    store: Any = SimpleNamespace(incarnations=list)
-    assert scene.here._may_run_early(store) is early
-    assert bool(scene.here._no_post_copy) is forks
-
-    def lost(*_: object) -> bool:
-        raise arrival.PrefillLost("it is lost")
-
-    monkeypatch.setattr(arrival, "forks_otherwise", lost)
-    assert scene.here._may_run_early(store) is False
-    assert (scene.here._no_post_copy == "it is lost") is wanted

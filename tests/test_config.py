@@ -90,14 +90,12 @@ def test_memory_goes_over_before_the_stop_unless_told_otherwise() -> None:
     cluster = parse(SMALL).cluster
     assert cluster.wire == WireSettings(streams=4, compress=Compress.AUTO)
     assert cluster.precopy == Precopy(
-        enabled=True, way=Way.AUTO, slow_down=None, max_pause=None, rounds=30, post_copy=False
+        enabled=True, way=Way.AUTO, slow_down=None, max_pause=None, rounds=30
     )
-    assert cluster.precopy.keep is None
     tables = (
         '[wire]\nstreams = 8\ncompress = "never"\nseal = "off"\ntrusted = true\n'
-        "[precopy]\nenabled = false\nslow_down = 0.05\nrounds = 3\npost_copy = true\n"
+        "[precopy]\nenabled = false\nslow_down = 0.05\nrounds = 3\n"
         'way = "round"\nmax_pause = 5\n'
-        'keep = "2GiB"\n'
     )
     told = parse(SMALL + tables).cluster
     assert told.wire == WireSettings(
@@ -109,8 +107,6 @@ def test_memory_goes_over_before_the_stop_unless_told_otherwise() -> None:
         slow_down=0.05,
         max_pause=5.0,
         rounds=3,
-        post_copy=True,
-        keep=2 << 30,
     )
     assert told.digest != cluster.digest
 

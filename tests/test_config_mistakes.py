@@ -124,9 +124,9 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
     ("[cluster]", '[precopy]\nslow_down = "20%"\n[cluster]',
      '2: precopy.slow_down: found "20%", expected a share from 0.01 to 0.9, such as 0.2 for a'
      " fifth"),
-    ("[cluster]", "[precopy]\npostcopy = true\n[cluster]",
-     "2: precopy.postcopy: found an unknown key, expected one of enabled, way, slow_down,"
-     ' max_pause, rounds, post_copy, keep (did you mean "post_copy"?)'),
+    ("[cluster]", "[precopy]\nslowdown = 0.2\n[cluster]",
+     "2: precopy.slowdown: found an unknown key, expected one of enabled, way, slow_down,"
+     ' max_pause, rounds (did you mean "slow_down"?)'),
     ("[cluster]", 'files = 3\n[cluster]', "1: files: found 3, expected a table [files]"),
     ('"prod"', '"prod"\nname = "twice"',
      '3: found name = "twice", expected correct TOML: Cannot overwrite a value at column 15'),

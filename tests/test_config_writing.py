@@ -108,8 +108,6 @@ def clusters(draw: st.DrawFn) -> Cluster:
             slow_down=draw(st.none() | st.floats(0.01, 0.9)),
             max_pause=draw(st.none() | st.floats(0.01, 86400.0)),
             rounds=draw(st.integers(1, 1000)),
-            post_copy=draw(st.booleans()),
-            keep=draw(st.none() | st.integers(1, 2**63 - 1)),
         ),
         within=WithinSettings(
             maintenance=draw(st.none() | st.floats(0.01, 86400.0)),

@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import mmap
-
 import memory_parts
 import pytest
 from captured import sink, until
 from early_stage import (
     ALIKE,
     ALONE,
-    COLD,
     FAMILY,
     NO_RESERVE,
     Stages,
@@ -31,10 +28,9 @@ from room_trees import count, criu, goes_on, place, rooms, said, states
 
 from liveshift.criu_glue import early, output
 from liveshift.criu_glue.memory import prefill
-from liveshift.criu_glue.memory.mapped import PrefillLost, forks_otherwise
+from liveshift.criu_glue.memory.mapped import PrefillLost
 from liveshift.criu_glue.memory.prefill import SPARE, Prefill
 from liveshift.criu_glue.memory.store import PAGES_FILE
-from liveshift.criu_glue.memory.tree_memory import UNFILLED
 from liveshift.criu_glue.tree import tasks
 from liveshift.errors import StepFailed
 
@@ -268,28 +264,3 @@ def test_an_early_criu_ends_with_its_agent(staged: Stages) -> None:
     stage.send_the_rest()
     stage.parted.end_source()
     restore_plainly(stage)
-
-
-@pytest.mark.root
-@pytest.mark.parametrize("advice", [0, mmap.MADV_DONTFORK, 18], ids=["none", "not", "wiped"])
-def test_a_tree_whose_children_would_not_have_all_of_its_memory_is_known(
-    staged: Stages, advice: int
-) -> None:
-    stage = staged(COLD + f"other.madvise({advice})\n" + ALONE.removeprefix(COLD))
-    pids = list(stage.parted.memory)
-    assert pids
-    assert forks_otherwise(stage.parted.images, pids) is bool(advice)
-    stage.parted.end_source()
-
-
-@pytest.mark.root
-def test_a_tree_with_memory_in_place_may_run_before_the_rest_is_there(staged: Stages) -> None:
-    stage = staged(ALONE)
-    stage.bring_over()
-    tree, seen = restore(stage, post_copy=True)
-    assert seen.placed > 100 << 20
-    tree.let_run(60)
-    assert goes_on(stage.there)
-    until(lambda: not (stage.parted.images / UNFILLED).exists())
-    assert goes_on(stage.there)
-    assert said(stage.there, output.STDERR) == ""

@@ -20,7 +20,7 @@ from liveshift.runtime import config
 from liveshift.runtime.endings import Endings
 from liveshift.runtime.fleet import Fleet
 from liveshift.runtime.jobs import Capsule, Job
-from liveshift.runtime.messages import Forget, JobEnded, Message, MigrationRow, Precopy, Run
+from liveshift.runtime.messages import Forget, Message, MigrationRow, Precopy, Run
 from liveshift.runtime.migration import Move
 from liveshift.runtime.moves import Moves
 from liveshift.runtime.steps import ENDS, Step
@@ -58,32 +58,6 @@ def end(fleet: Fleet, capsule: str, code: int) -> None:
         )
 
     asyncio.run(told())
-
-
-def test_hosts_let_go_of_memory_that_they_have_kept_of_a_job_that_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[tuple[str, Any]] = []
-
-    class Switchboard:
-        async def ask(self, host: str, word: Any, _limit: float) -> None:
-            told.append((host, word))
-            if host == "h0":
-                raise Unreachable("h0 is down")
-
-    async def end_all(fleet: Fleet) -> None:
-        monkeypatch.setattr(fleet, "up", lambda: ["h0", "h1"])
-        endings = Endings(fleet, cast(Any, Switchboard()), cast(Any, Idle()))
-        job = fleet.jobs["a"]
-        for capsule in job.capsules.values():
-            assert told == []
-            endings.capsule_ended(job, capsule, 0)
-            await asyncio.sleep(0.01)
-
-    asyncio.run(end_all(a_fleet(tmp_path / "without")))
-    assert told == []
-    asyncio.run(end_all(a_fleet(tmp_path / "kept", '[precopy]\nkeep = "1GiB"\n')))
-    assert told == [("h0", JobEnded("a")), ("h1", JobEnded("a"))]
 
 
 def journalled(fleet: Fleet) -> tuple[str, int | None, list[int | None]]:

@@ -190,7 +190,7 @@ def test_a_refusal_changes_nothing(scene: Scene) -> None:
 def test_lost_device_state_ends_the_job(scene: Scene) -> None:
     scene.board.answers[messages.SwapGpu] = StepFailed("restore", "out of memory")
     scene.board.answers[messages.SettleSwap] = messages.SwapSettled("lost", "it is stuck")
-    for word in (messages.Signal, messages.End, messages.JobEnded):
+    for word in (messages.Signal, messages.End):
         scene.board.answers[word] = PLAN
 
     async def act() -> None:

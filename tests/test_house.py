@@ -6,10 +6,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from housed import Spec
 from test_evacuation import CLUSTER
 
 from liveshift.criu_glue import network
@@ -29,7 +29,7 @@ class Capsule:
 
     done: list[str]
     code: int | None = 0
-    spec: Spec = field(default_factory=lambda: Spec("old", "old/0"))
+    spec: Any = field(default_factory=lambda: SimpleNamespace(job="old", name="old/0"))
     overlay: Overlay = field(default_factory=lambda: Overlay(7, SUBNET))
     leaving: bool = False
 

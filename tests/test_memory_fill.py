@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -389,98 +390,17 @@ def test_from_a_running_tree_through_the_store_to_a_running_one(
 
 
 @pytest.mark.root
-def test_a_tree_may_run_before_all_of_its_memory_is_there(
-    scene: Scene, stores: list[MemoryStore]
-) -> None:
-    parted, there = arrive(scene, stores)
-    before = len(os.listdir("/proc/self/fd"))
-    engine = FillEngine(parted.images, stores[0], threads=0, post_copy=True)
-    tree = RestoringTree(there, parted.images)
-    tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
-    assert engine.seen().phase == fill.KNOWN
-    tree.let_run(60)
-    assert goes_on(there), "it asks for what it needs"
-    assert (parted.images / UNFILLED).exists()
-    assert engine.seen().faults > 10000
-    assert engine.seen().phase == fill.KNOWN
-    assert tree.filling, "so its image has to stay"
-    tree.drop()
-    assert not tree.filling
-    assert tasks(there) == []
-    assert len(os.listdir("/proc/self/fd")) <= before
-
-
-@pytest.mark.root
-def test_a_tree_that_runs_gets_all_of_its_memory(scene: Scene, stores: list[MemoryStore]) -> None:
-    parted, there = arrive(scene, stores)
-    before = len(os.listdir("/proc/self/fd"))
-    tree = RestoringTree(there, parted.images)
-    engine = FillEngine(parted.images, stores[0], post_copy=True)
-    tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
-    tree.let_run(60)
-    assert goes_on(there)
-    until(lambda: not tree.filling)
-    assert not (parted.images / UNFILLED).exists()
-    until(lambda: len(os.listdir("/proc/self/fd")) <= before)
-    assert goes_on(there)
-    assert said(there, output.STDERR) == ""
-
-
-@pytest.mark.parametrize("resumed", [True, False])
-@pytest.mark.root
-def test_a_tree_without_all_of_its_memory_ends_with_the_agent_that_fills_it(
-    scene: Scene, stores: list[MemoryStore], resumed: bool
-) -> None:
-    parted, there = arrive(scene, stores)
-
-    def agent() -> object:
-        tree = RestoringTree(there, parted.images)
-        store = memory_parts.keep(parted.memory, parted.images)
-        engine = FillEngine(parted.images, store, threads=0, post_copy=True)
-        tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
-        if resumed:
-            tree.let_run(60)
-            goes_on(there)
-        return tree, store, engine
-
-    assert status_of_killed(agent) == signal.SIGKILL
-    until(lambda: not there.alive())
-    assert said(there, output.STDERR) == "", "nothing was ever seen to be missing"
-    lines = [int(n) for n in said(there).split()]
-    assert lines == list(range(len(lines)))
-    tree = RestoringTree(there, parted.images)
-    tree.take_up()
-    assert tree.resumed() == resumed
-    tree.drop()
-
-
-@pytest.mark.root
-def test_a_tree_that_runs_and_lacks_a_page_is_ended(
-    scene: Scene, stores: list[MemoryStore]
-) -> None:
-    parted, there = arrive(scene, stores)
-    wrong = {pid: {**pages, 0x1000: b"x" * 4096} for pid, pages in parted.memory.items()}
-    stores[0].close()
-    stores[0] = memory_parts.keep(wrong, parted.images)
-    engine = FillEngine(parted.images, stores[0], post_copy=True)
-    tree = RestoringTree(there, parted.images)
-    with contextlib.suppress(StepFailed):  # it may be known before it runs, or only then
-        tree.bring_up(scene.criu, parted.pipes, 60, fill=engine)
-        tree.let_run(60)
-    until(lambda: tasks(there) == [])
-    assert said(there, output.STDERR) == ""
-
-
-@pytest.mark.root
 def test_a_criu_that_is_killed_while_memory_is_filled_is_told_at_once(
     scene: Scene, stores: list[MemoryStore]
 ) -> None:
     parted, there = arrive(scene, stores)
     tree = RestoringTree(there, parted.images)
     engine = FillEngine(parted.images, stores[0], threads=0)
+    waits, wait = threading.Event(), engine.wait
+    engine.wait = lambda until: [waits.set(), wait(until)][1]  # type: ignore
     with ThreadPoolExecutor(1) as pool:
         restoring = pool.submit(tree.bring_up, scene.criu, parted.pipes, 60, fill=engine)
-        until(lambda: engine.seen().phase == fill.KNOWN)
+        assert waits.wait(60), "CRIU has restored the tree, whose memory does not come"
         began = time.monotonic()
         for pid in criu_in(there):
             with contextlib.suppress(ProcessLookupError):

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import xxhash
 from captured import until
 from memory_subject import MANY, Subject, family, state
 from page_chunks import DATA, PAGE, REFERENCE, ZERO, Pages
@@ -171,26 +170,6 @@ def test_what_processes_share_they_share_after_it_was_read(
     tracker.round(pages)
     finish(job, tracker, pages, child)
     assert shared_kb(child) > before - 2048
-
-
-def test_pages_that_are_offered_are_only_named(
-    job: Subject, tracker: MemoryTracker, pages: Pages
-) -> None:
-    contents = {(page + 1).to_bytes(8, "little") * 512 for page in range(1000)}
-    hashes = {xxhash.xxh3_128_intdigest(content) for content in contents}
-    lower = sorted(number & (1 << 64) - 1 for number in hashes)
-    tracker.offered(struct.pack(f"<{len(lower)}Q", *lower))
-    done = tracker.round(pages)
-    assert set(pages.named.values()) == hashes
-    assert done.sent_bytes < done.dirty_bytes - 900 * PAGE
-    assert done.offered_bytes == 1000 * PAGE
-    wanted = [(pid, address, 1) for pid, address in pages.named]
-    assert tracker.again(wanted, pages) > 1000 * PAGE, "they are not there any more"
-    job.do("[put(page, page + 1) for page in range(1000, 2000)]")
-    job.do("[put(page, page) for page in range(1, 1000)]")
-    pages.named.clear()
-    finish(job, tracker, pages)
-    assert pages.named == {}, "at the standstill there is no time to ask again"
 
 
 def test_processes_end_begin_and_run_other_programs(
@@ -415,26 +394,6 @@ def test_what_was_never_sent_is_not_sent_for_the_asking(
     everything = [(job.pid, 0, (1 << 47) // PAGE), (job.pid + 1, 0, 1)]
     assert tracker.again(everything, pages) > MANY * PAGE
     assert sum(pages.kinds.values()) < 2.1 * before
-    finish(job, tracker, pages)
-
-
-def test_an_offer_that_is_none_is_refused(tracker: MemoryTracker) -> None:
-    with pytest.raises(StepFailed, match="offers 7 bytes"):
-        tracker.offered(b"1234567")
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 60])
-def test_an_offer_that_is_made_to_be_slow_is_looked_up_all_the_same(
-    job: Subject, tracker: MemoryTracker, pages: Pages, count: int
-) -> None:
-    """Hashes that grow by powers lead a guess astray; one of them is a page's."""
-    one = xxhash.xxh3_128_intdigest((5).to_bytes(8, "little") * 512)
-    edges = {0, 1, (1 << 64) - 1, *(1 << n for n in range(count)), one & (1 << 64) - 1}
-    tracker.offered(struct.pack(f"<{len(edges)}Q", *sorted(edges)))
-    done = tracker.round(pages)
-    assert list(pages.named.values()) == [one]
-    assert done.offered_bytes == PAGE
-    tracker.again([(pid, address, 1) for pid, address in pages.named], pages)
     finish(job, tracker, pages)
 
 

@@ -8,10 +8,10 @@ from liveshift.runtime.precopy import Ahead, words_of_rounds
 
 def test_rounds_tell_what_they_did() -> None:
     assert words_of_rounds(Ahead(1, 5, 2_000_000)) == "1 round, 2.00 MB rewritten in the last"
-    done = Ahead(3, 5, 12_000_000, offered=30_000_000, wanted=1_500_000, lost=0.05)
+    done = Ahead(3, 5, 12_000_000, wanted=1_500_000, lost=0.05)
     assert words_of_rounds(done) == (
-        "3 rounds, 12.0 MB rewritten in the last, the job 5% slower, 30.0 MB only named,"
-        " 1.50 MB sent that the destination no longer had"
+        "3 rounds, 12.0 MB rewritten in the last, the job 5% slower, 1.50 MB sent"
+        " that the destination no longer had"
     )
 
 

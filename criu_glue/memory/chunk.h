@@ -29,8 +29,7 @@ enum {
 enum run_kind {
     RUN_DATA = 1,      // pages × 4096 bytes
     RUN_ZERO = 2,      // nothing: the pages read as zeros
-    RUN_REFERENCE = 3, // per page: XXH3-128 (low, high), donor's pid, donor's address; of pid 0 is
-                       // a page of that hash that the destination has offered
+    RUN_REFERENCE = 3, // per page: XXH3-128 (low, high), pid and address of a page of that content
 };
 
 // One below the highest pid that Linux can be told to use (PID_MAX_LIMIT).

@@ -36,12 +36,6 @@ static const struct image *absent(const struct fill *f) {
     return NULL;
 }
 
-static void reach(struct fill *f, enum fill_phase phase) {
-    f->report.phase = phase;
-    pthread_cond_broadcast(&f->changed);
-    (void)!write(f->wake, &(uint64_t){1}, sizeof(uint64_t));
-}
-
 void fill_judge(struct fill *f) {
     if (!f->drained || f->report.phase >= FILL_FILLED)
         return;
@@ -56,12 +50,12 @@ void fill_judge(struct fill *f) {
                   image->pid, image->pages);
         return;
     }
-    if (f->report.phase == FILL_RUNS)
-        reach(f, FILL_KNOWN);
     for (const struct process *p = f->processes; p != NULL; p = p->next)
         if (p->pieces.to_do > 0 && !p->lost)
             return;
-    reach(f, FILL_FILLED);
+    f->report.phase = FILL_FILLED;
+    pthread_cond_broadcast(&f->changed);
+    (void)!write(f->wake, &(uint64_t){1}, sizeof(uint64_t));
 }
 
 static int start_threads(struct fill *f, uint32_t threads) {
@@ -84,7 +78,7 @@ struct fill *fill_start(struct store *s, int listener, uint32_t threads, const v
     f->store = s;
     f->plan = plan;
     f->listener = listener;
-    f->connection = f->vault = -1;
+    f->connection = -1;
     f->epoll = epoll_create1(EPOLL_CLOEXEC);
     f->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_mutex_init(&f->lock, NULL);
@@ -109,12 +103,6 @@ struct fill *fill_start(struct store *s, int listener, uint32_t threads, const v
         return NULL;
     }
     return f;
-}
-
-void fill_keep(struct fill *f, int vault) {
-    pthread_mutex_lock(&f->lock);
-    f->vault = vault;
-    pthread_mutex_unlock(&f->lock);
 }
 
 void fill_settle(struct fill *f) {

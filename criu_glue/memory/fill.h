@@ -5,9 +5,10 @@
 // not in its images, and threads copy the store's pages in.
 //
 // The kernel tells the one thread that reads a descriptor of faults, and of forks and changes of
-// the address space, before they take effect, and holds the process until that was read. To be
-// right, what is still to be copied must be changed between the reading and any further copy: so
-// copies hold the process's lock for reading, and reading events holds it for writing.
+// the address space, and holds the process until that was read. The tree runs only after all of its
+// pages are in place, so a process that forks or changes its address space before fails the fill;
+// afterwards there is nothing left to copy that a change could displace. Copies hold the process's
+// lock for reading, and whoever serves a fault holds it for writing: it looks at the same pieces.
 
 #pragma once
 
@@ -36,13 +37,8 @@ struct pieces { // ordered by address
 // plan: what it says to be placed is left out, and counted.
 int pieces_of(struct pieces *list, const struct image *image, struct page_map *map,
               const struct plan *plan, uint64_t *placed);
-int pieces_copy(struct pieces *list, const struct pieces *from);
 // The piece to do that has that page; NULL when there is none.
 struct piece *pieces_find(struct pieces *list, uint64_t address);
-// Nothing of [start, end) is to be copied any more.
-int pieces_cut(struct pieces *list, uint64_t start, uint64_t end);
-// What was to be copied to [from, from + length) goes to [to, …).
-int pieces_move(struct pieces *list, uint64_t from, uint64_t to, uint64_t length);
 
 struct process {
     struct process *next;
@@ -57,7 +53,6 @@ struct process {
 enum fill_phase {
     FILL_WAITS,    // for CRIU
     FILL_RUNS,     // CRIU restores, and may not be through with it
-    FILL_KNOWN,    // every process is there and nothing more will be, pages are still to come
     FILL_FILLED,   // every page of the table is where it belongs
     FILL_FINISHED, // and CRIU has let the tree go: nothing is held any more
     FILL_FAILED,
@@ -85,7 +80,6 @@ struct fill {
     uint32_t threads_used;
     pthread_t *thread, events;
     int epoll, wake, listener, connection;
-    int vault; // where descriptors of processes are left as well, or -1
     uint8_t heard[4];
     uint32_t heard_bytes;
     uint32_t expected; // pid whose descriptor comes next
@@ -95,8 +89,6 @@ struct fill {
 // NULL. NULL with why.
 struct fill *fill_start(struct store *s, int listener, uint32_t threads, const void *plan,
                         char *why);
-// From now on each process's descriptor is left in a socket as well, which is not taken over.
-void fill_keep(struct fill *f, int vault);
 // CRIU waits in its hook: every process has been handed over.
 void fill_settle(struct fill *f);
 // Until the phase is at least that, or FILL_FAILED, or so many ms have passed.
@@ -120,7 +112,4 @@ int fill_heed(struct fill *f, struct process *p);
 
 // fill_link.c: what CRIU says. False when there is nothing more to be read.
 bool fill_listen(struct fill *f);
-// A descriptor lives on as a message in a socket that nobody reads, as long as somebody has the
-// socket's other end open: also when this process has ended.
-void fill_leave(int socket, int fd);
 void fill_watch(struct fill *f, int fd, void *what);

@@ -14,24 +14,20 @@ import math
 import mmap
 import os
 import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ... import cores, units
 from ...errors import StepFailed
 from . import store_library
 from .engine import PAGE
-from .keeper import Keeper
 from .store import MemoryStore
 
 SOCKET = "lazy-pages.socket"
 
-WAITS, RUNS, KNOWN, FILLED, FINISHED, FAILED = range(6)
+WAITS, RUNS, FILLED, FINISHED, FAILED = range(5)
 
 FILLERS = 8
 """Threads that copy, at most."""
@@ -59,27 +55,17 @@ class Filled:
 
 class FillEngine:
     """One attempt at a restore in ``images``, from a store that has its table. A fresh one is
-    needed for each attempt, and must be there before CRIU starts.
-
-    ``post_copy``: the tree may run before all is there. It gets what it asks for first, and waits
-    for it; and it depends on this process: should that end before the last page is in its place,
-    the tree ends too (keeper.py).
-    """
+    needed for each attempt, and must be there before CRIU starts."""
 
     def __init__(
         self, images: Path, store: MemoryStore, threads: int | None = None, *,
-        plan: mmap.mmap | None = None, post_copy: bool = False, spend: bool = False,
+        plan: mmap.mmap | None = None, spend: bool = False,
     ) -> None:  # fmt: skip
         """``threads``: one for each core that may be used, at most 8, when None; with 0 of them
         there comes only what the tree asks for. ``plan``: of a CRIU that was started early
         (prefill.py); what it has placed is not filled. ``spend``: the store gives its memory back
-        as it is put in place (MemoryStore.spend), not for post-copy: a tree that runs may fork.
+        as it is put in place (MemoryStore.spend).
         """
-        assert not (spend and post_copy)
-        self.post_copy = post_copy
-        self._keeper: Keeper | None = None
-        self._used = threading.Condition()
-        self._users = 0
         self._ffi, self._calls = store_library.load()
         self._fill = self._ffi.NULL
         self._held = ExitStack()
@@ -98,63 +84,18 @@ class FillEngine:
                 raise StepFailed("restore", f"memory cannot be filled: {said}")
             self._held = undo.pop_all()
 
-    def stand_by(self, init: int) -> None:
-        """Have the room whose process 1 is ``init`` ended with this process; before CRIU starts.
-        Raises OSError."""
-        self._keeper = Keeper(init)
-        with self._in_use() as fill:
-            self._calls.fill_keep(fill, self._keeper.vault.fileno())
-
     def wait(self, until: float) -> Filled:
-        """Return once every page of the table is in its place, or, for post-copy, all processes
-        are known that have some; CRIU must have restored all of the tree and wait in its hook.
-        Raises StepFailed, also at ``until`` (monotonic seconds); then the tree must be ended
-        before :meth:`close`."""
-        with self._in_use() as fill:
-            self._calls.fill_settle(fill)
-        return self._until(KNOWN if self.post_copy else FILLED, until)
-
-    def wait_finished(self, until: float) -> Filled:
-        """Return once CRIU has said that the tree goes on: nothing is held of it any more."""
-        return self._until(FINISHED, until)
-
-    def seen(self) -> Filled:
-        """What it has done so far."""
-        return self._report(0, 0)
-
-    def close(self) -> None:
-        """Let go of everything. May be called again, and while others wait for it."""
-        with self._used:
-            fill, self._fill = self._fill, self._ffi.NULL
-            self._used.wait_for(lambda: self._users == 0)
-        if fill:
-            self._calls.fill_stop(fill)
-            self._plan = self._ffi.NULL  # it may be unmapped
-            self._held.close()
-            if self._keeper is not None:
-                self._keeper.dismiss()
-
-    @contextmanager
-    def _in_use(self) -> Iterator[Any]:
-        with self._used:
-            if not self._fill:
-                raise StepFailed("restore", "the fill of memory was ended")
-            fill = self._fill
-            self._users += 1
-        try:
-            yield fill
-        finally:
-            with self._used:
-                self._users -= 1
-                self._used.notify_all()
-
-    def _until(self, phase: int, until: float) -> Filled:
+        """Return once every page of the table is in its place; CRIU must have restored all of the
+        tree and wait in its hook. Raises StepFailed, also at ``until`` (monotonic seconds); then
+        the tree must be ended before :meth:`close`."""
+        self._need_open()
+        self._calls.fill_settle(self._fill)
         while True:
             left = max(0.0, until - time.monotonic()) * 1000
-            report = self._report(phase, math.ceil(min(left, _TICK_MS)))
+            report = self._report(FILLED, math.ceil(min(left, _TICK_MS)))
             if report.phase == FAILED:
                 raise StepFailed("restore", f"memory could not be filled: {report.why}")
-            if report.phase >= phase:
+            if report.phase >= FILLED:
                 return report
             if not left:
                 raise StepFailed(
@@ -163,10 +104,26 @@ class FillEngine:
                     f" filled in time, in {report.processes} processes",
                 )
 
+    def seen(self) -> Filled:
+        """What it has done so far."""
+        return self._report(0, 0)
+
+    def close(self) -> None:
+        """Let go of everything. May be called again."""
+        fill, self._fill = self._fill, self._ffi.NULL
+        if fill:
+            self._calls.fill_stop(fill)
+            self._plan = self._ffi.NULL  # it may be unmapped
+            self._held.close()
+
+    def _need_open(self) -> None:
+        if not self._fill:
+            raise StepFailed("restore", "the fill of memory was ended")
+
     def _report(self, phase: int, wait_ms: int) -> Filled:
+        self._need_open()
         report = self._ffi.new("struct fill_report *")
-        with self._in_use() as fill:
-            self._calls.fill_wait(fill, phase, wait_ms, report)
+        self._calls.fill_wait(self._fill, phase, wait_ms, report)
         return Filled(
             report.phase, report.filled * PAGE, report.total * PAGE, report.faults, report.zeros,
             report.present, report.processes, report.events, report.placed * PAGE,

@@ -126,8 +126,6 @@ static void work(struct fill *f, struct job *job) {
     }
     if (outcome == NOT_YET)
         p->not_before = fill_now() + AGAIN_NS;
-    else if (outcome == LOST && f->finished)
-        p->lost = true; // it has ended as a task may
     else if (outcome != COPIED && outcome != DISTURBED)
         say(f, job, outcome);
     fill_judge(f);

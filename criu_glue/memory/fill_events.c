@@ -41,8 +41,6 @@ struct process *fill_adopt(struct fill *f, uint32_t pid, int fd) {
     p->next = f->processes;
     f->processes = p;
     f->report.processes++;
-    if (f->vault >= 0)
-        fill_leave(f->vault, fd);
     fill_watch(f, fd, p);
     return p;
 }
@@ -83,19 +81,14 @@ static int heed(struct fill *f, struct process *p, const struct uffd_msg *m) {
     if (m->event == UFFD_EVENT_PAGEFAULT)
         return serve(f, p, m->arg.pagefault.address & ~(uint64_t)(PAGE - 1));
     f->report.events++;
-    if (m->event == UFFD_EVENT_FORK) {
-        struct process *child = fill_adopt(f, p->pid, (int)m->arg.fork.ufd);
-        if (f->store->spent)
-            fill_fail(f, "process %" PRIu32 " forked before it had all of its memory", p->pid);
-        return child == NULL ? -1 : pieces_copy(&child->pieces, &p->pieces);
-    }
-    p->pieces.cursor = 0;
-    if (m->event == UFFD_EVENT_REMAP)
-        return pieces_move(&p->pieces, m->arg.remap.from, m->arg.remap.to, m->arg.remap.len);
-    if (m->event == UFFD_EVENT_REMOVE || m->event == UFFD_EVENT_UNMAP)
-        return pieces_cut(&p->pieces, m->arg.remove.start, m->arg.remove.end);
-    errno = EPROTO;
-    return -1;
+    if (m->event == UFFD_EVENT_FORK && fill_adopt(f, p->pid, (int)m->arg.fork.ufd) == NULL)
+        return -1;
+    if (p->pieces.to_do > 0)
+        fill_fail(f,
+                  "process %" PRIu32 " forked or changed its address space before it had all of "
+                  "its memory",
+                  p->pid);
+    return 0;
 }
 
 int fill_heed(struct fill *f, struct process *p) {

@@ -15,29 +15,29 @@
 
 enum { RESTORE_FINISHED = 0x52535446 };
 
-void fill_leave(int socket, int fd) {
+// CRIU gives the tree up when it cannot say that it is through, and then it has opened the network
+// already. So our end of its connection is left with CRIU as well, as a message that CRIU never
+// reads: CRIU finds a listener even when this agent has ended.
+static void leave_with_criu(int connection) {
     union {
         struct cmsghdr head;
         char room[CMSG_SPACE(sizeof(int))];
     } control = {.head = {.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
     control.head.cmsg_len = CMSG_LEN(sizeof(int));
-    memcpy(CMSG_DATA(&control.head), &fd, sizeof fd);
+    memcpy(CMSG_DATA(&control.head), &connection, sizeof connection);
     char byte = 0;
     struct iovec vector = {&byte, 1};
     struct msghdr message = {.msg_iov = &vector, .msg_iovlen = 1};
     message.msg_control = &control;
     message.msg_controllen = sizeof control;
-    (void)!sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    (void)!sendmsg(connection, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 static bool accept_criu(struct fill *f) {
     int connection = accept4(f->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (connection < 0)
         return false;
-    // CRIU gives the tree up when it cannot say that it is through, and then it has opened the
-    // network already. So our end of its connection is left with CRIU as well: whatever becomes of
-    // this agent, somebody is there to be told.
-    fill_leave(connection, connection);
+    leave_with_criu(connection);
     epoll_ctl(f->epoll, EPOLL_CTL_DEL, f->listener, NULL);
     pthread_mutex_lock(&f->lock);
     f->connection = connection;

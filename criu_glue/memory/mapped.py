@@ -16,11 +16,10 @@ _MAP_PRIVATE, _MAP_ANONYMOUS, _MAP_GROWSDOWN, _MAP_HUGETLB = 0x02, 0x20, 0x100, 
 _EXECUTABLE = 4
 
 # criu: images/mm.proto, vma.proto and pstree.proto, include/image.h
-_EXE, _VMAS, _START, _END, _PROTECTION, _FLAGS, _STATUS, _ADVICE = 12, 14, 1, 2, 5, 6, 7, 9
+_EXE, _VMAS, _START, _END, _PROTECTION, _FLAGS, _STATUS = 12, 14, 1, 2, 5, 6, 7
 _PID, _PARENT = 1, 2
 _REGULAR, _FILE_PRIVATE, _ANON_PRIVATE = 1 << 0, 1 << 6, 1 << 9
 _AIO_RING, _SHADOW_STACK, _GUARD, _EXTERNAL = 1 << 13, 1 << 15, 1 << 16, 1 << 27
-_UNLIKE_PARENT = 1 << 10 | 1 << 18  # MADV_DONTFORK, MADV_WIPEONFORK
 _RARE = _AIO_RING | _SHADOW_STACK | _EXTERNAL
 
 
@@ -50,13 +49,6 @@ def mapped(images: Path, pids: Iterable[int]) -> dict[int, list[Region]]:
         taken = _taken_over(task.vmas, parent.vmas) if parent and parent.exe == task.exe else set()
         found[pid] = [region for vma in task.vmas if (region := _region(vma, taken))]
     return found
-
-
-def forks_otherwise(images: Path, pids: Iterable[int]) -> bool:
-    """Whether a process has mappings that a child of its would not have as it has them, by its
-    advice (madvise(2)). Raises PrefillLost for what is not understood."""
-    vmas = (vma for pid in pids for vma in _task(images / f"mm-{pid}.img").vmas)
-    return any(vma.get(_ADVICE, 0) & _UNLIKE_PARENT for vma in vmas)
 
 
 Vma = dict[int, int]

@@ -46,14 +46,9 @@ struct pull *pull_new(pid_t pid, int memory, int pagemap, uint32_t inner, uint32
     return pull;
 }
 
-void pull_refer_to(struct pull *pull, const struct sent *donor, uint32_t donor_pid) {
-    pull->donor = donor;
-    pull->donor_pid = donor_pid;
-}
-
-void pull_refer_to_offered(struct pull *pull, const uint64_t *offered, size_t count) {
-    pull->offered = offered;
-    pull->offered_count = count;
+void pull_refer_to(struct pull *pull, const struct sent *parent, uint32_t parent_pid) {
+    pull->parent = parent;
+    pull->parent_pid = parent_pid;
 }
 
 void pull_free(struct pull *pull) {
@@ -150,33 +145,12 @@ static struct sent_hash hash_of(const uint8_t *page) {
 }
 
 // Whether the parent's page at the address is the same and came to the destination before this pass.
-static bool donor_has(const struct pull *pull, uint64_t address, struct sent_hash hash) {
-    if (pull->donor == NULL)
+static bool parent_has(const struct pull *pull, uint64_t address, struct sent_hash hash) {
+    if (pull->parent == NULL)
         return false;
-    const struct sent_block *block = sent_find(pull->donor, address);
+    const struct sent_block *block = sent_find(pull->parent, address);
     size_t index = sent_index(address);
     return block != NULL && same(block->hash[index], hash) && block->pass[index] < pull->pass;
-}
-
-// Whether a page of that hash was offered. Hashes are spread evenly, so the place can be guessed.
-static bool is_offered(const struct pull *pull, uint64_t hash) {
-    size_t low = 0, high = pull->offered_count;
-    for (int guesses = 0; low < high; guesses++) {
-        uint64_t least = pull->offered[low], most = pull->offered[high - 1];
-        if (hash < least || hash > most)
-            return false;
-        double share = most > least ? (double)(hash - least) / (double)(most - least) : 0;
-        if (guesses > 8) // somebody has chosen them such that guessing takes for ever
-            share = 0.5;
-        size_t at = low + (size_t)(share * (double)(high - 1 - low));
-        if (pull->offered[at] == hash)
-            return true;
-        if (pull->offered[at] < hash)
-            low = at + 1;
-        else
-            high = at;
-    }
-    return false;
 }
 
 static void add_run(struct pull_run *run, size_t *runs, uint64_t address, uint32_t kind) {
@@ -189,9 +163,9 @@ static void add_run(struct pull_run *run, size_t *runs, uint64_t address, uint32
 }
 
 static void refer(struct pull_chunk *chunk, uint64_t address, struct sent_hash hash,
-                  uint32_t donor_pid, uint64_t donor_address) {
+                  uint32_t parent_pid) {
     uint8_t *at = chunk->reference + chunk->references++ * REFERENCE;
-    struct reference to = {{hash.low, hash.high}, donor_pid, donor_address};
+    struct reference to = {{hash.low, hash.high}, parent_pid, address};
     chunk_put_reference(at, to);
     add_run(chunk->reference_run, &chunk->reference_runs, address, RUN_REFERENCE);
 }
@@ -207,13 +181,9 @@ static void put(const struct pull *pull, struct pull_chunk *chunk, uint64_t addr
     } else if (page_is_zero(page)) {
         add_run(chunk->run, &chunk->runs, address, RUN_ZERO);
         sent_record(block, index, hash, pull->pass);
-    } else if (donor_has(pull, address, hash)) {
-        refer(chunk, address, hash, pull->donor_pid, address);
+    } else if (parent_has(pull, address, hash)) {
+        refer(chunk, address, hash, pull->parent_pid);
         sent_record(block, index, hash, pull->pass);
-    } else if (is_offered(pull, hash.low)) {
-        refer(chunk, address, hash, 0, 0);
-        sent_record(block, index, hash, pull->pass);
-        seen->offered++;
     } else {
         uint8_t *to = chunk->at + PAGE + chunk->pages++ * PAGE;
         if (to != page) // pages before it were left out
@@ -240,7 +210,6 @@ static void put_all(struct pull *pull, struct pull_chunk *chunk, const struct ba
     }
     pthread_mutex_lock(&pull->lock);
     pull->state.unchanged += seen.unchanged;
-    pull->state.offered += seen.offered;
     if (seen.unreadable && pull->state.unreadable == 0)
         pull->state.first_unreadable = seen.first_unreadable;
     pull->state.unreadable += seen.unreadable;

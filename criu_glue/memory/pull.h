@@ -17,7 +17,6 @@ enum { PULL_MOST_REFERENCES = 4096 };
 struct pull_state {
     uint64_t unreadable, first_unreadable; // pages that were not there any more
     uint64_t unchanged;                    // pages that the destination has
-    uint64_t offered;                      // pages that were only named, as it had offered them
     int error;                             // why it ended early: -ESRCH
 };
 
@@ -30,10 +29,8 @@ struct pull {
     uint16_t pass;
     const struct regions *regions;
     struct sent *sent;
-    const struct sent *donor; // of the process that it was forked from, or NULL
-    uint32_t donor_pid;
-    const uint64_t *offered;
-    size_t offered_count;
+    const struct sent *parent; // of the process that it was forked from, or NULL
+    uint32_t parent_pid;
 
     pthread_mutex_t lock; // what follows is all threads'
     size_t next;          // region
@@ -60,9 +57,7 @@ struct pull *pull_new(pid_t pid, int memory, int pagemap, uint32_t inner, uint32
                       uint32_t round, uint16_t pass, const struct regions *regions,
                       struct sent *sent);
 // The process that it was forked from, what was sent of that, and its inner pid.
-void pull_refer_to(struct pull *pull, const struct sent *donor, uint32_t donor_pid);
-// Pages that the destination has anyway: the lower halves of their hashes, sorted.
-void pull_refer_to_offered(struct pull *pull, const uint64_t *offered, size_t count);
+void pull_refer_to(struct pull *pull, const struct sent *parent, uint32_t parent_pid);
 void pull_free(struct pull *pull);
 
 struct pull_state pull_state(struct pull *pull);

@@ -40,11 +40,10 @@ int scan_judge(const struct regions *found, bool distrust, struct sent *,
 
 struct pull;
 struct pull_chunk;
-struct pull_state { uint64_t unreadable, first_unreadable, unchanged, offered; int error; };
+struct pull_state { uint64_t unreadable, first_unreadable, unchanged; int error; };
 struct pull *pull_new(int pid, int memory, int pagemap, uint32_t inner, uint32_t incarnation,
                       uint32_t round, uint16_t pass, const struct regions *, struct sent *);
-void pull_refer_to(struct pull *, const struct sent *donor, uint32_t donor_pid);
-void pull_refer_to_offered(struct pull *, const uint64_t *offered, size_t count);
+void pull_refer_to(struct pull *, const struct sent *parent, uint32_t parent_pid);
 void pull_free(struct pull *);
 int pull_fill(struct pull *, struct pull_chunk *, uint64_t budget, uint64_t *read);
 struct pull_state pull_state(struct pull *);
@@ -150,12 +149,6 @@ class Pull:
         self._kept.append(sent)
         _lib.pull_refer_to(self.work, sent.pages, inner)
 
-    def refer_to_offered(self, hashes: bytes) -> None:
-        """To pages that the destination has anyway: the lower 64 bits of their hashes, sorted."""
-        raw = _ffi.from_buffer("uint64_t[]", hashes)
-        self._kept.append(raw)
-        _lib.pull_refer_to_offered(self.work, raw, len(hashes) // 8)
-
     @property
     def ended(self) -> bool:
         """The process has ended meanwhile."""
@@ -166,11 +159,6 @@ class Pull:
         """How many pages were not there any more, and the first one's address."""
         state = _lib.pull_state(self.work)
         return int(state.unreadable), int(state.first_unreadable)
-
-    @property
-    def offered(self) -> int:
-        """How many pages were only named, since the destination has offered them."""
-        return int(_lib.pull_state(self.work).offered)
 
     @property
     def unchanged(self) -> int:

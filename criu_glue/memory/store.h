@@ -38,8 +38,6 @@ struct want { // a page whose content was to be found here, and was not
     struct reference like;
 };
 
-struct donors; // donors.h
-
 struct slots {
     uint32_t *slot;
     uint32_t used, room;
@@ -55,12 +53,11 @@ struct store {
     struct page_map **process; // ordered by pid
     uint32_t processes;
     uint64_t known;
-    uint64_t next;               // slots from here on were never used
-    const struct donors *donors; // what else is on this host, or NULL
-    uint16_t *shared;            // by slot: how many pages lie in it besides the first
-    uint8_t *seen;               // by slot, a bit: some page of a loaded image lies in it
-    struct slots spare;          // may be used again
-    struct slots freed;          // may be, once nobody writes
+    uint64_t next;      // slots from here on were never used
+    uint16_t *shared;   // by slot: how many pages lie in it besides the first
+    uint8_t *seen;      // by slot, a bit: some page of a loaded image lies in it
+    struct slots spare; // may be used again
+    struct slots freed; // may be, once nobody writes
     uint32_t writers;
     uint64_t tickets;                 // writes that have begun
     uint64_t writing[WRITERS_LISTED]; // of them those that are under way; 0: none
@@ -110,8 +107,6 @@ int store_refer(struct store *s, struct page_map *map, uint64_t address, struct 
                 char *why);
 // Look once more for what was not here, and list what still is not. NULL with why.
 const struct want *store_wants(struct store *s, uint32_t *count, char *why);
-// References to donor 0 are looked up there from now on. It stays the caller's.
-void store_use(struct store *s, const struct donors *donors);
 
 // store_images.c
 void store_images_clear(struct store *s);

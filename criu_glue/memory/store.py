@@ -14,18 +14,15 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ...errors import StepFailed
 from . import store_library
 from .engine import CHUNK, PAGE
-
-if TYPE_CHECKING:
-    from .donors import Donors
 
 PAGES_FILE = "memory"
 INDEX_FILE = "memory.index"
@@ -95,7 +92,6 @@ class MemoryStore:
         self._open = threading.Lock()
         self._users = 0
         self._closed = False
-        self._donors = ExitStack()
         self._loaded = not fresh
         self.written = 0.0  # when a chunk last began to be written, or was; monotonic seconds
         self._why = f"the memory store in {directory}"
@@ -195,12 +191,6 @@ class MemoryStore:
                 else:
                     found.append(Want(pid, address, 1))
         return found
-
-    def use(self, donors: Donors) -> None:
-        """References to donor 0 mean what this host has besides: look for it there. Once."""
-        with self.in_use() as store, ExitStack() as kept:
-            self._calls.store_use(store, kept.enter_context(donors.in_use()))
-            self._donors = kept.pop_all()
 
     @property
     def absent(self) -> int:
@@ -308,7 +298,6 @@ class MemoryStore:
         if self._closed and self._users == 0 and self._store:
             store, self._store = self._store, self._ffi.NULL
             self._calls.store_close(store)
-            self._donors.close()
 
     def _load(self, rest: memoryview, count: int) -> None:
         with self.in_use() as store:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""memory.so's destination half as cffi sees it: store.h, fill.h, donors.h and eager.h."""
+"""memory.so's destination half as cffi sees it: store.h, fill.h and eager.h."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ void store_close(struct store *s);
 int store_write(struct store *s, const uint8_t *raw, size_t length, char *why);
 int store_reserve(struct store *s, uint64_t bytes, char *why);
 const struct want *store_wants(struct store *s, uint32_t *count, char *why);
-struct donors;
-void store_use(struct store *s, const struct donors *donors);
 void store_images_clear(struct store *s);
 int store_image(struct store *s, uint32_t pid, uint32_t incarnation, const uint64_t *runs,
                 uint32_t count, char *why);
@@ -68,18 +66,9 @@ struct fill_report {
 };
 struct fill *fill_start(struct store *s, int listener, uint32_t threads, const void *plan,
                         char *why);
-void fill_keep(struct fill *f, int vault);
 void fill_settle(struct fill *f);
 void fill_wait(struct fill *f, uint32_t phase, uint32_t ms, struct fill_report *report);
 void fill_stop(struct fill *f);
-
-struct donors *donors_new(uint64_t most);
-void donors_free(struct donors *d);
-int64_t donors_add_process(struct donors *d, int memory);
-int64_t donors_take(struct donors *d, int64_t source, int pagemap, uint64_t start, uint64_t end);
-uint64_t donors_settle(struct donors *d);
-void donors_offer(const struct donors *d, uint64_t *hashes);
-bool donors_fetch(const struct donors *d, const uint64_t hash[2], uint8_t *page);
 
 int eager_pagemap(uint8_t *raw, size_t length);
 """

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pages whose content the source did not send, since it had sent the same for another page: a
-// forked worker's, most of all. The other page may have been written again meanwhile, or not have
-// come yet, so it goes by its hash; what is not found is noted and may be asked for. Equal pages lie
-// in one slot until one of them is written.
+// Pages whose content the source did not send, since it had sent the same for the parent of a forked
+// process. The parent's page may have been written again meanwhile, or not have come yet, so it is
+// known by its hash; what is not found is noted and may be asked for. Equal pages lie in one slot
+// until one of them is written.
 
 #define XXH_INLINE_ALL
-#include "donors.h"
 #include "store.h"
 
 #include <stdio.h>
@@ -37,14 +36,6 @@ static int find(struct store *s, struct page_map *map, uint64_t address, struct 
                 char *why) {
     static const uint8_t zeros[PAGE];
     uint8_t page[PAGE];
-    if (from.pid == 0) {
-        if (s->donors == NULL || !donors_fetch(s->donors, from.hash, page))
-            return 0;
-        uint32_t *entry = page_map_need(map, address / PAGE);
-        if (entry == NULL)
-            FAIL("out of memory for the index of pages");
-        return keep_page(s, map, entry, page, why) == 0 ? 1 : -1;
-    }
     if (from.pid > LAST_PID || from.address >= ADDRESS_END)
         return 0;
     uint32_t value = PAGE_UNKNOWN;
@@ -177,10 +168,4 @@ const struct want *store_wants(struct store *s, uint32_t *count, char *why) {
     pthread_mutex_unlock(&s->lock);
     static const struct want none;
     return rc < 0 ? NULL : s->wants ? s->want : &none;
-}
-
-void store_use(struct store *s, const struct donors *donors) {
-    pthread_mutex_lock(&s->lock);
-    s->donors = donors;
-    pthread_mutex_unlock(&s->lock);
 }

@@ -46,8 +46,6 @@ class Round:
     sent_bytes: int
     seconds: float
     processes: int
-    offered_bytes: int
-    """Memory that the destination has said to have already, and was not sent."""
     untracked: dict[int, str]
     """Processes (inner pids) that will be read in full at the standstill, and why."""
 
@@ -85,8 +83,6 @@ class MemoryTracker:
         self._ring = Ring(slots)
         self._pulling = Pulling(threads or cores.threads(READERS), self._ring)
         self._family = Family()
-        self._offered = b""
-        self._named = 0  # pages of those, in this round
         self._rounds = 0
         self._passes = 0
         self._broken = False
@@ -98,16 +94,6 @@ class MemoryTracker:
     def probe() -> str:
         """ "" or why memory cannot be followed here, in words."""
         return userfault.probe()
-
-    def offered(self, hashes: bytes) -> None:
-        """The destination has pages of these hashes anyway (the lower 64 bits of XXH3-128, little
-        endian, sorted): in rounds such a page is named, and not sent. What turns out not to be
-        there any more is wanted :meth:`again`. Raises StepFailed for what is no such list."""
-        if len(hashes) % 8:
-            raise StepFailed(
-                "memory", f"the destination offers {len(hashes)} bytes, which is no list of hashes"
-            )
-        self._offered = hashes
 
     def look(self) -> int:
         """How many bytes were written since the last look or round, which is not sent now."""
@@ -129,7 +115,6 @@ class MemoryTracker:
         began = time.monotonic()
         self._refresh()
         dirty = sent = 0
-        self._named = 0
         for generation in self._family.generations():
             self._scan(generation)
             there = [process for process in generation if process in self._family]
@@ -140,7 +125,7 @@ class MemoryTracker:
                 for process in there:
                     process.interrupted()
                 raise
-            sent += self._pull(there, sink, pace or Unhurried(), self._offered)
+            sent += self._pull(there, sink, pace or Unhurried())
             # Children may refer to pages of their parents only once those are on their way: should
             # a reference overtake its page, the page is asked for.
             if sent and not self._ring.wait_all_free(self._stopped):
@@ -150,9 +135,7 @@ class MemoryTracker:
         why = {p.who.inner: p.untracked or p.distrusted for p in self._family}
         untracked = {inner: words for inner, words in why.items() if words}
         seconds = time.monotonic() - began
-        return Round(
-            self._rounds - 1, dirty, sent, seconds, len(self._family), self._named * PAGE, untracked
-        )
+        return Round(self._rounds - 1, dirty, sent, seconds, len(self._family), untracked)
 
     def wait_frozen(self, until: float, known: Callable[[], bool] = lambda: False) -> None:
         """Wait for every task to be stopped by CRIU; raises StepFailed at ``until`` (monotonic), or
@@ -242,8 +225,8 @@ class MemoryTracker:
         self._pulling.scan([lambda p=p: scan(p) for p in processes])  # type: ignore[misc]
 
     def _pull(
-        self, processes: list[Followed], sink: Sink, pace: Pace, offered: bytes = b"",
-        refer: bool = True, all_there: bool = False,
+        self, processes: list[Followed], sink: Sink, pace: Pace, refer: bool = True,
+        all_there: bool = False,
     ) -> int:  # fmt: skip
         """``refer``: to pages of their parents; ``all_there``: each page must be readable."""
         pulls: dict[Followed, Pull] = {}
@@ -256,12 +239,9 @@ class MemoryTracker:
                     continue
                 if refer and (parent := self._family.parent(process)):
                     pull.refer_to(parent.who.inner, parent.sent)
-                if offered:
-                    pull.refer_to_offered(offered)
                 pulls[process] = pull
         sent = self._send(list(pulls), list(pulls.values()), sink, pace)
         for process, pull in pulls.items():
-            self._named += pull.offered
             if pull.ended:
                 self._ended(process, all_there)
             pages, first = pull.unreadable

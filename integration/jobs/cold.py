@@ -4,9 +4,6 @@
 Every step reads a slice of that memory and rewrites a page of it; the digest of all of it is in the
 last line of its record. ``--sharers`` forks processes that have it copy on write, each rewrites
 some of its own, and tells at the end that the rest is what it was.
-
-With ``--alike`` that memory is the same in all ranks, but for ``--apart`` bytes that rank 0 writes
-over at every step.
 """
 
 import hashlib
@@ -40,12 +37,10 @@ def main() -> None:
     parser = arguments()
     parser.add_argument("--cold", type=int, required=True, help="bytes")
     parser.add_argument("--sharers", type=int, default=0)
-    parser.add_argument("--alike", action="store_true")
-    parser.add_argument("--apart", type=int, default=0)
     parser.add_argument("--enough", type=Path, help="stop when this file is there")
     args = parser.parse_args()
     rank, _ = place()
-    noise = numpy.random.Generator(numpy.random.SFC64(0 if args.alike else rank))
+    noise = numpy.random.Generator(numpy.random.SFC64(rank))
     cold = noise.integers(0, 1 << 63, args.cold // 8, numpy.int64)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     children = []
@@ -62,10 +57,6 @@ def main() -> None:
         at = step * 7919 * WORDS % (len(cold) - SLICE)
         read = float(cold[at : at + SLICE].sum() % 1000)
         cold[at : at + WORDS] += step
-        if args.apart and rank == 0:
-            words = args.apart // 8
-            own = step * words % (len(cold) - words)
-            cold[own : own + words] ^= step
         x = torch.randn(8, 32)
         loss = (model(x) - x.flip(1) * read / 1000).square().mean()
         optimizer.zero_grad()

@@ -30,7 +30,6 @@ refused, and peers of different versions turn each other away, saying both.
 """
 
 from .agents import (
-    OFFER_LIMIT,
     Arrived,
     Beat,
     Books,
@@ -45,7 +44,6 @@ from .agents import (
     Hello,
     Inspect,
     Inspected,
-    JobEnded,
     Locate,
     LookAtGpus,
     Moved,
@@ -134,7 +132,6 @@ from .records import (
 )
 
 __all__ = [
-    "OFFER_LIMIT",
     "VERSION",
     "Aim",
     "Aimed",
@@ -186,7 +183,6 @@ __all__ = [
     "Inspect",
     "Inspected",
     "Inspection",
-    "JobEnded",
     "JobRow",
     "Locate",
     "LookAtGpus",

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
 
 from ...criu_glue.found import Footprint, Survey
@@ -12,11 +10,6 @@ from .base import Answer, Message
 from .gpus import GpuSeat, GpuSurvey
 from .predictions import Chosen, Cores, Situation, Writing
 from .records import Book, CapsuleSpec, CapsuleState, DataLink, HostFacts, Phase
-
-OFFER_LIMIT = 4 << 20
-"""Bytes of hashes of pages, 8 for each."""
-
-Offer = Annotated[bytes, msgspec.Meta(max_length=OFFER_LIMIT)]
 
 # ---- orchestrator → agent ----------------------------------------------------------------------
 
@@ -45,12 +38,6 @@ class End(Message, frozen=True):
 
 class Forget(Message, frozen=True):
     """Remove what a job left on this host: rooms, directories, overlay; answers None."""
-
-    job: str
-
-
-class JobEnded(Message, frozen=True):
-    """All capsules of a job have ended: nothing of its memory need be kept; answers None."""
 
     job: str
 
@@ -118,7 +105,6 @@ class Reserved(Answer, frozen=True):
     ``gpus``: (GPU of the source, GPU here), for every GPU of the source; empty where the capsule
     holds none. ``plain``: why device memory can't be streamed to this host, in words, else empty.
     ``full_dump``: why this host can't take the capsule's own memory while it trains, else empty.
-    ``offer``: hashes of pages that lie here in other capsules of its job (Donors.offer);
     ``cores``: how many cores of this host are idle.
     """
 
@@ -127,7 +113,6 @@ class Reserved(Answer, frozen=True):
     gpus: list[tuple[str, str]] = msgspec.field(default_factory=list)
     plain: str = ""
     full_dump: str = ""
-    offer: Offer = b""
     cores: Cores | None = None
 
 
@@ -137,11 +122,11 @@ class Precopy(Message, frozen=True):
 
     ``full_dump`` says why its memory can't go ahead, "" where it can. For a capsule with CUDA
     processes: ``plain`` says why its device memory can't be streamed to the destination, "" where
-    it can; ``verify``: checksums over every byte of it. ``offer``: that of the destination, what
-    of memory need only be named. ``way``: precopy.way for this move. ``plan``: what the source
-    chooses by, once it has measured the link; None: it makes rounds. ``max_pause``: seconds for
-    which the way chosen may pause the job. ``within``: seconds until the host must be empty, and
-    ``sooner``: those after which no further round begins for that; 0 without a deadline.
+    it can; ``verify``: checksums over every byte of it. ``way``: precopy.way for this move.
+    ``plan``: what the source chooses by, once it has measured the link; None: it makes rounds.
+    ``max_pause``: seconds for which the way chosen may pause the job. ``within``: seconds until the
+    host must be empty, and ``sooner``: those after which no further round begins for that; 0
+    without a deadline.
     """
 
     migration: str
@@ -152,7 +137,6 @@ class Precopy(Message, frozen=True):
     plain: str = ""
     verify: bool = False
     full_dump: str = ""
-    offer: Offer = b""
     way: str = "auto"
     plan: Situation | None = None
     max_pause: float = 0.0

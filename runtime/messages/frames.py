@@ -12,7 +12,7 @@ from ...errors import LiveshiftError
 from . import agents, costs, gates, people
 from .base import Answer, Message
 
-VERSION = 7
+VERSION = 9
 
 LIMIT = 64 << 20
 """Bytes of one frame: all of a large cluster's status, or an environment with long variables."""

@@ -27,7 +27,6 @@ ASKS = {
     "Signal": "signal a capsule",
     "End": "end a capsule",
     "Forget": "forget a job",
-    "JobEnded": "take note that a job has ended",
     "Locate": "enter a job's addresses",
     "Inspect": "look at a capsule",
     "Reserve": "make room for a capsule",

@@ -18,7 +18,7 @@ _NUMBER, _RUN = struct.Struct("<Q"), struct.Struct("<IIQ")
 MOST = (CHUNK - _NUMBER.size) // _RUN.size
 PAGE, ADDRESS_END = 4096, 1 << 47
 PAGES = 1 << 19
-"""That one answer may ask for: 2 GiB, as much as is ever offered."""
+"""One answer may ask for so many pages at most: 2 GiB."""
 
 Wants = list[tuple[int, int, int]]
 """(inner pid, address, pages)."""
