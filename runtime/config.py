@@ -50,7 +50,7 @@ from .config_values import (
     TableOf,
     WholeNumber,
 )
-from .timeouts import RUNGS, Timeouts
+from .timeouts import Timeouts
 from .toml_lines import Key, key_lines
 
 __all__ = [
@@ -253,34 +253,15 @@ class Cluster:
     def digest(self) -> str:
         """Equal on two machines if and only if their files say the same (16 hex digits).
 
-        Order of tables, comments and whether a default, or what would be derived, is written out
-        make no difference.
+        Only what differs from its default counts. So the order of tables, comments, and defaults
+        that are written out make no difference. A key that an older build does not know makes a
+        difference once its value is not the default.
         """
-        settings = settings_of(self)
-        # What older builds do not know counts once it differs from what they do.
-        for host in settings[HOSTS].values():
-            if host["pages_port"] == Host.pages_port:
-                del host["pages_port"]
-        if not self.env.defaults:
-            del settings["env"]["defaults"]
-        settings["cluster"]["network"] = "overlay"  # a key of older builds, with this one value
-        settings["cluster"]["network"] = "overlay"  # a key of older builds, with this one value
-        if self.network == NetworkSettings():
-            del settings["network"]
-        if self.gpu == Gpu():
-            del settings["gpu"]
-        if self.wire == WireSettings():
-            del settings["wire"]
-        if self.precopy == Precopy():
-            del settings["precopy"]
-        if self.within == WithinSettings():
-            del settings["within"]
-        if self.jobs == Jobs():
-            del settings["jobs"]
-        if self.logs == Logs():
-            del settings["logs"]
-        if self.timeouts.gpu_lock == RUNGS["gpu_lock"].derive(self.timeouts.freeze):
-            del settings["timeouts"]["gpu_lock"]
+        tables = settings_of(self)
+        hosts = {name: _unlike_defaults(HOSTS, host) for name, host in tables.pop(HOSTS).items()}
+        settings = {name: _unlike_defaults(name, table) for name, table in tables.items()}
+        settings |= {HOSTS: hosts, "timeouts": self.timeouts.unlike_derived}
+        settings = {name: table for name, table in settings.items() if table}
         text = json.dumps(settings, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -414,6 +395,16 @@ def settings_of(cluster: Cluster) -> dict[str, Any]:
     for name in [n for n in _TABLES if n not in tables]:
         tables[name] = table(name, getattr(cluster, name))
     return tables
+
+
+def _unlike_defaults(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """What a table says beyond the defaults of its keys."""
+    return {
+        key: value
+        for key, value in table.items()
+        if (setting := SCHEMA[name][key]).default is MISSING
+        or value != setting.kind.write(setting.default)
+    }
 
 
 def _chosen(cluster: Cluster) -> dict[str, Any]:

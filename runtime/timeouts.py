@@ -169,6 +169,16 @@ class Timeouts:
         """Those that were given."""
         return {name: value for name, value in self.values.items() if name in self.given}
 
+    @property
+    def unlike_derived(self) -> dict[str, float]:
+        """Those that differ from what the others would make of them."""
+        values = self.values
+        return {
+            name: values[name]
+            for name, rung in RUNGS.items()
+            if values[name] != rung.derive(values[rung.base] if rung.base else 0.0)
+        }
+
     def under(self, collective: float) -> Timeouts:
         """The same for ranks with another patience: what is not given is derived from that.
 

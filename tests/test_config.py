@@ -167,10 +167,12 @@ def test_digest_sees_content_only() -> None:
     other = replace(cluster, timeouts=Timeouts(grace=11.0))
     assert other.digest != cluster.digest
     assert len(cluster.digest) == 16
+    assert parse(SMALL + "slots = 1\n[files]\nshared = []\n").cluster.digest == cluster.digest
+    assert parse(SMALL + "slots = 2\n").cluster.digest != cluster.digest
     assert replace(cluster, timeouts=Timeouts(freeze=120)).digest == cluster.digest
     assert replace(cluster, timeouts=Timeouts(collective=599)).digest != cluster.digest
     slow = replace(cluster, gpu=Gpu(fast_path=FastPath.OFF))
     assert slow.digest != cluster.digest == replace(cluster, gpu=Gpu()).digest
     assert replace(cluster, timeouts=Timeouts(gpu_lock=20)).digest == cluster.digest
     assert replace(cluster, timeouts=Timeouts(gpu_lock=21)).digest != cluster.digest
-    assert cluster.digest == "8b5f2139564534f8"  # pinned: agents of different builds compare it
+    assert cluster.digest == "12612e5c5f8ec330"  # pinned: agents of different builds compare it
