@@ -34,7 +34,7 @@ from liveshift.runtime.config import (
     load,
     parse,
 )
-from liveshift.runtime.config_values import Size
+from liveshift.runtime.config_values import Size, read_value, write_value
 from liveshift.runtime.toml_lines import key_lines
 
 
@@ -71,7 +71,7 @@ def test_example_names_every_key_and_says_the_defaults() -> None:
                 for part in places[0]:
                     value = value[part]
                 default = getattr(Timeouts(), name) if table == "timeouts" else setting.default
-                assert setting.kind.read(value) == default, f"{table}.{name}"
+                assert write_value(setting.kind, default) == value, f"{table}.{name}"
     assert load(EXAMPLE).timeouts.given == {"collective", "grace"}
 
 
@@ -130,8 +130,8 @@ def test_unknown_host_is_answered_with_those_there_are() -> None:
     ],
 )
 def test_sizes(text: str, size: int) -> None:
-    assert Size().read(text) == size
-    assert Size().read(Size().write(size)) == size
+    assert read_value(Size, text) == size
+    assert read_value(Size, write_value(Size, size)) == size
 
 
 @pytest.mark.parametrize(
