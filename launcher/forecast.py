@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..runtime import prediction
-from ..runtime.config_memory import Way
+from ..runtime.config_choices import Way
 from ..runtime.steps import Step
 from . import render
 from .report import quantities as q

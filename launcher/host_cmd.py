@@ -18,8 +18,8 @@ from typing import Any
 
 from ..errors import LiveshiftError, NotFound, Refused, WrongUsage
 from ..runtime import keyring, keys
-from ..runtime.config import SCHEMA, Cluster, Host, load, parse
-from ..runtime.config_values import HOST_NAME, Unfit
+from ..runtime.config import Cluster, Host, load, parse
+from ..runtime.config_values import Address, HostName, Unfit, read_value
 from ..runtime.messages import GetStatus, Status
 from . import render
 from .checks.cluster import this_host
@@ -40,8 +40,8 @@ def add(config: Path, name: str, address: str, settings: dict[str, Any], output:
     import tomlkit
 
     try:
-        HOST_NAME.read(name)
-        SCHEMA["hosts"]["address"].kind.read(address)
+        read_value(HostName, name)
+        read_value(Address, address)
     except Unfit as unfit:
         raise WrongUsage(f"host {name}: {unfit}") from None
     config = config.absolute()

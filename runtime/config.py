@@ -13,44 +13,30 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from enum import StrEnum
-from fnmatch import fnmatchcase
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cached_property
-from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Any, get_type_hints
 
 from ..errors import ConfigError, no_such
-from .access import Role
+from .config_choices import Compress, FastPath, Outside, Severity, Spare, Verify, Way
 from .config_errors import Mistake, WrongCluster, syntax_mistake
-from .config_jobs import Jobs
-from .config_logs import Logs
-from .config_memory import Compress, Precopy, Way, WireSettings
-from .config_network import NetworkSettings, Outside
-from .config_notice import Severity, WithinSettings
+from .config_memory import Precopy, WireSettings
 from .config_rules import HOSTS, Setting, Values, examine
-from .config_values import (
-    CLUSTER_NAME,
-    MOVABLE_NAME,
-    PATTERN,
-    PORT,
-    USER_OR_GROUP,
-    VALUE,
-    VALUE_OR_NONE,
-    VARIABLE,
-    AbsolutePath,
-    Address,
-    AddressAndPort,
-    Choice,
-    Endpoint,
-    ListOf,
-    Network,
-    Size,
-    TableOf,
-    WholeNumber,
+from .config_tables import (
+    Access,
+    Env,
+    Files,
+    Gpu,
+    Host,
+    Jobs,
+    Logs,
+    NetworkSettings,
+    Paths,
+    WithinSettings,
 )
-from .timeouts import RUNGS, Timeouts
+from .config_values import ClusterName, Endpoint, ListenAddress, Network, write_value
+from .timeouts import Timeouts
 from .toml_lines import Key, key_lines
 
 __all__ = [
@@ -85,129 +71,17 @@ __all__ = [
     "toml_value",
 ]
 
-
 LIMIT = 1 << 20
-"""Bytes of a cluster file: room for ten thousand hosts."""
-
-
-class Spare(StrEnum):
-    """Whether a host may receive capsules that move."""
-
-    FLOATING = "floating"  # jobs start here, and any free slot may receive
-    DEDICATED = "dedicated"  # kept idle: only receives migrations
-    NONE = "none"  # jobs start here; never receives
-
-
-@dataclass(frozen=True, kw_only=True)
-class Host:
-    """A machine of the cluster, from its table [hosts.NAME]."""
-
-    name: str
-    address: Annotated[str, Address()]  # underlay: VXLAN and data
-    data_port: Annotated[int, PORT] = 7401
-    pages_port: Annotated[int, PORT] = 7402
-    slots: Annotated[int, WholeNumber(1, 64)] = 1  # capsules that may run here at once
-    spare: Annotated[Spare, Choice(Spare)] = Spare.FLOATING
-    memory: Annotated[int | None, Size()] = None  # bytes for incoming capsules; None: no limit
-
-    @property
-    def data(self) -> Endpoint:
-        """Where this host's agent listens for images."""
-        return Endpoint(self.address, self.data_port)
-
-    @property
-    def pages(self) -> Endpoint:
-        """Where it listens for pages of memory."""
-        return Endpoint(self.address, self.pages_port)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Files:
-    """Which files a move leaves alone and which it takes along.
-
-    A listed path covers what is on its own filesystem, not mounts below it. Where one listed path
-    lies inside another, the longer one decides.
-    """
-
-    shared: Annotated[tuple[Path, ...], ListOf(AbsolutePath())] = ()
-    carried: Annotated[tuple[Path, ...], ListOf(AbsolutePath())] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Env:
-    """Which of the caller's variables reach a job, and what is set besides (environment.py)."""
-
-    pass_: Annotated[tuple[str, ...], ListOf(PATTERN)] = ("*",)
-    drop: Annotated[tuple[str, ...], ListOf(PATTERN)] = ()
-    set_: Annotated[Mapping[str, str], TableOf(VARIABLE, VALUE)] = field(
-        default_factory=dict, hash=False
-    )
-    defaults: Annotated[Mapping[str, str | None], TableOf(MOVABLE_NAME, VALUE_OR_NONE)] = field(
-        default_factory=dict, hash=False
-    )  # in the place of liveshift's own; None: set nothing
-
-    def select(self, caller: Mapping[str, str]) -> dict[str, str]:
-        """The job's variables: those of the caller that pass and are not dropped, then ``set``."""
-        passed = {
-            name: value
-            for name, value in caller.items()
-            if any(fnmatchcase(name, pattern) for pattern in self.pass_)
-            and not any(fnmatchcase(name, pattern) for pattern in self.drop)
-        }
-        return passed | dict(self.set_)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Paths:
-    """Where liveshift keeps its own things on every host."""
-
-    state: Annotated[Path, AbsolutePath()] = Path("/var/lib/liveshift")  # survives a reboot
-    run: Annotated[Path, AbsolutePath()] = Path("/run/liveshift")  # sockets, gone with a reboot
-    keys: Annotated[Path, AbsolutePath()] = Path("/etc/liveshift/keys")
-    criu: Annotated[Path | None, AbsolutePath(may_be_empty=True)] = None  # None: search
-
-
-class FastPath(StrEnum):
-    """How device memory leaves a host."""
-
-    AUTO = "auto"  # from the GPU to the wire, where the host's probe says that the driver bears it
-    OFF = "off"  # into host memory, by the driver's own checkpoint
-
-
-class Verify(StrEnum):
-    """Which bytes of device memory are compared after a move."""
-
-    SAMPLED = "sampled"
-    FULL = "full"
-    OFF = "off"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """How ranks that hold GPUs move; the lock's deadline is ``timeouts.gpu_lock``."""
-
-    libraries: Annotated[Path | None, AbsolutePath(may_be_empty=True)] = None
-    fast_path: Annotated[FastPath, Choice(FastPath)] = FastPath.AUTO
-    verify: Annotated[Verify, Choice(Verify)] = Verify.SAMPLED
-
-
-@dataclass(frozen=True, kw_only=True)
-class Access:
-    """Who may do what besides root and a job's owner: users, or groups as "@name"."""
-
-    view: Annotated[tuple[str, ...], ListOf(USER_OR_GROUP)] = ()
-    operate: Annotated[tuple[str, ...], ListOf(USER_OR_GROUP)] = ()
-    admin: Annotated[tuple[str, ...], ListOf(USER_OR_GROUP)] = ()
-    relayed: Annotated[Role, Choice(Role)] = Role.USER  # the most an ask through an agent counts
+"""A cluster file has at most so many bytes, which is room for ten thousand hosts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """The whole file; raises ConfigError when made of values that cannot be used together."""
 
-    name: Annotated[str, CLUSTER_NAME]
-    orchestrator: Annotated[Endpoint, AddressAndPort()]  # where the orchestrator listens
-    overlay: Annotated[IPv4Network, Network()]  # each job gets a /24 of it
+    name: ClusterName
+    orchestrator: ListenAddress  # where the orchestrator listens
+    overlay: Network  # each job gets a /24 of it
     hosts: tuple[Host, ...]  # in the order of the file
     network: NetworkSettings = field(default_factory=NetworkSettings)
     files: Files = field(default_factory=Files)
@@ -253,66 +127,37 @@ class Cluster:
     def digest(self) -> str:
         """Equal on two machines if and only if their files say the same (16 hex digits).
 
-        Order of tables, comments and whether a default, or what would be derived, is written out
-        make no difference.
+        Only what differs from its default counts. So the order of tables, comments, and defaults
+        that are written out make no difference. A key that an older build does not know makes a
+        difference once its value is not the default.
         """
-        settings = settings_of(self)
-        # What older builds do not know counts once it differs from what they do.
-        for host in settings[HOSTS].values():
-            if host["pages_port"] == Host.pages_port:
-                del host["pages_port"]
-        if not self.env.defaults:
-            del settings["env"]["defaults"]
-        settings["cluster"]["network"] = "overlay"  # a key of older builds, with this one value
-        settings["cluster"]["network"] = "overlay"  # a key of older builds, with this one value
-        if self.network == NetworkSettings():
-            del settings["network"]
-        if self.gpu == Gpu():
-            del settings["gpu"]
-        if not self.wire.trusted:  # then memory is sealed, as older builds do it
-            del settings["wire"]["seal"], settings["wire"]["trusted"]
-        if self.wire == WireSettings():
-            del settings["wire"]
-        if self.precopy == Precopy():
-            del settings["precopy"]
-        if self.within == WithinSettings():
-            del settings["within"]
-        if self.jobs == Jobs():
-            del settings["jobs"]
-        if self.logs == Logs():
-            del settings["logs"]
-        if self.timeouts.gpu_lock == RUNGS["gpu_lock"].derive(self.timeouts.freeze):
-            del settings["timeouts"]["gpu_lock"]
+        tables = settings_of(self)
+        hosts = {name: _unlike_defaults(HOSTS, host) for name, host in tables.pop(HOSTS).items()}
+        tables["timeouts"] = {}  # their defaults follow from one another
+        settings = {name: _unlike_defaults(name, table) for name, table in tables.items()}
+        settings |= {HOSTS: hosts, "timeouts": self.timeouts.unlike_derived}
+        settings = {name: table for name, table in settings.items() if table}
         text = json.dumps(settings, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-_TABLES: dict[str, type[Any]] = {
+_TABLES: dict[str, Any] = {
     "cluster": Cluster,
     HOSTS: Host,
-    "network": NetworkSettings,
-    "files": Files,
-    "env": Env,
-    "paths": Paths,
-    "gpu": Gpu,
-    "wire": WireSettings,
-    "precopy": Precopy,
-    "within": WithinSettings,
-    "jobs": Jobs,
-    "logs": Logs,
-    "timeouts": Timeouts,
-    "access": Access,
+    **{name: kind for name, kind in get_type_hints(Cluster).items() if is_dataclass(kind)},
 }
 
 
 def _settings(table: type[Any]) -> dict[str, Setting]:
-    """The keys of a table: the annotated fields; ``pass_`` is written ``pass`` in the file."""
+    """The keys of a table are its fields, but for those that are tables themselves, and a host's
+    name, which is in the header. The field ``pass_`` is the key ``pass``."""
     hints = get_type_hints(table, include_extras=True)
+    no_keys = ((Cluster, HOSTS), (Host, "name"))
     settings: dict[str, Setting] = {}
     for f in fields(table):
-        if hasattr(hints[f.name], "__metadata__"):
-            made = f.default_factory() if f.default_factory is not MISSING else f.default
-            settings[f.name.rstrip("_")] = Setting(hints[f.name].__metadata__[0], made)
+        if f.init and not is_dataclass(hints[f.name]) and (table, f.name) not in no_keys:
+            default = f.default_factory() if f.default_factory is not MISSING else f.default
+            settings[f.name.rstrip("_")] = Setting(f.name, hints[f.name], default)
     return settings
 
 
@@ -386,8 +231,8 @@ def _tables(text: str) -> dict[str, Any]:
 
 def _build(values: Values, hosts: list[str]) -> Cluster:
     def table(*at: str) -> dict[str, Any]:
-        names = {f.name.rstrip("_"): f.name for f in fields(_TABLES[at[0]])}
-        return {names[str(k[-1])]: v for k, v in values.items() if k[:-1] == at}
+        keys = SCHEMA[at[0]].items()
+        return {setting.field: values[*at, key] for key, setting in keys}
 
     return Cluster(
         **table("cluster"),
@@ -405,9 +250,8 @@ def settings_of(cluster: Cluster) -> dict[str, Any]:
 
     def table(name: str, holder: object) -> dict[str, Any]:
         written = {
-            f.name.rstrip("_"): SCHEMA[name][f.name.rstrip("_")].kind.write(getattr(holder, f.name))
-            for f in fields(_TABLES[name])
-            if f.name.rstrip("_") in SCHEMA[name]
+            key: write_value(setting.kind, getattr(holder, setting.field))
+            for key, setting in SCHEMA[name].items()
         }
         return {key: value for key, value in written.items() if value is not None}
 
@@ -416,6 +260,16 @@ def settings_of(cluster: Cluster) -> dict[str, Any]:
     for name in [n for n in _TABLES if n not in tables]:
         tables[name] = table(name, getattr(cluster, name))
     return tables
+
+
+def _unlike_defaults(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """What a table says beyond the defaults of its keys."""
+    return {
+        key: value
+        for key, value in table.items()
+        if (setting := SCHEMA[name][key]).default is MISSING
+        or value != write_value(setting.kind, setting.default)
+    }
 
 
 def _chosen(cluster: Cluster) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must hold for a cluster file: known keys, fitting values, and values that agree.
 
-``examine`` goes over everything and collects every mistake. Values that could be read are checked
+``examine`` goes over everything and collects every mistake, which is why msgspec gets one value at
+a time: of a whole table it would name the first mistake only. Values that could be read are checked
 against each other even when others could not, so that one run shows all there is to mend.
 """
 
@@ -12,10 +13,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from ipaddress import IPv4Address
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from .config_errors import NOTHING, Mistake, dotted, shown
-from .config_values import HOST_NAME, Kind, Unfit
+from .config_values import HostName, Unfit, expected, parts, read_value, write_value
 from .timeouts import DERIVED, RUNGS, breaches
 from .toml_lines import Key
 
@@ -27,9 +28,13 @@ PORTS = ("data_port", "pages_port")
 
 @dataclass(frozen=True)
 class Setting:
-    """One key of a table; a default of MISSING means that the key must be there."""
+    """One key of a table: the field that holds it, its type, and the default of the field.
 
-    kind: Kind
+    A default of MISSING means that the key must be there.
+    """
+
+    field: str
+    kind: Any
     default: Any = MISSING
 
 
@@ -49,9 +54,9 @@ def examine(
     """Read the tables by the schema; ``lines`` may be empty when they came from no file."""
     reading = _Examination(schema, lines)
     reading.top(tables)
-    for key, expected in contradictions(reading.values, reading.place):
+    for key, words in contradictions(reading.values, reading.place):
         kind = schema[str(key[0])][str(key[-1])].kind
-        reading.mistake(key, shown(kind.write(reading.values[key])), expected)
+        reading.mistake(key, shown(write_value(kind, reading.values[key])), words)
     return reading.values, reading.mistakes
 
 
@@ -69,44 +74,58 @@ class _Examination:
                 self._unknown((name,), what, self.schema)
         for name, settings in self.schema.items():
             found = tables.get(name, NOTHING if name in ("cluster", HOSTS) else {})
-            if name == HOSTS:
-                self._hosts(found, settings)
-            elif isinstance(found, dict):
+            if name != HOSTS:
                 self._table((name,), found, settings)
+            elif not isinstance(found, dict) or not found:
+                self.mistake((HOSTS,), shown(found), f"at least one table [{HOSTS}.NAME]")
             else:
-                self.mistake((name,), shown(found), f"a table [{name}]")
+                for host, table in found.items():
+                    self._read(HostName, host, (HOSTS, host))
+                    self._table((HOSTS, host), table, settings)
 
-    def _hosts(self, found: object, settings: Mapping[str, Setting]) -> None:
-        if not isinstance(found, dict) or not found:
-            self.mistake((HOSTS,), shown(found), f"at least one table [{HOSTS}.NAME]")
+    def _table(self, at: Key, table: object, settings: Mapping[str, Setting]) -> None:
+        if not isinstance(table, dict):
+            self.mistake(at, shown(table), f"a table [{dotted(at)}]")
             return
-        for name, table in found.items():
-            key = (HOSTS, name)
-            try:
-                HOST_NAME.read(name)
-            except Unfit as unfit:
-                self.mistake(key, unfit.flaws[0].found, unfit.flaws[0].expected)
-            if isinstance(table, dict):
-                self._table(key, table, settings)
-            else:
-                self.mistake(key, shown(table), f"a table [{dotted(key)}]")
-
-    def _table(self, at: Key, table: dict[str, Any], settings: Mapping[str, Setting]) -> None:
         for name in table:
             if name not in settings:
                 self._unknown((*at, name), "key", settings)
         for name, setting in settings.items():
             key = (*at, name)
             if name in table:
-                try:
-                    self.values[key] = setting.kind.read(table[name])
-                except Unfit as unfit:
-                    for flaw in unfit.flaws:
-                        self.mistake((*key, *flaw.inside), flaw.found, flaw.expected)
+                value = self._read(setting.kind, table[name], key)
+                if value is not NOTHING:
+                    self.values[key] = value
             elif setting.default is MISSING:
-                self.mistake(key, shown(NOTHING), setting.kind.expected)
+                self.mistake(key, shown(NOTHING), expected(setting.kind))
             else:
                 self.values[key] = setting.default
+
+    def _read(self, kind: Any, raw: object, at: Key) -> Any:
+        """The value, or NOTHING after each mistake in it was noted."""
+        base, _ = parts(kind)
+        if get_origin(base) is tuple and isinstance(raw, list):
+            values: list[Any] = []
+            for index, element in enumerate(raw):
+                value = self._read(get_args(base)[0], element, (*at, index))
+                if value is not NOTHING and value in values:
+                    once = "every element to be listed once"
+                    self.mistake((*at, index), shown(element), once)
+                    value = NOTHING
+                values.append(value)
+            return NOTHING if NOTHING in values else tuple(values)
+        if get_origin(base) is Mapping and isinstance(raw, dict):
+            of_name, of_value = get_args(base)
+            table = {
+                self._read(of_name, name, (*at, name)): self._read(of_value, value, (*at, name))
+                for name, value in raw.items()
+            }
+            return NOTHING if NOTHING in (*table, *table.values()) else table
+        try:
+            return read_value(kind, raw)
+        except Unfit as unfit:
+            self.mistake(at, unfit.found, unfit.expected)
+            return NOTHING
 
     def _unknown(self, key: Key, what: str, known: Mapping[str, Any]) -> None:
         name = str(key[-1])

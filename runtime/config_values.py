@@ -1,58 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of value a cluster file holds: how each is read, written and described.
+"""The types of the cluster file's values, and how one value is checked, read and written.
 
-A kind turns what TOML gives into what the program uses (``read``) and back (``write``), and says
-in words what it takes (``expected``). A value that does not fit raises :class:`Unfit`, which can
-name several places inside a list or a table.
+A type is declared once: the program's type, annotated with what the file may hold. msgspec checks
+numbers, strings, true or false, and choices by that annotation. TOML has no type for an address, a
+network, a size or a path. These are strings in the file, and a :class:`Spelling` reads them.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
-from ipaddress import AddressValueError, IPv4Address, IPv4Network
+from collections.abc import Callable, Mapping
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
+
+from msgspec import Meta, ValidationError, convert
 
 from .config_errors import shown
 from .environment import NAMES
-from .toml_lines import Key
 
 ORCHESTRATOR = "orchestrator"
 """The orchestrator's name among the keys, and therefore no host's."""
 
-
-class Flaw(NamedTuple):
-    """One thing wrong inside a value; ``inside`` is the way to it, empty for the value itself."""
-
-    inside: Key
-    found: str
-    expected: str
+SHORTEST_S, LONGEST_S = 0.01, 86400.0
+"""These are the limits of every number of seconds in the file."""
 
 
 class Unfit(ValueError):
-    """The value is not of the kind expected."""
+    """A value that does not fit its type."""
 
-    def __init__(self, *flaws: Flaw) -> None:
-        super().__init__("; ".join(f"found {f.found}, expected {f.expected}" for f in flaws))
-        self.flaws = flaws
+    def __init__(self, raw: object, expected: str) -> None:
+        self.found, self.expected = shown(raw), expected
+        super().__init__(f"found {self.found}, expected {expected}")
 
 
-class Kind(Protocol):
-    """One kind of value."""
+class Spelling(NamedTuple):
+    """How the file spells a type that TOML lacks.
 
-    @property
-    def expected(self) -> str:
-        """What it takes, in words that follow "expected"."""
+    ``read`` makes the program's value of TOML's. It raises ValueError, or Unfit where it knows
+    better than ``expected`` what would fit. ``raw`` is the type that TOML gives.
+    """
 
-    def read(self, raw: object) -> Any:
-        """From TOML's value to the program's; raises Unfit."""
-
-    def write(self, value: Any) -> Any:
-        """From the program's value to TOML's; None leaves the key out."""
+    expected: str
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Any] = str
+    raw: Any = str
 
 
 class Endpoint(NamedTuple):
@@ -70,355 +64,192 @@ class Endpoint(NamedTuple):
         return f"{self.address}:{self.port}"
 
 
-def _unfit(raw: object, expected: str) -> Unfit:
-    return Unfit(Flaw((), shown(raw), expected))
-
-
-@dataclass(frozen=True)
-class Text:
-    """A string that matches the pattern from end to end."""
-
-    pattern: str
-    expected: str
-
-    def read(self, raw: object) -> str:
-        if isinstance(raw, str) and re.fullmatch(self.pattern, raw):
-            return raw
-        raise _unfit(raw, self.expected)
-
-    def write(self, value: str) -> str:
-        return value
-
-
-@dataclass(frozen=True)
-class HostOrNone:
-    """A host's name, or "" for none."""
-
-    expected: str = 'the name of a host, or ""'
-
-    def read(self, raw: object) -> str:
-        if raw == "":
-            return ""
-        try:
-            return HOST_NAME.read(raw)
-        except Unfit:
-            raise _unfit(raw, self.expected) from None
-
-    def write(self, value: str) -> str:
-        return value
-
-
-@dataclass(frozen=True)
-class WholeNumber:
-    """An integer from ``low`` to ``high``, both included."""
-
-    low: int
-    high: int
-
-    @property
-    def expected(self) -> str:
-        return f"a whole number from {self.low} to {self.high}"
-
-    def read(self, raw: object) -> int:
-        if type(raw) is int and self.low <= raw <= self.high:  # bool is an int to isinstance
-            return raw
-        raise _unfit(raw, self.expected)
-
-    def write(self, value: int) -> int:
-        return value
-
-
-@dataclass(frozen=True)
-class Flag:
-    """true or false."""
-
-    expected: str = "true or false"
-
-    def read(self, raw: object) -> bool:
-        if isinstance(raw, bool):
-            return raw
-        raise _unfit(raw, self.expected)
-
-    def write(self, value: bool) -> bool:
-        return value
-
-
-@dataclass(frozen=True)
-class Share:
-    """A part of a whole, from ``low`` to ``high``."""
-
-    low: float
-    high: float
-
-    @property
-    def expected(self) -> str:
-        return f"a share from {self.low:g} to {self.high:g}, such as 0.2 for a fifth"
-
-    def read(self, raw: object) -> float:
-        if isinstance(raw, float) and self.low <= raw <= self.high:
-            return raw
-        raise _unfit(raw, self.expected)
-
-    def write(self, value: float | None) -> float | None:
-        return value
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """A span of time; whole numbers are taken too."""
-
-    low: float = 0.01
-    high: float = 86400.0
-
-    @property
-    def expected(self) -> str:
-        return f"a number of seconds from {self.low:g} to {self.high:g}"
-
-    def read(self, raw: object) -> float:
-        # A comparison with nan is never true. TOML's true is no number, though Python's is.
-        if type(raw) is not bool and isinstance(raw, int | float) and self.low <= raw <= self.high:
-            return float(raw)
-        raise _unfit(raw, self.expected)
-
-    def write(self, value: float | None) -> float | None:
-        return None if value is None else float(value)
-
-
-@dataclass(frozen=True)
-class Size:
-    """An amount of memory, in bytes once read. None, no limit, is written by leaving it out."""
-
-    expected: str = 'a size such as "8GB" (units: B KB MB GB TB)'
-    low: int = 1
-
-    def read(self, raw: object) -> int:
-        match = re.fullmatch(r"([0-9]{1,19})(?:\.([0-9]{1,6}))? ?([KMGT]i?)?B", str(raw))
-        if isinstance(raw, str) and match:
-            whole, part, prefix = match[1], match[2] or "", match[3] or ""
-            power = " KMGT".index(prefix[:1] or " ")
-            unit: int = (1024 if prefix.endswith("i") else 1000) ** power
-            size, rest = divmod(int(whole + part) * unit, int(10 ** len(part)))
-            if rest == 0 and self.low <= size < 2**63:
-                return size
-        raise _unfit(raw, self.expected)
-
-    def write(self, value: int | None) -> str | None:
-        if value is None:
-            return None
-        for base, between in ((1000, ""), (1024, "i")):  # binary only where decimal is not exact
-            for power in (4, 3, 2, 1):
-                if value and value % base**power == 0:
-                    return f"{value // base**power}{'KMGT'[power - 1]}{between}B"
-        return f"{value}B"
-
-
-@dataclass(frozen=True)
-class Address:
-    """An IPv4 address that one machine can have."""
-
-    expected: str = 'an IPv4 address of this host such as "10.88.0.10"'
-
-    def read(self, raw: object) -> str:
-        try:
-            address = IPv4Address(raw if isinstance(raw, str) else "")
-        except AddressValueError:
-            raise _unfit(raw, self.expected) from None
-        if address.is_multicast or address.is_reserved or address in IPv4Network("0.0.0.0/8"):
-            raise _unfit(raw, self.expected)
-        return str(address)
-
-    def write(self, value: str) -> str:
-        return value
-
-
-@dataclass(frozen=True)
-class AddressAndPort:
-    """``address:port``, where somebody listens."""
-
-    expected: str = 'an IPv4 address and a port such as "10.88.0.2:7400"'
-
-    def read(self, raw: object) -> Endpoint:
-        match = re.fullmatch(r"([0-9.]+):([0-9]{1,5})", raw if isinstance(raw, str) else "")
-        if not match:
-            raise _unfit(raw, self.expected)
-        try:
-            return Endpoint(Address().read(match[1]), PORT.read(int(match[2])))
-        except Unfit:
-            raise _unfit(raw, f"{self.expected} (port 1 to 65535)") from None
-
-    def write(self, value: Endpoint) -> str:
-        return str(value)
-
-
-@dataclass(frozen=True)
-class Network:
-    """An IPv4 network that holds at least one /24, the size of a job's share."""
-
-    expected: str = 'an IPv4 network of /8 to /24 such as "10.99.0.0/16"'
-
-    def read(self, raw: object) -> IPv4Network:
-        text = raw if isinstance(raw, str) else ""
-        try:
-            network = IPv4Network(text, strict=False)
-        except ValueError:
-            raise _unfit(raw, self.expected) from None
-        if "/" not in text or not 8 <= network.prefixlen <= 24:
-            raise _unfit(raw, self.expected)
-        if str(network.network_address) != text.partition("/")[0]:
-            raise _unfit(raw, f'the network\'s own address: "{network}"')
-        first = network.network_address
-        if first.is_multicast or first.is_reserved or first.is_loopback or not int(first) >> 24:
-            raise _unfit(raw, f"{self.expected}, of unicast addresses")
-        return network
-
-    def write(self, value: IPv4Network) -> str:
-        return str(value)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One word out of a few."""
-
-    words: type[StrEnum]
-
-    @property
-    def expected(self) -> str:
-        *others, last = (f'"{w.value}"' for w in self.words)
-        return f"{', '.join(others)} or {last}" if others else last
-
-    def read(self, raw: object) -> StrEnum:
-        if isinstance(raw, str) and raw in {w.value for w in self.words}:
-            return self.words(raw)
-        raise _unfit(raw, self.expected)
-
-    def write(self, value: StrEnum) -> str:
-        return str(value)
-
-
-@dataclass(frozen=True)
-class AbsolutePath:
-    """A path from the root. With ``may_be_empty`` the empty string is read as None."""
-
-    may_be_empty: bool = False
-
-    @property
-    def expected(self) -> str:
-        empty = ', or "" to search for it' if self.may_be_empty else ""
-        return f'an absolute path such as "/var/lib/liveshift"{empty}'
-
-    def read(self, raw: object) -> Path | None:
-        if raw == "" and self.may_be_empty:
-            return None
-        if not isinstance(raw, str) or not raw.startswith("/") or "\0" in raw:
-            raise _unfit(raw, self.expected)
-        plain = "/" + posixpath.normpath(raw).lstrip("/")
-        if ".." in raw.split("/"):
-            # Through a symbolic link ".." leads elsewhere than the text says.
-            raise _unfit(raw, f'an absolute path without ".." (perhaps "{plain}")')
-        return Path(plain)
-
-    def write(self, value: Path | None) -> str:
-        return "" if value is None else str(value)
-
-
-@dataclass(frozen=True)
-class OrFalse:
-    """A value of a kind, or false, which is read as None."""
-
-    kind: Kind
-
-    @property
-    def expected(self) -> str:
-        return f"{self.kind.expected}, or false"
-
-    def read(self, raw: object) -> Any:
-        if raw is False:
-            return None
-        try:
-            return self.kind.read(raw)
-        except Unfit:
-            raise _unfit(raw, self.expected) from None
-
-    def write(self, value: Any) -> Any:
-        return False if value is None else self.kind.write(value)
-
-
-@dataclass(frozen=True)
-class ListOf:
-    """A list of values of one kind, each listed once."""
-
-    kind: Kind
-
-    @property
-    def expected(self) -> str:
-        return f"a list, each element {self.kind.expected}"
-
-    def read(self, raw: object) -> tuple[Any, ...]:
-        if not isinstance(raw, list):
-            raise _unfit(raw, self.expected)
-        values: list[Any] = []
-        flaws: list[Flaw] = []
-        for index, element in enumerate(raw):
-            try:
-                value = self.kind.read(element)
-            except Unfit as unfit:
-                flaws += [Flaw((index, *f.inside), f.found, f.expected) for f in unfit.flaws]
-                continue
-            if value in values:
-                flaws.append(Flaw((index,), shown(element), "every element to be listed once"))
-            values.append(value)
-        if flaws:
-            raise Unfit(*flaws)
-        return tuple(values)
-
-    def write(self, value: tuple[Any, ...]) -> list[Any]:
-        return [self.kind.write(element) for element in value]
-
-
-@dataclass(frozen=True)
-class TableOf:
-    """A table with free key names of one kind and values of another."""
-
-    name: Kind
-    kind: Kind
-
-    @property
-    def expected(self) -> str:
-        return f"a table, each value {self.kind.expected}"
-
-    def read(self, raw: object) -> dict[str, Any]:
-        if not isinstance(raw, dict):
-            raise _unfit(raw, self.expected)
-        flaws: list[Flaw] = []
-        values: dict[str, Any] = {}
-        for name, element in raw.items():
-            for kind, part in ((self.name, name), (self.kind, element)):
-                try:
-                    values[name] = kind.read(part)
-                except Unfit as unfit:
-                    flaws += [Flaw((name, *f.inside), f.found, f.expected) for f in unfit.flaws]
-        if flaws:
-            raise Unfit(*flaws)
-        return values
-
-    def write(self, value: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: self.kind.write(element) for name, element in value.items()}
-
-
-PORT = WholeNumber(1, 65535)
-CLUSTER_NAME = Text(r"[a-z0-9-]{1,20}", "1 to 20 of the characters a-z, 0-9 and -")
-HOST_NAME = Text(
-    rf"(?!{ORCHESTRATOR}$)[a-z0-9](?:[a-z0-9-]{{0,61}}[a-z0-9])?",
-    f'a DNS label of at most 63 characters (a-z, 0-9 and, inside, -) other than "{ORCHESTRATOR}"',
-)
-USER_OR_GROUP = Text(
-    r"@?[^\s@:,\0\ud800-\udfff][^\s:,\0\ud800-\udfff]*",
-    'the name of a user such as "alice", or of a group such as "@ops"',
-)
-PATTERN = Text(r"[^=\0]+", 'a pattern of variable names such as "NCCL_*"')
-VARIABLE = Text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable (A-Z, a-z, 0-9 and _)")
-VALUE = Text(r"(?s:[^\0\ud800-\udfff]*)", 'a string such as "1"')
-MOVABLE_NAME = Text(
-    "|".join(NAMES), f"a variable that liveshift gives a default, one of {', '.join(NAMES)}"
-)
-VALUE_OR_NONE = OrFalse(VALUE)
+def read_value(kind: Any, raw: object) -> Any:
+    """The program's value for TOML's ``raw``, which is no list or table; raises Unfit."""
+    _, annotation = parts(kind)
+    try:
+        if isinstance(annotation, Spelling):
+            return annotation.read(convert(raw, annotation.raw))
+        return convert(raw, kind)
+    except Unfit:
+        raise
+    except (ValidationError, ValueError):
+        raise Unfit(raw, expected(kind)) from None
+
+
+def write_value(kind: Any, value: Any) -> Any:
+    """TOML's value for the program's. None says that the file leaves the key out."""
+    if value is None and get_origin(kind) is not Annotated:
+        return None
+    base, annotation = parts(kind)
+    if isinstance(annotation, Spelling):
+        return annotation.write(value)
+    if isinstance(value, tuple):
+        return [write_value(get_args(base)[0], element) for element in value]
+    if isinstance(value, Mapping):
+        return {name: write_value(get_args(base)[1], element) for name, element in value.items()}
+    if isinstance(value, str):
+        return str(value)  # a choice is a string of a class of its own
+    return float(value) if base is float else value
+
+
+def expected(kind: Any) -> str:
+    """The words for what fits, which follow "expected" in an error."""
+    base, annotation = parts(kind)
+    if isinstance(annotation, Spelling):
+        return annotation.expected
+    if annotation and annotation.description:
+        return annotation.description
+    if annotation:
+        what = "a whole number" if base is int else "a number of seconds"
+        return f"{what} from {annotation.ge:g} to {annotation.le:g}"
+    if get_origin(base) is tuple:
+        return f"a list, each element {expected(get_args(base)[0])}"
+    if get_origin(base) is Mapping:
+        return f"a table, each value {expected(get_args(base)[1])}"
+    *others, last = ("true", "false") if base is bool else (f'"{word}"' for word in base)
+    return f"{', '.join(others)} or {last}"
+
+
+def parts(kind: Any) -> tuple[Any, Meta | Spelling | None]:
+    """The program's type and its annotation. An "or None" around them says that the key may be
+    left out, since TOML has no null."""
+    if get_origin(kind) in (Union, UnionType):
+        kind = get_args(kind)[0]
+    if get_origin(kind) is Annotated:
+        return kind.__origin__, kind.__metadata__[0]
+    return kind, None
+
+
+def read_size(raw: str, low: int = 1) -> int:
+    """Bytes, ``low`` of them at least."""
+    match = re.fullmatch(r"([0-9]{1,19})(?:\.([0-9]{1,6}))? ?([KMGT]i?)?B", raw)
+    if match:
+        integer, part, prefix = match[1], match[2] or "", match[3] or ""
+        power = " KMGT".index(prefix[:1] or " ")
+        unit: int = (1024 if prefix.endswith("i") else 1000) ** power
+        size, rest = divmod(int(integer + part) * unit, int(10 ** len(part)))
+        if rest == 0 and low <= size < 2**63:
+            return size
+    raise ValueError
+
+
+def write_size(value: int) -> str:
+    """A number of bytes as the file spells it."""
+    for base, between in ((1000, ""), (1024, "i")):  # binary only where decimal is not exact
+        for power in (4, 3, 2, 1):
+            if value and value % base**power == 0:
+                return f"{value // base**power}{'KMGT'[power - 1]}{between}B"
+    return f"{value}B"
+
+
+def _read_address(raw: str) -> str:
+    address = IPv4Address(raw)
+    if address.is_multicast or address.is_reserved or address in IPv4Network("0.0.0.0/8"):
+        raise ValueError
+    return str(address)
+
+
+def _read_endpoint(raw: str) -> Endpoint:
+    match = re.fullmatch(r"([0-9.]+):([0-9]{1,5})", raw)
+    if not match:
+        raise ValueError
+    try:
+        return Endpoint(_read_address(match[1]), read_value(Port, int(match[2])))
+    except ValueError:
+        raise Unfit(raw, f"{_LISTENS} (port 1 to 65535)") from None
+
+
+def _read_network(raw: str) -> IPv4Network:
+    network = IPv4Network(raw, strict=False)
+    if "/" not in raw or not 8 <= network.prefixlen <= 24:
+        raise ValueError
+    first = network.network_address
+    if str(first) != raw.partition("/")[0]:
+        raise Unfit(raw, f'the network\'s own address: "{network}"')
+    if first.is_multicast or first.is_reserved or first.is_loopback or not int(first) >> 24:
+        raise Unfit(raw, f"{_NETWORK}, of unicast addresses")
+    return network
+
+
+def _read_path(raw: str) -> Path:
+    if not raw.startswith("/") or "\0" in raw:
+        raise ValueError
+    plain = "/" + posixpath.normpath(raw).lstrip("/")
+    if ".." in raw.split("/"):
+        # Through a symbolic link ".." leads elsewhere than the text says.
+        raise Unfit(raw, f'an absolute path without ".." (perhaps "{plain}")')
+    return Path(plain)
+
+
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Seconds = Annotated[float, Meta(ge=SHORTEST_S, le=LONGEST_S)]
+_SIZE = 'a size such as "8GB" (units: B KB MB GB TB)'
+Size = Annotated[int, Spelling(_SIZE, read_size, write_size)]
+_ADDRESS = 'an IPv4 address of this host such as "10.88.0.10"'
+Address = Annotated[str, Spelling(_ADDRESS, _read_address)]
+_LISTENS = 'an IPv4 address and a port such as "10.88.0.2:7400"'
+ListenAddress = Annotated[Endpoint, Spelling(_LISTENS, _read_endpoint)]
+_NETWORK = 'an IPv4 network of /8 to /24 such as "10.99.0.0/16"'
+Network = Annotated[IPv4Network, Spelling(_NETWORK, _read_network)]
+_PATH = 'an absolute path such as "/var/lib/liveshift"'
+AbsolutePath = Annotated[Path, Spelling(_PATH, _read_path)]
+PathOrSearch = Annotated[
+    Path | None,
+    Spelling(
+        f'{_PATH}, or "" to search for it',
+        lambda raw: _read_path(raw) if raw else None,
+        lambda path: str(path or ""),
+    ),
+]
+ClusterName = Annotated[
+    str,
+    Meta(pattern=r"\A[a-z0-9-]{1,20}\Z", description="1 to 20 of the characters a-z, 0-9 and -"),
+]
+_LABEL = rf"(?!{ORCHESTRATOR}\Z)[a-z0-9](?:[a-z0-9-]{{0,61}}[a-z0-9])?"
+HostName = Annotated[
+    str,
+    Meta(
+        pattern=rf"\A{_LABEL}\Z",
+        description="a DNS label of at most 63 characters (a-z, 0-9 and, inside, -) other than"
+        f' "{ORCHESTRATOR}"',
+    ),
+]
+HostNameOrNone = Annotated[
+    str, Meta(pattern=rf"\A(?:{_LABEL})?\Z", description='the name of a host, or ""')
+]
+UserOrGroup = Annotated[
+    str,
+    Meta(
+        pattern=r"\A@?[^\s@:,\0\ud800-\udfff][^\s:,\0\ud800-\udfff]*\Z",
+        description='the name of a user such as "alice", or of a group such as "@ops"',
+    ),
+]
+Pattern = Annotated[
+    str, Meta(pattern=r"\A[^=\0]+\Z", description='a pattern of variable names such as "NCCL_*"')
+]
+Variable = Annotated[
+    str,
+    Meta(
+        pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z",
+        description="the name of a variable (A-Z, a-z, 0-9 and _)",
+    ),
+]
+MovableName = Annotated[
+    str,
+    Meta(
+        pattern=rf"\A(?:{'|'.join(NAMES)})\Z",
+        description=f"a variable that liveshift gives a default, one of {', '.join(NAMES)}",
+    ),
+]
+_VALUE = 'a string such as "1"'
+Value = Annotated[str, Meta(pattern=r"\A[^\0\ud800-\udfff]*\Z", description=_VALUE)]
+ValueOrFalse = Annotated[
+    str | None,
+    Spelling(
+        f"{_VALUE}, or false",
+        lambda raw: None if raw is False else convert(raw, Value),
+        lambda value: False if value is None else value,
+        raw=str | bool,
+    ),
+]

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from .. import units
+from .config_choices import Way
 from .config_memory import Precopy as Settings
-from .config_memory import Way
 from .link_rates import STANDSTILL
 from .messages.predictions import Chosen, Cores, Estimate, Situation, Writing
 from .messages.records import MigrationRow

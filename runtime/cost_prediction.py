@@ -8,7 +8,7 @@ import msgspec
 from .. import units
 from . import cost
 from .config import Precopy as Settings
-from .config_memory import Way
+from .config_choices import Way
 from .messages import Chosen, Inspected, Prediction, Reserved
 from .prediction import (
     FILLING,

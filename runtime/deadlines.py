@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from .. import units
 from ..errors import StepFailed, WrongUsage
-from .config_values import Unfit
+from .config_values import Seconds, Unfit, read_value
 from .messages import Rounds
-from .timeouts import SECONDS, TCP_GIVES_UP_S, Timeouts, breaches
+from .timeouts import TCP_GIVES_UP_S, Timeouts, breaches
 
 if TYPE_CHECKING:
     from .config import Cluster
@@ -30,7 +30,7 @@ def for_job(cluster: Cluster, collective: float) -> Timeouts:
     if collective == 0:
         return cluster.timeouts
     try:
-        SECONDS.read(collective)
+        read_value(Seconds, collective)
     except Unfit as unfit:
         raise WrongUsage(f"the job's collective timeout: {unfit}") from None
     timeouts = cluster.timeouts.under(collective)

@@ -22,7 +22,7 @@ import msgspec
 from ..errors import LiveshiftError, NotFound, NotPermitted, Refused, no_such
 from . import messages
 from .access import Principal, Role, Roles, groups_of, refusal
-from .config_memory import Way
+from .config_choices import Way
 from .endings import Endings
 from .evacuation import Evacuation
 from .fleet import Fleet

@@ -12,7 +12,7 @@ import time
 from ..errors import Refused
 from . import messages
 from .access import Principal, Role, refusal
-from .config_notice import Severity
+from .config_choices import Severity
 from .evacuation import Evacuation
 from .fleet import Fleet
 from .journal import shortened

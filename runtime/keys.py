@@ -23,7 +23,7 @@ import zmq
 from ..errors import ConfigError, NotFound, Refused, WrongUsage
 from . import keyring
 from .access import GIVEN, Role
-from .config_values import HOST_NAME, ORCHESTRATOR, Unfit
+from .config_values import ORCHESTRATOR, HostName, Unfit, read_value
 from .key_files import (
     check_directory,
     make_directory,
@@ -228,7 +228,8 @@ def _operator_secret(directory: Path, name: str) -> Path:
 def _name(name: str, whose: str) -> str:
     """An operator's follows the rule for hosts': one name, one holder, no dot in it."""
     try:
-        return HOST_NAME.read(name)
+        read_value(HostName, name)
+        return name
     except Unfit as unfit:
         raise WrongUsage(f"{whose} name: {unfit}") from None
 

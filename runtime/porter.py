@@ -25,7 +25,7 @@ from ..errors import LiveshiftError, NotFound, Refused
 from . import departure as leaving
 from . import host_facts, messages
 from .arrival import Arrival
-from .config_memory import Seal
+from .config_choices import Seal
 from .departure import Departure
 from .devices import Devices
 from .gpu_reservations import GpuReservations

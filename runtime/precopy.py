@@ -32,7 +32,7 @@ from ..criu_glue.tree import tasks
 from ..errors import LiveshiftError
 from . import cost
 from .config import Precopy as Settings
-from .config_memory import Way
+from .config_choices import Way
 from .link_rates import STANDSTILL
 from .messages import Chosen, Situation
 from .pace import Pace

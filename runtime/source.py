@@ -20,7 +20,7 @@ from ..criu_glue.room import RoomPlan
 from ..criu_glue.tool import Criu
 from ..errors import NotFound, Refused
 from . import files_along, forecast, link_rates, messages, preflight
-from .config_memory import Way
+from .config_choices import Way
 from .departure import Departure
 from .house import House
 from .measures import Measures

@@ -16,7 +16,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from .config_values import Seconds
+from msgspec import Meta
+
+from .config_values import LONGEST_S, SHORTEST_S, Seconds
 
 TCP_GIVES_UP_S = 924.6
 """What the kernel of a rank's peer grants a connection without acknowledgements (Linux's
@@ -26,8 +28,7 @@ ip-sysctl: tcp_retries2 = 15), whatever the peer's process group would grant. Me
 LONGEST_STANDSTILL_S = 600.0
 """Leaves a third of that to undo a move."""
 
-SECONDS = Seconds()
-STANDSTILL = Seconds(high=LONGEST_STANDSTILL_S)
+_STANDSTILL = Meta(ge=SHORTEST_S, le=LONGEST_STANDSTILL_S)
 
 DERIVED: Any = None
 """Stands for a number that was not given; Timeouts puts the derived one there."""
@@ -136,17 +137,17 @@ class Timeouts:
     ``dataclasses.replace`` would take every number for given: see :meth:`under`.
     """
 
-    collective: Annotated[float, SECONDS] = DERIVED  # the job's own: ranks give up after it
-    standstill: Annotated[float, STANDSTILL] = DERIVED  # … frozen by a move
-    freeze: Annotated[float, SECONDS] = DERIVED  # lock, dump, ship: the job stands
-    restore: Annotated[float, SECONDS] = DERIVED  # the job stands
-    gpu_lock: Annotated[float, SECONDS] = DERIVED  # the driver's lock of one CUDA process
-    quiesce: Annotated[float, SECONDS] = DERIVED  # one attempt to find a collective boundary
-    prepare: Annotated[float, SECONDS] = DERIVED  # survey, preflight, room: the job trains
-    precopy: Annotated[float, SECONDS] = DERIVED  # what goes over while the job trains
-    suspicion: Annotated[float, SECONDS] = DERIVED  # of silence, until a host counts as lost
-    heartbeat: Annotated[float, SECONDS] = DERIVED  # between two signs of life of an agent
-    grace: Annotated[float, SECONDS] = DERIVED  # between SIGTERM and SIGKILL; not on the ladder
+    collective: Seconds = DERIVED  # the job's own: ranks give up after it
+    standstill: Annotated[float, _STANDSTILL] = DERIVED  # a move may keep the job frozen for it
+    freeze: Seconds = DERIVED  # lock, dump, ship: the job stands
+    restore: Seconds = DERIVED  # the job stands
+    gpu_lock: Seconds = DERIVED  # the driver's lock of one CUDA process
+    quiesce: Seconds = DERIVED  # one attempt to find a collective boundary
+    prepare: Seconds = DERIVED  # survey, preflight, room: the job trains
+    precopy: Seconds = DERIVED  # what goes over while the job trains
+    suspicion: Seconds = DERIVED  # of silence, until a host counts as lost
+    heartbeat: Seconds = DERIVED  # between two signs of life of an agent
+    grace: Seconds = DERIVED  # between SIGTERM and SIGKILL; not on the ladder
     given: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -168,6 +169,16 @@ class Timeouts:
     def chosen(self) -> dict[str, float]:
         """Those that were given."""
         return {name: value for name, value in self.values.items() if name in self.given}
+
+    @property
+    def unlike_derived(self) -> dict[str, float]:
+        """Those that differ from what the others would make of them."""
+        values = self.values
+        return {
+            name: values[name]
+            for name, rung in RUNGS.items()
+            if values[name] != rung.derive(values[rung.base] if rung.base else 0.0)
+        }
 
     def under(self, collective: float) -> Timeouts:
         """The same for ranks with another patience: what is not given is derived from that.
@@ -275,8 +286,7 @@ def _limit(rule: Rule, name: str, at_least: bool, given: Mapping[str, float]) ->
     def holds(value: float) -> bool:
         return rule.holds(effective({**given, name: value}))
 
-    kind = STANDSTILL if name == "standstill" else SECONDS
-    low, high = kind.low, kind.high
+    low, high = SHORTEST_S, LONGEST_STANDSTILL_S if name == "standstill" else LONGEST_S
     if not holds(high if at_least else low):
         return None
     for _ in range(60):  # halves the logarithm of the ratio each time

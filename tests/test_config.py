@@ -34,8 +34,8 @@ from liveshift.runtime.config import (
     load,
     parse,
 )
-from liveshift.runtime.config_memory import Seal
-from liveshift.runtime.config_values import Size
+from liveshift.runtime.config_choices import Seal
+from liveshift.runtime.config_values import Size, read_value, write_value
 from liveshift.runtime.toml_lines import key_lines
 
 
@@ -72,7 +72,7 @@ def test_example_names_every_key_and_says_the_defaults() -> None:
                 for part in places[0]:
                     value = value[part]
                 default = getattr(Timeouts(), name) if table == "timeouts" else setting.default
-                assert setting.kind.read(value) == default, f"{table}.{name}"
+                assert write_value(setting.kind, default) == value, f"{table}.{name}"
     assert load(EXAMPLE).timeouts.given == {"collective", "grace"}
 
 
@@ -129,8 +129,8 @@ def test_unknown_host_is_answered_with_those_there_are() -> None:
     ],
 )
 def test_sizes(text: str, size: int) -> None:
-    assert Size().read(text) == size
-    assert Size().read(Size().write(size)) == size
+    assert read_value(Size, text) == size
+    assert read_value(Size, write_value(Size, size)) == size
 
 
 @pytest.mark.parametrize(
@@ -166,10 +166,12 @@ def test_digest_sees_content_only() -> None:
     other = replace(cluster, timeouts=Timeouts(grace=11.0))
     assert other.digest != cluster.digest
     assert len(cluster.digest) == 16
+    assert parse(SMALL + "slots = 1\n[files]\nshared = []\n").cluster.digest == cluster.digest
+    assert parse(SMALL + "slots = 2\n").cluster.digest != cluster.digest
     assert replace(cluster, timeouts=Timeouts(freeze=120)).digest == cluster.digest
     assert replace(cluster, timeouts=Timeouts(collective=599)).digest != cluster.digest
     slow = replace(cluster, gpu=Gpu(fast_path=FastPath.OFF))
     assert slow.digest != cluster.digest == replace(cluster, gpu=Gpu()).digest
     assert replace(cluster, timeouts=Timeouts(gpu_lock=20)).digest == cluster.digest
     assert replace(cluster, timeouts=Timeouts(gpu_lock=21)).digest != cluster.digest
-    assert cluster.digest == "8b5f2139564534f8"  # pinned: agents of different builds compare it
+    assert cluster.digest == "12612e5c5f8ec330"  # pinned: agents of different builds compare it

@@ -47,6 +47,8 @@ WRONG = [  # what to replace in SMALL, by what, and the answer
     ('name = "prod"', 'name = "prod"\nheartbeat = 2',
      "3: cluster.heartbeat: found an unknown key, expected one of name, orchestrator,"
      ' overlay ("heartbeat" belongs in [timeouts])'),
+    ('"prod"', '"prod"\nnetwork = "overlay"',
+     "3: cluster.network: found an unknown key, expected one of name, orchestrator, overlay"),
     ('"prod"', '"Prod"',
      '2: cluster.name: found "Prod", expected 1 to 20 of the characters a-z, 0-9 and -'),
     ('"10.88.0.2:7400"', '"10.88.0.2"',

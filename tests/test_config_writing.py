@@ -36,8 +36,8 @@ from liveshift.runtime.config import (
     settings_of,
     toml_value,
 )
+from liveshift.runtime.config_choices import Seal
 from liveshift.runtime.config_errors import WrongCluster
-from liveshift.runtime.config_memory import Seal
 from liveshift.runtime.toml_lines import key_lines
 
 labels = st.from_regex(r"[a-z0-9](?:[a-z0-9-]{0,13}[a-z0-9])?", fullmatch=True).filter(

@@ -12,7 +12,7 @@ from played_move import COPY, FIXED_S, Played
 
 from liveshift.runtime import cost
 from liveshift.runtime.config import Precopy, Timeouts
-from liveshift.runtime.config_memory import Way
+from liveshift.runtime.config_choices import Way
 from liveshift.runtime.messages import (
     Chosen,
     Cores,

@@ -87,6 +87,14 @@ def test_round_trip(kind: type[Message]) -> None:
     there_and_back()
 
 
+def test_another_library_reads_what_is_sent() -> None:
+    assert msgpack.unpackb(encode_ask(7, messages.Untaint("h1"))) == {
+        "v": VERSION, "id": 7, "body": {"t": "Untaint", "host": "h1"},
+    }  # fmt: skip
+    error = ("Refused", "no", None)
+    assert msgpack.unpackb(encode_error(4, error)) == {"v": VERSION, "id": 4, "error": [*error]}
+
+
 def test_errors_and_empty_answers() -> None:
     assert decode(encode_answer(3, None)) == messages.Frame(3, None, None, None)
     error = ("Refused", "no", None)

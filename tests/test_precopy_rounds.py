@@ -16,7 +16,7 @@ from liveshift.criu_glue.memory.tracker import Standstill
 from liveshift.errors import StepFailed
 from liveshift.runtime import precopy
 from liveshift.runtime.config import Precopy as Settings
-from liveshift.runtime.config_memory import Way
+from liveshift.runtime.config_choices import Way
 from liveshift.runtime.messages import Situation, Writing
 from liveshift.runtime.precopy import Delta, Precopy
 from liveshift.runtime.usual_rate import UsualRate

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from liveshift.errors import ConfigError
 from liveshift.runtime.config import parse
+from liveshift.runtime.config_values import LONGEST_S, SHORTEST_S
 from liveshift.runtime.timeouts import (
     LONGEST_STANDSTILL_S,
     RULES,
     RUNGS,
-    SECONDS,
     TCP_GIVES_UP_S,
     Timeouts,
     breaches,
@@ -63,7 +63,7 @@ def test_the_default_is_torchs_for_nccl_and_nothing_is_given() -> None:
     assert {f.name for f in fields(Timeouts)} == {*RUNGS, "given"}
 
 
-@given(st.floats(30, SECONDS.high))
+@given(st.floats(30, LONGEST_S))
 @quick
 def test_what_is_derived_keeps_every_rule(collective: float) -> None:
     assert breaches({"collective": collective}) == []
@@ -74,7 +74,7 @@ def test_what_is_derived_keeps_every_rule(collective: float) -> None:
     assert LONGEST_STANDSTILL_S + 4 * made.suspicion < TCP_GIVES_UP_S
 
 
-@given(st.floats(SECONDS.low, 29.9))
+@given(st.floats(SHORTEST_S, 29.9))
 @quick
 def test_less_than_30_seconds_cannot_be_divided(collective: float) -> None:
     for breach in breaches({"collective": collective}):

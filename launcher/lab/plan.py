@@ -38,7 +38,7 @@ from ...runtime.config import (
     Timeouts,
     WireSettings,
 )
-from ...runtime.config_values import Unfit
+from ...runtime.config_values import Unfit, expected, read_value
 
 CONTROL = "ctl"
 SWITCH = "sw"
@@ -253,17 +253,17 @@ def _table(
         if key not in known:
             raise WrongUsage(f'no {what} "{key}"', hint=f"there are: {', '.join(known)}")
         try:
-            found[key] = known[key].kind.read(raw(text))
+            found[key] = read_value(known[key].kind, raw(text))
         except (Unfit, ValueError):
             raise WrongUsage(
-                f'{table}.{key}: found "{text}", expected {known[key].kind.expected}'
+                f'{table}.{key}: found "{text}", expected {expected(known[key].kind)}'
             ) from None
     return found
 
 
 def _read(key: str, raw: object, host: str) -> Any:
     try:
-        return SCHEMA["hosts"][key].kind.read(raw)
+        return read_value(SCHEMA["hosts"][key].kind, raw)
     except Unfit as unfit:
         raise WrongUsage(f"{key} of {host}: {unfit}") from None
 

@@ -56,7 +56,7 @@ class SetTaint(Message, frozen=True):
     """Taint a host, so that everything on it moves away.
 
     ``within``: seconds until the host must be empty. If it is 0, the cluster file says so for the
-    ``severity`` (config_notice.Severity). Where either gives a deadline the answer is Evacuating,
+    ``severity`` (config_choices.Severity). Where either gives a deadline the answer is Evacuating,
     else None.
     """
 
