@@ -63,7 +63,7 @@ soak: setup ## Move a job round three hosts for SECONDS=60, JOBS=100 idle ones b
 fuzz: $(STAMPS)/package ## Fuzz every parser, RUNS=100000 or SECONDS=600 in all; findings in build/fuzz/
 	@$(BIN)/python tests/fuzz $(if $(RUNS),--runs $(RUNS)) $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
 
-# FILES picks some, such as FILES=runtime/journal.py,gate.c; JOBS is how many are tried at once.
+# FILES picks some, such as FILES=runtime/orchestrator/journal.py,gate.c; JOBS is how many are tried at once.
 mutation: $(STAMPS)/package ## Change the protocol's files; do tests notice (root)? build/mutation.json
 	@$(BIN)/python tests/mutation $(if $(FILES),--files $(FILES)) $(if $(JOBS),--jobs $(JOBS)) $(ARGS)
 

@@ -22,7 +22,7 @@ from liveshift.errors import LiveshiftError, Unreachable
 from liveshift.launcher import lab as labs
 from liveshift.launcher.client import Client
 from liveshift.launcher.lab import Lab
-from liveshift.runtime.config import load
+from liveshift.runtime.config.cluster import load
 from liveshift.runtime.messages import Event, Events, GetEvents, GetStatus, HostRow, Status
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -19,7 +19,7 @@ from whereabouts import Tasks, owners, where
 from liveshift.criu_glue.room import PAGES
 from liveshift.interposer import layout
 from liveshift.runtime.messages import CapsuleRow, MigrationRow
-from liveshift.runtime.steps import ENDS
+from liveshift.runtime.model.steps import ENDS
 
 if TYPE_CHECKING:
     from lab_session import LabSession

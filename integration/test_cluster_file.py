@@ -9,7 +9,7 @@ import pytest
 from lab_session import CHAIN, LabSession, NewLab, eventually
 
 from liveshift.errors import Unreachable
-from liveshift.runtime.config import load
+from liveshift.runtime.config.cluster import load
 from liveshift.runtime.messages import HostRow
 
 pytestmark = pytest.mark.lab

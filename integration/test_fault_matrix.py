@@ -27,7 +27,7 @@ from machine_needs import needs_fact
 from reference_runs import References
 
 from liveshift.launcher import lab as labs
-from liveshift.runtime.faultpoints import POINTS
+from liveshift.runtime.daemon.faultpoints import POINTS
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 

@@ -24,7 +24,7 @@ from moving_job import Job
 from open_python import NOBODY, OpenPython
 
 from liveshift.launcher import lab as labs
-from liveshift.runtime.config import Cluster, load
+from liveshift.runtime.config.cluster import Cluster, load
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 

@@ -9,7 +9,7 @@ from load.agent import Pace
 from load.figures import Run
 from load.scenario import run
 
-from liveshift.runtime.config import Timeouts
+from liveshift.runtime.config.cluster import Timeouts
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.alone]
 

@@ -13,8 +13,8 @@ from lab_session import AS_EVER, LONG, LabSession, NewLab, eventually
 from move_bench.steps import lost
 from moving_job import Job
 
+from liveshift.runtime.cost.prediction import stood
 from liveshift.runtime.messages import MigrationRow
-from liveshift.runtime.prediction import stood
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180), pytest.mark.alone]
 

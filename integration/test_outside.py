@@ -12,7 +12,7 @@ import pytest
 from lab_session import CHAIN, JOBS, NewLab
 
 from liveshift.launcher import lab as labs
-from liveshift.runtime.config import load
+from liveshift.runtime.config.cluster import load
 
 pytestmark = pytest.mark.lab
 

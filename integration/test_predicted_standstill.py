@@ -8,8 +8,8 @@ import pytest
 from lab_session import AS_EVER, LONG, LabSession, NewLab
 
 from liveshift.launcher import forecast, moves
+from liveshift.runtime.cost.prediction import PRECOPY, seen, stood
 from liveshift.runtime.messages import MigrationRow, Prediction
-from liveshift.runtime.prediction import PRECOPY, seen, stood
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180), pytest.mark.alone]
 

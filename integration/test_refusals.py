@@ -29,7 +29,7 @@ from reference_runs import References
 
 from liveshift.criu_glue.survey import build_id
 from liveshift.launcher import lab as labs
-from liveshift.runtime import keys
+from liveshift.runtime.control import keys
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
 

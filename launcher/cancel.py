@@ -32,7 +32,7 @@ def cancel(
     tainted host is not tried again until the host is tainted or drained once more.
     """
     from ..runtime.messages import Cancel
-    from ..runtime.steps import Step
+    from ..runtime.model.steps import Step
     from . import moves
     from .client import Client
 

@@ -14,7 +14,7 @@ from .options import AsTableOrJson, TableOrJson
 
 
 class KeyRole(StrEnum):
-    """What an operator's key allows (runtime/access.py)."""
+    """What an operator's key allows (runtime/config/access.py)."""
 
     VIEW = "view"
     OPERATE = "operate"

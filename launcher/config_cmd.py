@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import WrongUsage
-from ..runtime.config import Reading, read, settings_of, toml_value
-from ..runtime.environment import in_effect
-from ..runtime.timeouts import RUNGS
+from ..runtime.config.cluster import Reading, read, settings_of, toml_value
+from ..runtime.config.environment import in_effect
+from ..runtime.config.timeouts import RUNGS
 from . import ladder, render
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames to and from the orchestrator over TCP, with an operator's key (its end: runtime/link.py).
+"""Frames to and from the orchestrator over TCP, with an operator's key.
+
+Its end is runtime/control/link.py.
 
 A connection that breaks is made again, and an ask without an answer is sent again: the
 orchestrator serves none twice. When it was restarted meanwhile nobody knows how far the ask got.
@@ -15,12 +17,12 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from ..errors import LiveshiftError, NotFound, NotPermitted, Unreachable, from_wire
-from ..runtime.config_values import ORCHESTRATOR
-from ..runtime.key_files import read_public
-from ..runtime.keys import load_pair
-from ..runtime.line import new_life
+from ..runtime.config.values import ORCHESTRATOR
+from ..runtime.control.key_files import read_public
+from ..runtime.control.keys import load_pair
+from ..runtime.control.line import new_life
+from ..runtime.control.outlet import FROM_ORCHESTRATOR, TO_ORCHESTRATOR, limit
 from ..runtime.messages import Frame, Here, There, decode, encode_ask
-from ..runtime.outlet import FROM_ORCHESTRATOR, TO_ORCHESTRATOR, limit
 from .context import Remote
 
 CONNECT_S = 10.0
@@ -191,7 +193,7 @@ def _why_not(address: str) -> tuple[str, str]:
     """(cause, what to look at) after no handshake came about."""
     import asyncio
 
-    from ..runtime import reach
+    from ..runtime.control import reach
 
     return asyncio.run(reach.why_closed(address)) or (
         f"nothing heard in {CONNECT_S:g} s",

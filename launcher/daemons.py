@@ -38,9 +38,9 @@ def agent(
     verbose: Verbose = False,
 ) -> None:
     """Run this host's agent: it holds the capsules here and moves them. Needs root."""
-    from ..runtime import agent as daemon
-    from ..runtime.cluster_file import ClusterFile
-    from ..runtime.config import load
+    from ..runtime.agent import agent as daemon
+    from ..runtime.config.cluster import load
+    from ..runtime.daemon.cluster_file import ClusterFile
 
     cluster = load(config)
     name = cluster.host(host or sockets.gethostname().partition(".")[0]).name
@@ -49,9 +49,9 @@ def agent(
 
 def orchestrator(config: Config = CONFIG, verbose: Verbose = False) -> None:
     """Run the cluster's orchestrator: jobs, spares, taints, migrations, the journal."""
-    from ..runtime import orchestrator as daemon
-    from ..runtime.cluster_file import ClusterFile
-    from ..runtime.config import load
+    from ..runtime.config.cluster import load
+    from ..runtime.daemon.cluster_file import ClusterFile
+    from ..runtime.orchestrator import orchestrator as daemon
 
     cluster = load(config)
     _serve(daemon.serve(cluster, ClusterFile(config, cluster)), verbose)
@@ -67,8 +67,8 @@ def _serve(daemon: Coroutine[None, None, None], verbose: bool) -> None:
     import logging
     import signal
 
-    from ..runtime import notify
-    from ..runtime.cluster_file import start_again
+    from ..runtime.daemon import notify
+    from ..runtime.daemon.cluster_file import start_again
 
     logging.basicConfig(
         level=logging.DEBUG if verbose else logging.INFO,

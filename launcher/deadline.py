@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..runtime.config_choices import Severity
+from ..runtime.config.choices import Severity
 from .report import quantities as q
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from ..runtime.messages import (
     MigrationRow,
     Status,
 )
-from ..runtime.steps import Step
+from ..runtime.model.steps import Step
 from . import forecast, moves, report
 from .alone import alone
 from .client import Client

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import WrongUsage
-from ..runtime.config import Paths, Reading
-from ..runtime.timeouts import Timeouts
+from ..runtime.config.cluster import Paths, Reading
+from ..runtime.config.timeouts import Timeouts
 from .checks import cluster as cluster_checks
 from .checks import data_link, deadlines, firewall, kernel, machine, network, software
 from .checks.finding import Check, Finding, Verdict

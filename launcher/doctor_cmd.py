@@ -49,7 +49,7 @@ def doctor(
     if config is None and CLUSTER_FILE.exists():
         config = CLUSTER_FILE
     if config is not None:
-        from ..runtime.config import read
+        from ..runtime.config.cluster import read
 
         reading = read(config)
         path = reading.cluster.paths.criu

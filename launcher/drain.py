@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import LiveshiftError, Refused
-from ..runtime.steps import Step
+from ..runtime.model.steps import Step
 from . import deadline, render
 from .context import find
 from .options import AsTableOrJson, Connect, Host, Key, Lab, Socket, TableOrJson, duration

@@ -110,7 +110,7 @@ def look(client: Client, host: str, reason: str) -> Plan:
 
 
 def _free_slots(status: Status, leaving: HostRow) -> int:
-    """Where capsules may go: as runtime/spares.py counts them."""
+    """Where capsules may go: as runtime/orchestrator/spares.py counts them."""
     able = (
         row
         for row in status.hosts

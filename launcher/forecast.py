@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ..runtime import prediction
-from ..runtime.config_choices import Way
-from ..runtime.steps import Step
+from ..runtime.config.choices import Way
+from ..runtime.cost import prediction
+from ..runtime.model.steps import Step
 from . import render
 from .report import quantities as q
 from .report.expected import Expected, ExpectedPart

@@ -2,9 +2,9 @@
 """``liveshift host add|remove``: a host's table in the cluster file, its keys, what to copy where.
 
 Both run on the orchestrator's machine, where the cluster file and all keys are. The orchestrator
-and the agents take a changed file up by themselves (runtime/cluster_file.py). What has to go to
-other machines is printed as commands on stdout: liveshift itself copies nothing, since it does not
-know how root reaches them. For a host that is this very machine nothing is copied.
+and the agents take a changed file up by themselves (runtime/daemon/cluster_file.py). What has to go
+to other machines is printed as commands on stdout: liveshift itself copies nothing, since it does
+not know how root reaches them. For a host that is this very machine nothing is copied.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LiveshiftError, NotFound, Refused, WrongUsage
-from ..runtime import keyring, keys
-from ..runtime.config import Cluster, Host, load, parse
-from ..runtime.config_values import Address, HostName, Unfit, read_value
+from ..runtime.config.cluster import Cluster, Host, load, parse
+from ..runtime.config.values import Address, HostName, Unfit, read_value
+from ..runtime.control import keyring, keys
 from ..runtime.messages import GetStatus, Status
 from . import render
 from .checks.cluster import this_host

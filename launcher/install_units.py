@@ -20,7 +20,7 @@ import typer
 from .daemons import CONFIG, Config
 
 if TYPE_CHECKING:
-    from ..runtime.config import Paths
+    from ..runtime.config.cluster import Paths
 
 TEMPLATES = Path(__file__).parent / "systemd"
 UNITS = Path("/etc/systemd/system")
@@ -69,7 +69,7 @@ def install_units(
     Run it again after the installation has moved.
     """
     from ..errors import LiveshiftError, NotPermitted
-    from ..runtime.config import load
+    from ..runtime.config.cluster import load
 
     cluster = load(config)  # a daemon that cannot start is better refused now
     if host:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import NotFound
-from ..runtime import keyring, keys
-from ..runtime.access import Role
-from ..runtime.config import Cluster, load
+from ..runtime.config.access import Role
+from ..runtime.config.cluster import Cluster, load
+from ..runtime.control import keyring, keys
 from . import render
 
 STATE_STYLE = {"valid": "green", "revoked": "dim", "unusable": "bold red"}

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.timeouts import RULES, RUNGS, Rule, Timeouts
+from ..runtime.config.timeouts import RULES, RUNGS, Rule, Timeouts
 from . import render
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..runtime.config import Reading
+    from ..runtime.config.cluster import Reading
 
 REACHED = {
     "heartbeat": "an agent says again that it lives",

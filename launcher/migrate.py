@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import LiveshiftError, WrongUsage
-from ..runtime.config_choices import Way
+from ..runtime.config.choices import Way
 from . import deadline, render
 from .context import find
 from .options import (

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..errors import LiveshiftError, Refused, StepFailed
-from ..runtime.cost_words import in_words
+from ..runtime.cost.words import in_words
 from ..runtime.messages import GetMigration, Migration, MigrationRow
-from ..runtime.steps import ENDS, Step
+from ..runtime.model.steps import ENDS, Step
 from . import forecast, patience, render
 from .client import Client
 from .report import quantities as q

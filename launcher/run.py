@@ -139,7 +139,7 @@ def _patience(text: str) -> float:
 
 
 def _ask(command: list[str], nnodes: int, name: str, collective: float, env_ranks: bool) -> Run:
-    from ..runtime.environment import remarks
+    from ..runtime.config.environment import remarks
     from ..runtime.messages import Run
 
     try:

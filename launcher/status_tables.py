@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.text import Text
 
-from ..runtime.link_rates import bits
+from ..runtime.model.link_rates import bits
 from . import forecast, moves, render
 from .report import quantities as q
 

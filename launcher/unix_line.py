@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames to and from a daemon's local UNIX socket (its end: runtime/local_socket.py).
+"""Frames to and from a daemon's local UNIX socket (its end: runtime/control/local_socket.py).
 
 A frame is a u32 little-endian length and a message. One ask at a time is under way.
 """

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from liveshift.runtime.config import parse
-from liveshift.runtime.config_errors import WrongCluster
-from liveshift.runtime.toml_lines import Key
+from liveshift.runtime.config.cluster import parse
+from liveshift.runtime.config.errors import WrongCluster
+from liveshift.runtime.config.toml_lines import Key
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "cluster.example.toml"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from link_harness import free_address
 
-from liveshift.runtime import keys
+from liveshift.runtime.control import keys
 from liveshift.waiting import readable
 
 CLUSTER = """

@@ -12,14 +12,16 @@ from typing import Any, cast
 import pytest
 
 from liveshift.criu_glue.network import Overlay
-from liveshift.runtime import access, config, messages
-from liveshift.runtime.access import Role
-from liveshift.runtime.desk import Desk
-from liveshift.runtime.fleet import Fleet
-from liveshift.runtime.gpu_asked import GpuAsked
-from liveshift.runtime.jobs import Capsule, Job
-from liveshift.runtime.keyring import Holder
+from liveshift.runtime import messages
+from liveshift.runtime.config.access import Role
+from liveshift.runtime.config.cluster import access
+from liveshift.runtime.config.cluster import cluster as config
+from liveshift.runtime.control.keyring import Holder
 from liveshift.runtime.messages import Message, Run
+from liveshift.runtime.model.gpu_asked import GpuAsked
+from liveshift.runtime.model.jobs import Capsule, Job
+from liveshift.runtime.orchestrator.desk import Desk
+from liveshift.runtime.orchestrator.fleet import Fleet
 
 CLUSTER = """
 [cluster]

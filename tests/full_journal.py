@@ -6,8 +6,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from liveshift.runtime.journal import Journal
-from liveshift.runtime.journal_file import JournalTrouble
+from liveshift.runtime.orchestrator.journal import Journal
+from liveshift.runtime.orchestrator.journal_file import JournalTrouble
 
 
 def fill(journal: Journal) -> None:

@@ -14,8 +14,8 @@ from gate_programs import Key, Lane, Part
 from simulated_gate import GO, OWED, ffi
 
 from liveshift.interposer.layout import Library
-from liveshift.runtime.collective_clock import Report
-from liveshift.runtime.host_gate import HostGate
+from liveshift.runtime.model.collective_clock import Report
+from liveshift.runtime.quiesce.host_gate import HostGate
 
 if TYPE_CHECKING:
     from gate_world import World

@@ -19,7 +19,7 @@ from gate_actors import LEASE_MS, Agent, Process, Thread
 from gate_programs import Key, Program, least_cut
 
 from liveshift.interposer.orders import OrderedPage, open_ordered
-from liveshift.runtime.collective_clock import CollectiveClock
+from liveshift.runtime.model.collective_clock import CollectiveClock
 
 LOOK_MS = 20  # how often a thread at the gate looks again, as in gate.c
 DEADLINE_MS = 600

@@ -16,9 +16,10 @@ import zmq
 import zmq.asyncio
 from free_ports import free_port
 
-from liveshift.runtime import keys, messages
-from liveshift.runtime.access import Role
-from liveshift.runtime.link import OperatorHandler, Switchboard, Uplink
+from liveshift.runtime import messages
+from liveshift.runtime.config.access import Role
+from liveshift.runtime.control import keys
+from liveshift.runtime.control.link import OperatorHandler, Switchboard, Uplink
 from liveshift.runtime.messages import Message
 
 Handler = Callable[[str, Message], Awaitable[Message | None]]

@@ -27,8 +27,8 @@ from model_state import (
     to,
 )
 
-from liveshift.runtime.ownership import Owner, Ruling, Side
-from liveshift.runtime.steps import Step
+from liveshift.runtime.model.ownership import Owner, Ruling, Side
+from liveshift.runtime.model.steps import Step
 
 ATTEMPTS = 2
 SILENCE = "silence"

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from liveshift.runtime import ownership
-from liveshift.runtime.ownership import Owner, Ruling, Side
-from liveshift.runtime.steps import ALLOWED, ENDS, Step
+from liveshift.runtime.model import ownership
+from liveshift.runtime.model.ownership import Owner, Ruling, Side
+from liveshift.runtime.model.steps import ALLOWED, ENDS, Step
 
 
 class Violation(AssertionError):

@@ -11,14 +11,16 @@ import pytest
 from liveshift.criu_glue.network import Overlay
 from liveshift.criu_glue.survey import Survey
 from liveshift.errors import Refused, StepFailed, Unreachable
-from liveshift.runtime import config, messages, migration, prediction
-from liveshift.runtime.gpu_swap import GpuSwap
-from liveshift.runtime.jobs import Capsule, Job
+from liveshift.runtime import messages
+from liveshift.runtime.config.cluster import cluster as config
+from liveshift.runtime.cost.model import prediction
 from liveshift.runtime.messages import Message, Phase
-from liveshift.runtime.migration import Move
-from liveshift.runtime.ownership import may_pass
-from liveshift.runtime.steps import Step
-from liveshift.runtime.story import Story
+from liveshift.runtime.migration.gpu_swap import GpuSwap
+from liveshift.runtime.migration.migration import Move, migration
+from liveshift.runtime.migration.story import Story
+from liveshift.runtime.model.jobs import Capsule, Job
+from liveshift.runtime.model.ownership import may_pass
+from liveshift.runtime.model.steps import Step
 
 CLUSTER = config.parse(
     """

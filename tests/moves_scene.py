@@ -15,14 +15,15 @@ from test_journal import OWNERS
 
 from liveshift.criu_glue.network import Overlay
 from liveshift.errors import Unreachable
-from liveshift.runtime import config, messages
-from liveshift.runtime.fleet import Fleet
-from liveshift.runtime.jobs import Capsule, Job
+from liveshift.runtime import messages
+from liveshift.runtime.config.cluster import cluster as config
 from liveshift.runtime.messages import Message, Run
-from liveshift.runtime.migration import Move
-from liveshift.runtime.moves import Moves
-from liveshift.runtime.steps import Step
-from liveshift.runtime.story import Story
+from liveshift.runtime.migration.migration import Move
+from liveshift.runtime.migration.story import Story
+from liveshift.runtime.model.jobs import Capsule, Job
+from liveshift.runtime.model.steps import Step
+from liveshift.runtime.orchestrator.fleet import Fleet
+from liveshift.runtime.orchestrator.moves import Moves
 
 SEATS = tuple(messages.GpuSeat(uuid, "H200", free=True) for uuid in ("GPU-x", "GPU-y"))
 RESERVED = messages.Reserved([("CRIU", "4.2.1")], "tcp://10.88.0.12:7401")

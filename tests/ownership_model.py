@@ -29,8 +29,8 @@ from model_state import (
     unheard,
 )
 
-from liveshift.runtime.ownership import BEFORE_COMMIT
-from liveshift.runtime.steps import Step
+from liveshift.runtime.model.ownership import BEFORE_COMMIT
+from liveshift.runtime.model.steps import Step
 
 
 class Model(Orchestrator, Hosts):

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from liveshift.runtime.pace import Pace
-from liveshift.runtime.reading_cost import ReadingCost
+from liveshift.runtime.agent.departure.pace import Pace
+from liveshift.runtime.agent.host.reading_cost import ReadingCost
 
 BATCH = 4 << 20
 READS = 3e9

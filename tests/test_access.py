@@ -28,10 +28,11 @@ from desk_scene import (
 from test_journal import row
 
 from liveshift.errors import LiveshiftError, NotFound, NotPermitted, Refused
-from liveshift.runtime import config, messages
-from liveshift.runtime.access import Principal, Role, Roles
-from liveshift.runtime.journal import Journal
+from liveshift.runtime import messages
+from liveshift.runtime.config.access import Principal, Role, Roles
+from liveshift.runtime.config.cluster import cluster as config
 from liveshift.runtime.messages import Message, Run
+from liveshift.runtime.orchestrator.journal import Journal
 
 __all__ = ["people", "scene"]
 

@@ -17,9 +17,9 @@ from liveshift.criu_glue import along
 from liveshift.criu_glue.along import Along, measure, overlap, place_of
 from liveshift.criu_glue.footprint import Footprint
 from liveshift.criu_glue.found import Survey
-from liveshift.runtime import files_along
+from liveshift.runtime.agent.agent import files_along
+from liveshift.runtime.cost.prediction import Load, predict
 from liveshift.runtime.messages import HostFacts, Inspected
-from liveshift.runtime.prediction import Load, predict
 
 MB = 1 << 20
 

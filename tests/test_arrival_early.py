@@ -12,8 +12,8 @@ import pytest
 from test_arrival_ends import NO_CRIU, Scene, scene
 
 from liveshift.errors import StepFailed
-from liveshift.runtime import arrival
-from liveshift.runtime.stopwatch import Stopwatch
+from liveshift.runtime.agent.arrival import arrival
+from liveshift.runtime.model.stopwatch import Stopwatch
 
 __all__ = ["scene"]
 

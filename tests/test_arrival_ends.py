@@ -13,11 +13,11 @@ import pytest
 
 from liveshift.criu_glue.network import Overlay
 from liveshift.errors import LiveshiftError, StepFailed
-from liveshift.runtime import arrival
-from liveshift.runtime.arrival import NOTE, Arrival
-from liveshift.runtime.device_memory import TABLE
+from liveshift.runtime.agent.arrival import arrival
+from liveshift.runtime.agent.arrival.arrival import NOTE, Arrival
+from liveshift.runtime.agent.gpu.device_memory import TABLE
 from liveshift.runtime.messages import Book
-from liveshift.runtime.stopwatch import Stopwatch
+from liveshift.runtime.model.stopwatch import Stopwatch
 from liveshift.runtime.wire import PAGE_TABLE
 
 NO_CRIU: Any = None

@@ -19,13 +19,14 @@ from test_preflight import HERE, NOTHING
 from liveshift.criu_glue.memory.store import MemoryStore
 from liveshift.criu_glue.restore import RestoringTree
 from liveshift.criu_glue.room import Room, started
-from liveshift.runtime import arrival, manifest
-from liveshift.runtime.arrival import NOTE, Arrival
-from liveshift.runtime.config import Files, Logs, Paths
-from liveshift.runtime.device_memory import TABLE
-from liveshift.runtime.manifest import Manifest
+from liveshift.runtime.agent.arrival import arrival
+from liveshift.runtime.agent.arrival.arrival import NOTE, Arrival
+from liveshift.runtime.agent.gpu.device_memory import TABLE
+from liveshift.runtime.agent.host.resident import Housing, Resident
+from liveshift.runtime.config.cluster import Files, Logs, Paths
 from liveshift.runtime.messages import Book, CapsuleSpec, Reserve
-from liveshift.runtime.resident import Housing, Resident
+from liveshift.runtime.model import manifest
+from liveshift.runtime.model.manifest import Manifest
 from liveshift.runtime.wire import PAGE_TABLE
 
 PAIRS = [("GPU-a", "GPU-x"), ("GPU-b", "GPU-y")]

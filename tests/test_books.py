@@ -13,11 +13,12 @@ from test_evacuation import CLUSTER
 
 from liveshift.criu_glue.network import Overlay
 from liveshift.errors import NotPermitted, Unreachable
-from liveshift.runtime import config, messages, orchestrator
-from liveshift.runtime.jobs import Capsule, Job
+from liveshift.runtime import messages
+from liveshift.runtime.config.cluster import cluster as config
 from liveshift.runtime.messages import Beat, Books, Hello, HostFacts, Message, Run
-from liveshift.runtime.orchestrator import Orchestrator
-from liveshift.runtime.status import status
+from liveshift.runtime.model.jobs import Capsule, Job
+from liveshift.runtime.orchestrator.orchestrator import Orchestrator, orchestrator
+from liveshift.runtime.orchestrator.status import status
 
 FACTS = HostFacts("6.12", "x86_64", "a processor", [], "4.2", "0.1")
 LATE = 60.0

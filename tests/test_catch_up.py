@@ -16,8 +16,8 @@ from test_evacuation import CLUSTER
 from test_journal import row
 
 from liveshift.errors import NotFound, Refused, Unreachable
-from liveshift.runtime import config, messages
-from liveshift.runtime.journal_file import JournalTrouble
+from liveshift.runtime import messages
+from liveshift.runtime.config.cluster import cluster as config
 from liveshift.runtime.messages import (
     Beat,
     CapsuleState,
@@ -29,7 +29,8 @@ from liveshift.runtime.messages import (
     Run,
     SignalJob,
 )
-from liveshift.runtime.orchestrator import Orchestrator
+from liveshift.runtime.orchestrator.journal_file import JournalTrouble
+from liveshift.runtime.orchestrator.orchestrator import Orchestrator
 
 RUN = Run("a", 2, ["true"], {}, "/", 0, [])
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from cli_harness import Call
 
-from liveshift.runtime.cost_words import in_words
+from liveshift.runtime.cost.words import in_words
 from liveshift.runtime.messages import Cost
 
 WORDS = "cost 0.9 s of training: paused 0.6, slower 0.3; host empty after 1.2 s"

@@ -11,7 +11,7 @@ import pytest
 from cli_harness import Call, Starter, ended
 
 from liveshift.errors import LiveshiftError, Refused
-from liveshift.runtime.cost_words import in_words
+from liveshift.runtime.cost.words import in_words
 from liveshift.runtime.messages import (
     Cordon,
     Departing,

@@ -16,9 +16,9 @@ from cli_harness import DEADLINE, Call, Starter, Terminal, ended
 
 from liveshift.errors import Refused
 from liveshift.launcher import forecast
-from liveshift.runtime.cost_words import in_words
+from liveshift.runtime.cost.words import in_words
 from liveshift.runtime.messages import GetMigration, Part, Phase, Prediction, Rounds
-from liveshift.runtime.steps import Step
+from liveshift.runtime.model.steps import Step
 
 GB, MB = 10**9, 10**6
 TASKS = "12 processes, 1000 mappings"

@@ -19,7 +19,8 @@ from doubles.orchestrator import Orchestrator
 from liveshift.errors import LiveshiftError, NotFound, NotPermitted, Refused, Unreachable
 from liveshift.launcher.client import Client
 from liveshift.launcher.context import find_socket, lab_socket
-from liveshift.runtime import local_socket, messages
+from liveshift.runtime import messages
+from liveshift.runtime.control import local_socket
 from liveshift.runtime.messages import (
     GetMigration,
     GetStatus,

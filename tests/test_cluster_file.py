@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from liveshift.runtime import cluster_file
-from liveshift.runtime.cluster_file import ClusterFile
-from liveshift.runtime.config import Cluster, load
+from liveshift.runtime.config.cluster import Cluster, load
+from liveshift.runtime.daemon import cluster_file
+from liveshift.runtime.daemon.cluster_file import ClusterFile
 
 TEXT = """\
 [cluster]
@@ -132,7 +132,7 @@ def test_it_keeps_its_pid_and_command_line_and_no_descriptor(tmp_path: Path) -> 
     script = tmp_path / "again.py"
     script.write_text(
         "import os, sys\n"
-        "from liveshift.runtime.cluster_file import start_again\n"
+        "from liveshift.runtime.daemon.cluster_file import start_again\n"
         "print(os.getpid(), sys.argv[1:], sorted(os.listdir('/proc/self/fd'))[:4], flush=True)\n"
         "if 'AGAIN' not in os.environ:\n"
         "    os.environ['AGAIN'] = '1'\n"

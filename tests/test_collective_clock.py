@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from liveshift.runtime.collective_clock import CollectiveClock, Report
+from liveshift.runtime.model.collective_clock import CollectiveClock, Report
 
 
 def told(clock: CollectiveClock, numbers: dict[str, dict[int, int]]) -> None:

@@ -14,7 +14,8 @@ import pytest
 from cluster_files import EXAMPLE, SMALL, mistakes
 
 from liveshift.errors import NotFound
-from liveshift.runtime.config import (
+from liveshift.runtime.config.choices import Seal
+from liveshift.runtime.config.cluster import (
     SCHEMA,
     Compress,
     Endpoint,
@@ -34,9 +35,8 @@ from liveshift.runtime.config import (
     load,
     parse,
 )
-from liveshift.runtime.config_choices import Seal
-from liveshift.runtime.config_values import Size, read_value, write_value
-from liveshift.runtime.toml_lines import key_lines
+from liveshift.runtime.config.toml_lines import key_lines
+from liveshift.runtime.config.values import Size, read_value, write_value
 
 
 def test_only_four_values_have_to_be_given() -> None:

@@ -13,8 +13,8 @@ from cluster_files import EXAMPLE, SMALL
 
 from liveshift.errors import WrongUsage
 from liveshift.launcher import config_cmd, ladder
-from liveshift.runtime.config import load, parse
-from liveshift.runtime.timeouts import RUNGS
+from liveshift.runtime.config.cluster import load, parse
+from liveshift.runtime.config.timeouts import RUNGS
 
 
 def validated(capsys: pytest.CaptureFixture[str], path: Path) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from liveshift.errors import ConfigError
-from liveshift.runtime.config import LIMIT, load, parse
+from liveshift.runtime.config.cluster import LIMIT, load, parse
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from cluster_files import SMALL, mistakes
 
 from liveshift.errors import ConfigError
-from liveshift.runtime.config import Host, load, parse
-from liveshift.runtime.config_errors import WrongCluster
+from liveshift.runtime.config.cluster import Host, load, parse
+from liveshift.runtime.config.errors import WrongCluster
 
 # fmt: off
 WRONG = [  # what to replace in SMALL, by what, and the answer

@@ -13,7 +13,8 @@ from cluster_files import EXAMPLE, paths_in, quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liveshift.runtime.config import (
+from liveshift.runtime.config.choices import Seal
+from liveshift.runtime.config.cluster import (
     Cluster,
     Compress,
     Endpoint,
@@ -36,9 +37,8 @@ from liveshift.runtime.config import (
     settings_of,
     toml_value,
 )
-from liveshift.runtime.config_choices import Seal
-from liveshift.runtime.config_errors import WrongCluster
-from liveshift.runtime.toml_lines import key_lines
+from liveshift.runtime.config.errors import WrongCluster
+from liveshift.runtime.config.toml_lines import key_lines
 
 labels = st.from_regex(r"[a-z0-9](?:[a-z0-9-]{0,13}[a-z0-9])?", fullmatch=True).filter(
     lambda name: name != "orchestrator"

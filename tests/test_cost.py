@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from played_move import COPY, FIXED_S, Played
 
-from liveshift.runtime import cost
-from liveshift.runtime.config import Precopy, Timeouts
-from liveshift.runtime.config_choices import Way
+from liveshift.runtime.config.choices import Way
+from liveshift.runtime.config.cluster import Precopy, Timeouts
+from liveshift.runtime.cost.model import model as cost
 from liveshift.runtime.messages import (
     Chosen,
     Cores,

@@ -7,11 +7,11 @@ import pytest
 from move_stage import FACTS, SURVEY
 
 from liveshift.criu_glue.found import Footprint
-from liveshift.runtime import cost
-from liveshift.runtime.config import Precopy, Timeouts
-from liveshift.runtime.cost_prediction import costed
+from liveshift.runtime.config.cluster import Precopy, Timeouts
+from liveshift.runtime.cost.comparison import costed
+from liveshift.runtime.cost.model import model as cost
+from liveshift.runtime.cost.prediction import FILLING, Lessons, Load, predict
 from liveshift.runtime.messages import Cores, Inspected, Prediction, Reserved, Writing
-from liveshift.runtime.prediction import FILLING, Lessons, Load, predict
 
 SIZE = 480 * 10**6
 LINK = 2e9

@@ -13,10 +13,10 @@ from moves_scene import Scene, play, until
 
 from liveshift.errors import Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.costing import Costing
 from liveshift.runtime.messages import Cost, Phase, Worked
-from liveshift.runtime.migration import Move
-from liveshift.runtime.steps import Step
+from liveshift.runtime.migration.migration import Move
+from liveshift.runtime.model.steps import Step
+from liveshift.runtime.orchestrator.costing import Costing
 
 LEFT = Worked("collectives", 100.0, None, 100.0, 10.0, 0.0, 0.5, 246)
 RUNS = Worked("collectives", 110.0, 130.0, 110.0, 10.0, 3.0, 0.4)

@@ -19,9 +19,10 @@ from one_room import netns
 
 from liveshift.errors import LiveshiftError, NotPermitted
 from liveshift.launcher.client import Client
-from liveshift.runtime import agent, resident
-from liveshift.runtime.cluster_file import ClusterFile
-from liveshift.runtime.config import load
+from liveshift.runtime.agent.agent import agent
+from liveshift.runtime.agent.host import resident
+from liveshift.runtime.config.cluster import load
+from liveshift.runtime.daemon.cluster_file import ClusterFile
 from liveshift.runtime.messages import GetStatus, SetTaint, Status
 
 __all__ = ["netns"]
@@ -163,7 +164,7 @@ MOUNTS = 'trap "grep -c $0 /proc/self/mounts >&2" EXIT; "$@"'
 @pytest.mark.root
 class TestAgent:
     def test_a_second_one_is_refused(self, place: Place) -> None:
-        from liveshift.runtime import state_lock
+        from liveshift.runtime.daemon import state_lock
 
         with state_lock.held(place.state, "agent"):
             said = place.fails("agent", "--host", "h0", code=5)

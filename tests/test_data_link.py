@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from liveshift.launcher.checks import data_link as check
 from liveshift.launcher.checks.finding import Verdict
 from liveshift.launcher.status_tables import hosts, warnings
-from liveshift.runtime import link_rates
-from liveshift.runtime.config import parse
-from liveshift.runtime.data_link import Interface, interfaces, look
-from liveshift.runtime.link_rates import FILE, Measured, bits
+from liveshift.runtime.agent.host.data_link import Interface, interfaces, look
+from liveshift.runtime.config.cluster import parse
 from liveshift.runtime.messages import HostRow
+from liveshift.runtime.model import link_rates
+from liveshift.runtime.model.link_rates import FILE, Measured, bits
 
 GBIT = 10**9
 ETH = Interface("eth0", True, 10 * GBIT, ("10.88.0.10",), True)

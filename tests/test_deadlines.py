@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liveshift.errors import StepFailed, WrongUsage
-from liveshift.runtime.config import Cluster, parse
-from liveshift.runtime.deadlines import Standstill, check_freeze, for_job
+from liveshift.runtime.config.cluster import Cluster, parse
+from liveshift.runtime.config.timeouts import TCP_GIVES_UP_S, Timeouts
 from liveshift.runtime.messages import Rounds
-from liveshift.runtime.timeouts import TCP_GIVES_UP_S, Timeouts
+from liveshift.runtime.model.deadlines import Standstill, check_freeze, for_job
 
 
 def cluster(**timeouts: float) -> Cluster:

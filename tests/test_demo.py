@@ -29,7 +29,7 @@ from liveshift.runtime.messages import (
     MigrationRow,
     Phase,
 )
-from liveshift.runtime.steps import Step
+from liveshift.runtime.model.steps import Step
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from test_departure_order import INIT, LOCKED, OPENED, Scene, scene
 
 from liveshift.criu_glue.survey import Changing
 from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable
-from liveshift.runtime import departure
-from liveshift.runtime.departure import NOTE, Departure, DepartureNote
-from liveshift.runtime.device_state import DeviceLost
+from liveshift.runtime.agent.departure import departure
+from liveshift.runtime.agent.departure.departure import NOTE, Departure, DepartureNote
+from liveshift.runtime.agent.gpu.device_state import DeviceLost
 
 __all__ = ["scene"]
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from liveshift.errors import StepFailed
-from liveshift.runtime import departure
-from liveshift.runtime.departure import PROMISED, Departure
+from liveshift.runtime.agent.departure import departure
+from liveshift.runtime.agent.departure.departure import PROMISED, Departure
 
 INIT = 4711
 LOCKED, OPENED = f"lock {INIT}", f"unlock {INIT}"

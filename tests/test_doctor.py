@@ -21,8 +21,8 @@ from liveshift.launcher import doctor as examination
 from liveshift.launcher.checks import deadlines, kernel, machine, network
 from liveshift.launcher.checks.finding import Finding, Verdict, attempt
 from liveshift.launcher.doctor import doctor, examine
-from liveshift.runtime.config import parse
-from liveshift.runtime.timeouts import Timeouts
+from liveshift.runtime.config.cluster import parse
+from liveshift.runtime.config.timeouts import Timeouts
 
 __all__ = ["doubles"]
 

@@ -17,8 +17,8 @@ from cli_harness import double
 from liveshift.launcher.checks import cluster as checks
 from liveshift.launcher.checks.finding import Finding, Verdict
 from liveshift.launcher.doctor import examine
-from liveshift.runtime import keys
-from liveshift.runtime.config import Cluster, parse
+from liveshift.runtime.config.cluster import Cluster, parse
+from liveshift.runtime.control import keys
 
 __all__ = ["double"]
 

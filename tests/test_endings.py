@@ -16,14 +16,14 @@ from test_evacuation import CLUSTER
 from liveshift.criu_glue.network import Overlay
 from liveshift.errors import Refused, Unreachable
 from liveshift.launcher.moves import outcome, raise_if_failed
-from liveshift.runtime import config
-from liveshift.runtime.endings import Endings
-from liveshift.runtime.fleet import Fleet
-from liveshift.runtime.jobs import Capsule, Job
+from liveshift.runtime.config.cluster import cluster as config
 from liveshift.runtime.messages import Forget, Message, MigrationRow, Precopy, Run
-from liveshift.runtime.migration import Move
-from liveshift.runtime.moves import Moves
-from liveshift.runtime.steps import ENDS, Step
+from liveshift.runtime.migration.migration import Move
+from liveshift.runtime.model.jobs import Capsule, Job
+from liveshift.runtime.model.steps import ENDS, Step
+from liveshift.runtime.orchestrator.endings import Endings
+from liveshift.runtime.orchestrator.fleet import Fleet
+from liveshift.runtime.orchestrator.moves import Moves
 
 
 @pytest.fixture

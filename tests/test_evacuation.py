@@ -15,14 +15,15 @@ from test_evacuation_plan import predicted
 
 from liveshift.criu_glue.network import Overlay
 from liveshift.errors import LiveshiftError, Refused, SourceFailed, SourceRefused, StepFailed
-from liveshift.runtime import config, evacuation
-from liveshift.runtime.evacuation import Evacuation
-from liveshift.runtime.fleet import Fleet
-from liveshift.runtime.jobs import Capsule, Job
+from liveshift.runtime.config.cluster import cluster as config
 from liveshift.runtime.messages import Planned, Prediction, Run
-from liveshift.runtime.migration import Move
-from liveshift.runtime.moves import Moves
-from liveshift.runtime.steps import Step
+from liveshift.runtime.migration.migration import Move
+from liveshift.runtime.model.jobs import Capsule, Job
+from liveshift.runtime.model.steps import Step
+from liveshift.runtime.orchestrator.evacuation import Evacuation
+from liveshift.runtime.orchestrator.fleet import Fleet
+from liveshift.runtime.orchestrator.moves import Moves
+from liveshift.runtime.orchestrator.orchestrator import evacuation
 
 CLUSTER = """
 [cluster]

@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 from cluster_files import SMALL
 
-from liveshift.runtime import cost
-from liveshift.runtime.config import Severity, parse
-from liveshift.runtime.evacuation_plan import plan
+from liveshift.runtime.config.cluster import Severity, parse
+from liveshift.runtime.cost.model import model as cost
 from liveshift.runtime.messages import Prediction, Situation
+from liveshift.runtime.orchestrator.evacuation_plan import plan
 
 PAUSE = 60.0
 

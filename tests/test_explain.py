@@ -20,7 +20,7 @@ from liveshift.errors import (
     from_wire,
     to_wire,
 )
-from liveshift.runtime import preflight
+from liveshift.runtime.agent.agent import preflight
 
 
 @pytest.fixture

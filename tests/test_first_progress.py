@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from liveshift.runtime import destination, run_time
+from liveshift.runtime.agent.agent import destination
+from liveshift.runtime.agent.host import run_time
 
 
 class Restored:

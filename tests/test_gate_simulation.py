@@ -20,9 +20,9 @@ from gate_simulation import play_many, scratch
 from gate_world import SimulatedPage, Violation, World
 from simulated_gate import build
 
-from liveshift.runtime import host_gate
-from liveshift.runtime.collective_clock import CollectiveClock, Report
-from liveshift.runtime.host_gate import HostGate
+from liveshift.runtime.model.collective_clock import CollectiveClock, Report
+from liveshift.runtime.quiesce import host_gate
+from liveshift.runtime.quiesce.host_gate import HostGate
 
 
 @pytest.fixture(scope="module")

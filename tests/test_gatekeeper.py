@@ -22,9 +22,11 @@ from liveshift.interposer import layout
 from liveshift.interposer.layout import Want
 from liveshift.interposer.orders import OrderedPage, open_ordered
 from liveshift.interposer.page import PageError
-from liveshift.runtime import gatekeeper, messages, services
-from liveshift.runtime.gatekeeper import Closed, Gatekeeper
-from liveshift.runtime.rank_pages import lives, unknown
+from liveshift.runtime import messages
+from liveshift.runtime.agent.agent import gatekeeper
+from liveshift.runtime.agent.gatekeeper import Closed, Gatekeeper
+from liveshift.runtime.agent.host.rank_pages import lives, unknown
+from liveshift.runtime.quiesce import services
 
 ARM = messages.Arm("gpt", 1, 60.0, 0.2)
 OPEN = messages.OpenGate("gpt")

@@ -12,13 +12,14 @@ import pytest
 
 from liveshift.criu_glue.network import Overlay
 from liveshift.errors import LiveshiftError, Refused, Unreachable
-from liveshift.runtime import gates, messages
-from liveshift.runtime.gates import Gates, communicator_words
-from liveshift.runtime.ground import NoBoundary
-from liveshift.runtime.jobs import Capsule, Job
+from liveshift.runtime import messages
+from liveshift.runtime.config.timeouts import Timeouts
 from liveshift.runtime.messages import Member, Message
-from liveshift.runtime.moves import Moves
-from liveshift.runtime.timeouts import Timeouts
+from liveshift.runtime.migration.ground import NoBoundary
+from liveshift.runtime.model.jobs import Capsule, Job
+from liveshift.runtime.orchestrator.moves import Moves
+from liveshift.runtime.quiesce import gates
+from liveshift.runtime.quiesce.gates import Gates, communicator_words
 
 WORLD, PAIR = 70, 71
 LIMITS = Timeouts(quiesce=5.0)

@@ -11,11 +11,12 @@ import pytest
 from test_gates import LIMITS, PAIR, WORLD, Host, a_job, two
 
 from liveshift.errors import LiveshiftError, Refused, Unreachable
-from liveshift.runtime import gates, messages
-from liveshift.runtime.gates import NOTHING_COUNTED, Gates
-from liveshift.runtime.ground import NoBoundary
+from liveshift.runtime import messages
+from liveshift.runtime.config.timeouts import Timeouts
 from liveshift.runtime.messages import Message
-from liveshift.runtime.timeouts import Timeouts
+from liveshift.runtime.migration.ground import NoBoundary
+from liveshift.runtime.quiesce import gates
+from liveshift.runtime.quiesce.gates import NOTHING_COUNTED, Gates
 
 QUICK = Timeouts(heartbeat=0.001)
 

@@ -24,8 +24,8 @@ import pytest
 from liveshift.interposer import library, page
 from liveshift.interposer.layout import CommunicatorState
 from liveshift.interposer.orders import OrderedPage, open_ordered
-from liveshift.runtime.collective_clock import CollectiveClock
-from liveshift.runtime.host_gate import HostGate
+from liveshift.runtime.model.collective_clock import CollectiveClock
+from liveshift.runtime.quiesce.host_gate import HostGate
 
 PROGRAMS = Path(__file__).resolve().parent / "gloo_programs.py"
 PATIENCE_S = 60.0

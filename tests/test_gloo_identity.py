@@ -19,7 +19,7 @@ from test_gloo_gate import assert_boundary, close_at_boundary, until
 from liveshift.interposer import library, page
 from liveshift.interposer.layout import CommunicatorState
 from liveshift.interposer.orders import open_ordered
-from liveshift.runtime.host_gate import HostGate
+from liveshift.runtime.quiesce.host_gate import HostGate
 
 HERE = Path(__file__).resolve().parent
 DOUBLE = HERE / "doubles" / "gloo"

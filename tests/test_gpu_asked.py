@@ -13,10 +13,10 @@ from test_gpu_choice import GPUS, ONE, UUIDS, process, survey
 
 from liveshift.errors import LiveshiftError, NotFound, Refused, WrongUsage
 from liveshift.runtime import messages
-from liveshift.runtime.gpu_asked import GpuAsked, asked, left, seat
-from liveshift.runtime.jobs import Capsule
 from liveshift.runtime.messages import GpuSeat, GpuSurvey, Migrate
-from liveshift.runtime.steps import Step
+from liveshift.runtime.model.gpu_asked import GpuAsked, asked, left, seat
+from liveshift.runtime.model.jobs import Capsule
+from liveshift.runtime.model.steps import Step
 
 __all__ = ["no_waiting"]
 

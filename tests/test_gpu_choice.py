@@ -11,7 +11,7 @@ from test_gpu_assignment import A100, GIB, gpu
 
 from liveshift.cuda_snapshot.devices import Gpu
 from liveshift.errors import Refused
-from liveshift.runtime.gpu_choice import choose
+from liveshift.runtime.agent.gpu.choice import choose
 from liveshift.runtime.messages import GpuHost, GpuProcess, GpuSurvey, SwapPlan
 
 GPUS = [gpu(n) for n in range(4)]

@@ -18,7 +18,7 @@ from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.cuda_snapshot.helper.session_client import DeviceSession
 from liveshift.errors import StepFailed
 from liveshift.interposer.layout import Memory, Want
-from liveshift.runtime.device_state import Saved, left_to_driver
+from liveshift.runtime.agent.gpu.device_state import Saved, left_to_driver
 
 __all__ = ["doubles", "helper", "helpers"]
 

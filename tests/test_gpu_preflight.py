@@ -13,10 +13,10 @@ from test_preflight import HERE, criu
 
 from liveshift.criu_glue.tool import Criu
 from liveshift.errors import Refused, SourceRefused
-from liveshift.runtime import preflight
-from liveshift.runtime.gpu_preflight import GpuPlan, plan
+from liveshift.runtime.agent.agent import preflight
+from liveshift.runtime.agent.gpu.preflight import GpuPlan, plan
 from liveshift.runtime.messages import GpuHost, GpuSurvey
-from liveshift.runtime.troubles import Trouble
+from liveshift.runtime.model.troubles import Trouble
 
 __all__ = ["criu"]
 

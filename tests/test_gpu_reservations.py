@@ -13,8 +13,8 @@ from gpu_scenes import GIB, gpu_host, gpu_survey, process, survey
 from test_preflight import HERE
 
 from liveshift.errors import Refused
-from liveshift.runtime.gpu_reservations import GpuReservations
-from liveshift.runtime.gpu_watch import GpuWatch
+from liveshift.runtime.agent.gpu.reservations import GpuReservations
+from liveshift.runtime.agent.gpu.watch import GpuWatch
 from liveshift.runtime.messages import Book, CapsuleSpec, GpuHost, Reserve
 
 SOURCE = gpu_host("a")

@@ -15,7 +15,7 @@ from liveshift.criu_glue.gpu_tasks import GpuTask
 from liveshift.cuda_snapshot.checkpoint import ProcessState as Cuda
 from liveshift.interposer.inspection import Obstacle, ProcessState
 from liveshift.interposer.page import PageError
-from liveshift.runtime.gpu_survey import look
+from liveshift.runtime.agent.gpu.survey import look
 from liveshift.runtime.messages import GpuHost, GpuProcess, GpuSurvey
 
 HOST = gpu_host()

@@ -27,9 +27,9 @@ from move_stage import (
 
 from liveshift.errors import Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.gpu_swap import GpuSwap
-from liveshift.runtime.ground import NoBoundary
-from liveshift.runtime.steps import ALLOWED_IN_SWAP, ENDS, Step
+from liveshift.runtime.migration.gpu_swap import GpuSwap
+from liveshift.runtime.migration.ground import NoBoundary
+from liveshift.runtime.model.steps import ALLOWED_IN_SWAP, ENDS, Step
 
 __all__ = ["no_waiting"]
 

@@ -15,11 +15,12 @@ from test_evacuation import CLUSTER
 
 from liveshift.criu_glue.network import Overlay
 from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
-from liveshift.runtime import config, messages, orchestrator
-from liveshift.runtime.gpu_asked import GpuAsked
-from liveshift.runtime.jobs import Capsule, Job
+from liveshift.runtime import messages
+from liveshift.runtime.config.cluster import cluster as config
 from liveshift.runtime.messages import GpuSeat, Message, MigrationRow, Run
-from liveshift.runtime.orchestrator import Orchestrator
+from liveshift.runtime.model.gpu_asked import GpuAsked
+from liveshift.runtime.model.jobs import Capsule, Job
+from liveshift.runtime.orchestrator.orchestrator import Orchestrator, orchestrator
 
 PLAN = messages.SwapPlan(
     "GPU 3", "GPU 5", [("GPU-a", "GPU-b"), ("GPU-b", "GPU-a")], [1001], 80, [("GPU", "H200")]

@@ -16,9 +16,10 @@ from gpu_scenes import survey, task
 from liveshift.cuda_snapshot.checkpoint import uuid_text
 from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.errors import LiveshiftError
-from liveshift.runtime import gpu_survey, gpu_watch
-from liveshift.runtime.gpu_preflight import plan
-from liveshift.runtime.gpu_watch import GpuWatch
+from liveshift.runtime.agent.gpu import survey as gpu_survey
+from liveshift.runtime.agent.gpu import watch as gpu_watch
+from liveshift.runtime.agent.gpu.preflight import plan
+from liveshift.runtime.agent.gpu.watch import GpuWatch
 from liveshift.runtime.messages import GpuSeat
 
 __all__ = ["doubles"]

@@ -10,7 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
-from liveshift.runtime import heap
+from liveshift.runtime.daemon import heap
 
 THREADS, BLOCKS, SIZE = 16, 50, 100_000
 SELF = 64 << 20

@@ -17,11 +17,11 @@ import pytest
 
 from liveshift.criu_glue import trees
 from liveshift.criu_glue.unpacking import Unpacker
-from liveshift.runtime import departure
-from liveshift.runtime.departure import Departure
-from liveshift.runtime.house import House
+from liveshift.runtime.agent.departure import departure
+from liveshift.runtime.agent.departure.departure import Departure
+from liveshift.runtime.agent.host.house import House
+from liveshift.runtime.config.timeouts import Timeouts
 from liveshift.runtime.messages import Moved
-from liveshift.runtime.timeouts import Timeouts
 
 MB, GB = 1 << 20, 1 << 30
 PLAIN, SPARSE = 600, 300  # MB of data

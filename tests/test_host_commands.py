@@ -74,7 +74,7 @@ LOOK = f"""\
 import json
 from pathlib import Path
 from liveshift.launcher.checks.cluster import own_keys, this_host
-from liveshift.runtime.config import load
+from liveshift.runtime.config.cluster import load
 cluster = load(Path("{CONFIG}"))
 here = this_host(cluster)
 (keys,) = own_keys(cluster)

@@ -20,8 +20,8 @@ from liveshift.interposer import layout
 from liveshift.interposer.layout import Library, Want
 from liveshift.interposer.orders import OrderedPage, open_ordered
 from liveshift.interposer.page import PageError
-from liveshift.runtime.host_gate import HostGate, page_problem
-from liveshift.runtime.thread_places import places
+from liveshift.runtime.quiesce.host_gate import HostGate, page_problem
+from liveshift.runtime.quiesce.thread_places import places
 
 WORLD = 70
 TID = 5

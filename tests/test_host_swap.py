@@ -18,12 +18,12 @@ import pytest
 
 from liveshift.criu_glue import room
 from liveshift.errors import LiveshiftError, StepFailed, Unreachable
-from liveshift.runtime import host_swap
-from liveshift.runtime.device_state import DeviceLost, Saved
-from liveshift.runtime.devices import DeviceTree
-from liveshift.runtime.host_swap import HostSwap, Stage, SwapNote
-from liveshift.runtime.resident import Resident
-from liveshift.runtime.stopwatch import Stopwatch
+from liveshift.runtime.agent.gpu import host_swap
+from liveshift.runtime.agent.gpu.device_state import DeviceLost, Saved
+from liveshift.runtime.agent.gpu.devices import DeviceTree
+from liveshift.runtime.agent.gpu.host_swap import HostSwap, Stage, SwapNote
+from liveshift.runtime.agent.host.resident import Resident
+from liveshift.runtime.model.stopwatch import Stopwatch
 
 PAIRS = [("GPU-a", "GPU-b"), ("GPU-b", "GPU-a")]
 NO_ROOM = StepFailed("gpu restore", "out of memory")

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from systemd_verify import complaints
 
-from liveshift.runtime import keyring, keys
-from liveshift.runtime.config import Spare, load
+from liveshift.runtime.config.cluster import Spare, load
+from liveshift.runtime.control import keyring, keys
 
 TEXT = """\
 # The file's own words stay.

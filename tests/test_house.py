@@ -15,10 +15,11 @@ from test_evacuation import CLUSTER
 from liveshift.criu_glue import network
 from liveshift.criu_glue.network import Overlay
 from liveshift.errors import Refused
-from liveshift.runtime import carried_out, config
-from liveshift.runtime.house import House
+from liveshift.runtime.agent.host import carried_out
+from liveshift.runtime.agent.host.house import House
+from liveshift.runtime.agent.host.resident import Housing
+from liveshift.runtime.config.cluster import cluster as config
 from liveshift.runtime.messages import Book, Forget, Locate
-from liveshift.runtime.resident import Housing
 
 SUBNET = "10.99.6.0/24"
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from liveshift.cores import usable
-from liveshift.runtime.idle_cores import IdleCores
-from liveshift.runtime.reading_cost import ReadingCost
+from liveshift.runtime.agent.host.idle_cores import IdleCores
+from liveshift.runtime.agent.host.reading_cost import ReadingCost
 
 
 @contextmanager

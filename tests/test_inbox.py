@@ -21,10 +21,10 @@ from liveshift.criu_glue import trees
 from liveshift.criu_glue.memory.store import PAGES_FILE, MemoryStore
 from liveshift.criu_glue.trees import Tree
 from liveshift.errors import LiveshiftError, NotFound, StepFailed
-from liveshift.runtime import inbox as inboxes
-from liveshift.runtime import manifest
-from liveshift.runtime.inbox import Inbox
-from liveshift.runtime.manifest import Manifest
+from liveshift.runtime.agent.arrival import inbox as inboxes
+from liveshift.runtime.agent.arrival.inbox import Inbox
+from liveshift.runtime.model import manifest
+from liveshift.runtime.model.manifest import Manifest
 
 CORE = "image:core-1001.img"
 LOG = "output:" + "0" * 20

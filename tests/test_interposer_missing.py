@@ -9,9 +9,9 @@ import pytest
 
 from liveshift.errors import Refused
 from liveshift.interposer.library import LIBRARY
-from liveshift.runtime import config
+from liveshift.runtime.agent.host.resident import Housing
+from liveshift.runtime.config.cluster import cluster as config
 from liveshift.runtime.messages import Book, CapsuleSpec
-from liveshift.runtime.resident import Housing
 
 
 def test_a_rank_is_not_started_without_gates(tmp_path: Path) -> None:

@@ -17,15 +17,15 @@ from full_journal import empty, fill
 from test_evacuation import CLUSTER
 from test_journal import OWNERS, journal, path, row
 
-from liveshift.runtime import config
-from liveshift.runtime.fleet import Fleet
-from liveshift.runtime.journal import Journal
-from liveshift.runtime.journal_file import JournalTrouble
+from liveshift.runtime.config.cluster import cluster as config
 from liveshift.runtime.messages import Prediction, Rounds, Run
-from liveshift.runtime.migration import Move
-from liveshift.runtime.moves import Moves
-from liveshift.runtime.ownership import Side
-from liveshift.runtime.steps import Step
+from liveshift.runtime.migration.migration import Move
+from liveshift.runtime.model.ownership import Side
+from liveshift.runtime.model.steps import Step
+from liveshift.runtime.orchestrator.fleet import Fleet
+from liveshift.runtime.orchestrator.journal import Journal
+from liveshift.runtime.orchestrator.journal_file import JournalTrouble
+from liveshift.runtime.orchestrator.moves import Moves
 
 __all__ = ["journal", "path"]
 
@@ -123,7 +123,7 @@ def moves(tmp_path: Path) -> Moves:
     fleet = Fleet(config.parse(CLUSTER.replace("{state}", str(tmp_path))).cluster)
     made = Moves(fleet, cast(Any, None), cast(Any, None))
     from liveshift.criu_glue.network import Overlay
-    from liveshift.runtime.jobs import Capsule, Job
+    from liveshift.runtime.model.jobs import Capsule, Job
 
     fleet.journal.add_job("gpt", 1, "10.99.0.0/24", b"", OWNERS)
     capsules = {c: Capsule(c, n, host, 1, started=True) for c, (n, host) in OWNERS.items()}
@@ -183,8 +183,8 @@ def test_a_source_is_told_to_run_only_once_that_is_written_down(moves: Moves) ->
 def test_the_end_of_a_move_is_written_down_when_there_is_space_again(
     moves: Moves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from liveshift.runtime import moves as module
-    from liveshift.runtime.migration import Move
+    from liveshift.runtime.migration.migration import Move
+    from liveshift.runtime.orchestrator.orchestrator import moves as module
 
     monkeypatch.setattr(module, "SAVE_AGAIN_S", 0.05)
     fleet: Fleet = cast(Any, moves)._fleet

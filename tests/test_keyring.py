@@ -14,9 +14,9 @@ import zmq
 
 from liveshift.errors import LiveshiftError, NotFound, Refused, WrongUsage
 from liveshift.launcher import keys_cmd
-from liveshift.runtime import keyring, keys
-from liveshift.runtime.access import Role
-from liveshift.runtime.keyring import NOBODY, Holder, Known
+from liveshift.runtime.config.access import Role
+from liveshift.runtime.control import keyring, keys
+from liveshift.runtime.control.keyring import NOBODY, Holder, Known
 
 CLUSTER = """\
 [cluster]

@@ -12,7 +12,7 @@ import zmq
 
 from liveshift.errors import ConfigError, NotFound, NotPermitted, Refused, WrongUsage
 from liveshift.launcher import keys_cmd
-from liveshift.runtime import keys
+from liveshift.runtime.control import keys
 
 CLUSTER = """\
 [cluster]

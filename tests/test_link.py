@@ -12,8 +12,9 @@ import pytest
 from link_harness import Handler, beat, joined, nothing, raw_peer, until
 
 from liveshift.errors import LiveshiftError, NotFound, Refused, Unreachable
-from liveshift.runtime import keys, messages
-from liveshift.runtime.link import Line
+from liveshift.runtime import messages
+from liveshift.runtime.control import keys
+from liveshift.runtime.control.link import Line
 from liveshift.runtime.messages import VERSION, Message, decode
 
 

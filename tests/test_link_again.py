@@ -11,7 +11,8 @@ import pytest
 from link_harness import beat, host_key, joined, raw_peer, until
 
 from liveshift.errors import Unreachable
-from liveshift.runtime import keys, link, messages
+from liveshift.runtime import messages
+from liveshift.runtime.control import keys, link
 from liveshift.runtime.messages import Message
 
 # ---- twice ----
@@ -253,7 +254,7 @@ def test_what_an_earlier_agent_was_asked_fails_when_the_next_one_comes(key_direc
 def test_a_peer_that_stays_away_is_not_waited_for_to_the_deadline(
     key_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liveshift.runtime.line.RECONNECT_S", 0.2)
+    monkeypatch.setattr("liveshift.runtime.control.line.RECONNECT_S", 0.2)
 
     async def scene() -> None:
         async with joined(key_directory) as ends:

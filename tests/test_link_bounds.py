@@ -10,7 +10,8 @@ import pytest
 from link_harness import beat, host_key, joined, raw_peer, until
 
 from liveshift.errors import LiveshiftError, Refused
-from liveshift.runtime import link, messages
+from liveshift.runtime import messages
+from liveshift.runtime.control import link
 from liveshift.runtime.messages import Message
 
 
@@ -33,7 +34,7 @@ def test_a_frame_that_is_too_long_costs_its_sender_the_connection_only(key_direc
 def test_a_peer_that_asks_too_much_at_once_is_refused_and_another_is_served(
     key_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liveshift.runtime.served.MOST_ASKS", 10)
+    monkeypatch.setattr("liveshift.runtime.control.served.MOST_ASKS", 10)
     go = asyncio.Event()
 
     async def orchestrator(peer: str, _ask: Message) -> Message | None:
@@ -64,7 +65,7 @@ def test_a_peer_that_takes_nothing_holds_up_nobody_and_gets_no_more_than_fits(
     key_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It asks for long answers and reads none of them."""
-    monkeypatch.setattr("liveshift.runtime.outlet.WAITING_BYTES", 20 << 20)
+    monkeypatch.setattr("liveshift.runtime.control.outlet.WAITING_BYTES", 20 << 20)
     served: list[str] = []
 
     async def orchestrator(peer: str, _ask: Message) -> Message | None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from link_harness import beat, joined, nothing, raw_peer
 
-from liveshift.runtime import keys, link, messages
-from liveshift.runtime.access import Role
-from liveshift.runtime.link import Holder
+from liveshift.runtime import messages
+from liveshift.runtime.config.access import Role
+from liveshift.runtime.control import keys, link
+from liveshift.runtime.control.link import Holder
 from liveshift.runtime.messages import Message
 
 

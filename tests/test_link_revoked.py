@@ -11,7 +11,8 @@ import pytest
 from link_harness import beat, host_key, joined, raw_peer, until
 
 from liveshift.errors import Unreachable
-from liveshift.runtime import keys, link, messages
+from liveshift.runtime import messages
+from liveshift.runtime.control import keys, link
 from liveshift.runtime.messages import Message
 
 

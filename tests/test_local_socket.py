@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from liveshift.errors import Refused
-from liveshift.runtime import local_socket, messages
+from liveshift.runtime import messages
+from liveshift.runtime.control import local_socket
 from liveshift.runtime.messages import Message, Run
 
 NOBODY = 65534

@@ -13,7 +13,8 @@ from statistics import mean
 
 import pytest
 
-from liveshift.runtime.lost_time import (
+from liveshift.runtime.agent.host.usual_rate import UsualRate
+from liveshift.runtime.cost.lost_time import (
     AFTER_S,
     COLLECTIVES,
     RUN_TIME,
@@ -23,7 +24,6 @@ from liveshift.runtime.lost_time import (
     lost_s,
 )
 from liveshift.runtime.messages import Worked
-from liveshift.runtime.usual_rate import UsualRate
 
 Speed = Callable[[float], float]
 """Steps' speed at a moment; 1 is usual, 0 stands."""

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from liveshift.errors import NotFound
-from liveshift.runtime import measures
-from liveshift.runtime.lost_time import COLLECTIVES, RUN_TIME
-from liveshift.runtime.measures import Measures
+from liveshift.runtime.agent.host import measures
+from liveshift.runtime.agent.host.measures import Measures
+from liveshift.runtime.agent.host.usual_rate import UsualRate
+from liveshift.runtime.cost.lost_time import COLLECTIVES, RUN_TIME
 from liveshift.runtime.messages import EndMeasure, StartMeasure, Worked
-from liveshift.runtime.usual_rate import UsualRate
 
 RATE = 200.0
 START, END = StartMeasure("m1", "gpt/1"), EndMeasure("m1", "gpt/1")

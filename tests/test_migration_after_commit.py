@@ -35,8 +35,8 @@ from move_stage import (
 
 from liveshift.errors import LiveshiftError, NotFound, SourceFailed, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.migration import Move
-from liveshift.runtime.steps import Step
+from liveshift.runtime.migration.migration import Move
+from liveshift.runtime.model.steps import Step
 
 __all__ = ["no_waiting"]
 

@@ -20,9 +20,9 @@ from move_stage import (
 
 from liveshift.errors import Refused, Unreachable
 from liveshift.runtime.messages import Message
-from liveshift.runtime.migration import Move
-from liveshift.runtime.steps import Step
-from liveshift.runtime.story import Story
+from liveshift.runtime.migration.migration import Move
+from liveshift.runtime.migration.story import Story
+from liveshift.runtime.model.steps import Step
 
 __all__ = ["no_waiting"]
 

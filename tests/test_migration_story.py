@@ -33,8 +33,8 @@ from move_stage import (
 
 from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.ground import MOST_NAMED, NoBoundary, limit_bytes
-from liveshift.runtime.steps import ALLOWED, ENDS, Step
+from liveshift.runtime.migration.ground import MOST_NAMED, NoBoundary, limit_bytes
+from liveshift.runtime.model.steps import ALLOWED, ENDS, Step
 
 __all__ = ["no_waiting"]
 

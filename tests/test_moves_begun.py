@@ -18,12 +18,12 @@ from test_journal import row
 from liveshift.criu_glue.found import NeededFile
 from liveshift.errors import NotFound, Refused, StepFailed
 from liveshift.runtime import messages
-from liveshift.runtime import moves as module
-from liveshift.runtime.gpu_asked import GpuAsked
-from liveshift.runtime.gpu_swap import GpuSwap
 from liveshift.runtime.messages import MigrationRow, Part, Phase, Prediction, Rounds
-from liveshift.runtime.migration import Move
-from liveshift.runtime.steps import Step
+from liveshift.runtime.migration.gpu_swap import GpuSwap
+from liveshift.runtime.migration.migration import Move
+from liveshift.runtime.model.gpu_asked import GpuAsked
+from liveshift.runtime.model.steps import Step
+from liveshift.runtime.orchestrator.orchestrator import moves as module
 
 
 @pytest.fixture

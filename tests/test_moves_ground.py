@@ -16,13 +16,13 @@ from test_journal import row
 
 from liveshift.errors import LiveshiftError, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime import moves as module
-from liveshift.runtime.gates import Boundary
-from liveshift.runtime.gpu_swap import GpuSwap
-from liveshift.runtime.jobs import Job
-from liveshift.runtime.ownership import Side
-from liveshift.runtime.steps import Step
-from liveshift.runtime.timeouts import Timeouts
+from liveshift.runtime.config.timeouts import Timeouts
+from liveshift.runtime.migration.gpu_swap import GpuSwap
+from liveshift.runtime.model.jobs import Job
+from liveshift.runtime.model.ownership import Side
+from liveshift.runtime.model.steps import Step
+from liveshift.runtime.orchestrator.orchestrator import moves as module
+from liveshift.runtime.quiesce.gates import Boundary
 
 DOWN = Unreachable("communicators are down, and h0 does not answer")
 

@@ -15,10 +15,10 @@ from test_journal_trouble import moves
 
 from liveshift.errors import Refused, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.journal import Journal
-from liveshift.runtime.moves import Moves
-from liveshift.runtime.ownership import Side
-from liveshift.runtime.steps import Step
+from liveshift.runtime.model.ownership import Side
+from liveshift.runtime.model.steps import Step
+from liveshift.runtime.orchestrator.journal import Journal
+from liveshift.runtime.orchestrator.moves import Moves
 
 __all__ = ["moves"]
 
@@ -120,7 +120,7 @@ def test_what_cannot_move_is_refused_before_anything_is_written(moves: Moves) ->
 def test_an_answer_is_waited_for_while_its_host_is_up(
     moves: Moves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liveshift.runtime.moves.LIVENESS_LOOK_S", 0.01)
+    monkeypatch.setattr("liveshift.runtime.orchestrator.moves.LIVENESS_LOOK_S", 0.01)
     fleet, _ = seen(moves)
     cancelled: list[str] = []
 
@@ -150,7 +150,7 @@ def test_an_answer_is_waited_for_while_its_host_is_up(
 
 
 def test_hosts_that_failed_a_capsule_are_known_and_its_end_is_told(moves: Moves) -> None:
-    from liveshift.runtime.migration import Move
+    from liveshift.runtime.migration.migration import Move
 
     fleet, capsule = seen(moves)
     over: list[str] = []

@@ -109,10 +109,10 @@ def test_every_file_has_mutants_and_tests_and_what_is_explained_is_one_of_them()
 
 def test_an_explanation_is_of_one_change_and_of_no_other_one_of_that_line() -> None:
     off = 'self._db.execute("PRAGMA synchronous=OFF")'
-    why = explanations("runtime/journal_file.py", off.replace("OFF", "FULL"))
+    why = explanations("runtime/orchestrator/journal_file.py", off.replace("OFF", "FULL"))
     assert why[off] == ""
     assert why["pass"] != ""
-    why = explanations("runtime/gates.py", "self._attempt += 1")
+    why = explanations("runtime/quiesce/gates.py", "self._attempt += 1")
     assert why["pass"] == ""
     assert why["self._attempt += 2"] != ""
 
@@ -137,7 +137,7 @@ def place() -> Iterator[Path]:
 def test_a_mutant_that_the_tests_notice_is_killed_and_another_survives(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = "runtime/ownership.py"
+    file = "runtime/model/ownership.py"
     lines = {m.line for m in mutants_of(file) if m.before == "return still or not owner.granted"}
     monkeypatch.setitem(JUDGES, file, ("test_ownership.py",))
     score = Trial(file, place, 1).run(lines)
@@ -154,6 +154,6 @@ def test_a_mutant_that_the_tests_notice_is_killed_and_another_survives(
 def test_tests_that_do_not_use_the_file_say_nothing(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(JUDGES, "runtime/ownership.py", ("test_usual_rate.py",))
+    monkeypatch.setitem(JUDGES, "runtime/model/ownership.py", ("test_usual_rate.py",))
     with pytest.raises(RuntimeError, match="pass when it is broken"):
-        Trial("runtime/ownership.py", place, 1).run({1})
+        Trial("runtime/model/ownership.py", place, 1).run({1})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from systemd_verify import complaints
 
-from liveshift.runtime import notify
+from liveshift.runtime.daemon import notify
 
 UNITS = Path(__file__).parents[1] / "launcher" / "systemd"
 

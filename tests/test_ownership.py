@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 
-from liveshift.runtime.ownership import Owner, Ruling, Side, is_stray, may_pass, rule
-from liveshift.runtime.steps import ALLOWED, ENDS, Step
+from liveshift.runtime.model.ownership import Owner, Ruling, Side, is_stray, may_pass, rule
+from liveshift.runtime.model.steps import ALLOWED, ENDS, Step
 
 WAIT, RUN, END = Ruling.WAIT, Ruling.RUN, Ruling.END
 BEFORE = (Step.PREPARING, Step.PRECOPYING, Step.QUIESCING, Step.FREEZING)

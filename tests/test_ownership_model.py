@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from model_state import Budget, Protocol, initial
 from ownership_model import Model
 
-from liveshift.runtime.ownership import (
+from liveshift.runtime.model.ownership import (
     BEFORE_COMMIT,
     BEFORE_RUNNING,
     Owner,
@@ -30,7 +30,7 @@ from liveshift.runtime.ownership import (
     may_pass,
     rule,
 )
-from liveshift.runtime.steps import ENDS, Step
+from liveshift.runtime.model.steps import ENDS, Step
 
 FAULTS = ("orchestrator", "agents", "hosts", "doubles", "silences", "failures")
 FOUND_AT_MOST = 60_000

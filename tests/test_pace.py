@@ -9,13 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from paced_job import BATCH, READS, Job, Steady, play
 
-from liveshift.runtime.pace import AIM, BURST_S, LEAST, UNSEEN_MOST, Pace
-from liveshift.runtime.reading_cost import (
-    BYTES_PER_CPU_SECOND,
-    DEAREST,
-    IDLE_S,
-    LOOK,
-)
+from liveshift.runtime.agent.departure.pace import AIM, BURST_S, LEAST, UNSEEN_MOST, Pace
+from liveshift.runtime.agent.host.reading_cost import BYTES_PER_CPU_SECOND, DEAREST, IDLE_S, LOOK
 
 
 @pytest.mark.parametrize("harm", [0.3, 1.0, 4.0])

@@ -15,7 +15,7 @@ from statistics import mean
 import pytest
 from paced_job import BATCH, Job
 
-from liveshift.runtime.pace import Pace
+from liveshift.runtime.agent.departure.pace import Pace
 
 VARIES = 0.15
 HICCUPS, LONG = 0.05, 2.5

@@ -21,7 +21,7 @@ from wire_pages import STREAMS, Slots, Store, expecting, lanes_to, send_all
 from zmq.utils.monitor import recv_monitor_message
 
 from liveshift.errors import StepFailed
-from liveshift.runtime import keys
+from liveshift.runtime.control import keys
 from liveshift.runtime.wire import CHUNK, HEADER, Lanes, PageHeader, PageStreams, Receiver, Sender
 from liveshift.runtime.wire.announced import Seal
 from liveshift.runtime.wire.page_lane import ANSWER

@@ -14,12 +14,12 @@ from captured import until
 from liveshift.criu_glue.memory.pulling import Stopped
 from liveshift.criu_glue.memory.tracker import Standstill
 from liveshift.errors import StepFailed
-from liveshift.runtime import precopy
-from liveshift.runtime.config import Precopy as Settings
-from liveshift.runtime.config_choices import Way
+from liveshift.runtime.agent.departure import precopy
+from liveshift.runtime.agent.departure.precopy import Delta, Precopy
+from liveshift.runtime.agent.host.usual_rate import UsualRate
+from liveshift.runtime.config.choices import Way
+from liveshift.runtime.config.cluster import Precopy as Settings
 from liveshift.runtime.messages import Situation, Writing
-from liveshift.runtime.precopy import Delta, Precopy
-from liveshift.runtime.usual_rate import UsualRate
 from liveshift.runtime.wire.wants import Wants
 
 

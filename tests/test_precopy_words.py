@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from liveshift.runtime.precopy import Ahead, words_of_rounds
+from liveshift.runtime.agent.departure.precopy import Ahead, words_of_rounds
 
 
 def test_rounds_tell_what_they_did() -> None:

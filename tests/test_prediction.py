@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from liveshift.criu_glue.footprint import Footprint
-from liveshift.runtime import prediction
+from liveshift.runtime.cost.model import prediction
+from liveshift.runtime.cost.prediction import Lessons, Load, learn, predict, seen, stood
 from liveshift.runtime.messages import MigrationRow, Phase, Prediction, Rounds, Writing
-from liveshift.runtime.prediction import Lessons, Load, learn, predict, seen, stood
 
 GB = 10**9
 LOOK = 0.01 + 1e9 * 12e-3 / 2**30

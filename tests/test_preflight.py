@@ -25,10 +25,11 @@ from liveshift.criu_glue.explain import KNOWN, Where, explain
 from liveshift.criu_glue.survey import NeededFile, Survey, fingerprint
 from liveshift.criu_glue.tool import Criu
 from liveshift.errors import Refused
-from liveshift.runtime import preflight, task_limits
-from liveshift.runtime.host_facts import facts, memory_offered
+from liveshift.runtime.agent.agent import preflight
+from liveshift.runtime.agent.host import task_limits
+from liveshift.runtime.agent.host.host_facts import facts, memory_offered
+from liveshift.runtime.agent.host.task_limits import Limit
 from liveshift.runtime.messages import HostFacts
-from liveshift.runtime.task_limits import Limit
 from liveshift.units import size
 
 HERE = HostFacts("6.1.0", "x86_64", "Xeon", ["avx", "avx2", "fma"], "4.2.1", "0.1.0")

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from liveshift.errors import Unreachable
+from liveshift.runtime.agent.departure.progress import Reporter, Teller
 from liveshift.runtime.messages import Message, Progressed
-from liveshift.runtime.progress import Reporter, Teller
 
 MB = 1_000_000
 

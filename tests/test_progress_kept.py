@@ -12,11 +12,11 @@ from test_books import brain, says
 
 from liveshift.criu_glue.footprint import Footprint
 from liveshift.runtime import messages
+from liveshift.runtime.cost.prediction import Load, besides_memory, predict, sharpened
 from liveshift.runtime.messages import Progressed, Rounds
-from liveshift.runtime.migration import Move
-from liveshift.runtime.orchestrator import Orchestrator
-from liveshift.runtime.prediction import Load, besides_memory, predict, sharpened
-from liveshift.runtime.steps import Step
+from liveshift.runtime.migration.migration import Move
+from liveshift.runtime.model.steps import Step
+from liveshift.runtime.orchestrator.orchestrator import Orchestrator
 
 __all__ = ["brain", "no_waiting"]
 

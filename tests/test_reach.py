@@ -13,8 +13,9 @@ import zmq
 from link_harness import Ends, beat, free_address, joined, nothing, until
 
 from liveshift.errors import Unreachable
-from liveshift.runtime import keys, line, messages, reach
-from liveshift.runtime.link import Uplink
+from liveshift.runtime import messages
+from liveshift.runtime.control import keys, line, reach
+from liveshift.runtime.control.link import Uplink
 from liveshift.runtime.messages.base import Answer, Message
 from liveshift.runtime.messages.words import ASKS
 

@@ -12,10 +12,10 @@ from test_journal_trouble import moves
 
 from liveshift.errors import LiveshiftError, Refused, SourceFailed, StepFailed
 from liveshift.runtime import messages
-from liveshift.runtime.fleet import Fleet
-from liveshift.runtime.migration import Move
-from liveshift.runtime.moves import Moves
-from liveshift.runtime.steps import Step
+from liveshift.runtime.migration.migration import Move
+from liveshift.runtime.model.steps import Step
+from liveshift.runtime.orchestrator.fleet import Fleet
+from liveshift.runtime.orchestrator.moves import Moves
 
 __all__ = ["moves"]
 

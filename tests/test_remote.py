@@ -26,10 +26,11 @@ from liveshift.errors import LiveshiftError, NotFound, NotPermitted, Refused, Un
 from liveshift.launcher import curve_line
 from liveshift.launcher.client import Client
 from liveshift.launcher.context import Remote, find
-from liveshift.runtime import keys, link, messages
-from liveshift.runtime.access import Role
-from liveshift.runtime.config import load
-from liveshift.runtime.link import Holder, Switchboard
+from liveshift.runtime import messages
+from liveshift.runtime.config.access import Role
+from liveshift.runtime.config.cluster import load
+from liveshift.runtime.control import keys, link
+from liveshift.runtime.control.link import Holder, Switchboard
 from liveshift.runtime.messages import Message
 
 

@@ -27,7 +27,7 @@ from liveshift.criu_glue.output_sender import BLOCK, OutputSender
 from liveshift.criu_glue.room import RoomPlan
 from liveshift.criu_glue.tree import tasks
 from liveshift.errors import LiveshiftError
-from liveshift.runtime.resident import Resident
+from liveshift.runtime.agent.host.resident import Resident
 
 __all__ = ["netns", "plan", "start"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from liveshift.runtime.run_time import LOOK_S, RunTime
+from liveshift.runtime.agent.host.run_time import LOOK_S, RunTime
 
 SPIN = "while True: pass"
 SLEEP = "import time; time.sleep(600)"

@@ -19,7 +19,7 @@ from move_stage import (  # the stage is set up with no_waiting
 from liveshift.criu_glue.found import NeededFile
 from liveshift.errors import Refused
 from liveshift.runtime import messages
-from liveshift.runtime.steps import Step
+from liveshift.runtime.model.steps import Step
 
 __all__ = ["no_waiting"]
 

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liveshift.errors import NotFound
-from liveshift.runtime import messages, served
+from liveshift.runtime import messages
+from liveshift.runtime.control import served
+from liveshift.runtime.control.served import Served
 from liveshift.runtime.messages import Message
-from liveshift.runtime.served import Served
 
 
 class Peer:

@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 from test_inbox import Host, host
 
 from liveshift.errors import StepFailed
-from liveshift.runtime import inbox as inboxes
-from liveshift.runtime.small_images import _HEAD, PACK, SMALL, STREAM, Packer, Unpacker
+from liveshift.runtime.agent.arrival import inbox as inboxes
+from liveshift.runtime.agent.departure.small_images import (
+    _HEAD,
+    PACK,
+    SMALL,
+    STREAM,
+    Packer,
+    Unpacker,
+)
 
 __all__ = ["host"]
 

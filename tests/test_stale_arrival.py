@@ -16,10 +16,10 @@ import pytest
 
 from liveshift.errors import Refused
 from liveshift.runtime import messages
-from liveshift.runtime.destination import Destination
-from liveshift.runtime.measures import Measures
-from liveshift.runtime.ownership import Ruling
-from liveshift.runtime.porter import Porter
+from liveshift.runtime.agent.destination import Destination
+from liveshift.runtime.agent.host.measures import Measures
+from liveshift.runtime.agent.porter import Porter
+from liveshift.runtime.model.ownership import Ruling
 
 T = TypeVar("T")
 PATIENCE_S = 0.4

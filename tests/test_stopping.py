@@ -17,13 +17,13 @@ from test_endings import a_fleet
 
 from liveshift.errors import LiveshiftError, NotFound, Refused
 from liveshift.runtime import messages
-from liveshift.runtime.endings import Endings
-from liveshift.runtime.fleet import Fleet
-from liveshift.runtime.jobs import Capsule
-from liveshift.runtime.journal_file import JournalTrouble
-from liveshift.runtime.migration import Move
-from liveshift.runtime.steps import Step
-from liveshift.runtime.stopping import Stopping
+from liveshift.runtime.migration.migration import Move
+from liveshift.runtime.model.jobs import Capsule
+from liveshift.runtime.model.steps import Step
+from liveshift.runtime.orchestrator.endings import Endings
+from liveshift.runtime.orchestrator.fleet import Fleet
+from liveshift.runtime.orchestrator.journal_file import JournalTrouble
+from liveshift.runtime.orchestrator.stopping import Stopping
 
 GRACE = "[timeouts]\ngrace = 0.3\nheartbeat = 0.05\nsuspicion = 5\n"
 TERM, KILL, INT, USR1 = signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGUSR1

@@ -15,10 +15,12 @@ from test_host_swap import AWAY, NO_ROOM, PAIRS, STUCK, Driver, Tree
 
 from liveshift.criu_glue import room
 from liveshift.errors import NotFound, Refused, StepFailed, Unreachable
-from liveshift.runtime import host_swap, messages, swapper
-from liveshift.runtime.host_swap import Stage, SwapNote
+from liveshift.runtime import messages
+from liveshift.runtime.agent.agent import swapper
+from liveshift.runtime.agent.gpu import host_swap
+from liveshift.runtime.agent.gpu.host_swap import Stage, SwapNote
+from liveshift.runtime.agent.swapper import Swapper
 from liveshift.runtime.messages import GpuSurvey, SwapSettled
-from liveshift.runtime.swapper import Swapper
 
 T = TypeVar("T")
 SWAP = messages.SwapGpu("m7", "gpt/3", PAIRS, [1001], 60.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from liveshift.runtime import task_limits
+from liveshift.runtime.agent.host import task_limits
 
 
 @pytest.fixture

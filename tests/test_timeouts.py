@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liveshift.errors import ConfigError
-from liveshift.runtime.config import parse
-from liveshift.runtime.config_values import LONGEST_S, SHORTEST_S
-from liveshift.runtime.timeouts import (
+from liveshift.runtime.config.cluster import parse
+from liveshift.runtime.config.timeouts import (
     LONGEST_STANDSTILL_S,
     RULES,
     RUNGS,
@@ -23,6 +22,7 @@ from liveshift.runtime.timeouts import (
     breaches,
     effective,
 )
+from liveshift.runtime.config.values import LONGEST_S, SHORTEST_S
 
 
 def told(**given: float) -> list[str]:

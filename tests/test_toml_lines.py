@@ -7,7 +7,7 @@ import tomllib
 
 from cluster_files import EXAMPLE, paths_in
 
-from liveshift.runtime.toml_lines import key_lines
+from liveshift.runtime.config.toml_lines import key_lines
 
 ODD = r'''
 a.b."c.d".'e' = 1 # a comment = [

@@ -24,8 +24,9 @@ from liveshift.criu_glue import trees
 from liveshift.criu_glue.trees import Stamp, Tree
 from liveshift.criu_glue.unpacking import Unpacker
 from liveshift.errors import StepFailed
-from liveshift.runtime import carried_out, config
-from liveshift.runtime.resident import Housing
+from liveshift.runtime.agent.host import carried_out
+from liveshift.runtime.agent.host.resident import Housing
+from liveshift.runtime.config.cluster import cluster as config
 
 Seen = dict[str, Any]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from liveshift.runtime.usual_rate import BEATS, UsualRate
+from liveshift.runtime.agent.host.usual_rate import BEATS, UsualRate
 
 BEAT = 0.5
 OF_A_STEP = 40

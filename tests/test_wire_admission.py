@@ -26,8 +26,10 @@ from wire_ends import (
 )  # fmt: skip
 
 from liveshift.errors import StepFailed
-from liveshift.runtime import keys, manifest, wire
-from liveshift.runtime.keyring import NOBODY, Known
+from liveshift.runtime import wire
+from liveshift.runtime.control import keys
+from liveshift.runtime.control.keyring import NOBODY, Known
+from liveshift.runtime.model import manifest
 from liveshift.runtime.wire import Sender
 
 __all__ = ["impatient", "key_directory", "quick", "senders"]

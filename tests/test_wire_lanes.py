@@ -19,7 +19,7 @@ from wire_mishaps import Fate, MiddleMan, Proxy, sometimes
 from wire_pages import STREAMS, Slots, expecting, lanes_to, send_all
 
 from liveshift.errors import StepFailed
-from liveshift.runtime.config import Compress
+from liveshift.runtime.config.cluster import Compress
 from liveshift.runtime.wire import CHUNK, Lanes, PageHeader, page_port
 from liveshift.runtime.wire.compression import Compressor
 from liveshift.runtime.wire.header import RATE_LIMIT

@@ -13,7 +13,7 @@ from wire_ends import key_directory
 from wire_pages import Slots, expecting, lanes_to
 
 from liveshift.errors import LiveshiftError
-from liveshift.runtime.config import Compress
+from liveshift.runtime.config.cluster import Compress
 from liveshift.runtime.wire import CHUNK, Lanes
 from liveshift.runtime.wire.compression import restore
 from liveshift.runtime.wire.meter import Meter, burst_sizes

@@ -13,7 +13,7 @@ import pytest
 import zmq
 from free_ports import free_port
 
-from liveshift.runtime import keys
+from liveshift.runtime.control import keys
 from liveshift.runtime.wire import (
     HEADER,
     PageHeader,

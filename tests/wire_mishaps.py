@@ -12,7 +12,7 @@ from pathlib import Path
 
 import zmq
 
-from liveshift.runtime import keys
+from liveshift.runtime.control import keys
 
 
 class Proxy:

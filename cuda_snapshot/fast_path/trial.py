@@ -5,8 +5,8 @@ It writes a line before each step, "rank PID" and "step WORDS", and last "works"
 will the next trial) or "unable WHY" (it could not be tried now). Killing who calls the driver in
 mid-operation puts the driver at odds, so nobody kills this process.
 
-The order is that of a move (runtime/devices.py), with a thread that is in a CUDA call whenever the
-others are held: what that thread may keep the driver from doing is documented nowhere.
+The order is that of a move (runtime/agent/gpu/devices.py), with a thread that is in a CUDA call
+whenever the others are held: what that thread may keep the driver from doing is documented nowhere.
 """
 
 from __future__ import annotations

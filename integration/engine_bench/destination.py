@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from liveshift.criu_glue.memory.store import MemoryStore
-from liveshift.runtime.inbox import Inbox
+from liveshift.runtime.agent.arrival.inbox import Inbox
 from liveshift.runtime.wire import Receiver, page_port
 
 SLACK = 64 << 20

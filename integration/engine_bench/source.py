@@ -21,7 +21,7 @@ from free_ports import free_port
 
 from liveshift.criu_glue.memory.tracker import MemoryTracker
 from liveshift.errors import LiveshiftError
-from liveshift.runtime import keys
+from liveshift.runtime.control import keys
 from liveshift.runtime.wire import Lanes, Sender
 
 HERE = Path(__file__).parent

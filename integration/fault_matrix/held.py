@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Daemons held at a named point of a migration (runtime/faultpoints.py)."""
+"""Daemons held at a named point of a migration (runtime/daemon/faultpoints.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lab_session import eventually
 
-from liveshift.runtime.faultpoints import GPU_POINTS, POINTS
+from liveshift.runtime.daemon.faultpoints import GPU_POINTS, POINTS
 
 VARIABLE = "LIVESHIFT_FAULTPOINTS"
 

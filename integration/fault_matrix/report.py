@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from liveshift.runtime.faultpoints import POINTS
+from liveshift.runtime.daemon.faultpoints import POINTS
 
 from .cell import Verdict
 from .table import ENDED, MOVED, STAYED, Cell

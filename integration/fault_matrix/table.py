@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from liveshift.runtime.faultpoints import POINTS
+from liveshift.runtime.daemon.faultpoints import POINTS
 
 from . import faults, memory
 from .faults import Fault, destination, orchestrator, source

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from liveshift.launcher.lab import Lab
 from liveshift.launcher.lab.wiring import NAMED
-from liveshift.runtime.config import load
+from liveshift.runtime.config.cluster import load
 
 _TABLE = "lab_flip"
 

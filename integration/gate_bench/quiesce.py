@@ -21,8 +21,8 @@ from typing import Any
 
 from liveshift.interposer.library import library_path
 from liveshift.interposer.orders import OrderedPage, open_ordered
-from liveshift.runtime.collective_clock import CollectiveClock
-from liveshift.runtime.host_gate import HostGate
+from liveshift.runtime.model.collective_clock import CollectiveClock
+from liveshift.runtime.quiesce.host_gate import HostGate
 
 JOB = Path(__file__).resolve().parent / "quiesce_job.py"
 LEASE_MS = 20_000

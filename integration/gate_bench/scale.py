@@ -18,10 +18,10 @@ from typing import Any
 
 from liveshift.criu_glue.network import Overlay
 from liveshift.runtime import messages
-from liveshift.runtime.gates import Attempt, Boundary
-from liveshift.runtime.jobs import Capsule, Job
+from liveshift.runtime.config.timeouts import Timeouts
 from liveshift.runtime.messages import Member, Message, frames
-from liveshift.runtime.timeouts import Timeouts
+from liveshift.runtime.model.jobs import Capsule, Job
+from liveshift.runtime.quiesce.gates import Attempt, Boundary
 
 SIZES = (64, 1024, 16384)
 GOAL_S = 1.0

@@ -4,7 +4,7 @@
 It has its host's key, speaks the real messages over a real CURVE socket and keeps to the protocol
 (it asks before it lets a copy run, and says no more than it knows), but nothing runs behind it: a
 capsule is a name with an epoch, a step of a migration takes as long as :class:`Pace` says. The
-real one is runtime/agent.py.
+real one is runtime/agent/agent.py.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import xxhash
 from liveshift.criu_glue.survey import Survey
 from liveshift.errors import LiveshiftError, NotFound, StepFailed, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.config import Cluster
-from liveshift.runtime.link import Uplink
+from liveshift.runtime.config.cluster import Cluster
+from liveshift.runtime.control.link import Uplink
 from liveshift.runtime.messages import CapsuleState, HostFacts, Message, Phase
-from liveshift.runtime.ownership import Ruling, Side
+from liveshift.runtime.model.ownership import Ruling, Side
 
 from .cluster import agent_keys, images
 

@@ -9,8 +9,8 @@ import socket
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from liveshift.runtime import keys
-from liveshift.runtime.config import Cluster, Endpoint, Host, Paths, Timeouts, dump
+from liveshift.runtime.config.cluster import Cluster, Endpoint, Host, Paths, Timeouts, dump
+from liveshift.runtime.control import keys
 
 MOST_PER_JOB = 100
 CAPSULES_PER_HOST = 10

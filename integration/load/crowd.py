@@ -27,7 +27,7 @@ import zmq
 import zmq.asyncio
 
 from liveshift.errors import LiveshiftError
-from liveshift.runtime.config import Cluster, load
+from liveshift.runtime.config.cluster import Cluster, load
 
 from .agent import Pace, SimulatedAgent, Tally
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from liveshift.errors import Unreachable
 from liveshift.launcher.client import Client
 from liveshift.runtime import messages
-from liveshift.runtime.config import Cluster
+from liveshift.runtime.config.cluster import Cluster
 from liveshift.runtime.messages import Migration, MigrationRow, Named, Status
-from liveshift.runtime.steps import ENDS, Step
+from liveshift.runtime.model.steps import ENDS, Step
 
 from . import cluster as clusters
 from .agent import Pace, Tally

@@ -12,7 +12,7 @@ from typing import Any
 
 from liveshift.launcher.report import gaps
 from liveshift.runtime.messages import MigrationRow
-from liveshift.runtime.steps import Step
+from liveshift.runtime.model.steps import Step
 
 SAME = ("step", "loss_hex", "sha256")
 """What a line of a rank's log must have in common with the other run's."""

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 
 from ...errors import LiveshiftError, NotFound
-from ...runtime import keys
-from ...runtime.config import Cluster, Host
-from ...runtime.config_values import ORCHESTRATOR
-from ...runtime.data_link import interfaces
+from ...runtime.agent.host.data_link import interfaces
+from ...runtime.config.cluster import Cluster, Host
+from ...runtime.config.values import ORCHESTRATOR
+from ...runtime.control import keys
 from ..client import Client
 from ..context import DAEMONS
 from .finding import Finding, Verdict

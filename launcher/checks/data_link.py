@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...runtime import link_rates
-from ...runtime.config import Cluster
-from ...runtime.data_link import interfaces, look
-from ...runtime.link_rates import bits
+from ...runtime.agent.host.data_link import interfaces, look
+from ...runtime.config.cluster import Cluster
+from ...runtime.model import link_rates
+from ...runtime.model.link_rates import bits
 from .finding import Finding, Verdict
 
 NEEDED = "hosts.NAME.address: the fastest way to the others"

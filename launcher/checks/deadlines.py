@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...runtime.timeouts import Timeouts
+from ...runtime.config.timeouts import Timeouts
 from .. import ladder
 from .finding import Finding, Verdict
 

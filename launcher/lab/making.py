@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...errors import NotFound, NotPermitted, Refused, WrongUsage
-from ...runtime import keys
-from ...runtime.config import Cluster, dump
+from ...runtime.config.cluster import Cluster, dump
+from ...runtime.control import keys
 from . import daemons, plan, rooms, wiring
 from .clearing import clear
 from .record import Lab, LabHost, claim, load, refuse_inside, root

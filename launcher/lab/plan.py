@@ -23,7 +23,7 @@ from typing import Any
 
 from ...criu_glue.mounts import PSEUDO
 from ...errors import WrongUsage
-from ...runtime.config import (
+from ...runtime.config.cluster import (
     SCHEMA,
     Cluster,
     Endpoint,
@@ -38,7 +38,7 @@ from ...runtime.config import (
     Timeouts,
     WireSettings,
 )
-from ...runtime.config_values import Unfit, expected, read_value
+from ...runtime.config.values import Unfit, expected, read_value
 
 CONTROL = "ctl"
 SWITCH = "sw"

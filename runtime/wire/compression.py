@@ -8,7 +8,7 @@ import time
 import zstandard
 
 from ...errors import LiveshiftError
-from ..config_choices import Compress
+from ..config.choices import Compress
 from .header import CHUNK
 
 LEVEL = 1

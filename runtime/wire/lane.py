@@ -18,7 +18,7 @@ from typing import NamedTuple
 import zmq
 
 from ...errors import StepFailed
-from .. import keys
+from ..control import keys
 
 SEND_AGAIN_S = 2.0
 GIVE_UP_S = 10.0

@@ -21,7 +21,7 @@ import zmq
 
 from ...cores import threads
 from ...errors import StepFailed
-from ..config_choices import Compress
+from ..config.choices import Compress
 from .compression import Compressor
 from .header import CHUNK, LANES, MEMORY, RATE, Kind
 from .lane import TICK_MS

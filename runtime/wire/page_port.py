@@ -27,7 +27,7 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from ...cores import threads
 from ...errors import LiveshiftError
-from ..keyring import Known
+from ..control.keyring import Known
 from .announced import Announced
 from .header import CHUNK, PageHeader, read_page_header
 from .page_lane import LANE_WINDOW

@@ -16,8 +16,8 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from ...cores import threads
 from ...errors import LiveshiftError
-from .. import keys
-from ..keyring import NOBODY, Known
+from ..control import keys
+from ..control.keyring import NOBODY, Known
 from .announced import Announced, Answer, Inlet, Pages
 from .header import CHUNK, LANES, OVERHEAD, SEAL, WANTS, Header, read_header
 from .ordered_lane import WINDOW

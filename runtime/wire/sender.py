@@ -12,8 +12,8 @@ import zmq
 
 from ...criu_glue.epoll_sets import Entry
 from ...errors import LiveshiftError, StepFailed
-from .. import manifest
-from ..manifest import Manifest
+from ..model import manifest
+from ..model.manifest import Manifest
 from .header import CHUNK, SEAL, WANTS
 from .lane import TICK_MS, Destination
 from .ordered_lane import OrderedLane

@@ -2,8 +2,8 @@
 """A double of the orchestrator, as far as the command line can see it. For tests only.
 
 It speaks the real wire format over a real UNIX socket, but nothing runs behind it: a job is what
-a test says it prints, moves and ends. The real one is runtime/orchestrator.py; that both answer
-the same way on the wire is checked in test_client.py, the real system in integration/.
+a test says it prints, moves and ends. The real one is runtime/orchestrator/orchestrator.py; that
+both answer the same way on the wire is checked in test_client.py, the real system in integration/.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from liveshift.runtime.messages import (
     MigrationRow,
     Phase,
 )
-from liveshift.runtime.steps import Step
+from liveshift.runtime.model.steps import Step
 
 LENGTH = struct.Struct("<I")
 UNDER_WAY = (Step.PRECOPYING.value, Step.FREEZING.value)

@@ -30,11 +30,11 @@ from liveshift.criu_glue.epoll_sets import Entry
 from liveshift.criu_glue.image_kinds import KINDS
 from liveshift.cuda_snapshot.helper.blocks import Block
 from liveshift.interposer import device_session, layout
-from liveshift.runtime import manifest as manifests
 from liveshift.runtime import messages, wire
-from liveshift.runtime import small_images as packing
-from liveshift.runtime.device_state import Saved
+from liveshift.runtime.agent.departure import small_images as packing
+from liveshift.runtime.agent.gpu.device_state import Saved
 from liveshift.runtime.messages import frames as _frames
+from liveshift.runtime.model import manifest as manifests
 
 OUTPUT = "output:" + "0" * 20
 FOLDER = Path(__file__).parent / "seeds"

@@ -29,8 +29,11 @@ from liveshift.criu_glue.unpacking import Unpacker
 from liveshift.cuda_snapshot.checkpoint import uuid_text
 from liveshift.errors import ConfigError, LiveshiftError, StepFailed
 from liveshift.interposer import device_session, layout, page
-from liveshift.runtime import config, device_memory, keys, small_images
-from liveshift.runtime.toml_lines import key_lines
+from liveshift.runtime.agent.departure import small_images
+from liveshift.runtime.agent.gpu import device_memory
+from liveshift.runtime.config.cluster import cluster as config
+from liveshift.runtime.config.toml_lines import key_lines
+from liveshift.runtime.control import keys
 
 
 def build(name: str) -> Target:

@@ -17,8 +17,10 @@ from guard import Place, no_descriptor_left
 from target import ALICE, Target
 
 from liveshift.errors import LiveshiftError
-from liveshift.runtime import local_socket, manifest, messages, wire
-from liveshift.runtime.inbox import Inbox
+from liveshift.runtime import messages, wire
+from liveshift.runtime.agent.arrival.inbox import Inbox
+from liveshift.runtime.control import local_socket
+from liveshift.runtime.model import manifest
 from liveshift.runtime.wire.announced import Announced, Seal
 from liveshift.runtime.wire.compression import restore
 from liveshift.runtime.wire.page_port import PagePort

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 JUDGES: dict[str, tuple[str, ...]] = {
-    "runtime/ownership.py": ("test_ownership.py", "test_ownership_model.py"),
-    "runtime/journal.py": ("test_journal.py", "test_journal_trouble.py"),
-    "runtime/journal_file.py": (
+    "runtime/model/ownership.py": ("test_ownership.py", "test_ownership_model.py"),
+    "runtime/orchestrator/journal.py": ("test_journal.py", "test_journal_trouble.py"),
+    "runtime/orchestrator/journal_file.py": (
         "test_journal_file.py", "test_journal.py", "test_journal_trouble.py",
     ),
-    "runtime/gates.py": ("test_gates.py", "test_gates_opened.py"),
+    "runtime/quiesce/gates.py": ("test_gates.py", "test_gates_opened.py"),
     "runtime/wire/announced.py": (
         "test_announced.py", "test_wire_admission.py", "test_wire_wants.py", "test_page_port.py",
         "test_wire.py",
@@ -19,14 +19,14 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "test_network.py::test_a_locked_capsule_is_silent_but_for_itself_and_its_connections_outlast_it",
         "test_network.py::test_a_namespace_that_was_never_locked_is_open_and_one_that_has_gone_is_told_of",
     ),
-    "runtime/departure.py": (
+    "runtime/agent/departure/departure.py": (
         "test_departure_order.py", "test_departure_ends.py", "test_standing.py",
     ),
-    "runtime/arrival.py": (
+    "runtime/agent/arrival/arrival.py": (
         "test_arrival_ends.py", "test_arrival_early.py", "test_arrival_taken_up.py",
         "test_stale_arrival.py", "test_inbox.py",
     ),
-    "runtime/moves.py": (
+    "runtime/orchestrator/moves.py": (
         "test_moves_rules.py", "test_moves_ground.py", "test_moves_begun.py",
         "test_journal_trouble.py", "test_books.py",
     ),
@@ -68,101 +68,101 @@ ELAPSED = "return ms > most ? most : ms < 0 ? 0 : (uint32_t)ms;"
 FUTEX = "syscall(SYS_futex, &page->order.check, FUTEX_WAIT, check, &look, NULL, 0);"
 
 EXPLAINED: dict[tuple[str, str, str], str] = {
-    ("runtime/gates.py", "BACK_OFF_S = 0.5", "BACK_OFF_S = 1.5"): PACE,
-    ("runtime/gates.py", "LOOK_S = 1.0", "LOOK_S = 2.0"): PACE,
-    ("runtime/gates.py", "await asyncio.sleep(BACK_OFF_S)", "pass"): PACE,
+    ("runtime/quiesce/gates.py", "BACK_OFF_S = 0.5", "BACK_OFF_S = 1.5"): PACE,
+    ("runtime/quiesce/gates.py", "LOOK_S = 1.0", "LOOK_S = 2.0"): PACE,
+    ("runtime/quiesce/gates.py", "await asyncio.sleep(BACK_OFF_S)", "pass"): PACE,
     (
-        "runtime/gates.py",
+        "runtime/quiesce/gates.py",
         "self, host: str, message: Message, limits: Timeouts, deadline: float = 0.0",
         "self, host: str, message: Message, limits: Timeouts, deadline: float = 1.0",
     ): PACE,
     (
-        "runtime/gates.py",
+        "runtime/quiesce/gates.py",
         "while time.monotonic() < until and host in hosts_of(job):",
         "while ((time.monotonic() < until) or (host in hosts_of(job))):",
     ): "the agent opens by itself by then; asked longer it says the same",
     (
-        "runtime/gates.py",
+        "runtime/quiesce/gates.py",
         "while time.monotonic() < until and host in hosts_of(job):",
         "while (time.monotonic() <= until) and host in hosts_of(job):",
     ): PACE,
     (
-        "runtime/gates.py",
+        "runtime/quiesce/gates.py",
         "raise AssertionError",
         "pass",
     ): "never reached: the last attempt raises",
     (
-        "runtime/gates.py",
+        "runtime/quiesce/gates.py",
         "self._attempt += 1",
         "self._attempt += 2",
     ): "any number that was not used is as good",
     (
-        "runtime/gates.py",
+        "runtime/quiesce/gates.py",
         "if before is not None and before is not asyncio.current_task():",
         "if before is not None and (before is asyncio.current_task()):",
     ): "two tasks that ask the same host to open do no harm",
-    ("runtime/gates.py", "before.cancel()", "pass"): "the same",
+    ("runtime/quiesce/gates.py", "before.cancel()", "pass"): "the same",
     (
-        "runtime/gates.py",
+        "runtime/quiesce/gates.py",
         "task.add_done_callback( lambda done: self._late.pop(key, None)"
         " if self._late.get(key) is done else None )",
         "pass",
     ): TIDY,
     (
-        "runtime/gates.py",
+        "runtime/quiesce/gates.py",
         "lambda done: self._late.pop(key, None) if self._late.get(key) is done else None",
         "lambda done: self._late.pop(key, None) if (self._late.get(key) is not done) else None",
     ): TIDY,
     (
-        "runtime/gates.py",
+        "runtime/quiesce/gates.py",
         "task.cancel()",
         "pass",
     ): "the asking ends by its own deadline; its answer is lost",
     (
-        "runtime/gates.py",
+        "runtime/quiesce/gates.py",
         "clock.hear(host, Report(0, answer.numbers, False, answer.pairs))",
         "clock.hear(host, Report(0, answer.numbers, True, answer.pairs))",
     ): "no aim has version 0, so the clock takes no host for arrived by it",
     (
-        "runtime/gates.py",
+        "runtime/quiesce/gates.py",
         "still = still and answer.reached",
         "still = ((still) or (answer.reached))",
     ): "the clock hears the same and says it too; kept, as the rule is read here",
     (
-        "runtime/gates.py",
+        "runtime/quiesce/gates.py",
         "ranked = sorted(ids, key=lambda c: (order.get(c, 0), c))",
         "ranked = sorted(ids, key=lambda c: (order.get(c, 1), c))",
     ): "every id has an ordinal: both come with the same answer",
     (
-        "runtime/gates.py",
+        "runtime/quiesce/gates.py",
         "return list(zip(self._hosts, answers, strict=True))",
         "return list(zip(self._hosts, answers, strict=False))",
     ): EQUAL,
     (
-        "runtime/gates.py",
+        "runtime/quiesce/gates.py",
         "return list(zip(hosts, await asyncio.gather(*map(one, hosts)), strict=True))",
         "return list(zip(hosts, await asyncio.gather(*map(one, hosts)), strict=False))",
     ): EQUAL,
     **{
-        ("runtime/gates.py", SHOWN, SHOWN.replace(*change)): WORDS
+        ("runtime/quiesce/gates.py", SHOWN, SHOWN.replace(*change)): WORDS
         for change in (("[:4]", "[:5]"), ("len(lines) > 4", "(len(lines) >= 4)"), ("> 4", "> 5"))
     },
     (
-        "runtime/gates.py",
+        "runtime/quiesce/gates.py",
         "used = {c: n for c in by_id if (n := clock.targets.get(c, 0))}",
         "used = {c: n for c in by_id if (n := clock.targets.get(c, 1))}",
     ): WORDS,
     **{
-        ("runtime/gates.py", RANKS, RANKS.replace(*change)): WORDS
+        ("runtime/quiesce/gates.py", RANKS, RANKS.replace(*change)): WORDS
         for change in (("m.world_rank >= 0", "(m.world_rank > 0)"), (">= 0", ">= 1"))
     },
     (
-        "runtime/gates.py",
+        "runtime/quiesce/gates.py",
         'spans.append(str(ranks[begin]) if i - begin == 1 else f"{ranks[begin]}-{ranks[i - 1]}")',
         'spans.append(str(ranks[begin]) if (i + begin) == 1 else f"{ranks[begin]}-{ranks[i - 1]}")',
     ): WORDS,
     (
-        "runtime/gates.py",
+        "runtime/quiesce/gates.py",
         "for communicator in [c for c in ids if members[c] < sizes.get(c, 0)]:",
         "for communicator in [c for c in ids if members[c] < sizes.get(c, 1)]:",
     ): "every id comes with its size",
@@ -198,29 +198,33 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         FUTEX.replace("NULL, 0", "NULL, 1"),
     ): "the kernel does not look at it: FUTEX_WAIT has no such argument",
     **{
-        ("runtime/departure.py", f'reach("source.{point}")', "pass"): FAULT
+        ("runtime/agent/departure/departure.py", f'reach("source.{point}")', "pass"): FAULT
         for point in ("promised", "locked", "dumped", "finishing", "devices_saved")
     },
     **{
-        ("runtime/departure.py", f'lap.detail = "{words}"', "pass"): WORDS
+        ("runtime/agent/departure/departure.py", f'lap.detail = "{words}"', "pass"): WORDS
         for words in ("the rest of the image, on its way", "interrupted")
     },
-    ("runtime/departure.py", "if left <= 0:", "if (left < 0):"): "equal to the nanosecond",
     (
-        "runtime/departure.py",
+        "runtime/agent/departure/departure.py",
+        "if left <= 0:",
+        "if (left < 0):",
+    ): "equal to the nanosecond",
+    (
+        "runtime/agent/departure/departure.py",
         "class DepartureNote(msgspec.Struct, frozen=True):",
         "class DepartureNote(msgspec.Struct, frozen=False):",
     ): UNCHANGED,
     **{
-        ("runtime/arrival.py", f'reach("destination.{point}")', "pass"): FAULT
+        ("runtime/agent/arrival/arrival.py", f'reach("destination.{point}")', "pass"): FAULT
         for point in ("restoring", "devices_back", "granted")
     },
     (
-        "runtime/arrival.py",
+        "runtime/agent/arrival/arrival.py",
         "class ArrivalNote(msgspec.Struct, frozen=True):",
         "class ArrivalNote(msgspec.Struct, frozen=False):",
     ): UNCHANGED,
-    ("runtime/arrival.py", "return False", "return None"): AS_FALSE,
+    ("runtime/agent/arrival/arrival.py", "return False", "return None"): AS_FALSE,
     (
         "criu_glue/network_lock.py",
         "elif table.flags & _DORMANT:",
@@ -268,23 +272,27 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         for change in ("2, 0", "1, 1")
     },
     (
-        "runtime/journal.py",
+        "runtime/orchestrator/journal.py",
         "MOVES_OF_A_HOST = 1000",
         "MOVES_OF_A_HOST = 1001",
     ): "a bound on the effort",
     (
-        "runtime/journal.py",
+        "runtime/orchestrator/journal.py",
         'query = "SELECT COALESCE(MAX(epoch), 0) FROM last_epochs WHERE job = ?"',
         'query = "SELECT COALESCE(MIN(epoch), 0) FROM last_epochs WHERE job = ?"',
     ): ONE_ROW,
     (
-        "runtime/journal.py",
+        "runtime/orchestrator/journal.py",
         'query = "SELECT COALESCE(MAX(epoch), 0) + 1 FROM last_epochs WHERE job = ?"',
         'query = "SELECT COALESCE(MIN(epoch), 0) + 1 FROM last_epochs WHERE job = ?"',
     ): ONE_ROW,
-    ("runtime/journal_file.py", "MARK = 0x6C73626B", "MARK = 1819501164"): "any number will do",
     (
-        "runtime/journal_file.py",
+        "runtime/orchestrator/journal_file.py",
+        "MARK = 0x6C73626B",
+        "MARK = 1819501164",
+    ): "any number will do",
+    (
+        "runtime/orchestrator/journal_file.py",
         'self._db.execute("PRAGMA synchronous=FULL")',
         "pass",
     ): "SQLite's own default; said, as it may be built with another",
@@ -301,7 +309,7 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         )
     },
     **{
-        ("runtime/moves.py", line, line.replace(*change)): PACE
+        ("runtime/orchestrator/moves.py", line, line.replace(*change)): PACE
         for line, change in (
             ("LIVENESS_LOOK_S = 0.5", ("0.5", "1.5")),
             ("PUBLISH_AT_ONCE, PUBLISHED_AT_ONCE = 50, 4", ("50", "51")),
@@ -313,15 +321,19 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
             ("await asyncio.sleep(self.cluster.timeouts.heartbeat / 10)", ("10", "11")),
         )
     },
-    ("runtime/moves.py", "KEEP_MOVES = 200", "KEEP_MOVES = 201"): "a bound on what is kept",
-    ("runtime/moves.py", "LESSONS = 50", "LESSONS = 51"): "a bound on the effort",
     (
-        "runtime/moves.py",
+        "runtime/orchestrator/moves.py",
+        "KEEP_MOVES = 200",
+        "KEEP_MOVES = 201",
+    ): "a bound on what is kept",
+    ("runtime/orchestrator/moves.py", "LESSONS = 50", "LESSONS = 51"): "a bound on the effort",
+    (
+        "runtime/orchestrator/moves.py",
         "for host, result in zip(hosts, done, strict=True):",
         "for host, result in zip(hosts, done, strict=False):",
     ): EQUAL,
     (
-        "runtime/moves.py",
+        "runtime/orchestrator/moves.py",
         "if time.monotonic() > until:",
         "if (time.monotonic() >= until):",
     ): "equal to the nanosecond",

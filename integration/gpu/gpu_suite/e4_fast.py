@@ -21,8 +21,8 @@ from liveshift.criu_glue import room
 from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.interposer.library import library_path
 from liveshift.interposer.orders import open_ordered
-from liveshift.runtime.devices import CudaProcess, DeviceTree
-from liveshift.runtime.stopwatch import Stopwatch
+from liveshift.runtime.agent.gpu.devices import CudaProcess, DeviceTree
+from liveshift.runtime.model.stopwatch import Stopwatch
 
 from .child import Child
 from .e1_plain import LOCK_S, label, sizes

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent: the root daemon on each host. It acts when asked and reports what it sees.
+
+It holds no truth of its own: capsules are processes in the kernel, ownership is the
+orchestrator's. Asks are served concurrently: those about capsules by the house, those of
+migrations by what the host is in them, source or destination, and by the porter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import subprocess
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from ...criu_glue import network, nft_library
+from ...criu_glue.tool import Criu, find
+from ...errors import LiveshiftError, NotPermitted, Refused, Unreachable
+from .. import messages
+from ..config.cluster import Cluster, FastPath
+from ..control import local_socket
+from ..control.link import Uplink
+from ..daemon import heap, notify, state_lock
+from ..daemon.cluster_file import ClusterFile
+from ..daemon.tasks import Tasks
+from ..messages import Message
+from ..model import link_rates
+from .departure.progress import Teller
+from .destination import Destination
+from .gatekeeper import Gatekeeper
+from .gpu.watch import GpuWatch
+from .host import data_link
+from .host.house import House
+from .host.measures import Measures
+from .host.resident import Resident
+from .porter import Porter
+from .source import Source
+from .swapper import Swapper
+
+log = logging.getLogger("liveshift.agent")
+
+THREADS = 64
+
+LINK_S = 5.0
+"""Between two looks at the interface that images go over."""
+
+
+class Agent:
+    """One host's agent; :meth:`run` serves until cancelled."""
+
+    def __init__(self, cluster: Cluster, host: str) -> None:
+        self.cluster = cluster
+        self.host = host
+        self.house = House(cluster, host, self._ended)
+        self.gpus = GpuWatch(
+            cluster.paths.run, cluster.gpu.libraries, cluster.gpu.fast_path is not FastPath.OFF
+        )
+        self.porter = Porter(self.house, _find_criu(cluster), self._claim, self.gpus)
+        self.measures = Measures(self.house)
+        self.source = Source(self.house, self.porter, self.measures)
+        self.destination = Destination(self.house, self.porter, self.measures)
+        self.swapper = Swapper(self.house, self.porter)
+        self.gatekeeper = Gatekeeper(self.house, lambda: time.monotonic() - self._heard)
+        self.gatekeeper.closes = self.source.gates_close
+        self.gatekeeper.opens = self.source.gates_open
+        self._heard = time.monotonic()
+        self._link: messages.DataLink | None = None
+        self._link_seen = 0.0
+        self._life = uuid.uuid4().hex
+        self._tasks = Tasks()
+        house, gates, swapper = self.house, self.gatekeeper, self.swapper
+        source, destination = self.source, self.destination
+        self._serve: dict[type[Message], Callable[..., Awaitable[Message | None]]] = {
+            messages.Start: self._start,
+            messages.Signal: house.signal,
+            messages.End: house.end,
+            messages.Forget: house.forget,
+            messages.Locate: house.locate,
+            messages.ReadOutput: house.read_output,
+            messages.GetInspection: house.get_inspection,
+            messages.Inspect: source.inspect,
+            messages.Reserve: destination.reserve,
+            messages.Precopy: source.precopy,
+            messages.EndSooner: source.end_sooner,
+            messages.Freeze: source.freeze,
+            messages.Restore: destination.restore,
+            messages.Forward: destination.forward,
+            messages.Resume: destination.resume,
+            messages.Settle: self.porter.settle,
+            messages.Progress: destination.progress,
+            messages.StartMeasure: self.measures.start,
+            messages.EndMeasure: self.measures.end,
+            messages.LookAtGpus: swapper.look,
+            messages.SwapGpu: swapper.swap,
+            messages.SettleSwap: swapper.settle,
+            messages.Arm: gates.arm,
+            messages.Aim: gates.aim,
+            messages.Shut: gates.shut,
+            messages.WhoOwes: gates.who_owes,
+            messages.TearDown: gates.tear_down,
+            messages.FreshIds: gates.fresh_ids,
+            messages.Rebuild: gates.rebuild,
+            messages.OpenGate: gates.open,
+        }
+
+    async def start(self) -> None:
+        """Take up what an earlier agent has left.
+
+        The ports are bound first: where another one listens, nothing is touched. Raises
+        LiveshiftError, with nothing left behind.
+        """
+        # Moves block for seconds each; beats and asks must find a thread besides them.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
+        path = self.cluster.paths.run / "agent.sock"
+        with contextlib.ExitStack() as undo:
+            self.porter.receiver.start()
+            undo.callback(self.porter.receiver.close)
+            address = str(self.cluster.orchestrator)
+            # Before anything is taken up: a command that has ended meanwhile is told of at once.
+            self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
+            undo.callback(self.uplink.close)
+            self.source.tell = Teller(self.uplink.line.ask, self.cluster.timeouts.suspicion)
+            listener = local_socket.listen(path)
+            undo.callback(path.unlink, missing_ok=True)
+            undo.callback(listener.close)
+            _memory_for_images(self.cluster.paths.run / "images", undo)
+            await asyncio.to_thread(self._hold_fence, undo)
+            await self.porter.take_up()
+            await self.swapper.take_up()
+            await local_socket.serve_on(listener, path, self._relay)
+            undo.pop_all()
+        # It mounts, and its mounts stay: a start that fails has not come this far.
+        await asyncio.to_thread(self.porter.keep_kernel_data)
+        notify.ready()
+
+    def _hold_fence(self, undo: contextlib.ExitStack) -> None:
+        try:
+            self.house.housing.hold_fence()
+        except LiveshiftError as error:  # no job will start here, and the host is still to be seen
+            log.error("users of this host can speak to capsules elsewhere as this host: %s", error)
+        else:
+            undo.callback(network.release_fence)
+
+    async def run(self) -> None:
+        """Report to the orchestrator and serve it and the local socket."""
+        await asyncio.gather(
+            self.uplink.serve(), self._report(), self.porter.keep_asking(),
+            self.gatekeeper.keep(), self.gpus.keep(), self._forget_device_memory(),
+            heap.give_back(self.idle),
+        )  # fmt: skip
+
+    def idle(self) -> bool:
+        """Whether no move is under way here that a restart of this agent would interrupt."""
+        return not (self.porter.departures or self.porter.arrivals or self.swapper.unfinished())
+
+    def objection(self, cluster: Cluster) -> str:
+        """Why this agent cannot start with a changed cluster file, "" where it can."""
+        own = next((host for host in cluster.hosts if host.name == self.host), None)
+        if own is None:
+            return f"this host, {self.host}, is not in it any more: stop this agent"
+        if own.address != self.cluster.host(self.host).address and self.house.capsules:
+            return f"the address of this host, {self.host}, differs, and capsules run here"
+        return ""
+
+    # ---- to the orchestrator ----
+
+    async def _forget_device_memory(self) -> None:
+        """Once: the helper has outlived an agent, and keeps what that one had it hold."""
+
+        def known() -> set[str]:
+            return {*self.porter.departures, *self.porter.arrivals, *self.swapper.unfinished()}
+
+        while not await asyncio.to_thread(self.porter.devices.drop_all_but, known):
+            await asyncio.sleep(self.cluster.timeouts.heartbeat)
+
+    async def _report(self) -> None:
+        greeted: int | None = None  # the orchestrator's life that knows us
+        while True:
+            try:
+                if greeted is None or greeted != self.uplink.line.peer_life:
+                    await self._hello()
+                    greeted = self.uplink.line.peer_life
+                    log.info("reported to the orchestrator")
+                await self.uplink.line.ask(await self._beat(), self.cluster.timeouts.suspicion)
+                self._heard = time.monotonic()
+            except Unreachable as silent:
+                log.warning("%s", silent)
+                greeted = None
+            except LiveshiftError as error:
+                log.error("%s", error)
+                greeted = None
+            await asyncio.sleep(self.cluster.timeouts.heartbeat)
+
+    async def _hello(self) -> None:
+        here = self.house.capsules
+        epochs = {name: c.epoch for name, c in here.items()}
+        for arrival in self.porter.arrivals.values():  # it is about to run, and not here yet
+            if arrival.granted:
+                epochs[arrival.resident.spec.name] = arrival.granted
+        codes = {name: c.code for name, c in here.items() if c.code is not None}
+        hello = messages.Hello(
+            self.host, self.porter.facts, epochs, self.cluster.digest, self._life, codes
+        )
+        answer = await self.uplink.line.ask(hello, self.cluster.timeouts.suspicion)
+        assert isinstance(answer, messages.Books)
+        for book in answer.books:
+            try:
+                await self.house.locate(messages.Locate(book))
+            except Refused as refused:  # a capsule that the journal does not know has the subnet
+                log.error("the addresses of %s are not entered: %s", book.job, refused)
+        await self.house.forget_unknown({book.job for book in answer.books})
+
+    async def _claim(self, claim: messages.Claim) -> messages.Ruled:
+        answer = await self.uplink.line.ask(claim, self.cluster.timeouts.suspicion)
+        if not isinstance(answer, messages.Ruled):
+            raise LiveshiftError(f"the orchestrator answered a claim with {answer!r}")
+        return answer
+
+    async def _beat(self) -> messages.Beat:
+        self.house.idle.beat()
+        running = [c for c in self.house.capsules.values() if c.code is None]
+        states = [await asyncio.to_thread(c.state, self.gpus.used_by) for c in running]
+        memory = self.destination.memory_offered()
+        seats = self.gpus.seats(self.porter.gpus_taken())
+        return messages.Beat(self.host, memory, states, seats, await self._data_link())
+
+    async def _data_link(self) -> messages.DataLink:
+        if self._link is None or time.monotonic() - self._link_seen > LINK_S:
+            own = self.cluster.host(self.host)
+            rates = link_rates.load(self.cluster.paths.run)
+            self._link = await asyncio.to_thread(data_link.look, self.host, own.address, rates)
+            self._link_seen = time.monotonic()
+        return self._link
+
+    def _ended(self, resident: Resident) -> None:
+        if self.porter.holds(resident):
+            log.error("%s was killed while it was held frozen", resident.spec.name)
+            return
+        self._tasks.spawn(self._tell_ended(resident))
+
+    async def _tell_ended(self, resident: Resident) -> None:
+        code = resident.exit_code()
+        resident.code = 137 if code is None else code
+        network.unplug(resident.overlay, resident.netns, resident.spec.index)
+        word = messages.Ended(resident.spec.name, resident.epoch, resident.code)
+        while True:
+            with contextlib.suppress(LiveshiftError):
+                await self.uplink.line.ask(word, self.cluster.timeouts.suspicion)
+                return
+            await asyncio.sleep(self.cluster.timeouts.heartbeat)
+
+    async def _start(self, ask: messages.Start) -> None:
+        env = {**await asyncio.to_thread(self.gpus.environment), **ask.spec.env}
+        spec = msgspec.structs.replace(ask.spec, env=env)
+        await self.house.start(msgspec.structs.replace(ask, spec=spec))
+
+    async def _relay(self, uid: int, ask: Message) -> Message | None:
+        """A command line on this host: the orchestrator decides, we say who asks."""
+        raw = messages.encode_ask(0, ask)
+        return await self.uplink.line.ask(messages.Relay(uid, raw), 3600)
+
+    async def _handle(self, _peer: str, ask: Message) -> Message | None:
+        serve = self._serve.get(type(ask))
+        if serve is None:
+            raise LiveshiftError(f"an agent does not serve {type(ask).__name__}")
+        return await serve(ask)
+
+
+async def serve(cluster: Cluster, host: str, file: ClusterFile) -> None:
+    """Run the agent of ``host`` until its cluster file has changed; then it is to start again.
+
+    Raises LiveshiftError when it cannot start.
+    """
+    if os.geteuid() != 0:
+        raise NotPermitted("the agent makes namespaces and runs CRIU, so it must run as root")
+    nft_library.hold_open()
+    with state_lock.held(cluster.paths.state, "agent"):
+        agent = Agent(cluster, host)
+        await agent.start()
+        try:
+            await file.follow(agent.run(), agent.idle, agent.objection)
+        except asyncio.CancelledError:  # it is not to start again
+            network.release_fence()
+            raise
+
+
+def _find_criu(cluster: Cluster) -> Criu | None:
+    try:
+        path = cluster.paths.criu
+        return find(str(path) if path else None)
+    except LiveshiftError as error:
+        log.warning("%s", error)
+        return None
+
+
+def _memory_for_images(directory: Path, undo: contextlib.ExitStack) -> None:
+    """Images lie in memory: a tmpfs of our own, unless something is mounted there already."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if not os.path.ismount(directory):
+        mount = ["mount", "-t", "tmpfs", "-o", "mode=0700,size=90%", "liveshift", str(directory)]
+        done = subprocess.run(mount, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise LiveshiftError(f"cannot mount memory for images: {done.stderr.strip()}")
+        undo.callback(subprocess.run, ["umount", str(directory)], check=False)

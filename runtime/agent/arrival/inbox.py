@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes one migration's streams at the destination: image files, directories, the output log.
+
+What it takes is only what an image can consist of, and only until the manifest has said that all
+of it is here: then the image is complete, and is so also for an agent that is started anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import xxhash
+
+from .... import units
+from ....criu_glue.memory.prefill import memory_left
+from ....criu_glue.memory.store import TABLE_LIMIT, MemoryStore, Want, read_table
+from ....criu_glue.output import SEGMENT
+from ....criu_glue.rights import User
+from ....criu_glue.room import STDERR_FD, STDOUT_FD
+from ....criu_glue.unpacking import Unpacker
+from ....errors import LiveshiftError, NotFound, StepFailed
+from ...model import manifest
+from ...model.manifest import Landed, Manifest
+from ...wire import PAGE_TABLE, PageStreams
+from ..departure import small_images
+from ..gpu.device_memory import MEMORY, TABLE, DeviceInlet, decode
+from ..host.resident import Resident
+
+log = logging.getLogger("liveshift.inbox")
+
+IMAGE_NAME = re.compile(r"[a-z][a-z0-9-]{0,60}\.img")
+"""CRIU's names (criu: image-desc.c); none of our own files beside them is called so."""
+
+STREAMS = 200_000
+OPEN = 512
+"""Streams and image files of one image, and how many streams at once: CRIU writes seven images for
+each task, one after the other, two for each shared mapping, and some for all of them."""
+
+OUTPUT = "output"
+
+LOOK = 32 << 20
+"""Bytes of pages between two looks at the memory that is left."""
+
+LEFT, FREED_S = 160 << 20, 1.0
+"""Bytes that must be left: with none the kernel would kill somebody, perhaps another job. Less may
+be for so long: some may be given back just then (early.py)."""
+
+FRESH = 64 << 20
+"""Bytes of pages that a job may have anew at the standstill without our waiting for memory."""
+
+
+@dataclass
+class Inbox:
+    """One migration's inbox. ``images`` is named after the migration; ``carried`` are the paths
+    of this host's cluster file, the only ones a source may send a directory for; ``devices`` is
+    there for a capsule with CUDA processes."""
+
+    images: Path
+    resident: Resident
+    carried: tuple[str, ...] = ()
+    devices: DeviceInlet | None = None
+    memory_limit: int = 0
+    """Bytes of the capsule's own memory that may come in pages; they may come again and again."""
+    memory: MemoryStore | None = None
+    memory_comes: Callable[[MemoryStore], None] = lambda _: None
+    """Told once the first of them has come, while the job trains."""
+    stands_still: Callable[[], None] = lambda: None
+    """Told when CRIU's images begin to come: the tree is frozen at its source."""
+    memory_lost: Callable[[], str] = lambda: ""
+    """Says why pages that have come are not here any more, in words, else ""."""
+    bytes: dict[str, int] = field(default_factory=dict)
+    came: dict[str, set[str]] = field(default_factory=dict)  # carried path → names
+    written: dict[str, set[str]] = field(default_factory=dict)  # tree → names put there
+    landed: Landed | None = None
+    _hashes: dict[str, xxhash.xxh3_64] = field(default_factory=dict)
+    _ended: set[str] = field(default_factory=set)
+    _files: dict[str, int] = field(default_factory=dict)
+    _unpackers: dict[str, Unpacker] = field(default_factory=dict)
+    _manifest: bytearray = field(default_factory=bytearray)
+    _page_table: bytearray = field(default_factory=bytearray)
+    _unlooked: int = 0  # bytes of pages since it was looked how much memory is left
+    _making_room: threading.Thread | None = None
+    pages: PageStreams = field(init=False)
+    """Takes what comes on the lanes for memory."""
+    _closed: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._small = small_images.Unpacker(self._keep_small)
+        self._small_files = 0
+        self.pages = PageStreams(self._take_pages, self._wanted_pages)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the manifest has come and everything is as it says."""
+        return self.landed is not None
+
+    @property
+    def manifest(self) -> Manifest:
+        """That of a complete image."""
+        assert self.landed is not None
+        return self.landed.manifest
+
+    def take_up(self) -> bool:
+        """What an earlier life of the agent has taken; returns whether all of it is here."""
+        try:
+            self.landed = manifest.load(self.images)
+        except LiveshiftError as error:
+            if not isinstance(error, NotFound):
+                log.error("the image in %s is lost: %s", self.images, error)
+            return False
+        self.came, self.written = self.landed.came, self.landed.written
+        if self.devices is not None and (self.images / TABLE).exists():
+            self.devices.saved = decode((self.images / TABLE).read_bytes())
+        self.bytes = {stream: size for stream, (size, _) in self.manifest.streams.items()}
+        if PAGE_TABLE in self.bytes:
+            try:
+                self.memory = MemoryStore.load(self.images)
+            except LiveshiftError as error:
+                log.error("the memory in %s is lost: %s", self.images, error)
+                return False
+        return True
+
+    def write(self, stream: str, data: memoryview) -> None:
+        """One chunk; empty data ends the stream.
+
+        Raises StepFailed for what no image has, OSError when there is no room.
+        """
+        with self._lock:
+            if self.complete or self._closed:
+                raise StepFailed("ship", "nothing more is taken for this image")
+            if stream in self._ended:
+                raise StepFailed("ship", f"more came for {stream!a} after its end")
+            if stream == manifest.STREAM:
+                self._take_manifest(data)
+                return
+            if stream not in self.bytes:
+                self._begin(stream)
+            self.bytes[stream] += len(data)
+            self._hashes[stream].update(data)
+            if not data:
+                self._end(stream)
+            elif stream in self._unpackers:
+                self._unpackers[stream].write(data)
+            elif stream == small_images.STREAM:
+                self._small.write(data)
+            elif stream == PAGE_TABLE:
+                self._take_page_table(data)
+            elif self.devices is not None and stream == TABLE:
+                self.devices.write_table(data)
+            elif self.devices is not None and (pid := _device(stream)):
+                self.devices.write(pid, data)
+            else:
+                while data:
+                    data = data[os.write(self._files[stream], data) :]
+
+    def close(self) -> None:
+        """Take nothing more, and let go of what is open. May be called again."""
+        with self._lock:
+            self._closed = True
+            for fd in self._files.values():
+                os.close(fd)
+            self._files.clear()
+            for unpacker in self._unpackers.values():
+                with contextlib.suppress(Exception):
+                    unpacker.finish()
+            self._unpackers.clear()
+            if self.devices is not None:
+                self.devices.close()
+
+    def forget_memory(self) -> None:
+        """Let go of the pages; the image's directory is about to be removed."""
+        with self._lock:
+            if self.memory is not None:
+                self.memory.close()
+            self.memory = None
+
+    def path(self, kind: str, name: str) -> Path:
+        """Where a stream that is a file lies here; raises StepFailed for one no image has."""
+        if kind == OUTPUT and SEGMENT.fullmatch(name):
+            return self.resident.room.plan.log / name
+        if kind == "image" and IMAGE_NAME.fullmatch(name):
+            return self.images / name
+        raise _unknown(f"{kind}:{name}")
+
+    def top(self, tree: str) -> Path:
+        """Where a tree of that name lies here; raises StepFailed for one that no image has."""
+        plan = self.resident.room.plan
+        if tree == "tmp":
+            return plan.tmp
+        if tree == "shm":
+            return self.resident.room.root / "dev/shm"
+        if tree == "open":
+            return Path("/")
+        kind, _, path = tree.partition(":")
+        if kind == "carried" and path in self.carried:
+            Path(path).mkdir(parents=True, exist_ok=True)
+            return Path(path)
+        raise StepFailed(
+            "ship",
+            f"an image brings the directory {tree[:200]!a}, which is not carried to this host",
+            hint="files.carried must be the same in the cluster file of every host",
+        )
+
+    def _begin(self, stream: str) -> None:
+        if self._full() or len(self._files) + len(self._unpackers) >= OPEN:
+            raise StepFailed("ship", f"the image has too many streams: {len(self.bytes)}")
+        kind, _, name = stream.partition(":")
+        pass_, _, tree = name.partition(":")
+        if kind in ("image", small_images.STREAM):
+            self.stands_still()
+        if kind in (OUTPUT, "image"):
+            self._files[stream] = os.open(self.path(kind, name), _APPEND, 0o600)
+        elif kind == "tree" and pass_ in ("1", "2"):
+            plan = self.resident.room.plan
+            self._unpackers[stream] = Unpacker(
+                self.top(tree),
+                sparing=tree.startswith("carried:"),
+                user=User(plan.uid, plan.gid, plan.groups),
+                as_user=tree == "open",
+            )
+        elif stream == small_images.STREAM or (stream == PAGE_TABLE and self.memory_limit):
+            pass
+        elif self.devices is None or not (stream == TABLE or _device(stream)):
+            raise _unknown(stream)
+        self.bytes[stream] = 0
+        self._hashes[stream] = xxhash.xxh3_64()
+
+    def _keep_small(self, name: str, data: memoryview) -> None:
+        self._small_files += 1
+        if self._full():
+            raise StepFailed("ship", f"the image has too many files: {self._small_files}")
+        try:
+            file = os.open(self.path("image", name), _APPEND, 0o600)
+        except FileExistsError:
+            raise StepFailed("ship", f"the image {name} comes twice") from None
+        try:
+            while data:
+                data = data[os.write(file, data) :]
+        finally:
+            os.close(file)
+
+    def _full(self) -> bool:
+        return len(self.bytes) + self._small_files >= STREAMS
+
+    def _end(self, stream: str) -> None:
+        self._ended.add(stream)
+        if stream in self._files:
+            os.close(self._files.pop(stream))
+        elif stream == PAGE_TABLE:
+            self._end_page_table()
+        elif stream == small_images.STREAM:
+            self._small.end()
+        elif self.devices is not None and stream == TABLE:
+            self.devices.end_table()
+            (self.images / TABLE).write_bytes(self.devices.table)
+        elif self.devices is not None and (pid := _device(stream)):
+            self.devices.end(pid)
+        else:
+            tree = stream.split(":", 2)[2]
+            unpacker = self._unpackers.pop(stream)
+            unpacker.finish()
+            self.came.setdefault(tree.removeprefix("carried:"), set()).update(unpacker.names)
+            self.written.setdefault(tree, set()).update(unpacker.written)
+
+    def _take_pages(self, chunk: memoryview) -> None:
+        """From several threads, which copy into the store at the same time."""
+        with self._lock:
+            if self.complete or self._closed or not self.memory_limit:
+                raise StepFailed("ship", "no pages of memory are taken for this image")
+            self._unlooked += len(chunk)
+            if self._unlooked > LOOK:
+                _need_memory()
+                self._unlooked = 0
+            first = self.memory is None
+            memory = self._store()
+            if first:
+                self.memory_comes(memory)
+        memory.write(chunk)
+
+    def _wanted_pages(self) -> list[Want]:
+        with self._lock:
+            return self.memory.wants() if self.memory is not None and not self._closed else []
+
+    def _store(self) -> MemoryStore:
+        if self.memory is None:
+            self.memory = MemoryStore.create(self.images, self.memory_limit)
+        return self.memory
+
+    def make_room(self, stop: int = 0) -> bool:
+        """Have memory for the pages that come at the standstill, so that the job does not wait for
+        it then: the kernel clears each page that is used for the first time, and on a virtual
+        machine the hypervisor may have to find it. May be called again and again.
+
+        ``stop``: bytes of memory that all come then, since none goes ahead. A thread makes room for
+        them. Returns whether it is still at it.
+        """
+        if stop and self._making_room is None and self.memory_limit and not self.complete:
+            with self._lock:
+                memory = self._store()
+            size = min(stop, self.memory_limit, max(0, memory_left() - 2 * LEFT))
+            self._making_room = threading.Thread(
+                target=self._reserve, args=(memory, size), name="room", daemon=True
+            )
+            self._making_room.start()
+        elif self.memory is not None and not self.complete and self._making_room is None:
+            self._reserve(self.memory, FRESH)
+        return self._making_room is not None and self._making_room.is_alive()
+
+    @staticmethod
+    def _reserve(memory: MemoryStore, size: int) -> None:
+        with contextlib.suppress(StepFailed):  # whoever needs it meets that again
+            memory.reserve(size)
+
+    def _take_page_table(self, data: memoryview) -> None:
+        if len(self._page_table) + len(data) > TABLE_LIMIT:
+            raise StepFailed("ship", f"the table of pages has more than {TABLE_LIMIT} bytes")
+        self._page_table += data
+
+    def _end_page_table(self) -> None:
+        """Every page that there is has come, or this raises StepFailed: before the source promises
+        anything."""
+        self._store().end(read_table(bytes(self._page_table)))  # none: nothing but zeros
+
+    def _take_manifest(self, data: memoryview) -> None:
+        if data:
+            if len(self._manifest) + len(data) > manifest.LIMIT:
+                raise StepFailed("ship", f"the manifest has more than {manifest.LIMIT} bytes")
+            self._manifest += data
+            return
+        found = manifest.decode(self._manifest)
+        self._verify(found)
+        if why := self.memory_lost():
+            raise StepFailed("ship", f"memory was put in place ahead, and is lost: {why}")
+        if self.memory is not None:
+            self.memory.save()
+        for tree, names in found.gone().items():  # what has come and gone again has not come
+            self.came.get(tree.removeprefix("carried:"), set()).difference_update(names)
+        manifest.save(self.images, found, self.came, self.written)
+        self.landed = Landed(found, self.came, self.written)
+
+    def _verify(self, found: Manifest) -> None:
+        """Raises StepFailed unless the manifest is this image's and all that it lists is here."""
+        who = (found.migration, found.capsule)
+        if who != (self.images.name, self.resident.spec.name):
+            raise StepFailed("ship", f"the manifest is of another image: {who!a}")
+        not_ended = [s for s in self.bytes if s not in self._ended] + self.pages.not_ended()
+        if not_ended:
+            raise StepFailed("ship", f"the image is not complete: {_some(not_ended)} did not end")
+        have = {s: (size, self._hashes[s].intdigest()) for s, size in self.bytes.items()}
+        have |= self.pages.streams()
+        if have != found.streams:
+            wrong = [s for s in have.keys() | found.streams if have.get(s) != found.streams.get(s)]
+            raise StepFailed("ship", f"the image is not complete or damaged: {_some(wrong)}")
+        if not set(found.pipes.values()) <= {STDOUT_FD, STDERR_FD}:
+            raise StepFailed("ship", f"the manifest names pipes that no capsule has: {found.pipes}")
+        for tree in found.removed:
+            self.top(tree)
+
+
+def _need_memory() -> None:
+    """Raises StepFailed on a host that has none left."""
+    until = time.monotonic() + FREED_S
+    while (left := memory_left()) < LEFT:
+        if time.monotonic() > until:
+            raise StepFailed(
+                "ship", f"this host has no memory for more: {units.size(left)} are left",
+                hint="choose a host with more free memory, or free some of it there",
+            )  # fmt: skip
+        time.sleep(0.01)
+
+
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def _device(stream: str) -> str:
+    """The pid in the name of a stream of device memory, "" for others."""
+    kind, _, pid = stream.partition(":")
+    return pid if kind == MEMORY else ""
+
+
+def _unknown(stream: str) -> StepFailed:
+    return StepFailed(
+        "ship", f"an image names a stream that no destination takes: {stream[:200]!a}"
+    )
+
+
+def _some(streams: list[str]) -> str:
+    first = ", ".join(f"{s[:80]!a}" for s in sorted(streams)[:5])
+    return first + (f" and {len(streams) - 5} more" if len(streams) > 5 else "")

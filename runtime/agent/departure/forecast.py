@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source's look at a capsule for a prediction: how large it is, how much it writes."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from ....criu_glue.footprint import footprint
+from ....criu_glue.found import Footprint
+from ....criu_glue.memory.tracker import MemoryTracker
+from ....criu_glue.tree import tasks
+from ....errors import LiveshiftError
+from ...config.cluster import Precopy
+from ...cost.model import LOOK_S
+from ...messages import Writing
+from ..host.resident import Resident
+from .precopy import full_dump_because
+
+log = logging.getLogger("liveshift.forecast")
+
+LOOKS = 3
+"""Short looks at how much a capsule writes: about as long as what it writes between a last round
+and the boundary is left for the standstill."""
+
+LONG_LOOK_S = 1.0
+
+
+def look(
+    host: str, resident: Resident, settings: Precopy, watch: bool
+) -> tuple[Footprint, Writing | None, str]:
+    """(how large it is, what it writes if that is looked at, why it has to be dumped whole).
+
+    The last is empty where its memory can be copied while it trains.
+    """
+    why = full_dump_because(host, resident, settings)
+    writing = look_at_writing(resident) if watch and not why else None
+    return footprint(resident.room), writing, why
+
+
+def look_at_writing(
+    resident: Resident, looks: int = LOOKS, long_s: float = LONG_LOOK_S
+) -> Writing | None:
+    """What its processes write within the next seconds, by so many short looks and a long one; None
+    where that can't be seen."""
+    tracker = MemoryTracker(lambda: [task.pid for task in tasks(resident.room)])
+
+    def written(seconds: float) -> tuple[int, float]:
+        began = time.monotonic()
+        time.sleep(seconds)
+        return tracker.look(), time.monotonic() - began
+
+    try:
+        tracker.look()
+        short = [written(LOOK_S) for _ in range(looks)]
+        size, seconds = written(long_s)
+        return Writing(max(found / took for found, took in short), size, seconds)
+    except LiveshiftError as error:
+        log.warning("%s: what it writes cannot be seen: %s", resident.spec.name, error)
+        return None
+    finally:
+        tracker.close()

@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capsule's memory on its way to the destination, most of it while the job trains.
+
+Order: ``choose`` by which way (cost.py); ``rounds`` as many as that way has, of which auto makes a
+further one only where it saves more than it costs; ``keep_fresh`` goes on until the freeze is asked
+for, where rounds shrink; ``standstill`` sends, once CRIU holds the tree, what is
+left and the table of all pages there are, and tells CRIU which of them are none of its business.
+
+What a round did not bring over is the next one's; what none did is the standstill's. So any of them
+may be interrupted, and without all of them the standstill sends everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from .... import units
+from ....criu_glue import gpu_tasks
+from ....criu_glue.footprint import footprint
+from ....criu_glue.memory.pulling import Stopped
+from ....criu_glue.memory.tracker import MemoryTracker, Standstill
+from ....criu_glue.page_filter import PageFilter
+from ....criu_glue.tree import tasks
+from ....errors import LiveshiftError
+from ...config.choices import Way
+from ...config.cluster import Precopy as Settings
+from ...cost import model as cost
+from ...messages import Chosen, Situation
+from ...model.link_rates import STANDSTILL
+from ...wire import PAGE_TABLE, Lanes, Sender, Wants
+from ..host.resident import Resident
+from .pace import Pace
+from .progress import Reporter
+
+log = logging.getLogger("liveshift.precopy")
+
+ENOUGH_S = 0.02
+"""A round that would take no longer than this at standstill is as good as none."""
+
+SHRINKS = 0.9
+STALE = 2
+"""Rounds in a row that found more than SHRINKS of what the one before had found: it is the job's
+working set by now. One is enough where the one before was the first, and so had found all there is:
+a job that writes all of its memory pays for each round, and gains nothing by it."""
+
+NAP_S = 0.2
+"""Before each round that keeps it fresh. The job pays for a round with a fault for every page that
+it then writes again: not just before the freeze, when it brings little."""
+
+SHARED_MOST = 256 << 20
+"""Bytes that a tree may share copy on write and yet be moved such that it does so no longer."""
+
+
+@dataclass
+class Ahead:
+    """What came of the rounds; bytes."""
+
+    rounds: int = 0
+    sent: int = 0
+    dirty: int = 0
+    """That the last one found rewritten."""
+    wanted: int = 0
+    """Sent because the destination had not got a page that was only named."""
+    lost: float | None = None
+    """The share of its speed that the job lost; None: not known."""
+    untracked: dict[int, str] = field(default_factory=dict)
+    """Processes (inner pids) that are read in full at the standstill, and why."""
+
+
+class Precopy:
+    """That of one capsule; ``reporter`` is told how far it is."""
+
+    def __init__(
+        self, resident: Resident, lanes: Lanes, settings: Settings, reporter: Reporter,
+        wants: Callable[[], Wants],
+    ) -> None:  # fmt: skip
+        """``wants`` asks the destination which of the pages that were only named it has not got."""
+        self._stop = threading.Event()  # no round now
+        self._over = threading.Event()  # nor later
+        self._until = float("inf")  # no round goes on after that (monotonic seconds)
+        self._sooner = float("inf")  # no round but the first one goes on after that
+        self._stopped = self._no_more_rounds
+        self.tracker = MemoryTracker(
+            lambda: [task.pid for task in tasks(resident.room)], untrusted,
+            stopped=lambda: self._stopped(),
+        )  # fmt: skip
+        self.lanes = lanes
+        self._wants = wants
+        by_collectives = resident.rate.usual() > 0
+        usual = resident.rate if by_collectives else resident.computes
+        self._pace = Pace(
+            resident.collectives if by_collectives else resident.run_time.progress,
+            usual.usual(), settings.slow_down, sleep=self._sleep, gap=usual.gap(),
+            sees_all=by_collectives,
+        )  # fmt: skip
+        self._limit = settings.rounds
+        self._way, self._forced = Way.ROUNDS, True
+        self.chosen: Chosen | None = None
+        self._listed = 0  # bytes that this round is to send
+        self._sent = 0  # bytes that the lanes had sent before it
+        self._not_worth = False  # a further round
+        self._before = 0  # bytes that the round before had to send
+        self._reporter = reporter
+        self._fresh: threading.Thread | None = None
+        self._broken: LiveshiftError | None = None  # what ended the rounds that keep it fresh
+        self._ahead = Ahead()
+        self.rate = 0.0
+        """Bytes a second that the lanes were measured to carry; rounds are paced, and tell less."""
+
+    def choose(self, plan: Situation, max_pause: float, within: float, way: Way) -> Chosen:
+        """Choose the way, now that the link is measured (``rate``); ``within``: seconds until the
+        host must be empty, 0 without a deadline."""
+        rate = min(self.rate or STANDSTILL, STANDSTILL)
+        given = msgspec.structs.replace(plan, link=rate, reach=min(rate, plan.reach))
+        self.chosen = cost.choose(given, max_pause, within or None, way)
+        self._way, self._forced = Way(self.chosen.estimate.way), way is not Way.AUTO
+        self._pace.limit = cost.limit(given, self.chosen.estimate)
+        if within:
+            self._pace.least = self._speed_needed
+        return self.chosen
+
+    def rounds(self, until: float) -> Ahead:
+        """Bring memory over by the way chosen, until ``until`` (monotonic seconds) at the latest.
+        Raises StepFailed when the destination refuses."""
+        self._until = until
+        if self._way is Way.STOP:
+            self._reporter.stopping(self.chosen.given.size if self.chosen else 0)
+        elif self._way is Way.ROUND:
+            self._round()
+        else:
+            self._until_they_shrink_no_more()
+        self._reporter.done()
+        return replace(self._ahead, lost=self._pace.lost())
+
+    def _until_they_shrink_no_more(self) -> None:
+        before, stale = float("inf"), 0
+        while self._ahead.rounds < self._limit and stale < STALE and self._round():
+            dirty = self._ahead.dirty
+            if dirty <= ENOUGH_S * self.rate:
+                break
+            if self._ahead.rounds == 2 and SHRINKS * before < dirty < before / SHRINKS:
+                break
+            stale = stale + 1 if dirty > SHRINKS * before else 0
+            before = dirty
+
+    def keep_fresh(self) -> None:
+        """Go on with rounds in a thread, so that little is left at the standstill; do nothing where
+        the way has no further rounds."""
+        if self._way is not Way.ROUNDS:
+            return
+        self._until = float("inf")
+        self._fresh = threading.Thread(target=self._keep_fresh, name="pre-copy", daemon=True)
+        self._fresh.start()
+
+    def end_sooner(self, seconds: float) -> None:
+        """End the rounds in so many seconds, and read as fast as that needs, as the host must be
+        empty soon. The first round is finished all the same: the job would be paused while the rest
+        of it is sent, and the host would be empty no sooner. Any thread may call this."""
+        self._sooner = min(self._sooner, time.monotonic() + seconds)
+        self._pace.least = self._speed_needed
+
+    def hurry(self) -> None:
+        """Begin no further round, and interrupt one that is under way."""
+        self._over.set()
+        self._stop.set()
+
+    def rest(self) -> None:
+        """A freeze may be near, if this is the one that is frozen: the same for now, if there are
+        only rounds that keep it fresh."""
+        if self._fresh is not None:
+            self._stop.set()
+
+    def go_on(self) -> None:
+        """It was another's, or is not to be yet: they begin again, unless they are over."""
+        self._stop.clear()
+
+    def stop_rounds(self) -> None:
+        """As :meth:`hurry`, and return when all that they have sent has arrived. Raises what they
+        were ended by: then the standstill would not succeed either. May be called again."""
+        self.hurry()
+        if self._fresh is not None:
+            self._fresh.join()
+            self._fresh = None
+        if self._broken is not None:
+            raise self._broken
+
+    def _no_more_rounds(self) -> bool:
+        stopped = self._over.is_set() or self._stop.is_set()
+        until = min(self._until, self._sooner) if self._ahead.rounds else self._until
+        return stopped or time.monotonic() > until
+
+    def _sleep(self, seconds: float) -> None:
+        """The standstill does not wait for the pace."""
+        left = min(self._until, self._sooner) - time.monotonic()
+        self._stop.wait(max(0.0, min(seconds, left)))
+
+    def _keep_fresh(self) -> None:
+        try:
+            while not self._over.wait(NAP_S):
+                if not self._stop.is_set() and not self._round() and self._not_worth:
+                    break
+        except LiveshiftError as error:
+            log.warning("rounds that keep memory fresh have ended: %s", error)
+            self._broken = error
+        except Exception:  # the standstill sends what they would have
+            log.exception("rounds that keep memory fresh have ended")
+
+    def _look_at_list(self, dirty: int) -> None:
+        """A round has listed so many bytes and not sent them yet. Raises Stopped where sending
+        them costs the job more than it saves of the pause."""
+        before, self._before = self._before, dirty
+        self._listed = dirty
+        if self.chosen is not None and not self._forced and self._ahead.rounds:
+            given, speed = self.chosen.given, self.chosen.estimate.speed
+            each = self._pace.per_byte
+            if each is None:
+                each = cost.lost_per_byte(given, speed)
+            then = cost.written_in(given, dirty / speed + cost.BETWEEN_S)
+            if before:
+                then = max(then, dirty * min(1.0, dirty / before))
+            if not cost.pays(dirty, then, each, cost.standstill(given)):
+                self._not_worth = True
+                self._reporter.stopping(dirty)
+                raise Stopped
+        self._reporter.listed(dirty)
+
+    def _speed_needed(self) -> float:
+        """Bytes per second that this round needs to end before its deadline."""
+        left = min(self._until, self._sooner) - time.monotonic()
+        sent = self.lanes.bytes - self._sent
+        return max(0, self._listed - sent) / left if left > 0 else float("inf")
+
+    def _round(self) -> bool:
+        """One round; False when it was interrupted: what it has not sent is the next one's."""
+        self._sent = self.lanes.bytes
+
+        def sink(chunk: memoryview, release: Callable[[], None]) -> None:
+            size = len(chunk)
+            self.lanes.pages(chunk, release)
+            self._reporter.moved(size)
+
+        ahead = self._ahead
+        self._reporter.round_began(ahead.rounds + 1)
+        try:
+            done = self.tracker.round(sink, self._pace, self._look_at_list)
+            self.lanes.finish()
+            wanted = self._send_wanted()
+        except Stopped:
+            # Chunks of several lanes overtake each other: what is on its way now must not arrive
+            # after what is read of the same pages next.
+            self.lanes.finish()
+            return False
+        ahead.rounds += 1
+        ahead.sent += done.sent_bytes + wanted
+        ahead.dirty = done.dirty_bytes
+        ahead.wanted += wanted
+        ahead.untracked = done.untracked
+        self._reporter.round_ended(done.dirty_bytes, self._pace.lost())
+        return True
+
+    def _send_wanted(self) -> int:
+        """Once, as there may be pages that have gone meanwhile; the bytes."""
+        wanted = self._wants()
+        sent = self.tracker.again(wanted, self.lanes.pages) if wanted else 0
+        if sent:
+            self.lanes.finish()
+        return sent
+
+    def complete(self) -> None:
+        """Return when the destination has all that was sent, what was only named included."""
+        self.lanes.finish()
+        while self._send_wanted():
+            pass
+
+    def interrupt_on(self, stopped: Callable[[], bool]) -> None:
+        """From now on the tracker stops whatever it does once this is so, and not for what rounds
+        were stopped by."""
+        self._stopped = stopped
+
+    def close(self) -> None:
+        """The kernel follows the job's writes no longer. May be called again."""
+        with contextlib.suppress(LiveshiftError):
+            self.stop_rounds()
+        self.lanes.close()
+        self.tracker.close()
+
+
+class Delta:
+    """What is left at the standstill, sent in a thread of its own while CRIU dumps the rest.
+
+    ``table``: where the table of pages is sent; ``page_filter`` tells CRIU what is not its own.
+    """
+
+    def __init__(
+        self, precopy: Precopy, table: Sender, page_filter: PageFilter, until: float
+    ) -> None:
+        self._precopy, self._table = precopy, table
+        self._filter, self._until = page_filter, until
+        self._found: Standstill | None = None
+        self._error: BaseException | None = None
+        self._stop = threading.Event()
+        precopy.interrupt_on(self._stop.is_set)
+        self._thread = threading.Thread(target=self._run, name="delta", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> Standstill:
+        """Return when all of it is at the destination; raises what stood in the way."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._found is not None
+        self._table.send(PAGE_TABLE, msgspec.msgpack.encode(self._found.table))
+        self._table.send(PAGE_TABLE, b"")
+        return self._found
+
+    def look(self) -> None:
+        """Raises what stands in the way already."""
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Send nothing more; may be called again."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        tracker = self._precopy.tracker
+        try:
+            tracker.wait_frozen(self._until, self._filter.asked)
+            self._found = tracker.standstill(self._precopy.lanes.pages, self._filter.hide)
+            self._precopy.complete()
+        except BaseException as error:
+            self._error = error
+
+
+def full_dump_because(host: str, resident: Resident, settings: Settings) -> str:
+    """Why a capsule's memory can't be sent from ``host`` while it trains, in words; "" where it
+    can."""
+    if not settings.enabled:
+        return "precopy.enabled is false in the cluster file"
+    if why := MemoryTracker.probe():
+        return f"{host}: {why}"
+    size = footprint(resident.room)
+    shared = size.copied - size.private
+    if shared > SHARED_MOST and shared > size.private / 4:
+        return (
+            f"its processes share {units.size(shared)} copy on write, of which each would have its"
+            " own copy otherwise"
+        )
+    return ""
+
+
+def untrusted(pid: int) -> bool:
+    """Whether a process's memory may change without the kernel's page tables knowing of it: a
+    device that has the pages pinned writes past them."""
+    try:
+        if gpu_tasks.look(pid, pid, "") is not None:
+            return True
+        return "VmPin:\t       0 kB" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def words_of_rounds(done: Ahead) -> str:
+    """For a person: "3 rounds, 12.0 MB rewritten in the last, the job 5 % slower"."""
+    if not done.rounds and not done.sent:
+        return "no round: all memory goes while the job is paused"
+    many = f"{done.rounds} round{'s' if done.rounds != 1 else ''}"
+    words = f"{many}, {units.size(done.dirty)} rewritten in the last"
+    if done.lost is not None:
+        words += f", the job {done.lost:.0%} slower"
+    if done.wanted:
+        words += f", {units.size(done.wanted)} sent that the destination no longer had"
+    if done.untracked:
+        pid, why = next(iter(done.untracked.items()))
+        others = f" and {len(done.untracked) - 1} more" if len(done.untracked) > 1 else ""
+        words += f"; read in full while the job is paused: process {pid}{others} ({why})"
+    return words
+
+
+def words_of_delta(found: Standstill) -> str:
+    return f"{units.size(found.dirty_bytes)} rewritten, found within {found.scan_s * 1e3:.0f} ms"

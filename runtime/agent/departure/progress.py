@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a pre-copy is: counted at the source, told to the orchestrator a few times a second.
+
+:class:`Reporter` counts in the threads that send; :class:`Teller` carries its words from them to
+the agent's event loop. Neither ever waits, and a word that is lost is made up for by the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from ....errors import LiveshiftError
+from ...messages import Message, Progressed
+
+log = logging.getLogger("liveshift.progress")
+
+EVERY_S = 0.25
+WINDOW_S = 1.0
+"""The rate is that of the last second: long enough to be steady, short enough to be now's."""
+
+
+class Reporter:
+    """Counts the rounds of one pre-copy; from any thread.
+
+    ``send`` must neither wait nor raise. Bytes are those of memory, as they lie there. Rounds are
+    paced, a stop is not: what it is reckoned with is ``carries``, bytes a second that are known to
+    go over, or what a whole round has reached, if that is more. (A part of one tells nothing, as
+    what is on its way counts as sent; nor does the first: all there is may be easier to compress.)
+    """
+
+    def __init__(
+        self, send: Callable[[Progressed], None], migration: str, every_s: float = EVERY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._send = send
+        self._migration = migration
+        self._every_s = every_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._round = 0
+        self._dirty = 0
+        self._bytes = 0
+        self._before = 0  # bytes sent until this round began
+        self._began = 0.0
+        self._ended = False  # what is not sent by then need not be: zeros, what is there already
+        self._delta: int | None = None  # what the last round found written since the one before
+        self._slow_down: float | None = None
+        self.carries = 0.0
+        self._best = 0.0
+        self._seen: deque[tuple[float, int]] = deque()  # (when, bytes until then)
+        self._told = float("-inf")
+
+    def round_began(self, number: int, dirty: int = 0) -> None:
+        """Round ``number`` (from 1) begins; it has at least ``dirty`` bytes to send."""
+        with self._lock:
+            self._round, self._dirty = number, dirty
+            self._before, self._ended, self._began = self._bytes, False, self._clock()
+            self._note()
+        self._tell()
+
+    def listed(self, dirty: int) -> None:
+        """So many bytes were found that this round is to send: in the first one all there is."""
+        with self._lock:
+            self._dirty = dirty
+        self._tell()
+
+    def moved(self, count: int) -> None:
+        """``count`` bytes more are on their way."""
+        with self._lock:
+            self._bytes += count
+            self._note()
+        self._tell()
+
+    def round_ended(self, dirty: int, slow_down: float | None = None) -> None:
+        """All that the round found written, ``dirty`` bytes, is over; ``slow_down``: by which share
+        the job was slower than before, None where that was not measured."""
+        with self._lock:
+            took = self._clock() - self._began
+            self._dirty, self._ended = dirty, True
+            if self._round > 1:  # the first one sends all there is, written lately or not
+                self._delta = dirty
+                if took >= self._every_s:  # a shorter one would be of one chunk
+                    self._best = max(self._best, (self._bytes - self._before) / took)
+            if slow_down is not None:
+                self._slow_down = slow_down
+            self._note()
+        self._tell()
+
+    def stopping(self, left: int) -> None:
+        """No further round is made: so many bytes are left for the pause."""
+        with self._lock:
+            self._dirty = self._delta = left
+            self._ended = False
+            self._note()
+
+    def done(self) -> None:
+        """No round follows: the last word, however short ago the one before was."""
+        self._told = float("-inf")
+        self._tell()
+
+    def rate(self) -> float:
+        """Bytes per second over the last second; 0 before two looks."""
+        with self._lock:
+            return self._rate()
+
+    def _note(self) -> None:
+        now = self._clock()
+        self._seen.append((now, self._bytes))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - WINDOW_S:
+            self._seen.popleft()
+
+    def _rate(self) -> float:
+        if len(self._seen) < 2:
+            return 0.0
+        (began, before), (now, after) = self._seen[0], self._seen[-1]
+        return (after - before) / (now - began) if now > began else 0.0
+
+    def _tell(self) -> None:
+        with self._lock:
+            now = self._clock()
+            if now - self._told < self._every_s:
+                return
+            self._told = now
+            word = self._word()
+        self._send(word)
+
+    def _word(self) -> Progressed:
+        rate = max(self._best, self.carries) or self._rate()
+        left = 0 if self._ended else max(0, self._dirty - (self._bytes - self._before))
+        delta = self._delta / rate if self._delta is not None and rate else None
+        return Progressed(
+            self._migration, self._round, self._bytes, self._dirty, left, self._rate(),
+            self._slow_down, delta, rate,
+        )  # fmt: skip
+
+
+class Teller:
+    """Sends words for which nobody waits: the newest of each migration, one at a time.
+
+    To be made in the event loop and called from any thread; ``ask`` as Line.ask, ``timeout`` in
+    seconds. What cannot be delivered is forgotten.
+    """
+
+    def __init__(
+        self, ask: Callable[[Message, float], Awaitable[Message | None]], timeout: float
+    ) -> None:
+        self._ask = ask
+        self._timeout = timeout
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[str, Progressed] = {}
+        self._work: asyncio.Task[None] | None = None
+
+    def __call__(self, word: Progressed) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and the agent with it
+            self._loop.call_soon_threadsafe(self._put, word)
+
+    def _put(self, word: Progressed) -> None:
+        self._waiting[word.migration] = word
+        if self._work is None or self._work.done():
+            self._work = self._loop.create_task(self._deliver())
+
+    async def _deliver(self) -> None:
+        while self._waiting:
+            _, word = self._waiting.popitem()
+            try:
+                await self._ask(word, self._timeout)
+            except LiveshiftError as lost:
+                log.debug("%s: a word about its progress is lost: %s", word.migration, lost)

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host as the destination of migrations, as the orchestrator asks it: from the reservation to
+the first collective after the restore.
+
+What comes of an arrival otherwise is settled by the porter; arrival.py does the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+
+from ...criu_glue.memory.tracker import MemoryTracker
+from ...criu_glue.tool import Criu
+from ...errors import LiveshiftError, NotFound, Refused, StepFailed
+from .. import messages
+from ..daemon.faultpoints import reached
+from ..daemon.tasks import Tasks
+from ..model.ownership import Ruling, Side
+from ..model.stopwatch import Stopwatch
+from ..wire import LANES
+from . import preflight
+from .arrival.arrival import Arrival
+from .gpu.preflight import GpuPlan
+from .host import host_facts
+from .host.house import House
+from .host.measures import Measures
+from .host.resident import Resident, finished_by_pid
+from .porter import POLL_S, Porter
+
+log = logging.getLogger("liveshift.destination")
+
+FREE_AFTER_S = 1.0
+RARE_S = 0.5
+"""Collectives that have not come by then are rare: after a move, time on a core counts too …"""
+COMPUTES_S = 0.01
+"""… so many seconds of it, of all threads together."""
+
+
+class Destination:
+    """Serves Reserve, Progress, Restore, Forward and Resume."""
+
+    def __init__(self, house: House, porter: Porter, measures: Measures) -> None:
+        self._house = house
+        self._porter = porter
+        self._measures = measures
+        self._own = house.cluster.host(house.host)
+        self._tasks = Tasks()
+
+    def memory_offered(self) -> int:
+        """Bytes that an incoming capsule may take."""
+        return host_facts.memory_offered(self._own.memory)
+
+    async def reserve(self, ask: messages.Reserve) -> messages.Reserved:
+        if not ask.dry_run:
+            await self._take_away_stale(ask.spec.name)
+        async with self._porter.reservations.making(ask) as gpus:
+            return await self._reserve(ask, gpus)
+
+    async def _reserve(self, ask: messages.Reserve, gpus: GpuPlan) -> messages.Reserved:
+        offered, facts, criu = self.memory_offered(), self._porter.facts, self._porter.criu
+        if full_dump := MemoryTracker.probe():
+            full_dump = f"{self._house.host}: {full_dump}"
+        ahead = not (ask.full_dump or full_dump)
+        rows = await asyncio.to_thread(
+            preflight.check, ask.survey, ask.facts, facts, criu, offered, gpus,
+            ahead=ahead, host=self._house.host, capsules=self._house.cluster.paths.state,
+            images=self._house.cluster.paths.run / "images",
+        )  # fmt: skip
+        if ask.dry_run:
+            cores = await asyncio.to_thread(self._house.idle.cores)
+            return messages.Reserved(rows, "", gpus.pairs, gpus.plain, full_dump, cores=cores)
+        name = ask.spec.name
+        self._house.refuse_older(ask)
+        if name in self._house.capsules and self._house.capsules[name].code is None:
+            raise Refused(f"{name} is on {self._house.host} already")
+        await self._house.make_way(ask.book)
+        async with self._house.network:
+            resident = await self._house.blocking(
+                name, lambda: self._house.housing.house_empty(ask)
+            )
+        devices = None
+        if ask.gpu is not None:
+            devices = await asyncio.to_thread(self._porter.devices.tree, ask.migration, resident)
+        arrival = Arrival(ask, resident, self._house.housing, devices, gpus.pairs)
+        arrival.note()
+        self._measures.arriving(ask.migration)
+        if criu is not None:
+            arrival.start_early(criu)
+        self._porter.arrivals[ask.migration] = arrival
+        self._porter.receiver.expect(
+            ask.migration, ask.source, arrival.inbox, ask.limit_bytes, arrival.inbox.pages, LANES
+        )
+        await asyncio.to_thread(preflight.warm, ask.survey.needed)
+        if criu is not None:
+            await asyncio.to_thread(preflight.warm_tools, criu)
+        plain = gpus.plain
+        if devices is not None and not plain:
+            plain = await asyncio.to_thread(devices.warm, arrival.gpus_promised)
+        here = f"tcp://{self._own.data}"
+        cores = await asyncio.to_thread(self._house.idle.cores)
+        return messages.Reserved(rows, here, gpus.pairs, plain, full_dump, cores)
+
+    async def _take_away_stale(self, name: str) -> None:
+        """What earlier migrations have left of it here; raises Refused if one is not over.
+
+        One that is over may be being taken away at this very moment: that is waited for.
+        """
+        arrivals = self._porter.arrivals
+        for stale in [m for m, a in arrivals.items() if a.resident.spec.name == name]:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._house.cluster.timeouts.prepare / 2):
+                    await self._porter.idle(stale)
+            if await self._porter.ask_about(stale) == "held":
+                raise Refused(f"{name} is arriving on {self._house.host} already, by {stale}")
+
+    async def progress(self, ask: messages.Progress) -> messages.Arrived:
+        arrival = self._porter.arrivals.get(ask.migration)
+        if arrival is None:
+            return messages.Arrived(0, 0, False)
+        making_room = False
+        if ask.close and not arrival.complete:
+            await asyncio.to_thread(arrival.inbox.close)
+        else:
+            making_room = await asyncio.to_thread(arrival.inbox.make_room, ask.stop)
+        size = arrival.inbox.manifest.image_bytes if arrival.complete else 0
+        taken = self._porter.receiver.received(ask.migration)
+        placed, placing = arrival.placed
+        return messages.Arrived(taken, size, arrival.complete, placed, placing or making_room)
+
+    async def restore(self, ask: messages.Restore) -> messages.Moved:
+        """Restore, ask, run. Asked again for what runs or is under way, it is as good."""
+        name, migration = ask.capsule, ask.migration
+        await self._porter.idle(migration)  # an earlier ask for the same; its asker has given up
+        here = self._house.capsules.get(name)
+        if here is not None and here.epoch == ask.epoch and migration not in self._porter.arrivals:
+            return messages.Moved(0, [])
+        arrival, criu = self._porter.arrivals.get(migration), self._porter.criu
+        if arrival is None or not arrival.room_stands:
+            raise NotFound(f"{self._house.host} has no image of {name} (any more)")
+        assert criu is not None  # the preflight has seen it
+        if ask.epoch <= arrival.failed_epoch:
+            raise StepFailed("restore", f"the attempt under epoch {ask.epoch} has failed")
+        if arrival.used_up:
+            raise NotFound(
+                f"the image of {name} on {self._house.host} was used up by an attempt that failed:"
+                f" {arrival.failed}"
+            )
+        with self._porter.working(migration):
+            try:
+                moved = await self._restore(arrival, criu, ask)
+            except BaseException as error:
+                arrival.failed_epoch = max(arrival.failed_epoch, ask.epoch)
+                arrival.failed = str(error)
+                raise
+            self._house.admit(arrival.resident)
+            del self._porter.arrivals[migration]
+        # Beside the rest: the job stands until its gates were opened here.
+        self._tasks.spawn(asyncio.to_thread(self._measures.runs, migration, arrival.resident))
+        await reached("destination.running")
+        self._porter.receiver.forget(migration)
+        self._tasks.spawn(self._free_memory(arrival))
+        return moved
+
+    async def _free_memory(self, arrival: Arrival) -> None:
+        """Not at once: it keeps other threads from mapping memory for some 50 ms per GB, and the
+        job stands until its gates were opened here."""
+        await asyncio.sleep(FREE_AFTER_S)
+        await asyncio.to_thread(arrival.free_images)
+
+    async def _restore(self, arrival: Arrival, criu: Criu, ask: messages.Restore) -> messages.Moved:
+        name, watch = ask.capsule, Stopwatch()
+        # Beside CRIU: whose the address is by now was committed, whatever comes of this attempt.
+        located = asyncio.ensure_future(self._house.locate(arrival.here(ask.epoch)))
+        try:
+            await self._house.blocking(name, lambda: arrival.bring_up(criu, watch, ask.deadline))
+        finally:
+            await asyncio.wait({located})
+        if (error := located.exception()) is not None:
+            await self._house.blocking(name, arrival.drop_tree)
+            raise StepFailed("restore", f"its address could not be located here: {error}")
+        await reached("destination.claiming")
+        with watch.phase("grant", frozen=True):
+            await self._may_run(arrival, ask.epoch)
+        arrival.resident.finished = finished_by_pid(arrival.resident.room)
+        return await self._house.blocking(
+            name, lambda: arrival.let_run(watch, ask.epoch, ask.deadline)
+        )
+
+    async def forward(self, ask: messages.Forward) -> messages.Frozen:
+        """Send an image that could not be restored here on to another spare."""
+        await self._porter.idle(ask.migration)
+        arrival = self._porter.arrivals.get(ask.migration)
+        if arrival is None or not arrival.complete:
+            raise NotFound(f"{self._house.host} has no image of {ask.capsule}")
+        sender = self._porter.sender(ask)
+        lanes = self._porter.lanes(sender)
+        try:
+            with self._porter.working(ask.migration):
+                return await self._house.blocking(
+                    ask.capsule, lambda: arrival.forward(sender, lanes)
+                )
+        finally:
+            lanes.close()
+            sender.close()
+
+    async def _may_run(self, arrival: Arrival, epoch: int) -> None:
+        """Return when the tree may run; raises StepFailed, with it taken down, when it may not.
+
+        Never gives up by itself: that the answer is lost does not mean that there was none.
+        """
+        name = arrival.resident.spec.name
+        claim = messages.Claim(arrival.migration, name, Side.COMING.value, epoch, ready=True)
+        while True:
+            try:
+                ruled = await self._porter.claim(claim)
+            except LiveshiftError as error:
+                log.warning("%s: may %s run here? %s", arrival.migration, name, error)
+                continue
+            ruling = Ruling(ruled.ruling)
+            if ruling is Ruling.RUN:
+                arrival.granted = epoch
+                return
+            if ruling is Ruling.END or ruled.epoch > epoch:  # another attempt is on its way
+                await self._house.blocking(name, arrival.drop_tree)
+                raise StepFailed("restore", f"{name} may not run on {self._house.host} any more")
+            await asyncio.sleep(self._house.cluster.timeouts.heartbeat)
+
+    async def resume(self, ask: messages.Resume) -> messages.Moved:
+        """Wait for a sign that the job makes progress here: its first collective, or, where that
+        does not come soon, that its threads compute."""
+        resident = self._house.resident(ask.capsule)
+        watch_ = Stopwatch()
+        with watch_.phase("resume") as lap:
+            lap.detail = await self._first_progress(resident, ask.deadline)
+        return messages.Moved(0, watch_.phases)
+
+    async def _first_progress(self, resident: Resident, limit: float) -> str:
+        """Return once the job was seen to go on, or after ``limit`` seconds; what was seen."""
+        before = resident.finished or finished_by_pid(resident.room)
+        began = time.monotonic()
+        soon, until = began + RARE_S, began + limit
+        if not any(before.values()):
+            return "no collectives in this job"
+        ran = await asyncio.to_thread(resident.ran_s)
+        while True:
+            seen = finished_by_pid(resident.room)
+            if any(seen.get(pid, 0) > count for pid, count in before.items()):
+                return "until the first collective"
+            if resident.code is not None:
+                return "its command ended before the next collective"
+            now = time.monotonic()
+            if now > soon:
+                if await asyncio.to_thread(resident.ran_s) - ran >= COMPUTES_S:
+                    return f"it computes; no collective within {now - began:.1f} s"
+                soon = now + RARE_S
+            if now > until:
+                return f"no collective within {limit:g} s"
+            await asyncio.sleep(POLL_S)

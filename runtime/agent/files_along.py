@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The destination's look at the directories that come along with a capsule: space, and whether they
+are not the source's own."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from ...criu_glue.along import measure, overlap, place_of
+from ...criu_glue.found import Along, Survey
+from ...units import size
+from ..cost.prediction import AHEAD, AHEAD_FILE_S
+from ..model.troubles import Trouble
+
+SHOWN = 3
+"""How many files are named; the rest is counted."""
+
+
+def seconds_ahead(along: Iterable[Along]) -> float:
+    """How long they take before memory begins to go ahead."""
+    return sum(each.size / AHEAD + each.files * AHEAD_FILE_S for each in along)
+
+
+WARN_S = 0.1
+"""A pause that is longer by so much for files alone is worth a word."""
+
+
+def too_long(along: Iterable[Along], limit: float) -> list[Trouble]:
+    """What the source says where they do not fit into ``limit`` seconds, all that a pre-copy may
+    take (timeouts.precopy)."""
+    along = tuple(along)
+    if (needs := seconds_ahead(along)) <= limit:
+        return []
+    total, files = sum(each.size for each in along), sum(each.files for each in along)
+    largest = max(along, key=lambda each: seconds_ahead([each])).path
+    return [
+        (
+            f"{size(total)} in {files} files go along, which takes about {needs:.0f} s, and a"
+            f" pre-copy has {limit:.0f} s (timeouts.precopy)",
+            f"remove what the job does not need of {largest}, keep it on a path of files.shared, or"
+            f" raise timeouts.precopy by {needs - limit:.0f} s",
+        )
+    ]
+
+
+def while_paused(survey: Survey) -> list[tuple[str, str]]:
+    """A (what, found) row of open files that no directory takes along: they go over whole, and the
+    job is paused meanwhile."""
+    seconds = survey.single_size / AHEAD
+    if seconds < WARN_S:
+        return []
+    names = ", ".join(survey.single_files[:SHOWN])
+    more = len(survey.single_files) - SHOWN
+    return [
+        (
+            "warning",
+            f"{size(survey.single_size)} of files that are open for writing go over while the job"
+            f" is paused, about {seconds:.1f} s: {names}{f' and {more} more' if more > 0 else ''};"
+            " list their directory under files.shared or files.carried",
+        )
+    ]
+
+
+def check(
+    along: tuple[Along, ...], capsules: Path, host: str, output: int = 0
+) -> tuple[tuple[str, str], list[Trouble]]:
+    """A (what, found) row and what stands in the way. A capsule's own /tmp and ``output`` (bytes)
+    come to lie below ``capsules``, a carried path where it is at its source."""
+    troubles: list[Trouble] = []
+    needed: defaultdict[Path, int] = defaultdict(int)
+    needed[_file_system(capsules)] += output
+    for each in along:
+        if each.path == "/tmp":
+            if capsules.exists() and overlap(each.place, place_of(capsules)):
+                troubles.append(
+                    (
+                        f"the directory of capsules, {capsules}, is the same at the source and on"
+                        f" {host}: the capsule's /tmp would be unpacked into itself",
+                        "give each host a paths.state of its own, on a local file system",
+                    )
+                )
+                continue
+            needed[_file_system(capsules)] += each.size
+            continue
+        here = measure(each.path, Path(each.path))
+        if overlap(each.place, here.place):
+            troubles.append(
+                (
+                    f"the carried path {each.path} is the same directory at the source and on"
+                    f" {host}",
+                    "list it under files.shared instead of files.carried",
+                )
+            )
+            continue
+        needed[_file_system(Path(each.path))] += max(0, each.size - here.size)
+    for where, much in needed.items():
+        s = os.statvfs(where)
+        if much > (free := s.f_bfree * s.f_frsize):
+            troubles.append(
+                (
+                    f"{host} has {size(free)} free where {size(much)} of files are to come, on the"
+                    f" file system of {where}",
+                    f"free some space there, or remove what the job does not need of"
+                    f" {', '.join(each.path for each in along)}",
+                )
+            )
+    total, files = sum(each.size for each in along), sum(each.files for each in along)
+    found = f"{size(total)} in {files} files, about {seconds_ahead(along):.1f} s while it trains"
+    return ("files along", found), troubles
+
+
+def _file_system(path: Path) -> Path:
+    """The mount point above it, or above where it will be made."""
+    path = path.absolute()
+    while not os.path.ismount(path):
+        path = path.parent
+    return path

@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host's part in quiescing jobs: it keeps the gates of its capsules' processes.
+
+Truth is in the pages: whether a gate is closed, and whether communicators are down, is read from
+them, so that an agent that was started anew, or a host that a closed capsule has come to, can
+open it. A gate is opened here unasked when it was closed for longer than agreed, or when the
+orchestrator has been silent: a job whose communicators stand loses nothing by that. Where
+communicators are down nobody can go on alone, and the gate stays closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Container, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from ...errors import NotFound, Refused
+from ...interposer.layout import Want
+from ...interposer.orders import OrderedPage
+from ...interposer.page import PageError
+from .. import messages
+from ..model.collective_clock import Report
+from ..quiesce import services
+from ..quiesce.host_gate import Debt, HostGate, Obstacle, page_problem
+from .gpu.devices import has_cuda
+from .host.house import House
+from .host.rank_pages import lives, log_trouble, members, ordered_pages, unknown
+
+log = logging.getLogger("liveshift.gatekeeper")
+T = TypeVar("T")
+
+POLL_S = 0.001
+BEAT_S = 0.5
+MOST_PAGES = 512
+"""Processes with a page that a job may have on a host to be brought to a boundary. Each page is a
+descriptor here, and the job's user can make as many as he can have processes."""
+
+
+@dataclass
+class Closed:
+    """A job's gates, closed for one attempt; ``until`` on the monotonic clock.
+
+    ``gate`` and ``pids`` are for :meth:`use` only: looking at a job's pages may take long, if its
+    user wants it to, and nobody may close them meanwhile.
+    """
+
+    attempt: int
+    gate: HostGate
+    pids: dict[OrderedPage, int]  # of their processes, as the host sees them
+    until: float
+    unreadable: dict[Path, Obstacle]
+    version: int = 0
+    released: bool = False
+    using: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def use(self, work: Callable[[], T]) -> T:
+        """Work on the gate, in a thread; raises NotFound where the attempt is over."""
+        async with self.using:
+            if self.released:
+                raise NotFound(f"attempt {self.attempt} is over")
+            return await asyncio.to_thread(work)
+
+    async def release(self) -> None:
+        async with self.using:
+            self.released = True
+            self.gate.release()
+
+    def fatal(self) -> list[str]:
+        """Why this attempt cannot succeed."""
+        found = [o for o in self.gate.obstacles() if o.fatal]
+        return [f"{_who(o.rank, o.pid)}: {o.text}" for o in [*self.unreadable.values(), *found]]
+
+
+class Gatekeeper:
+    """The gates of one host; ``silence`` says for how long the orchestrator has not been heard.
+
+    What closes, opens or takes down waits for its turn, in the order in which it was asked: behind
+    a link that stood still for a while an Arm and the OpenGate that gave it up come together.
+    """
+
+    def __init__(self, house: House, silence: Callable[[], float]) -> None:
+        self._house = house
+        self._silence = silence
+        self.closes: Callable[[str], None] = lambda _job: None
+        self.opens: Callable[[str], None] = lambda _job: None
+        """Hear of a job whose gates close, and that they were opened, by whomever."""
+        self._closed: dict[str, Closed] = {}
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    # ---- what the orchestrator asks ------------------------------------------------------------
+
+    async def arm(self, ask: messages.Arm) -> messages.Armed:
+        async with self._turns[ask.job]:
+            await self._release(ask.job)
+            self.closes(ask.job)
+            closed = await asyncio.to_thread(self._close_gates, ask)
+            self._closed[ask.job] = closed
+        until = time.monotonic() + self._house.cluster.timeouts.suspicion / 2
+        begun = await closed.use(closed.gate.announced)
+        while begun is None and time.monotonic() < until:  # a group is being begun
+            await asyncio.sleep(POLL_S)
+            begun = await closed.use(closed.gate.announced)
+        obstacles, who = await closed.use(lambda: (closed.fatal(), _members(closed)))
+        if begun is None:
+            obstacles.append(f"{self._house.host}: a group of operations was begun and not ended")
+        if bool(closed.unreadable) and await asyncio.to_thread(self._has_cuda, ask.job):
+            who.append(unknown())
+        numbers, pairs = (dict(begun.numbers), dict(begun.pairs)) if begun else ({}, {})
+        return messages.Armed(numbers, who, len(closed.pids), obstacles, pairs)
+
+    def _has_cuda(self, job: str) -> bool:
+        return any(has_cuda(c) for c in list(self._house.capsules.values()) if c.spec.job == job)
+
+    def _close_gates(self, ask: messages.Arm) -> Closed:
+        pids: dict[OrderedPage, int] = {}
+        gate = HostGate([], lambda page: lives(pids[page]) and not page.replaced)
+        closed = Closed(ask.attempt, gate, pids, time.monotonic() + ask.hold, {})
+        try:
+            lease = 2 * self._house.cluster.timeouts.suspicion
+            found = list(self._new_pages(ask.job, closed))
+            if any(_down(page) for page in found):
+                raise Refused(f"communicators of {ask.job} are down on {self._house.host}")
+            gate.arm(ask.attempt, int(1000 * lease), int(1000 * ask.limit))
+            for page in found:
+                gate.admit(page)
+        except BaseException:
+            for page in pids:
+                page.close()
+            raise
+        return closed
+
+    async def aim(self, ask: messages.Aim) -> messages.Aimed:
+        closed = self._of(ask.job, ask.attempt)
+        if ask.version > closed.version:
+            closed.version = ask.version
+            await closed.use(lambda: closed.gate.aim(ask.version, ask.targets, ask.pairs))
+        until = time.monotonic() + ask.wait
+        while True:
+            began = time.monotonic()
+            seen = await closed.use(closed.gate.look)
+            superseded = closed.version > ask.version or self._closed.get(ask.job) is not closed
+            if seen.reached or seen.numbers or superseded or time.monotonic() > until:
+                obstacles = [] if seen.reached else await closed.use(closed.fatal)
+                return _aimed(seen, obstacles)
+            await asyncio.sleep(max(POLL_S, time.monotonic() - began))
+
+    async def shut(self, ask: messages.Shut) -> messages.Aimed:
+        async with self._turns[ask.job]:
+            closed = self._of(ask.job, ask.attempt)
+            await closed.use(lambda: self._admit_new(ask.job, closed))
+            seen, obstacles, pages = await closed.use(lambda: _shut(closed))
+        if seen.reached and not obstacles:
+            obstacles = await services.drained(pages, ask.attempt)
+        return _aimed(seen, obstacles)
+
+    async def who_owes(self, ask: messages.WhoOwes) -> messages.Owing:
+        closed = self._of(ask.job, ask.attempt)
+        debts = await closed.use(lambda: closed.gate.debts(closed.pids.get))
+        found = await closed.use(closed.gate.obstacles)
+        notes = [f"{_who(o.rank, o.pid)}: {o.text}" for o in found]
+        if not debts and closed.gate.want is Want.CLOSED:
+            draining = await closed.use(lambda: services.draining(closed.gate.pages, ask.attempt))
+            notes += [f"{_who(page.rank, page.pid)} drains its streams" for page in draining]
+        return messages.Owing([_owes(debt) for debt in debts] + notes)
+
+    async def tear_down(self, ask: messages.TearDown) -> messages.TornDown:
+        async with self._turns[ask.job], self._all_pages(ask.job) as pages:
+            return await services.torn_down(pages, ask.attempt)
+
+    async def fresh_ids(self, ask: messages.FreshIds) -> messages.Fresh:
+        async with self._all_pages(ask.job) as pages:
+            return await services.fresh_ids(pages, ask.attempt)
+
+    async def rebuild(self, ask: messages.Rebuild) -> messages.TornDown:
+        async with self._all_pages(ask.job) as pages:
+            return await services.rebuilt(pages, ask.attempt, ask.ids)
+
+    async def open(self, ask: messages.OpenGate) -> messages.TornDown:
+        """Whatever attempt has closed it, this agent's or another's; stays closed where down."""
+        async with self._turns[ask.job]:
+            await self._release(ask.job)
+            opened = await asyncio.to_thread(self._open_gates, ask.job)
+            self.opens(ask.job)
+            return opened
+
+    def _open_gates(self, job: str) -> messages.TornDown:
+        down: list[tuple[int, int]] = []
+        for page, _ in self._pages(job):
+            down += services.opened(page)
+            page.close()
+        return messages.TornDown(down, 0.0)
+
+    # ---- while it is closed --------------------------------------------------------------------
+
+    async def keep(self) -> None:
+        """Signs of life for closed gates, until they have been closed for too long."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            # Side by side: one job's many pages don't make another's rest wait for its sign.
+            await asyncio.gather(*(self._keep(*kept) for kept in list(self._closed.items())))
+
+    async def _keep(self, job: str, closed: Closed) -> None:
+        try:
+            await self._keep_one(job, closed)
+        except NotFound:
+            pass  # opened meanwhile
+        except Exception:
+            log.exception("the gates of %s", job)
+
+    async def _keep_one(self, job: str, closed: Closed) -> None:
+        patience = 2 * self._house.cluster.timeouts.suspicion
+        if time.monotonic() > closed.until or self._silence() > patience:
+            log.warning("%s: nobody has opened its gates; opened here", job)
+            await self.open(messages.OpenGate(job))
+            return
+        await closed.use(closed.gate.beat)
+        await closed.use(lambda: self._admit_new(job, closed))
+        if closed.pids and not await closed.use(lambda: closed.gate.pages):
+            async with self._turns[job]:  # they went on elsewhere
+                if self._closed.get(job) is closed:
+                    await self._release(job)
+
+    def _admit_new(self, job: str, closed: Closed) -> None:
+        """Processes that have made their page since: it is born open."""
+        for page in self._new_pages(job, closed):
+            closed.gate.admit(page)
+
+    def _new_pages(self, job: str, closed: Closed) -> Iterator[OrderedPage]:
+        """Those that ``closed`` doesn't have yet; noted in its ``pids``. What can't be read is a
+        rank that no boundary holds for."""
+        closed.unreadable.clear()
+        pages = closed.gate.pages
+        known, many = {page.inode for page in pages}, len(pages)
+
+        def note(path: Path, error: PageError) -> None:
+            log_trouble(path, error)
+            closed.unreadable[path] = page_problem(path, error)
+
+        for page, pid in self._pages(job, known, note):
+            if many == MOST_PAGES:
+                page.close()
+                note(page.path, PageError(f"{job} has more than {MOST_PAGES} processes with pages"))
+                return
+            many += 1
+            closed.pids[page] = pid
+            yield page
+
+    @asynccontextmanager
+    async def _all_pages(self, job: str) -> AsyncIterator[list[OrderedPage]]:
+        """Whoever has closed their gates: communicators that are down came here like that."""
+        pages: list[OrderedPage] = []
+        await asyncio.to_thread(lambda: pages.extend(page for page, _ in self._pages(job)))
+        try:
+            yield pages
+        finally:
+            for page in pages:
+                page.close()
+
+    def _pages(
+        self,
+        job: str,
+        known: Container[tuple[int, int]] = (),
+        trouble: Callable[[Path, PageError], None] = log_trouble,
+    ) -> Iterator[tuple[OrderedPage, int]]:
+        """Of the living processes of the job's capsules that are here; see ordered_pages."""
+        for resident in list(self._house.capsules.values()):
+            if resident.spec.job == job and resident.room.alive():
+                yield from ordered_pages(resident, known, trouble)
+
+    def _of(self, job: str, attempt: int) -> Closed:
+        closed = self._closed.get(job)
+        if closed is None or closed.attempt != attempt:
+            raise NotFound(f"{self._house.host} has no attempt {attempt} to quiesce {job}")
+        return closed
+
+    async def _release(self, job: str) -> None:
+        closed = self._closed.pop(job, None)
+        if closed is not None:
+            await closed.release()
+
+
+def _members(closed: Closed) -> list[messages.Member]:
+    return [member for page in closed.gate.pages for member in members(page)]
+
+
+def _shut(closed: Closed) -> tuple[Report, list[str], list[OrderedPage]]:
+    closed.gate.close()
+    return closed.gate.look(), closed.fatal(), closed.gate.pages
+
+
+def _down(page: OrderedPage) -> bool:
+    try:
+        return bool(page.answer()["down"])
+    except PageError:
+        return False  # the attempt will say so
+
+
+def _aimed(seen: Report, obstacles: list[str]) -> messages.Aimed:
+    return messages.Aimed(
+        seen.version, seen.reached, dict(seen.numbers), obstacles, dict(seen.pairs)
+    )
+
+
+def _who(rank: int | None, pid: int) -> str:
+    return f"rank {rank}" if rank is not None else f"process {pid}"
+
+
+def _owes(debt: Debt) -> str:
+    """ "rank 1 owes gloo.allreduce 7 on gloo communicator 1 (thread 1002: asleep in futex)"."""
+    what = "is inside" if debt.begun else "owes"
+    pair = f" {debt.sender} → {debt.receiver}" if debt.sender >= 0 else ""
+    where = ", ".join(f"{p.name} {p.tid}: {p.where}" for p in debt.threads[:3])
+    return (
+        f"{_who(debt.rank, debt.pid)} {what} operation {debt.returned + 1} of {debt.target} on "
+        f"{debt.communicator}{pair}, last {debt.operation} (threads: {where or 'not known'})"
+    )

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device memory on the wire: from the source's helper into the destination's, never all of it in
+host memory.
+
+Streams: ``devices``, the table of what was saved (devices.Saved), and then ``device:<pid>`` with
+the bytes of that process's blocks, in the order of the table.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from ....cuda_snapshot.helper.blocks import Block
+from ....cuda_snapshot.helper.client import GpuHelper
+from ....cuda_snapshot.helper.ring_client import Filler
+from ....errors import StepFailed
+from .device_state import Saved
+from .devices import DeviceTree
+
+TABLE = "devices"
+MEMORY = "device"
+TABLE_LIMIT = 64 << 20
+"""Bytes of a table: a block takes some 60."""
+
+Send = Callable[[str, bytes | memoryview], None]
+"""As wire.Sender.send: empty bytes end a stream."""
+
+
+def send_memory(
+    helper: GpuHelper, migration: str, saved: Sequence[Saved], send: Send,
+    stopped: Callable[[], bool] = lambda: False,
+) -> None:  # fmt: skip
+    """Send what the helper has of a migration's processes; raises StepFailed once ``stopped``."""
+    for process in saved:
+        if not process.blocks:
+            continue
+        stream = f"{MEMORY}:{process.pid}"
+        for view in helper.drain(f"{migration}/{process.pid}"):
+            if stopped():
+                raise StepFailed(
+                    "gpu memory", "the copy of device memory was stopped because the dump failed"
+                )
+            send(stream, view)
+        send(stream, b"")
+
+
+class Pump:
+    """Sends the table at once, and the memory in a thread of its own while CRIU works."""
+
+    def __init__(self, devices: DeviceTree | None, send: Send) -> None:
+        self.bytes = 0 if devices is None else sum(process.bytes for process in devices.saved)
+        self._error: BaseException | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        if devices is None or not devices.saved:
+            return
+        send(TABLE, msgspec.msgpack.encode(devices.saved))
+        send(TABLE, b"")
+        self._thread = threading.Thread(target=self._run, args=(devices, send), daemon=True)
+        self._thread.start()
+
+    def finish(self) -> int:
+        """Return the bytes when all have been sent; raises what sending raised."""
+        self._join()
+        if self._error is not None:
+            raise self._error
+        return self.bytes
+
+    def stop(self) -> None:
+        """Send nothing more; may be called again."""
+        self._stop.set()
+        self._join()
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self, devices: DeviceTree, send: Send) -> None:
+        try:
+            send_memory(devices.helper, devices.migration, devices.saved, send, self._stop.is_set)
+        except BaseException as error:
+            self._error = error
+
+
+class DeviceInlet:
+    """Takes these streams at the destination, into memory on the GPUs of ``gpus`` (old → new).
+
+    What it raises ends the migration: StepFailed for what no source sends, or a helper's error.
+    """
+
+    def __init__(self, helper: GpuHelper, migration: str, gpus: Mapping[str, str]) -> None:
+        self._helper = helper
+        self._migration = migration
+        self._gpus = gpus
+        self._raw = bytearray()
+        self._fillers: dict[str, Filler] = {}
+        self.saved: list[Saved] | None = None
+
+    @property
+    def table(self) -> bytes:
+        """What the source has said; for the agent's next life."""
+        return bytes(self._raw)
+
+    def write_table(self, data: memoryview) -> None:
+        if len(self._raw) + len(data) > TABLE_LIMIT:
+            raise StepFailed("ship", f"the table of devices has more than {TABLE_LIMIT} bytes")
+        self._raw += data
+
+    def end_table(self) -> None:
+        """Memory for all of it is made now."""
+        self.saved = decode(self._raw)
+        for process in self.saved:
+            if process.blocks:
+                self._helper.create(self._key(process.pid), self._moved(process))
+
+    def write(self, pid: str, data: memoryview) -> None:
+        if pid not in self._fillers:
+            known = {str(p.pid) for p in self.saved or () if p.blocks}
+            if pid not in known:
+                raise StepFailed("ship", f"device memory of process {pid[:20]!a} came unannounced")
+            self._fillers[pid] = self._helper.filler(self._key(pid))
+        self._fillers[pid].write(data)
+
+    def end(self, pid: str) -> None:
+        """Raises StepFailed when bytes are missing."""
+        if pid in self._fillers:
+            self._fillers.pop(pid).finish()
+
+    def close(self) -> None:
+        """Take nothing more. May be called again."""
+        for filler in self._fillers.values():
+            filler.close()
+        self._fillers.clear()
+
+    def _key(self, pid: int | str) -> str:
+        return f"{self._migration}/{pid}"
+
+    def _moved(self, process: Saved) -> list[Block]:
+        for block in process.blocks:
+            if block.gpu not in self._gpus:
+                raise StepFailed("ship", f"memory of the GPU {block.gpu} came unannounced")
+        return [replace(b, gpu=self._gpus[b.gpu]) for b in process.blocks]
+
+
+def decode(raw: bytes | bytearray) -> list[Saved]:
+    """The table of an image; raises StepFailed for anything else."""
+    try:
+        return msgspec.msgpack.decode(raw, type=list[Saved])
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise StepFailed("ship", f"the table of devices is not understood: {error}") from error

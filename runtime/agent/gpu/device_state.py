@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was saved of a process's device state, how it is compared, and told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from .... import units
+from ....cuda_snapshot.helper.blocks import Block
+from ....errors import StepFailed
+from .survey import NO_ARENA
+
+
+class DeviceLost(StepFailed):
+    """The driver can neither go on with a process's device state nor give it back."""
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """One process's device state at the boundary.
+
+    ``pid``: as the capsule sees it; ``blocks``: the memory that the helper has; ``used``: bytes of
+    device memory by GPU; ``sums``: checksum by address, each of ``samples`` (None: none taken).
+    """
+
+    pid: int
+    blocks: list[Block] = []
+    used: dict[str, int] = {}
+    sums: dict[int, int] = {}
+    samples: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Of ``blocks``: what goes from GPU to GPU."""
+        return sum(block.size for block in self.blocks)
+
+
+def left_to_driver(saved: Saved, gpus: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """Bytes by new GPU that the driver's restore will ask for: not what the helper has, which has
+    its memory there already."""
+    left = dict(saved.used)
+    for block in saved.blocks:
+        left[block.gpu] = max(0, left.get(block.gpu, 0) - block.size)
+    to = dict(gpus)
+    return {to.get(gpu, gpu): size for gpu, size in left.items()}
+
+
+def compare(saved: Saved, now: Mapping[int, int]) -> None:
+    """Raises DeviceLost where device memory is not what it was at the boundary."""
+    wrong = [address for address, value in saved.sums.items() if now.get(address) != value]
+    if wrong:
+        first = ", ".join(f"{address:#x}" for address in sorted(wrong)[:3])
+        raise DeviceLost(
+            "gpu verify",
+            f"process {saved.pid}: {len(wrong)} of {len(saved.sums)} device allocations are not"
+            f" what they were at the boundary (at {first})",
+        )
+
+
+def words_of_save(saved: Sequence[Saved], plain: str = "") -> str:
+    """ "2 CUDA processes, 3 allocations from GPU to GPU, 12.6 MB by the driver, 40 checksums".
+
+    ``plain``: why none went by the fast path.
+    """
+    if not saved:
+        return "no CUDA process"
+    parts = [f"{len(saved)} CUDA process{'es' if len(saved) > 1 else ''}"]
+    blocks = sum(len(s.blocks) for s in saved)
+    used = sum(sum(s.used.values()) for s in saved)
+    handed = sum(s.bytes for s in saved)
+    if blocks:
+        left = units.size(max(0, used - handed))
+        several = "s" if blocks > 1 else ""
+        parts.append(f"{blocks} allocation{several} from GPU to GPU, {left} by the driver")
+    else:
+        parts.append(f"all by the driver's own checkpoint ({plain or NO_ARENA})")
+    sums = sum(len(s.sums) for s in saved)
+    parts.append(f"{sums} checksums" if sums else "no checksums")
+    return ", ".join(parts)
+
+
+def words_of_return(saved: Sequence[Saved]) -> str:
+    """ "2 CUDA processes, 40 checksums alike"."""
+    sums = sum(len(s.sums) for s in saved)
+    parts = [f"{len(saved)} CUDA process{'' if len(saved) == 1 else 'es'}"]
+    return ", ".join(parts + ([f"{sums} checksums alike"] if sums else []))

@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA processes of a capsule: their device state is taken off the GPUs, and brought back.
+
+For each of them, one after the other, at the source (:meth:`DeviceTree.save`):
+
+1. lock: application threads stop at the entry of CUDA calls, what they submitted has run.
+2. hold: every thread stands still, by ptrace, but the driver's and liveshift's own.
+3. unlock: now only liveshift's service thread can call CUDA, so device memory is what it is.
+4. session: checksums; the memory of the interposer's own allocations is handed to the helper, its
+   addresses stay reserved (the fast path).
+5. lock, release the held threads, checkpoint: what is left goes into the process's host memory.
+
+And back (:meth:`DeviceTree.bring_back`): hold, restore, unlock, session (memory is mapped at its
+old addresses, checksums compared), release. A process without a service thread skips 2 to 4.
+
+Whatever is interrupted, bring_back asks the driver and the helper how far it had come. The helper
+survives its agent, and holds threads and memory for the agent's next life.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from ....criu_glue import room
+from ....criu_glue.tree import inner_pid, tasks
+from ....cuda_snapshot.checkpoint import ProcessState
+from ....cuda_snapshot.helper.client import GpuHelper
+from ....cuda_snapshot.helper.session_client import DeviceSession
+from ....errors import LiveshiftError, StepFailed
+from ....interposer.layout import Memory, Want, text_of
+from ....interposer.orders import OrderedPage
+from ...config.cluster import Cluster, FastPath, Verify
+from ...model.stopwatch import Stopwatch
+from ..host.rank_pages import lives, ordered_pages
+from ..host.resident import Resident
+from .device_state import (
+    DeviceLost,
+    Saved,
+    compare,
+    left_to_driver,
+    words_of_return,
+    words_of_save,
+)
+from .watch import OFF, GpuWatch
+
+log = logging.getLogger("liveshift.devices")
+
+SAMPLES = 4
+"""Blocks of 4 KiB that a sampled checksum reads of each allocation."""
+
+SESSION_S = 20.0
+"""For a service thread to answer: it looks for orders once a second at the least."""
+
+
+@dataclass(frozen=True)
+class Devices:
+    """A host's GPUs as its migrations use them."""
+
+    gpus: GpuWatch
+    cluster: Cluster
+
+    def tree(
+        self,
+        migration: str,
+        resident: Resident,
+        *,
+        full: bool = False,
+        plain: str = "",
+        only: Collection[int] = (),
+    ) -> DeviceTree | None:
+        """For one migration of one capsule; ``full``: checksums over every byte; ``plain``: why the
+        other side can't take memory from the helper; ``only``: some of its processes, by their pids
+        inside. None: no GPU here can be used. Blocks."""
+        helper = self.gpus.helper()
+        if helper is None:
+            return None
+        gpu = self.cluster.gpu
+        samples = 0 if full else {Verify.OFF: None, Verify.FULL: 0}.get(gpu.verify, SAMPLES)
+        here = helper.host()
+        if gpu.fast_path is FastPath.OFF:
+            why = OFF
+        else:
+            why = here.fast_path or (f"at the destination: {plain}" if plain else "")
+        if here.sessions and samples is not None:
+            log.warning("%s: no checksums of device memory: %s", migration, here.sessions)
+            samples = None
+        limit = self.cluster.timeouts.gpu_lock
+        return DeviceTree(resident, helper, migration, limit, samples, why, only, not here.sessions)
+
+    def left(self, migration: str, resident: Resident) -> DeviceTree | None:
+        """The same for what an earlier life of the agent has begun: to be ended, no more."""
+        return self.tree(migration, resident, plain="an earlier agent has begun it")
+
+    def drop_all_but(self, known: Callable[[], Collection[str]]) -> bool:
+        """Have the helper forget the memory of migrations that are not among the known ones; False:
+        it can't be asked now. Blocks."""
+        if not self.gpus.present():
+            return True
+        try:
+            helper = self.gpus.helper()
+            if helper is None:
+                return False
+            held = helper.held()
+            keep = known()  # asked later: what is new is known before the helper has any of it
+            for key in [k for k in held if k.partition("/")[0] not in keep]:
+                log.warning("device memory of %s, which nobody wants any more, is dropped", key)
+                helper.drop(key)
+        except LiveshiftError as error:
+            log.warning("%s", error)
+            return False
+        return True
+
+
+@dataclass
+class CudaProcess:
+    """A process that holds device state; ``pid`` as the host sees it."""
+
+    pid: int
+    inner: int
+    page: OrderedPage | None  # None: it has no service thread
+
+
+@dataclass
+class DeviceTree:
+    """The CUDA processes of one capsule, for one migration.
+
+    ``samples``: of each allocation, 0 for every byte, None for no checksums; ``plain``: why the
+    helper may not take memory over, "" where it may; ``only``: some processes, by their pids
+    inside; none: all of them; ``sessions``: whether there can be any with this driver. Every
+    method blocks.
+    """
+
+    resident: Resident
+    helper: GpuHelper
+    migration: str
+    lock_s: float
+    samples: int | None = SAMPLES
+    plain: str = ""
+    only: Collection[int] = ()
+    sessions: bool = True
+    saved: list[Saved] = field(default_factory=list)
+    _held: list[int] = field(default_factory=list)  # by arrive
+
+    def warm(self, gpus: Sequence[str]) -> str:
+        """Have the helper ready to take memory of these GPUs, while the job trains; returns why it
+        can't: then the driver's own checkpoint takes all of it. Undone by drop and bring_back."""
+        if self.plain or not gpus:
+            return ""
+        try:
+            self.helper.warm(self._warm, gpus)
+        except LiveshiftError as error:
+            log.warning("%s: the fast path is not taken: %s", self.migration, error)
+            self.plain = str(error)
+        return self.plain
+
+    @property
+    def _warm(self) -> str:
+        """No process's key."""
+        return f"{self.migration}/warm"
+
+    # ---- at the source -------------------------------------------------------------------------
+
+    def save(self, watch: Stopwatch) -> list[Saved]:
+        """Take the device state off the GPUs; raises StepFailed, after which bring_back undoes
+        what was done."""
+        with self._processes(self.only) as found:
+            if not found:
+                return []
+            with watch.phase("gpu save", frozen=True) as lap:
+                for process in found:
+                    self.saved.append(self._save(process))
+                lap.bytes = sum(sum(saved.used.values()) for saved in self.saved) or None
+                lap.detail = words_of_save(self.saved, self.plain)
+        return self.saved
+
+    def _save(self, process: CudaProcess) -> Saved:
+        helper, pid = self.helper, process.pid
+        used = helper.used(pid)
+        helper.lock(pid, self.lock_s)
+        saved = Saved(process.inner, used=used)
+        if process.page is not None and self._needs_session(process.page):
+            helper.hold(pid)
+            helper.unlock(pid)
+            with self._session(process) as session:
+                sums = {} if self.samples is None else session.checksums(self.samples)
+                blocks = [] if self.plain else session.give_up(self.key(process.inner))
+                if self.plain:
+                    session.own()
+            helper.lock(pid, self.lock_s)
+            helper.release(pid)
+            saved = Saved(process.inner, blocks, used, sums, self.samples)
+        helper.checkpoint(pid)
+        return saved
+
+    def _needs_session(self, page: OrderedPage) -> bool:
+        """For the memory's way, for checksums, or to have memory that once came from a helper be
+        the process's own, without which its checkpoint may fail."""
+        arena = any(row.kind == Memory.ARENA for row in page.allocations())
+        return self.sessions and (not self.plain or self.samples is not None or arena)
+
+    def drop(self) -> None:
+        """Have the helper forget the memory: it lives on elsewhere."""
+        for key in [k for k in self.helper.held() if k.startswith(self.migration + "/")]:
+            self.helper.drop(key)
+
+    # ---- back on a GPU -------------------------------------------------------------------------
+
+    def bring_back(self, watch: Stopwatch, gpus: Sequence[tuple[str, str]] = ()) -> None:
+        """Put the device state onto GPUs again, by the full map of (old, new) UUIDs; none: as it
+        was. The processes go on.
+
+        May be called again, and for what was never taken off. Raises DeviceLost, or StepFailed
+        for what may be tried again.
+        """
+        with self._processes(self.only) as found, watch.phase("gpu restore", frozen=True) as lap:
+            for process in found:
+                self._bring_back(process, gpus)
+                self.helper.release(process.pid)
+            lap.detail = words_of_return(self.saved)
+        self.drop()  # what is left belongs to processes that have ended meanwhile
+
+    def off_gpus(self) -> bool:
+        """Whether some of it is on no GPU now, and can be brought back to any."""
+        with self._processes(self.only) as found:
+            return any(self.helper.state(p.pid) is ProcessState.CHECKPOINTED for p in found)
+
+    def arrive(self, watch: Stopwatch, gpus: Sequence[tuple[str, str]]) -> None:
+        """Put the device state onto this host's GPUs, of a tree that is stopped and has yet to be
+        granted. Of its threads only the driver's and liveshift's run, and they end with their
+        helper; until :meth:`end`."""
+        of = {saved.pid for saved in self.saved}
+        with self._processes(of) as found, watch.phase("gpu restore", frozen=True) as lap:
+            missing = of - {process.inner for process in found}
+            if missing:
+                raise StepFailed("gpu restore", f"no CUDA process {sorted(missing)[0]} is here")
+            for process in found:
+                self.helper.hold(process.pid, kill_on_exit=True)
+                self._held.append(process.pid)
+                os.kill(process.pid, signal.SIGCONT)
+                self._bring_back(process, gpus)
+            lap.detail = words_of_return(self.saved)
+
+    def take_up(self, *, some: bool = False) -> None:
+        """What :meth:`arrive` has left held in an earlier life of the agent; raises StepFailed when
+        it is not all of it, unless ``some`` will do."""
+        of = {saved.pid for saved in self.saved}
+        with self._processes(of) as found:
+            self._held = [process.pid for process in found if self.helper.holds(process.pid)]
+        if len(self._held) < len(of) and not some:
+            raise StepFailed(
+                "gpu restore", f"only {len(self._held)} of {len(of)} processes are held"
+            )
+
+    def spare_from_exit(self) -> None:
+        """What :meth:`arrive` holds was granted: it does not end with its helper any more. Raises
+        StepFailed when it has ended so already."""
+        for pid in self._held:
+            self.helper.spare_from_exit(pid)
+
+    def end(self) -> None:
+        """Let go what :meth:`arrive` holds, all that can be; raises what stood in the way."""
+        failed: LiveshiftError | None = None
+        while self._held:
+            try:
+                self.helper.release(self._held.pop())
+            except LiveshiftError as error:
+                failed = error
+        if failed is not None:
+            raise failed
+
+    def _bring_back(self, process: CudaProcess, gpus: Sequence[tuple[str, str]]) -> None:
+        helper, pid, key = self.helper, process.pid, self.key(process.inner)
+        state, holds = helper.state(pid), helper.holds(pid)
+        ours = key in helper.held()
+        if state is ProcessState.RUNNING and not ours and not holds:
+            return
+        saved = next((s for s in self.saved if s.pid == process.inner), Saved(process.inner))
+        verify = saved.samples is not None and bool(saved.sums)
+        if state is None:
+            raise StepFailed("gpu restore", f"process {process.inner}: the driver does not know it")
+        if state is ProcessState.CHECKPOINTED and saved.blocks and not ours:
+            raise DeviceLost(
+                "gpu restore",
+                f"process {process.inner}: the GPU helper had its memory, and has it no more",
+                hint="the helper's log says why it ended: gpu-helper.log in the run directory",
+            )
+        if process.page is None and ours:
+            raise DeviceLost("gpu restore", f"process {process.inner} has no page any more")
+        if not holds and (ours or verify):
+            helper.hold(pid)
+        if state is ProcessState.FAILED:
+            raise DeviceLost("gpu restore", f"process {process.inner}: its CUDA state has failed")
+        if state is ProcessState.CHECKPOINTED:
+            # Where no table was kept, the helper knows what it held at its checkpoint.
+            needed = left_to_driver(saved, gpus) if saved.used else None
+            helper.restore(pid, gpus, needed=needed)
+        if state is not ProcessState.RUNNING:
+            helper.unlock(pid)
+        if process.page is not None and (ours or verify):
+            with self._session(process) as session:
+                if ours:
+                    # A restore that fails after all is done again, from the same memory.
+                    arrived = pid in self._held  # its memory is on this host's GPUs already
+                    session.take_back(key, keep=arrived, gpus=() if arrived else gpus)
+                if verify:
+                    compare(saved, session.checksums(saved.samples or 0))
+
+    # ---- both ----------------------------------------------------------------------------------
+
+    def key(self, inner: int) -> str:
+        """What the helper calls a process's memory."""
+        return f"{self.migration}/{inner}"
+
+    @contextmanager
+    def _processes(self, of: Collection[int] = ()) -> Iterator[list[CudaProcess]]:
+        """By pid, those in ``of`` or else whom the driver knows or whose memory the helper has;
+        their pages are open meanwhile."""
+        pages = {page_pid: page for page, page_pid in ordered_pages(self.resident)}
+        try:
+            found, living = [], [task for task in tasks(self.resident.room) if lives(task.pid)]
+            for task in living:
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    inner = inner_pid(task.pid)
+                    if inner in of or (not of and self._is_cuda(task.pid, inner)):
+                        found.append(CudaProcess(task.pid, inner, _served(pages.get(task.pid))))
+            yield sorted(found, key=lambda process: process.inner)
+        finally:
+            for page in pages.values():
+                page.close()
+
+    def _is_cuda(self, pid: int, inner: int) -> bool:
+        if not _has_cuda(pid):
+            return False
+        return self.helper.state(pid) is not None or self.key(inner) in self.helper.held()
+
+    @contextmanager
+    def _session(self, process: CudaProcess) -> Iterator[DeviceSession]:
+        """With the process's service thread, which serves nothing else meanwhile."""
+        page = process.page
+        assert page is not None
+        directory = self.resident.room.root / room.PAGES.lstrip("/")
+        with self.helper.session(process.pid, directory, process.inner) as session:
+            order = page.order()
+            page.give(Want.DEVICES, order["attempt"], order["version"] + 1)
+            session.wait(SESSION_S)
+            yield session
+        _await_served(page)
+
+
+def has_cuda(resident: Resident) -> bool:
+    """Whether a process of it may have device state."""
+    for task in tasks(resident.room):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if _has_cuda(task.pid):
+                return True
+    return False
+
+
+def _has_cuda(pid: int) -> bool:
+    """Whether the driver's library is mapped: without it there is nothing to ask the driver."""
+    with open(f"/proc/{pid}/maps", "rb") as maps:
+        return b"/libcuda.so" in maps.read()
+
+
+def _served(page: OrderedPage | None) -> OrderedPage | None:
+    """Its page, if a service thread looks at it: a process that has device memory has one."""
+    if page is None or not page.allocations():
+        return None
+    return page
+
+
+def _await_served(page: OrderedPage) -> None:
+    """Until the service thread has ended the session; raises StepFailed with its words."""
+    order, until = page.order(), time.monotonic() + SESSION_S
+    asked = (order["attempt"], order["version"], Want.DEVICES)
+    while True:
+        answer = page.answer()
+        if (answer["done_attempt"], answer["done_version"], answer["done_want"]) == asked:
+            if code := answer["done_result"]:
+                raise StepFailed("gpu", text_of(answer["trouble"]) or os.strerror(code))
+            return
+        if time.monotonic() > until:
+            raise StepFailed("gpu", f"process {page.pid}: its service thread does not answer")
+        time.sleep(0.001)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent's part in what is known of GPUs before a move: surveys of capsules that are here, and
+GPUs for those that come, of which no other reservation gets one meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from ....criu_glue.found import Survey
+from ....interposer.page import PageError
+from ...messages import GpuSurvey, Reserve
+from ..host import host_facts, rank_pages
+from ..host.resident import Resident
+from . import preflight as gpu_preflight
+from . import survey as gpu_survey
+from .preflight import GpuPlan
+from .watch import GpuWatch
+
+
+class GpuReservations:
+    """``host``: this one's name. ``taken``: GPUs that moves and swaps under way have, those
+    ``chosen`` here among them, by uuid, and what of it, in words."""
+
+    def __init__(self, host: str, watch: GpuWatch, taken: Callable[[], dict[str, str]]) -> None:
+        self._host = host
+        self._watch = watch
+        self._taken = taken
+        self._turn = asyncio.Lock()
+        self.chosen: dict[str, str] = {}
+        """For as long as a reservation is being made."""
+
+    def survey(self, resident: Resident, found: Survey) -> GpuSurvey | None:
+        """What a surveyed capsule holds of GPUs; None: nothing. Blocks."""
+        if not found.gpu_tasks:
+            return None
+        unreadable: dict[int, PageError] = {}
+
+        def note(path: Path, error: PageError) -> None:
+            unreadable[int(path.name)] = error
+
+        pages = {state.pid: state for state in rank_pages.states(resident, note)}
+        memory = host_facts.memory_offered(None)
+        helper, host = self._watch.helper(), self._watch.host({})
+        return gpu_survey.look(found, pages, helper, host, memory, unreadable)
+
+    @contextlib.asynccontextmanager
+    async def making(self, ask: Reserve) -> AsyncIterator[GpuPlan]:
+        """The plan for a capsule that is to come; its GPUs are nobody else's until the end, from
+        where on the arrival has them."""
+        if ask.gpu is None:
+            yield GpuPlan()
+            return
+        async with self._turn:
+            plan = await asyncio.to_thread(self._plan, ask, ask.gpu)
+            words = f"is promised to {ask.spec.name} ({ask.migration})"
+            used = ask.gpu.used
+            mine = [] if ask.dry_run else [new for old, new in plan.pairs if old in used]
+            self.chosen |= dict.fromkeys(mine, words)
+        try:
+            yield plan
+        finally:
+            for uuid in mine:
+                self.chosen.pop(uuid, None)
+
+    def _plan(self, ask: Reserve, gpu: GpuSurvey) -> GpuPlan:
+        here = self._watch.host(self._taken())
+        usable = None if self._watch.helper() is None else here
+        wanted = dict(ask.gpus_wanted)
+        return gpu_preflight.plan(gpu, usable, self._watch.why_none, wanted, self._host)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent's view of its host's GPUs, and its line to the helper that works on them.
+
+The helper is started where a driver is there; its client starts it anew should it have ended. What
+it says is kept for a while for beats; plans and moves ask it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ....errors import LiveshiftError
+from ...messages import GpuHost, GpuSeat
+
+if TYPE_CHECKING:
+    from ....cuda_snapshot.helper.client import GpuHelper
+
+log = logging.getLogger("liveshift.gpus")
+
+LOOK_S = 2.0
+"""Between two looks for the beats: a process that begins to use a GPU is seen so late."""
+MISSING_S = 60.0
+"""Between two attempts to start a helper that could not be started."""
+ARENA = "LIVESHIFT_DEVICE_ARENA"
+"""Read by the interposer: cudaMalloc is to give out memory that can be taken away and put back."""
+OFF = "gpu.fast_path is off"
+"""Why no memory is streamed where the cluster file says so."""
+LIBCUDA = "libcuda.so.1"
+SIGNS = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"))
+
+
+class GpuWatch:
+    """``directory``: the agent's run directory; ``libraries``: where the driver's lie, should the
+    linker not find them; ``fast_path`` False: the cluster file has turned it off."""
+
+    def __init__(self, directory: Path, libraries: Path | None, fast_path: bool = True) -> None:
+        self._directory = directory
+        self._libraries = libraries
+        self._fast_path = fast_path
+        self._starting = threading.Lock()
+        self._helper: GpuHelper | None = None
+        self._last: GpuHost | None = None
+        self.why_none = "it has not been started yet"
+
+    def present(self) -> bool:
+        """Whether there is a driver at all, as far as files tell; else nothing is started."""
+        own = self._libraries is not None and (self._libraries / LIBCUDA).exists()
+        return own or any(sign.exists() for sign in SIGNS)
+
+    def helper(self) -> GpuHelper | None:
+        """The line to the helper, which is started where need be; blocks. None: there can be none,
+        and ``why_none`` says why."""
+        with self._starting:
+            if self._helper is None:
+                self._helper = self._start()
+            return self._helper
+
+    def host(self, taken: Mapping[str, str]) -> GpuHost:
+        """What the helper says now; blocks. ``taken``: GPUs that moves under way have promised, by
+        uuid, and to whom, in words. Raises LiveshiftError."""
+        helper = self.helper()
+        if helper is None:
+            return GpuHost("", (0, 0), False, False, self.why_none, [], {})
+        seen = helper.host()
+        busy = {gpu.uuid: _processes(gpu.processes) for gpu in seen.gpus if gpu.processes}
+        self._last = GpuHost(
+            driver=seen.driver,
+            cuda=seen.cuda,
+            can_remap=seen.can_remap,
+            mps=seen.mps,
+            fast_path=seen.fast_path if self._fast_path else OFF,
+            gpus=list(seen.gpus),
+            taken={**busy, **taken},
+            why_none=seen.why_none or "",
+        )
+        return self._last
+
+    def look(self) -> None:
+        """See how the GPUs are now, for beats; blocks, and raises nothing."""
+        try:
+            self.host({})
+        except LiveshiftError as error:
+            log.warning("%s", error)
+
+    def environment(self) -> dict[str, str]:
+        """What a capsule that starts here is given so that its device memory can be streamed when
+        it moves; blocks."""
+        if not (self._last and not self._last.fast_path):
+            self.look()
+        return {ARENA: "1"} if self._last and not self._last.fast_path else {}
+
+    def seats(self, taken: Collection[str]) -> list[GpuSeat]:
+        """The GPUs as they were seen last; ``taken``: uuids that moves under way have promised."""
+        if self._last is None:
+            return []
+        return [
+            GpuSeat(gpu.uuid, gpu.name, free=not gpu.processes and gpu.uuid not in taken)
+            for gpu in self._last.gpus
+        ]
+
+    def used_by(self, pids: Collection[int]) -> list[str]:
+        """The GPUs that some of these processes compute on, as was seen last, as far as NVML
+        tells."""
+        gpus = self._last.gpus if self._last else []
+        return [
+            gpu.uuid for gpu in gpus if gpu.processes and not gpu.processes.keys().isdisjoint(pids)
+        ]
+
+    async def keep(self) -> None:
+        """Look again and again; for as long as the agent runs."""
+        while True:
+            missing = False
+            if await asyncio.to_thread(self.present):
+                try:
+                    await asyncio.to_thread(self.host, {})
+                except LiveshiftError as error:
+                    log.warning("%s", error)
+                    self._last = None  # beats tell of none that can be used
+                missing = self._helper is None
+            await asyncio.sleep(MISSING_S if missing else LOOK_S)
+
+    def _start(self) -> GpuHelper | None:
+        if not self.present():
+            self.why_none = "no NVIDIA driver is installed"
+            return None
+        from ....cuda_snapshot.helper.client import GpuHelper
+
+        try:
+            return GpuHelper.start(self._directory, self._libraries)
+        except LiveshiftError as error:
+            if self.why_none != str(error):
+                log.warning("no GPU can be used here: %s", error)
+            self.why_none = str(error)
+            return None
+
+
+def _processes(pids: Mapping[int, int | None]) -> str:
+    first, *others = sorted(pids)
+    return f"is used by process {first}" + (f" and {len(others)} more" if others else "")

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a capsule took along from this host's carried paths, remembered until it comes back.
+
+A carried path may hold other jobs' files too, so a departure deletes nothing in it. When the
+same capsule returns, files that it took away then and has deleted since must not reappear: they
+are the ones remembered here that did not come back with it, and that nobody here has touched.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ....criu_glue import trees
+from ....criu_glue.trees import Stamp
+from .resident import Housing
+
+
+def remember(housing: Housing, capsule: str, taken: dict[str, dict[str, Stamp]]) -> None:
+    """Note what was taken along, by carried path: name → stamp."""
+    note = _note(housing, capsule)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(json.dumps(taken))
+
+
+def reconcile(housing: Housing, capsule: str, came: dict[str, set[str]]) -> None:
+    """Remove what was taken along from here and has not come back; forget the note."""
+    note = _note(housing, capsule)
+    if not note.exists():
+        return
+    for path, stamps in json.loads(note.read_text()).items():
+        if path in came:
+            stale = {name: s for name, s in stamps.items() if name not in came[path]}
+            trees.remove(Path(path), trees.unchanged(Path(path), stale))
+    note.unlink()
+
+
+def forget_job(housing: Housing, job: str) -> None:
+    for note in _note(housing, f"{job}/0").parent.glob(f"{job}.*"):
+        note.unlink(missing_ok=True)
+
+
+def _note(housing: Housing, capsule: str) -> Path:
+    return housing.cluster.paths.state / "carried-out" / capsule.replace("/", ".")

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a host is: kernel, processor, CRIU, memory; and what it can offer to a capsule."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import psutil
+
+from .... import __version__
+from ....criu_glue.tool import Criu
+from ...messages import HostFacts
+
+
+def facts(criu: Criu | None) -> HostFacts:
+    """Taken once when the agent starts: none of it changes while the kernel runs."""
+    model, flags = "unknown", ""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name" and model == "unknown":
+            model = value.strip()
+        elif key.strip() in ("flags", "Features") and not flags:
+            flags = value.strip()
+    return HostFacts(
+        kernel=platform.release(),
+        machine=platform.machine(),
+        cpu=model,
+        cpu_flags=sorted(flags.split()),
+        criu=".".join(map(str, criu.version)) if criu else "",
+        liveshift=__version__,
+    )
+
+
+def memory_offered(limit: int | None) -> int:
+    """Bytes that an incoming capsule may take: what is available, at most the host's limit."""
+    available = int(psutil.virtual_memory().available)
+    return available if limit is None else min(available, limit)

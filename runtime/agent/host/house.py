@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The capsules of one host, and what may be asked of them outside a migration.
+
+What blocks runs in threads, one at a time for each capsule; what makes or removes network devices
+one at a time for the host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TypeVar
+
+from ....criu_glue import network, room
+from ....criu_glue.network import Overlay
+from ....errors import NotFound, Refused
+from ... import messages
+from ...config.cluster import Cluster
+from ...messages import Book
+from . import carried_out, rank_pages
+from .idle_cores import IdleCores
+from .resident import Housing, Resident, watch
+
+log = logging.getLogger("liveshift.house")
+T = TypeVar("T")
+
+OUTPUT_POLL_S = 0.03
+
+
+class House:
+    """All capsules here; ``ended`` is called, in the event loop, when a command has ended."""
+
+    def __init__(self, cluster: Cluster, host: str, ended: Callable[[Resident], None]) -> None:
+        self.cluster = cluster
+        self.host = host
+        self.housing = Housing(cluster, host)
+        self.capsules: dict[str, Resident] = {}
+        self.books: dict[str, Book] = {}
+        self.idle = IdleCores()
+        self.network = asyncio.Lock()
+        self._forgetting = asyncio.Lock()
+        self.ended = ended
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._signals: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def take_up(self, arriving: set[str]) -> None:
+        """Go on with the capsules that an earlier agent has left; ``arriving``: the directories
+        of those that are on their way in still."""
+        await asyncio.to_thread(self.housing.clear_unfinished, arriving)
+        for resident in await asyncio.to_thread(self.housing.returning):
+            self.admit(resident)
+
+    def admit(self, resident: Resident) -> None:
+        """From now on the capsule is here, and its end will be told."""
+        self.capsules[resident.spec.name] = resident
+
+        def gone() -> None:
+            if not resident.leaving:
+                self.ended(resident)
+
+        if resident.room.alive():
+            watch(resident, gone)
+        else:
+            gone()
+
+    def resident(self, capsule: str) -> Resident:
+        """The capsule of that name; raises NotFound when it is not here."""
+        found = self.capsules.get(capsule)
+        if found is None:
+            raise NotFound(f"{capsule} is not on {self.host}")
+        return found
+
+    def refuse_older(self, ask: messages.Reserve) -> None:
+        """Raises Refused when a newer epoch than the one announced is known here already."""
+        known = self.books.get(ask.spec.job)
+        address = Overlay(ask.book.vni, ask.book.subnet).address(ask.spec.index)
+        _, epoch = known.where.get(address, ("", 0)) if known else ("", 0)
+        if ask.epoch <= epoch:
+            raise Refused(
+                f"{ask.spec.name} came under epoch {ask.epoch}, and {epoch} is known here"
+            )
+
+    async def forget_unknown(self, jobs: set[str]) -> None:
+        """Take away what is left of jobs that ended while this host was not reached.
+
+        A capsule that runs here is never touched, known or not: the journal may be the one that
+        is wrong.
+        """
+        await self._forget_moved()
+        for job in [name for name in self.books if name not in jobs]:
+            here = [c for c in self.capsules.values() if c.spec.job == job and c.code is None]
+            if here:
+                log.error("the orchestrator does not know %s, which runs here", here[0].spec.name)
+            else:
+                await self.forget(messages.Forget(job))
+
+    async def _forget_moved(self) -> None:
+        """Take away what is left of capsules that went on elsewhere when this host went down."""
+        for name, resident in list(self.capsules.items()):
+            book = self.books.get(resident.spec.job)
+            address = resident.overlay.address(resident.spec.index)
+            owner, epoch = book.where.get(address, (self.host, 0)) if book else (self.host, 0)
+            if owner != self.host and epoch > resident.epoch and not resident.room.alive():
+                resident.leaving = True
+                del self.capsules[name]
+                await self.blocking(name, resident.remove)
+
+    async def blocking(self, capsule: str, work: Callable[[], T]) -> T:
+        """Run what blocks in a thread, after whatever runs for the same capsule."""
+        async with self._locks[capsule]:
+            return await asyncio.to_thread(work)
+
+    async def make_way(self, book: Book) -> None:
+        """Remove what an earlier job in the same subnet has left here: a subnet belongs to one job.
+
+        This host may not have heard that the earlier job was forgotten. If a capsule of that job
+        still runs here, this raises Refused and leaves its network as it is.
+        """
+        for job in self._jobs_of(book.vni) - {book.job}:
+            here = [c for c in self.capsules.values() if c.spec.job == job and c.code is None]
+            if here:
+                raise Refused(
+                    f"{self.host} still runs {here[0].spec.name} in the subnet {book.subnet},"
+                    f" which {book.job} is to have",
+                    hint=f"`liveshift stop {job} --unknown {self.host}` ends it",
+                )
+            await self.forget(messages.Forget(job))
+
+    def _jobs_of(self, vni: int) -> set[str]:
+        booked = {book.job for book in self.books.values() if book.vni == vni}
+        return booked | {c.spec.job for c in self.capsules.values() if c.overlay.vni == vni}
+
+    async def start(self, ask: messages.Start) -> None:
+        name = ask.spec.name
+        await self.make_way(ask.book)
+        async with self.network:
+            resident = await self.blocking(
+                name, lambda: self.housing.start(ask.spec, ask.book, ask.epoch)
+            )
+        self.admit(resident)
+        await self.locate(messages.Locate(ask.book))
+
+    async def signal(self, ask: messages.Signal) -> None:
+        """Raises Refused for a capsule that is frozen, or about to be: CRIU may have looked for
+        pending signals already, and then the signal would go with this copy."""
+        async with self._signals[ask.capsule]:
+            resident = self.resident(ask.capsule)
+            if resident.still:
+                raise Refused(f"{ask.capsule} is frozen on {self.host} for a move")
+            await asyncio.to_thread(resident.send_signal, ask.signum)
+
+    async def hold_signals(self, resident: Resident) -> None:
+        """From here on, until it was thawed, no signal is sent to it."""
+        async with self._signals[resident.spec.name]:
+            resident.still = True
+
+    async def end(self, ask: messages.End) -> None:
+        resident = self.resident(ask.capsule)
+        if resident.epoch != ask.epoch:
+            raise Refused(f"{ask.capsule} is here under epoch {resident.epoch}, not {ask.epoch}")
+        if resident.code is None:
+            await asyncio.to_thread(room.end, resident.room)
+
+    async def forget(self, ask: messages.Forget) -> None:
+        async with self._forgetting:  # make_way waits here until an earlier removal is complete
+            for name in [n for n, c in self.capsules.items() if c.spec.job == ask.job]:
+                resident = self.capsules.pop(name)
+                resident.leaving = True
+                await self.blocking(name, resident.remove)
+            carried_out.forget_job(self.housing, ask.job)
+            book = self.books.pop(ask.job, None)
+            if book is not None:
+                await self._lower(Overlay(book.vni, book.subnet))
+
+    async def _lower(self, overlay: Overlay) -> None:
+        async with self.network:
+            if not self._jobs_of(overlay.vni):
+                await asyncio.to_thread(network.lower_overlay, overlay)
+
+    async def locate(self, ask: messages.Locate) -> None:
+        """Enter what is newer than what is known here; returns once it is in force."""
+        await self.make_way(ask.book)
+        async with self.network:
+            book = ask.book
+            known = self.books.get(book.job)
+            newer = {
+                address: (host, epoch)
+                for address, (host, epoch) in book.where.items()
+                if known is None or epoch > known.where.get(address, ("", 0))[1]
+            }
+            if not newer:
+                return
+            table = {
+                address: None if host == self.host else self.cluster.host(host).address
+                for address, (host, _) in newer.items()
+            }
+
+            def enter() -> None:
+                # An agent that has just started may have another cluster file than the last one.
+                network.locate(self.housing.raise_overlay(book, lay_again=known is None), table)
+
+            merged = {**(known.where if known else {}), **newer}
+            self.books[book.job] = Book(book.job, book.vni, book.subnet, merged)
+            try:
+                await asyncio.to_thread(enter)
+            except BaseException:  # the next book brings it again
+                self.books[book.job] = known or Book(book.job, book.vni, book.subnet, {})
+                raise
+
+    async def get_inspection(self, ask: messages.GetInspection) -> messages.Inspection:
+        """Beside whatever else is done with the capsule: it only looks."""
+        resident = self.resident(ask.capsule)
+        states = await asyncio.to_thread(rank_pages.states, resident)
+        return messages.Inspection(ask.capsule, self.host, states)
+
+    async def read_output(self, ask: messages.ReadOutput) -> messages.Output:
+        until = time.monotonic() + ask.wait
+        while True:
+            resident = self.resident(ask.capsule)
+            code = resident.code  # before the read: what came before the end is then in it
+            at, data = await asyncio.to_thread(resident.read_output, ask.offset)
+            done = code is not None and not data
+            if not (data or done):
+                at = ask.offset  # what is not there is told with what comes next
+            if data or done or time.monotonic() > until:
+                dropped = at - ask.offset
+                return messages.Output(data, at + len(data), code if done else None, dropped)
+            await asyncio.sleep(OUTPUT_POLL_S)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interposer's pages of a capsule's living processes, opened to be given orders."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Container, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from ....criu_glue import below, room
+from ....criu_glue.tree import inner_pid, tasks
+from ....interposer.inspection import ProcessState, inspect
+from ....interposer.layout import CommunicatorState
+from ....interposer.orders import OrderedPage, open_ordered
+from ....interposer.page import PageError, paths
+from ...messages import Member
+from .resident import Resident
+
+log = logging.getLogger("liveshift.gatekeeper")
+
+
+def log_trouble(path: Path, error: PageError) -> None:
+    log.warning("%s", error)
+
+
+def ordered_pages(
+    resident: Resident,
+    known: Container[tuple[int, int]] = (),
+    trouble: Callable[[Path, PageError], None] = log_trouble,
+) -> Iterator[tuple[OrderedPage, int]]:
+    """(page, the process's pid as the host sees it), of living processes; who takes one closes it.
+
+    Those in ``known``, by inode, are left out; ``trouble`` is told of those that can't be opened.
+    The directory is the job's to write to: it is reached through no link of the job's making.
+    """
+    living = {}
+    for task in tasks(resident.room):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if lives(task.pid):
+                living[inner_pid(task.pid)] = task.pid
+    name = room.PAGES.lstrip("/")
+    try:
+        with below.opened(resident.room.root) as top:
+            directory = below.open_below(top, name, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return  # no rank has a page yet, or its room is ending
+    try:
+        for path in paths(resident.room.root / name):
+            if int(path.name) not in living:
+                continue
+            try:
+                seen = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
+                if (seen.st_dev, seen.st_ino) in known:
+                    continue
+                page = open_ordered(path, directory)
+            except FileNotFoundError:
+                continue
+            except PageError as error:
+                trouble(path, error)
+                continue
+            if page.pid == int(path.name):
+                yield page, living[page.pid]
+            else:
+                page.close()
+    finally:
+        os.close(directory)
+
+
+def lives(pid: int) -> bool:
+    """Whether a process, by its pid here, still is one: not if it has ended and only its parent
+    has not asked for its end yet."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb", buffering=0) as memory:
+            if memory.read(2) != b"0 ":
+                return True
+        state = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+        # A main thread that has ended by itself looks the same; then there are others.
+        ended = state.rpartition(")")[2].split()[0] in ("Z", "X")
+        return not ended or len(os.listdir(f"/proc/{pid}/task")) > 1
+    except OSError:
+        return False
+
+
+def states(
+    resident: Resident, trouble: Callable[[Path, PageError], None] = log_trouble
+) -> list[ProcessState]:
+    """What the capsule's processes hold; ``trouble`` hears of pages that cannot be read."""
+    found = []
+    for page, pid in ordered_pages(resident, trouble=trouble):
+        try:
+            if _maps(pid, page):
+                found.append(inspect(page))
+        except PageError as error:
+            trouble(page.path, error)
+        finally:
+            page.close()
+    return found
+
+
+def _maps(pid: int, page: OrderedPage) -> bool:
+    """Whether the process has the page mapped: a program that was exec'ed in its place, and has
+    nothing to record, has not, and holds nothing of what it says."""
+    seen = os.fstat(page.fd)
+    wanted = f" {os.major(seen.st_dev):02x}:{os.minor(seen.st_dev):02x} {seen.st_ino} "
+    try:
+        with open(f"/proc/{pid}/maps") as maps:
+            return any(wanted in line for line in maps)
+    except OSError:
+        return False  # it has just ended
+
+
+def members(page: OrderedPage) -> list[Member]:
+    """The rank's parts in the communicators that live, or are down; none of a damaged page."""
+    try:
+        rows, unseen = page.communicators(), page.nccl_unseen()
+    except PageError as error:
+        log.warning("%s", error)
+        return []
+    live = (CommunicatorState.LIVE, CommunicatorState.DOWN)
+    world_rank = -1 if page.rank is None else page.rank
+    found = [
+        Member(
+            row.id, row.library.name.lower(), row.name, row.size, row.rank, world_rank, row.ordinal
+        )
+        for row in rows
+        if row.state in live and row.id
+    ]  # fmt: skip
+    return found + ([unknown(world_rank)] if unseen else [])
+
+
+def unknown(world_rank: int = -1) -> Member:
+    """Has a rank that may use NCCL, as far as can be seen, not count as one that talks over TCP
+    only."""
+    return Member(0, "nccl", "", 0, -1, world_rank, 0)

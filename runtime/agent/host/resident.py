@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capsule as the agent of its host knows it: its room, its output, its state."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypedDict
+
+import msgspec
+
+from .... import units
+from ....criu_glue import network, output, pids, room
+from ....criu_glue.mounts import Placement
+from ....criu_glue.network import Overlay
+from ....criu_glue.room import Room, RoomPlan
+from ....criu_glue.tree import inner_pid, tasks
+from ....errors import LiveshiftError, NotFound, Refused
+from ....interposer.page import Page, pages
+from ...config.cluster import Cluster
+from ...messages import Book, CapsuleSpec, CapsuleState, Reserve
+from . import run_time
+from .run_time import RunTime
+from .usual_rate import UsualRate
+
+ROOT_PID = room.PID_FLOOR + 1
+"""The pid of a capsule's root task inside: the first one above the floor."""
+
+READ_LIMIT = 4 << 20
+
+
+class Note(msgspec.Struct, frozen=True):
+    """A resident on disk; ``init_started`` tells its process 1 from a later one of that pid."""
+
+    spec: CapsuleSpec
+    epoch: int
+    vni: int
+    subnet: str
+    init: int
+    init_started: int
+
+
+NOTE = "resident"
+
+
+@dataclass
+class Resident:
+    """A capsule that runs, is frozen or has ended on this host."""
+
+    spec: CapsuleSpec
+    epoch: int
+    overlay: Overlay
+    room: Room
+    leaving: bool = False  # its end here is a move's doing, not the job's
+    still: bool = False  # frozen for a move, or about to be: a signal may be lost with this copy
+    code: int | None = None
+    finished: dict[int, int] = field(default_factory=dict)  # by pid, when it was last restored
+    rate: UsualRate = field(default_factory=UsualRate)  # of collectives
+    computes: UsualRate = field(default_factory=UsualRate)  # of run time, if it makes none
+
+    def __post_init__(self) -> None:
+        self.run_time = RunTime(lambda: [task.pid for task in tasks(self.room)])
+
+    @property
+    def netns(self) -> str:
+        return netns_name(self.spec.name)
+
+    def root_task(self) -> int:
+        """The command's pid as the host sees it; raises NotFound when it has ended."""
+        for task in tasks(self.room):
+            with contextlib.suppress(FileNotFoundError):
+                if inner_pid(task.pid) == ROOT_PID:
+                    return int(task.pid)
+        raise NotFound(f"{self.spec.name} has no running command any more")
+
+    def send_signal(self, signum: int) -> None:
+        """To the command; it passes signals on to its children as it would anywhere."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.root_task(), signal.Signals(signum))
+
+    def state(self, gpus_of: Callable[[set[int]], list[str]]) -> CapsuleState:
+        """What a beat reports; also measures the collective rate since the last one.
+
+        ``gpus_of``: the GPUs that some of these processes, by their pids here, compute on.
+        """
+        found = tasks(self.room)
+        resident = 0
+        for task in found:
+            with contextlib.suppress(Exception):  # ended meanwhile
+                resident += task.memory_info().rss
+        seen = interposer_pages(self.room)
+        collectives = max((page.finished for page in seen), default=0)
+        self.rate.beat(time.monotonic(), collectives)
+        if not collectives:
+            self.computes.beat(time.monotonic(), self.run_time.progress())
+        return CapsuleState(
+            name=self.spec.name,
+            epoch=self.epoch,
+            pids=len(found),
+            resident=resident,
+            collectives=collectives,
+            rate=self.rate.now,
+            ranks=sorted({page.rank for page in seen if page.rank is not None}),
+            command=" ".join(self.spec.argv)[:200],
+            gpus=gpus_of({task.pid for task in found}),
+            output_trouble=self.output_trouble(),
+        )
+
+    def ran_s(self) -> float:
+        """Seconds on a core, of all threads that it has now."""
+        return run_time.ran_s(task.pid for task in tasks(self.room))
+
+    def collectives(self) -> int:
+        """Finished ones, of the rank that has made most."""
+        return max((page.finished for page in interposer_pages(self.room)), default=0)
+
+    def read_output(self, offset: int) -> tuple[int, bytes]:
+        """Whole records from ``offset`` on, and where they begin: see output.read."""
+        return output.read(self.room.plan.log, offset, READ_LIMIT)
+
+    def output_trouble(self) -> str:
+        """What of the output could not be written on this host, in words; "" when all was."""
+        try:
+            written = output.written(self.room)
+        except LiveshiftError:
+            return ""  # it has ended
+        if not written.lost:
+            return ""
+        said = f"{units.size(written.lost)} of its output were lost"
+        if not written.error:
+            return f"{said}: {self.room.plan.log} could not be written to for a time"
+        return f"{said}: {self.room.plan.log} cannot be written to: {os.strerror(written.error)}"
+
+    def exit_code(self) -> int | None:
+        """The command's code or 128 + signal once process 1 has written it."""
+        with contextlib.suppress(FileNotFoundError, ValueError):  # ValueError: nothing in it
+            word, number = self.room.plan.status.read_text().split()[:2]
+            return int(number) if word == "exit" else 128 + int(number)
+        return None
+
+    def note(self) -> None:
+        """Write down what an agent that is started anew needs to know of the capsule."""
+        note = Note(
+            self.spec, self.epoch, self.overlay.vni, self.overlay.subnet, self.room.init,
+            self.room.started,
+        )  # fmt: skip
+        path = self.room.plan.directory / NOTE
+        path.with_suffix(".new").write_bytes(msgspec.msgpack.encode(note))
+        path.with_suffix(".new").rename(path)
+
+    def noted(self) -> bool:
+        return (self.room.plan.directory / NOTE).exists()
+
+    def unnote(self) -> None:
+        """Take that back: it does not run here (yet)."""
+        (self.room.plan.directory / NOTE).unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """End the room and take its network and directory away. May be called again."""
+        if self.code is None:  # else the pid of its process 1 may be another's by now
+            room.end(self.room)
+        network.unplug(self.overlay, self.netns, self.spec.index)
+        shutil.rmtree(self.room.plan.directory, ignore_errors=True)
+
+
+class Fenced(TypedDict):
+    """What the rules of a host are made from: see fence.lay."""
+
+    cluster: list[str]
+    overlays: str
+    control: list[tuple[str, int]]
+    agents: list[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Housing:
+    """How this host houses capsules: where their directories lie, what the cluster file says."""
+
+    cluster: Cluster
+    host: str
+
+    @property
+    def placement(self) -> Placement:
+        files = self.cluster.files
+        return Placement(tuple(map(str, files.shared)), tuple(map(str, files.carried)))
+
+    def images(self, migration: str) -> Path:
+        """Where a migration's image lies, at its destination, and CRIU's hooks, on both sides."""
+        return self.cluster.paths.run / "images" / migration
+
+    def resident(self, reserve: Reserve, stands: Room) -> Resident:
+        """The capsule that a reserved room is for."""
+        overlay = Overlay(reserve.book.vni, reserve.book.subnet)
+        return Resident(reserve.spec, reserve.epoch, overlay, stands)
+
+    def plan(self, spec: CapsuleSpec) -> RoomPlan:
+        paths = self.cluster.paths
+        return RoomPlan(
+            directory=paths.state / "capsules" / spec.name.replace("/", "."),
+            netns=Path("/run/netns") / netns_name(spec.name),
+            hostname=spec.name.replace("/", "-"),
+            hosts_file=spec.hosts_file,
+            uid=spec.uid,
+            gid=spec.gid,
+            groups=tuple(spec.groups),
+            shared=tuple(map(str, self.cluster.files.shared)),
+            hidden=tuple(map(str, (paths.run, paths.state, paths.keys))),
+            log_max=self.cluster.logs.max,
+            log_keep=self.cluster.logs.keep,
+        )
+
+    def clear_unfinished(self, keep: set[str]) -> None:
+        """End rooms that an earlier agent built for moves that it did not finish.
+
+        ``keep``: capsules that are still arriving. A restored capsule has its note before it
+        runs; without one the tree goes on, or will, at its source.
+        """
+        for directory in (self.cluster.paths.state / "capsules").glob("*"):
+            if not (directory / NOTE).exists() and directory.name not in keep:
+                network.end_namespace(netns_name(directory.name))
+                shutil.rmtree(directory, ignore_errors=True)
+
+    def returning(self) -> list[Resident]:
+        """Capsules that an earlier agent left running here, or that have ended since."""
+        found = []
+        for path in sorted((self.cluster.paths.state / "capsules").glob(f"*/{NOTE}")):
+            note = msgspec.msgpack.decode(path.read_bytes(), type=Note)
+            stands = Room(self.plan(note.spec), note.init, note.init_started)
+            here = Resident(note.spec, note.epoch, Overlay(note.vni, note.subnet), stands)
+            found.append(here)  # one without a code that has ended went down with this host
+        return found
+
+    def start(self, spec: CapsuleSpec, book: Book, epoch: int) -> Resident:
+        """A fresh start; raises LiveshiftError with nothing left behind."""
+        self._need_interposer(spec)
+        overlay = self.raise_overlay(book)
+        plan = self.fresh_directory(spec)
+        self._plug_in(overlay, spec, book.where, locked=False)
+        try:
+            stands = room.start(plan, spec.argv, spec.env, spec.cwd)
+        except LiveshiftError:
+            network.unplug(overlay, netns_name(spec.name), spec.index)
+            shutil.rmtree(plan.directory, ignore_errors=True)
+            raise
+        resident = Resident(spec, epoch, overlay, stands)
+        resident.note()
+        return resident
+
+    def _need_interposer(self, spec: CapsuleSpec) -> None:
+        """Raises Refused where it is not: the dynamic linker only warns, and goes on without."""
+        path = spec.env.get("LD_PRELOAD", "").partition(":")[0]
+        if path and not os.path.isfile(path):
+            raise Refused(
+                f"{self.host} has no {path}, which the orchestrator names for every rank:"
+                " ranks would run without gates, and could not move",
+                hint="install liveshift at the same path on all machines, under the same minor"
+                " version of Python, which is part of that path",
+            )
+
+    def house_empty(self, reserve: Reserve) -> Resident:
+        """An empty, locked room for the tree that a Reserve announces."""
+        spec = reserve.spec
+        overlay = self.raise_overlay(reserve.book)
+        plan = self.fresh_directory(spec)
+        peers = reserve.book.where
+        self._plug_in(overlay, spec, peers, locked=True)
+        try:
+            last = pids.place(reserve.survey.ids, pids.limit())
+            assert last is not None  # the preflight has seen to it
+            stands = room.build_empty(plan, ROOT_PID, last)
+        except LiveshiftError:
+            network.unplug(overlay, netns_name(spec.name), spec.index)
+            shutil.rmtree(plan.directory, ignore_errors=True)
+            raise
+        return self.resident(reserve, stands)
+
+    def _plug_in(
+        self, overlay: Overlay, spec: CapsuleSpec, peers: Iterable[str], *, locked: bool
+    ) -> None:
+        relayed = [host.address for host in self.cluster.hosts] if self.cluster.relay else None
+        netns = netns_name(spec.name)
+        network.plug_in(overlay, netns, spec.index, peers, locked, spec.uid, relayed)
+
+    def raise_overlay(self, book: Book, *, lay_again: bool = False) -> Overlay:
+        overlay, address = Overlay(book.vni, book.subnet), self.cluster.host(self.host).address
+        relay = self.cluster.relay.address if self.cluster.relay else ""
+        network.raise_overlay(overlay, address, relay=relay, lay_again=lay_again, **self._fenced())
+        return overlay
+
+    def hold_fence(self) -> None:
+        """See network.hold_fence."""
+        network.hold_fence(**self._fenced())
+
+    def _fenced(self) -> Fenced:
+        cluster = self.cluster
+        return {
+            "cluster": [host.address for host in cluster.hosts],
+            "overlays": str(cluster.overlay),
+            "control": [cluster.orchestrator],
+            "agents": [end for host in cluster.hosts for end in (host.data, host.pages)],
+        }
+
+    def fresh_directory(self, spec: CapsuleSpec) -> RoomPlan:
+        """The capsule's directory, emptied of an earlier stay on this host."""
+        plan = self.plan(spec)
+        shutil.rmtree(plan.directory, ignore_errors=True)
+        plan.directory.parent.mkdir(parents=True, exist_ok=True)
+        plan.directory.mkdir(mode=0o700)  # the job's environment is nobody else's to read
+        return plan
+
+
+def netns_name(capsule: str) -> str:
+    return "ls-" + capsule.replace("/", ".")
+
+
+def interposer_pages(stands: Room) -> list[Page]:
+    directory = stands.root / room.PAGES.lstrip("/")
+    return list(pages(directory)) if directory.is_dir() else []
+
+
+def finished_by_pid(stands: Room) -> dict[int, int]:
+    """Operations that have come back, by the process's pid inside."""
+    return {page.pid: page.finished for page in interposer_pages(stands)}
+
+
+def watch(resident: Resident, ended: Callable[[], None]) -> None:
+    """Call ``ended`` in this thread's event loop once the room's process 1 is gone."""
+    loop = asyncio.get_running_loop()
+    try:
+        pidfd = os.pidfd_open(resident.room.init)
+    except ProcessLookupError:
+        loop.call_soon(ended)
+        return
+
+    def gone() -> None:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        ended()
+
+    loop.add_reader(pidfd, gone)

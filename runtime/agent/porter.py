@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a host has in hand for migrations: departures and arrivals, and what becomes of them.
+
+The orchestrator asks for them step by step (source.py, destination.py). What is held here for a
+migration is settled by asking (:meth:`Porter.settle`): on the orchestrator's word, and every
+heartbeat without it, so that no lost word and no restart of either daemon leaves a copy behind.
+The answer is a ruling of the journal (ownership.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+from collections.abc import Awaitable, Callable, Iterator
+
+import msgspec
+
+from ...criu_glue import kernel_data
+from ...criu_glue.found import Survey
+from ...criu_glue.survey import survey
+from ...criu_glue.tool import Criu
+from ...errors import LiveshiftError, NotFound, Refused
+from .. import messages
+from ..config.choices import Seal
+from ..daemon.tasks import Tasks
+from ..model.ownership import Ruling, Side
+from ..wire import Lanes, Receiver, Sender
+from .arrival.arrival import Arrival
+from .departure import departure as leaving
+from .departure.departure import Departure
+from .gpu.devices import Devices
+from .gpu.reservations import GpuReservations
+from .gpu.watch import GpuWatch
+from .host import host_facts
+from .host.house import House
+from .host.resident import ROOT_PID, Resident
+
+log = logging.getLogger("liveshift.porter")
+
+POLL_S = 0.005
+
+Claim = Callable[[messages.Claim], Awaitable[messages.Ruled]]
+"""Asks the orchestrator; raises LiveshiftError when it does not answer."""
+
+
+class Porter:
+    """Keeps departures and arrivals by the name of their migration."""
+
+    def __init__(self, house: House, criu: Criu | None, claim: Claim, gpus: GpuWatch) -> None:
+        self._house = house
+        self._tasks = Tasks()
+        self._busy: set[str] = set()  # migrations that are being worked on here
+        self.criu = criu
+        self.claim = claim
+        self.reservations = GpuReservations(house.host, gpus, self.gpus_taken)
+        self.devices = Devices(gpus, house.cluster)
+        self.facts = host_facts.facts(criu)
+        cluster, own = house.cluster, house.cluster.host(house.host)
+        self.receiver = Receiver(
+            str(own.data), str(own.pages), cluster.paths.keys, house.host,
+            [host.address for host in cluster.hosts], clear=cluster.wire.seal == Seal.OFF,
+        )  # fmt: skip
+        self.gpus_swapped: dict[str, str] = {}  # by uuid, while capsules change GPUs; in words
+        self.departures: dict[str, Departure] = {}
+        self.arrivals: dict[str, Arrival] = {}
+
+    def keep_kernel_data(self) -> None:
+        """So that no dump and no restore has to probe the kernel; takes 0.2 s."""
+        if self.criu is not None:
+            kernel_data.keep(self.criu, self._house.cluster.paths.run / "criu")
+
+    def holds(self, resident: Resident) -> bool:
+        """Whether a migration has promised to hold it: its end is that migration's matter then."""
+        return any(d.resident is resident and d.promised for d in self.departures.values())
+
+    def gpus_taken(self) -> dict[str, str]:
+        """GPUs that no other capsule gets: promised to one that arrives, or left by one that may
+        have to come back; by uuid, and what of it, in words."""
+        taken = {**self.reservations.chosen, **self.gpus_swapped}
+        for migration, departure in self.departures.items():
+            words = f"is kept for {departure.resident.spec.name}, which is leaving ({migration})"
+            taken |= dict.fromkeys(departure.gpus, words)
+        for migration, arrival in self.arrivals.items():
+            words = f"is promised to {arrival.resident.spec.name} ({migration})"
+            taken |= dict.fromkeys(arrival.gpus_promised, words)
+        return taken
+
+    def free(self, capsule: str) -> Resident:
+        """Like :meth:`running`; raises Refused too for one that another migration has still."""
+        resident = self.running(capsule)
+        held = next((d for d in self.departures.values() if d.resident is resident), None)
+        if held is not None:
+            raise Refused(f"{capsule} is held by {held.migration} still")
+        return resident
+
+    def running(self, capsule: str) -> Resident:
+        """Raises NotFound for a capsule that is not here, Refused for one that has ended."""
+        resident = self._house.resident(capsule)
+        if resident.code is not None:
+            raise Refused(f"{capsule} has ended with code {resident.code}")
+        return resident
+
+    async def survey_gpus(self, resident: Resident) -> messages.GpuSurvey | None:
+        """What its processes hold of GPUs, and what of it could not be taken off them."""
+        found = await self.surveyed(resident)
+        return await asyncio.to_thread(self.reservations.survey, resident, found)
+
+    async def surveyed(self, resident: Resident) -> Survey:
+        """What its processes are; raises Refused for one that is just ending."""
+        name, placement = resident.spec.name, self._house.housing.placement
+        try:
+            return await self._house.blocking(
+                name, lambda: survey(resident.room, ROOT_PID, placement)
+            )
+        except ProcessLookupError as gone:
+            raise Refused(f"{name} is just ending") from gone
+
+    def sender(self, ask: messages.Precopy | messages.Forward) -> Sender:
+        """To the host that is to have the capsule."""
+        cluster = self._house.cluster
+        return Sender(
+            ask.migration, ask.endpoint, cluster.paths.keys, self._house.host, ask.destination,
+            patience=2 * cluster.timeouts.suspicion,
+        )  # fmt: skip
+
+    def lanes(self, beside: Sender) -> Lanes:
+        """For its pages, to the host that the sender goes to. They come from this host's own
+        address: the destination lets in nobody else's."""
+        cluster, wire = self._house.cluster, self._house.cluster.wire
+        own = cluster.host(self._house.host).address
+        endpoint = f"tcp://{own}:0;{cluster.host(beside.to.name).pages}"
+        clear = wire.seal == Seal.OFF
+        return Lanes(beside, endpoint, wire.streams, wire.compress, clear=clear)
+
+    @contextlib.contextmanager
+    def working(self, migration: str) -> Iterator[None]:
+        """Something is under way here for that migration."""
+        self._busy.add(migration)
+        try:
+            yield
+        finally:
+            self._busy.discard(migration)
+
+    async def idle(self, migration: str) -> None:
+        """Return once nothing is under way here for that migration."""
+        while migration in self._busy:
+            await asyncio.sleep(POLL_S)
+
+    # ---- after a restart ----
+
+    async def take_up(self) -> None:
+        """Go on with what an earlier agent has left, capsules and migrations; blocks little."""
+        housing = self._house.housing
+        images = self._house.cluster.paths.run / "images"
+        names = sorted(path.name for path in images.iterdir())
+        for name in names:
+            arrival = await asyncio.to_thread(Arrival.take_up, name, housing, self.devices)
+            if arrival is None or await asyncio.to_thread(_runs_already, arrival):
+                continue
+            self.arrivals[name] = arrival
+            log.warning("%s: its image is here, complete; asking what becomes of it", name)
+        keep = {a.resident.room.plan.directory.name for a in self.arrivals.values()}
+        await self._house.take_up(keep)
+        for name in names:
+            await self._take_up_departure(name)
+            if name not in self.departures and name not in self.arrivals:
+                shutil.rmtree(images / name, ignore_errors=True)
+
+    async def _take_up_departure(self, name: str) -> None:
+        """A tree that was being frozen goes on; one whose agent has promised waits."""
+        try:
+            raw = (self._house.housing.images(name) / leaving.NOTE).read_bytes()
+            note = msgspec.msgpack.decode(raw, type=leaving.DepartureNote)
+            resident = self._house.resident(note.capsule)
+        except (FileNotFoundError, msgspec.DecodeError, NotFound):
+            return
+        here = await asyncio.to_thread(
+            lambda: Departure.take_up(
+                name, resident, self._house.housing, lambda: self.devices.left(name, resident)
+            )
+        )
+        here.gpus = note.gpus
+        if here.promised:
+            log.warning("%s: %s is held frozen; asking what becomes of it", name, note.capsule)
+            self.departures[name] = here
+        else:
+            log.warning("%s: %s was being frozen; it goes on here", name, note.capsule)
+            try:
+                await asyncio.to_thread(here.thaw)
+            except LiveshiftError as error:  # asked about it again, it is tried again
+                log.error("%s: %s", name, error)
+                self.departures[name] = here
+
+    # ---- what becomes of it ----
+
+    async def keep_asking(self) -> None:
+        """Once per heartbeat: what becomes of what is held here?"""
+        while True:
+            await asyncio.sleep(self._house.cluster.timeouts.heartbeat)
+            for name in {*self.departures, *self.arrivals} - self._busy:
+                try:
+                    await self.ask_about(name)
+                except LiveshiftError as error:
+                    log.warning("%s is not settled yet: %s", name, error)
+                except Exception:
+                    log.exception("%s is not settled yet", name)
+
+    async def settle(self, ask: messages.Settle) -> messages.Settled:
+        """The orchestrator's word to ask now, after what is under way here for that migration."""
+        departure = self.departures.get(ask.migration)
+        if departure is not None:
+            departure.abandon()
+        await self.idle(ask.migration)
+        state = await self.ask_about(ask.migration)
+        here = self._house.capsules.get(ask.capsule)
+        if state == "nothing" and here is not None and ask.migration not in self.departures:
+            state = "runs" if here.code is None and here.room.alive() else "ended"
+        return messages.Settled(state)
+
+    async def ask_about(self, migration: str) -> str:
+        """Ask what becomes of it and do that, unless it is being worked on; what it is then."""
+        if migration in self._busy:
+            return "held"
+        if (departure := self.departures.get(migration)) is not None:
+            with self.working(migration):
+                return await self._settle_departure(departure)
+        if (arrival := self.arrivals.get(migration)) is not None:
+            with self.working(migration):
+                return await self._settle_arrival(arrival)
+        return "nothing"
+
+    async def _settle_departure(self, departure: Departure) -> str:
+        name, resident = departure.resident.spec.name, departure.resident
+        claim = messages.Claim(
+            departure.migration, name, Side.LEAVING.value, resident.epoch, ready=True
+        )
+        ruled = await self.claim(claim)
+        ruling = Ruling(ruled.ruling)
+        if ruling is not Ruling.WAIT and ruled.epoch < resident.epoch:
+            raise LiveshiftError(
+                f"the ruling on {name} is of epoch {ruled.epoch}, and it has {resident.epoch}"
+            )
+        alive = resident.room.alive()  # else it was killed while it was held
+        if ruling is Ruling.WAIT and not alive:
+            return "nothing"
+        if ruling is Ruling.RUN:
+            resident.epoch = ruled.epoch
+            await self._house.blocking(name, departure.thaw)
+            self.departures.pop(departure.migration, None)
+            if not alive:
+                self._house.ended(resident)
+                return "ended"
+            try:
+                resident.note()
+            except OSError as error:  # it runs, and that is the answer
+                log.error("%s: cannot note its epoch: %s", name, error)
+            return "runs"
+        if ruling is Ruling.END and not departure.promised:  # it has ended by itself meanwhile
+            await self._house.blocking(name, departure.thaw)
+            self.departures.pop(departure.migration, None)
+            return "ended"
+        if ruling is Ruling.END:
+            if self._house.capsules.get(name) is resident:
+                self._house.capsules.pop(name)
+            await self._house.blocking(name, departure.finish)
+            self.departures.pop(departure.migration, None)
+            if departure.gpus:  # the next beat tells that they are free
+                self._tasks.spawn(asyncio.to_thread(self.devices.gpus.look))
+            return "ended"
+        return "held"
+
+    async def _settle_arrival(self, arrival: Arrival) -> str:
+        name = arrival.resident.spec.name
+        claim = messages.Claim(
+            arrival.migration, name, Side.COMING.value, arrival.resident.epoch, ready=False
+        )
+        if Ruling((await self.claim(claim)).ruling) is not Ruling.END:
+            return "held"
+        self.receiver.forget(arrival.migration)
+        async with self._house.network:
+            await self._house.blocking(name, arrival.discard)
+        self.arrivals.pop(arrival.migration, None)
+        return "ended"
+
+
+def _runs_already(arrival: Arrival) -> bool:
+    """Whether an earlier agent has let it run; else nothing of it runs here."""
+    if arrival.resident.noted():
+        return arrival.finish_letting_run()
+    arrival.drop_tree()
+    return False

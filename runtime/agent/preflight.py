@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The destination's checks: everything that can be known before anything is frozen."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ...criu_glue import pids
+from ...criu_glue.found import NeededFile, Survey
+from ...criu_glue.survey import fingerprint, open_plain
+from ...criu_glue.tool import Criu
+from ...errors import LiveshiftError
+from ...units import size
+from ..messages import HostFacts
+from ..model.troubles import Trouble, refuse
+from . import files_along
+from .gpu.preflight import GpuPlan
+from .host import task_limits
+
+MEMORY_MARGIN = 128 << 20
+ONCE_MARGIN = 512 << 20
+"""More of it where memory is not to be there twice: what moves is counted in larger pieces then."""
+SPARE_TASKS = 50
+"""Threads that CRIU, its hooks and the agent have besides."""
+SHOWN = 3
+"""How many files of a list an error names; the rest is counted."""
+
+PROCESSOR_STATE = {"amx_tile", "amx_int8", "amx_bf16"}
+"""Features whose registers CRIU does not save; they do not count either way."""
+
+
+def check(
+    survey: Survey,
+    source: HostFacts,
+    here: HostFacts,
+    criu: Criu | None,
+    memory: int,
+    gpus: GpuPlan | None = None,
+    *,
+    ahead: bool = False,
+    host: str = "the destination",
+    capsules: Path = Path("/var/lib"),
+    images: Path | None = None,
+) -> list[tuple[str, str]]:
+    """Check that a surveyed tree can run here; returns (what, found) rows.
+
+    ``memory`` is what this host offers, in bytes; ``gpus`` what was found of GPUs, None where the
+    tree holds none; ``ahead``: whether its memory comes page by page while it runs; ``host``: this
+    host's name; ``capsules``: where their directories lie here, ``images``: where images do.
+    Raises Refused with every finding at once.
+    """
+    gpus = gpus or GpuPlan()
+    rows: list[tuple[str, str]] = []
+    against: list[Trouble] = list(survey.problems)
+    for what, found, trouble in (
+        _check_criu(criu, host),
+        _check_machine(source, here, host),
+        _check_tasks(survey.ids, host),
+        _check_memory(survey, memory, gpus.host_memory, ahead, host, images),
+        _check_files(survey.needed, host),
+        _check_directories(survey.directories, host),
+    ):
+        rows.append((what, found))
+        if trouble:
+            against.append(trouble)
+    row, troubles = files_along.check(survey.along, capsules, host, survey.output)
+    rows += [row, *files_along.while_paused(survey), *gpus.rows]
+    against += [*troubles, *gpus.troubles]
+    refuse(against, at_source=bool(survey.problems) or gpus.at_source)
+    return rows
+
+
+Check = tuple[str, str, Trouble | None]
+
+
+def _check_criu(criu: Criu | None, host: str) -> Check:
+    if criu is None:
+        return (
+            "CRIU",
+            "missing",
+            (f"{host} has no CRIU, or one that is too old", f"run `liveshift doctor` on {host}"),
+        )
+    try:
+        works, text = criu.check()
+    except LiveshiftError as error:
+        works, text = False, str(error)
+    version = ".".join(map(str, criu.version))
+    if not works:
+        return (
+            "CRIU",
+            text,
+            (
+                f"CRIU {version} does not work on {host}: {text}",
+                f"run `liveshift doctor` on {host}",
+            ),
+        )
+    return "CRIU", version, None
+
+
+def _check_machine(source: HostFacts, here: HostFacts, host: str) -> Check:
+    what = "processor and kernel"
+    found = f"{here.cpu}, Linux {here.kernel}"
+    if source.machine != here.machine:
+        text = f"the capsule runs on {source.machine}, and {host} is {here.machine}"
+        return what, found, (text, "choose a host of the same architecture")
+    missing = set(source.cpu_flags) - set(here.cpu_flags) - PROCESSOR_STATE
+    if missing:
+        features = ", ".join(sorted(missing)[:6])
+        text = f"the processor of {host} lacks {features}, which {source.cpu} has"
+        return what, found, (text, "programs choose their code by these when they start; choose a "
+                                   "host with the same processor")  # fmt: skip
+    return what, found, None
+
+
+def _check_tasks(ids: Sequence[int], host: str) -> Check:
+    what, count, end = "threads", len(ids), pids.limit()
+    limit = task_limits.tightest()
+    found = f"{count} ids in use, room for {limit.left} threads ({limit.name})"
+    if count + SPARE_TASKS > limit.left:
+        text = (
+            f"it has {count} threads, and only {max(0, limit.left)} more can run on {host}:"
+            f" {limit.name} is {limit.most}"
+        )
+        return what, found, (text, limit.remedy)
+    if pids.place(ids, end) is None:
+        text = (
+            f"its threads have ids up to {ids[-1]}, and kernel.pid_max of {host} is {end}, which"
+            f" leaves CRIU no {pids.LEAST} ids in a row"
+        )
+        return what, found, (text, f"on {host}: sysctl -w kernel.pid_max=4194304")
+    return what, found, None
+
+
+def _check_memory(
+    survey: Survey, memory: int, device_memory: int, ahead: bool, host: str, images: Path | None
+) -> Check:  # fmt: skip
+    # An image lies in memory until the tree has been restored from it, hence twice; of pages
+    # one can be given up for the other (MemoryStore.spend).
+    image = survey.resident + survey.shared_memory + device_memory
+    needed = 2 * image + MEMORY_MARGIN + survey.nameless  # those are in the image alone
+    image += survey.nameless
+    if ahead:
+        needed = min(needed, needed - survey.resident + ONCE_MARGIN)
+    found = f"{size(memory)} offered, {size(needed)} needed"
+    if device_memory:
+        found += f", of which {size(2 * device_memory)} for what the driver's checkpoint copies"
+    if needed > memory:
+        also = f", with {size(device_memory)} of device memory in it" if device_memory else ""
+        what_for = f"the image{also}, and the restored tree"
+        if ahead:
+            what_for = f"its memory, and what is in its image{also}, twice"
+        return "memory", found, (
+            f"{host} has not enough memory: {size(needed)} are needed ({what_for}), "
+            f"{size(memory)} are offered",
+            "choose a host with more free memory, or raise hosts.<name>.memory",
+        )  # fmt: skip
+    if images is not None and image + MEMORY_MARGIN > (free := shutil.disk_usage(images).free):
+        return "memory", f"{found}; {size(free)} are free on {images}", (
+            f"the memory file system for images, {images} of {host}, is too full:"
+            f" {size(image + MEMORY_MARGIN)} are needed, {size(free)} are free",
+            f"on {host}: mount -o remount,size=90% {images}; or choose another host",
+        )  # fmt: skip
+    return "memory", found, None
+
+
+def _check_files(needed: Iterable[NeededFile], host: str) -> Check:
+    missing: list[str] = []
+    other: list[str] = []
+    count = 0
+    for file in needed:
+        count += 1
+        if file.inode:
+            here = file if os.path.isfile(file.path) else None
+        else:
+            here = fingerprint(file.path)
+        if here is not None and file.size < 0:
+            here = replace(here, size=-1)
+        if here is not None and not file.mode:
+            here = replace(here, mode=0)
+        if here is None:
+            missing.append(file.path)
+        elif here != file:
+            other.append(f"{file.path} ({_difference(file, here)})")
+    what, found = "files", f"{count} mapped or open files, all alike here"
+    texts = []
+    if missing:
+        texts.append(f"{host} lacks {_some(missing)}")
+    if other:
+        texts.append(f"{host} has a different {_some(other)}")
+    if texts:
+        return what, "; ".join(texts), (
+            "; ".join(texts),
+            "install the same files with the same modes at the same paths, or list their directory "
+            "under files.shared or files.carried",
+        )  # fmt: skip
+    return what, found, None
+
+
+def _check_directories(directories: Iterable[str], host: str) -> Check:
+    missing = [d for d in directories if not os.path.isdir(d)]
+    if missing:
+        text = f"{host} lacks the directory {_some(missing)}"
+        remedy = f"make or mount it on {host}, or list it under files.carried"
+        return "directories", text, (text, remedy)
+    return "directories", "the directories that it uses exist", None
+
+
+def warm(needed: Iterable[NeededFile]) -> None:
+    """Ask the kernel to read the files that the restored tree maps into the page cache."""
+    _read_ahead(Path(file.path) for file in needed if not file.inode)
+
+
+TOOLS = ("nsenter", "sh")
+"""What runs while the job stands, besides CRIU."""
+
+
+def warm_tools(criu: Criu) -> None:
+    """The same for the programs that dump or restore it, and what they keep of this kernel."""
+    _read_ahead([*criu.files(), *(Path(p) for p in map(shutil.which, TOOLS) if p is not None)])
+    criu.warm()
+
+
+def _read_ahead(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError), open_plain(path) as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+def _difference(there: NeededFile, here: NeededFile) -> str:
+    if there.size != here.size:
+        return f"{there.size} bytes at the source, {here.size} here"
+    if there.build_id != here.build_id:
+        return "another build id"
+    return f"mode {stat.S_IMODE(there.mode):04o} at the source, {stat.S_IMODE(here.mode):04o} here"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host as the source of migrations, as the orchestrator asks it: survey, pre-copy, freeze.
+
+What comes of a departure then is settled by the porter; departure.py does the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from ...criu_glue import along, connections, output
+from ...criu_glue.found import Along, Footprint, Survey
+from ...criu_glue.room import RoomPlan
+from ...criu_glue.tool import Criu
+from ...errors import NotFound, Refused
+from .. import messages
+from ..config.choices import Way
+from ..model import link_rates
+from . import files_along, preflight
+from .departure import forecast
+from .departure.departure import Departure
+from .departure.precopy import Precopy, full_dump_because
+from .departure.progress import Reporter
+from .host.house import House
+from .host.measures import Measures
+from .host.resident import Resident
+from .porter import Porter
+
+SHORT_LOOK_S = 0.6
+"""Seconds of the long look at what a capsule writes, where the choice of a way waits for it."""
+
+
+class Source:
+    """Serves Inspect, Precopy and Freeze."""
+
+    def __init__(self, house: House, porter: Porter, measures: Measures) -> None:
+        self._house = house
+        self._porter = porter
+        self._measures = measures
+        # By capsule, when it was inspected last; None: it has nothing to do with a GPU.
+        self._gpus_used: dict[str, list[str] | None] = {}
+        self.tell: Callable[[messages.Progressed], None] = lambda _word: None
+        """Carries a word about progress to the orchestrator, or loses it; from any thread."""
+
+    async def inspect(self, ask: messages.Inspect) -> messages.Inspected:
+        resident = self._porter.free(ask.capsule)
+        criu = self._dumper()  # said now, before a plan promises what the move could not do
+        await asyncio.to_thread(preflight.warm_tools, criu)
+        found = await self._porter.surveyed(resident)
+        plan = resident.room.plan
+        found = await asyncio.to_thread(self._with_files, found, plan)
+        carried = sum(each.size for each in found.along) + found.output
+        gpu = await asyncio.to_thread(self._porter.reservations.survey, resident, found)
+        self._gpus_used[ask.capsule] = list(gpu.used) if gpu else None
+        settings = self._house.cluster.precopy
+
+        def look() -> tuple[Footprint, messages.Writing | None, str]:
+            self._porter.free(ask.capsule)  # still: two that look take each other's writes away
+            return forecast.look(self._house.host, resident, settings, ask.watch)
+
+        size, writing, full = await self._house.blocking(ask.capsule, look)
+        breaks = await asyncio.to_thread(self._breaks, resident)
+        return messages.Inspected(
+            found,
+            self._porter.facts,
+            carried,
+            gpu,
+            size,
+            writing,
+            full,
+            breaks,
+            await asyncio.to_thread(self._house.idle.cores),
+        )
+
+    def _breaks(self, resident: Resident) -> list[str]:
+        """The connections that end with a move, in words."""
+        cluster, overlay = self._house.cluster, resident.overlay
+        near = [str(cluster.overlay), *(host.address for host in cluster.hosts)]
+        if cluster.relay:  # which keeps those to the world
+            near = ["0.0.0.0/0", "::/0"]
+        return list(map(str, connections.outside(resident.room, near, overlay.gateway)))
+
+    async def precopy(self, ask: messages.Precopy) -> messages.Moved:
+        self._dumper()
+        resident = self._porter.free(ask.capsule)
+        sender = self._porter.sender(ask)
+        devices = None
+        if self._gpus_used.get(ask.capsule) is not None:  # a GPU that hangs is no CPU job's matter
+            devices = await asyncio.to_thread(
+                self._porter.devices.tree, ask.migration, resident, full=ask.verify, plain=ask.plain
+            )
+        departure = Departure(ask.migration, resident, self._house.housing, sender, devices)
+        departure.gpus = self._gpus_used.get(ask.capsule) or []
+        self._porter.departures[ask.migration] = departure
+        until = time.monotonic() + ask.deadline
+        with self._porter.working(ask.migration):
+            if devices is not None:
+                await asyncio.to_thread(devices.warm, departure.gpus)
+            host, cluster, why = self._house.host, self._house.cluster, ask.full_dump
+            why = why or await asyncio.to_thread(full_dump_because, host, resident, cluster.precopy)
+            departure.full_dump = why
+            if not why:
+                reporter = Reporter(self.tell, ask.migration)
+                lanes = self._porter.lanes(sender)
+                departure.memory = Precopy(resident, lanes, cluster.precopy, reporter, sender.wants)
+                rate = await asyncio.to_thread(lanes.measure)
+                link_rates.keep(cluster.paths.run, ask.destination, rate)
+                departure.memory.rate = rate
+                reporter.carries = min(rate, link_rates.STANDSTILL)
+                if ask.sooner:
+                    asked_at = until - ask.deadline
+                    departure.memory.end_sooner(asked_at + ask.sooner - time.monotonic())
+                if ask.plan is not None:
+                    await self._choose(ask, ask.plan, departure, until)
+            moved = await self._house.blocking(ask.capsule, lambda: departure.precopy(until))
+            breaks = await asyncio.to_thread(self._breaks, resident)
+            chosen = departure.memory.chosen if departure.memory is not None else None
+            return msgspec.structs.replace(moved, outside=breaks, chosen=chosen)
+
+    async def _choose(
+        self, ask: messages.Precopy, plan: messages.Situation, departure: Departure, until: float
+    ) -> None:
+        """Choose how memory goes; look at what the capsule writes only where that can matter."""
+        memory = departure.memory
+        assert memory is not None
+
+        def choose() -> messages.Chosen:
+            asked_at = until - ask.deadline
+            left = max(0.01, ask.within - (time.monotonic() - asked_at)) if ask.within else 0.0
+            return memory.choose(plan, ask.max_pause, left, Way(ask.way))
+
+        if choose().undecided:
+            written = await self._house.blocking(
+                ask.capsule,
+                lambda: forecast.look_at_writing(departure.resident, 1, SHORT_LOOK_S),
+            )
+            if written is not None:
+                plan = msgspec.structs.replace(plan, written=written)
+                choose()
+
+    async def end_sooner(self, ask: messages.EndSooner) -> None:
+        for departure in self._porter.departures.values():
+            if departure.resident.spec.name == ask.capsule and departure.memory is not None:
+                departure.memory.end_sooner(ask.sooner)
+
+    def gates_close(self, job: str) -> None:
+        """Its ranks come to a boundary, so a freeze is near: of one of them."""
+        for memory in self._ahead(job):
+            memory.rest()
+
+    def gates_open(self, job: str) -> None:
+        """They train on."""
+        for memory in self._ahead(job):
+            memory.go_on()
+
+    def _ahead(self, job: str) -> list[Precopy]:
+        of_job = [d for d in self._porter.departures.values() if d.resident.spec.job == job]
+        return [d.memory for d in of_job if d.memory is not None]
+
+    async def freeze(self, ask: messages.Freeze) -> messages.Frozen:
+        criu, departure = self._dumper(), self._porter.departures.get(ask.migration)
+        self._porter.running(ask.capsule)
+        if departure is None:
+            raise NotFound(f"{self._house.host} knows no migration {ask.migration}")
+        with self._porter.working(ask.migration):
+            await self._house.hold_signals(departure.resident)
+
+            def freeze() -> messages.Frozen:
+                self._measures.stops(ask.migration)
+                return departure.freeze(criu, ask.deadline)
+
+            try:
+                return await self._house.blocking(ask.capsule, freeze)
+            finally:
+                self._measures.sent(ask.migration, departure.sent)
+
+    def _with_files(self, found: Survey, plan: RoomPlan) -> Survey:
+        limits, going = self._house.cluster.timeouts, self._along(plan.tmp)
+        return replace(
+            found,
+            along=going,
+            output=output.size(plan.log),
+            single_size=along.size_of(found.single_files),
+            problems=found.problems
+            + tuple(files_along.too_long(going, limits.precopy - limits.suspicion)),
+        )
+
+    def _along(self, tmp: Path) -> tuple[Along, ...]:
+        carried = self._house.housing.placement.carried
+        measured = (along.measure(path, Path(path)) for path in carried)
+        return (along.measure("/tmp", tmp), *measured)
+
+    def _dumper(self) -> Criu:
+        if self._porter.criu is None:
+            raise Refused(
+                f"{self._house.host} has no CRIU, or one that is too old",
+                hint=f"run `liveshift doctor` on {self._house.host}",
+            )
+        return self._porter.criu

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host's part in swaps of GPUs, as the orchestrator asks for them.
+
+The capsule stays where it is and whose it is; what became of a swap is in its note (host_swap.py),
+and the orchestrator asks for it whenever an answer was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from ...errors import LiveshiftError, NotFound, Refused, Unreachable
+from .. import messages
+from .gpu import choice as gpu_choice
+from .gpu import host_swap
+from .gpu.devices import DeviceTree
+from .gpu.host_swap import HostSwap, Stage, SwapNote
+from .host.house import House
+from .host.resident import Resident, finished_by_pid
+from .porter import POLL_S, Porter
+
+log = logging.getLogger("liveshift.swap")
+
+
+class Swapper:
+    """Serves LookAtGpus, SwapGpu and SettleSwap."""
+
+    def __init__(self, house: House, porter: Porter) -> None:
+        self._house = house
+        self._porter = porter
+        self._busy: set[str] = set()  # migrations that are being worked on here
+
+    async def take_up(self) -> None:
+        """End what an earlier agent has left in the middle of a swap."""
+        for resident in list(self._house.capsules.values()):
+            note = await asyncio.to_thread(host_swap.read, resident)
+            if note is not None and not note.over and resident.room.alive():
+                log.warning("%s: in the middle of %s", resident.spec.name, note.migration)
+                try:
+                    await self._finish(resident, note)
+                except LiveshiftError as error:  # asked about it, it is tried again
+                    log.error("%s: %s", note.migration, error)
+
+    def unfinished(self) -> set[str]:
+        """The swaps that have to be ended still."""
+        notes = [host_swap.read(resident) for resident in list(self._house.capsules.values())]
+        return {note.migration for note in notes if note is not None and not note.over}
+
+    async def look(self, ask: messages.LookAtGpus) -> messages.SwapPlan:
+        resident = self._porter.free(ask.capsule)
+        survey = await self._porter.survey_gpus(resident)
+        taken = self._porter.gpus_taken()
+        return gpu_choice.choose(ask.capsule, survey, ask.to, ask.leave, taken)
+
+    async def swap(self, ask: messages.SwapGpu) -> messages.Moved:
+        if not ask.pids:
+            raise Refused(f"the request to swap GPUs names no process of {ask.capsule}")
+        if ask.migration in self._busy:
+            raise Refused(f"{ask.migration} is already under way on this host")
+        with self._working(ask.migration), self._keeping(ask):
+            resident = self._porter.free(ask.capsule)
+            if (known := host_swap.read(resident)) and known.migration == ask.migration:
+                raise Refused(f"{ask.migration} is over: {known.why or known.stage}")
+            note = SwapNote(ask.migration, Stage.SAVING, ask.pairs, ask.pids)
+            here = self._swap(resident, note, full=ask.verify)
+            resident.finished = await asyncio.to_thread(finished_by_pid, resident.room)
+            return await self._house.blocking(ask.capsule, lambda: here.run(ask.deadline))
+
+    async def settle(self, ask: messages.SettleSwap) -> messages.SwapSettled:
+        while ask.migration in self._busy:
+            await asyncio.sleep(POLL_S)
+        with self._working(ask.migration):
+            return await self._settle(ask)
+
+    async def _settle(self, ask: messages.SettleSwap) -> messages.SwapSettled:
+        try:
+            resident = self._house.resident(ask.capsule)
+        except NotFound:
+            return messages.SwapSettled("gone", "")
+        note = await asyncio.to_thread(host_swap.read, resident)
+        if note is None or note.migration != ask.migration:
+            # One that comes late finds it over.
+            note = SwapNote(ask.migration, Stage.STAYS, why="it had not begun")
+            await asyncio.to_thread(host_swap.write, resident, note)
+        if note.stage is Stage.LOST:
+            return messages.SwapSettled("lost", note.why)
+        if not resident.room.alive():
+            return messages.SwapSettled("gone", "")
+        if not note.over:
+            try:
+                note = await self._finish(resident, note)
+            except LiveshiftError as error:
+                return messages.SwapSettled("held", str(error))
+        return messages.SwapSettled(note.stage.value if note.over else "held", note.why)
+
+    async def _finish(self, resident: Resident, note: SwapNote) -> SwapNote:
+        here = self._swap(resident, note)
+        await self._house.blocking(resident.spec.name, here.finish)
+        return here.note
+
+    def _swap(self, resident: Resident, note: SwapNote, *, full: bool = False) -> HostSwap:
+        def tree(pid: int) -> DeviceTree:
+            found = self._porter.devices.tree(note.migration, resident, full=full, only=(pid,))
+            if found is None:
+                raise Unreachable(
+                    f"{self._house.host} has no GPU helper",
+                    hint="`liveshift doctor --config FILE` there",
+                )
+            return found
+
+        return HostSwap(resident, note, tree)
+
+    @contextlib.contextmanager
+    def _keeping(self, ask: messages.SwapGpu) -> Iterator[None]:
+        """No other capsule gets one of the two GPUs meanwhile; raises Refused if one has since
+        the plan."""
+        words = f"is changed for another one by {ask.capsule} ({ask.migration})"
+        ours = {new: words for old, new in ask.pairs if old != new}
+        taken = self._porter.gpus_taken()
+        for uuid in ours.keys() & taken.keys():
+            raise Refused(
+                f"the GPU {uuid} is not free: it {taken[uuid]}",
+                hint="try again when that has ended",
+            )
+        self._porter.gpus_swapped |= ours
+        try:
+            yield
+        finally:
+            for uuid in ours:
+                self._porter.gpus_swapped.pop(uuid, None)
+
+    @contextlib.contextmanager
+    def _working(self, migration: str) -> Iterator[None]:
+        self._busy.add(migration)
+        try:
+            yield
+        finally:
+            self._busy.discard(migration)

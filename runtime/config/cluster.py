@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One TOML file describes one cluster; this is what it says, read and checked.
+
+``load`` gives a frozen :class:`Cluster`; ``read`` also says on which line each value stands;
+``dump`` writes the same format back. Every wrong value raises ConfigError with file, line, what
+was found and what was expected, all of them in one message. A cluster made in code is checked by
+the same rules. ``docs/cluster.example.toml`` explains every key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from ...errors import ConfigError, no_such
+from .choices import Compress, FastPath, Outside, Severity, Spare, Verify, Way
+from .errors import Mistake, WrongCluster, syntax_mistake
+from .memory import Precopy, WireSettings
+from .rules import HOSTS, Setting, Values, examine
+from .tables import (
+    Access,
+    Env,
+    Files,
+    Gpu,
+    Host,
+    Jobs,
+    Logs,
+    NetworkSettings,
+    Paths,
+    WithinSettings,
+)
+from .timeouts import Timeouts
+from .toml_lines import Key, key_lines
+from .values import ClusterName, Endpoint, ListenAddress, Network, write_value
+
+__all__ = [
+    "Access",
+    "Cluster",
+    "Compress",
+    "Endpoint",
+    "Env",
+    "FastPath",
+    "Files",
+    "Gpu",
+    "Host",
+    "Jobs",
+    "Logs",
+    "NetworkSettings",
+    "Outside",
+    "Paths",
+    "Precopy",
+    "Reading",
+    "Severity",
+    "Spare",
+    "Timeouts",
+    "Verify",
+    "Way",
+    "WireSettings",
+    "WithinSettings",
+    "dump",
+    "load",
+    "parse",
+    "read",
+    "settings_of",
+    "toml_value",
+]
+
+LIMIT = 1 << 20
+"""A cluster file has at most so many bytes, which is room for ten thousand hosts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The whole file; raises ConfigError when made of values that cannot be used together."""
+
+    name: ClusterName
+    orchestrator: ListenAddress  # where the orchestrator listens
+    overlay: Network  # each job gets a /24 of it
+    hosts: tuple[Host, ...]  # in the order of the file
+    network: NetworkSettings = field(default_factory=NetworkSettings)
+    files: Files = field(default_factory=Files)
+    env: Env = field(default_factory=Env)
+    paths: Paths = field(default_factory=Paths)
+    gpu: Gpu = field(default_factory=Gpu)
+    wire: WireSettings = field(default_factory=WireSettings)
+    precopy: Precopy = field(default_factory=Precopy)
+    within: WithinSettings = field(default_factory=WithinSettings)
+    jobs: Jobs = field(default_factory=Jobs)
+    logs: Logs = field(default_factory=Logs)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    access: Access = field(default_factory=Access)
+
+    def __post_init__(self) -> None:
+        names = [host.name for host in self.hosts]
+        mistakes = [
+            Mistake(None, f"{HOSTS}.{name}", "the name twice", "every host once")
+            for name in sorted({n for n in names if names.count(n) > 1})
+        ]
+        mistakes += examine(_chosen(self), SCHEMA, {})[1]
+        if mistakes:
+            raise WrongCluster(mistakes)
+
+    def host(self, name: str) -> Host:
+        """The host of that name; raises NotFound, naming those there are."""
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        known = (host.name for host in self.hosts)
+        raise no_such(f'no host "{name}" in cluster "{self.name}"', name, known, "its hosts are")
+
+    @property
+    def relay(self) -> Host | None:
+        """The host through which capsules reach the world; None: each uses the host it is on."""
+        if self.network.outside is not Outside.RELAY:
+            return None
+        if self.network.relay:
+            return self.host(self.network.relay)
+        return next(host for host in self.hosts if host.address == self.orchestrator.address)
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal on two machines if and only if their files say the same (16 hex digits).
+
+        Only what differs from its default counts. So the order of tables, comments, and defaults
+        that are written out make no difference. A key that an older build does not know makes a
+        difference once its value is not the default.
+        """
+        tables = settings_of(self)
+        hosts = {name: _unlike_defaults(HOSTS, host) for name, host in tables.pop(HOSTS).items()}
+        tables["timeouts"] = {}  # their defaults follow from one another
+        settings = {name: _unlike_defaults(name, table) for name, table in tables.items()}
+        settings |= {HOSTS: hosts, "timeouts": self.timeouts.unlike_derived}
+        settings = {name: table for name, table in settings.items() if table}
+        text = json.dumps(settings, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+_TABLES: dict[str, Any] = {
+    "cluster": Cluster,
+    HOSTS: Host,
+    **{name: kind for name, kind in get_type_hints(Cluster).items() if is_dataclass(kind)},
+}
+
+
+def _settings(table: type[Any]) -> dict[str, Setting]:
+    """The keys of a table are its fields, but for those that are tables themselves, and a host's
+    name, which is in the header. The field ``pass_`` is the key ``pass``."""
+    hints = get_type_hints(table, include_extras=True)
+    no_keys = ((Cluster, HOSTS), (Host, "name"))
+    settings: dict[str, Setting] = {}
+    for f in fields(table):
+        if f.init and not is_dataclass(hints[f.name]) and (table, f.name) not in no_keys:
+            default = f.default_factory() if f.default_factory is not MISSING else f.default
+            settings[f.name.rstrip("_")] = Setting(f.name, hints[f.name], default)
+    return settings
+
+
+SCHEMA = {name: _settings(table) for name, table in _TABLES.items()}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A cluster together with where each of its values stands."""
+
+    cluster: Cluster
+    file: str
+    lines: Mapping[Key, int]
+
+    def line(self, *key: str) -> int | None:
+        """The line of a key such as ("hosts", "h0", "slots"); None when it is a default."""
+        return self.lines.get(key)
+
+
+def load(path: str | Path) -> Cluster:
+    """Read a cluster file; raises ConfigError listing every mistake in it."""
+    return read(path).cluster
+
+
+def read(path: str | Path) -> Reading:
+    """Like :func:`load`, keeping the lines."""
+    try:
+        with Path(path).open("rb") as opened:
+            data = opened.read(LIMIT + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot read the cluster file: {error.strerror}",
+            hint="--config names the file; docs/cluster.example.toml is one to start from",
+        ) from None
+    if len(data) > LIMIT:
+        found = f"more than {LIMIT} bytes"
+        raise WrongCluster([Mistake(None, "", found, "a cluster file")], file=str(path))
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        found = f"the byte 0x{data[error.start]:02x}"
+        raise WrongCluster([Mistake(line, "", found, "UTF-8 text")], file=str(path)) from None
+    return parse(text, str(path))
+
+
+def parse(text: str, file: str = "cluster.toml") -> Reading:
+    """Read a cluster from the text of a file; ``file`` is the name used in messages."""
+    try:
+        tables = _tables(text)
+        lines = key_lines(text)
+        values, mistakes = examine(tables, SCHEMA, lines)
+    except tomllib.TOMLDecodeError as error:
+        raise WrongCluster([syntax_mistake(text, error)], file=file) from None
+    except RecursionError:
+        deep = Mistake(None, "", "tables or arrays nested too deeply", "tables of settings")
+        raise WrongCluster([deep], file=file) from None
+    if mistakes:
+        raise WrongCluster(mistakes, file=file)
+    return Reading(_build(values, list(tables[HOSTS])), file, lines)
+
+
+def _tables(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError as error:  # a number that Python makes no int of
+        raise tomllib.TOMLDecodeError(str(error).partition(";")[0]) from None
+
+
+def _build(values: Values, hosts: list[str]) -> Cluster:
+    def table(*at: str) -> dict[str, Any]:
+        keys = SCHEMA[at[0]].items()
+        return {setting.field: values[*at, key] for key, setting in keys}
+
+    return Cluster(
+        **table("cluster"),
+        hosts=tuple(Host(name=name, **table(HOSTS, name)) for name in hosts),
+        **{
+            name: kind(**table(name))
+            for name, kind in _TABLES.items()
+            if name not in ("cluster", HOSTS)
+        },
+    )
+
+
+def settings_of(cluster: Cluster) -> dict[str, Any]:
+    """Every setting as TOML would give it, by table; what has no value (no limit) is left out."""
+
+    def table(name: str, holder: object) -> dict[str, Any]:
+        written = {
+            key: write_value(setting.kind, getattr(holder, setting.field))
+            for key, setting in SCHEMA[name].items()
+        }
+        return {key: value for key, value in written.items() if value is not None}
+
+    tables: dict[str, Any] = {"cluster": table("cluster", cluster)}
+    tables[HOSTS] = {host.name: table(HOSTS, host) for host in cluster.hosts}
+    for name in [n for n in _TABLES if n not in tables]:
+        tables[name] = table(name, getattr(cluster, name))
+    return tables
+
+
+def _unlike_defaults(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """What a table says beyond the defaults of its keys."""
+    return {
+        key: value
+        for key, value in table.items()
+        if (setting := SCHEMA[name][key]).default is MISSING
+        or value != write_value(setting.kind, setting.default)
+    }
+
+
+def _chosen(cluster: Cluster) -> dict[str, Any]:
+    """The settings less the timeouts that are derived: written out, they would no longer be."""
+    tables = settings_of(cluster)
+    written = tables["timeouts"].items()
+    tables["timeouts"] = {k: value for k, value in written if k in cluster.timeouts.given}
+    return tables
+
+
+def dump(cluster: Cluster) -> str:
+    """The cluster as a file that :func:`load` reads back to an equal cluster."""
+    tables = _chosen(cluster)
+    hosts = tables.pop(HOSTS)
+    named = {"cluster": tables.pop("cluster")}
+    named |= {f"{HOSTS}.{name}": table for name, table in hosts.items()} | tables
+    return "\n".join(
+        f"[{name}]\n" + "".join(f"{key} = {toml_value(value)}\n" for key, value in table.items())
+        for name, table in named.items()
+    )
+
+
+def toml_value(value: object) -> str:
+    """One value in TOML's spelling, on one line."""
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, but for DEL, which JSON lets stand.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, dict):
+        pairs = ", ".join(f"{key} = {toml_value(part)}" for key, part in value.items())
+        return f"{{ {pairs} }}" if pairs else "{}"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of the cluster file but for [wire] and [precopy] (config_memory.py) and [timeouts]
+(timeouts.py). Each field of a table is a key, and its type says what the file may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+
+from ...criu_glue.room import LOG_KEEP, LOG_MAX
+from .access import Role
+from .choices import FastPath, Outside, Spare, Verify
+from .values import (
+    AbsolutePath,
+    Address,
+    Endpoint,
+    HostNameOrNone,
+    MovableName,
+    PathOrSearch,
+    Pattern,
+    Port,
+    Seconds,
+    Size,
+    Spelling,
+    UserOrGroup,
+    Value,
+    ValueOrFalse,
+    Variable,
+    read_size,
+    write_size,
+)
+
+LEAST = 1_000_000
+"""A file of the log has at least so many bytes, since one record has up to 64 KiB."""
+
+_LOG_SIZE = Spelling('a size from "1MB" on', partial(read_size, low=LEAST), write_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A machine of the cluster, from its table [hosts.NAME]."""
+
+    name: str  # from the table's header, so it is no key
+    address: Address  # underlay: VXLAN and data
+    data_port: Port = 7401
+    pages_port: Port = 7402
+    slots: Annotated[int, Meta(ge=1, le=64)] = 1  # capsules that may run here at once
+    spare: Spare = Spare.FLOATING
+    memory: Size | None = None  # bytes for incoming capsules; None: no limit
+
+    @property
+    def data(self) -> Endpoint:
+        """Where this host's agent listens for images."""
+        return Endpoint(self.address, self.data_port)
+
+    @property
+    def pages(self) -> Endpoint:
+        """Where it listens for pages of memory."""
+        return Endpoint(self.address, self.pages_port)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSettings:
+    """The way out of the overlay."""
+
+    outside: Outside = Outside.HOST
+    relay: HostNameOrNone = ""  # "": the host with the orchestrator's address
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """Which files a move leaves alone and which it takes along.
+
+    A listed path covers what is on its own filesystem, not mounts below it. Where one listed path
+    lies inside another, the longer one decides.
+    """
+
+    shared: tuple[AbsolutePath, ...] = ()
+    carried: tuple[AbsolutePath, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Env:
+    """Which of the caller's variables reach a job, and what is set besides (environment.py)."""
+
+    pass_: tuple[Pattern, ...] = ("*",)
+    drop: tuple[Pattern, ...] = ()
+    set_: Mapping[Variable, Value] = field(default_factory=dict, hash=False)
+    defaults: Mapping[MovableName, ValueOrFalse] = field(
+        default_factory=dict, hash=False
+    )  # in the place of liveshift's own; None: set nothing
+
+    def select(self, caller: Mapping[str, str]) -> dict[str, str]:
+        """The job's variables: those of the caller that pass and are not dropped, then ``set``."""
+        passed = {
+            name: value
+            for name, value in caller.items()
+            if any(fnmatchcase(name, pattern) for pattern in self.pass_)
+            and not any(fnmatchcase(name, pattern) for pattern in self.drop)
+        }
+        return passed | dict(self.set_)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paths:
+    """Where liveshift keeps its own things on every host."""
+
+    state: AbsolutePath = Path("/var/lib/liveshift")  # survives a reboot
+    run: AbsolutePath = Path("/run/liveshift")  # sockets, gone with a reboot
+    keys: AbsolutePath = Path("/etc/liveshift/keys")
+    criu: PathOrSearch = None  # None: search
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """How ranks that hold GPUs move; the lock's deadline is ``timeouts.gpu_lock``."""
+
+    libraries: PathOrSearch = None
+    fast_path: FastPath = FastPath.AUTO
+    verify: Verify = Verify.SAMPLED
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithinSettings:
+    """Seconds until the host must be empty; None: it has no deadline."""
+
+    maintenance: Seconds | None = None
+    failing: Seconds | None = None
+    notice: Seconds | None = None
+
+    def of(self, severity: str) -> float:
+        """Seconds for this severity; 0 if it has no deadline, and for the severity ""."""
+        return getattr(self, severity) or 0.0 if severity else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jobs:
+    """Of the jobs that have ended the last ``keep_ended`` are kept, with their output; what the
+    journal tells of the others stays in the history."""
+
+    keep_ended: Annotated[int, Meta(ge=1, le=10_000)] = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logs:
+    """A capsule's output is in files of ``max`` bytes, of which the last ``keep`` are kept. The
+    room of a capsule has what was set when it was built."""
+
+    max: Annotated[int, _LOG_SIZE] = LOG_MAX
+    keep: Annotated[int, Meta(ge=1, le=1000)] = LOG_KEEP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """Who may do what besides root and a job's owner: users, or groups as "@name"."""
+
+    view: tuple[UserOrGroup, ...] = ()
+    operate: tuple[UserOrGroup, ...] = ()
+    admin: tuple[UserOrGroup, ...] = ()
+    relayed: Role = Role.USER  # the most an ask through an agent counts

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ladder of deadlines: all of them from one number, and what must hold between them.
+
+A job waits for a rank that is being moved until its own process groups' timeouts; that number,
+``collective``, is the one that a person sets. Half of it is the *standstill*, the longest that a
+move may keep the job frozen before it is undone; the other half is there to undo it. Everything
+else follows from these two, and is told what it must fit into (:data:`RULES`).
+
+``docs/reference.md`` has the ladder in words, ``liveshift config validate`` prints a cluster's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from .values import LONGEST_S, SHORTEST_S, Seconds
+
+TCP_GIVES_UP_S = 924.6
+"""What the kernel of a rank's peer grants a connection without acknowledgements (Linux's
+ip-sysctl: tcp_retries2 = 15), whatever the peer's process group would grant. Measured on Linux
+6.18: EHOSTUNREACH after 925.6 s behind a lock as network.lock() sets it."""
+
+LONGEST_STANDSTILL_S = 600.0
+"""Leaves a third of that to undo a move."""
+
+_STANDSTILL = Meta(ge=SHORTEST_S, le=LONGEST_STANDSTILL_S)
+
+DERIVED: Any = None
+"""Stands for a number that was not given; Timeouts puts the derived one there."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One deadline: how it follows from another one (``base``) unless it is given."""
+
+    base: str | None
+    words: str
+    derive: Callable[[float], float]
+
+
+RUNGS: Mapping[str, Rung] = {
+    "collective": Rung(None, "default", lambda _: 600.0),
+    "standstill": Rung(
+        "collective",
+        f"collective / 2, at most {LONGEST_STANDSTILL_S:g}",
+        lambda collective: min(collective / 2, LONGEST_STANDSTILL_S),
+    ),
+    "freeze": Rung("standstill", "2/5 of standstill", lambda standstill: 0.4 * standstill),
+    "restore": Rung("standstill", "2/5 of standstill", lambda standstill: 0.4 * standstill),
+    "gpu_lock": Rung("freeze", "freeze / 6, at most 30", lambda freeze: min(30.0, freeze / 6)),
+    "quiesce": Rung(
+        "standstill",
+        "standstill / 20, from 1 to 30",
+        lambda standstill: min(30.0, max(1.0, standstill / 20)),
+    ),
+    "prepare": Rung(
+        "collective",
+        "collective / 10, from 60 to 600",
+        lambda collective: min(600.0, max(60.0, collective / 10)),
+    ),
+    "precopy": Rung("prepare", "10 × prepare", lambda prepare: 10 * prepare),
+    "suspicion": Rung(
+        "collective",
+        "collective / 120, from 1 to 10",
+        lambda collective: min(10.0, max(1.0, collective / 120)),
+    ),
+    "heartbeat": Rung("suspicion", "suspicion / 5", lambda suspicion: suspicion / 5),
+    "grace": Rung(None, "default", lambda _: 10.0),
+}
+"""Each after the one that it follows from. While the job trains a phase needs no haste: prepare and
+precopy are bounded so that a move ends at all. Nobody gains by waiting for a silent host longer
+than 10 s, and below 1 s a busy host would be taken for a lost one."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The sum of the terms, each so many times, must not exceed the bound."""
+
+    terms: Mapping[str, int]
+    bound: str
+    why: str
+
+    def total(self, values: Mapping[str, float]) -> float:
+        return sum(count * values[name] for name, count in self.terms.items())
+
+    def holds(self, values: Mapping[str, float]) -> bool:
+        return self.total(values) <= values[self.bound] * (1 + 1e-9)
+
+
+_IN_TIME = "a wait for a silent host ends by the silence, not by its own deadline"
+
+RULES = (
+    Rule({"heartbeat": 3}, "suspicion", "a host whose beat is late once or twice is not lost"),
+    Rule({"suspicion": 2}, "prepare", _IN_TIME),
+    Rule({"suspicion": 2}, "precopy", _IN_TIME),
+    Rule({"suspicion": 2}, "freeze", _IN_TIME),
+    Rule({"suspicion": 2}, "restore", _IN_TIME),
+    Rule(
+        {"gpu_lock": 2}, "freeze", "a process is locked twice, and its image still has to be sent"
+    ),
+    Rule(
+        {"freeze": 1, "restore": 1, "suspicion": 3},
+        "standstill",
+        "both answers and the commit between them may each be late by one suspicion",
+    ),
+    Rule(
+        {"quiesce": 1, "standstill": 1, "suspicion": 4},
+        "collective",
+        "ranks wait for the boundary too, and undoing a move takes up to four asks, each answered "
+        "within one suspicion",
+    ),
+)
+
+
+def effective(given: Mapping[str, float], unknown: Collection[str] = ()) -> dict[str, float]:
+    """Every number: those given, the others derived. What is ``unknown``, or follows from it, is
+    left out."""
+    values: dict[str, float] = {}
+    for name, rung in RUNGS.items():
+        if name in given:
+            values[name] = given[name]
+        elif name not in unknown and (rung.base is None or rung.base in values):
+            values[name] = rung.derive(values[rung.base] if rung.base else 0.0)
+    return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """The deadlines in effect, in seconds; those that are not given are derived (RUNGS).
+
+    Whether they fit together is for :func:`breaches` to say, which the cluster file asks.
+    ``dataclasses.replace`` would take every number for given: see :meth:`under`.
+    """
+
+    collective: Seconds = DERIVED  # the job's own: ranks give up after it
+    standstill: Annotated[float, _STANDSTILL] = DERIVED  # a move may keep the job frozen for it
+    freeze: Seconds = DERIVED  # lock, dump, ship: the job stands
+    restore: Seconds = DERIVED  # the job stands
+    gpu_lock: Seconds = DERIVED  # the driver's lock of one CUDA process
+    quiesce: Seconds = DERIVED  # one attempt to find a collective boundary
+    prepare: Seconds = DERIVED  # survey, preflight, room: the job trains
+    precopy: Seconds = DERIVED  # what goes over while the job trains
+    suspicion: Seconds = DERIVED  # of silence, until a host counts as lost
+    heartbeat: Seconds = DERIVED  # between two signs of life of an agent
+    grace: Seconds = DERIVED  # between SIGTERM and SIGKILL; not on the ladder
+    given: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        given = {name: value for name in RUNGS if (value := getattr(self, name)) is not None}
+        object.__setattr__(self, "given", frozenset(given))
+        for name, value in effective(given).items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def values(self) -> dict[str, float]:
+        """All of them by name."""
+        return {name: getattr(self, name) for name in RUNGS}
+
+    def answer(self, deadline: float) -> float:
+        """How long to wait for the answer of an agent that keeps to ``deadline`` by itself."""
+        return deadline + self.suspicion
+
+    @property
+    def chosen(self) -> dict[str, float]:
+        """Those that were given."""
+        return {name: value for name, value in self.values.items() if name in self.given}
+
+    @property
+    def unlike_derived(self) -> dict[str, float]:
+        """Those that differ from what the others would make of them."""
+        values = self.values
+        return {
+            name: values[name]
+            for name, rung in RUNGS.items()
+            if values[name] != rung.derive(values[rung.base] if rung.base else 0.0)
+        }
+
+    def under(self, collective: float) -> Timeouts:
+        """The same for ranks with another patience: what is not given is derived from that.
+
+        Hosts beat and are suspected alike for every job, so those two stay, and so do the phases
+        in which a job trains.
+        """
+        same = ("suspicion", "heartbeat", "prepare", "precopy", "grace")
+        kept = self.chosen | {name: self.values[name] for name in same}
+        return Timeouts(**(kept | {"collective": collective}))
+
+
+@dataclass(frozen=True)
+class Breach:
+    """A number that was given and breaks a rule beside the others.
+
+    ``limit``: what it must at least (or at most) be; None when no change of it alone is enough.
+    ``collective``: the least ``collective`` that mends it as well; None where that does not.
+    ``derived``: what the numbers of the rule would be if none of them was given.
+    """
+
+    name: str
+    limit: float | None
+    at_least: bool
+    collective: float | None
+    derived: str
+    reason: str
+
+    @property
+    def expected(self) -> str:
+        """What would do, and the rule with all of its numbers."""
+        if self.limit is None:
+            text = f"{'more' if self.at_least else 'less'}, or left out: then {self.derived}"
+        else:
+            text = f"{'at least' if self.at_least else 'at most'} {self.limit:g}"
+        if self.collective is not None and self.name != "collective":
+            text += f" (or timeouts.collective at least {self.collective:g})"
+        return f"{text}: {self.reason}"
+
+
+def breaches(
+    given: Mapping[str, float],
+    unknown: Collection[str] = (),
+    place: Callable[[str], str] = "timeouts.{}".format,
+    blame: str | None = None,
+) -> list[Breach]:
+    """What is wrong with these numbers: the worst breach for each number that has to change.
+
+    ``place`` tells where a number that was given stands. Rules about what is ``unknown``, since it
+    could not be read, are not applied. The number to change is the one to ``blame``, or else the
+    bound of the broken rule, its largest term, or what these follow from.
+    """
+    values = effective(given, unknown)
+    worst: dict[tuple[str, bool], Breach] = {}
+    for rule in RULES:
+        if {rule.bound, *rule.terms} <= values.keys() and not rule.holds(values):
+            found = _breach(rule, given, values, place, blame)
+            key = found.name, found.at_least
+            if key not in worst or _worse(found, worst[key]):
+                worst[key] = found
+    return list(worst.values())
+
+
+def _breach(
+    rule: Rule,
+    given: Mapping[str, float],
+    values: Mapping[str, float],
+    place: Callable[[str], str],
+    blame: str | None,
+) -> Breach:
+    def told(name: str) -> str:
+        return f"{name} {values[name]:g} ({place(name) if name in given else RUNGS[name].words})"
+
+    parts = [(f"{n} × " if n > 1 else "") + told(name) for name, n in rule.terms.items()]
+    reason = (
+        f"{' + '.join(parts)} = {rule.total(values):g} must fit into {told(rule.bound)}, "
+        f"since {rule.why}"
+    )
+    chosen = [n for n in (*rule.terms, rule.bound) if n in given]
+    without = effective({n: value for n, value in given.items() if n not in chosen})
+    derived = ", ".join(f"{n} is {without[n]:g}" for n in chosen)
+    by_size = sorted(rule.terms, key=lambda name: -rule.terms[name] * values[name])
+    # Nothing was given that the rule speaks of: then it is something that they follow from.
+    candidates = [n for n in (rule.bound, *by_size, *reversed(list(RUNGS))) if n in given]
+    patience = _limit(rule, "collective", True, given)
+    for name in [blame] if blame else candidates:
+        for at_least in (True, False):
+            limit = _limit(rule, name, at_least, given)
+            if limit is not None:
+                return Breach(name, limit, at_least, patience, derived, reason)
+    name = blame or candidates[0]
+    return Breach(name, None, name not in rule.terms, patience, derived, reason)
+
+
+def _worse(one: Breach, other: Breach) -> bool:
+    if one.limit is None or other.limit is None:
+        return one.limit is None
+    return one.limit > other.limit if one.at_least else one.limit < other.limit
+
+
+def _limit(rule: Rule, name: str, at_least: bool, given: Mapping[str, float]) -> float | None:
+    """The least (or the most) that a number may be for the rule to hold, the others given as they
+    are; None where there is none. Every rule is monotonic in every number."""
+
+    def holds(value: float) -> bool:
+        return rule.holds(effective({**given, name: value}))
+
+    low, high = SHORTEST_S, LONGEST_STANDSTILL_S if name == "standstill" else LONGEST_S
+    if not holds(high if at_least else low):
+        return None
+    for _ in range(60):  # halves the logarithm of the ratio each time
+        middle = math.sqrt(low * high)
+        if holds(middle) is at_least:
+            high = middle
+        else:
+            low = middle
+    # Three digits, rounded to the side on which the rule holds.
+    step = 10.0 ** (math.floor(math.log10(high)) - 2)
+    steps = math.ceil(high / step - 1e-6) if at_least else math.floor(low / step + 1e-6)
+    return steps * step

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections of the control plane: links under CURVE, local sockets, keys."""

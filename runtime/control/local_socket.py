@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The local UNIX socket: where the command line reaches a daemon, authorised by the kernel.
+
+A frame is a u32 little-endian length and a message (messages.py). The caller's uid comes from
+SO_PEERCRED and cannot be claimed. Any user may connect; what each may do is decided by the
+request's handler.
+
+No user can fill our memory, or keep another out: connections and long frames are counted by uid,
+and who does not send or take a frame in time is hung up on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...errors import LiveshiftError, Refused, to_wire
+from ..messages import Message, decode, encode_answer, encode_error
+
+log = logging.getLogger("liveshift.local")
+
+LENGTH = struct.Struct("<I")
+CREDENTIALS = struct.Struct("3i")
+LIMIT = 7 << 20
+"""Bytes of one ask: more than Linux lets a program have as arguments and environment, and less
+than an agent can pass on (outlet.TO_ORCHESTRATOR)."""
+
+MOST_CONNECTIONS = 1024
+MOST_OF_A_USER = 512
+"""A command needs one for each capsule whose output it follows, and one more."""
+
+LONG = 64 << 10
+MOST_LONG = 8
+"""Frames longer than LONG bytes on their way, in or out, of one user."""
+PATIENCE_S = 30.0
+"""For a frame that has begun, either way."""
+
+LocalHandler = Callable[[int, Message], Awaitable[Message | None]]
+"""Called as handler(uid, ask)."""
+
+
+@dataclass
+class _User:
+    connections: int = 0
+    long: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_LONG))
+
+
+def listen(path: Path) -> socket.socket:
+    """A socket at ``path`` (made anew, mode 0666); who connects waits until it is served.
+
+    Raises Refused where a process listens at ``path`` already: its socket stays. Raises
+    LiveshiftError otherwise, with nothing left at ``path``.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if there := _holder(path):
+            raise Refused(
+                f"{there} listens on {path} already",
+                hint="it goes on, and nothing was changed. A second cluster on this machine needs"
+                " its own paths.run",
+            )
+        path.unlink(missing_ok=True)
+        listener.bind(str(path))
+        os.chmod(path, 0o666)
+        listener.listen(MOST_CONNECTIONS)
+    except OSError as error:
+        listener.close()
+        raise LiveshiftError(f"cannot listen on {path}: {error}") from error
+    except Refused:
+        listener.close()
+        raise
+    return listener
+
+
+def _holder(path: Path) -> str:
+    """Which process listens at ``path``, "" when none does: a killed daemon leaves its socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:  # as many wait there as may
+            return "another process"
+        except OSError:
+            return ""
+        raw = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        return f"pid {CREDENTIALS.unpack(raw)[0]}"
+
+
+async def serve(path: Path, handler: LocalHandler) -> asyncio.Server:
+    """Listen on ``path`` and answer asks one after the other."""
+    return await serve_on(listen(path), path, handler)
+
+
+async def serve_on(listener: socket.socket, path: Path, handler: LocalHandler) -> asyncio.Server:
+    """The same on what :func:`listen` has made there."""
+    users: dict[int, _User] = {}
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer: socket.socket = writer.get_extra_info("socket")
+        raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        uid = CREDENTIALS.unpack(raw)[1]
+        user = users.setdefault(uid, _User())
+        everybody = sum(one.connections for one in users.values())
+        user.connections += 1
+        try:
+            if uid != 0 and (user.connections > MOST_OF_A_USER or everybody >= MOST_CONNECTIONS):
+                full = Refused(
+                    f"{path} has {everybody} connections, {user.connections - 1} of them from uid"
+                    f" {uid}, and takes no more",
+                    hint="end some of the commands that wait or follow",
+                )
+                await _write(writer, user, encode_error(0, to_wire(full)))
+                return
+            await _converse(reader, writer, uid, user, handler)
+        except (asyncio.IncompleteReadError, TimeoutError, ConnectionError):
+            pass  # the caller has hung up, or is too slow
+        finally:
+            user.connections -= 1
+            if not user.connections:
+                del users[uid]
+            if writer.transport.get_write_buffer_size():  # what nobody takes must not stay
+                writer.transport.abort()
+            writer.close()
+
+    return await asyncio.start_unix_server(connected, sock=listener, backlog=MOST_CONNECTIONS)
+
+
+async def _converse(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    uid: int,
+    user: _User,
+    handler: LocalHandler,
+) -> None:
+    while True:
+        (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+        if length > LIMIT:
+            long = Refused(f"the request has {length} bytes, at most {LIMIT} are taken")
+            await _write(writer, user, encode_error(0, to_wire(long)))
+            return
+        async with _passing(user, length):
+            frame = await reader.readexactly(length)
+        await _write(writer, user, await _answer(frame, uid, handler))
+
+
+async def _write(writer: asyncio.StreamWriter, user: _User, raw: bytes) -> None:
+    async with _passing(user, len(raw)):
+        writer.write(LENGTH.pack(len(raw)) + raw)
+        await writer.drain()
+
+
+@asynccontextmanager
+async def _passing(user: _User, size: int) -> AsyncIterator[None]:
+    """While a frame comes or goes; raises TimeoutError when that takes too long."""
+    async with user.long if size > LONG else nullcontext():
+        async with asyncio.timeout(PATIENCE_S):
+            yield
+
+
+async def _answer(frame: bytes, uid: int, handler: LocalHandler) -> bytes:
+    number = 0
+    try:
+        decoded = decode(frame)
+        number = decoded.id
+        if decoded.body is None:
+            raise LiveshiftError("the local socket takes asks only")
+        return encode_answer(number, await handler(uid, decoded.body))
+    except LiveshiftError as error:
+        return encode_error(number, to_wire(error))
+    except Exception as error:
+        log.exception("local ask")
+        return encode_error(number, to_wire(error))

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a move costs the job, in seconds of training, by each way that its memory may take.
+
+Three ways: *stop* sends all memory while the job is paused; *round* sends it once while the job
+trains, and during the pause what was written meanwhile; *rounds* repeats that as long as the next
+round saves more than it costs. Nothing here has a clock or sends a byte.
+
+During the pause all cores are free for the copy, so a byte costs 1 / ``standstill()`` seconds of
+pause and nothing else. A byte that is read while the job trains costs it CPU time, unless cores are
+idle: with ``per_byte`` seconds lost per byte, a round over D bytes loses D x ``per_byte``, however
+fast or slowly it is read. Reading slowly only helps where the idle cores then suffice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ... import units
+from ..config.choices import Way
+from ..config.memory import Precopy as Settings
+from ..config.timeouts import Timeouts
+from ..messages.predictions import Chosen, Cores, Estimate, Situation, Writing
+from ..messages.records import MigrationRow
+from ..model.link_rates import STANDSTILL
+from ..model.steps import Step
+
+FAULT_BYTE_S = 0.1e-9
+"""Seconds that the job loses for each byte that it writes again after a round has protected the
+page: the write faults."""
+BETWEEN_S = 0.25
+"""Seconds from the end of a round to the pause: the ranks come to their boundary, the tracker
+looks."""
+BESIDES_S = 1.5
+"""Seconds that a move takes beside copying and pause (survey, room, end), until earlier moves have
+shown it."""
+LOOK_S = 0.2
+"""Seconds that a short look at what a capsule writes takes; ``Writing.rate`` is of such looks."""
+LEAST_IDLE = 0.5
+"""Idle cores: fewer lie between the job's steps, and a copy in them holds up the next step. With
+0.15 idle cores of two, `make demo` read at 36 MB/s for 13 s, and the job lost 2.8 s of these."""
+LEAST_SPEED = 25e6
+"""Bytes per second: no round is planned to be slower."""
+SIMPLER = 1.25
+"""The model chooses the stop unless another way loses less by this factor: its error is some 30 %,
+and after a stop the host is empty soonest."""
+ROUNDS_MOST = 30
+SEEN_BUSY = 0.1
+"""A move teaches what a byte costs only if no core was idle for at least this share of its
+reading."""
+NEVER_FREE = 0.1
+"""The share of a byte's CPU time that it is always taken to cost: single moves measure too little
+by chance."""
+TEACHES_S = 1.0
+"""Seconds: shorter rounds teach nothing of what a byte costs, as they last only a few steps."""
+LAST = 9
+"""How many earlier moves count: the newest ones."""
+COLD = Writing(0.0, 0, 1.0)
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What earlier moves have shown; None where none has shown it.
+
+    ``per_byte``: seconds of training lost for each byte that a round reads while no core is idle.
+    ``reach``: bytes per second of a round without a limit. ``besides_s``: as :data:`BESIDES_S`.
+    """
+
+    per_byte: float | None = None
+    reach: float | None = None
+    besides_s: float | None = None
+
+
+def situation(
+    size: int, written: Writing | None, link: float | None, fixed_s: float, source: Cores | None,
+    destination: Cores | None, learnt: Learnt, slow_down: float | None = None,
+    slower_stop: float = 1.0, refill_s: float = 0.0, first_fill_s: float = 0.0,
+) -> Situation:  # fmt: skip
+    """What the model needs, from what is known.
+
+    ``link``: None where no rate is known. ``slower_stop``: the factor by which sending took longer
+    in earlier pauses than the rate of the link says. ``refill_s``: seconds until a byte that has
+    arrived is in its place, where its page went ahead; ``first_fill_s``: where no memory did.
+    """
+    rate = min(link or STANDSTILL, STANDSTILL)
+    here, there = source or Cores(1.0, 0.0), destination or Cores(1.0, 0.0)
+    shared = bool(here.boot) and here.boot == there.boot
+    cpu = here.per_byte + there.per_byte if shared else max(here.per_byte, there.per_byte)
+    return Situation(
+        size=size,
+        written=written,
+        link=rate,
+        extra_s=max(-0.5 / rate, (slower_stop - 1) / rate + refill_s),
+        reach=min(rate, learnt.reach or STANDSTILL),
+        fixed_s=fixed_s,
+        besides_s=BESIDES_S if learnt.besides_s is None else learnt.besides_s,
+        per_byte=cpu if learnt.per_byte is None else max(learnt.per_byte, NEVER_FREE * cpu),
+        idle=_free_rate(here, there, shared),
+        slow_down=slow_down,
+        first_fill_s=max(0.0, first_fill_s - refill_s),
+    )
+
+
+def standstill(given: Situation) -> float:
+    """Bytes per second of what is left for the pause, where memory went ahead."""
+    return 1 / (1 / given.link + given.extra_s)
+
+
+def memory_s(given: Situation, left: float) -> float:
+    """Seconds of pause for so many bytes that are left for it; all of them: none went ahead."""
+    return left / standstill(given) + (left * given.first_fill_s if left >= given.size else 0.0)
+
+
+def weigh(given: Situation) -> list[Estimate]:
+    """Every way, and every speed that may be worth it."""
+    found = [_estimate(given, Way.STOP, standstill(given))]
+    for speed in _speeds(given):
+        found += [_estimate(given, way, speed) for way in (Way.ROUND, Way.ROUNDS)]
+    return found
+
+
+def choose(
+    given: Situation, max_pause: float, within: float | None = None, way: Way = Way.AUTO
+) -> Chosen:
+    """The way by which the job loses least, of those that keep the deadline (``within`` seconds)
+    and pause it for at most ``max_pause``.
+
+    ``way``: other than auto, it is taken in any case, as fast as ``slow_down`` allows.
+    """
+    all_ways = weigh(given)
+    fastest = max(e.speed for e in all_ways if e.way != Way.STOP)
+    forced = [e for e in all_ways if e.way == way and e.speed in (fastest, standstill(given))]
+    estimates = all_ways if way is Way.AUTO else forced
+    best, needs = _best(estimates, max_pause, within)
+    # Without a look the model takes the capsule to write nothing. If it chooses the stop even so,
+    # a look cannot change that.
+    undecided = given.written is None and way is Way.AUTO and best.way != Way.STOP
+    because = _because(best, estimates, way, max_pause, within)
+    return Chosen(best, because, all_ways, given, undecided, needs)
+
+
+def max_pause(settings: Settings, timeouts: Timeouts) -> float:
+    """Seconds: what the cluster file says, else a tenth of timeouts.collective, and never more than
+    half of what a freeze may take."""
+    if settings.max_pause is not None:
+        return settings.max_pause
+    return min(timeouts.collective / 10, timeouts.freeze / 2)
+
+
+def pays(found: int, next_finds: float, per_byte: float, stop_rate: float) -> bool:
+    """Whether a round over ``found`` bytes saves more pause than it costs."""
+    return found * per_byte < (found - next_finds) / stop_rate
+
+
+def lost_per_byte(given: Situation, speed: float) -> float:
+    """Seconds that the job loses for each byte that is read at this speed."""
+    return given.per_byte * uncovered(given, speed)
+
+
+def limit(given: Situation, chosen: Estimate) -> float:
+    """Bytes per second that the rounds are held to; infinite where they go as fast as they can."""
+    return chosen.speed if chosen.speed < given.reach else float("inf")
+
+
+def uncovered(given: Situation, speed: float) -> float:
+    """The share of the reading for which no core is idle."""
+    return max(0.0, 1 - given.idle / speed)
+
+
+def learn(rows: Iterable[MigrationRow], job: str, pair: frozenset[str]) -> Learnt:
+    """From earlier moves, newest first: of this job between these hosts where there are any, else
+    of the job, else between the hosts."""
+    done = [row for row in rows if row.state == Step.DONE.value and row.kind == "move"]
+    here = [row for row in done if {row.source, row.destination} == pair]
+    own, both = (
+        [row for row in group if row.capsule.partition("/")[0] == job] for group in (done, here)
+    )
+    per_byte = _first(map(_per_byte, each) for each in (both, own, here))
+    reach = _first(map(_reach, each) for each in (both, here))
+    besides = _first(map(_besides, each) for each in (both, own, here, done))
+    return Learnt(per_byte, reach, besides)
+
+
+def words(chosen: Chosen) -> str:
+    """``way: stop, as …``"""
+    return f"way: {chosen.estimate.way}, as {chosen.because}"
+
+
+# ---- the model ---------------------------------------------------------------------------------
+
+
+def _estimate(given: Situation, way: Way, speed: float) -> Estimate:
+    rounds = {Way.STOP: 0, Way.ROUND: 1}.get(way, ROUNDS_MOST)
+    each, left, slower, copying = lost_per_byte(given, speed), float(given.size), 0.0, 0.0
+    for number in range(rounds):
+        took = left / speed
+        again = written_in(given, took + BETWEEN_S)
+        if number and not pays(int(left), again, each, standstill(given)):
+            break
+        slower += left * each + FAULT_BYTE_S * again
+        copying += took
+        left = again
+    pause = given.fixed_s + memory_s(given, left)
+    return Estimate(
+        way.value, speed, slower + pause, pause, given.besides_s + copying + pause, slower,
+        uncovered(given, speed) if rounds else 1.0, int(left),
+    )  # fmt: skip
+
+
+def written_in(given: Situation, seconds: float) -> float:
+    """Bytes that differ after so many seconds.
+
+    The model: the capsule writes to random places of a set of fixed size, and a place that is
+    written again counts once. A short and a long look together give the size of the set.
+    """
+    seen = given.written or COLD
+    most, short = float(given.size), seen.rate * LOOK_S
+    if not short or not seen.set or seen.seconds <= LOOK_S:
+        return min(most, seen.rate * seconds)
+    ratio = min(seen.set / short, seen.seconds / LOOK_S * 0.999)
+    slow, fast = 1e-6, 100.0  # of the set, per second
+    for _ in range(40):
+        middle = math.sqrt(slow * fast)
+        if math.expm1(-middle * seen.seconds) / math.expm1(-middle * LOOK_S) > ratio:
+            slow = middle
+        else:
+            fast = middle
+    whole = seen.set / -math.expm1(-slow * seen.seconds)
+    return min(most, seen.rate * seconds, whole * -math.expm1(-slow * seconds))
+
+
+def _speeds(given: Situation) -> list[float]:
+    """At full speed, and as fast as idle cores allow; ``slow_down`` caps both."""
+    most = given.reach
+    if given.slow_down is not None and given.per_byte > 0:
+        most = min(most, max(given.idle, given.slow_down / given.per_byte, LEAST_SPEED))
+    speeds = [most]
+    if LEAST_SPEED <= given.idle < most:
+        speeds.append(given.idle)
+    return speeds
+
+
+def _free_rate(here: Cores, there: Cores, shared: bool) -> float:
+    """Bytes a second for which the idle cores of both hosts suffice."""
+    if min(here.idle, there.idle) < LEAST_IDLE:
+        return 0.0
+    if shared:
+        return min(here.idle, there.idle) / (here.per_byte + there.per_byte)
+    return min(here.idle / here.per_byte, there.idle / there.per_byte)
+
+
+# ---- the choice --------------------------------------------------------------------------------
+
+
+def _best(
+    estimates: Sequence[Estimate], max_pause: float, within: float | None
+) -> tuple[Estimate, float | None]:
+    """The best of them, and the least time to empty the host where all are too late for it."""
+    pool = [e for e in estimates if within is None or e.empty_s <= within]
+    if not pool:
+        soonest = min(estimates, key=lambda e: (e.empty_s, e.lost_s))
+        return soonest, soonest.empty_s
+    pool = [e for e in pool if e.pause_s <= max_pause] or [min(pool, key=lambda e: e.pause_s)]
+    best = min(pool, key=lambda e: (round(e.lost_s, 2), e.empty_s))
+    for each in pool:
+        if each.way == Way.STOP and each.lost_s <= SIMPLER * best.lost_s:
+            return each, None
+    return best, None
+
+
+def _because(
+    best: Estimate, estimates: Sequence[Estimate], way: Way, max_pause: float,
+    within: float | None,
+) -> str:  # fmt: skip
+    if way is not Way.AUTO:
+        return "asked for"
+    others = [e for e in estimates if e.way != best.way]
+    least = min(others, key=lambda e: e.lost_s)
+    text = f"{least.way} would cost {units.pause(least.lost_s)}"
+    if least.lost_s < best.lost_s / SIMPLER:
+        if within is not None and least.empty_s > within:
+            return f"{text}, but empty the host only after {units.pause(least.empty_s)}"
+        if least.pause_s > max_pause:
+            return f"{text}, but pause for {units.pause(least.pause_s)} (precopy.max_pause)"
+    return text
+
+
+# ---- what earlier moves tell -------------------------------------------------------------------
+
+
+def _first(groups: Iterable[Iterable[float | None]]) -> float | None:
+    for group in groups:
+        if known := [value for value in group if value is not None][:LAST]:
+            return median(known)
+    return None
+
+
+def _copying_s(row: MigrationRow) -> float:
+    return sum(p.seconds for p in row.phases if p.name == "pre-copy")
+
+
+def _per_byte(row: MigrationRow) -> float | None:
+    """Seconds lost per byte of the rounds, where cores were busy."""
+    seen = row.precopy
+    if seen is None or seen.slow_down is None or not seen.bytes or not seen.round:
+        return None
+    share = row.predicted.uncovered if row.predicted is not None else 1.0
+    if share < SEEN_BUSY or _copying_s(row) < TEACHES_S:
+        return None
+    return max(0.0, seen.slow_down) * _copying_s(row) / seen.bytes / share
+
+
+def _reach(row: MigrationRow) -> float | None:
+    """Bytes per second of rounds that nothing limited."""
+    seen, planned = row.precopy, row.predicted
+    took = _copying_s(row)
+    if seen is None or not seen.round or not took or planned is None or planned.limited:
+        return None
+    return seen.bytes / took
+
+
+def _besides(row: MigrationRow) -> float | None:
+    if row.predicted is None or not row.predicted.how:
+        return None
+    return max(0.0, row.seconds - _copying_s(row) - row.frozen_s)

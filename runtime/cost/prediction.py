@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a job will stand still in a move, reckoned before anything is done; and what it was.
+
+A model of few terms gives each part of a standstill from what is to be moved (:class:`Load`). Its
+constants are this project's measurements on one machine (docs/measurements.md); another machine is
+faster or slower, so each part is multiplied by how far off it was in the earlier moves of the
+cluster: the median of seen over untaught, of the same job's moves where there are any.
+
+Where memory is copied while the job trains, what it writes meanwhile goes over at the standstill.
+A round that sends D bytes at r bytes a second lets a job that writes w bytes a second write D·w/r
+anew, and what it writes between two rounds, while the tracker looks and while the ranks come to
+their boundary (c seconds) comes to it: rounds shrink towards D = w·c / (1 - w/r), where w < r. What
+it writes again and again counts once, so D is no more than what it was seen to write in a look that
+lasted as long as such a round.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+import msgspec
+
+from ... import units
+from ...criu_glue.found import Footprint
+from ..messages import Inspected, MigrationRow, Part, Prediction, Rounds, Writing
+from ..model.link_rates import STANDSTILL
+from ..model.steps import Step
+
+PRECOPY, FULL_DUMP = "pre-copy", "full dump"
+
+QUIESCE_S = 0.01
+"""To the boundary, and communicators taken down."""
+LOCK_S = 0.003
+DUMP_S, DUMP_TASK_S, DUMP_MAPPING_S = 0.02, 0.002, 100e-6
+RESTORE_S, RESTORE_TASK_S, RESTORE_MAPPING_S = 0.015, 0.001, 20e-6
+"""CRIU's own start; for each process; for each mapping."""
+DUMP_THREAD_S, RESTORE_THREAD_S, RELEASE_THREAD_S = 0.5e-3, 0.4e-3, 0.5e-3
+"""For each thread besides a process's first: to dump, to make, to check and to let go."""
+DUMP_SHARED_S, RESTORE_SHARED_S, CHECK_SHARED_S = 120e-6, 60e-6, 80e-6
+"""Besides, for each mapping of shared memory without a name, whose image has files of its own."""
+FILES_S, LIST_S = 0.01, 10e-6
+"""To list the directories again; for each entry in them."""
+HANDOVER_S = 0.03
+"""Promise, commit, checks of the image, grant, network open, gates open."""
+LOOK_S, LOOK_BYTE_S = 0.01, 12e-3 / 2**30
+"""A tracker's last look, besides sending what it finds; per byte, in small pages."""
+NAP_S = 0.2
+"""Between two rounds, once they bring nothing more (precopy.NAP_S)."""
+STREAM, SHM, EAGER = 1.3e9, 0.5e9, 3.3e9
+"""Bytes per second: CRIU's images onto the wire; /dev/shm; memory read back by CRIU."""
+PLACE, REFILL, FIRST_FILL = 200e9, 11e9, 0.7e9
+"""Bytes per second at which the destination puts memory in its place. Pages that went ahead are
+placed by moving page tables. A page that comes again during the pause is copied over its older
+content. Where nothing went ahead, the kernel hands out every page for the first time: filling 424
+to 487 MB took 0.4 to 1.5 s, and fresh memory 1.5 to 2.3 s per GiB (docs/measurements.md, "Where
+fresh memory is slow"). Memory that was freed just before comes up to ten times as fast, so earlier
+moves correct this rate by itself (``Lessons.factors[FILLING]``)."""
+
+AHEAD, AHEAD_FILE_S = 0.3e9, 0.3e-3
+"""Bytes per second and seconds per file, to pack and unpack them while the job trains (measured on
+two cores)."""
+
+WRONG_BY = 30.0
+"""No part is corrected by more than this factor, either way."""
+LAST = 20
+"""Earlier moves that count: the newest ones."""
+
+PART_OF = {
+    "quiesce": "quiesce",
+    "lock": "lock",
+    "dump": "dump",
+    "memory": "memory",
+    "ship": "memory",
+    "files": "files",
+    "gpu save": "gpu save",
+    "gpu memory": "gpu save",
+    "restore": "restore",
+    "gpu restore": "gpu restore",
+}
+"""Which part a phase belongs to; all others of the standstill, and gaps between, are handover."""
+HANDOVER = "handover"
+FILLING = "filling"
+"""Not a part, but the share of restore that goes with FIRST_FILL: it has a factor of its own, as
+moves that fill fresh memory say nothing of those that do not."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is to be moved, in bytes; ``files``: those of /dev/shm; ``entries``: of the other
+    directories that go along, and ``changing``: bytes of files there that were just written, and
+    of open files that go over by themselves; ``nameless``: files without a name, in the image.
+
+    ``writing`` None: nobody has looked at what it writes; ``full_dump``: why its memory can't
+    be copied while it trains, else empty.
+    """
+
+    footprint: Footprint
+    files: int = 0
+    device_memory: int = 0
+    writing: Writing | None = None
+    full_dump: str = ""
+    entries: int = 0
+    changing: int = 0
+    nameless: int = 0
+
+    @property
+    def way(self) -> str:
+        return FULL_DUMP if self.full_dump else PRECOPY
+
+    @classmethod
+    def of(cls, look: Inspected, full_dump: str = "") -> Load:
+        """As its source has seen the capsule."""
+        survey, tasks = look.survey, len(look.survey.pids)
+        return cls(
+            look.footprint or Footprint(survey.resident, survey.shared_memory, tasks, tasks, 0),
+            survey.shared_memory,
+            look.gpu.total if look.gpu else 0,
+            look.writing,
+            full_dump,
+            sum(each.files for each in survey.along),
+            sum(each.recent for each in survey.along) + survey.single_size,
+            survey.nameless,
+        )
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """What earlier moves teach: by part, the factor on the model, and seconds per byte for device
+    memory, which the model says nothing of. ``moves``: how many taught it."""
+
+    moves: int = 0
+    factors: Mapping[str, float] = field(default_factory=dict)
+    per_byte: Mapping[str, float] = field(default_factory=dict)
+
+
+def predict(load: Load, lessons: Lessons | None = None, rate: float | None = None) -> Prediction:
+    """The standstill of a move; ``rate``: bytes per second at which memory has gone there before,
+    None: it has not."""
+    lessons, link = lessons or Lessons(), rate or STANDSTILL
+    size, full = load.footprint, bool(load.full_dump)
+    tasks = f"{_count(size.processes, 'process', 'processes')}, {size.mappings} mappings"
+    mapped = max(0, size.shared - load.files) + load.nameless
+    threads, objects = max(0, size.threads - size.processes), size.shared_mappings
+    dump = DUMP_S + DUMP_TASK_S * size.processes + DUMP_MAPPING_S * size.mappings
+    dump += DUMP_THREAD_S * threads + DUMP_SHARED_S * objects
+    restore = RESTORE_S + RESTORE_TASK_S * size.processes + RESTORE_MAPPING_S * size.mappings
+    restore += RESTORE_THREAD_S * threads + RESTORE_SHARED_S * objects
+    handover = HANDOVER_S + RELEASE_THREAD_S * threads + CHECK_SHARED_S * objects
+    if threads:
+        tasks += f", {_count(size.threads, 'thread', 'threads')}"
+    parts = [_part(lessons, "quiesce", QUIESCE_S), _part(lessons, "lock", LOCK_S)]
+    filling, by = 0.0, lessons.factors.get(FILLING, 1.0)
+    if full:
+        put = size.private + mapped
+        parts.append(_part(lessons, "dump", dump + put / STREAM, put, tasks))
+        restore += put / EAGER
+    else:
+        delta, how = _delta(load, link)
+        how += f", {units.size(link)}/s {'seen' if rate else 'assumed'} on the way"
+        parts.append(_part(lessons, "dump", dump + mapped / min(link, STREAM), mapped, tasks))
+        last = _look_s(size.private) + delta / link
+        parts.append(_part(lessons, "memory", last, delta, how))
+        put = size.private
+        restore += put / PLACE + _refill_s(delta, put)
+        filling = _first_fill_s(delta, put)
+    listed = "changes, and /dev/shm"
+    if load.entries:
+        listed += f"; {_count(load.entries, 'entry', 'entries')} to list again"
+    again = FILES_S + LIST_S * load.entries + load.files / SHM + load.changing / AHEAD
+    parts.append(_part(lessons, "files", again, load.files + load.changing, listed))
+    if load.device_memory:
+        parts.append(_device(lessons, "gpu save", load.device_memory))
+    restoring = _part(lessons, "restore", restore, put, tasks)
+    parts.append(_with_filling(restoring, filling, by))
+    if load.device_memory:
+        parts.append(_device(lessons, "gpu restore", load.device_memory))
+    parts.append(_part(lessons, HANDOVER, handover, None, "commit, checks, grant, network"))
+    unknown = any(part.seconds is None for part in parts)
+    return Prediction(
+        load.way, load.full_dump, sum(part.seconds or 0.0 for part in parts),
+        parts, size.private, lessons.moves,
+        "device memory, which no earlier move of this cluster tells of" if unknown else "",
+        filling=by,
+    )  # fmt: skip
+
+
+def besides_memory(prediction: Prediction) -> float:
+    """Seconds of a standstill that do not go with how much was written lately."""
+    others = sum(part.seconds or 0.0 for part in prediction.parts if part.name != "memory")
+    return others + (_look_s(prediction.memory) if prediction.way == PRECOPY else 0.0)
+
+
+def without_memory(prediction: Prediction) -> float:
+    """Seconds of a standstill that do not depend on how much memory is left for it."""
+    return besides_memory(with_memory(prediction, 0, STANDSTILL, ""))
+
+
+def _look_s(private: int) -> float:
+    """Seconds of a tracker's last look at so many bytes."""
+    return LOOK_S + LOOK_BYTE_S * private
+
+
+def _delta(load: Load, rate: float) -> tuple[int, str]:
+    """Bytes of memory that are left for the standstill, and why so many."""
+    private, written = load.footprint.private, load.writing
+    if written is None:
+        return private, "all of it, as what it writes is not known"
+    left = float(private)
+    if written.rate < rate:
+        between = _look_s(private) + NAP_S + QUIESCE_S
+        left = min(left, written.rate * between / (1 - written.rate / rate))
+    if written.set <= rate * written.seconds:  # a round that sends all of this is no longer
+        left = min(left, written.set)
+    return int(left), f"of {units.size(private)}: {units.size(written.rate)}/s written"
+
+
+def at_most(prediction: Prediction) -> bool:
+    """Whether all memory is counted for lack of anything better."""
+    return any(p.name == "memory" and p.bytes == prediction.memory for p in prediction.parts)
+
+
+def sharpened(prediction: Prediction, rounds: Rounds) -> Prediction:
+    """With what the last round of the pre-copy has found in place of what was assumed."""
+    if prediction.way != PRECOPY or rounds.stop_s is None or not rounds.round:
+        return prediction
+    said = f"as the last of {_count(rounds.round, 'round', 'rounds')} found"
+    sharp = with_memory(prediction, rounds.dirty, rounds.best or STANDSTILL, said)
+    lost = sharp.slower_s + sharp.seconds if sharp.how else sharp.lost_s
+    return msgspec.structs.replace(sharp, lost_s=lost)
+
+
+def with_memory(prediction: Prediction, left: int, rate: float, said: str) -> Prediction:
+    """With so many bytes of memory left for the standstill, which go at so many a second."""
+    assumed = next(part.bytes or 0 for part in prediction.parts if part.name == "memory")
+    parts = list(prediction.parts)
+    for n, part in enumerate(parts):
+        if part.name == "memory":
+            last = _look_s(prediction.memory) + left / rate
+            parts[n] = Part(part.name, last * _factor(part), left, said, last)
+        elif part.name == "restore":
+            parts[n] = _refilled(part, prediction, assumed, left)
+    total = sum(part.seconds or 0.0 for part in parts)
+    return msgspec.structs.replace(prediction, parts=parts, seconds=total)
+
+
+def _refilled(restore: Part, prediction: Prediction, assumed: int, left: int) -> Part:
+    """The restore with so many bytes left for the standstill, in place of those assumed."""
+    size, by = prediction.memory, prediction.filling
+    own = _with_filling(restore, -_first_fill_s(assumed, size), by)
+    changed = own.untaught + _refill_s(left, size) - _refill_s(assumed, size)
+    own = Part(own.name, changed * _factor(own), own.bytes, own.detail, changed)
+    return _with_filling(own, _first_fill_s(left, size), by)
+
+
+def _with_filling(restore: Part, seconds: float, by: float) -> Part:
+    """With so many seconds more for fresh memory, which earlier moves correct by that factor."""
+    taught = (restore.seconds or 0.0) + seconds * by
+    return msgspec.structs.replace(restore, seconds=taught, untaught=restore.untaught + seconds)
+
+
+def _first_fill_s(left: int, private: int) -> float:
+    """Seconds to fill fresh memory, as far as earlier moves have not corrected them: where all is
+    left for the standstill, nothing of it has a page yet."""
+    return left / FIRST_FILL if left >= private else 0.0
+
+
+def _refill_s(left: int, private: int) -> float:
+    """The same for pages whose older content went ahead."""
+    return left / REFILL if left < private else 0.0
+
+
+def _factor(part: Part) -> float:
+    """By which earlier moves have corrected it."""
+    return part.seconds / part.untaught if part.seconds and part.untaught else 1.0
+
+
+def rate_between(rows: Iterable[MigrationRow], one: str, other: str) -> float | None:
+    """Bytes per second at which memory went between two hosts, either way: the median of what
+    earlier moves have seen at their best; None without any."""
+    best = [
+        row.precopy.best
+        for row in rows
+        if row.precopy and row.precopy.best and {row.source, row.destination} == {one, other}
+    ]
+    return median(best) if best else None
+
+
+def learn(rows: Iterable[MigrationRow], way: str, job: str = "") -> Lessons:
+    """From earlier moves, newest first, that went the same way and had a prediction; from those of
+    the same job alone, where there are any."""
+    fitting = [row for row in rows if _teaches(row, way)]
+    own = [row for row in fitting if row.capsule.partition("/")[0] == job]
+    chosen = (own or fitting)[:LAST]
+    factors: defaultdict[str, list[float]] = defaultdict(list)
+    per_byte: defaultdict[str, list[float]] = defaultdict(list)
+    for row in chosen:
+        assert row.predicted is not None
+        took, filling = seen(row), _filling_of(row.predicted)
+        for part in row.predicted.parts:
+            if part.name == "restore" and filling:
+                beside = part.untaught - filling
+                factors[FILLING].append(max(0.0, took.get(part.name, 0.0) - beside) / filling)
+            elif part.untaught:
+                factors[part.name].append(took.get(part.name, 0.0) / part.untaught)
+            elif part.bytes and part.name in took:
+                per_byte[part.name].append(took[part.name] / part.bytes)
+    return Lessons(
+        len(chosen),
+        {name: min(WRONG_BY, max(1 / WRONG_BY, median(of))) for name, of in factors.items()},
+        {name: median(of) for name, of in per_byte.items()},
+    )
+
+
+def _filling_of(predicted: Prediction) -> float:
+    """The seconds for fresh memory in a prediction, uncorrected; 0 where it expected none."""
+    fresh = predicted.way == PRECOPY and at_most(predicted)
+    return _first_fill_s(predicted.memory, predicted.memory) if fresh else 0.0
+
+
+def _teaches(row: MigrationRow, way: str) -> bool:
+    if row.state != Step.DONE.value or row.predicted is None or row.predicted.way != way:
+        return False
+    return way == FULL_DUMP or row.precopy is not None  # else it had to be dumped whole after all
+
+
+def stood(row: MigrationRow) -> float:
+    """Seconds that a move has held the job up: the way to the boundary, and the standstill."""
+    return sum(p.seconds for p in row.phases if p.name == "quiesce") + row.frozen_s
+
+
+def seen(row: MigrationRow) -> dict[str, float]:
+    """What the parts of a standstill took; together they are :func:`stood`.
+
+    Time in which two phases ran side by side counts for the one that began first.
+    """
+    full = row.predicted is not None and row.predicted.way == FULL_DUMP
+    took: defaultdict[str, float] = defaultdict(float)
+    until = float("-inf")
+    for phase in sorted(row.phases, key=lambda phase: phase.start):
+        part = PART_OF.get(phase.name)
+        if part is None or not (phase.frozen or part == "quiesce"):
+            continue
+        if full and part == "memory":
+            part = "dump"  # CRIU itself has put the memory onto the wire
+        end = phase.start + phase.seconds
+        took[part] += max(0.0, end - max(phase.start, until))
+        until = max(until, end)
+    took[HANDOVER] = max(0.0, stood(row) - sum(took.values()))
+    return dict(took)
+
+
+def _part(
+    lessons: Lessons, name: str, untaught: float, size: int | None = None, detail: str = ""
+) -> Part:
+    return Part(name, untaught * lessons.factors.get(name, 1.0), size or None, detail, untaught)
+
+
+def _device(lessons: Lessons, name: str, size: int) -> Part:
+    """Nothing is assumed of a GPU: without a move that has shown it, its seconds are not known."""
+    each = lessons.per_byte.get(name)
+    return Part(name, None if each is None else each * size, size)
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"

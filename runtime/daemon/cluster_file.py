@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon follows its cluster file: when the file changes, the daemon starts itself again.
+
+A daemon's restart is a tested path: capsules outlive their agent, and the orchestrator comes back
+from its journal. So there is no second way to apply a new file. The daemon waits until no move is
+under way on its side, then replaces itself by exec(2), with the same pid, so that systemd sees no
+restart. A file with mistakes, or one that cannot take effect while jobs run, changes nothing: the
+daemon logs why and goes on with the file that it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import NoReturn
+
+from ...errors import LiveshiftError
+from ..config.cluster import Cluster, load
+
+log = logging.getLogger("liveshift.cluster_file")
+
+POLL_S = 1.0
+"""Seconds between two looks at the file. A look is one stat(2)."""
+
+Stamp = tuple[int, int, int]
+"""(inode, size in bytes, mtime in ns)"""
+
+
+class ClusterFile:
+    """The file at ``path``, from which the daemon has loaded ``cluster``."""
+
+    def __init__(self, path: Path, cluster: Cluster) -> None:
+        self.path = path
+        self._cluster = cluster
+        self._seen = self._stamp()
+
+    async def follow(
+        self,
+        daemon: Coroutine[None, None, None],
+        idle: Callable[[], bool],
+        objection: Callable[[Cluster], str],
+    ) -> None:
+        """Run a daemon until the file has :meth:`changed`; returns then, with the daemon ended.
+
+        Raises what the daemon raises.
+        """
+        running = asyncio.ensure_future(daemon)
+        watching = asyncio.ensure_future(self.changed(idle, objection))
+        try:
+            await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)
+            for ended in (task for task in (running, watching) if task.done()):
+                ended.result()
+        finally:
+            for task in (running, watching):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await task
+
+    async def changed(self, idle: Callable[[], bool], objection: Callable[[Cluster], str]) -> None:
+        """Return once the file holds another, sound cluster and the daemon is idle.
+
+        ``idle``: whether a restart would interrupt nothing. ``objection``: why this daemon cannot
+        start with that cluster, "" where it can.
+        """
+        wanted: Cluster | None = None
+        while True:
+            if (stamp := self._stamp()) is not None and stamp != self._seen:
+                self._seen = stamp
+                wanted = await asyncio.to_thread(self._read, objection)
+            if wanted is not None and idle():
+                log.info("%s has changed: starting again with it", self.path)
+                return
+            await asyncio.sleep(POLL_S)
+
+    def _read(self, objection: Callable[[Cluster], str]) -> Cluster | None:
+        """The new cluster if it says something else and this daemon can start with it."""
+        try:
+            found = load(self.path)
+        except LiveshiftError as error:
+            log.error("the changed cluster file is not used: %s", error.message)
+            return None
+        if found.digest == self._cluster.digest:
+            return None
+        if why := fixed(self._cluster, found) or objection(found):
+            log.error("%s: the changed cluster file is not used: %s", self.path, why)
+            return None
+        return found
+
+    def _stamp(self) -> Stamp | None:
+        """None while the file is away, as between the two halves of a copy over it."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def fixed(old: Cluster, new: Cluster) -> str:
+    """Which setting differs that capsules, keys or sockets depend on, in words; "" if none does."""
+    for name, before, after in (
+        ("cluster.name", old.name, new.name),
+        ("cluster.overlay", old.overlay, new.overlay),
+        ("cluster.orchestrator", old.orchestrator, new.orchestrator),
+        ("network", old.relay and old.relay.address, new.relay and new.relay.address),
+        ("paths", old.paths, new.paths),
+    ):
+        if before != after:
+            return f"{name} differs, which takes effect only when you restart the daemon"
+    return ""
+
+
+def start_again() -> NoReturn:
+    """Replace this process by a new run of the same command line."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # what a library has opened without O_CLOEXEC
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of a move during which the job trains: survey, room, plan, pre-copy.
+
+Where the host must be empty soon, its deadline bounds this part: the way is chosen by it, no
+further round begins that would miss it, and a move that cannot be over in time says so at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+
+from ... import units
+from ...errors import LiveshiftError
+from .. import messages
+from ..cost.comparison import decided
+from ..cost.model import max_pause
+from ..cost.prediction import besides_memory, sharpened
+from ..cost.words import too_late
+from ..model.deadlines import check_freeze
+from ..model.gpu_asked import left
+from ..model.jobs import Capsule, Job
+from ..model.steps import Step
+from . import second_look
+from .ground import Ground, expected_bytes, limit_bytes, what_breaks
+from .story import Story
+
+LEAST_PRECOPY_S = 0.5
+"""Seconds that directories and output get at least, however near the deadline is."""
+ENDING_S = 0.5
+"""Seconds from the end of the pause until the host is empty."""
+PLACE_LEAST_S, PLACE_POLL_S = 5.0, 0.1
+
+
+class BeforePause(Story):
+    """A migration to another host, as far as the job trains on meanwhile."""
+
+    def __init__(
+        self, ground: Ground, number: int, job: Job, capsule: Capsule, destination: str,
+        reason: str, by: str, changed: Callable[[Story], None],
+    ) -> None:  # fmt: skip
+        super().__init__(ground, number, job, capsule, destination, reason, by, changed)
+        self.to_gpu = self.from_gpu = ""  # one of the destination, by UUID; which is to be left
+        self.copy_way = ""  # instead of precopy.way
+        self.until: float | None = None  # monotonic seconds: the host must be empty of it
+        self._look: messages.Inspected | None = None
+        self._left_s = 0.0  # of sending memory, if the job was stopped now
+
+    async def end_sooner(self, until: float) -> None:
+        """Take on a deadline that came after the move began: the host must be empty by ``until``
+        (monotonic seconds)."""
+        self.until = until if self.until is None else min(self.until, until)
+        if self.step is not Step.PRECOPYING or self.predicted is None:
+            return
+        sooner = max(0.0, self.until - time.monotonic() - self.predicted.seconds - ENDING_S)
+        word, limit = messages.EndSooner(self.capsule.name, sooner), self._limits.suspicion
+        with contextlib.suppress(LiveshiftError):  # without it the move goes on at its own pace
+            await self._ground.ask(self.source, word, limit)
+
+    def progressed(self, word: messages.Progressed) -> None:
+        """How far its pre-copy is. Once the job stands nothing is copied beside it."""
+        if self.step not in (Step.PRECOPYING, Step.QUIESCING):
+            return
+        unsent = word.left / word.best if word.best else 0.0
+        self._left_s = max(unsent, word.delta_s or 0.0)
+        stop = None
+        if word.delta_s is not None and self.predicted is not None:
+            stop = word.delta_s + besides_memory(self.predicted)
+        self.precopy = messages.Rounds(
+            word.round,
+            word.bytes,
+            word.dirty,
+            word.left,
+            word.rate,
+            word.slow_down,
+            stop,
+            word.best,
+        )
+
+    async def _prepare(self) -> messages.Reserved:
+        """Survey at the source, preflight and an empty room at the destination; nothing stops."""
+        limit = self._limits.prepare
+        with self.times.phase("prepare") as detail:
+            look = await self._inspect(limit)
+            self.times.expected_bytes = expected_bytes(look)
+            wanted = []
+            if self.to_gpu:
+                wanted.append((left(self.capsule.name, look.gpu, self.from_gpu), self.to_gpu))
+            look, reserved = await second_look.reserve(
+                look,
+                lambda seen: self._reserve(seen, self.source, self.destination, limit, wanted),
+                lambda: self._inspect(limit),
+            )
+            self._look = look
+            self.predicted = self._ground.predict(
+                self.capsule, self.destination, look, reserved, self.copy_way, self._within()
+            )
+            self._tell_if_late(self.predicted)
+            tasks = len(look.survey.pids)
+            detail.append(f"{tasks} task{'s' if tasks != 1 else ''}")
+        if breaks := what_breaks(look.outside):
+            self._ground.tell(self, breaks)
+        return reserved
+
+    async def _inspect(self, limit: float) -> messages.Inspected:
+        ask = messages.Inspect(self.capsule.name)
+        return await self._ask(self.source, ask, limit, messages.Inspected)
+
+    async def _reserve(
+        self, look: messages.Inspected, source: str, destination: str, limit: float,
+        wanted: Sequence[tuple[str, str]] = (),
+    ) -> messages.Reserved:  # fmt: skip
+        spec = self.job.spec(self.capsule, self._ground.cluster)
+        reserve = messages.Reserve(
+            self.name, spec, look.survey, look.facts, source, self.capsule.epoch + 1,
+            self.job.book(), limit_bytes(look), dry_run=False, gpu=look.gpu,
+            gpus_wanted=list(wanted), full_dump=look.full_dump,
+        )  # fmt: skip
+        return await self._ask(destination, reserve, limit, messages.Reserved)
+
+    async def _precopy(self, reserved: messages.Reserved) -> None:
+        """Directories, output and memory go over while the job trains."""
+        self._advance(Step.PRECOPYING)
+        limit, settings = self._limits.precopy, self._ground.cluster.precopy
+        found, within = self.predicted, self._within()
+        sooner = 0.0
+        if within is not None and found is not None:  # no further round, for a pause in time
+            sooner = max(LEAST_PRECOPY_S, within - found.seconds - ENDING_S)
+        precopy = messages.Precopy(
+            self.name, self.capsule.name, self.destination, reserved.endpoint,
+            limit - self._limits.suspicion, reserved.plain, self.verify, reserved.full_dump,
+            self.copy_way or settings.way.value, found.given if found is not None else None,
+            max_pause(settings, self._limits), within or 0.0, sooner,
+        )  # fmt: skip
+        began = time.monotonic()
+        moved = await self._ask(self.source, precopy, limit, messages.Moved)
+        self.times.take(moved.phases, began)
+        self._tell_of_memory(moved.phases)
+        if moved.chosen is not None and self.predicted is not None:
+            self.predicted = decided(self.predicted, moved.chosen)
+        known = self._look.outside if self._look is not None else []
+        if breaks := what_breaks([each for each in moved.outside if each not in known], "new"):
+            self._ground.tell(self, breaks)
+        if self.predicted is not None and self.precopy is not None:
+            self.predicted = sharpened(self.predicted, self.precopy)
+
+    async def _place_ahead(self) -> None:
+        """What is cold of the memory is put in its place while the job trains on, and the source
+        keeps the rest fresh; or the destination makes room for what a stop will bring. It may take
+        as long as the pre-copy did."""
+        if self.precopy is None:
+            return
+        began = time.monotonic()
+        until = began + PLACE_LEAST_S + sum(p.seconds for p in self.times.phases)
+        if self.until is not None and self.predicted is not None:
+            until = min(until, self.until - self.predicted.seconds - ENDING_S)
+        with self.times.phase("place ahead") as detail:
+            stop = 0 if self.precopy.bytes else self.precopy.left
+            while (seen := await self._progress(close=False, stop=stop)).placing:
+                if time.monotonic() > until:
+                    break
+                await asyncio.sleep(PLACE_POLL_S)
+            room = f"room for {units.size(stop)}"
+            detail.append(room if stop else f"{units.size(seen.placed)} of cold memory")
+
+    def _within(self) -> float | None:
+        """Seconds until the host must be empty of the capsule; None without a deadline."""
+        return None if self.until is None else max(0.1, self.until - time.monotonic())
+
+    def _tell_if_late(self, found: messages.Prediction) -> None:
+        """Say at once that the capsule cannot be gone in time; it moves all the same."""
+        if found.needs_s is not None and (within := self._within()) is not None:
+            self._ground.tell(self, too_late(found.needs_s, within))
+
+    def _check_time(self) -> None:
+        """Raise StepFailed if the rest of the memory cannot be sent in time: the pause would be
+        undone at its deadline, and the job would have stood for nothing."""
+        if self.precopy is not None:
+            check_freeze(self._limits, self.precopy, self._left_s)
+
+    async def _progress(self, close: bool, stop: int = 0) -> messages.Arrived:
+        """What of the image is at the destination."""
+        ask = messages.Progress(self.name, close, stop)
+        return await self._ask(self.destination, ask, self._limits.suspicion, messages.Arrived)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capsule leaves one GPU for another of its host: :meth:`GpuSwap.run` is the order of things.
+
+No room, no CRIU, no commit: it stays where it is under the epoch it has, and only its host's agent
+can know which GPU it runs on. So when the agent's answer is an error, or does not come, the agent
+is asked what became of it until it tells; nobody else could run the capsule meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ...errors import LiveshiftError, Unreachable
+from .. import messages
+from ..daemon.faultpoints import reached
+from ..messages import MigrationRow
+from ..model.jobs import Capsule, Job
+from ..model.steps import ALLOWED_IN_SWAP, Step
+from ..model.timeline import Timeline
+from .ground import Ground, as_ours
+from .story import Story
+
+log = logging.getLogger("liveshift.migration")
+
+
+class GpuSwap(Story):
+    """A migration inside a host; ``source`` and ``destination`` are that one host."""
+
+    kind = "swap"
+    allowed = ALLOWED_IN_SWAP
+    cancellable = frozenset({Step.PREPARING, Step.QUIESCING})
+
+    def __init__(
+        self, ground: Ground, number: int, job: Job, capsule: Capsule, to: str, leave: str,
+        reason: str, by: str, changed: Callable[[Story], None],
+    ) -> None:  # fmt: skip
+        super().__init__(ground, number, job, capsule, capsule.host, reason, by, changed)
+        self._to, self._leave = to, leave
+        self._way = capsule.host, f"{capsule.host} {_in_words(to)}"
+
+    @classmethod
+    def left_behind(
+        cls, ground: Ground, job: Job, capsule: Capsule, row: MigrationRow,
+        changed: Callable[[Story], None],
+    ) -> GpuSwap:  # fmt: skip
+        """A swap that an earlier orchestrator has left under way, for :meth:`take_up`."""
+        number = int(row.name[1:])
+        swap = cls(ground, number, job, capsule, "", "", row.reason, row.by, changed)
+        swap._way = row.source, row.destination
+        swap.step, swap.times = Step(row.state), Timeline.of(row)
+        swap.holds_gates = swap.step is not Step.PREPARING  # perhaps
+        return swap
+
+    @property
+    def way(self) -> tuple[str, str]:
+        return self._way
+
+    async def run(self) -> None:
+        try:
+            await self._unless_cancelled(self._until_over())
+        except Exception as error:
+            await self._after(as_ours(error))
+            return
+        await self._go_on()
+
+    async def _until_over(self) -> None:
+        plan = await self._prepare()
+        await reached("orchestrator.prepared")
+        await self._quiesce()
+        await self._bring_over(plan)
+
+    async def take_up(self) -> None:
+        if self.step is Step.RESUMING:
+            await self._go_on()
+        else:
+            await self._after(Unreachable("the orchestrator was restarted"))
+
+    # ---- the phases, in order -----------------------------------------------------------------
+
+    async def _prepare(self) -> messages.SwapPlan:
+        """Which GPUs, and what stands in the way; nothing stops."""
+        with self.times.phase("prepare") as detail:
+            look = messages.LookAtGpus(self.capsule.name, self._to, self._leave)
+            limit = self._limits.prepare
+            plan = await self._ask(self.source, look, limit, messages.SwapPlan)
+            self._way = way_of(self.source, plan)
+            several = "es" if len(plan.pids) > 1 else ""
+            detail.append(f"{len(plan.pids)} CUDA process{several}")
+        return plan
+
+    async def _bring_over(self, plan: messages.SwapPlan) -> None:
+        """The job stands still from here: its device state leaves one GPU for the other."""
+        began = self.times.freeze()
+        self._advance(Step.FREEZING)
+        limit = self._standstill.for_swap(began)
+        swap = messages.SwapGpu(
+            self.name, self.capsule.name, plan.pairs, plan.pids, limit, self.verify
+        )
+        moved = await self._ask(self.source, swap, self._limits.answer(limit), messages.Moved)
+        self.times.take(moved.phases, began)
+        self._tell_of_devices(moved.phases)
+
+    async def _go_on(self) -> None:
+        await self._resume()
+        await self._end(Step.DONE)
+
+    # ---- when something fails ------------------------------------------------------------------
+
+    async def _after(self, error: LiveshiftError) -> None:
+        """It runs on the one GPU or on the other, or is lost; its host knows."""
+        self.error = error
+        if self.step is Step.FREEZING:
+            settled = await self._settled()
+            if settled.why and (settled.state == "lost" or isinstance(error, Unreachable)):
+                self.error = LiveshiftError(settled.why, hint=error.hint)
+            if settled.state == "swapped":
+                self._ground.tell(self, f"it is on {self._way[1]} all the same: {error}")
+                self.error = None
+                await self._go_on()
+                return
+            if settled.state == "lost" or (settled.state == "gone" and self.capsule.code is None):
+                await self._end(Step.LOST)
+                return
+        self._advance(Step.ROLLING_BACK)
+        await self._reopen()
+        self.times.thaw()
+        await self._end_undone()
+
+    async def _settled(self) -> messages.SwapSettled:
+        """What its host says became of it, however long that takes."""
+        ask, said = messages.SettleSwap(self.name, self.capsule.name), ""
+        while True:
+            try:
+                answer = await self._ask(
+                    self.source, ask, self._limits.prepare, messages.SwapSettled
+                )
+                if answer.state != "held":
+                    return answer
+                problem = f"{self.source} does not know yet on which GPU it is: {answer.why}"
+            except Exception as error:
+                problem = f"waiting for {self.source}: {as_ours(error)}"
+            if self.capsule.code is not None:
+                return messages.SwapSettled("gone", "")
+            if problem != said:
+                said = problem
+                self._ground.tell(self, problem)
+            await asyncio.sleep(self._limits.heartbeat)
+
+
+def way_of(host: str, plan: messages.SwapPlan) -> tuple[str, str]:
+    """The two GPUs of a plan, as a person names them."""
+    return f"{host} {plan.leave}", f"{host} {plan.to}"
+
+
+def _in_words(gpu: str) -> str:
+    """As it was asked for, until its host has said which one that is."""
+    return gpu if gpu.startswith("GPU") else f"GPU {gpu}"

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One planned migration, top to bottom: :meth:`Move.run` is the order of things, told once. What
+is done while the job trains is in before_pause.py.
+
+Before ``commit`` any failure leads to ``_roll_back``: the source runs on as if nothing had been.
+After it the capsule must come to run somewhere: at the destination, which may try again; else
+back at the source (``_return``), under a further epoch, from the tree that it has held frozen
+meanwhile. Where a copy may already run, its host is waited for: nobody else gets the capsule.
+
+What each side does with its copy follows from ownership.rule, whatever is said here: ``Settle``
+is a word to ask now. So a move that ends while a host is out of reach leaves nothing undone that
+the host's agent will not do by itself when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from ...errors import LiveshiftError, NotFound, Refused, SourceFailed, StepFailed, Unreachable
+from .. import messages
+from ..daemon.faultpoints import reached
+from ..messages import MigrationRow
+from ..model.jobs import Capsule, Job
+from ..model.ownership import BEFORE_COMMIT
+from ..model.steps import ALLOWED, Step
+from ..model.timeline import Timeline
+from . import second_look
+from .before_pause import BeforePause
+from .ground import Gone, Ground, as_ours
+from .story import Story
+
+log = logging.getLogger("liveshift.migration")
+
+ATTEMPTS = 2
+"""How often a destination may try a restore that fails there."""
+
+
+class Move(BeforePause):
+    """A migration to another host."""
+
+    kind = "move"
+    allowed = ALLOWED
+    cancellable = BEFORE_COMMIT
+
+    def __init__(
+        self, ground: Ground, number: int, job: Job, capsule: Capsule, destination: str,
+        reason: str, by: str, changed: Callable[[Story], None],
+    ) -> None:  # fmt: skip
+        super().__init__(ground, number, job, capsule, destination, reason, by, changed)
+        self.tried: set[str] = set()
+        self.released = False  # its source was told to run (again): the promise is spent
+        self._seen = self._closed = False  # its image was asked for; it never became complete
+
+    @classmethod
+    def left_behind(
+        cls, ground: Ground, job: Job, capsule: Capsule, row: MigrationRow,
+        changed: Callable[[Story], None],
+    ) -> Move:  # fmt: skip
+        """A migration that an earlier orchestrator has left under way, for :meth:`take_up`."""
+        move = cls(ground, int(row.name[1:]), job, capsule, row.destination, row.reason, row.by,
+                   changed)  # fmt: skip
+        move.source, move.step, move.times = row.source, Step(row.state), Timeline.of(row)
+        move.precopy, move.predicted = row.precopy, row.predicted
+        move.released = move.step is Step.ROLLING_BACK  # perhaps
+        move.holds_gates = move.step not in (Step.PREPARING, Step.PRECOPYING)  # perhaps
+        return move
+
+    async def run(self) -> None:
+        """Move the capsule."""
+        try:
+            await self._unless_cancelled(self._until_commit())
+        except Exception as error:
+            await self._roll_back(as_ours(error), self.step is Step.FREEZING)
+            return
+        await self._from_commit()
+
+    async def _until_commit(self) -> None:
+        reserved = await self._prepare()
+        await reached("orchestrator.prepared")
+        await self._precopy(reserved)
+        await self._place_ahead()
+        self._check_time()
+        await reached("orchestrator.precopied")
+        await self._quiesce()
+        await self._freeze()
+        await reached("orchestrator.frozen")
+        self._commit()
+
+    async def take_up(self) -> None:
+        """Go on after a restart of the orchestrator, from what its journal says."""
+        if self.step in (Step.RESUMING, Step.FINISHING):
+            await self._finish()
+        elif self.step is Step.RETURNING or self.capsule.host != self.source:
+            await self._from_commit()
+        else:
+            may_be_complete = self.step in (Step.QUIESCING, Step.FREEZING, Step.ROLLING_BACK)
+            error = StepFailed("migration", "the orchestrator was restarted")
+            await self._roll_back(error, may_be_complete)
+
+    async def _from_commit(self) -> None:
+        """Whatever happens, it comes to run somewhere, unless its last copy has gone."""
+        await reached("orchestrator.committed")
+        while self.step is Step.RETURNING or not await self._restored():
+            if self.step is Step.LOST:
+                return
+            if self.step is Step.RESTORING:  # at another spare
+                continue
+            if await self._return():
+                return
+        await self._resume()
+        await reached("orchestrator.resumed")
+        await self._finish()
+
+    # ---- the phases, in order -----------------------------------------------------------------
+
+    async def _freeze(self) -> None:
+        """The job stands still from here: dump into the wire, held frozen at the source.
+
+        A source that falls silent may have completed the image before; then it waits, cut off or
+        dead, and the capsule moves on without its word.
+        """
+        self._advance(Step.FREEZING)
+        began = self.times.freeze()
+        limit = self._standstill.for_freeze(began)
+        freeze = messages.Freeze(self.name, self.capsule.name, limit)
+        try:
+            frozen = await self._ask(
+                self.source, freeze, self._limits.answer(limit), messages.Frozen
+            )
+        except Unreachable as silent:
+            await self._until_it_comes_no_further(silent)
+            raise
+        self.times.shipped(frozen.image_bytes)
+        self.times.answered(frozen.phases, began, self.source)
+        self._tell_of_devices(frozen.phases)
+
+    async def _until_it_comes_no_further(self, silent: Unreachable) -> None:
+        """A source that cannot be reached may be sending all the same."""
+        before = -1
+        while self._standstill.allows_retry(time.monotonic()):
+            seen = await self._progress(close=False)
+            if seen.complete or seen.bytes == before:
+                return
+            log.warning("%s: %s; %d bytes have come", self.name, silent, seen.bytes)
+            before = seen.bytes
+            await asyncio.sleep(self._limits.suspicion)
+
+    def _commit(self) -> None:
+        """One durable write; from here on only the destination may run the capsule."""
+        with self.times.phase("commit", frozen=True):
+            self._ground.commit(self.capsule, self.destination, still=True)
+        self._advance(Step.COMMITTED)
+
+    async def _restored(self) -> bool:
+        """Whether it runs at the destination; if not, it is lost or to return."""
+        try:
+            await self._restore()
+            return True
+        except Exception as error:
+            self.error = as_ours(error)
+        if isinstance(self.error, Gone) and self.capsule.granted:
+            await self._end(Step.LOST)
+        elif not await self._passed_on():
+            self._advance(Step.RETURNING)
+        return False
+
+    async def _passed_on(self) -> bool:
+        """Whether another spare has the image now, from the destination that cannot restore it."""
+        now = time.monotonic()
+        if self._look is None or not isinstance(self.error, StepFailed):
+            return False
+        if isinstance(self.error, SourceFailed):  # it would fail there as well
+            return False
+        if not self._standstill.allows_passing_on(now):
+            return False
+        self.tried.add(self.destination)
+        try:
+            spare = self._ground.another_spare(self)
+            self._ground.tell(self, f"passes the image on to {spare}, because {self.error}")
+            with self.times.phase("pass on", frozen=True):
+                limit = self._standstill.for_passing_on(time.monotonic())
+                survey = second_look.without(self._look.survey)
+                look = msgspec.structs.replace(self._look, survey=survey)
+                reserved = await self._reserve(look, self.destination, spare, limit)
+                forward = messages.Forward(self.name, self.capsule.name, spare, reserved.endpoint)
+                limit = self._standstill.for_passing_on(time.monotonic())
+                await self._ask(self.destination, forward, limit, messages.Frozen)
+            self._ground.commit(self.capsule, spare, still=False)
+        except Refused:
+            return False
+        except Exception as error:
+            self._ground.tell(self, f"could not pass the image on: {error}")
+            return False
+        self.destination = spare
+        self._advance(Step.RESTORING)
+        return True
+
+    async def _restore(self) -> None:
+        """The address book and the tree, side by side; the agent asks before the tree runs.
+
+        Raises what stands in the way once it is certain that nothing runs at the destination.
+        """
+        self._advance(Step.RESTORING)
+        failed = 0
+        while True:
+            began = time.monotonic()
+            limit = self._restore_limit(ATTEMPTS - failed)
+            restore = messages.Restore(self.name, self.capsule.name, self.capsule.epoch, limit)
+            try:
+                published = asyncio.ensure_future(self._ground.publish(self.job))
+                published.add_done_callback(lambda done: done.cancelled() or done.exception())
+                moved = await asyncio.ensure_future(
+                    self._ask(self.destination, restore, self._limits.answer(limit), messages.Moved)
+                )
+                self.times.answered(moved.phases, began, self.destination)
+                with self.times.phase("address book", frozen=True) as detail:
+                    detail.append("what of it was not over yet")
+                    await published
+                break
+            except StepFailed as error:  # nothing runs there, by its agent's word
+                # Under a new epoch: what was ruled for the attempt that failed is over.
+                self._ground.commit(self.capsule, self.destination, still=True)
+                failed += 1
+                again = failed < ATTEMPTS and not isinstance(error, SourceFailed)
+                if not again or not self._standstill.allows_retry(time.monotonic()):
+                    raise
+                self._ground.tell(
+                    self, f"tries the restore again on {self.destination}, because {error}"
+                )
+            except NotFound as nothing:
+                raise Gone(str(nothing), hint=nothing.hint) from nothing
+            except LiveshiftError as error:
+                if not self.capsule.granted:
+                    raise
+                if not failed:
+                    self._ground.tell(self, f"waits for {self.destination}, where it may run")
+                    failed = 1
+                log.warning("%s: %s", self.name, error)
+                await asyncio.sleep(self._limits.heartbeat)
+        self.error = None
+
+    def _restore_limit(self, attempts: int) -> float:
+        """Seconds for one attempt of so many: near the end of the standstill it is the source's
+        turn. Only where it may run already, or the source was asked in vain, is there no end."""
+        limit = self._standstill.for_restore(time.monotonic(), max(1, attempts))
+        return max(limit, 2 * self._limits.suspicion)
+
+    async def _finish(self) -> None:
+        """The frozen copy ends. It may not run in any case: its epoch is over and peers do not
+        hear it; so a source that does not answer now is not waited for."""
+        self._advance(Step.FINISHING)
+        with self.times.phase("finish") as detail:
+            try:
+                await self._settle(self.source)
+            except LiveshiftError as error:
+                detail.append("when the source is back")
+                self._ground.tell(self, f"the frozen copy ends once {self.source} is back: {error}")
+        await self._end(Step.DONE)
+
+    # ---- when something fails ------------------------------------------------------------------
+
+    async def _roll_back(self, error: LiveshiftError, may_be_complete: bool) -> None:
+        """Not committed: the source goes on, the destination forgets.
+
+        Unless the image is complete and the source was not told to run: it has promised, so the
+        capsule moves on, whatever became of the source. With both silent nothing is decided.
+        One that was cancelled moves on only if its source is silent or has lost it.
+        """
+        self.error = error
+        frozen = self.step is Step.FREEZING and isinstance(error, StepFailed)
+        at_once = self.step is Step.FREEZING and self._cancelled is None
+        if at_once and await self._goes_on():
+            await self._from_commit()
+            return
+        self._advance(Step.ROLLING_BACK)
+        while True:
+            try:
+                state = await self._settle(self.source)
+            except Exception as problem:
+                log.warning("%s: rolling back at %s: %s", self.name, self.source, problem)
+                state = "unknown"
+            if may_be_complete and state in ("unknown", "nothing"):
+                if await self._goes_on():
+                    await self._from_commit()
+                    return
+                decided = self._closed if state == "unknown" else self._seen
+                if not decided and self.capsule.code is None:
+                    await asyncio.sleep(self._limits.heartbeat)
+                    continue
+            break
+        if state == "unknown":
+            self._ground.tell(self, f"{self.source} goes on once it is back")
+        self.times.thaw()
+        if state == "nothing" and self.capsule.code is None:  # its host was switched off, say
+            await self._end(Step.LOST)
+        else:
+            # While it was frozen only the move itself can have ended it.
+            await self._end_undone(ended=state == "ended", because=str(error) if frozen else "")
+        with contextlib.suppress(Exception):  # it asks by itself, too
+            await self._settle(self.destination)
+
+    async def _goes_on(self) -> bool:
+        """Whether the image is complete, and now the destination's; if not, it never will be."""
+        try:
+            seen = await self._progress(close=True)
+            self._seen, self._closed = True, not seen.complete
+            if self._closed or self.released or self.capsule.code is not None:
+                return False
+            self._ground.commit(self.capsule, self.destination, still=True)
+        except Exception as error:
+            log.warning("%s: is the image complete? %s", self.name, error)
+            return False
+        self._ground.tell(self, f"the image is complete, so it moves on: {self.error}")
+        self.times.shipped(seen.image_bytes)
+        self._advance(Step.COMMITTED)
+        return True
+
+    async def _return(self) -> bool:
+        """Nothing runs at the destination: the source gets it back, if it has it still.
+
+        Returns whether the move has ended; otherwise the destination is to try again.
+        """
+        try:
+            if self.capsule.host != self.source and await self._settle(self.source) == "held":
+                self._ground.commit(self.capsule, self.source, still=False)
+            if self.capsule.host == self.source:
+                await self._ground.publish(self.job)
+                if await self._returned():
+                    self.times.thaw()
+                    await self._end(Step.FAILED)
+                    return True
+            at_source = self.capsule.host == self.source
+            if isinstance(self.error, Gone) or (at_source and self.capsule.granted):
+                self.error = Gone(f"{self.error}; and {self.source} has no copy either")
+                await self._end(Step.LOST)
+                return True
+            if self.capsule.host == self.source:
+                self._ground.commit(self.capsule, self.destination, still=False)
+        except Exception as error:
+            log.warning("%s: returning to %s: %s", self.name, self.source, error)
+        await asyncio.sleep(self._limits.heartbeat)  # nobody can have it now, so nothing hurries
+        if self.capsule.host == self.destination:
+            self._advance(Step.RESTORING)
+        return False
+
+    async def _returned(self) -> bool:
+        """Whether it runs at its source, which owns it: once that was granted only it knows."""
+        while True:
+            try:
+                state = await self._settle(self.source)
+                if state != "held":
+                    return state in ("runs", "ended")
+            except LiveshiftError as error:
+                log.warning("%s: waiting for %s: %s", self.name, self.source, error)
+                if not self.capsule.granted and not isinstance(self.error, Gone):
+                    return False  # the destination has an image still
+            await asyncio.sleep(self._limits.heartbeat)
+
+    async def _settle(self, host: str) -> str:
+        settle = messages.Settle(self.name, self.capsule.name)
+        limit = self._limits.prepare
+        return (await self._ask(host, settle, limit, messages.Settled)).state

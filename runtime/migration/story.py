@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every migration has, whatever its order of things: a record, steps, gates, an end.
+
+The orders themselves: :mod:`.migration` (to another host), :mod:`.gpu_swap` (to another GPU).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from ...errors import LiveshiftError, Refused, Unreachable
+from .. import messages
+from ..messages import Cost, Message, MigrationRow, Prediction, Rounds
+from ..model.deadlines import Standstill
+from ..model.jobs import Capsule, Job
+from ..model.steps import ENDS, Step
+from ..model.timeline import Timeline
+from .ground import Ground, NoBoundary
+
+log = logging.getLogger("liveshift.migration")
+M = TypeVar("M", bound=Message)
+
+RESUME_WAIT_S = 2.0
+"""For a sign of progress at the destination. Nothing depends on it but the word "done"."""
+
+
+class Story(ABC):
+    """A migration in flight, and its record when it is over.
+
+    ``source`` and ``destination`` are hosts; ``run`` and ``take_up`` never raise: how it ended is
+    in ``step`` and ``error``.
+    """
+
+    kind: ClassVar[str]
+    """What the record calls it."""
+    allowed: ClassVar[Mapping[Step, frozenset[Step]]]
+    """Which step may follow which."""
+    cancellable: ClassVar[frozenset[Step]]
+    """While it is here, a person may cancel it."""
+
+    def __init__(
+        self, ground: Ground, number: int, job: Job, capsule: Capsule, destination: str,
+        reason: str, by: str, changed: Callable[[Story], None],
+    ) -> None:  # fmt: skip
+        self.number = number
+        self.name = f"m{number}"
+        self.job = job
+        self.capsule = capsule
+        self.source = capsule.host
+        self.destination = destination
+        self.reason = reason
+        self.by = by
+        self.step = Step.PREPARING
+        self.error: LiveshiftError | None = None
+        self.holds_gates = False  # of all ranks of the job
+        self.verify = False  # every byte of device memory
+        self.times = Timeline()
+        self.precopy: Rounds | None = None
+        self.predicted: Prediction | None = None
+        self.cost: Cost | None = None
+        self._ground = ground
+        self._limits = job.timeouts(ground.cluster)
+        self._changed = changed
+        self._cancelled: Refused | None = None
+        self._work: asyncio.Future[None] | None = None  # what a cancel interrupts
+
+    @abstractmethod
+    async def run(self) -> None:
+        """The order of things."""
+
+    @abstractmethod
+    async def take_up(self) -> None:
+        """Go on after a restart of the orchestrator, from what its journal says."""
+
+    @property
+    def way(self) -> tuple[str, str]:
+        """Where it leads from and to, in words."""
+        return self.source, self.destination
+
+    def cancel(self, by: str) -> None:
+        """End it: the capsule stays where it is. It is over a little later, as any that fails.
+
+        Raises Refused once it has gone too far, and when it is being undone already.
+        """
+        if self.step in ENDS:
+            raise Refused(f"{self.name} is over: {self.step.value}")
+        if self._cancelled is not None or self.step is Step.ROLLING_BACK:
+            raise Refused(f"{self.name} is being rolled back already")
+        if self.step not in self.cancellable:
+            raise Refused(
+                f"{self.name} is {self.step.value}: too late to cancel it",
+                hint=f"`liveshift events {self.name}` shows how it ends; a capsule that has moved"
+                " can be moved back",
+            )
+        self._cancelled = Refused(f"cancelled by {by}")
+        if self._work is not None:  # else it has not begun, or an error has ended it just now
+            self._work.cancel()
+
+    async def _unless_cancelled(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do the part that may be cancelled; raises what says so when it was."""
+        self._work = asyncio.ensure_future(work)
+        if self._cancelled is not None:
+            self._work.cancel()
+        try:
+            await self._work
+        except asyncio.CancelledError:
+            if self._cancelled is None:
+                raise  # this daemon ends
+            raise self._cancelled from None
+        finally:
+            self._work = None
+
+    def row(self) -> MigrationRow:
+        """The migration as it stands, for status, events and reports."""
+        times, (source, destination) = self.times, self.way
+        return MigrationRow(
+            name=self.name, capsule=self.capsule.name, source=source, destination=destination,
+            reason=self.reason, by=self.by, epoch=self.capsule.epoch, state=self.step.value,
+            asked=times.asked, seconds=times.seconds(), frozen_s=times.standstill(),
+            image_bytes=times.image_bytes, bytes=times.bytes,
+            expected_bytes=times.expected_bytes, link_rate=times.link_rate(),
+            phases=list(times.phases),
+            error=str(self.error) if self.error else None,
+            hint=self.error.hint if self.error else None,
+            kind=self.kind, precopy=self.precopy, predicted=self.predicted,
+            cost=self.cost,
+        )  # fmt: skip
+
+    async def _quiesce(self) -> None:
+        """No collective is half-entered anywhere from here on, until the gates open again.
+
+        A job that talks over TCP only may be stopped wherever it is: TCP itself waits.
+        """
+        self._advance(Step.QUIESCING)
+        self.holds_gates = True
+        with self.times.phase("quiesce") as detail:
+            try:
+                detail.append(await self._ground.quiesce(self))
+            except NoBoundary as error:
+                if not error.only_tcp:
+                    raise
+                self._ground.tell(self, f"frozen in place: {error}")
+                detail.append("frozen in place")
+
+    async def _reopen(self) -> None:
+        """The job's ranks may communicate again. Where hosts are out of reach they do by
+        themselves after a while."""
+        if self.holds_gates:
+            self.holds_gates = False
+            stands = self.times.frozen_at is not None
+            with self.times.phase("reopen", frozen=stands) as detail:
+                detail += filter(None, [await self._ground.reopen(self)])
+
+    async def _resume(self) -> None:
+        """The tree runs at the destination; wait a while for its first collective."""
+        self._advance(Step.RESUMING)
+        await self._reopen()
+        self.times.thaw()
+        began = time.monotonic()
+        with contextlib.suppress(Exception):  # it runs; that nobody saw it changes nothing
+            ask = messages.Resume(self.capsule.name, RESUME_WAIT_S)
+            seen = await self._ask(self.destination, ask, RESUME_WAIT_S + 5, messages.Moved)
+            self.times.take(seen.phases, began)
+
+    def _tell_of_memory(self, phases: Sequence[messages.Phase]) -> None:
+        """By which way memory goes, if not by the one that takes least."""
+        for phase in phases:
+            if phase.name == "pre-copy" and phase.detail.startswith("full dump"):
+                why = phase.detail.removeprefix("full dump")
+                self._ground.tell(self, f"copies all memory while paused (full dump){why}")
+
+    def _tell_of_devices(self, phases: Sequence[messages.Phase]) -> None:
+        """By which path device memory left its GPUs, and why, if it did."""
+        for words in dict.fromkeys(phase.detail for phase in phases if phase.name == "gpu save"):
+            self._ground.tell(self, words)
+
+    @property
+    def _standstill(self) -> Standstill:
+        return Standstill(self._limits, self.times.frozen_at or time.monotonic())
+
+    async def _ask(self, host: str, message: Message, timeout: float, expect: type[M]) -> M:
+        answer = await self._ground.ask(host, message, timeout)
+        if not isinstance(answer, expect):
+            raise Unreachable(f"{host} answered {type(message).__name__} with {answer!r}")
+        return answer
+
+    def _advance(self, to: Step) -> None:
+        assert to is self.step or to in self.allowed[self.step], f"{self.step} may not become {to}"
+        self.step = to
+        try:
+            self._changed(self)
+        except Exception:  # who owns the capsule is the commit's alone; what follows is rule()'s
+            log.exception("%s: cannot record that it is %s", self.name, to.value)
+
+    async def _end_undone(self, *, ended: bool = False, because: str = "") -> None:
+        """It was not moved, and nothing of it is lost: the move failed, or the capsule's command
+        ended before it (``ended``, or known already). ``because``: why, where that is known."""
+        code = self.capsule.code
+        if not ended and code is None:
+            await self._end(Step.FAILED)
+            return
+        how = "ended" if code is None else f"ended with code {code}"
+        way = " → ".join(self.way)
+        why = f": {because}" if because else ""
+        self.error = LiveshiftError(f"{self.capsule.name} {how} before it could move {way}{why}")
+        await self._end(Step.JOB_ENDED)
+
+    async def _end(self, how: Step) -> None:
+        await self._reopen()
+        self.times.end()
+        self._advance(how)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``--to-gpu`` and ``--from-gpu`` ask for: an index, or the beginning of a UUID."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...errors import NotFound, Refused, WrongUsage
+from ..messages import GpuSeat, GpuSurvey, Migrate
+from .jobs import Capsule
+from .troubles import refuse
+
+HINT = "write HOST/GPU, or just GPU on the host where it runs: an index, or the beginning of a UUID"
+
+
+@dataclass(frozen=True)
+class GpuAsked:
+    """``host`` and ``gpu``: where to; ``leave``: the GPU to leave; empty: the only one in use."""
+
+    host: str
+    gpu: str
+    leave: str
+
+
+def asked(ask: Migrate, capsule: Capsule) -> GpuAsked | None:
+    """None when no GPU was named; raises WrongUsage for what names none, Refused for one to leave
+    on a host where the capsule is not."""
+    if not ask.to_gpu:
+        if ask.from_gpu:
+            raise WrongUsage(
+                "--from-gpu was given without --to-gpu", hint="give --to-gpu HOST/GPU too"
+            )
+        return None
+    if ask.to:
+        raise WrongUsage("--to and --to-gpu were both given", hint="give --to-gpu HOST/GPU alone")
+    host, gpu = _split(ask.to_gpu)
+    on, leave = _split(ask.from_gpu) if ask.from_gpu else ("", "")
+    if on and on != capsule.host:
+        raise Refused(
+            f"{capsule.name} is on {capsule.host}: it has no GPU of {on} to leave",
+            hint=f"give --from-gpu {capsule.host}/GPU",
+        )
+    return GpuAsked(host or capsule.host, gpu, leave)
+
+
+def find(text: str, gpus: Sequence[tuple[int, str]], host: str) -> str:
+    """The UUID of the GPU of a host that ``text`` names, of these (index, UUID).
+
+    Raises NotFound, or WrongUsage where it could be several.
+    """
+    if text.isdecimal():
+        found = [uuid for index, uuid in gpus if index == int(text)]
+    else:
+        found = [uuid for _, uuid in gpus if uuid.lower().startswith(text.lower())]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(f"{index} ({uuid})" for index, uuid in gpus) or "none"
+    if found:
+        raise WrongUsage(f'"{text}" names several GPUs of {host}', hint=f"its GPUs are: {known}")
+    raise NotFound(f'{host} has no GPU "{text}"', hint=f"its GPUs are: {known}")
+
+
+def seat(text: str, host: str, seats: Sequence[GpuSeat]) -> str:
+    """The UUID of a GPU of a host, as its beats name them; raises as :func:`find` does."""
+    if not seats:
+        raise Refused(
+            f"{host} has no usable GPU",
+            hint=f"`liveshift doctor --config FILE` on {host} says what is missing",
+        )
+    return find(text, list(enumerate(gpu.uuid for gpu in seats)), host)
+
+
+def left(capsule: str, survey: GpuSurvey | None, leave: str) -> str:
+    """The UUID of the GPU that a surveyed capsule is to leave: the one that was named, or else
+    the only one in use. Raises Refused, NotFound and WrongUsage."""
+    if survey is None or not (survey.processes or survey.problems):
+        raise Refused(f"{capsule} uses no GPU", hint="--to-gpu is for ranks that do")
+    gpus = survey.host.gpus
+    used = [gpu for gpu in gpus if survey.used.get(gpu.uuid)]
+    words = (
+        " and ".join(f"GPU {gpu.index} ({gpu.uuid})" for gpu in used) or "no GPU that NVML tells of"
+    )
+    if leave:
+        uuid = find(leave, [(gpu.index, gpu.uuid) for gpu in gpus], f"the host of {capsule}")
+        if uuid not in {gpu.uuid for gpu in used}:
+            raise Refused(f"{capsule} has nothing on GPU {leave}", hint=f"it uses {words}")
+        return uuid
+    if len(used) != 1:
+        refuse(survey.problems)
+        raise Refused(f"{capsule} uses {words}: say which to leave", hint="give --from-gpu GPU")
+    return used[0].uuid
+
+
+def _split(text: str) -> tuple[str, str]:
+    host, slash, gpu = text.rpartition("/")
+    if not gpu or (slash and not host):
+        raise WrongUsage(f'"{text}" names no GPU', hint=HINT)
+    return host, gpu

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job is: capsules with names, addresses and environments, made from one request."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+from dataclasses import dataclass, field
+
+from ...criu_glue.network import Overlay
+from ...criu_glue.room import PAGES
+from ...errors import LiveshiftError, Refused, WrongUsage
+from ...interposer.library import library_path
+from ..config.cluster import Cluster
+from ..config.environment import Place, environment
+from ..config.timeouts import Timeouts
+from ..messages import Book, CapsuleSpec, CapsuleState, Run
+from .deadlines import for_job
+from .ownership import Owner
+
+MOST_CAPSULES = 250
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+
+
+@dataclass
+class Capsule:
+    """A capsule as the orchestrator knows it; host, epoch and granted are the journal's."""
+
+    name: str
+    index: int
+    host: str
+    epoch: int
+    code: int | None = None
+    granted: bool = True
+    started: bool = False  # its host has had it; without it there it is lost
+    seen: CapsuleState | None = None
+    migration: str | None = None
+    failed: str = ""  # why its last move did not come about, where a dump or a restore failed
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.host, self.epoch, self.granted)
+
+
+@dataclass
+class Job:
+    """A job; ``state`` is running, ending or ended."""
+
+    name: str
+    overlay: Overlay
+    request: Run
+    uid: int
+    started: float
+    capsules: dict[str, Capsule]
+    state: str = "running"
+    code: int | None = None
+    first_end: str | None = field(default=None)
+    forgetting: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False, compare=False)
+    _book: tuple[int, Book] | None = field(default=None, repr=False, compare=False)
+
+    def book(self) -> Book:
+        """The address book; the same one until a capsule has another owner."""
+        epochs = sum(c.epoch for c in self.capsules.values())  # each only grows
+        if self._book is None or self._book[0] != epochs:
+            self._book = epochs, self._new_book()
+        return self._book[1]
+
+    def _new_book(self) -> Book:
+        where = {self.overlay.address(c.index): (c.host, c.epoch) for c in self.capsules.values()}
+        return Book(self.name, self.overlay.vni, self.overlay.subnet, where)
+
+    def timeouts(self, cluster: Cluster) -> Timeouts:
+        """The deadlines for moves of this job; raises Refused when the cluster file has changed
+        so that they do not fit into the job's collective timeout any more."""
+        try:
+            return for_job(cluster, self.request.collective)
+        except WrongUsage as unfit:  # it was none when the job began
+            raise Refused(unfit.message, hint=unfit.hint) from None
+
+    def spec(self, capsule: Capsule, cluster: Cluster) -> CapsuleSpec:
+        """Everything a host needs to house the capsule; the same wherever it goes."""
+        run = self.request
+        return CapsuleSpec(
+            name=capsule.name,
+            job=self.name,
+            index=capsule.index,
+            argv=list(run.argv),
+            env=environment(self._place(capsule), cluster.env, run.env, library_path(), PAGES),
+            cwd=run.cwd,
+            uid=self.uid,
+            gid=run.gid,
+            groups=list(run.groups),
+            hosts_file=self._hosts_file(),
+        )
+
+    def _place(self, capsule: Capsule) -> Place:
+        address, master = self.overlay.address(capsule.index), self.overlay.address(0)
+        count = len(self.capsules)
+        ranks = count > 1 or self.request.env_ranks
+        return Place(self.name, capsule.index, count, address, master, ranks)
+
+    def _hosts_file(self) -> str:
+        lines = ["127.0.0.1 localhost", "::1 localhost"]
+        for capsule in self.capsules.values():
+            address, name = self.overlay.address(capsule.index), f"{self.name}-{capsule.index}"
+            # The mapped form is what a dual-stack listener (torch's TCPStore) looks up.
+            lines += [f"{address} {name}", f"::ffff:{address} {name}"]
+        return "\n".join(lines) + "\n"
+
+
+def check_request(run: Run, taken: set[str], cluster: Cluster, number: int) -> str:
+    """The new job's name; raises WrongUsage for a request that cannot be a job, Refused
+    for a name that is in use.
+
+    ``number``: that of one which has no name of its own.
+    """
+    if not run.argv:
+        raise WrongUsage("no command given", hint="liveshift run -- torchrun train.py")
+    if not 1 <= run.nnodes <= MOST_CAPSULES:
+        raise WrongUsage(f"--nnodes {run.nnodes}: a job has 1 to {MOST_CAPSULES} capsules")
+    for_job(cluster, run.collective)
+    if run.name:
+        if not NAME.fullmatch(run.name):
+            raise WrongUsage(
+                f'invalid job name "{run.name}"',
+                hint="use 1 to 32 lower-case letters, digits and dashes",
+            )
+        if run.name in taken:
+            raise Refused(f'a job "{run.name}" is running already', hint="choose another --name")
+        return run.name
+    return f"job{number}"
+
+
+def overlay_for(cluster: Cluster, taken: set[int]) -> Overlay:
+    """The first /24 of the cluster's overlay that no job has, with its number as VXLAN id."""
+    subnets = ipaddress.ip_network(str(cluster.overlay)).subnets(new_prefix=24)
+    for vni, subnet in enumerate(subnets, start=1):
+        if vni not in taken:
+            return Overlay(vni, str(subnet))
+    raise LiveshiftError(
+        f"all subnets of {cluster.overlay} are taken by jobs",
+        hint="give cluster.overlay a larger network",
+    )

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a migration did what: its phases, how long the job stood still, how many bytes went."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ..messages import MigrationRow, Phase
+
+
+@dataclass
+class Timeline:
+    """Seconds on the monotonic clock; phases count from ``began``."""
+
+    began: float = field(default_factory=time.monotonic)
+    asked: float = field(default_factory=time.time)  # seconds since the epoch
+    ended: float | None = None
+    phases: list[Phase] = field(default_factory=list)
+    frozen_at: float | None = None
+    frozen_s: float = 0.0
+    expected_bytes: int = 0
+    image_bytes: int = 0
+    bytes: int = 0
+    ship_s: float = 0.0
+
+    @classmethod
+    def of(cls, row: MigrationRow) -> Timeline:
+        """As an earlier orchestrator has left it; the time since then counts."""
+        ago = time.time() - row.asked
+        found = cls(time.monotonic() - ago, row.asked, None, list(row.phases))
+        found.expected_bytes, found.image_bytes = row.expected_bytes, row.image_bytes
+        if row.frozen_s:
+            found.frozen_at = found.began + row.seconds - row.frozen_s
+        return found
+
+    def freeze(self) -> float:
+        """The job stands still from now on; returns now."""
+        self.frozen_at = time.monotonic()
+        return self.frozen_at
+
+    def thaw(self) -> None:
+        """It goes on. May be said again."""
+        if self.frozen_at is not None:
+            self.frozen_s = time.monotonic() - self.frozen_at
+            self.frozen_at = None
+
+    def end(self) -> None:
+        self.ended = time.monotonic()
+
+    def shipped(self, image_bytes: int) -> None:
+        """The image is complete."""
+        self.image_bytes = image_bytes
+        if self.frozen_at is not None:
+            self.ship_s = time.monotonic() - self.frozen_at
+
+    @contextlib.contextmanager
+    def phase(self, name: str, frozen: bool = False) -> Iterator[list[str]]:
+        """Times one phase; what is put into the list becomes its detail."""
+        start, detail = time.monotonic(), list[str]()
+        try:
+            yield detail
+        finally:
+            seconds = time.monotonic() - start
+            self.phases.append(
+                Phase(name, start - self.began, seconds, None, frozen, ", ".join(detail))
+            )
+
+    def take(self, phases: list[Phase], since: float) -> None:
+        """Phases timed by an agent, moved to this clock (which asked at ``since``)."""
+        offset = since - self.began
+        self.phases += [
+            Phase(p.name, p.start + offset, p.seconds, p.bytes, p.frozen, p.detail) for p in phases
+        ]
+
+    def answered(self, phases: list[Phase], since: float, by: str) -> None:
+        """As :meth:`take`, now that the agent has answered; what its phases leave of the time is
+        what order and answer took, to be read and to wake those who wait for them."""
+        self.take(phases, since)
+        taken = max((p.start + p.seconds for p in phases), default=0.0)
+        start = since - self.began + taken
+        left = max(0.0, time.monotonic() - self.began - start)
+        self.phases.append(Phase("messages", start, left, None, True, f"order to {by}, its answer"))
+
+    def seconds(self) -> float:
+        return (self.ended or time.monotonic()) - self.began
+
+    def standstill(self) -> float:
+        """Seconds that the job stood, or has stood until now."""
+        if self.frozen_at is None:
+            return self.frozen_s
+        return (self.ended or time.monotonic()) - self.frozen_at
+
+    def link_rate(self) -> float:
+        """Bytes per second of the image, 0 when it has not been shipped."""
+        return self.image_bytes / self.ship_s if self.ship_s else 0.0

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A journal that was put back from its backup catches up with what the hosts hold.
+
+It does not know which capsules have moved, begun or ended since. Until every host of the cluster
+file has reported, nothing is decided: agents that ask what becomes of a copy are told to wait, no
+capsule is taken for lost, and nothing is moved, started or ended. Then each capsule belongs to the
+host that has it under the highest epoch: epochs only grow, so that is the last one to which the
+lost journal had granted it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from ..messages import Hello
+from ..model.jobs import Capsule, Job
+from ..model.steps import ENDS, Step
+from .fleet import Fleet
+from .journal_file import JournalTrouble
+
+log = logging.getLogger("liveshift.catch_up")
+
+KILLED = 137
+
+SKIPPED = 1000
+"""Numbers of migrations that are not used: hosts may hold something of those that are not known."""
+
+
+class CatchUp:
+    """Takes the hosts' reports; ``ended`` takes note of a command's end."""
+
+    def __init__(self, fleet: Fleet, ended: Callable[[Job, Capsule, int], None]) -> None:
+        self._fleet = fleet
+        self._ended = ended
+
+    def begin(self) -> None:
+        """What was under way in the backup is over, one way or the other."""
+        for number, row in self._fleet.journal.migrations_not_in([step.value for step in ENDS]):
+            words = "its end is not known: the journal was put back from a backup"
+            over = msgspec.structs.replace(row, state=Step.FAILED.value, error=words)
+            self._fleet.journal.save_migration(number, over)
+
+    def report(self, host: str, hello: Hello) -> bool:
+        """A host has said what it has; returns whether that was the last one, and it is decided.
+
+        Raises JournalTrouble; then the host must report again, and nothing is decided until then.
+        """
+        fleet = self._fleet
+        fleet.reports[host] = hello
+        if waits := fleet.unreported():
+            log.warning("the journal is a backup; waiting for %s to report", ", ".join(waits))
+            return False
+        try:
+            self._decide()
+        except JournalTrouble:
+            del fleet.reports[host]
+            raise
+        return True
+
+    def _decide(self) -> None:
+        fleet = self._fleet
+        for job in fleet.jobs.values():
+            for capsule in [c for c in job.capsules.values() if c.code is None]:
+                self._settle(job, capsule)
+        fleet.journal.skip_migrations(SKIPPED)
+        fleet.journal.file.forget_mark()  # at last: until then it would be done again
+        fleet.journal.note("", "journal", "put back from a backup; all hosts have reported")
+
+    def _settle(self, job: Job, capsule: Capsule) -> None:
+        reports = self._fleet.reports.items()
+        found = [(h.epochs[capsule.name], host) for host, h in reports if capsule.name in h.epochs]
+        epoch, host = max(found, default=(0, ""))
+        if epoch < capsule.epoch:
+            self._ended(job, capsule, KILLED)
+            self._fleet.journal.note(capsule.name, "lost", "lost: no host has it any more")
+            return
+        if (host, epoch) != (capsule.host, capsule.epoch) or not capsule.granted:
+            self._fleet.journal.adopt(capsule.name, host, epoch)
+            capsule.host, capsule.epoch, capsule.granted = host, epoch, True
+            self._fleet.journal.note(capsule.name, "adopted", f"adopted: it is on {host}")
+        code = self._fleet.reports[host].ended.get(capsule.name)
+        if code is not None:
+            self._ended(job, capsule, code)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The orchestrator's side of what a move costs: asks both hosts, and makes the record of it.
+
+Nothing waits for this. The move begins while its source is asked how far the capsule is. It is over
+before its hosts are asked what the job made, and evacuation goes on meanwhile. So the record comes
+some seconds after the end. Where the job ends by then, or another of its capsules moves, the record
+says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from ...errors import LiveshiftError
+from .. import messages
+from ..cost.lost_time import AFTER_S, NotMeasured, lost_s
+from ..cost.prediction import stood
+from ..cost.words import in_words
+from ..messages import Cost, Message, Worked
+from ..migration.migration import Move
+from ..model.steps import ENDS, Step
+from .fleet import Fleet
+
+log = logging.getLogger("liveshift.costing")
+
+ASK_S = 5.0
+WATCHED_S = 30.0
+"""How long a host may take for its answer: it watches the capsule for some seconds first."""
+
+Ask = Callable[[str, Message, float], Awaitable[Message | None]]
+
+
+class Costing:
+    """``ask`` as Moves.ask. ``measured`` is called once a move's cost is set, with the move and
+    with words for the history ("" for none)."""
+
+    def __init__(self, fleet: Fleet, ask: Ask, measured: Callable[[Move, str], None]) -> None:
+        self._fleet = fleet
+        self._ask = ask
+        self._measured = measured
+        self._begun: dict[str, float] = {}  # when the source was asked, by move
+
+    async def begin(self, move: Move) -> None:
+        """The move was asked for just now: ask its source how far the capsule is."""
+        asked = time.monotonic()
+        try:
+            await self._ask(move.source, messages.StartMeasure(move.name, move.capsule.name), ASK_S)
+        except LiveshiftError as error:
+            log.info("%s: what it costs will not be measured: %s", move.name, error)
+            return
+        if move.step not in ENDS:  # else :meth:`end` has run, and would never remove it
+            self._begun[move.name] = (asked + time.monotonic()) / 2
+
+    async def end(self, move: Move) -> None:
+        """The move is over: set its cost, unless it had not begun to copy."""
+        begun = self._begun.pop(move.name, None)
+        if not _did_something(move):
+            return
+        source = destination = None
+        lost, why_not = None, ""
+        try:
+            if begun is None:
+                raise NotMeasured("the orchestrator or the source was not there at its begin")
+            if move.step in (Step.LOST, Step.JOB_ENDED):
+                raise NotMeasured("the job ended")
+            source, destination, asked = await self._ask_both(move)
+            end = source if move.step is not Step.DONE else destination
+            log.debug("%s: begun %.3f s before; %s; %s", move.name, asked - begun, source, end)
+            self._look_for_others(move)
+            lost = lost_s(asked - begun + end.seconds, source, end)
+        except NotMeasured as error:
+            why_not = str(error)
+        except LiveshiftError as error:
+            why_not = f"a host did not say what the job made: {error}"
+        move.cost = _cost(move, lost, why_not, source, destination)
+        self._measured(move, in_words(move.cost) if move.step is Step.DONE else "")
+
+    async def _ask_both(self, move: Move) -> tuple[Worked, Worked, float]:
+        """What source and destination answer, and when the host that has the capsule was asked."""
+        name, capsule = move.name, move.capsule.name
+        if move.step is not Step.DONE:  # it runs on at the source
+            asked = time.monotonic()
+            source = await self._worked(move.source, messages.EndMeasure(name, capsule))
+            return source, source, asked
+        source = await self._worked(move.source, messages.EndMeasure(name, capsule))
+        asked = time.monotonic()
+        ask = messages.EndMeasure(name, capsule, source.clock)
+        return source, await self._worked(move.destination, ask), asked
+
+    async def _worked(self, host: str, ask: messages.EndMeasure) -> Worked:
+        answer = await self._ask(host, ask, WATCHED_S)
+        if not isinstance(answer, Worked):
+            raise LiveshiftError(f"{host} answered EndMeasure with {answer!r}")
+        return answer
+
+    def _look_for_others(self, move: Move) -> None:
+        """Raises NotMeasured where another move of the job lies in the same time."""
+        for other in self._fleet.moves.values():
+            if other is move or other.job is not move.job:
+                continue
+            ended = other.times.ended
+            if ended is None or ended + AFTER_S > move.times.began:
+                raise NotMeasured(f"another move of the job, {other.name}, lies in the same time")
+        if move.capsule.code is not None or move.job.state != "running":
+            raise NotMeasured("the job ended")
+
+
+def _did_something(move: Move) -> bool:
+    """Whether it was done, or got at least as far as copying or freezing."""
+    began = (phase.name == "pre-copy" or phase.frozen for phase in move.times.phases)
+    return move.step is Step.DONE or any(began)
+
+
+def _cost(
+    move: Move, lost: float | None, why_not: str, source: Worked | None, destination: Worked | None
+) -> Cost:
+    row, slower, paused = move.row(), None, None
+    if lost is not None:
+        # The job made nothing while it stood, so it lost that time at least. The rate is known to
+        # some per cent only, and of a move of 30 s that is more than a short pause.
+        lost = max(lost, row.frozen_s)
+        slower = max(0.0, lost - stood(row))
+        paused = lost - slower
+    left = move.step is Step.DONE and not any(
+        phase.name == "finish" and phase.detail for phase in row.phases
+    )
+    return Cost(
+        lost_s=lost,
+        paused_s=paused,
+        slower_s=slower,
+        empty_s=row.seconds if left else None,
+        cpu_source_s=source.cpu_s if source else None,
+        cpu_destination_s=destination.cpu_s if destination and destination is not source else None,
+        sent_bytes=source.sent if source else 0,
+        memory_bytes=row.predicted.memory if row.predicted else 0,
+        why_not=why_not,
+    )

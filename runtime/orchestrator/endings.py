@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How jobs end by themselves or by one failing capsule, and what is left of them then.
+
+A job that somebody stops, and what a failure leaves running, is ended by :mod:`.stopping`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from ...errors import LiveshiftError, Refused
+from .. import messages
+from ..control.link import Switchboard
+from ..daemon.tasks import Tasks
+from ..model.jobs import Capsule, Job
+from ..model.steps import Step
+from .fleet import Fleet
+from .stopping import Stopping
+
+
+class Endings:
+    """Follows the ends of capsules to the ends of their jobs."""
+
+    def __init__(self, fleet: Fleet, switchboard: Switchboard, stopping: Stopping) -> None:
+        self._fleet = fleet
+        self._switchboard = switchboard
+        self._stopping = stopping
+        self._tasks = Tasks()
+
+    def capsule_ended(self, job: Job, capsule: Capsule, code: int) -> None:
+        """Take note of a command's end (exit code, or 128 + signal). Repeatable."""
+        if capsule.code is not None:
+            return
+        journal, rest = self._fleet.journal, [c for c in job.capsules.values() if c is not capsule]
+        # The first failure is the job's, as torchrun and srun have it.
+        failed = job.code if job.code is not None else code or None
+        over = all(other.code is not None for other in rest)
+        fails = not over and code != 0 and job.state == "running"
+        with journal.together():
+            journal.set_ended(capsule.name, code)
+            journal.tell(capsule.name, "ended", f"ended on {capsule.host} with code {code}")
+            if over:
+                journal.set_job(job.name, "ended", failed or 0)
+                journal.tell(job.name, "ended", f"ended with code {failed or 0}")
+            elif fails:
+                journal.set_job(job.name, "ending", failed)
+        capsule.code, job.code = code, failed
+        move = self._fleet.moves.get(capsule.migration or "")
+        if move is not None and move.step is not Step.FREEZING:  # whose source says what happened
+            with contextlib.suppress(Refused):  # over, or too far
+                move.cancel("the end of its command")  # nothing is left to wait for
+        if over:
+            job.state, job.code = "ended", failed or 0
+            self._tasks.spawn(self._forget_old())
+        elif fails:
+            job.state = "ending"
+            self._stopping.end_rest(job)
+
+    def end_stray(self, host: str, capsule: str, epoch: int) -> None:
+        """Kill a copy on a host that does not own the capsule (any more)."""
+        limit = self._fleet.cluster.timeouts.grace
+        self._tasks.spawn(self._switchboard.ask(host, messages.End(capsule, epoch), limit))
+
+    async def forget(self, name: str, even_running: bool = False) -> None:
+        """Have all hosts remove what an ended job has left there, then free its name and subnet.
+
+        A host that is still removing it would take devices away from a new job in that subnet, so
+        the orchestrator gives name and subnet to nobody before all hosts have answered.
+        """
+        job = self._fleet.jobs.get(name)
+        if job is None or (job.state != "ended" and not even_running):
+            return
+        async with job.forgetting:
+            if self._fleet.jobs.get(name) is not job:
+                return  # another call has done it while this one waited
+            limit, word = self._fleet.cluster.timeouts.prepare, messages.Forget(name)
+            asks = [self._switchboard.ask(host, word, limit) for host in self._fleet.up()]
+            for answer in await asyncio.gather(*asks, return_exceptions=True):
+                if isinstance(answer, Exception) and not isinstance(answer, LiveshiftError):
+                    raise answer
+            self._fleet.journal.remove_job(name)
+            del self._fleet.jobs[name]
+
+    async def _forget_old(self) -> None:
+        ended = [name for name, job in self._fleet.jobs.items() if job.state == "ended"]
+        for name in ended[: -self._fleet.cluster.jobs.keep_ended]:
+            await self.forget(name)

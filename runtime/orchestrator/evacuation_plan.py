@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In which order capsules leave a host that must be empty soon, and which of them will not make it.
+
+Where the time suffices, capsules leave one by one, the quickest first. Each then has the link to
+itself and takes its cheapest way that leaves time for those behind it, and a job is paused for one
+rank at a time. Else all leave at once: surveys, rooms and restores then overlap, while the copies
+share link and cores and take as long as one after the other. Where that is too late as well, they
+leave one by one, so that as many as possible are gone in time. This module has no clock; all times
+are seconds from now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..cost import model as cost
+from ..messages import Departing, Prediction
+
+BEYOND_S = 0.2
+"""Between the end of a move and the beginning of the next one."""
+
+
+@dataclass(frozen=True)
+class EvacuationPlan:
+    """Capsules leave in this ``order``, or ``together``, all at once, and have ``within`` seconds.
+
+    ``until``: the deadline that each move gets, which leaves time for the moves behind it or beside
+    it. ``late``: the capsules that will not be gone in time.
+    """
+
+    order: tuple[str, ...] = ()
+    together: bool = False
+    until: Mapping[str, float] = field(default_factory=dict)
+    departing: tuple[Departing, ...] = ()
+    empty_s: float = 0.0
+    within: float = 0.0
+
+    @property
+    def late(self) -> list[Departing]:
+        return [each for each in self.departing if each.late]
+
+
+def plan(found: Mapping[str, Prediction], within: float, max_pause: float) -> EvacuationPlan:
+    """Make the plan from the predictions, each of which is for a move that goes alone."""
+    order = sorted(found, key=lambda name: (_soonest(found[name]), name))
+    alone = sum(_soonest(found[name]) + BEYOND_S for name in order) - BEYOND_S
+    at_once = _together([found[name] for name in order])
+    if order and alone > within >= at_once:
+        gone = [Departing(name, at_once, False, found[name].lost_s) for name in order]
+        until = {name: within - (at_once - _soonest(found[name])) for name in order}
+        return EvacuationPlan(tuple(order), True, until, tuple(gone), at_once, within)
+    return _one_by_one(found, order, within, max_pause)
+
+
+def _one_by_one(
+    found: Mapping[str, Prediction], order: Sequence[str], within: float, max_pause: float
+) -> EvacuationPlan:
+    now, until, gone = 0.0, {}, []
+    in_time = _prefix([_soonest(found[name]) for name in order], within)
+    for place, name in enumerate(order):
+        behind = order[place + 1 : in_time]
+        until[name] = within - sum(_soonest(found[other]) + BEYOND_S for other in behind)
+        took = _taken(found[name], until[name] - now, max_pause)
+        gone.append(Departing(name, now + took, now + took > within + 1e-9, found[name].lost_s))
+        now += took + BEYOND_S
+    empty = max((each.empty_s for each in gone), default=0.0)
+    return EvacuationPlan(tuple(order), False, until, tuple(gone), empty, within)
+
+
+def _prefix(times: Sequence[float], within: float) -> int:
+    """How many moves of such lengths, one after the other, are over in time."""
+    now = 0.0
+    for count, each in enumerate(times):
+        if now + each > within:
+            return count
+        now += each + BEYOND_S
+    return len(times)
+
+
+def _soonest(found: Prediction) -> float:
+    return min((each.empty_s for each in found.weighed), default=found.empty_s)
+
+
+def _taken(found: Prediction, within: float, max_pause: float) -> float:
+    if found.given is None:
+        return found.empty_s
+    return cost.choose(found.given, max_pause, within).estimate.empty_s
+
+
+def _together(found: Sequence[Prediction]) -> float:
+    """Seconds until all are gone that begin at once and share link and cores."""
+    copies = [_copy(each) for each in found]
+    besides = [_soonest(each) - copy for each, copy in zip(found, copies, strict=True)]
+    return max(besides, default=0.0) + sum(copies)
+
+
+def _copy(found: Prediction) -> float:
+    """Seconds for which a move alone uses the whole link or all cores."""
+    if found.given is None:
+        return found.empty_s / 2
+    return min(_soonest(found), cost.memory_s(found.given, found.memory))

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the orchestrator knows: hosts, taints, jobs, moves. Loaded from the journal, no traffic."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from ...criu_glue.network import Overlay
+from ...errors import ConfigError, no_such
+from ..config.cluster import Cluster
+from ..messages import CapsuleState, DataLink, GpuSeat, Hello, Run
+from ..migration.story import Story
+from ..model.jobs import Capsule, Job
+from ..model.steps import ENDS
+from .journal import Journal
+from .spares import NO_GPUS, GpuNeed, HostView
+
+
+@dataclass
+class HostState:
+    """A host as its agent's last words show it; ``heard`` is monotonic, 0 for never.
+
+    ``told``: it has said hello to this orchestrator, and missed no address book since.
+    ``digest``: of the cluster file that it uses.
+    """
+
+    name: str
+    heard: float = 0.0
+    memory_free: int = 0
+    life: str = ""
+    told: bool = False
+    gpus: tuple[GpuSeat, ...] = ()
+    link: DataLink | None = None
+    digest: str = ""
+
+
+class Fleet:
+    """The cluster as it is known now; what must survive is in the journal as well."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.journal = Journal(cluster.paths.state / "journal.sqlite")
+        self.hosts = {host.name: HostState(host.name) for host in cluster.hosts}
+        self.taints = self.journal.taints()
+        self.deadlines = self.journal.deadlines()
+        self.cordons = self.journal.cordons()
+        self.jobs = self._load_jobs()
+        self.moves: dict[str, Story] = {}
+        self.reports: dict[str, Hello] = {}  # of hosts, while a backup of the journal catches up
+        self.unknown: dict[str, list[CapsuleState]] = {}  # by host: what the journal does not have
+        if why := self.missing(self.hosts):
+            raise ConfigError(f"cluster file: {why}", hint="put the host's table back")
+
+    def missing(self, hosts: Iterable[str]) -> str:
+        """Why a cluster of these hosts does not fit the jobs that run, in words; "" if it does."""
+        there = set(hosts)
+        for job in self.jobs.values():
+            for capsule in job.capsules.values():
+                if job.state != "ended" and capsule.code is None and capsule.host not in there:
+                    return (
+                        f"{capsule.name} runs on {capsule.host}, which is not in the file any more:"
+                        f" drain {capsule.host} before you remove it"
+                    )
+        return ""
+
+    def unreported(self) -> list[str]:
+        """Hosts that a journal which was put back from a backup waits for; see catch_up.py."""
+        return (
+            [h for h in self.hosts if h not in self.reports] if self.journal.file.restored else []
+        )
+
+    def is_up(self, host: str) -> bool:
+        """Whether the host's agent has spoken within the time of suspicion."""
+        heard = self.hosts[host].heard
+        return bool(heard) and time.monotonic() - heard < self.cluster.timeouts.suspicion
+
+    def up(self) -> list[str]:
+        return [name for name in self.hosts if self.is_up(name)]
+
+    def under_way(self) -> list[Story]:
+        """Migrations that have not ended, swaps of GPUs among them."""
+        return [move for move in self.moves.values() if move.step not in ENDS]
+
+    def forget_moves(self, keep: int) -> None:
+        """Drop the oldest ended migrations, beyond ``keep`` of them, from memory."""
+        ended = [name for name, move in self.moves.items() if move.step in ENDS]
+        for name in ended[: max(0, len(ended) - keep)]:
+            del self.moves[name]
+
+    def taken(self) -> defaultdict[str, set[str]]:
+        """By host, capsules that take a slot: those that run there, those coming and going."""
+        taken: defaultdict[str, set[str]] = defaultdict(set)
+        for job in self.jobs.values():
+            if job.state != "ended":
+                for capsule in job.capsules.values():
+                    if capsule.code is None:
+                        taken[capsule.host].add(capsule.name)
+        for move in self.under_way():
+            for host in (move.source, move.destination):
+                taken[host].add(move.capsule.name)
+        return taken
+
+    def held(self) -> dict[str, list[str]]:
+        """By host, capsules that are not away from it yet: a committed move that is not over
+        holds its frozen copy there still."""
+        held = self.taken()
+        for move in self.under_way():
+            if move.capsule.host != move.destination:
+                held[move.destination].discard(move.capsule.name)
+        return {host: sorted(names) for host, names in held.items()}
+
+    def views(self) -> list[HostView]:
+        """The hosts as decisions about spares and placement see them."""
+        taken = self.taken()
+        return [
+            HostView(h.name, h.spare.value, h.slots, len(taken[h.name]), self.is_up(h.name),
+                     h.name in self.taints, self.hosts[h.name].gpus, h.name in self.cordons)
+            for h in self.cluster.hosts
+        ]  # fmt: skip
+
+    def gpu_need(self, capsule: Capsule, source: str) -> GpuNeed:
+        """What it needs of a destination's GPUs, as the last words of its source show it."""
+        if capsule.seen is None or not capsule.seen.gpus:
+            return NO_GPUS
+        return GpuNeed(frozenset(capsule.seen.gpus), self.hosts[source].gpus)
+
+    def find(self, capsule: str) -> tuple[Job, Capsule] | None:
+        job = self.jobs.get(capsule.partition("/")[0])
+        found = job.capsules.get(capsule) if job else None
+        return (job, found) if job and found else None
+
+    def job(self, name: str) -> Job:
+        """The job of that name; raises NotFound."""
+        if name not in self.jobs:
+            raise no_such(f'no job "{name}"', name, self.jobs, "known jobs")
+        return self.jobs[name]
+
+    def capsule(self, name: str) -> tuple[Job, Capsule]:
+        """The capsule of that name (for a job of one, the job's name will do); raises NotFound."""
+        job = self.job(name.partition("/")[0])
+        if name == job.name and len(job.capsules) == 1:
+            name = f"{job.name}/0"
+        if name not in job.capsules:
+            said = f'job {job.name} has no capsule "{name}"'
+            raise no_such(said, name, job.capsules, "its capsules are")
+        return job, job.capsules[name]
+
+    def _load_jobs(self) -> dict[str, Job]:
+        jobs: dict[str, Job] = {}
+        for name, vni, subnet, spec, started, state, code in self.journal.jobs():
+            raw = msgspec.msgpack.decode(spec)
+            capsules = {
+                capsule: Capsule(capsule, index, host, epoch, ended, bool(granted), True)
+                for capsule, _, index, host, epoch, ended, granted in self.journal.capsules(name)
+            }
+            jobs[name] = Job(
+                name, Overlay(vni, subnet), msgspec.convert(raw["run"], Run), raw["uid"], started,
+                capsules, state, code,
+            )  # fmt: skip
+        return jobs

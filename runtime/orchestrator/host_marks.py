@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Taints and cordons of hosts: who may set them, and who may take them back.
+
+A taint moves everything off a host, by a deadline where one is given; a cordon only keeps new
+capsules away. Root of a host may mark it; what another person has done takes the role "operate".
+"""
+
+from __future__ import annotations
+
+import time
+
+from ...errors import Refused
+from .. import messages
+from ..config.access import Principal, Role, refusal
+from ..config.choices import Severity
+from .evacuation import Evacuation
+from .fleet import Fleet
+from .journal import shortened
+
+
+class HostMarks:
+    """Answers the desk's asks about hosts."""
+
+    def __init__(self, fleet: Fleet, evacuation: Evacuation) -> None:
+        self._fleet = fleet
+        self._evacuation = evacuation
+
+    async def set_taint(self, who: Principal, ask: messages.SetTaint) -> messages.Evacuating | None:
+        self._fleet.cluster.host(ask.host)
+        if who.rules != ask.host:
+            self._need(who, f"taint {ask.host}")
+        if ask.severity and ask.severity not in set(Severity):
+            raise Refused(
+                f'there is no severity "{ask.severity}"', hint=f"known: {', '.join(Severity)}"
+            )
+        within = ask.within if ask.within > 0 else self._fleet.cluster.within.of(ask.severity)
+        reason = shortened(ask.reason)
+        with self._fleet.journal.together():
+            self._fleet.journal.set_taint(ask.host, reason, who.shown)
+            until = time.time() + within if within else None
+            self._fleet.journal.set_deadline(ask.host, until)
+            self._fleet.journal.tell(ask.host, "tainted", f"tainted: {reason}", who.shown)
+        self._fleet.taints[ask.host] = (reason, who.shown)
+        self._fleet.deadlines.pop(ask.host, None)
+        if until is not None:
+            self._fleet.deadlines[ask.host] = until
+        self._evacuation.retry(ask.host)
+        return await self._evacuation.plan(ask.host, within) if within else None
+
+    async def untaint(self, who: Principal, ask: messages.Untaint) -> None:
+        self._fleet.cluster.host(ask.host)
+        self._need_to_untaint(who, ask.host)
+        self._take_taint_away(who, ask.host)
+
+    async def cordon(self, who: Principal, ask: messages.Cordon) -> None:
+        fleet = self._fleet
+        fleet.cluster.host(ask.host)
+        if who.rules != ask.host:
+            self._need(who, f"cordon {ask.host}")
+        if ask.host in fleet.cordons:
+            return
+        with fleet.journal.together():
+            fleet.journal.set_cordon(ask.host, who.shown)
+            fleet.journal.tell(ask.host, "cordoned", "cordoned", who.shown)
+        fleet.cordons[ask.host] = who.shown
+
+    async def uncordon(self, who: Principal, ask: messages.Uncordon) -> None:
+        """Take a cordon back, and the taint as well: a drain taints."""
+        fleet, host = self._fleet, ask.host
+        fleet.cluster.host(host)
+        by = fleet.cordons.get(host)
+        if who.rules != host:
+            self._need(who, f"uncordon {host}")
+        elif by and by != who.shown:
+            self._need(who, f"uncordon {host}, which {by} cordoned")
+        self._need_to_untaint(who, host)
+        if by is not None:
+            with fleet.journal.together():
+                fleet.journal.clear_cordon(host)
+                fleet.journal.tell(host, "uncordoned", "uncordoned", who.shown)
+            del fleet.cordons[host]
+        self._take_taint_away(who, host)
+        self._evacuation.wake()
+
+    def _need_to_untaint(self, who: Principal, host: str) -> None:
+        taint = self._fleet.taints.get(host)
+        if who.rules != host:
+            self._need(who, f"untaint {host}")
+        elif taint and taint[1] != who.shown:  # a host must not undo what was done to it
+            self._need(who, f"untaint {host}, which {taint[1]} tainted")
+
+    def _take_taint_away(self, who: Principal, host: str) -> None:
+        """Clear the taint; do nothing where there is none."""
+        if host in self._fleet.taints:
+            with self._fleet.journal.together():
+                self._fleet.journal.clear_taint(host)
+                self._fleet.journal.tell(host, "untainted", "untainted", who.shown)
+            del self._fleet.taints[host]
+            self._fleet.deadlines.pop(host, None)
+            self._evacuation.wake()
+
+    def _need(self, who: Principal, what: str) -> None:
+        if not who.may(Role.OPERATE):
+            raise refusal(who, what, Role.OPERATE)

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The orchestrator's journal: what is true of the cluster, durable before it is said.
+
+SQLite in WAL mode with synchronous=FULL (journal_file.py): when a method returns, the power may
+fail. Which host owns a capsule is one row, and :meth:`Journal.commit` the one write that passes it
+on. What the orchestrator keeps in memory changes after the journal, never before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from ...errors import LiveshiftError
+from ..messages import Event, MigrationRow
+from .journal_file import JournalFile, JournalTrouble
+
+log = logging.getLogger("liveshift.journal")
+
+MOVES_OF_A_HOST = 1000
+"""Of the last so many migrations those of a host belong to its history: each is decoded for it."""
+
+MOST_TEXT = 1000
+"""Characters that the history keeps of a reason, or of a command."""
+
+NUMBERED = re.compile(r"job([0-9]{1,9})")
+
+VERSION = 3
+"""Of what is written: the tables, and the structures in their blobs (PRAGMA user_version)."""
+
+READABLE = (2, VERSION)
+"""Formats that can be read; fields that an older one lacks have defaults, tables are made."""
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+    name TEXT PRIMARY KEY, vni INTEGER UNIQUE, subnet TEXT, spec BLOB, started REAL,
+    state TEXT, code INTEGER);
+CREATE TABLE IF NOT EXISTS capsules (
+    name TEXT PRIMARY KEY, job TEXT, number INTEGER, host TEXT, epoch INTEGER, code INTEGER,
+    granted INTEGER);
+CREATE TABLE IF NOT EXISTS last_epochs (job TEXT PRIMARY KEY, epoch INTEGER);
+CREATE TABLE IF NOT EXISTS taints (host TEXT PRIMARY KEY, reason TEXT, by TEXT);
+CREATE TABLE IF NOT EXISTS deadlines (host TEXT PRIMARY KEY, until REAL);
+CREATE TABLE IF NOT EXISTS cordons (host TEXT PRIMARY KEY, by TEXT);
+CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY, state TEXT, row BLOB);
+CREATE TABLE IF NOT EXISTS skipped (number INTEGER PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS events (
+    number INTEGER PRIMARY KEY, time REAL, subject TEXT, kind TEXT, text TEXT, by TEXT,
+    migration INTEGER);
+"""
+
+
+class Journal:
+    """One file; for one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = JournalFile(path, SCHEMA, VERSION, READABLE)
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """Writes within are made all of them or none, and wait for the disk once."""
+        return self.file.together()
+
+    # ---- jobs ----
+
+    def add_job(
+        self, name: str, vni: int, subnet: str, spec: bytes, owners: dict[str, tuple[int, str]]
+    ) -> tuple[float, int]:
+        """A new job and its capsules, name → (index, host). Returns (now, their first epoch).
+
+        That is above every epoch which an earlier job of the name had: a host that missed the
+        end of that one must not take its epochs for newer.
+        """
+        now = time.time()
+        with self.together():
+            self.file.write(
+                "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, 'running', NULL)",
+                (name, vni, subnet, spec, now),
+            )
+            query = "SELECT COALESCE(MAX(epoch), 0) + 1 FROM last_epochs WHERE job = ?"
+            first = int(self.file.rows(query, (name,))[0][0])
+            self.file.write_all(
+                "INSERT INTO capsules VALUES (?, ?, ?, ?, ?, NULL, 1)",
+                [(c, name, index, host, first) for c, (index, host) in owners.items()],
+            )
+        return now, first
+
+    def jobs(self) -> list[tuple[str, int, str, bytes, float, str, int | None]]:
+        return self.file.rows("SELECT * FROM jobs ORDER BY started")
+
+    def remove_job(self, name: str) -> None:
+        with self.together():
+            self.file.write(
+                "INSERT OR REPLACE INTO last_epochs"
+                " SELECT job, MAX(epoch) FROM capsules WHERE job = ? GROUP BY job",
+                (name,),
+            )
+            self.file.write("DELETE FROM jobs WHERE name = ?", (name,))
+            self.file.write("DELETE FROM capsules WHERE job = ?", (name,))
+
+    def end_unknown(self, job: str, epoch: int) -> None:
+        """A job of that name, which is not in here, has ended: neither is used again."""
+        last = max(epoch, self.last_epoch(job))
+        self.file.write("INSERT OR REPLACE INTO last_epochs VALUES (?, ?)", (job, last))
+
+    def last_epoch(self, job: str) -> int:
+        """The highest epoch of a job of that name that was forgotten; 0 when there was none."""
+        query = "SELECT COALESCE(MAX(epoch), 0) FROM last_epochs WHERE job = ?"
+        return int(self.file.rows(query, (job,))[0][0])
+
+    def next_number(self) -> int:
+        """One that is in no name jobN yet that a job has or had."""
+        query = "SELECT name FROM jobs UNION SELECT job FROM last_epochs"
+        names = (NUMBERED.fullmatch(name) for (name,) in self.file.rows(query))
+        return max((int(found[1]) for found in names if found), default=0) + 1
+
+    def set_job(self, name: str, state: str, code: int | None) -> None:
+        self.file.write("UPDATE jobs SET state = ?, code = ? WHERE name = ?", (state, code, name))
+
+    # ---- capsules and who owns them ----
+
+    def capsules(self, job: str) -> list[tuple[str, str, int, str, int, int | None, int]]:
+        query = "SELECT * FROM capsules WHERE job = ? ORDER BY number"
+        return self.file.rows(query, (job,))
+
+    def set_ended(self, capsule: str, code: int) -> None:
+        self.file.write("UPDATE capsules SET code = ? WHERE name = ?", (code, capsule))
+
+    def commit(self, capsule: str, host: str, epoch: int) -> None:
+        """Pass a capsule to ``host`` under ``epoch``, which must be the next one.
+
+        This is the commit of a migration: before it returns only the old owner may run the
+        capsule, afterwards only the new one, once it was granted.
+        """
+        done = self.file.write(
+            "UPDATE capsules SET host = ?, epoch = ?, granted = 0"
+            " WHERE name = ? AND epoch = ? - 1 AND code IS NULL",
+            (host, epoch, capsule, epoch),
+        )
+        if done != 1:
+            raise LiveshiftError(f"{capsule} is not owned under epoch {epoch - 1} any more")
+
+    def adopt(self, capsule: str, host: str, epoch: int) -> None:
+        """A host has it under an epoch that a journal which is lost had granted."""
+        self.file.write(
+            "UPDATE capsules SET host = ?, epoch = ?, granted = 1 WHERE name = ?",
+            (host, epoch, capsule),
+        )
+
+    def grant(self, capsule: str, host: str, epoch: int) -> None:
+        """The owner may run it from now on."""
+        done = self.file.write(
+            "UPDATE capsules SET granted = 1 WHERE name = ? AND host = ? AND epoch = ?",
+            (capsule, host, epoch),
+        )
+        if done != 1:
+            raise LiveshiftError(f"{capsule} is not {host}'s under epoch {epoch}")
+
+    # ---- taints ----
+
+    def taints(self) -> dict[str, tuple[str, str]]:
+        """host → (reason, by)."""
+        rows = self.file.rows("SELECT * FROM taints")
+        return {host: (reason, by) for host, reason, by in rows}
+
+    def set_taint(self, host: str, reason: str, by: str) -> None:
+        self.file.write("INSERT OR REPLACE INTO taints VALUES (?, ?, ?)", (host, reason, by))
+
+    def clear_taint(self, host: str) -> None:
+        self.file.write("DELETE FROM taints WHERE host = ?", (host,))
+        self.set_deadline(host, None)
+
+    def deadlines(self) -> dict[str, float]:
+        """Tainted host → when it must be empty, in seconds since the epoch."""
+        return dict(self.file.rows("SELECT * FROM deadlines"))
+
+    def set_deadline(self, host: str, until: float | None) -> None:
+        if until is None:
+            self.file.write("DELETE FROM deadlines WHERE host = ?", (host,))
+        else:
+            self.file.write("INSERT OR REPLACE INTO deadlines VALUES (?, ?)", (host, until))
+
+    def cordons(self) -> dict[str, str]:
+        """host → by."""
+        return dict(self.file.rows("SELECT * FROM cordons"))
+
+    def set_cordon(self, host: str, by: str) -> None:
+        self.file.write("INSERT OR REPLACE INTO cordons VALUES (?, ?)", (host, by))
+
+    def clear_cordon(self, host: str) -> None:
+        self.file.write("DELETE FROM cordons WHERE host = ?", (host,))
+
+    # ---- history ----
+
+    def next_migration(self) -> int:
+        every = "SELECT number FROM migrations UNION SELECT number FROM skipped"
+        query = f"SELECT MAX(number) FROM ({every})"
+        return int(self.file.rows(query)[0][0] or 0) + 1
+
+    def skip_migrations(self, count: int) -> None:
+        """Do not use the next ``count`` numbers."""
+        self.file.write("INSERT INTO skipped VALUES (?)", (self.next_migration() + count - 1,))
+
+    def save_migration(self, number: int, row: MigrationRow) -> None:
+        self.file.write(
+            "INSERT OR REPLACE INTO migrations VALUES (?, ?, ?)",
+            (number, row.state, msgspec.msgpack.encode(row)),
+        )
+
+    def migrations_not_in(self, states: Iterable[str]) -> list[tuple[int, MigrationRow]]:
+        """Migrations that were left in another state than these."""
+        over = list(states)
+        query = "SELECT number, row FROM migrations WHERE state NOT IN ({})"
+        rows = self.file.rows(query.format(", ".join("?" * len(over))), over)
+        return [(n, msgspec.msgpack.decode(row, type=MigrationRow)) for n, row in rows]
+
+    def migrations_in(self, state: str, most: int) -> list[MigrationRow]:
+        """The last migrations that are in this state, newest first."""
+        query = "SELECT row FROM migrations WHERE state = ? ORDER BY number DESC LIMIT ?"
+        rows = self.file.rows(query, (state, most))
+        return [msgspec.msgpack.decode(row, type=MigrationRow) for (row,) in rows]
+
+    def migration(self, number: int) -> MigrationRow | None:
+        found = self.file.rows("SELECT row FROM migrations WHERE number = ?", (number,))
+        return msgspec.msgpack.decode(found[0][0], type=MigrationRow) if found else None
+
+    def tell(
+        self, subject: str, kind: str, text: str, by: str = "", migration: int | None = None
+    ) -> None:
+        """Add a line to the history; raises JournalTrouble."""
+        self.file.write(
+            "INSERT INTO events (time, subject, kind, text, by, migration)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
+            (time.time(), subject, kind, text, by, migration),
+        )
+
+    def note(
+        self, subject: str, kind: str, text: str, by: str = "", migration: int | None = None
+    ) -> None:
+        """The same of what is so in any case: where the line cannot be written it is logged."""
+        try:
+            self.tell(subject, kind, text, by, migration)
+        except JournalTrouble as error:
+            log.error("%s: %s: %s (not in the history: %s)", subject, kind, text, error)
+
+    def events(self, subject: str, after: int, host: bool = False) -> list[Event]:
+        """The history of a job (with its capsules), a capsule or a host; all of it for ''.
+
+        ``host``: the subject is one, whose history has the last moves from it and to it.
+        """
+        where = "number > ?"
+        values: list[object] = [after]
+        if subject:
+            about = (
+                "subject = ? OR subject LIKE ? OR migration IN (SELECT migration FROM events"
+                " WHERE subject = ?)"
+            )
+            if host:  # these numbers are ours: nothing of anybody's words gets into the query
+                about += f" OR migration IN ({','.join(map(str, self._moves_of(subject)))})"
+            where += f" AND ({about})"
+            values += [subject, subject + "/%", subject]
+        rows = self.file.rows(f"SELECT * FROM events WHERE {where} ORDER BY number", values)
+        return [
+            Event(number, at, about, kind, text, by, self.migration(m) if m else None)
+            for number, at, about, kind, text, by, m in rows
+        ]
+
+    def _moves_of(self, host: str) -> list[int]:
+        """The last migrations from and to a host, swaps of its GPUs among them."""
+        rows = self.file.rows(
+            "SELECT number, row FROM migrations ORDER BY number DESC LIMIT ?", (MOVES_OF_A_HOST,)
+        )
+        found = []
+        for number, raw in rows:
+            row = msgspec.msgpack.decode(raw, type=MigrationRow)
+            if host in (row.source.partition(" ")[0], row.destination.partition(" ")[0]):
+                found.append(number)
+        return found
+
+
+def shortened(text: str) -> str:
+    """As much of a person's text as the history keeps."""
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}…"

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The journal's file: SQLite with every write durable, troubles in words, and a backup beside it.
+
+The backup is made by SQLite's online backup, so that it is whole whatever is written meanwhile
+(https://www.sqlite.org/backup.html). It carries a mark (PRAGMA application_id). A journal that is
+opened with the mark was put back from a backup, and lacks what happened since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ... import units
+from ...errors import LiveshiftError
+
+log = logging.getLogger("liveshift.journal")
+
+MARK = 0x6C73626B
+"""The application_id of a backup: "lsbk"."""
+
+LITTLE = 1 << 20
+"""Bytes: with fewer free ones an I/O error is taken for a full disk."""
+
+
+class JournalTrouble(LiveshiftError):
+    """The journal cannot be opened, read or written; what was to be written has not happened."""
+
+
+class JournalFile:
+    """One file; for one thread, but for :meth:`back_up`.
+
+    ``trouble``: why the last write failed, in words; "" when it did not. ``restored``: the file was
+    put back from a backup, until :meth:`forget_mark`.
+    """
+
+    def __init__(self, path: Path, schema: str, version: int, readable: Sequence[int]) -> None:
+        self.path = path
+        self.backup = path.with_name("journal.backup")
+        self.trouble = ""
+        if not path.exists() and self.backup.exists():
+            raise JournalTrouble(f"the journal {path} is gone", hint=self._way_back())
+        new = not path.exists()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)  # it holds the jobs' environments
+            self._db = sqlite3.connect(path, isolation_level=None)
+        except (sqlite3.Error, OSError) as error:
+            raise self._in_words(error, "opened") from error
+        try:
+            self._open(schema, version, readable)
+        except (sqlite3.Error, JournalTrouble) as error:
+            self.close()
+            if new:
+                path.unlink()
+            if isinstance(error, JournalTrouble):
+                raise
+            raise self._in_words(error, "opened") from error
+
+    def _open(self, schema: str, version: int, readable: Sequence[int]) -> None:
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
+        tables = self._db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
+        found = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if tables and found not in readable:
+            raise JournalTrouble(
+                f"the journal {self.path} has format {found}, this version reads"
+                f" {' and '.join(map(str, readable))}",
+                hint="let the jobs end under the version that wrote it, then move the file away",
+            )
+        self._db.executescript(schema)
+        self._db.execute(f"PRAGMA user_version={version}")
+        self.restored = self._db.execute("PRAGMA application_id").fetchone()[0] == MARK
+
+    def close(self) -> None:
+        """Nothing is read or written any more."""
+        self._db.close()
+
+    # ---- reading and writing ----
+
+    def rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+        """What a query finds; raises JournalTrouble."""
+        try:
+            return self._db.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._in_words(error, "read") from error
+
+    def write(self, query: str, values: Sequence[Any] = ()) -> int:
+        """Change rows, and return how many; outside of :meth:`together` it is durable then. Raises
+        JournalTrouble with nothing changed."""
+        with self._writing():
+            return self._db.execute(query, values).rowcount
+
+    def write_all(self, query: str, values: Iterable[Sequence[Any]]) -> None:
+        """The same once for each of these values."""
+        with self._writing():
+            self._db.executemany(query, values)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Writes within are made all of them or none, and wait for the disk once.
+
+        Within another one it is part of that: then nothing is durable before that one ends.
+        """
+        if self._db.in_transaction:
+            yield
+            return
+        self.write("BEGIN")
+        try:
+            yield
+            self.write("COMMIT")
+        except BaseException:
+            self._undo()
+            raise
+
+    def _undo(self) -> None:
+        if self._db.in_transaction:  # a full disk may have ended it already
+            self._db.execute("ROLLBACK")
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            trouble = self._in_words(error, "written")
+            self.trouble = str(trouble)
+            raise trouble from error
+        self.trouble = ""
+
+    # ---- when something is wrong with it ----
+
+    def _in_words(self, error: Exception, what: str) -> JournalTrouble:
+        name = getattr(error, "sqlite_errorname", "")
+        free, disk = _free_at(self.path.parent)
+        full = "FULL" in name or (("IOERR" in name or "CANTOPEN" in name) and free < LITTLE)
+        if full or (isinstance(error, OSError) and free < LITTLE):
+            return JournalTrouble(
+                f"the journal {self.path} cannot be {what}: the disk at {disk} is full"
+                f" ({units.size(free)} are free)",
+                hint=f"free some space at {disk} and try again; nothing was changed, jobs go on",
+            )
+        if isinstance(error, sqlite3.DatabaseError) and not isinstance(
+            error, sqlite3.OperationalError | sqlite3.IntegrityError
+        ):
+            return JournalTrouble(
+                f"the journal {self.path} is damaged: {error}", hint=self._way_back()
+            )
+        return JournalTrouble(f"the journal {self.path} cannot be {what}: {error}")
+
+    def _way_back(self) -> str:
+        """What to do without the file."""
+        away = f"move {self.path.name}* away from {self.path.parent}"
+        if not self.backup.exists():
+            return (
+                f"there is no backup: {away} and start with an empty journal; `liveshift status`"
+                " then shows what hosts run as unknown, and `liveshift stop --unknown` ends it"
+            )
+        made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.backup.stat().st_mtime))
+        return (
+            f"{away}, copy {self.backup} (of {made}) to {self.path} and start the orchestrator; it"
+            " asks the hosts for what has happened since. Jobs go on meanwhile"
+        )
+
+    # ---- the backup ----
+
+    @property
+    def changes(self) -> int:
+        """How many rows were changed since it was opened."""
+        return self._db.total_changes
+
+    def back_up(self) -> None:
+        """Make the backup anew; blocks, in any thread.
+
+        Raises JournalTrouble, with the earlier backup as it was.
+        """
+        new = self.backup.with_suffix(".new")
+        try:
+            new.unlink(missing_ok=True)
+            new.touch(mode=0o600)
+            with (
+                contextlib.closing(sqlite3.connect(self.path)) as ours,
+                contextlib.closing(sqlite3.connect(new)) as copy,
+            ):
+                ours.backup(copy)
+                copy.execute("PRAGMA journal_mode=DELETE")
+                copy.execute(f"PRAGMA application_id={MARK}")
+            with new.open("rb") as written:
+                os.fsync(written.fileno())
+            new.replace(self.backup)
+        except (sqlite3.Error, OSError) as error:
+            new.unlink(missing_ok=True)
+            raise JournalTrouble(f"cannot back the journal up to {self.backup}: {error}") from error
+
+    def forget_mark(self) -> None:
+        """It has caught up with what hosts run: it is a journal as any other."""
+        self.write("PRAGMA application_id=0")
+        self.restored = False
+
+
+def _free_at(path: Path) -> tuple[int, Path]:
+    """Bytes that are free on the file system of ``path``, and where it is mounted."""
+    disk = next((p for p in (path, *path.parents) if p.exists() and os.path.ismount(p)), Path("/"))
+    there = next(p for p in (path, *path.parents) if p.exists())
+    return shutil.disk_usage(there).free, disk

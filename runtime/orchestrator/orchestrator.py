@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The orchestrator: the one brain of a cluster, put together from its parts.
+
+fleet       what is known            moves       migrations
+desk        what people ask          evacuation  what taints set in motion
+endings     how jobs end             stopping    signals, jobs that are to end
+link        agents, over the switchboard
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+
+import msgspec
+
+from ...errors import LiveshiftError, NotPermitted, Unreachable
+from .. import messages
+from ..config.cluster import Cluster
+from ..control import local_socket
+from ..control.link import Switchboard
+from ..daemon import notify, state_lock
+from ..daemon.cluster_file import ClusterFile
+from ..messages import Message
+from ..messages.words import request_to
+from ..migration.story import Story
+from ..model.ownership import Ruling, is_stray
+from ..model.steps import Step
+from .catch_up import CatchUp
+from .desk import Desk
+from .endings import Endings
+from .evacuation import Evacuation
+from .fleet import Fleet
+from .moves import Moves
+from .stopping import Stopping
+
+log = logging.getLogger("liveshift.orchestrator")
+
+KILLED = 137
+
+BACKUP_S = 60.0
+"""Between two backups of a journal that is written to."""
+
+FROM_AGENTS = (
+    *(messages.Beat, messages.Hello, messages.Claim, messages.Progressed, messages.Ended),
+    messages.Relay,
+)
+"""Everything that an agent may ask of the orchestrator."""
+
+
+class Orchestrator:
+    """One cluster's brain; :meth:`run` serves until cancelled."""
+
+    def __init__(self, cluster: Cluster, switchboard: Switchboard) -> None:
+        self.cluster = cluster
+        self.switchboard = switchboard
+        self.fleet = Fleet(cluster)
+        self.stopping = Stopping(self.fleet, self.switchboard)
+        self.endings = Endings(self.fleet, self.switchboard, self.stopping)
+        self.moves = Moves(self.fleet, self.switchboard, self._move_over)
+        self.evacuation = Evacuation(self.fleet, self.moves)
+        self.desk = Desk(self.fleet, self.moves, self.endings, self.evacuation, self.stopping)
+        self.catch_up = CatchUp(self.fleet, self.endings.capsule_ended)
+        self._decided = asyncio.Event()  # what the journal says is so
+        switchboard.handler, switchboard.operators = self._from_agent, self.desk.serve_operator
+
+    @classmethod
+    async def start(cls, cluster: Cluster) -> Orchestrator:
+        """One that has taken up what an earlier one has left.
+
+        The port is bound before the journal is opened: where another one listens, nothing is
+        touched. Raises LiveshiftError, with nothing left behind.
+        """
+        path = cluster.paths.run / "orchestrator.sock"
+        switchboard = Switchboard(str(cluster.orchestrator), cluster.paths.keys)
+        switchboard.agents = {host.name: str(host.data) for host in cluster.hosts}
+        with contextlib.ExitStack() as undo:
+            await switchboard.listen()
+            undo.callback(switchboard.close)
+            listener = local_socket.listen(path)
+            undo.callback(path.unlink, missing_ok=True)
+            undo.callback(listener.close)
+            made = cls(cluster, switchboard)
+            undo.callback(made.fleet.journal.file.close)
+            if made.fleet.journal.file.restored:
+                made.catch_up.begin()
+            else:
+                made.moves.take_up()
+                made._go_on()
+            await local_socket.serve_on(listener, path, made.desk.serve)
+            undo.pop_all()
+        notify.ready()
+        return made
+
+    async def run(self) -> None:
+        await asyncio.gather(self.switchboard.serve(), self._evacuate(), self._keep_backup())
+
+    def _go_on(self) -> None:
+        self.stopping.take_up()
+        self._decided.set()
+
+    async def _evacuate(self) -> None:
+        await self._decided.wait()
+        for job in self.fleet.jobs.values():
+            if self.fleet.reports and job.state != "ended":  # capsules may be elsewhere than known
+                await self.moves.publish(job)
+        await self.evacuation.run()
+
+    async def _keep_backup(self) -> None:
+        """The journal's backup, at the start and once in a while if anything was written."""
+        file, copied = self.fleet.journal.file, -1
+        while True:
+            if not file.restored and (changes := file.changes) != copied:
+                try:
+                    await asyncio.to_thread(file.back_up)
+                    copied = changes
+                except LiveshiftError as error:
+                    log.error("%s", error)
+            await asyncio.sleep(BACKUP_S)
+
+    def idle(self) -> bool:
+        """Whether no move is under way that a restart would interrupt."""
+        return not self.fleet.under_way()
+
+    def objection(self, cluster: Cluster) -> str:
+        """Why a changed cluster file cannot be used, "" where it can."""
+        return self.fleet.missing(host.name for host in cluster.hosts)
+
+    async def _move_over(self, move: Story) -> None:
+        if move.step is Step.LOST:
+            self.endings.capsule_ended(move.job, move.capsule, KILLED)
+        self.evacuation.wake()
+
+    async def _from_agent(self, host: str, ask: Message) -> Message | None:
+        state = self.fleet.hosts.get(host)
+        if state is None:
+            raise NotPermitted(f"{host} is not in this cluster's file")
+        if not isinstance(ask, FROM_AGENTS):  # a command line that was given a host's key
+            raise NotPermitted(
+                f"the key of the host {host} is no operator's: it may not make {request_to(ask)}",
+                hint="`liveshift keys add-operator NAME` makes one, where the cluster's keys are",
+            )
+        state.heard = time.monotonic()
+        if isinstance(ask, messages.Beat):
+            self._beat(host, ask)
+            if not state.told:  # one that was cut off for a moment does not know that it was
+                raise Unreachable(f"{host} may have missed address books: it must report again")
+            return None
+        if isinstance(ask, messages.Hello):
+            state.digest = ask.digest
+            if ask.digest != self.cluster.digest:
+                log.warning("%s runs with another cluster file than the orchestrator", host)
+            if self.fleet.journal.file.restored:
+                if self.catch_up.report(host, ask):
+                    self._go_on()
+            elif ask.life != state.life:
+                self._look_for_lost(host, ask)  # one that lived on would have told
+            state.life = ask.life
+            self.evacuation.wake()
+            state.told = True
+            running = [j.book() for j in self.fleet.jobs.values() if j.state != "ended"]
+            if self.fleet.journal.file.restored:  # where they are is not known yet
+                running = [msgspec.structs.replace(book, where={}) for book in running]
+            return messages.Books(running)
+        if isinstance(ask, messages.Claim):
+            if self.fleet.journal.file.restored:
+                return messages.Ruled(Ruling.WAIT.value, 0)
+            return self.moves.rule(host, ask)
+        if isinstance(ask, messages.Progressed):
+            self.moves.progressed(host, ask)
+            return None
+        if isinstance(ask, messages.Ended):
+            if waits := self.fleet.unreported():  # whose it is, is not known yet: tell it again
+                raise Unreachable(f"the journal waits for {', '.join(waits)} to report")
+            found = self.fleet.find(ask.capsule)
+            if found and (found[1].host, found[1].epoch) == (host, ask.epoch):
+                self.endings.capsule_ended(*found, ask.code)
+                self.evacuation.wake()
+            return None
+        if isinstance(ask, messages.Relay):
+            request = messages.decode(ask.request).body
+            if request is None:
+                raise LiveshiftError("an agent relayed something that is no ask")
+            return await self.desk.serve_relayed(host, ask.uid, request)
+        raise AssertionError(ask)
+
+    def _look_for_lost(self, host: str, hello: messages.Hello) -> None:
+        """What a host owns and no longer has went down with it: it was switched off, say."""
+        for job in self.fleet.jobs.values():
+            for capsule in job.capsules.values():
+                mine = capsule.host == host and capsule.code is None and capsule.started
+                if capsule.migration or capsule.name in hello.epochs:
+                    continue
+                if mine and capsule.granted:
+                    self.endings.capsule_ended(job, capsule, KILLED)
+                    self.fleet.journal.note(capsule.name, "lost", f"{host} came back without it")
+
+    def _beat(self, host: str, beat: messages.Beat) -> None:
+        state = self.fleet.hosts[host]
+        state.memory_free, state.gpus = beat.memory_free, tuple(beat.gpus)
+        state.link = beat.link
+        if self.fleet.journal.file.restored:
+            return
+        unknown = self.fleet.unknown[host] = []
+        for seen in beat.capsules:
+            found = self.fleet.find(seen.name)
+            if found is None:
+                if not self.fleet.journal.last_epoch(seen.name.partition("/")[0]):
+                    unknown.append(seen)  # else it has ended, and is just being forgotten
+                continue
+            capsule = found[1]
+            if (capsule.host, capsule.epoch) == (host, seen.epoch):
+                capsule.seen = seen
+            elif is_stray(host, seen.epoch, capsule.owner, bool(capsule.migration)):
+                log.error("%s still runs on %s under epoch %d", seen.name, host, seen.epoch)
+                self.endings.end_stray(host, seen.name, seen.epoch)
+
+
+async def serve(cluster: Cluster, file: ClusterFile) -> None:
+    """Run the orchestrator until its cluster file has changed; then it is to start again.
+
+    Raises LiveshiftError when it cannot start.
+    """
+    with state_lock.held(cluster.paths.state, "orchestrator"):
+        orchestrator = await Orchestrator.start(cluster)
+        await file.follow(orchestrator.run(), orchestrator.idle, orchestrator.objection)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where may a capsule go, and where should a new job start? Pure decisions, with their reasons."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from ...errors import Refused, no_such
+from ..messages import GpuSeat
+
+
+@dataclass(frozen=True)
+class GpuNeed:
+    """What a capsule needs of a destination's GPUs: one for each of ``used`` (uuids), and in all
+    as many as its source has, ``there``, which its processes can see too."""
+
+    used: frozenset[str] = frozenset()
+    there: tuple[GpuSeat, ...] = ()
+
+
+NO_GPUS = GpuNeed()
+
+
+@dataclass(frozen=True)
+class HostView:
+    """What a decision needs to know of a host; ``used`` counts slots taken or reserved."""
+
+    name: str
+    spare: str  # floating, dedicated or none
+    slots: int
+    used: int
+    up: bool
+    tainted: bool
+    gpus: tuple[GpuSeat, ...] = ()
+    cordoned: bool = False
+
+    @property
+    def free(self) -> int:
+        return self.slots - self.used
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether new work may come to it, if it has room."""
+        return self.up and not self.tainted and not self.cordoned
+
+
+def choose_destination(
+    hosts: Iterable[HostView], capsule: str, source: str, to: str,
+    avoid: Collection[str] = (), gpus: GpuNeed = NO_GPUS,
+) -> tuple[HostView, str]:  # fmt: skip
+    """The host a capsule moves to, and why it was chosen. ``to`` empty leaves the choice to us.
+
+    Dedicated spares first, then the emptiest floating host; those to ``avoid`` last. Raises
+    NotFound for an unknown host and Refused when none can receive, with each host's own reason.
+    """
+    everyone = list(hosts)
+    if to:
+        named = next((h for h in everyone if h.name == to), None)
+        if named is None:
+            known = (h.name for h in everyone)
+            raise no_such(f'no host "{to}" in this cluster', to, known, "its hosts are")
+        # Its GPUs are its own to judge: what beats tell of them may be some seconds old.
+        if why_not := _why_not(named, source, NO_GPUS):
+            raise Refused(f"{capsule} cannot move to {to}: {to} {why_not}")
+        return named, "as asked"
+    able = [h for h in everyone if not _why_not(h, source, gpus)]
+    if not able:
+        reasons = "; ".join(f"{h.name} {_why_not(h, source, gpus)}" for h in everyone)
+        raise Refused(
+            f"no spare can take {capsule}: {reasons}",
+            hint="add a host, uncordon one, or raise its slots in the cluster file"
+            + (", or free GPUs of the model that it uses" if gpus.used else ""),
+        )
+    best = min(
+        able,
+        key=lambda h: (h.name in avoid, h.spare != "dedicated", h.used / h.slots, h.name),
+    )
+    return best, "a dedicated spare" if best.spare == "dedicated" else "the emptiest free host"
+
+
+def place_job(hosts: Iterable[HostView], count: int) -> list[str]:
+    """A host for each of ``count`` new capsules, spread out, in the order of the cluster file.
+
+    Raises Refused when there are not enough slots outside hosts that are tainted, cordoned, lost
+    or dedicated spares.
+    """
+    able = [h for h in hosts if h.takes_work and h.spare != "dedicated" and h.free > 0]
+    free = sum(h.free for h in able)
+    if free < count:
+        raise Refused(
+            f"the job asks for {count} hosts, but only {free} slots are free",
+            hint="`liveshift status` shows what takes them; `liveshift uncordon HOST` frees one",
+        )
+    chosen: list[str] = []
+    round_ = 0
+    while len(chosen) < count:
+        chosen += [h.name for h in able if h.free > round_][: count - len(chosen)]
+        round_ += 1
+    return chosen
+
+
+def _why_not(host: HostView, source: str, gpus: GpuNeed) -> str | None:
+    if host.name == source:
+        return "is where it runs already"
+    if not host.up:
+        return "is not up"
+    if host.tainted:
+        return "is tainted"
+    if host.cordoned:
+        return "is cordoned"
+    if host.spare == "none":
+        return "receives nothing (spare = none)"
+    if host.free <= 0:
+        return "has no free slot"
+    return _lacks(host.gpus, gpus) if gpus.used else None
+
+
+def _lacks(seats: tuple[GpuSeat, ...], need: GpuNeed) -> str | None:
+    """What the host's GPUs lack, as far as beats tell; the destination looks closer."""
+    if not seats:
+        return "has no GPU that can be used"
+    here = {seat.uuid for seat in seats}  # one that is at both ends is the capsule's own already
+    models = Counter(s.name for s in need.there if s.uuid in need.used - here)
+    for model, count in sorted(models.items()):
+        free = sum(s.free and s.name == model and s.uuid not in need.used for s in seats)
+        if free < count:
+            alike = sum(s.name == model for s in seats)
+            return f"has {free} free of {alike} {model}, {count} needed"
+    if len(seats) < len(need.there):
+        return (
+            f"has {len(seats)} GPUs and the source {len(need.there)}, each of which needs another"
+            " that stands for it"
+        )
+    return None

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `liveshift status` shows: the orchestrator's view as rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ..messages import CapsuleRow, HostRow, JobRow, Status, UnknownRow
+from ..model.jobs import Capsule, Job
+from .fleet import Fleet
+
+
+def _trouble(fleet: Fleet) -> str:
+    if waits := fleet.unreported():
+        return f"the journal was put back from a backup, and waits for {', '.join(waits)} to report"
+    return fleet.journal.file.trouble
+
+
+def status(fleet: Fleet, sees: Callable[[Job], bool], *, sees_all: bool) -> Status:
+    """All hosts, and the jobs and migrations in flight that the asker sees, as of now."""
+    jobs = [job for job in fleet.jobs.values() if sees(job)]
+    return Status(
+        cluster=fleet.cluster.name,
+        time=time.time(),
+        jobs=[_job(fleet, job) for job in jobs],
+        hosts=_hosts(fleet, {capsule for job in jobs for capsule in job.capsules}),
+        moving=[move.row() for move in fleet.under_way() if sees(move.job)],
+        trouble=_trouble(fleet),
+        unknown=[
+            UnknownRow(seen.name, host, seen.pids, seen.resident, seen.command)
+            for host, found in fleet.unknown.items()
+            for seen in found
+            if sees_all
+        ],
+    )
+
+
+def _job(fleet: Fleet, job: Job) -> JobRow:
+    rows = [_capsule(job, c, fleet.is_up(c.host)) for c in job.capsules.values()]
+    running = [row.rate for row in rows if row.code is None]
+    return JobRow(
+        name=job.name,
+        state=job.state,
+        command=" ".join(job.request.argv),
+        user=job.uid,
+        started=job.started,
+        rate=min(running, default=0.0),
+        code=job.code,
+        capsules=rows,
+    )
+
+
+def _capsule(job: Job, capsule: Capsule, host_up: bool) -> CapsuleRow:
+    seen = capsule.seen
+    if capsule.code is not None:
+        state = "ended"
+    elif capsule.migration:
+        state = "moving"
+    elif not host_up:
+        state = "unknown"
+    else:
+        state = "running" if seen else "starting"
+    alive = seen if state != "ended" else None
+    return CapsuleRow(
+        name=capsule.name,
+        index=capsule.index,
+        state=state,
+        host=capsule.host,
+        epoch=capsule.epoch,
+        address=job.overlay.address(capsule.index),
+        ranks=seen.ranks if seen else [],
+        pids=alive.pids if alive else 0,
+        resident=alive.resident if alive else 0,
+        collectives=seen.collectives if seen else 0,
+        rate=alive.rate if alive else 0.0,
+        code=capsule.code,
+        migration=capsule.migration,
+        output_trouble=alive.output_trouble if alive else "",
+    )
+
+
+def _hosts(fleet: Fleet, shown: set[str]) -> list[HostRow]:
+    rows, held = [], fleet.held()
+    for view, host in zip(fleet.views(), fleet.cluster.hosts, strict=True):
+        reason, by = fleet.taints.get(host.name, (None, None))
+        rows.append(
+            HostRow(
+                name=host.name,
+                address=host.address,
+                state="up" if view.up else "lost",
+                spare=view.spare,
+                slots=view.slots,
+                used=view.used,
+                taint=reason,
+                taint_by=by,
+                cordon=fleet.cordons.get(host.name),
+                memory_free=fleet.hosts[host.name].memory_free,
+                capsules=[name for name in held.get(host.name, ()) if name in shown],
+                gpus=list(view.gpus),
+                link=fleet.hosts[host.name].link,
+                other_file=fleet.hosts[host.name].digest not in ("", fleet.cluster.digest),
+            )
+        )
+    return rows

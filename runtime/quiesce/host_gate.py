@@ -1,0 +1,445 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host's part of bringing a job to a boundary: the gates of its processes, over their pages.
+
+The agent's counterpart of collective_clock.py. Nothing here waits; the caller calls again. A page
+lies in the hands of the job's user: one that can't be read or written costs the attempt, which
+``obstacles`` then says, but not the other processes, which are opened again all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...interposer.layout import ASKS, CommunicatorState, Want
+from ...interposer.orders import OrderedPage
+from ...interposer.page import Clock, Communicator, PageError, Waiting
+from ..model.collective_clock import Pair, Report
+from .thread_places import Place, places
+
+_READINGS = 3  # of a page whose process is passing targets meanwhile; then the caller looks again
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why there is no boundary, in words. ``fatal``: this attempt can't succeed any more."""
+
+    pid: int
+    rank: int | None
+    text: str
+    fatal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Debt:
+    """What a process hasn't come back from: operations after ``returned``, up to ``target``.
+
+    ``operation``: the last one on that clock. ``sender`` and ``receiver`` are ranks within the
+    communicator, -1 for collectives. ``begun``: it is inside the operation, waiting for its peers.
+    """
+
+    pid: int
+    rank: int | None
+    communicator: str
+    sender: int
+    receiver: int
+    operation: str
+    returned: int
+    target: int
+    begun: bool
+    threads: tuple[Place, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Process:
+    page: OrderedPage
+    begun: dict[int, int] | None = None  # numbers by clock id; None: not armed, or a group open
+    asks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Target and communicator's row of clocks that it has to make."""
+    unidentified: int | None = None  # so many when it was armed
+    aimed: int = -1  # version of the order it has
+    trouble: str = ""  # its page can't be used; nothing more is asked of it
+
+
+class HostGate:
+    """The gates of a job's processes on this host. The pages are the gate's: it closes them.
+
+    ``alive``: whether a page's process still is; one that has ended is dropped with its page.
+    """
+
+    def __init__(
+        self, pages: Iterable[OrderedPage], alive: Callable[[OrderedPage], bool] = lambda _: True
+    ) -> None:
+        self._processes = [_Process(page) for page in pages]
+        self._alive = alive
+        self._attempt = 0
+        self._lease_ms = self._limit_ms = 0
+        self._want = Want.OPEN
+        self._version = 0
+        self._targets: dict[int, int] = {}
+        self._pairs: dict[int, Pair] = {}  # of clocks that somebody may have to make
+        self._told: set[int] = set()  # clocks that were reported
+
+    @property
+    def want(self) -> Want:
+        """The order that was given last."""
+        return self._want
+
+    @property
+    def pages(self) -> list[OrderedPage]:
+        """Those of the processes that are left."""
+        return [process.page for process in self._living()]
+
+    def arm(self, attempt: int, lease_ms: int, limit_ms: int) -> None:
+        """Close the gates. They open by themselves after ``lease_ms`` without a :meth:`beat`.
+
+        ``attempt`` has to be another than any before on these pages.
+        """
+        self._attempt, self._lease_ms, self._limit_ms = attempt, lease_ms, limit_ms
+        self._want, self._version = Want.ARMED, 0
+        self._targets, self._pairs, self._told = {}, {}, set()
+        for process in self._processes:
+            self._arm(process)
+
+    def admit(self, page: OrderedPage) -> None:
+        """A process that has appeared; armed at once if the others are."""
+        process = _Process(page)
+        self._processes.append(process)
+        if self._want != Want.OPEN:
+            self._arm(process)
+
+    def announced(self) -> Report | None:
+        """The report with version 0: what has begun here; None while a group is being begun.
+
+        Exact: what is announced later waits for targets.
+        """
+        numbers: dict[int, int] = {}
+        pairs: dict[int, Pair] = {}
+        for process in self._living():
+            if process.begun is None and not self._read_begun(process):
+                return None
+            self._note_begun(numbers, process)
+        for process in self._living():
+            with self._guarded(process):
+                clocks = [clock for clock in process.page.clocks() if clock.id in numbers]
+                self._note_pairs(pairs, clocks, process)
+        self._told |= numbers.keys()
+        return Report(0, numbers, False, pairs)
+
+    def aim(
+        self, version: int, targets: Mapping[int, int], pairs: Mapping[int, Pair] | None = None
+    ) -> None:
+        """Let operations up to the targets pass; older versions than the last are ignored.
+
+        ``pairs``: clocks among the targets that a process here may have to make first.
+        """
+        if version <= self._version:
+            return
+        self._version, self._want = version, Want.TARGET
+        self._targets.update(targets)
+        self._pairs.update(pairs or {})
+        for process in self._living():
+            if process.begun is not None or self._read_begun(process):
+                self._give_targets(process)
+
+    def look(self) -> Report:
+        """What to tell the coordinator: see Report. To be called after :meth:`announced`.
+
+        Where a process has made the clock of a communicator that others here have already, it is
+        given the target at once, also on gates that were closed: then this is no boundary yet.
+        """
+        reached = True
+        numbers: dict[int, int] = {}
+        pairs: dict[int, Pair] = {}
+        for process in self._living():
+            if process.begun is None:
+                reached = self._read_begun(process) and self._want != Want.ARMED and reached
+                self._note_begun(numbers, process)
+            if process.begun is not None and process.aimed < 0 and self._want >= Want.TARGET:
+                # It came after the others had been given theirs.
+                reached, self._want = False, Want.TARGET
+                self._give_targets(process)
+            with self._guarded(process):
+                reached = self._look(process, numbers, pairs) and reached
+            reached = reached and not process.trouble
+        self._told |= numbers.keys()
+        beyond = any(number > self._targets.get(clock, 0) for clock, number in numbers.items())
+        return Report(self._version, numbers, reached and not beyond and self._version > 0, pairs)
+
+    def close(self) -> None:
+        """Let nothing pass any more; where targets were reached, the boundary is where they are.
+
+        One of which it isn't known what it had begun stays armed: :meth:`look` asks it first.
+        """
+        self._want = Want.CLOSED
+        for process in self._living():
+            if process.begun is None:
+                continue
+            with self._guarded(process):
+                process.page.give(Want.CLOSED, self._attempt, self._version)
+                process.aimed = self._version
+
+    def still(self) -> bool:
+        """After :meth:`close`: whether the targets are reached for good.
+
+        False: a thread was about to pass beyond a target; :meth:`look` has the number for the
+        coordinator, whose next aim lets it pass.
+        """
+        return self._want == Want.CLOSED and self.look().reached
+
+    def open(self) -> None:
+        """Let operations pass again, on every page that can still be written."""
+        self._want = Want.OPEN
+        for process in self._processes:
+            with suppress(PageError):
+                process.page.open()
+
+    def beat(self) -> None:
+        """A sign of life, due several times within the lease."""
+        for process in self._living():
+            with self._guarded(process):
+                process.page.beat()
+
+    def release(self) -> None:
+        """Close the pages; the gates stay as they are."""
+        for process in self._processes:
+            with suppress(OSError):
+                process.page.close()
+        self._processes = []
+
+    def debts(self, host_pid: Callable[[OrderedPage], int | None]) -> list[Debt]:
+        """Who owes what; ``host_pid``: a page's process in this pid namespace, None: not known."""
+        found: list[Debt] = []
+        for process in self._living():
+            with self._guarded(process):
+                made = process.page.clocks()
+                asks = self._asks(process.page, {clock.id for clock in made})
+                lacking = {
+                    clock: (self._pairs[clock], target) for clock, (target, _) in asks.items()
+                }
+                found += _debts(process.page, self._targets, lacking, host_pid(process.page))
+        return found
+
+    def obstacles(self) -> list[Obstacle]:
+        """What stands against a boundary, apart from debts."""
+        found = []
+        for process in self._living():
+            notes: list[tuple[str, bool]] = []
+            with self._guarded(process):
+                notes = _notes(process, self._attempt)
+            if process.trouble:
+                notes = [(process.trouble, True)]
+            page = process.page
+            found += [Obstacle(page.pid, page.rank, text, fatal) for text, fatal in notes]
+        return found
+
+    def _living(self) -> Iterator[_Process]:
+        for process in list(self._processes):
+            if self._alive(process.page):
+                yield process
+                continue
+            self._processes.remove(process)
+            with suppress(OSError):
+                process.page.close()
+
+    @contextmanager
+    def _guarded(self, process: _Process) -> Iterator[None]:
+        """Trouble with one page is that page's; once in trouble, it stays so for the attempt."""
+        try:
+            yield
+        except PageError as error:
+            process.trouble = process.trouble or error.message
+
+    def _arm(self, process: _Process) -> None:
+        process.begun, process.asks, process.aimed, process.trouble = None, {}, -1, ""
+        with self._guarded(process):
+            process.unidentified = int(process.page.answer()["unidentified"])
+            process.page.arm(self._attempt, self._lease_ms, self._limit_ms)
+
+    def _read_begun(self, process: _Process) -> bool:
+        with self._guarded(process):
+            if process.page.answer()["groups"] != 0:
+                return False
+            process.begun = {clock.id: clock.announced for clock in process.page.clocks()}
+        return True
+
+    def _give_targets(self, process: _Process) -> None:
+        with self._guarded(process):
+            clocks = process.page.clocks()
+            wanted = [(clock, self._targets.get(clock.id, 0)) for clock in clocks]
+            process.page.set_targets({c.row: t for c, t in wanted if c.target != t})
+            process.asks = self._asks(process.page, {clock.id for clock in clocks})
+            process.page.set_asks((clock, *ask) for clock, ask in process.asks.items())
+            process.page.give(Want.TARGET, self._attempt, self._version)
+            process.aimed = self._version
+
+    def _asks(self, page: OrderedPage, made: set[int]) -> dict[int, tuple[int, int]]:
+        """What a process has to make clocks for: its ends of pairs that were begun elsewhere."""
+        if self._pairs.keys() <= made:
+            return {}
+        living = {c.id: c for c in page.communicators() if c.state != CommunicatorState.ENDED}
+        return {
+            clock: (self._targets[clock], living[communicator].row)
+            for clock, (communicator, *ends) in self._pairs.items()
+            if clock not in made
+            and communicator in living
+            and living[communicator].rank in ends
+            and self._targets.get(clock)
+        }
+
+    def _look(self, process: _Process, numbers: dict[int, int], pairs: dict[int, Pair]) -> bool:
+        """Adds what the coordinator doesn't know; whether the process has reached its targets."""
+        page = process.page
+        before = page.answer()
+        for _ in range(_READINGS):
+            clocks, after = page.clocks(), page.answer()
+            if before["changes"] == after["changes"]:
+                break
+            before = after
+        else:
+            clocks, after = page.clocks(), page.answer()
+        reached = (
+            before["changes"] == after["changes"]
+            and before["groups"] == after["groups"] == 0
+            and before["untracked"] == after["untracked"] == 0
+            and after["reopened"] != self._attempt
+            and process.aimed == self._version
+        )
+        behind = False
+        self._note_pairs(pairs, clocks, process)
+        for clock in clocks:
+            target = self._targets.get(clock.id, 0)
+            behind = behind or (process.aimed >= 0 and clock.target != target)
+            number = max(clock.raised, clock.returned)
+            if clock.id not in self._told:
+                self._note(numbers, clock.id, 0)
+            if number > target:
+                self._note(numbers, clock.id, number)
+            reached = reached and clock.returned == target >= clock.raised
+        if process.asks:
+            missing = process.asks.keys() - {clock.id for clock in clocks}
+            reached = reached and not missing
+            # Those that found no room may have it now.
+            behind = behind or ASKS < len(process.asks) > len(missing)
+        if behind:
+            self._want = Want.TARGET
+            self._give_targets(process)
+        return reached and not behind
+
+    def _note_begun(self, numbers: dict[int, int], process: _Process) -> None:
+        if process.begun is not None:
+            for clock, number in process.begun.items():
+                self._note(numbers, clock, number)
+
+    def _note_pairs(
+        self, pairs: dict[int, Pair], clocks: Iterable[Clock], process: _Process
+    ) -> None:
+        """Of clocks that are not told yet, those that are one end of a pair."""
+        new = [c for c in clocks if c.sender >= 0 and c.id not in self._told]
+        ids = {made.row: made.id for made in process.page.communicators()} if new else {}
+        for clock in new:
+            if pairs.pop(clock.id, None) is None and clock.communicator in ids:
+                pairs[clock.id] = (ids[clock.communicator], clock.sender, clock.receiver)
+            # Otherwise both ends are here.
+
+    def _note(self, numbers: dict[int, int], clock: int, number: int) -> None:
+        numbers[clock] = max(number, numbers.get(clock, 0))
+
+
+def _notes(process: _Process, attempt: int) -> list[tuple[str, bool]]:
+    page, notes = process.page, []
+    answer = page.answer()
+    if attempt and answer["reopened"] == attempt:
+        notes.append(("its gate opened by itself: the agent had been silent for its lease", True))
+    communicators = page.communicators()
+    grown = answer["unidentified"] - (process.unidentified or 0)
+    if process.unidentified is not None and grown > 0:
+        notes.append(
+            (
+                f"it made {grown} operations on communicators whose members do not agree on an"
+                " identity",
+                True,
+            )
+        )
+    for made in communicators:
+        if made.state == CommunicatorState.LIVE and made.id == 0 and grown <= 0:
+            # One that was used may be in use now, without anybody seeing it.
+            text = f"the members of {_name(made)} do not agree on its identity; nothing counts it"
+            notes.append((text, answer["unidentified"] > 0))
+    if page.nccl_unseen():
+        # Unless one is being made just now.
+        text = "NCCL is used on communicators whose members do not agree on an identity"
+        notes.append((text, not answer["untracked"]))
+    if answer["groups"]:
+        notes.append(("a group of operations is being begun", False))
+    if answer["untracked"]:
+        text = f"{answer['untracked']} communications are in flight and no clock counts them"
+        notes.append((text, False))
+    return notes
+
+
+def _debts(
+    page: OrderedPage,
+    targets: Mapping[int, int],
+    lacking: Mapping[int, tuple[Pair, int]],
+    host_pid: int | None,
+) -> list[Debt]:
+    clocks = page.clocks()
+    owing = [clock for clock in clocks if clock.returned < targets.get(clock.id, 0)]
+    if not owing and not lacking:
+        return []
+    communicators = page.communicators()
+    names = {made.row: _name(made) for made in communicators}
+    by_id = {made.id: _name(made) for made in communicators}
+    rows = {clock.row: clock for clock in clocks}
+    at_gate = {w.tid: _at_gate(w, rows, names, page.kinds) for w in page.waiting()}
+    threads = tuple(places(host_pid, at_gate, {clock.owner for clock in owing}))
+    return [
+        Debt(
+            pid=page.pid,
+            rank=page.rank,
+            communicator=names.get(clock.communicator, f"communicator {clock.id:016x}"),
+            sender=clock.sender,
+            receiver=clock.receiver,
+            operation=_kind(page.kinds, clock.kind),
+            returned=clock.returned,
+            target=targets[clock.id],
+            begun=_passed(clock, page.waiting()) > clock.returned,
+            threads=threads,
+        )
+        for clock in owing
+    ] + [
+        Debt(page.pid, page.rank, by_id.get(communicator, f"communicator {communicator:016x}"),
+             sender, receiver, "none", 0, target, False, threads)
+        for (communicator, sender, receiver), target in lacking.values()
+    ]  # fmt: skip
+
+
+def _passed(clock: Clock, waiting: Sequence[Waiting]) -> int:
+    """Operations that are past the gate; those of threads at the gate wait."""
+    return clock.announced - sum(w.clock == clock.row for w in waiting)
+
+
+def _at_gate(
+    thread: Waiting, clocks: Mapping[int, Clock], names: Mapping[int, str], kinds: Sequence[str]
+) -> str:
+    clock = clocks.get(thread.clock)
+    on = names.get(clock.communicator, "?") if clock is not None else "?"
+    more = f" and {thread.wants - 1} more" if thread.wants > 1 else ""
+    return f"at the gate ({thread.state}) with {_kind(kinds, thread.kind)} on {on}{more}"
+
+
+def _kind(kinds: Sequence[str], index: int) -> str:
+    return kinds[index] if index < len(kinds) else f"operation {index}"
+
+
+def _name(made: Communicator) -> str:
+    return made.name or f"{made.library.name.lower()} communicator {made.ordinal}"
+
+
+def page_problem(path: Path, error: PageError) -> Obstacle:
+    """A page that couldn't be opened at all (damaged, or of another layout)."""
+    pid = int(path.name) if path.name.isascii() and path.name.isdecimal() else 0
+    return Obstacle(pid, None, error.message, True)
