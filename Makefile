@@ -145,6 +145,6 @@ $(STAMPS)/package: $(SOURCES) $(STAMPS)/requirements
 	@scripts/setup.sh package
 	@touch $@
 
-$(STAMPS)/criu: criu_glue/fetch.py criu_glue/apt.py | $(STAMPS)/package
+$(STAMPS)/criu: criu_glue/fetch.py criu_glue/criu/apt.py | $(STAMPS)/package
 	@scripts/setup.sh criu
 	@touch $@

@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..errors import LiveshiftError, NotFound, NotPermitted, Refused, StepFailed
-from . import apt
-from .tool import MINIMUM, Criu, at, dotted, find, loader_argv, places, private_prefix, version
+from .criu import apt
+from .criu.tool import MINIMUM, Criu, at, dotted, find, loader_argv, places, private_prefix, version
 
 DEBIAN_SUITES = ("forky", "sid")
 """Debian 13 (trixie) has 4.1.1; forky and sid have 4.2.1."""

@@ -20,7 +20,7 @@ from whereabouts import on_lab, runs
 
 from liveshift.errors import LiveshiftError, Unreachable
 from liveshift.launcher import lab as labs
-from liveshift.launcher.client import Client
+from liveshift.launcher.client.client import Client
 from liveshift.launcher.lab import Lab
 from liveshift.runtime.config.cluster import load
 from liveshift.runtime.messages import Event, Events, GetEvents, GetStatus, HostRow, Status

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import time
 
-from liveshift.launcher.client import Client
-from liveshift.launcher.moves import over
+from liveshift.launcher.client.client import Client
+from liveshift.launcher.show.moves import over
 from liveshift.runtime.messages import GetMigration, Migration, MigrationRow
 
 

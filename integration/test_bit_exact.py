@@ -41,7 +41,7 @@ from reference_runs import References
 from liveshift.interposer.library import library_path
 from liveshift.launcher import demo
 from liveshift.launcher import lab as labs
-from liveshift.launcher.client import Client
+from liveshift.launcher.client.client import Client
 from liveshift.launcher.report import gaps
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]

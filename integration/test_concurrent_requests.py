@@ -23,7 +23,7 @@ from reference_runs import References
 from test_refusals import OUTSIDE
 
 from liveshift.launcher import lab as labs
-from liveshift.launcher.client import Client
+from liveshift.launcher.client.client import Client
 from liveshift.runtime.messages import MigrationRow, SignalJob
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]

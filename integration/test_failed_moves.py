@@ -18,7 +18,7 @@ from moving_job import Job
 from reference_runs import References
 
 from liveshift.launcher import lab as labs
-from liveshift.launcher.client import Client
+from liveshift.launcher.client.client import Client
 from liveshift.runtime.messages import GetMigration, Migration, MigrationRow
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]

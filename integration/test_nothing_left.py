@@ -19,7 +19,7 @@ from lab_session import CHAIN, LabSession, assert_nothing_left, environment, eve
 from moving_job import Job
 from whereabouts import on_lab, runs
 
-from liveshift.criu_glue import tool
+from liveshift.criu_glue.criu import tool
 from liveshift.errors import NotFound
 from liveshift.launcher import lab as labs
 from liveshift.launcher.lab import wiring

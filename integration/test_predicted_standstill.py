@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from lab_session import AS_EVER, LONG, LabSession, NewLab
 
-from liveshift.launcher import forecast, moves
+from liveshift.launcher.show import forecast, moves
 from liveshift.runtime.cost.prediction import PRECOPY, seen, stood
 from liveshift.runtime.messages import MigrationRow, Prediction
 

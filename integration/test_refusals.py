@@ -27,7 +27,7 @@ from moving_job import Job
 from open_python import NOBODY, OpenPython
 from reference_runs import References
 
-from liveshift.criu_glue.survey import build_id
+from liveshift.criu_glue.survey.survey import build_id
 from liveshift.launcher import lab as labs
 from liveshift.runtime.control import keys
 

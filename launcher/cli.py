@@ -17,27 +17,26 @@ from typer.exceptions import TyperException
 
 from .. import __version__
 from ..errors import LiveshiftError
-from . import (
+from .commands import (
     cancel,
     cluster_cmd,
     daemons,
     doctor_cmd,
     drain,
     events,
-    help_pages,
     inspect_cmd,
     install_units,
     lab_cmd,
     logs,
     migrate,
-    render,
     run,
     status,
     stop,
     taint,
     whoami,
 )
-from .options import Connect, Key, Lab, Socket
+from .commands.options import Connect, Key, Lab, Socket
+from .show import help_pages, render
 
 DEBUG_VARIABLE = "LIVESHIFT_DEBUG"
 

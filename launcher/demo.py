@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .. import __version__
-from ..criu_glue import tool
+from ..criu_glue.criu import tool
 from ..errors import LiveshiftError
 from ..runtime.messages import (
     Events,
@@ -40,10 +40,11 @@ from ..runtime.messages import (
     Status,
 )
 from ..runtime.model.steps import Step
-from . import forecast, moves, report
+from . import report
 from .alone import alone
-from .client import Client
-from .context import find_socket
+from .client.client import Client
+from .client.context import find_socket
+from .show import forecast, moves
 
 LAB = "demo"
 STEPS = 100_000

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from liveshift.launcher import ladder
 from liveshift.launcher.checks.finding import Finding
+from liveshift.launcher.show import ladder
 from liveshift.runtime import messages
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from image_edits import Field, change_first, encode, put
 
-from liveshift.criu_glue import image_check, image_rights
-from liveshift.criu_glue.protobuf import Message
-from liveshift.criu_glue.rights import User
+from liveshift.criu_glue.files.rights import User
+from liveshift.criu_glue.images import image_check, image_rights
+from liveshift.criu_glue.images.protobuf import Message
 
 SEEDS = Path(__file__).parent / "fuzz" / "seeds"
 ALICE = User(64001, 64001)

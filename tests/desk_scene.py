@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from liveshift.criu_glue.network import Overlay
+from liveshift.criu_glue.network.network import Overlay
 from liveshift.runtime import messages
 from liveshift.runtime.config.access import Role
 from liveshift.runtime.config.cluster import access

@@ -16,14 +16,15 @@ from memory_parts import DATA, PAGE, ZEROS
 from room_trees import Rooms, goes_on, said
 from test_memory_fill import Scene
 
-from liveshift.criu_glue import early, output
-from liveshift.criu_glue.early import EarlyCriu
-from liveshift.criu_glue.memory.fill import Filled, FillEngine
-from liveshift.criu_glue.memory.prefill import SPARE
-from liveshift.criu_glue.memory.store import INDEX_FILE, PAGES_FILE, MemoryStore
-from liveshift.criu_glue.restore import RestoringTree
-from liveshift.criu_glue.tool import Criu
-from liveshift.criu_glue.tree import inner_pid, tasks
+from liveshift.criu_glue.capsule import output
+from liveshift.criu_glue.capsule.tree import inner_pid, tasks
+from liveshift.criu_glue.criu import early
+from liveshift.criu_glue.criu.early import EarlyCriu
+from liveshift.criu_glue.criu.restore import RestoringTree
+from liveshift.criu_glue.criu.tool import Criu
+from liveshift.criu_glue.memory.fill.fill import Filled, FillEngine
+from liveshift.criu_glue.memory.prefill.prefill import SPARE
+from liveshift.criu_glue.memory.store.store import INDEX_FILE, PAGES_FILE, MemoryStore
 from liveshift.errors import StepFailed
 
 COLD = """

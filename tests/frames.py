@@ -14,8 +14,7 @@ from contextlib import contextmanager
 import pytest
 from three_hosts import UNDERLAY, Net, inside, ip
 
-from liveshift.criu_glue import network
-from liveshift.criu_glue.network import mac
+from liveshift.criu_glue.network.network import mac, network
 
 ETH_P_ALL = 3
 

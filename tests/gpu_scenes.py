@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from liveshift.criu_glue.gpu_tasks import GpuTask
-from liveshift.criu_glue.survey import Survey
+from liveshift.criu_glue.survey.gpu_tasks import GpuTask
+from liveshift.criu_glue.survey.survey import Survey
 from liveshift.cuda_snapshot.checkpoint import ProcessState as Cuda
 from liveshift.cuda_snapshot.devices import Gpu
 from liveshift.interposer.inspection import KINDS, DeviceUse, Held, Obstacle, ProcessState

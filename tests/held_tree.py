@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 import signal
 
-from liveshift.criu_glue.room import Room
-from liveshift.criu_glue.tree import tasks
+from liveshift.criu_glue.capsule.room import Room
+from liveshift.criu_glue.capsule.tree import tasks
 from liveshift.cuda_snapshot import threads
 from liveshift.cuda_snapshot.hold import Hold, Spared
 

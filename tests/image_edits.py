@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from liveshift.criu_glue.protobuf import fields
+from liveshift.criu_glue.images.protobuf import fields
 
 Field = tuple[int, "int | bytes"]
 

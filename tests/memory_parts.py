@@ -15,9 +15,9 @@ from pathlib import Path
 import xxhash
 from image_edits import decode, encode
 
-from liveshift.criu_glue.image_kinds import ImageFile
-from liveshift.criu_glue.memory.store import MemoryStore, ProcessTable
-from liveshift.criu_glue.protobuf import Message
+from liveshift.criu_glue.images.image_kinds import ImageFile
+from liveshift.criu_glue.images.protobuf import Message
+from liveshift.criu_glue.memory.store.store import MemoryStore, ProcessTable
 
 PAGE = 4096
 DATA, ZERO, REFERENCE = 1, 2, 3

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from liveshift.criu_glue.network import Overlay
-from liveshift.criu_glue.survey import Survey
+from liveshift.criu_glue.network.network import Overlay
+from liveshift.criu_glue.survey.survey import Survey
 from liveshift.errors import Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config.cluster import cluster as config

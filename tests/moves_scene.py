@@ -13,7 +13,7 @@ from move_stage import FACTS, SURVEY
 from test_evacuation import CLUSTER
 from test_journal import OWNERS
 
-from liveshift.criu_glue.network import Overlay
+from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config.cluster import cluster as config

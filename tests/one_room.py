@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from captured import ENV, numbers, until
 
-from liveshift.criu_glue import output, room
-from liveshift.criu_glue.output import STDOUT, Record
-from liveshift.criu_glue.room import Room, RoomPlan
+from liveshift.criu_glue.capsule import output, room
+from liveshift.criu_glue.capsule.output import STDOUT, Record
+from liveshift.criu_glue.capsule.room import Room, RoomPlan
 
 
 @pytest.fixture

@@ -15,23 +15,18 @@ import pytest
 from captured import ENV, PYTHON, ROOT_PID, Sink, numbers, until
 from one_room import said
 
-from liveshift.criu_glue import (
-    epoll_sets,
-    image_check,
-    network,
-    output,
-    pids,
-    room,
-    tool,
-    trees,
-    unpacking,
-)
-from liveshift.criu_glue.dump import FrozenTree
-from liveshift.criu_glue.restore import RestoringTree
-from liveshift.criu_glue.rights import User
-from liveshift.criu_glue.room import STDERR_FD, STDOUT_FD, Room, RoomPlan
-from liveshift.criu_glue.tool import Criu
-from liveshift.criu_glue.tree import in_order, tasks
+from liveshift.criu_glue.capsule import output, room
+from liveshift.criu_glue.capsule.room import STDERR_FD, STDOUT_FD, Room, RoomPlan
+from liveshift.criu_glue.capsule.tree import in_order, tasks
+from liveshift.criu_glue.criu import tool
+from liveshift.criu_glue.criu.dump import FrozenTree
+from liveshift.criu_glue.criu.restore import RestoringTree
+from liveshift.criu_glue.criu.tool import Criu
+from liveshift.criu_glue.files import trees, unpacking
+from liveshift.criu_glue.files.rights import User
+from liveshift.criu_glue.images import image_check, pids
+from liveshift.criu_glue.network.network import network
+from liveshift.criu_glue.survey.survey import epoll_sets
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from liveshift.criu_glue.network import Overlay
+from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import LiveshiftError, StepFailed
 from liveshift.runtime.agent.arrival import arrival
 from liveshift.runtime.agent.arrival.arrival import NOTE, Arrival

@@ -16,9 +16,9 @@ import pytest
 from gpu_scenes import gpu_survey, process
 from test_preflight import HERE, NOTHING
 
-from liveshift.criu_glue.memory.store import MemoryStore
-from liveshift.criu_glue.restore import RestoringTree
-from liveshift.criu_glue.room import Room, started
+from liveshift.criu_glue.capsule.room import Room, started
+from liveshift.criu_glue.criu.restore import RestoringTree
+from liveshift.criu_glue.memory.store.store import MemoryStore
 from liveshift.runtime.agent.arrival import arrival
 from liveshift.runtime.agent.arrival.arrival import NOTE, Arrival
 from liveshift.runtime.agent.gpu.device_memory import TABLE

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from test_evacuation import CLUSTER
 
-from liveshift.criu_glue.network import Overlay
+from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import NotPermitted, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config.cluster import cluster as config

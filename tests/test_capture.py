@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from captured import Sink, sink
 
-from liveshift.criu_glue.capture import Capture
+from liveshift.criu_glue.criu.capture import Capture
 from liveshift.errors import StepFailed
 
 __all__ = ["sink"]

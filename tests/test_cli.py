@@ -15,10 +15,11 @@ import pytest
 from cli_harness import DEADLINE, Call, Starter, Terminal
 from daemon_process import Place
 
-from liveshift.launcher import cli, taint
+from liveshift.launcher import cli
+from liveshift.launcher.commands import taint
+from liveshift.launcher.commands.options import duration
 from liveshift.launcher.lab.record import Lab, LabHost
-from liveshift.launcher.options import duration
-from liveshift.launcher.status_tables import ranges
+from liveshift.launcher.show.status_tables import ranges
 from liveshift.runtime.messages import (
     Run,
 )

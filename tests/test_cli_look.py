@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from cli_harness import DEADLINE, Call, Starter, Terminal, ended
 
-from liveshift.criu_glue.output import STDERR
+from liveshift.criu_glue.capsule.output import STDERR
 from liveshift.runtime.messages import (
     GetEvents,
     GetMigration,

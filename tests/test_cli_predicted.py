@@ -15,7 +15,7 @@ import pytest
 from cli_harness import DEADLINE, Call, Starter, Terminal, ended
 
 from liveshift.errors import Refused
-from liveshift.launcher import forecast
+from liveshift.launcher.show import forecast
 from liveshift.runtime.cost.words import in_words
 from liveshift.runtime.messages import GetMigration, Part, Phase, Prediction, Rounds
 from liveshift.runtime.model.steps import Step

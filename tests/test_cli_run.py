@@ -10,7 +10,7 @@ from typing import Any
 
 from cli_harness import DEADLINE, Call, Starter, ended
 
-from liveshift.criu_glue.output import STDERR
+from liveshift.criu_glue.capsule.output import STDERR
 from liveshift.errors import LiveshiftError, NotPermitted, Refused
 from liveshift.runtime.messages import (
     GetEvents,

@@ -17,8 +17,8 @@ import pytest
 from doubles.orchestrator import Orchestrator
 
 from liveshift.errors import LiveshiftError, NotFound, NotPermitted, Refused, Unreachable
-from liveshift.launcher.client import Client
-from liveshift.launcher.context import find_socket, lab_socket
+from liveshift.launcher.client.client import Client
+from liveshift.launcher.client.context import find_socket, lab_socket
 from liveshift.runtime import messages
 from liveshift.runtime.control import local_socket
 from liveshift.runtime.messages import (

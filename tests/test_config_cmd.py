@@ -12,7 +12,8 @@ import pytest
 from cluster_files import EXAMPLE, SMALL
 
 from liveshift.errors import WrongUsage
-from liveshift.launcher import config_cmd, ladder
+from liveshift.launcher.commands import config_cmd
+from liveshift.launcher.show import ladder
 from liveshift.runtime.config.cluster import load, parse
 from liveshift.runtime.config.timeouts import RUNGS
 

@@ -10,7 +10,7 @@ import pytest
 from captured import PYTHON, until
 from one_room import Start, netns, plan, said, start
 
-from liveshift.criu_glue.connections import Connection, outside, parse
+from liveshift.criu_glue.survey.connections import Connection, outside, parse
 
 __all__ = ["netns", "plan", "start"]
 

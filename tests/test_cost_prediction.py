@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from move_stage import FACTS, SURVEY
 
-from liveshift.criu_glue.found import Footprint
+from liveshift.criu_glue.survey.found import Footprint
 from liveshift.runtime.config.cluster import Precopy, Timeouts
 from liveshift.runtime.cost.comparison import costed
 from liveshift.runtime.cost.model import model as cost

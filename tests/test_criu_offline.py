@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from liveshift.criu_glue import apt, fetch, tool
+from liveshift.criu_glue import fetch
+from liveshift.criu_glue.criu import apt, tool
 from liveshift.errors import NotFound, Refused, StepFailed
 
 pytestmark = pytest.mark.root

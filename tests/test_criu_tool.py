@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from machine_needs import needs_fact
 
-from liveshift.criu_glue import apt, fetch, tool
+from liveshift.criu_glue import fetch
+from liveshift.criu_glue.criu import apt, tool
 from liveshift.errors import NotPermitted, Refused, StepFailed
 
 CAP_SYS_RESOURCE = 1 << 24

@@ -17,7 +17,7 @@ from captured import until
 from cuda_process import CHECKPOINTED, FAILED, LOCKED, RUNNING, CudaProcess, doubles
 from doubles.gpu import build
 
-from liveshift.criu_glue import tool
+from liveshift.criu_glue.criu import tool
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration" / "gpu"))
 from contract import run as contract

@@ -18,7 +18,7 @@ from daemon_process import Place, taken
 from one_room import netns
 
 from liveshift.errors import LiveshiftError, NotPermitted
-from liveshift.launcher.client import Client
+from liveshift.launcher.client.client import Client
 from liveshift.runtime.agent.agent import agent
 from liveshift.runtime.agent.host import resident
 from liveshift.runtime.config.cluster import load

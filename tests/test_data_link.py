@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from liveshift.launcher.checks import data_link as check
 from liveshift.launcher.checks.finding import Verdict
-from liveshift.launcher.status_tables import hosts, warnings
+from liveshift.launcher.show.status_tables import hosts, warnings
 from liveshift.runtime.agent.host.data_link import Interface, interfaces, look
 from liveshift.runtime.config.cluster import parse
 from liveshift.runtime.messages import HostRow

@@ -13,11 +13,10 @@ from captured import PYTHON, ROOT_PID, Sink, sink, until
 from one_room import Start, netns, plan, said, start
 from room_trees import Rooms, count, criu, moved, place, rooms
 
-from liveshift.criu_glue import databases
-from liveshift.criu_glue.mounts import Placement
-from liveshift.criu_glue.room import Room
-from liveshift.criu_glue.survey import changing, survey
-from liveshift.criu_glue.tool import Criu
+from liveshift.criu_glue.capsule.mounts import Placement
+from liveshift.criu_glue.capsule.room import Room
+from liveshift.criu_glue.criu.tool import Criu
+from liveshift.criu_glue.survey.survey import changing, databases, survey
 
 __all__ = ["criu", "netns", "place", "plan", "rooms", "sink", "start"]
 

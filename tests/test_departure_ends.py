@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from test_departure_order import INIT, LOCKED, OPENED, Scene, scene
 
-from liveshift.criu_glue.survey import Changing
+from liveshift.criu_glue.survey.survey import Changing
 from liveshift.errors import LiveshiftError, Refused, StepFailed, Unreachable
 from liveshift.runtime.agent.departure import departure
 from liveshift.runtime.agent.departure.departure import NOTE, Departure, DepartureNote

@@ -17,10 +17,10 @@ from cuda_process import doubles
 from doubles.gpu import build
 
 from liveshift.errors import WrongUsage
-from liveshift.launcher import doctor as examination
 from liveshift.launcher.checks import deadlines, kernel, machine, network
+from liveshift.launcher.checks import doctor as examination
+from liveshift.launcher.checks.doctor import doctor, examine
 from liveshift.launcher.checks.finding import Finding, Verdict, attempt
-from liveshift.launcher.doctor import doctor, examine
 from liveshift.runtime.config.cluster import parse
 from liveshift.runtime.config.timeouts import Timeouts
 

@@ -15,8 +15,8 @@ import pytest
 from cli_harness import double
 
 from liveshift.launcher.checks import cluster as checks
+from liveshift.launcher.checks.doctor import examine
 from liveshift.launcher.checks.finding import Finding, Verdict
-from liveshift.launcher.doctor import examine
 from liveshift.runtime.config.cluster import Cluster, parse
 from liveshift.runtime.control import keys
 

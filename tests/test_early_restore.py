@@ -26,12 +26,12 @@ from early_stage import (
 from memory_parts import PAGE
 from room_trees import count, criu, goes_on, place, rooms, said, states
 
-from liveshift.criu_glue import early, output
-from liveshift.criu_glue.memory import prefill
-from liveshift.criu_glue.memory.mapped import PrefillLost
-from liveshift.criu_glue.memory.prefill import SPARE, Prefill
-from liveshift.criu_glue.memory.store import PAGES_FILE
-from liveshift.criu_glue.tree import tasks
+from liveshift.criu_glue.capsule import output
+from liveshift.criu_glue.capsule.tree import tasks
+from liveshift.criu_glue.criu import early
+from liveshift.criu_glue.memory.prefill.mapped import PrefillLost
+from liveshift.criu_glue.memory.prefill.prefill import SPARE, Prefill, prefill
+from liveshift.criu_glue.memory.store.store import PAGES_FILE
 from liveshift.errors import StepFailed
 
 __all__ = ["criu", "place", "rooms", "scene", "sink", "staged"]

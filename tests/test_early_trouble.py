@@ -30,9 +30,8 @@ from early_stage import (
 from memory_parts import PAGE
 from room_trees import criu, place, rooms
 
-from liveshift.criu_glue.memory import prefill
-from liveshift.criu_glue.memory.prefill import BLOCK, Prefill
-from liveshift.criu_glue.tree import tasks
+from liveshift.criu_glue.capsule.tree import tasks
+from liveshift.criu_glue.memory.prefill.prefill import BLOCK, Prefill, prefill
 
 __all__ = ["criu", "place", "rooms", "scene", "sink", "staged"]
 

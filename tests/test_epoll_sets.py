@@ -16,14 +16,13 @@ from captured import ROOT_PID, Sink, sink, until
 from one_room import said
 from room_trees import Rooms, criu, goes_on, moved, place, rooms
 
-from liveshift.criu_glue import epoll_sets
-from liveshift.criu_glue.dump import FrozenTree
-from liveshift.criu_glue.mounts import Placement
-from liveshift.criu_glue.output import STDERR
-from liveshift.criu_glue.room import Room
-from liveshift.criu_glue.survey import survey
-from liveshift.criu_glue.tool import Criu
-from liveshift.criu_glue.tree import in_order
+from liveshift.criu_glue.capsule.mounts import Placement
+from liveshift.criu_glue.capsule.output import STDERR
+from liveshift.criu_glue.capsule.room import Room
+from liveshift.criu_glue.capsule.tree import in_order
+from liveshift.criu_glue.criu.dump import FrozenTree
+from liveshift.criu_glue.criu.tool import Criu
+from liveshift.criu_glue.survey.survey import epoll_sets, survey
 from liveshift.errors import StepFailed
 
 __all__ = ["criu", "place", "rooms", "sink"]

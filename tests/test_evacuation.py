@@ -13,7 +13,7 @@ import pytest
 from full_journal import fill
 from test_evacuation_plan import predicted
 
-from liveshift.criu_glue.network import Overlay
+from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import LiveshiftError, Refused, SourceFailed, SourceRefused, StepFailed
 from liveshift.runtime.config.cluster import cluster as config
 from liveshift.runtime.messages import Planned, Prediction, Run

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from liveshift.criu_glue import survey
-from liveshift.criu_glue.explain import KNOWN, Where, explain
+from liveshift.criu_glue.criu.explain import KNOWN, Where, explain
+from liveshift.criu_glue.survey.survey import survey
 from liveshift.errors import (
     AT_SOURCE,
     LiveshiftError,

@@ -35,8 +35,7 @@ from three_hosts import (
     ip,
 )
 
-from liveshift.criu_glue import network
-from liveshift.criu_glue.network import mac
+from liveshift.criu_glue.network.network import mac, network
 
 pytestmark = pytest.mark.root
 

@@ -33,8 +33,7 @@ from three_hosts import (
     ip,
 )
 
-from liveshift.criu_glue import fence, network
-from liveshift.criu_glue.network import Overlay, mac
+from liveshift.criu_glue.network.network import Overlay, fence, mac, network
 from liveshift.errors import LiveshiftError
 
 pytestmark = pytest.mark.root

@@ -26,8 +26,7 @@ from three_hosts import (
     raise_overlay,
 )
 
-from liveshift.criu_glue import network
-from liveshift.criu_glue.network import Overlay, mac
+from liveshift.criu_glue.network.network import Overlay, mac, network
 
 pytestmark = pytest.mark.root
 

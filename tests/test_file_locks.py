@@ -15,13 +15,13 @@ from captured import PYTHON, ROOT_PID, Sink, numbers, sink, until
 from one_room import Start, netns, plan, said, start
 from room_trees import COUNTER, Rooms, criu, dumped, goes_on, place, rooms
 
-from liveshift.criu_glue import file_locks, image_check
-from liveshift.criu_glue.file_locks import FileLock, parse
-from liveshift.criu_glue.mounts import Placement
-from liveshift.criu_glue.restore import RestoringTree
-from liveshift.criu_glue.rights import User
-from liveshift.criu_glue.survey import changing, survey
-from liveshift.criu_glue.tool import Criu
+from liveshift.criu_glue.capsule.mounts import Placement
+from liveshift.criu_glue.criu.restore import RestoringTree
+from liveshift.criu_glue.criu.tool import Criu
+from liveshift.criu_glue.files.rights import User
+from liveshift.criu_glue.images import file_locks, image_check
+from liveshift.criu_glue.images.file_locks import FileLock, parse
+from liveshift.criu_glue.survey.survey import changing, survey
 from liveshift.errors import StepFailed
 
 __all__ = ["criu", "netns", "place", "plan", "rooms", "sink", "start"]

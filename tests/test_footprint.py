@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from liveshift.criu_glue.footprint import Footprint, measure
+from liveshift.criu_glue.survey.footprint import Footprint, measure
 
 MIB = 1 << 20
 

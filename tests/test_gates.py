@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from liveshift.criu_glue.network import Overlay
+from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import LiveshiftError, Refused, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config.timeouts import Timeouts

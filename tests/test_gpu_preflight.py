@@ -11,7 +11,7 @@ import pytest
 from gpu_scenes import GIB, MIB, gpu, gpu_host, gpu_survey, process, survey
 from test_preflight import HERE, criu
 
-from liveshift.criu_glue.tool import Criu
+from liveshift.criu_glue.criu.tool import Criu
 from liveshift.errors import Refused, SourceRefused
 from liveshift.runtime.agent.agent import preflight
 from liveshift.runtime.agent.gpu.preflight import GpuPlan, plan

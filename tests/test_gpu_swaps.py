@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from test_evacuation import CLUSTER
 
-from liveshift.criu_glue.network import Overlay
+from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.config.cluster import cluster as config

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from liveshift.criu_glue.gpu_tasks import GpuTask, look
+from liveshift.criu_glue.survey.gpu_tasks import GpuTask, look
 
 HOLD = """
 import mmap, os, sys

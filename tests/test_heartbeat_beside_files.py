@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from liveshift.criu_glue import trees
-from liveshift.criu_glue.unpacking import Unpacker
+from liveshift.criu_glue.files import trees
+from liveshift.criu_glue.files.unpacking import Unpacker
 from liveshift.runtime.agent.departure import departure
 from liveshift.runtime.agent.departure.departure import Departure
 from liveshift.runtime.agent.host.house import House

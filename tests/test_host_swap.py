@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from liveshift.criu_glue import room
+from liveshift.criu_glue.capsule import room
 from liveshift.errors import LiveshiftError, StepFailed, Unreachable
 from liveshift.runtime.agent.gpu import host_swap
 from liveshift.runtime.agent.gpu.device_state import DeviceLost, Saved

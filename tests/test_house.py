@@ -12,8 +12,7 @@ from typing import Any, cast
 import pytest
 from test_evacuation import CLUSTER
 
-from liveshift.criu_glue import network
-from liveshift.criu_glue.network import Overlay
+from liveshift.criu_glue.network.network import Overlay, network
 from liveshift.errors import Refused
 from liveshift.runtime.agent.host import carried_out
 from liveshift.runtime.agent.host.house import House

@@ -14,9 +14,9 @@ import pytest
 from capsule_images import ALICE, ROOT, Image, plain, rich
 from image_edits import encode
 
-from liveshift.criu_glue.image_kinds import COMMON_MAGIC, KINDS, kind_of
-from liveshift.criu_glue.protobuf import Damaged, Message
-from liveshift.criu_glue.rights import User
+from liveshift.criu_glue.files.rights import User
+from liveshift.criu_glue.images.image_kinds import COMMON_MAGIC, KINDS, kind_of
+from liveshift.criu_glue.images.protobuf import Damaged, Message
 from liveshift.errors import StepFailed
 
 __all__ = ["plain", "rich"]

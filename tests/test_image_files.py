@@ -9,8 +9,8 @@ import pytest
 from capsule_images import ALICE, ROOT, Image, plain, rich
 from image_edits import encode
 
-from liveshift.criu_glue import image_rights
-from liveshift.criu_glue.protobuf import Message
+from liveshift.criu_glue.images import image_rights
+from liveshift.criu_glue.images.protobuf import Message
 from liveshift.errors import StepFailed
 
 __all__ = ["plain", "rich"]

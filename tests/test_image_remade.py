@@ -11,9 +11,10 @@ import pytest
 from capsule_images import ALICE, Image, plain, rich
 from image_edits import encode
 
-from liveshift.criu_glue import image_check, image_rights, statx
-from liveshift.criu_glue.image_kinds import KINDS
-from liveshift.criu_glue.protobuf import Message
+from liveshift.criu_glue.files import statx
+from liveshift.criu_glue.images import image_check, image_rights
+from liveshift.criu_glue.images.image_kinds import KINDS
+from liveshift.criu_glue.images.protobuf import Message
 from liveshift.errors import StepFailed
 
 __all__ = ["plain", "rich"]

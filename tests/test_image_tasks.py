@@ -11,8 +11,8 @@ import pytest
 from capsule_images import ALICE, BOB, ROOT, Image, plain, rich
 from image_edits import decode, encode, put, varint
 
-from liveshift.criu_glue import image_rights
-from liveshift.criu_glue.rights import User
+from liveshift.criu_glue.files.rights import User
+from liveshift.criu_glue.images import image_rights
 from liveshift.errors import StepFailed
 
 __all__ = ["plain", "rich"]
@@ -78,7 +78,7 @@ def test_capabilities_that_no_capsule_has(
 def test_the_capabilities_are_those_that_capsule_init_keeps() -> None:
     source = Path(image_rights.__file__).parent / "capsule_task.c"
     if not source.exists():
-        source = Path(__file__).parents[1] / "criu_glue" / "capsule_task.c"
+        source = Path(__file__).parents[1] / "criu_glue" / "capsule" / "capsule_task.c"
     kept = re.search(r"kept\[\] = \{(.*?)\}", source.read_text(), re.DOTALL)
     assert kept
     header = Path("/usr/include/linux/capability.h").read_text()

@@ -17,9 +17,9 @@ import xxhash
 from captured import until
 from memory_parts import BASE, PAGE, page
 
-from liveshift.criu_glue import trees
-from liveshift.criu_glue.memory.store import PAGES_FILE, MemoryStore
-from liveshift.criu_glue.trees import Tree
+from liveshift.criu_glue.files import trees
+from liveshift.criu_glue.files.trees import Tree
+from liveshift.criu_glue.memory.store.store import PAGES_FILE, MemoryStore
 from liveshift.errors import LiveshiftError, NotFound, StepFailed
 from liveshift.runtime.agent.arrival import inbox as inboxes
 from liveshift.runtime.agent.arrival.inbox import Inbox

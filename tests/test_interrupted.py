@@ -13,11 +13,11 @@ from image_edits import change_first, decode, encode
 from one_room import said
 from room_trees import Rooms, criu, goes_on, moved, place, rooms
 
-from liveshift.criu_glue import interrupted
-from liveshift.criu_glue.image_kinds import ImageFile
-from liveshift.criu_glue.output import STDERR
-from liveshift.criu_glue.protobuf import Message
-from liveshift.criu_glue.tool import Criu
+from liveshift.criu_glue.capsule.output import STDERR
+from liveshift.criu_glue.criu.tool import Criu
+from liveshift.criu_glue.images import interrupted
+from liveshift.criu_glue.images.image_kinds import ImageFile
+from liveshift.criu_glue.images.protobuf import Message
 
 __all__ = ["criu", "place", "rooms", "sink"]
 

@@ -122,7 +122,7 @@ def test_numbers_of_names_are_not_used_again(journal: Journal) -> None:
 def moves(tmp_path: Path) -> Moves:
     fleet = Fleet(config.parse(CLUSTER.replace("{state}", str(tmp_path))).cluster)
     made = Moves(fleet, cast(Any, None), cast(Any, None))
-    from liveshift.criu_glue.network import Overlay
+    from liveshift.criu_glue.network.network import Overlay
     from liveshift.runtime.model.jobs import Capsule, Job
 
     fleet.journal.add_job("gpt", 1, "10.99.0.0/24", b"", OWNERS)

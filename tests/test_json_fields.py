@@ -16,8 +16,9 @@ import typer.core
 import typer.main
 from cli_harness import Call
 
-from liveshift.launcher import cli, lab_cmd
-from liveshift.launcher.doctor import doctor
+from liveshift.launcher import cli
+from liveshift.launcher.checks.doctor import doctor
+from liveshift.launcher.commands import lab_cmd
 
 ROOT = Path(__file__).parents[1]
 
@@ -108,6 +109,6 @@ def test_what_is_written_by_hand_is_what_commands_print(
 def test_what_the_doctor_prints(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liveshift.launcher.doctor.examine", lambda criu, reading: [])
+    monkeypatch.setattr("liveshift.launcher.checks.doctor.examine", lambda criu, reading: [])
     assert doctor("json", None) == 0
     assert list(json.loads(capsys.readouterr().out)) == names(records.Examined)

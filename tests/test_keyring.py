@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from liveshift.errors import LiveshiftError, NotFound, Refused, WrongUsage
-from liveshift.launcher import keys_cmd
+from liveshift.launcher.commands import keys_cmd
 from liveshift.runtime.config.access import Role
 from liveshift.runtime.control import keyring, keys
 from liveshift.runtime.control.keyring import NOBODY, Holder, Known

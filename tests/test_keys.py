@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from liveshift.errors import ConfigError, NotFound, NotPermitted, Refused, WrongUsage
-from liveshift.launcher import keys_cmd
+from liveshift.launcher.commands import keys_cmd
 from liveshift.runtime.control import keys
 
 CLUSTER = """\

@@ -17,11 +17,11 @@ import pytest
 from captured import ROOT_PID, Sink, sink, until
 from room_trees import COUNTER, Rooms, criu, goes_on, moved, place, rooms
 
-from liveshift.criu_glue import dump, lost_names
-from liveshift.criu_glue.explain import KNOWN, Where
-from liveshift.criu_glue.mounts import Placement
-from liveshift.criu_glue.survey import survey
-from liveshift.criu_glue.tool import Criu
+from liveshift.criu_glue.capsule.mounts import Placement
+from liveshift.criu_glue.criu import dump
+from liveshift.criu_glue.criu.explain import KNOWN, Where
+from liveshift.criu_glue.criu.tool import Criu
+from liveshift.criu_glue.survey.survey import lost_names, survey
 from liveshift.errors import SourceFailed, StepFailed
 
 __all__ = ["criu", "place", "rooms", "sink"]

@@ -17,8 +17,8 @@ from captured import until
 from memory_subject import family, state
 from page_chunks import Pages
 
-from liveshift.criu_glue.memory.pulling import Stopped
-from liveshift.criu_glue.memory.tracker import MemoryTracker
+from liveshift.criu_glue.memory.source.pulling import Stopped
+from liveshift.criu_glue.memory.source.tracker import MemoryTracker
 
 PROGRAM = Path(__file__).with_name("memory_churn.py")
 

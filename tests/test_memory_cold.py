@@ -27,8 +27,13 @@ from memory_parts import (
     runs_of,
 )
 
-from liveshift.criu_glue.memory import engine, store_library
-from liveshift.criu_glue.memory.store import PAGES_FILE, MemoryStore, ProcessTable
+from liveshift.criu_glue.memory import engine
+from liveshift.criu_glue.memory.store.store import (
+    PAGES_FILE,
+    MemoryStore,
+    ProcessTable,
+    store_library,
+)
 from liveshift.errors import StepFailed
 
 BLOCK_PAGES = 512

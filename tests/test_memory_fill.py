@@ -22,18 +22,18 @@ from held_tree import hold_tree
 from room_trees import Rooms, count, criu, goes_on, pipes_of, place, rooms, said, states
 from test_dump_restore import criu_in
 
-from liveshift.criu_glue import output, room, trees, unpacking
-from liveshift.criu_glue.dump import FrozenTree
-from liveshift.criu_glue.memory import fill
-from liveshift.criu_glue.memory.fill import FillEngine
-from liveshift.criu_glue.memory.store import INDEX_FILE, PAGES_FILE, MemoryStore, read_table
-from liveshift.criu_glue.memory.tracker import MemoryTracker, Standstill
-from liveshift.criu_glue.memory.tree_memory import UNFILLED
-from liveshift.criu_glue.page_filter import PageFilter
-from liveshift.criu_glue.restore import RestoringTree
-from liveshift.criu_glue.room import Room
-from liveshift.criu_glue.tool import Criu
-from liveshift.criu_glue.tree import tasks
+from liveshift.criu_glue.capsule import output, room
+from liveshift.criu_glue.capsule.room import Room
+from liveshift.criu_glue.capsule.tree import tasks
+from liveshift.criu_glue.criu.dump import FrozenTree
+from liveshift.criu_glue.criu.page_filter import PageFilter
+from liveshift.criu_glue.criu.restore import RestoringTree
+from liveshift.criu_glue.criu.tool import Criu
+from liveshift.criu_glue.files import trees, unpacking
+from liveshift.criu_glue.memory.fill.fill import FillEngine, fill
+from liveshift.criu_glue.memory.fill.tree_memory import UNFILLED
+from liveshift.criu_glue.memory.source.tracker import MemoryTracker, Standstill
+from liveshift.criu_glue.memory.store.store import INDEX_FILE, PAGES_FILE, MemoryStore, read_table
 from liveshift.errors import StepFailed
 
 __all__ = ["criu", "place", "rooms", "sink"]

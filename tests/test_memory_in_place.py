@@ -12,8 +12,7 @@ import pytest
 from memory_parts import PAGE, chunks, page
 from test_memory_cold import BLOCK_PAGES, Ahead, end, store
 
-from liveshift.criu_glue.memory import store_library
-from liveshift.criu_glue.memory.store import MemoryStore
+from liveshift.criu_glue.memory.store.store import MemoryStore, store_library
 from liveshift.errors import StepFailed
 
 __all__ = ["store"]

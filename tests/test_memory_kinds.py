@@ -15,8 +15,8 @@ from page_chunks import PAGE, Pages
 from slow_file import slow_file
 from tracked import finish
 
-from liveshift.criu_glue.memory import source_engine
-from liveshift.criu_glue.memory.tracker import MemoryTracker
+from liveshift.criu_glue.memory.source import source_engine
+from liveshift.criu_glue.memory.source.tracker import MemoryTracker
 
 pytestmark = pytest.mark.root
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from liveshift.criu_glue.memory.engine import CHUNK
-from liveshift.criu_glue.memory.ring import Ring
+from liveshift.criu_glue.memory.source.ring import Ring
 
 SLOTS = 64
 

@@ -31,7 +31,7 @@ from memory_parts import (
     table,
 )
 
-from liveshift.criu_glue.memory.store import MemoryStore, ProcessTable, Want, read_table
+from liveshift.criu_glue.memory.store.store import MemoryStore, ProcessTable, Want, read_table
 from liveshift.errors import StepFailed
 from liveshift.runtime.wire import CHUNK
 

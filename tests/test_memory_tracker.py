@@ -18,9 +18,9 @@ from memory_subject import MANY, Subject, family, state
 from page_chunks import DATA, PAGE, REFERENCE, ZERO, Pages
 from tracked import finish
 
-from liveshift.criu_glue.memory.followed import PART, PARTS, divided
-from liveshift.criu_glue.memory.pulling import Stopped
-from liveshift.criu_glue.memory.tracker import MemoryTracker
+from liveshift.criu_glue.memory.source.followed import PART, PARTS, divided
+from liveshift.criu_glue.memory.source.pulling import Stopped
+from liveshift.criu_glue.memory.source.tracker import MemoryTracker
 from liveshift.errors import StepFailed
 
 pytestmark = pytest.mark.root

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from liveshift.criu_glue.mounts import Place, Placement
+from liveshift.criu_glue.capsule.mounts import Place, Placement
 
 MOUNTS = {
     1: ("/", "ext4"),

@@ -15,7 +15,7 @@ from moves_scene import RESERVED, SEATS, Answer, Scene, play, until
 from test_gpu_choice import ONE, UUIDS, survey
 from test_journal import row
 
-from liveshift.criu_glue.found import NeededFile
+from liveshift.criu_glue.survey.found import NeededFile
 from liveshift.errors import NotFound, Refused, StepFailed
 from liveshift.runtime import messages
 from liveshift.runtime.messages import MigrationRow, Part, Phase, Prediction, Rounds

@@ -17,13 +17,13 @@ from captured import ROOT_PID, Sink, sink
 from one_room import said
 from room_trees import Rooms, count, criu, dumped, goes_on, place, rooms
 
-from liveshift.criu_glue import image_check
-from liveshift.criu_glue.dump import FrozenTree
-from liveshift.criu_glue.restore import RestoringTree
-from liveshift.criu_glue.rights import User
-from liveshift.criu_glue.room import Room
-from liveshift.criu_glue.tool import Criu
-from liveshift.criu_glue.tree import tasks
+from liveshift.criu_glue.capsule.room import Room
+from liveshift.criu_glue.capsule.tree import tasks
+from liveshift.criu_glue.criu.dump import FrozenTree
+from liveshift.criu_glue.criu.restore import RestoringTree
+from liveshift.criu_glue.criu.tool import Criu
+from liveshift.criu_glue.files.rights import User
+from liveshift.criu_glue.images import image_check
 
 __all__ = ["criu", "place", "rooms", "sink"]
 

@@ -25,8 +25,7 @@ from three_hosts import (
     raise_overlay,
 )
 
-from liveshift.criu_glue import fence, network
-from liveshift.criu_glue.network import LOCK_TABLE, Overlay, mac
+from liveshift.criu_glue.network.network import LOCK_TABLE, Overlay, fence, mac, network
 from liveshift.errors import LiveshiftError
 
 pytestmark = pytest.mark.root

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from liveshift.criu_glue import network_lock
-from liveshift.criu_glue.network_lock import _enter, _Table
+from liveshift.criu_glue.network.network import network_lock
+from liveshift.criu_glue.network.network_lock import _enter, _Table
 
 ERROR, NEW_TABLE, FLAGS, USE = 2, 10 << 8, 2, 3
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import pytest
 from three_hosts import OVERLAY, UNDERLAY, Net, answer_from, asked, connected, inside, net, serve
 
-from liveshift.criu_glue import network
-from liveshift.criu_glue.network import Overlay, mac
+from liveshift.criu_glue.network.network import Overlay, mac, network
 
 __all__ = ["net", "serve"]
 

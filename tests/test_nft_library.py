@@ -85,7 +85,7 @@ def test_many_jobs_and_many_threads_take_little_memory() -> None:
         from threading import Barrier
 
         from liveshift.criu_glue import fence
-        from liveshift.criu_glue.overlay import Overlay
+        from liveshift.criu_glue.network.overlay import Overlay
 
         def resident():
             return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6

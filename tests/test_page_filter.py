@@ -14,12 +14,12 @@ from captured import ROOT_PID, Sink, sink, until
 from page_chunks import Pages, anonymous_ranges
 from room_trees import Rooms, criu, goes_on, place, rooms
 
-from liveshift.criu_glue.dump import FrozenTree
-from liveshift.criu_glue.memory.tracker import MemoryTracker
-from liveshift.criu_glue.page_filter import PageFilter
-from liveshift.criu_glue.room import Room
-from liveshift.criu_glue.tool import Criu
-from liveshift.criu_glue.tree import inner_pid, tasks
+from liveshift.criu_glue.capsule.room import Room
+from liveshift.criu_glue.capsule.tree import inner_pid, tasks
+from liveshift.criu_glue.criu.dump import FrozenTree
+from liveshift.criu_glue.criu.page_filter import PageFilter
+from liveshift.criu_glue.criu.tool import Criu
+from liveshift.criu_glue.memory.source.tracker import MemoryTracker
 from liveshift.errors import StepFailed
 
 __all__ = ["criu", "place", "rooms", "sink"]

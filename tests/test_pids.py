@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from image_edits import encode
 from room_trees import Rooms, count, criu, dumped, goes_on, place, rooms
 
-from liveshift.criu_glue import pids
-from liveshift.criu_glue.image_kinds import COMMON_MAGIC, KINDS
-from liveshift.criu_glue.pids import LARGEST, LEAST, RESERVED, WINDOW, within_reach
-from liveshift.criu_glue.restore import RestoringTree
-from liveshift.criu_glue.room import Room
-from liveshift.criu_glue.tool import Criu
+from liveshift.criu_glue.capsule.room import Room
+from liveshift.criu_glue.criu.restore import RestoringTree
+from liveshift.criu_glue.criu.tool import Criu
+from liveshift.criu_glue.images import pids
+from liveshift.criu_glue.images.image_kinds import COMMON_MAGIC, KINDS
+from liveshift.criu_glue.images.pids import LARGEST, LEAST, RESERVED, WINDOW, within_reach
 
 __all__ = ["criu", "place", "rooms", "sink"]
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from captured import until
 
-from liveshift.criu_glue.memory.pulling import Stopped
-from liveshift.criu_glue.memory.tracker import Standstill
+from liveshift.criu_glue.memory.source.pulling import Stopped
+from liveshift.criu_glue.memory.source.tracker import Standstill
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.departure import precopy
 from liveshift.runtime.agent.departure.precopy import Delta, Precopy

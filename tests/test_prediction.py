@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from liveshift.criu_glue.footprint import Footprint
+from liveshift.criu_glue.survey.footprint import Footprint
 from liveshift.runtime.cost.model import prediction
 from liveshift.runtime.cost.prediction import Lessons, Load, learn, predict, seen, stood
 from liveshift.runtime.messages import MigrationRow, Phase, Prediction, Rounds, Writing

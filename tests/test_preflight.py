@@ -20,10 +20,10 @@ import pytest
 from captured import until
 from machine_needs import needs_fact, on_disk
 
-from liveshift.criu_glue import pids
-from liveshift.criu_glue.explain import KNOWN, Where, explain
-from liveshift.criu_glue.survey import NeededFile, Survey, fingerprint
-from liveshift.criu_glue.tool import Criu
+from liveshift.criu_glue.criu.explain import KNOWN, Where, explain
+from liveshift.criu_glue.criu.tool import Criu
+from liveshift.criu_glue.images import pids
+from liveshift.criu_glue.survey.survey import NeededFile, Survey, fingerprint
 from liveshift.errors import Refused
 from liveshift.runtime.agent.agent import preflight
 from liveshift.runtime.agent.host import task_limits

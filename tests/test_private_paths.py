@@ -12,7 +12,7 @@ import pytest
 from cli_harness import Call
 
 from liveshift.errors import WrongUsage
-from liveshift.launcher import private_paths
+from liveshift.launcher.commands import private_paths
 from liveshift.runtime.messages import Run
 
 

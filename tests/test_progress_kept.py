@@ -10,7 +10,7 @@ import pytest
 from move_stage import ANSWERS, Stage, a_move, no_waiting, play
 from test_books import brain, says
 
-from liveshift.criu_glue.footprint import Footprint
+from liveshift.criu_glue.survey.footprint import Footprint
 from liveshift.runtime import messages
 from liveshift.runtime.cost.prediction import Load, besides_memory, predict, sharpened
 from liveshift.runtime.messages import Progressed, Rounds

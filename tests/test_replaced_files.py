@@ -16,12 +16,12 @@ from captured import PYTHON, ROOT_PID, Sink, sink, until
 from one_room import said
 from room_trees import COUNTER, Rooms, count, criu, goes_on, moved, place, rooms
 
-from liveshift.criu_glue import output
-from liveshift.criu_glue.mounts import Placement
-from liveshift.criu_glue.room import Room
-from liveshift.criu_glue.survey import survey
-from liveshift.criu_glue.tool import Criu
-from liveshift.criu_glue.tree import tasks
+from liveshift.criu_glue.capsule import output
+from liveshift.criu_glue.capsule.mounts import Placement
+from liveshift.criu_glue.capsule.room import Room
+from liveshift.criu_glue.capsule.tree import tasks
+from liveshift.criu_glue.criu.tool import Criu
+from liveshift.criu_glue.survey.survey import survey
 from liveshift.interposer.library import library_path
 
 __all__ = ["criu", "place", "rooms", "sink"]

@@ -11,9 +11,9 @@ import pytest
 from report_scene import migration
 from rich.console import Console
 
-from liveshift.launcher import moves
 from liveshift.launcher.report import Migration, Phase, phase_table
 from liveshift.launcher.report import quantities as q
+from liveshift.launcher.show import moves
 from liveshift.runtime.messages import MigrationRow, Rounds
 
 __all__ = ["migration"]

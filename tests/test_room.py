@@ -14,8 +14,8 @@ import pytest
 from captured import PYTHON, ROOT_PID
 from one_room import Start, ended, netns, plan, said, start
 
-from liveshift.criu_glue.output import STDERR
-from liveshift.criu_glue.room import PAGES, RoomPlan
+from liveshift.criu_glue.capsule.output import STDERR
+from liveshift.criu_glue.capsule.room import PAGES, RoomPlan
 
 __all__ = ["netns", "plan", "start"]
 

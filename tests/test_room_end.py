@@ -13,10 +13,11 @@ import pytest
 from captured import ENV, ROOT_PID, until
 from one_room import Start, ended, netns, plan, said, start
 
-from liveshift.criu_glue import pids, room
-from liveshift.criu_glue.output import STDERR
-from liveshift.criu_glue.room import RoomPlan
-from liveshift.criu_glue.tree import inner_pid, tasks
+from liveshift.criu_glue.capsule import room
+from liveshift.criu_glue.capsule.output import STDERR
+from liveshift.criu_glue.capsule.room import RoomPlan
+from liveshift.criu_glue.capsule.tree import inner_pid, tasks
+from liveshift.criu_glue.images import pids
 from liveshift.errors import LiveshiftError
 
 __all__ = ["netns", "plan", "start"]

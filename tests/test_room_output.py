@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from one_room import Start, ended, netns, plan, records, said, start
 
 from liveshift import units
-from liveshift.criu_glue import output, room
-from liveshift.criu_glue.output import HEADER, STDERR, STDOUT, Record
-from liveshift.criu_glue.output_sender import BLOCK, OutputSender
-from liveshift.criu_glue.room import RoomPlan
-from liveshift.criu_glue.tree import tasks
+from liveshift.criu_glue.capsule import output, room
+from liveshift.criu_glue.capsule.output import HEADER, STDERR, STDOUT, Record
+from liveshift.criu_glue.capsule.output_sender import BLOCK, OutputSender
+from liveshift.criu_glue.capsule.room import RoomPlan
+from liveshift.criu_glue.capsule.tree import tasks
 from liveshift.errors import LiveshiftError
 from liveshift.runtime.agent.host.resident import Resident
 

@@ -16,7 +16,7 @@ from move_stage import (  # the stage is set up with no_waiting
     play,
 )
 
-from liveshift.criu_glue.found import NeededFile
+from liveshift.criu_glue.survey.found import NeededFile
 from liveshift.errors import Refused
 from liveshift.runtime import messages
 from liveshift.runtime.model.steps import Step

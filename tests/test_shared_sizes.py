@@ -10,11 +10,12 @@ from captured import Sink, sink
 from one_room import said
 from room_trees import COUNTER, Rooms, criu, dumped, goes_on, place, rooms
 
-from liveshift.criu_glue import image_check, output, shared_sizes
-from liveshift.criu_glue.mounts import Placement
-from liveshift.criu_glue.restore import RestoringTree
-from liveshift.criu_glue.rights import User
-from liveshift.criu_glue.tool import Criu
+from liveshift.criu_glue.capsule import output
+from liveshift.criu_glue.capsule.mounts import Placement
+from liveshift.criu_glue.criu.restore import RestoringTree
+from liveshift.criu_glue.criu.tool import Criu
+from liveshift.criu_glue.files.rights import User
+from liveshift.criu_glue.images import image_check, shared_sizes
 from liveshift.errors import StepFailed
 
 __all__ = ["criu", "place", "rooms", "sink"]

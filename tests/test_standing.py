@@ -10,7 +10,7 @@ from captured import until
 from memory_subject import state, subject
 
 from liveshift import ptrace
-from liveshift.criu_glue.memory.standing import wait_stopped
+from liveshift.criu_glue.memory.source.standing import wait_stopped
 
 
 @pytest.mark.root

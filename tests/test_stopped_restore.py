@@ -25,13 +25,15 @@ from held_threads import Counters, build
 from held_tree import hold_tree
 from room_trees import Rooms, criu, pipes_of, place, rooms
 
-from liveshift.criu_glue import network, restore, room
-from liveshift.criu_glue.dump import FrozenTree
-from liveshift.criu_glue.held import HeldCriu
-from liveshift.criu_glue.restore import RestoringTree
-from liveshift.criu_glue.room import Room
-from liveshift.criu_glue.tool import Criu
-from liveshift.criu_glue.tree import inner_pid, tasks
+from liveshift.criu_glue.capsule import room
+from liveshift.criu_glue.capsule.room import Room
+from liveshift.criu_glue.capsule.tree import inner_pid, tasks
+from liveshift.criu_glue.criu import restore
+from liveshift.criu_glue.criu.dump import FrozenTree
+from liveshift.criu_glue.criu.held import HeldCriu
+from liveshift.criu_glue.criu.restore import RestoringTree
+from liveshift.criu_glue.criu.tool import Criu
+from liveshift.criu_glue.network.network import network
 from liveshift.cuda_snapshot import threads
 from liveshift.cuda_snapshot.hold import spared_threads
 from liveshift.errors import LiveshiftError, StepFailed, Unreachable
@@ -278,9 +280,9 @@ import base64, os, pickle, signal, sys, time
 from pathlib import Path
 from liveshift.criu_glue import network, tool
 from held_tree import hold_tree
-from liveshift.criu_glue.held import HeldCriu
+from liveshift.criu_glue.criu.held import HeldCriu
 from liveshift.cuda_snapshot.hold import spared_threads
-from liveshift.criu_glue.restore import RestoringTree
+from liveshift.criu_glue.criu.restore import RestoringTree
 
 room, directory, pipes = pickle.loads(base64.b64decode(sys.argv[1]))
 

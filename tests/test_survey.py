@@ -12,10 +12,10 @@ import pytest
 from captured import PYTHON, ROOT_PID, numbers, until
 from one_room import Start, ended, netns, plan, said, start
 
-from liveshift.criu_glue.found import NeededFile
-from liveshift.criu_glue.mounts import Placement
-from liveshift.criu_glue.output import STDERR
-from liveshift.criu_glue.survey import Survey, fingerprint, survey
+from liveshift.criu_glue.capsule.mounts import Placement
+from liveshift.criu_glue.capsule.output import STDERR
+from liveshift.criu_glue.survey.found import NeededFile
+from liveshift.criu_glue.survey.survey import Survey, fingerprint, survey
 
 __all__ = ["netns", "plan", "start"]
 

@@ -13,7 +13,7 @@ import pytest
 from test_gpu_choice import ONE, UUIDS, survey
 from test_host_swap import AWAY, NO_ROOM, PAIRS, STUCK, Driver, Tree
 
-from liveshift.criu_glue import room
+from liveshift.criu_glue.capsule import room
 from liveshift.errors import NotFound, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
 from liveshift.runtime.agent.agent import swapper

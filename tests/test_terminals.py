@@ -12,12 +12,12 @@ from captured import ROOT_PID, Sink, sink, until
 from one_room import ended, said
 from room_trees import COUNTER, Rooms, criu, goes_on, moved, place, rooms
 
-from liveshift.criu_glue.mounts import Placement
-from liveshift.criu_glue.output import STDERR
-from liveshift.criu_glue.rights import User
-from liveshift.criu_glue.room import Room
-from liveshift.criu_glue.survey import survey
-from liveshift.criu_glue.tool import Criu
+from liveshift.criu_glue.capsule.mounts import Placement
+from liveshift.criu_glue.capsule.output import STDERR
+from liveshift.criu_glue.capsule.room import Room
+from liveshift.criu_glue.criu.tool import Criu
+from liveshift.criu_glue.files.rights import User
+from liveshift.criu_glue.survey.survey import survey
 from liveshift.errors import StepFailed
 
 __all__ = ["criu", "place", "rooms", "sink"]

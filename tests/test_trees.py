@@ -20,9 +20,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liveshift.criu_glue import trees
-from liveshift.criu_glue.trees import Stamp, Tree
-from liveshift.criu_glue.unpacking import Unpacker
+from liveshift.criu_glue.files import trees
+from liveshift.criu_glue.files.trees import Stamp, Tree
+from liveshift.criu_glue.files.unpacking import Unpacker
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.host import carried_out
 from liveshift.runtime.agent.host.resident import Housing

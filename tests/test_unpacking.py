@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from liveshift.criu_glue import below, rights, sparse, trees
-from liveshift.criu_glue.rights import User
-from liveshift.criu_glue.unpacking import HEADER_LIMIT, Unpacker
+from liveshift.criu_glue.files import below, rights, sparse, trees
+from liveshift.criu_glue.files.rights import User
+from liveshift.criu_glue.files.unpacking import HEADER_LIMIT, Unpacker
 from liveshift.errors import StepFailed
 
 ALICE = User(64001, 64001, (64002,))

@@ -17,8 +17,8 @@ from captured import until
 from memory_subject import Subject, state, subject
 
 from liveshift import ptrace
-from liveshift.criu_glue.memory import userfault
-from liveshift.criu_glue.memory.userfault import Untrackable
+from liveshift.criu_glue.memory.source import userfault
+from liveshift.criu_glue.memory.source.userfault import Untrackable
 
 pytestmark = pytest.mark.root
 

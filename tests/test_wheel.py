@@ -59,7 +59,7 @@ def test_it_installs_without_a_compiler_and_its_libraries_load(wheel: Path, tmp_
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "-qq", "--no-deps"]
     subprocess.run([*pip, "--disable-pip-version-check", wheel], env=bare, check=True)
     (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    for name in ("criu_glue/capsule-init", "criu_glue/criu-hook"):
+    for name in ("criu_glue/capsule/capsule-init", "criu_glue/criu/criu-hook"):
         assert os.access(site / "liveshift" / name, os.X_OK), f"{name} cannot be executed"
     shown = subprocess.run(
         [environment / "bin/liveshift", "version"], env=bare, capture_output=True, text=True

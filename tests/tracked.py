@@ -9,7 +9,7 @@ import pytest
 from memory_subject import Subject, family, subject
 from page_chunks import Pages
 
-from liveshift.criu_glue.memory.tracker import MemoryTracker, Standstill
+from liveshift.criu_glue.memory.source.tracker import MemoryTracker, Standstill
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from liveshift.criu_glue import apt
+from liveshift.criu_glue.criu import apt
 from liveshift.errors import LiveshiftError, Refused, StepFailed
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")

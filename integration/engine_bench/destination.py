@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from liveshift.criu_glue.memory.store import MemoryStore
+from liveshift.criu_glue.memory.store.store import MemoryStore
 from liveshift.runtime.agent.arrival.inbox import Inbox
 from liveshift.runtime.wire import Receiver, page_port
 

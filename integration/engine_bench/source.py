@@ -19,7 +19,7 @@ from typing import IO
 import msgspec
 from free_ports import free_port
 
-from liveshift.criu_glue.memory.tracker import MemoryTracker
+from liveshift.criu_glue.memory.source.tracker import MemoryTracker
 from liveshift.errors import LiveshiftError
 from liveshift.runtime.control import keys
 from liveshift.runtime.wire import Lanes, Sender

@@ -14,7 +14,7 @@ from lab_session import eventually
 from moving_job import OVER, Seen
 
 from liveshift.launcher import lab as labs
-from liveshift.launcher.client import Client
+from liveshift.launcher.client.client import Client
 from liveshift.runtime.messages import Event, Events, GetEvents
 
 from . import table

@@ -17,7 +17,7 @@ from pathlib import Path
 from lab_session import eventually
 from whereabouts import GONE, every_pid, inner_pid, spaces
 
-from liveshift.criu_glue.memory.store import INDEX_FILE
+from liveshift.criu_glue.memory.store.store import INDEX_FILE
 from liveshift.launcher import lab as labs
 from liveshift.launcher.lab.tasks import Task
 

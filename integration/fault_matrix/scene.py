@@ -20,7 +20,7 @@ from reference_runs import References
 
 from liveshift.errors import LiveshiftError
 from liveshift.launcher import lab as labs
-from liveshift.launcher.client import Client
+from liveshift.launcher.client.client import Client
 from liveshift.launcher.lab import Lab
 from liveshift.runtime.messages import (
     GetMigration,

@@ -34,7 +34,7 @@ from types import TracebackType
 
 from whereabouts import GONE, spaces
 
-from liveshift.criu_glue.network import locked
+from liveshift.criu_glue.network.network import locked
 from liveshift.errors import LiveshiftError
 from liveshift.launcher.lab import Lab
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from liveshift.errors import Unreachable
-from liveshift.launcher.client import Client
+from liveshift.launcher.client.client import Client
 from liveshift.runtime import messages
 from liveshift.runtime.config.cluster import Cluster
 from liveshift.runtime.messages import Migration, MigrationRow, Named, Status

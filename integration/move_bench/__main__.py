@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import liveshift
-from liveshift.criu_glue.tool import dotted, find
+from liveshift.criu_glue.criu.tool import dotted, find
 from liveshift.errors import LiveshiftError
 
 from . import page

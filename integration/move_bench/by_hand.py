@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from liveshift.criu_glue.tool import find
+from liveshift.criu_glue.criu.tool import find
 from liveshift.launcher.lab import Lab
 
 from .cases import Case, Effort, around

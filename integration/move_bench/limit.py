@@ -22,7 +22,7 @@ from statistics import median
 
 import xxhash
 
-from liveshift.criu_glue.tool import find
+from liveshift.criu_glue.criu.tool import find
 from liveshift.launcher.lab import Lab
 from liveshift.runtime.wire import CHUNK
 from liveshift.runtime.wire.seal import TAG, Opener, Sealer, make_key

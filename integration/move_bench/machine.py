@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 from lab_session import JOBS, environment
 
-from liveshift.criu_glue.tool import Criu
+from liveshift.criu_glue.criu.tool import Criu
 from liveshift.launcher.lab import LabHost, entry
 
 from .cases import Case, Effort

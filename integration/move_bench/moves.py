@@ -14,7 +14,7 @@ import psutil
 from lab_session import LabSession
 from moves_ended import ended
 
-from liveshift.launcher.client import Client
+from liveshift.launcher.client.client import Client
 from liveshift.launcher.report import gaps
 from liveshift.runtime.messages import GetMigration, Migrate, Migration, MigrationRow, Named, Phase
 

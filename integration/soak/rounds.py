@@ -12,7 +12,7 @@ from pathlib import Path
 from moves_ended import ended
 
 from liveshift.errors import Refused
-from liveshift.launcher.client import Client
+from liveshift.launcher.client.client import Client
 from liveshift.runtime.messages import Migrate, MigrationRow, Named
 
 LOOK_S = 0.02

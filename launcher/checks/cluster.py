@@ -17,8 +17,8 @@ from ...runtime.agent.host.data_link import interfaces
 from ...runtime.config.cluster import Cluster, Host
 from ...runtime.config.values import ORCHESTRATOR
 from ...runtime.control import keys
-from ..client import Client
-from ..context import DAEMONS
+from ..client.client import Client
+from ..client.context import DAEMONS
 from .finding import Finding, Verdict
 
 CONNECT_S = 2.0

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...runtime.config.timeouts import Timeouts
-from .. import ladder
+from ..show import ladder
 from .finding import Finding, Verdict
 
 LOOK_S = 0.5

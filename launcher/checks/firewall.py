@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...criu_glue.overlay import BRIDGES
+from ...criu_glue.network.overlay import BRIDGES
 from .finding import DEADLINE_S, Finding, Verdict
 
 FORWARDS = "FORWARD"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...criu_glue.memory.tracker import MemoryTracker
+from ...criu_glue.memory.source.tracker import MemoryTracker
 from .finding import Finding, Verdict, attempt
 
 MINIMUM = (5, 9)

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from ... import units
-from ...criu_glue.tool import capabilities
+from ...criu_glue.criu.tool import capabilities
 from ...cuda_snapshot import devices, driver
 from .finding import Finding, Verdict
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...criu_glue import fence
-from ...criu_glue.overlay import Overlay
+from ...criu_glue.network import fence
+from ...criu_glue.network.overlay import Overlay
 from .finding import Finding, Verdict, attempt
 
 PREFIX = "lsdoc-"

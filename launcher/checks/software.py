@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...criu_glue import tool
+from ...criu_glue.criu import tool
 from ...errors import LiveshiftError
 from ...interposer import library
 from .finding import Finding, Verdict

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from ...errors import LiveshiftError, Unreachable
 from ...runtime.messages import GetStatus, Status
-from ..client import Client
+from ..client.client import Client
 from . import plan
 from .record import Lab, LabHost, claim
 from .rooms import entry

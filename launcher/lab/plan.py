@@ -21,7 +21,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from ...criu_glue.mounts import PSEUDO
+from ...criu_glue.capsule.mounts import PSEUDO
 from ...errors import WrongUsage
 from ...runtime.config.cluster import (
     SCHEMA,

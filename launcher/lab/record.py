@@ -27,7 +27,7 @@ from typing import Any, Literal
 import msgspec
 
 from ...errors import LiveshiftError, NotFound, NotPermitted, Refused, WrongUsage, no_such
-from ..context import LAB_ROOT, LAB_ROOT_VARIABLE, lab_socket
+from ..client.context import LAB_ROOT, LAB_ROOT_VARIABLE, lab_socket
 from . import plan
 from .tasks import Task
 

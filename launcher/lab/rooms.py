@@ -39,7 +39,7 @@ def start(lab: Lab, machine: LabHost) -> None:
         _make(own / name, mode)
     for path in lab.local:
         _make(own / "local" / path.lstrip("/"), 0o1777)
-    program = files("liveshift.criu_glue") / "capsule-init"
+    program = files("liveshift.criu_glue.capsule") / "capsule-init"
     if not program.is_file():
         raise LiveshiftError(
             f"{program} is missing: it is built when liveshift is installed",

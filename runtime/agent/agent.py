@@ -21,8 +21,8 @@ from pathlib import Path
 
 import msgspec
 
-from ...criu_glue import network, nft_library
-from ...criu_glue.tool import Criu, find
+from ...criu_glue.criu.tool import Criu, find
+from ...criu_glue.network import network, nft_library
 from ...errors import LiveshiftError, NotPermitted, Refused, Unreachable
 from .. import messages
 from ..config.cluster import Cluster, FastPath

@@ -12,8 +12,8 @@ import contextlib
 import logging
 import time
 
-from ...criu_glue.memory.tracker import MemoryTracker
-from ...criu_glue.tool import Criu
+from ...criu_glue.criu.tool import Criu
+from ...criu_glue.memory.source.tracker import MemoryTracker
 from ...errors import LiveshiftError, NotFound, Refused, StepFailed
 from .. import messages
 from ..daemon.faultpoints import reached

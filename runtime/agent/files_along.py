@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from ...criu_glue.along import measure, overlap, place_of
-from ...criu_glue.found import Along, Survey
+from ...criu_glue.survey.along import measure, overlap, place_of
+from ...criu_glue.survey.found import Along, Survey
 from ...units import size
 from ..cost.prediction import AHEAD, AHEAD_FILE_S
 from ..model.troubles import Trouble

@@ -17,10 +17,10 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 
-from ...criu_glue import kernel_data
-from ...criu_glue.found import Survey
-from ...criu_glue.survey import survey
-from ...criu_glue.tool import Criu
+from ...criu_glue.criu import kernel_data
+from ...criu_glue.criu.tool import Criu
+from ...criu_glue.survey.found import Survey
+from ...criu_glue.survey.survey import survey
 from ...errors import LiveshiftError, NotFound, Refused
 from .. import messages
 from ..config.choices import Seal

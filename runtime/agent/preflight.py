@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...criu_glue import pids
-from ...criu_glue.found import NeededFile, Survey
-from ...criu_glue.survey import fingerprint, open_plain
-from ...criu_glue.tool import Criu
+from ...criu_glue.criu.tool import Criu
+from ...criu_glue.images import pids
+from ...criu_glue.survey.found import NeededFile, Survey
+from ...criu_glue.survey.survey import fingerprint, open_plain
 from ...errors import LiveshiftError
 from ...units import size
 from ..messages import HostFacts

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from ...criu_glue import along, connections, output
-from ...criu_glue.found import Along, Footprint, Survey
-from ...criu_glue.room import RoomPlan
-from ...criu_glue.tool import Criu
+from ...criu_glue.capsule import output
+from ...criu_glue.capsule.room import RoomPlan
+from ...criu_glue.criu.tool import Criu
+from ...criu_glue.survey import along, connections
+from ...criu_glue.survey.found import Along, Footprint, Survey
 from ...errors import NotFound, Refused
 from .. import messages
 from ..config.choices import Way

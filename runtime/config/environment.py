@@ -93,9 +93,23 @@ def _longer_than_a_move(value: str) -> bool:
 _ONE_INTERFACE = "a capsule has one interface, with the address that moves along"
 
 MOVABLE = (
-    Movable("GLOO_SOCKET_IFNAME", INTERFACE, _ONE_INTERFACE, "criu_glue/network.py", callers=False),
-    Movable("TP_SOCKET_IFNAME", INTERFACE, _ONE_INTERFACE, "criu_glue/network.py", callers=False),
-    Movable("NCCL_SOCKET_IFNAME", INTERFACE, _ONE_INTERFACE, "criu_glue/network.py", callers=False),
+    Movable(
+        "GLOO_SOCKET_IFNAME",
+        INTERFACE,
+        _ONE_INTERFACE,
+        "criu_glue/network/network.py",
+        callers=False,
+    ),
+    Movable(
+        "TP_SOCKET_IFNAME", INTERFACE, _ONE_INTERFACE, "criu_glue/network/network.py", callers=False
+    ),
+    Movable(
+        "NCCL_SOCKET_IFNAME",
+        INTERFACE,
+        _ONE_INTERFACE,
+        "criu_glue/network/network.py",
+        callers=False,
+    ),
     Movable(
         "NCCL_HOSTID",
         "{host_name}",

@@ -24,7 +24,7 @@ from statistics import median
 import msgspec
 
 from ... import units
-from ...criu_glue.found import Footprint
+from ...criu_glue.survey.found import Footprint
 from ..messages import Inspected, MigrationRow, Part, Prediction, Rounds, Writing
 from ..model.link_rates import STANDSTILL
 from ..model.steps import Step

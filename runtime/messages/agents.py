@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...criu_glue.found import Footprint, Survey
+from ...criu_glue.survey.found import Footprint, Survey
 from .base import Answer, Message
 from .gpus import GpuSeat, GpuSurvey
 from .predictions import Chosen, Cores, Situation, Writing
@@ -62,7 +62,7 @@ class Inspected(Answer, frozen=True):
 
     ``writing``: None where it was not looked at what it writes;
     ``full_dump``: why its memory cannot be copied while it trains, in words, else empty;
-    ``outside``: connections that the move breaks, each in words (criu_glue/connections.py);
+    ``outside``: connections that the move breaks, each in words (criu_glue/survey/connections.py);
     ``cores``: how many cores of this host are idle.
     """
 

@@ -173,8 +173,10 @@ class ReadOutput(Message, frozen=True):
 
 
 class Output(Answer, frozen=True):
-    """Raw records (criu_glue/output.py); ``code`` is set with the last ones of an ended capsule.
-    ``dropped`` bytes of records before them are not there any more."""
+    """Raw records (criu_glue/capsule/output.py).
+
+    ``code`` is set with the last ones of an ended capsule. ``dropped`` bytes of records before them
+    are not there any more."""
 
     data: bytes
     next: int

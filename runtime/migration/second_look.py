@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import msgspec
 
-from ...criu_glue.found import Survey
+from ...criu_glue.survey.found import Survey
 from ...errors import Refused
 from ..messages import Inspected, Reserved
 

@@ -8,8 +8,8 @@ import ipaddress
 import re
 from dataclasses import dataclass, field
 
-from ...criu_glue.network import Overlay
-from ...criu_glue.room import PAGES
+from ...criu_glue.capsule.room import PAGES
+from ...criu_glue.network.network import Overlay
 from ...errors import LiveshiftError, Refused, WrongUsage
 from ...interposer.library import library_path
 from ..config.cluster import Cluster

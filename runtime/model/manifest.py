@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ...criu_glue.epoll_sets import Entry
+from ...criu_glue.survey.epoll_sets import Entry
 from ...errors import LiveshiftError, NotFound
 
 STREAM = "manifest"

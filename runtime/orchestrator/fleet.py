@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ...criu_glue.network import Overlay
+from ...criu_glue.network.network import Overlay
 from ...errors import ConfigError, no_such
 from ..config.cluster import Cluster
 from ..messages import CapsuleState, DataLink, GpuSeat, Hello, Run

@@ -10,7 +10,7 @@ from pathlib import Path
 import xxhash
 import zmq
 
-from ...criu_glue.epoll_sets import Entry
+from ...criu_glue.survey.epoll_sets import Entry
 from ...errors import LiveshiftError, StepFailed
 from ..model import manifest
 from ..model.manifest import Manifest

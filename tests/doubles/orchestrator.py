@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from liveshift.criu_glue.output import HEADER, STDOUT
+from liveshift.criu_glue.capsule.output import HEADER, STDOUT
 from liveshift.errors import LiveshiftError, NotFound, Refused, Unreachable, to_wire
 from liveshift.interposer.inspection import ProcessState
 from liveshift.runtime import messages

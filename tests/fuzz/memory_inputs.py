@@ -15,9 +15,13 @@ import msgspec
 import xxhash
 from guard import Place, no_descriptor_left
 
-from liveshift.criu_glue.memory import store_library
 from liveshift.criu_glue.memory.engine import PAGE
-from liveshift.criu_glue.memory.store import INDEX_FILE, MemoryStore, read_table
+from liveshift.criu_glue.memory.store.store import (
+    INDEX_FILE,
+    MemoryStore,
+    read_table,
+    store_library,
+)
 from liveshift.errors import StepFailed
 
 LIMIT = 64 * PAGE

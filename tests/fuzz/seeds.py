@@ -25,9 +25,9 @@ import zmq
 import zstandard
 from zmq.utils import z85
 
-from liveshift.criu_glue import sparse, trees
-from liveshift.criu_glue.epoll_sets import Entry
-from liveshift.criu_glue.image_kinds import KINDS
+from liveshift.criu_glue.files import sparse, trees
+from liveshift.criu_glue.images.image_kinds import KINDS
+from liveshift.criu_glue.survey.epoll_sets import Entry
 from liveshift.cuda_snapshot.helper.blocks import Block
 from liveshift.interposer import device_session, layout
 from liveshift.runtime import messages, wire

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from guard import Place
 
-from liveshift.criu_glue.rights import User
+from liveshift.criu_glue.files.rights import User
 
 logging.disable(logging.CRITICAL)
 

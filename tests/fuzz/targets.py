@@ -20,12 +20,13 @@ import wire_inputs
 from guard import Place
 from target import ALICE, ROOT, Target
 
-from liveshift.criu_glue import image_check, output
-from liveshift.criu_glue.capture import announced_name, announced_size
-from liveshift.criu_glue.image_kinds import ImageFile
-from liveshift.criu_glue.protobuf import Damaged, Message, fields
-from liveshift.criu_glue.survey import build_id
-from liveshift.criu_glue.unpacking import Unpacker
+from liveshift.criu_glue.capsule import output
+from liveshift.criu_glue.criu.capture import announced_name, announced_size
+from liveshift.criu_glue.files.unpacking import Unpacker
+from liveshift.criu_glue.images import image_check
+from liveshift.criu_glue.images.image_kinds import ImageFile
+from liveshift.criu_glue.images.protobuf import Damaged, Message, fields
+from liveshift.criu_glue.survey.survey import build_id
 from liveshift.cuda_snapshot.checkpoint import uuid_text
 from liveshift.errors import ConfigError, LiveshiftError, StepFailed
 from liveshift.interposer import device_session, layout, page

@@ -14,7 +14,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "test_announced.py", "test_wire_admission.py", "test_wire_wants.py", "test_page_port.py",
         "test_wire.py",
     ),
-    "criu_glue/network_lock.py": (
+    "criu_glue/network/network_lock.py": (
         "test_network_lock.py",
         "test_network.py::test_a_locked_capsule_is_silent_but_for_itself_and_its_connections_outlast_it",
         "test_network.py::test_a_namespace_that_was_never_locked_is_open_and_one_that_has_gone_is_told_of",
@@ -226,49 +226,49 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
     ): UNCHANGED,
     ("runtime/agent/arrival/arrival.py", "return False", "return None"): AS_FALSE,
     (
-        "criu_glue/network_lock.py",
+        "criu_glue/network/network_lock.py",
         "elif table.flags & _DORMANT:",
         "elif (table.flags | _DORMANT):",
     ): "to wake what is awake changes nothing",
-    ("criu_glue/network_lock.py", "_ANSWER_S = 10.0", "_ANSWER_S = 11.0"): PACE,
+    ("criu_glue/network/network_lock.py", "_ANSWER_S = 10.0", "_ANSWER_S = 11.0"): PACE,
     (
-        "criu_glue/network_lock.py",
+        "criu_glue/network/network_lock.py",
         "while at + 4 <= end:",
         "while (at + 4 < end):",
     ): "an attribute of four bytes has no value, and the flags have one",
-    ("criu_glue/network_lock.py", "self._line.settimeout(_ANSWER_S)", "pass"): PACE,
+    ("criu_glue/network/network_lock.py", "self._line.settimeout(_ANSWER_S)", "pass"): PACE,
     (
-        "criu_glue/network_lock.py",
+        "criu_glue/network/network_lock.py",
         "_REQUEST, _ACK = 1, 4 # NLM_F_REQUEST, NLM_F_ACK",
         "_REQUEST, _ACK = 1, 5 # NLM_F_REQUEST, NLM_F_ACK",
     ): "the other bit is set anyway: every message is a request",
     (
-        "criu_glue/network_lock.py",
+        "criu_glue/network/network_lock.py",
         "while at + 4 <= end:",
         "while at + 5 <= end:",
     ): "an attribute of four bytes has no value, and the flags have one",
     (
-        "criu_glue/network_lock.py",
+        "criu_glue/network/network_lock.py",
         "reply = self._line.recv(65536)",
         "reply = self._line.recv(65537)",
     ): ANY_SIZE,
     (
-        "criu_glue/network_lock.py",
+        "criu_glue/network/network_lock.py",
         "if code := _error(self._line.recv(65536)):",
         "if code := _error(self._line.recv(65537)):",
     ): ANY_SIZE,
     (
-        "criu_glue/network_lock.py",
+        "criu_glue/network/network_lock.py",
         "family = 0 if resource else _INET",
         "family = 1 if resource else _INET",
     ): UNREAD,
     (
-        "criu_glue/network_lock.py",
+        "criu_glue/network/network_lock.py",
         'body = struct.pack("=BB", family, 0) + struct.pack(">H", resource) + attributes',
         'body = struct.pack("=BB", family, 1) + struct.pack(">H", resource) + attributes',
     ): UNREAD,
     **{
-        ("criu_glue/network_lock.py", HEAD, HEAD.replace("1, 0", change)): UNREAD
+        ("criu_glue/network/network_lock.py", HEAD, HEAD.replace("1, 0", change)): UNREAD
         for change in ("2, 0", "1, 1")
     },
     (

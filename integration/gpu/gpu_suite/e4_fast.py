@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from liveshift.criu_glue import room
+from liveshift.criu_glue.capsule import room
 from liveshift.cuda_snapshot.helper.client import GpuHelper
 from liveshift.interposer.library import library_path
 from liveshift.interposer.orders import open_ordered

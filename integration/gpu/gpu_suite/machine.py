@@ -163,7 +163,7 @@ def _lacks() -> Iterator[tuple[str, str]]:
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         yield "tools", f"missing here: {', '.join(missing)}"
     try:
-        from liveshift.criu_glue import tool
+        from liveshift.criu_glue.criu import tool
         from liveshift.errors import LiveshiftError
 
         try:

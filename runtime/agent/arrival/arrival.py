@@ -23,15 +23,16 @@ from pathlib import Path
 import msgspec
 
 from .... import units
-from ....criu_glue import image_check, pids, shared_sizes, trees
-from ....criu_glue.early import EarlyCriu
-from ....criu_glue.memory.fill import FillEngine
-from ....criu_glue.memory.prefill import LEAST, memory_left
-from ....criu_glue.memory.store import MemoryStore
-from ....criu_glue.restore import RestoringTree
-from ....criu_glue.rights import User
-from ....criu_glue.room import Room, adopt, started
-from ....criu_glue.tool import Criu
+from ....criu_glue.capsule.room import Room, adopt, started
+from ....criu_glue.criu.early import EarlyCriu
+from ....criu_glue.criu.restore import RestoringTree
+from ....criu_glue.criu.tool import Criu
+from ....criu_glue.files import trees
+from ....criu_glue.files.rights import User
+from ....criu_glue.images import image_check, pids, shared_sizes
+from ....criu_glue.memory.fill.fill import FillEngine
+from ....criu_glue.memory.prefill.prefill import LEAST, memory_left
+from ....criu_glue.memory.store.store import MemoryStore
 from ....cuda_snapshot.assignment import Pairs
 from ....errors import LiveshiftError, StepFailed
 from ...daemon.faultpoints import reach

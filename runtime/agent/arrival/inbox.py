@@ -20,12 +20,12 @@ from pathlib import Path
 import xxhash
 
 from .... import units
-from ....criu_glue.memory.prefill import memory_left
-from ....criu_glue.memory.store import TABLE_LIMIT, MemoryStore, Want, read_table
-from ....criu_glue.output import SEGMENT
-from ....criu_glue.rights import User
-from ....criu_glue.room import STDERR_FD, STDOUT_FD
-from ....criu_glue.unpacking import Unpacker
+from ....criu_glue.capsule.output import SEGMENT
+from ....criu_glue.capsule.room import STDERR_FD, STDOUT_FD
+from ....criu_glue.files.rights import User
+from ....criu_glue.files.unpacking import Unpacker
+from ....criu_glue.memory.prefill.prefill import memory_left
+from ....criu_glue.memory.store.store import TABLE_LIMIT, MemoryStore, Want, read_table
 from ....errors import LiveshiftError, NotFound, StepFailed
 from ...model import manifest
 from ...model.manifest import Landed, Manifest

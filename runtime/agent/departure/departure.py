@@ -22,15 +22,19 @@ from pathlib import Path
 
 import msgspec
 
-from ....criu_glue import databases, epoll_sets, file_locks, network, output, trees
-from ....criu_glue.dump import FrozenTree
-from ....criu_glue.output_sender import OutputSender
-from ....criu_glue.page_filter import PageFilter
-from ....criu_glue.room import STDERR_FD, STDOUT_FD, end
-from ....criu_glue.survey import Changing, changing, passing
-from ....criu_glue.tool import Criu
-from ....criu_glue.tree import in_order
-from ....criu_glue.trees import Stamp, Tree
+from ....criu_glue.capsule import output
+from ....criu_glue.capsule.output_sender import OutputSender
+from ....criu_glue.capsule.room import STDERR_FD, STDOUT_FD, end
+from ....criu_glue.capsule.tree import in_order
+from ....criu_glue.criu.dump import FrozenTree
+from ....criu_glue.criu.page_filter import PageFilter
+from ....criu_glue.criu.tool import Criu
+from ....criu_glue.files import trees
+from ....criu_glue.files.trees import Stamp, Tree
+from ....criu_glue.images import file_locks
+from ....criu_glue.network import network
+from ....criu_glue.survey import databases, epoll_sets
+from ....criu_glue.survey.survey import Changing, changing, passing
 from ....errors import LiveshiftError, Refused, StepFailed, Unreachable
 from ...daemon.faultpoints import reach
 from ...messages import Frozen, Moved

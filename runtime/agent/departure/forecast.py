@@ -6,10 +6,10 @@ from __future__ import annotations
 import logging
 import time
 
-from ....criu_glue.footprint import footprint
-from ....criu_glue.found import Footprint
-from ....criu_glue.memory.tracker import MemoryTracker
-from ....criu_glue.tree import tasks
+from ....criu_glue.capsule.tree import tasks
+from ....criu_glue.memory.source.tracker import MemoryTracker
+from ....criu_glue.survey.footprint import footprint
+from ....criu_glue.survey.found import Footprint
 from ....errors import LiveshiftError
 from ...config.cluster import Precopy
 from ...cost.model import LOOK_S

@@ -23,12 +23,12 @@ from pathlib import Path
 import msgspec
 
 from .... import units
-from ....criu_glue import gpu_tasks
-from ....criu_glue.footprint import footprint
-from ....criu_glue.memory.pulling import Stopped
-from ....criu_glue.memory.tracker import MemoryTracker, Standstill
-from ....criu_glue.page_filter import PageFilter
-from ....criu_glue.tree import tasks
+from ....criu_glue.capsule.tree import tasks
+from ....criu_glue.criu.page_filter import PageFilter
+from ....criu_glue.memory.source.pulling import Stopped
+from ....criu_glue.memory.source.tracker import MemoryTracker, Standstill
+from ....criu_glue.survey import gpu_tasks
+from ....criu_glue.survey.footprint import footprint
 from ....errors import LiveshiftError
 from ...config.choices import Way
 from ...config.cluster import Precopy as Settings

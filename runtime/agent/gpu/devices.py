@@ -27,8 +27,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from ....criu_glue import room
-from ....criu_glue.tree import inner_pid, tasks
+from ....criu_glue.capsule import room
+from ....criu_glue.capsule.tree import inner_pid, tasks
 from ....cuda_snapshot.checkpoint import ProcessState
 from ....cuda_snapshot.helper.client import GpuHelper
 from ....cuda_snapshot.helper.session_client import DeviceSession

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from ....criu_glue import room
+from ....criu_glue.capsule import room
 from ....errors import LiveshiftError, StepFailed, Unreachable
 from ...daemon.faultpoints import reach
 from ...messages import Moved

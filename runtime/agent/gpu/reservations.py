@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from ....criu_glue.found import Survey
+from ....criu_glue.survey.found import Survey
 from ....interposer.page import PageError
 from ...messages import GpuSurvey, Reserve
 from ..host import host_facts, rank_pages

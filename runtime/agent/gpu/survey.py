@@ -14,8 +14,8 @@ from typing import Protocol
 
 import msgspec
 
-from ....criu_glue.found import Survey
-from ....criu_glue.gpu_tasks import GpuTask
+from ....criu_glue.survey.found import Survey
+from ....criu_glue.survey.gpu_tasks import GpuTask
 from ....cuda_snapshot.assignment import named
 from ....cuda_snapshot.devices import Gpu
 from ....interposer.inspection import KINDS, ProcessState

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ....criu_glue import trees
-from ....criu_glue.trees import Stamp
+from ....criu_glue.files import trees
+from ....criu_glue.files.trees import Stamp
 from .resident import Housing
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from .... import __version__
-from ....criu_glue.tool import Criu
+from ....criu_glue.criu.tool import Criu
 from ...messages import HostFacts
 
 

@@ -14,8 +14,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TypeVar
 
-from ....criu_glue import network, room
-from ....criu_glue.network import Overlay
+from ....criu_glue.capsule import room
+from ....criu_glue.network import network
+from ....criu_glue.network.network import Overlay
 from ....errors import NotFound, Refused
 from ... import messages
 from ...config.cluster import Cluster

@@ -9,8 +9,9 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ....criu_glue import below, room
-from ....criu_glue.tree import inner_pid, tasks
+from ....criu_glue.capsule import room
+from ....criu_glue.capsule.tree import inner_pid, tasks
+from ....criu_glue.files import below
 from ....interposer.inspection import ProcessState, inspect
 from ....interposer.layout import CommunicatorState
 from ....interposer.orders import OrderedPage, open_ordered

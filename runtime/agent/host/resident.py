@@ -17,11 +17,13 @@ from typing import TypedDict
 import msgspec
 
 from .... import units
-from ....criu_glue import network, output, pids, room
-from ....criu_glue.mounts import Placement
-from ....criu_glue.network import Overlay
-from ....criu_glue.room import Room, RoomPlan
-from ....criu_glue.tree import inner_pid, tasks
+from ....criu_glue.capsule import output, room
+from ....criu_glue.capsule.mounts import Placement
+from ....criu_glue.capsule.room import Room, RoomPlan
+from ....criu_glue.capsule.tree import inner_pid, tasks
+from ....criu_glue.images import pids
+from ....criu_glue.network import network
+from ....criu_glue.network.network import Overlay
 from ....errors import LiveshiftError, NotFound, Refused
 from ....interposer.page import Page, pages
 from ...config.cluster import Cluster

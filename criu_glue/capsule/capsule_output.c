@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The log of what a capsule prints: a directory of segments, read by criu_glue/capsule/output.py.
+//
+// A segment's name is the offset in the whole log at which it begins, so that an offset stays good
+// when old segments go and when the log moves. A new one begins where the last has its size, and
+// after bytes that could not be written: what no segment covers is lost. The last segment is looked
+// for when the first record comes, since at a destination the log arrives after the room is built.
+
+#define _GNU_SOURCE
+#include "capsule_init.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+// One record: this header, then `length` bytes.
+struct record {
+    uint64_t realtime_ns;
+    uint32_t length;
+    uint32_t stream;
+};
+
+// What the agent reads of us (output.py has the same). `end` is where the next record would begin,
+// UNKNOWN before the first one; `error` the errno of the last record, 0 when it was written.
+struct page {
+    uint64_t end;
+    uint64_t busy; // something was taken from a pipe and is not in the log yet
+    uint64_t lost; // bytes of records, since the room was built
+    uint64_t error;
+};
+
+#define UNKNOWN UINT64_MAX
+
+enum { NAME = 20 };                              // digits of a segment's name
+enum { RECORD = sizeof(struct record) + 65536 }; // bytes at most
+enum { SHORT = 1000 }; // segments more than are kept, where a disk that was full again and again
+                       // has left them short
+
+static struct {
+    int directory, segment;
+    uint64_t begins, end; // of the segment, and of the whole log
+    uint64_t max, keep;
+    struct page *page;
+} kept = {.directory = -1, .segment = -1, .end = UNKNOWN};
+
+bool write_all(int fd, const void *bytes, size_t n) {
+    const char *p = bytes;
+    while (n > 0) {
+        ssize_t k = write(fd, p, n);
+        if (k < 0 && errno == EINTR)
+            continue;
+        if (k < 0)
+            return false;
+        p += k;
+        n -= (size_t)k;
+    }
+    return true;
+}
+
+void open_log(const char *directory, uint64_t max, uint64_t keep) {
+    kept.max = max;
+    kept.keep = keep;
+    kept.directory = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (kept.directory < 0)
+        die("cannot open", directory);
+}
+
+void share_page(int fd) {
+    int made = memfd_create("capsule-output", MFD_CLOEXEC);
+    if (made < 0 || ftruncate(made, sizeof *kept.page) != 0 || dup3(made, fd, O_CLOEXEC) < 0)
+        die("cannot make", "the page of the output");
+    kept.page = mmap(NULL, sizeof *kept.page, PROT_READ | PROT_WRITE, MAP_SHARED, made, 0);
+    if (kept.page == MAP_FAILED)
+        die("cannot map", "the page of the output");
+    kept.page->end = UNKNOWN;
+    close(made);
+}
+
+static void publish(uint64_t *field, uint64_t value) {
+    __atomic_store_n(field, value, __ATOMIC_SEQ_CST);
+}
+
+// How many segments there are, and their bytes; `first` and `last` are where they begin.
+static uint64_t look_at_segments(uint64_t *first, uint64_t *last, uint64_t *bytes) {
+    uint64_t count = 0;
+    struct stat found;
+    *bytes = 0;
+    int fd = openat(kept.directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *listed = fd < 0 ? NULL : fdopendir(fd);
+    if (listed == NULL) {
+        if (fd >= 0)
+            close(fd);
+        return 0;
+    }
+    for (struct dirent *each; (each = readdir(listed)) != NULL;) {
+        if (strspn(each->d_name, "0123456789") != NAME || each->d_name[NAME] != '\0')
+            continue;
+        uint64_t begins = strtoull(each->d_name, NULL, 10);
+        *first = count == 0 || begins < *first ? begins : *first;
+        *last = count == 0 || begins > *last ? begins : *last;
+        if (fstatat(fd, each->d_name, &found, AT_SYMLINK_NOFOLLOW) == 0)
+            *bytes += (uint64_t)found.st_size;
+        count++;
+    }
+    closedir(listed);
+    return count;
+}
+
+static const char *named(uint64_t begins) {
+    static char name[NAME + 1];
+    snprintf(name, sizeof name, "%0*" PRIu64, (int)NAME, begins);
+    return name;
+}
+
+static bool open_segment(uint64_t begins) {
+    int how = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW;
+    kept.segment = openat(kept.directory, named(begins), how, 0600);
+    kept.begins = begins;
+    return kept.segment >= 0;
+}
+
+static void close_segment(void) {
+    close(kept.segment);
+    kept.segment = -1;
+}
+
+// Goes on where the log ends that is here.
+static void find_end(void) {
+    uint64_t first = 0, last = 0, bytes;
+    struct stat found;
+    kept.end = 0;
+    if (look_at_segments(&first, &last, &bytes) > 0 && open_segment(last)) {
+        if (fstat(kept.segment, &found) == 0)
+            kept.end = last + (uint64_t)found.st_size;
+        else
+            close_segment();
+    }
+    publish(&kept.page->end, kept.end);
+}
+
+// Begins a segment at the end of the log; those that are too many by it go. Short ones count by
+// their bytes: each time that the disk was full ends one, and they must not drive out what is whole.
+static bool next_segment(void) {
+    uint64_t first = 0, last = 0, bytes, count;
+    uint64_t full = kept.max > RECORD ? kept.max - RECORD : 0; // any that was ended by its size
+    if (!open_segment(kept.end))
+        return false;
+    while ((count = look_at_segments(&first, &last, &bytes)) > kept.keep &&
+           (bytes > (kept.keep - 1) * full || count > kept.keep + SHORT))
+        if (unlinkat(kept.directory, named(first), 0) != 0)
+            break;
+    return true;
+}
+
+static bool append(const void *bytes, size_t n) {
+    if (kept.end == UNKNOWN)
+        find_end();
+    if (kept.segment >= 0 && kept.end > kept.begins && kept.end + n > kept.begins + kept.max)
+        close_segment();
+    if (kept.segment < 0 && !next_segment())
+        return false;
+    return write_all(kept.segment, bytes, n);
+}
+
+// The disk is full, or the like: the job goes on and the record is lost, whole. Its bytes count as
+// if they were there, so that the next segment shows the gap.
+static void lose(size_t n, int why) {
+    if (kept.segment >= 0) {
+        if (ftruncate(kept.segment, (off_t)(kept.end - kept.begins)) == 0 &&
+            kept.end == kept.begins)
+            unlinkat(kept.directory, named(kept.begins), 0);
+        close_segment();
+    }
+    kept.end += n;
+    publish(&kept.page->lost, kept.page->lost + n);
+    publish(&kept.page->error, (uint64_t)why);
+}
+
+static void log_record(uint32_t stream, const char *bytes, size_t n) {
+    static char buffer[RECORD];
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    struct record head = {(uint64_t)now.tv_sec * 1000000000ULL + (uint64_t)now.tv_nsec, (uint32_t)n,
+                          stream};
+    memcpy(buffer, &head, sizeof head);
+    memcpy(buffer + sizeof head, bytes, n);
+    n += sizeof head;
+    if (append(buffer, n)) {
+        kept.end += n;
+        publish(&kept.page->error, 0);
+    } else {
+        lose(n, errno);
+    }
+    publish(&kept.page->end, kept.end);
+}
+
+// Takes more than any pipe holds, but not for ever: a task that writes as fast as we read must not
+// keep us from the other stream and from signals.
+bool drain(int fd, uint32_t stream) {
+    static char bytes[65536];
+    bool open = true;
+    publish(&kept.page->busy, 1);
+    for (int round = 0; open && round < 32; round++) {
+        ssize_t n = read(fd, bytes, sizeof bytes);
+        if (n > 0 && kept.directory >= 0)
+            log_record(stream, bytes, (size_t)n);
+        else if (n == 0)
+            open = false;
+        else if (n < 0 && errno != EINTR)
+            break;
+    }
+    publish(&kept.page->busy, 0);
+    return open;
+}
+
+void end_log(void) {
+    if (kept.segment < 0 && kept.page->lost > 0)
+        next_segment(); // empty: readers see what is lost at the end
+}

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A CRIU process that waits in its hook for a verdict, also for an agent that did not start it.
+
+The hook (criu_hook.c) says on one FIFO that it waits and reads the verdict from another. Who CRIU
+is stands in a file beside them, so that an agent that was started anew finds it and decides in the
+old one's place.
+
+The directory of all that is hidden in the room, where CRIU works. CRIU is handed it open and knows
+it by that descriptor, as ``/proc/<its pid>/fd/<n>``; its hook, for which it closes all descriptors,
+enters it by the same path. Nobody whom the room holds may follow: that takes rights over CRIU.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from ...waiting import readable
+from ..capsule.room import started
+from ..capsule.tree import inner_pid
+
+HOOK = Path(str(files(__package__) / "criu-hook"))
+
+ORPHAN_S = 0.25
+LOOK_S = 0.2
+LOST_S = 30.0
+"""How long CRIU may take to leave once it was told; it has little to do then."""
+
+
+class HeldCriu:
+    """One CRIU run with a hook that waits. ``directory`` holds its FIFOs and log."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+        self._who: tuple[int, int] | None = None
+        self._held: int | None = None
+        self._hooked = False  # a hook may be waiting
+
+    def start(
+        self, prefix: Sequence[str], command: Sequence[str], action: str,
+        mark: tuple[str, str] = ("none", "none"), pass_fds: Sequence[int] = (),
+        environment: Callable[[int], Mapping[str, str]] | None = None, config: str = "",
+    ) -> None:  # fmt: skip
+        """Run CRIU (``command``, entering the room by ``prefix``) on the directory's images.
+
+        At ``action`` its hook waits. ``mark``: an action at which a file is made in the directory,
+        and its name; where that is a link, what the link names. ``environment`` is asked what else
+        CRIU's is to have, given the number of the descriptor that the directory is open under in
+        it. ``config`` is the name of a file in the directory with further options, which CRIU
+        reads when it begins.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for name in ("held", "verdict"):
+            (self.directory / name).unlink(missing_ok=True)
+            os.mkfifo(self.directory / name, 0o600)
+        self._listen()
+        directory = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        hook = os.open(HOOK, os.O_RDONLY)
+        try:
+            own = {"LIVESHIFT_HOOK": " ".join([str(directory), action, *mark])}
+            more = environment(directory) if environment else {}
+            become = [f"/proc/self/fd/{hook}", "--become", str(directory), str(hook)]
+            options = ["--config", f"/proc/self/fd/{directory}/{config}"] if config else []
+            self._process = subprocess.Popen(
+                [*prefix, *become, *command, *options],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                pass_fds=(*pass_fds, directory, hook), env={**os.environ, **own, **more},
+            )  # fmt: skip
+        finally:
+            os.close(directory)
+            os.close(hook)
+        self._who = (self._process.pid, started(self._process.pid))
+        (self.directory / "criu").write_text("{} {}".format(*self._who))
+
+    def take_up(self) -> bool:
+        """Find the CRIU that an earlier agent has started here; False when it has ended."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            pid, since = (self.directory / "criu").read_text().split()
+            self._who = (int(pid), int(since))
+            self._hooked = True
+            self._listen()  # a hook that has yet to come finds a reader
+        return self.alive()
+
+    def alive(self) -> bool:
+        if self._process is not None:
+            return self._process.poll() is None
+        return self._who is not None and self._who[1] != 0 and started(self._who[0]) == self._who[1]
+
+    def wait_held(self, until: float, look: Callable[[], None] = lambda: None) -> bool:
+        """Return True once the hook waits, False when CRIU ended before; raises TimeoutError at
+        ``until`` (monotonic seconds), or what ``look`` raises, which is called meanwhile."""
+        assert self._held is not None
+        while True:
+            if readable(0, self._held) and os.read(self._held, 16):
+                self._hooked = True
+                return True
+            if not self.alive():
+                return False
+            if time.monotonic() > until:
+                raise TimeoutError
+            look()
+            self._pause(until)
+
+    def tell(self, verdict: str, seconds: float = LOST_S) -> bool:
+        """Tell the hook ``go``, ``go N`` or ``stop`` (criu_hook.c), whether it waits already or
+        not, and wait until CRIU has ended; False when it has not within ``seconds``."""
+        with contextlib.suppress(FileNotFoundError):  # it was never started
+            # Opened for both directions, so that this never blocks and the word is kept. Also for
+            # a CRIU that has been killed: its hook waits on.
+            pipe = os.open(self.directory / "verdict", os.O_RDWR | os.O_NONBLOCK)
+            try:
+                os.write(pipe, f"{verdict}\n".encode())
+                if self.alive():
+                    self._wait_end(time.monotonic() + seconds)
+                elif self._hooked:
+                    _wait_read(pipe)
+            finally:
+                os.close(pipe)
+        return not self.alive()
+
+    def tree(self) -> dict[int, int]:
+        """Inner pids, and the host's, of all processes below it that have one in its room: while a
+        tree is being restored they are its children."""
+        found: dict[int, int] = {}
+        left = [self._who[0]] if self._who is not None else []
+        while left:
+            pid = left.pop()
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found[inner_pid(pid)] = pid
+                children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+                left += [int(child) for child in children.split()]
+        return found
+
+    def end(self, seconds: float) -> None:
+        """Wait for a CRIU that ends by itself, and end one that does not."""
+        if self._process is not None and self._who is not None:
+            self._wait_end(time.monotonic() + seconds)
+            for pid in self.tree().values() if self.alive() else ():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.close()
+
+    def close(self) -> None:
+        """Reap it, when its room was ended, and let go of the FIFO."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(LOST_S)
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
+    def _listen(self) -> None:
+        if self._held is None:
+            # For both directions: else it would be at its end whenever no hook has it open.
+            self._held = os.open(self.directory / "held", os.O_RDWR | os.O_NONBLOCK)
+
+    def _pause(self, until: float) -> None:
+        """Until something happens: a word on the FIFO, CRIU's end, or LOOK_S being up."""
+        assert self._held is not None
+        pidfd = self._pidfd()
+        if pidfd is None:
+            return
+        try:
+            readable(min(LOOK_S, until - time.monotonic()), self._held, pidfd)
+        finally:
+            os.close(pidfd)
+
+    def _wait_end(self, until: float) -> None:
+        pidfd = self._pidfd()
+        if pidfd is None:
+            return
+        try:
+            readable(until - time.monotonic(), pidfd)
+        finally:
+            os.close(pidfd)
+        self.alive()  # reaps our own child
+
+    def _pidfd(self) -> int | None:
+        assert self._who is not None
+        try:
+            return os.pidfd_open(self._who[0])
+        except ProcessLookupError:
+            return None
+
+
+def _wait_read(pipe: int) -> None:
+    """Until a hook whose CRIU has been killed has read its word, if there is such a hook."""
+    until = time.monotonic() + ORPHAN_S
+    unread = array.array("i", [1])
+    while unread[0] and time.monotonic() < until:
+        time.sleep(0.002)
+        fcntl.ioctl(pipe, termios.FIONREAD, unread)

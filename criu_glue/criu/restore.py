@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Restore a capsule's tree with CRIU into a room that stands empty, in two steps.
+
+``bring_up`` ends in CRIU's ``post-restore`` hook: tasks and sockets exist, no task runs, sockets
+are in repair mode, the network is locked. There it waits until the agent knows that the tree may
+run. ``let_run`` opens the network while CRIU is in that hook: earlier the kernel answers the peers
+with RST; later every first retransmission is lost and costs seconds. Then CRIU lets the tasks go.
+
+A tree whose GPU state has still to come must be out of CRIU's hands for that, and yet not run. It
+is brought up to be *stopped* and goes through more doors:
+
+``stop_at_door``  CRIU leaves; every task is stopped (SIGSTOP); the network stays locked
+(a hold)          somebody else continues some, of whose threads only the spared ones may run
+``let_run_held``  as ``let_run``
+
+Whoever dies at whatever point, none of it runs that was not let go: CRIU's hook gives up without
+its CRIU, a stopped task stays stopped, a held one is killed, and once those held are to survive us
+they are stopped again before. An agent that was started anew lets go what was to run (``resumed``
+is written), or drops the tree and may begin again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from ...errors import LiveshiftError, StepFailed
+from ..capsule.room import STDERR_FD, STDOUT_FD, Room, adopt, enter, evict
+from ..capsule.tree import inner_pid, tasks
+from ..images import pids
+from ..images.image_kinds import ImageFile
+from ..images.protobuf import Message
+from ..memory.fill.fill import FillEngine
+from ..memory.fill.tree_memory import TreeMemory
+from ..memory.prefill.mapped import PrefillLost
+from ..network import network
+from ..survey import epoll_sets
+from ..survey.epoll_sets import Entry
+from .early import RESTORE, EarlyCriu
+from .explain import Cause, explain
+from .held import HeldCriu
+from .tool import Criu
+
+STOP_S = 5.0
+"""For a CRIU that was told to stop to take back what it did; then it is killed."""
+
+
+_ABOUT_TASK, _TASK_STOPPED = 3, 3  # criu: images/core.proto (tc), compel's COMPEL_TASK_STOPPED
+
+
+class Hold(Protocol):
+    """What keeps those still that were continued at the door, and ends them with itself."""
+
+    def spare_from_exit(self) -> None:
+        """They do not end with it any more; raises StepFailed when one was killed meanwhile."""
+
+    def end(self) -> None:
+        """They may go on."""
+
+
+class RestoringTree:
+    """A tree on its way back to life in ``room``, from the image files in ``images``."""
+
+    def __init__(self, room: Room, images: Path) -> None:
+        self._room = room
+        self._images = images
+        self._criu = HeldCriu(images)
+        self._memory = TreeMemory(images)
+
+    def bring_up(
+        self, criu: Criu, pipes: dict[int, int], deadline_s: float, *,
+        stopped: bool = False, fill: FillEngine | None = None, early: EarlyCriu | None = None,
+        epoll: Sequence[Entry] = (),
+    ) -> None:  # fmt: skip
+        """Restore up to where the tasks would run; ``stopped``: for :meth:`stop_at_door`.
+
+        ``pipes`` maps the dumped tree's pipe inodes (stdout, stderr) to STDOUT_FD or STDERR_FD.
+        ``fill``, a fresh one, gives the tree the memory that is not in CRIU's images; it is closed
+        here. ``early``: a CRIU that waits for this, prepared, whose plan the fill has. ``epoll``:
+        what CRIU could not dump of epoll sets, which is put in again. Raises StepFailed: then no
+        task is left here, and the room is empty and locked as before.
+        """
+        for mark in ("resumed", "at-door"):
+            (self._images / mark).unlink(missing_ok=True)
+        options = [*RESTORE]
+        options += ["--leave-stopped"] if stopped else []
+        mark = "at-door" if stopped else "resumed"
+        try:
+            options += self._memory.begin(fill)
+            if early is not None:
+                self._criu = early.held
+                early.go(pipes, mark, stopped=stopped)
+            else:
+                self._start(criu, options, pipes, mark)
+        except BaseException as error:
+            if early is not None:
+                early.drop()
+                self.drop()
+            self._memory.end()
+            if isinstance(error, FileNotFoundError):
+                raise self._failed("its room has ended") from error
+            if isinstance(error, PrefillLost) or (early is not None and isinstance(error, OSError)):
+                raise self._failed(str(error)) from error
+            raise
+        until = time.monotonic() + deadline_s
+        try:
+            held = self._criu.wait_held(until, self._memory.look)
+        except TimeoutError:
+            self.drop()
+            raise self._failed(f"CRIU did not finish within {deadline_s:g} s") from None
+        except StepFailed:
+            self.drop()
+            raise
+        if not held:
+            self.drop()
+            raise self._failed(self._cause())
+        try:
+            self._memory.wait(until, early.check if early is not None else lambda: None)
+            if early is not None:
+                early.close()
+            self._put_in(epoll)
+        except BaseException:
+            self.drop()
+            raise
+
+    def _put_in(self, entries: Sequence[Entry]) -> None:
+        try:
+            epoll_sets.put_in(entries, self._criu.tree())
+        except OSError as error:
+            raise self._failed(f"an epoll set lacks a file: {error}") from error
+
+    def _start(self, criu: Criu, options: list[str], pipes: dict[int, int], mark: str) -> None:
+        ends: dict[int, int] = {}
+        last = pids.place(pids.of_image(self._images), pids.limit())
+        if last is None:
+            raise self._failed("its tasks leave CRIU too few ids in a row")
+        pids.set_last(self._room, last)  # attempts before this one have used some up
+        try:
+            for fd in (STDOUT_FD, STDERR_FD):
+                ends[fd] = os.open(f"/proc/{self._room.init}/fd/{fd}", os.O_WRONLY)
+            for inode, fd in pipes.items():
+                options += ["--inherit-fd", f"fd[{ends[fd]}]:pipe:[{inode}]"]
+            self._criu.start(
+                enter(self._room),
+                criu.command(*options),
+                "post-restore",
+                mark=("post-resume", mark),
+                pass_fds=tuple(ends.values()),
+            )
+        finally:
+            for write_end in ends.values():
+                os.close(write_end)
+
+    def let_run(self, deadline_s: float) -> None:
+        """Open the network and let the tasks run; raises StepFailed when none of them did."""
+        self._need_memory()
+        if self._criu.alive():  # else there are no sockets, and peers would be turned away
+            try:
+                self._open_network()
+            except (LiveshiftError, OSError) as error:
+                self.drop()
+                raise self._failed(str(error)) from error
+        ended = self._tell_go(deadline_s)
+        if not self.resumed():
+            self.drop()
+            why = self._cause() if ended else "CRIU did not finish"
+            raise self._failed(why)
+        self._memory.end()
+        self._criu.close()
+        adopt(self._room)
+
+    def stop_at_door(self, deadline_s: float) -> None:
+        """Have CRIU let go of the tasks, every one of them stopped; raises StepFailed with none
+        left when it does not come to that."""
+        self._need_memory()
+        ended = self._tell_go(deadline_s)
+        if not (self._images / "at-door").exists():
+            why = self._cause() if ended else "CRIU did not finish"
+        elif moving := self._moving(STOP_S):
+            why = f"{moving} was not left stopped"
+        else:
+            self._memory.end()
+            self._criu.close()
+            return
+        self.drop()
+        raise self._failed(why)
+
+    def let_run_held(self, hold: Hold) -> None:
+        """Open the network, end the hold and let all tasks run; raises StepFailed when none did.
+
+        ``hold``: what keeps those still that were continued at the door.
+        """
+        self._need_memory()
+        try:
+            # What ends the hold from here on does not let them run.
+            _send(self._tree(), signal.SIGSTOP)
+            hold.spare_from_exit()
+            go_on = self._to_go_on()
+            self._open_network()
+            (self._images / "resumed").touch()
+        except (LiveshiftError, OSError) as error:
+            self.drop()
+            raise self._failed(str(error)) from error
+        try:
+            hold.end()
+        finally:  # it runs, whatever became of the hold
+            self._open_door(go_on)
+            self._memory.end()
+            adopt(self._room)
+
+    def take_up(self) -> None:
+        """Go on where an earlier agent left."""
+        self._criu.take_up()
+        if self.resumed() and (self._images / "at-door").exists():
+            self._open_door(self._to_go_on())
+
+    def resumed(self) -> bool:
+        """Whether the tasks were let go."""
+        return (self._images / "resumed").exists()
+
+    def drop(self) -> None:
+        """End whatever there is of the tree; the room stays, as far as it still stands.
+
+        CRIU is told first: it takes away what it has put into the room, such as ghost files.
+        """
+        self._criu.tell("stop", STOP_S)
+        evict(self._room)
+        self._memory.end()  # not before: what was not filled would read as zeros
+        if (self._images / "unlocked").exists():
+            self._lock_again()
+        self._criu.close()
+
+    def _tell_go(self, deadline_s: float) -> bool:
+        """New ids go on above those of the tree, as at its source: the ids below stay CRIU's."""
+        return self._criu.tell(f"go {pids.highest(pids.of_image(self._images))}", deadline_s)
+
+    def _open_network(self) -> None:
+        (self._images / "unlocked").write_text(f"{time.time():.9f}\n")
+        network.unlock(self._room.init)
+
+    def _need_memory(self) -> None:
+        """Raises StepFailed, with no task left, for a tree that would run without its memory."""
+        if why := self._memory.lacking():
+            self.drop()
+            raise self._failed(why)
+
+    def _open_door(self, pids: list[int]) -> None:
+        _send(pids, signal.SIGCONT)
+        (self._images / "at-door").unlink()
+
+    def _tree(self) -> dict[int, int]:
+        """Its processes, as the host and as the capsule names them."""
+        found = {}
+        for task in tasks(self._room) if self._room.alive() else []:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found[task.pid] = inner_pid(task.pid)
+        return found
+
+    def _to_go_on(self) -> list[int]:
+        """All but those that the job itself had stopped when CRIU came to dump them."""
+        return [pid for pid, inner in self._tree().items() if not self._stood(inner)]
+
+    def _stood(self, inner: int) -> bool:
+        image = self._images / f"core-{inner}.img"
+        if not image.exists():  # started meanwhile by a spared thread
+            return False
+        about = Message(ImageFile(image).entries[0]).message(_ABOUT_TASK)
+        return about is not None and about.uint(1) == _TASK_STOPPED
+
+    def _moving(self, seconds: float) -> str:
+        """Wait for every thread to be stopped; names one that is not, or a tree that is not."""
+        until = time.monotonic() + seconds
+        while True:
+            states = {
+                (pid, tid): state for pid in self._tree() for tid, state in _threads(pid).items()
+            }
+            if set(states.values()) <= {"T", "Z", "X"} and "T" in states.values():
+                return ""
+            if time.monotonic() > until:
+                break
+            time.sleep(0.001)
+        for (pid, tid), state in states.items():
+            if state not in "TZX":
+                return f"thread {tid} of process {pid}, in state {state},"
+        return "its tree"
+
+    def _lock_again(self) -> None:
+        """Without its tree the kernel would turn the capsule's peers away."""
+        try:
+            network.lock(self._room.init)
+        except LiveshiftError:
+            if not self._ends():
+                raise
+        (self._images / "unlocked").unlink()
+
+    def _ends(self) -> bool:
+        """Whether its room is ending, as an adopted one does after its tree."""
+        until = time.monotonic() + STOP_S
+        while self._room.alive() and time.monotonic() < until:
+            time.sleep(0.01)
+        return not self._room.alive()
+
+    def _cause(self) -> Cause:
+        return explain(self._images / "restore.log")
+
+    def _failed(self, why: str | Cause) -> StepFailed:
+        kind, words = StepFailed, why
+        if isinstance(why, Cause):
+            kind, words = why.of_restore(), why.words
+        return kind("restore", f"CRIU could not restore {self._room.plan.hostname}: {words}")
+
+
+def _send(pids: Iterable[int], signum: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+
+
+def _threads(pid: int) -> dict[int, str]:
+    """The threads of a process and their states (proc(5)); {} when it has gone."""
+    found = {}
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for tid in os.listdir(f"/proc/{pid}/task"):
+            stat = Path(f"/proc/{pid}/task/{tid}/stat").read_text("utf-8", "replace")
+            found[int(tid)] = stat.rpartition(")")[2].split()[0]
+    return found

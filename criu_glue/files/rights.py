@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The capsule's user, and work that root does with no more right to files than that user has.
+
+What a source host sends for a capsule is done at the destination with the rights its user has
+there anyway: the kernel decides, not a list of ours.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ...errors import LiveshiftError
+
+T = TypeVar("T")
+
+_SETGROUPS = {"x86_64": 116, "aarch64": 159}
+"""The call itself: the C library's function changes all threads of a process."""
+
+_FACCESSAT2 = 439  # on every architecture
+_AT_EACCESS, _AT_EMPTY_PATH = 0x200, 0x1000  # linux/fcntl.h
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.setfsuid.restype = _libc.setfsgid.restype = ctypes.c_uint32
+
+
+@dataclass(frozen=True)
+class User:
+    """Whose a capsule is; ``groups`` are the further ones."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+    @property
+    def is_root(self) -> bool:
+        return self.uid == 0
+
+    def is_in(self, gid: int) -> bool:
+        return gid == self.gid or gid in self.groups
+
+
+def become(user: User) -> None:
+    """Give the calling thread the user's rights to files, for the rest of its life.
+
+    Raises LiveshiftError where that is not possible. Root keeps its own.
+    """
+    if user.is_root:
+        return
+    number = _SETGROUPS.get(platform.machine())
+    if number is None:
+        raise LiveshiftError(f"no way is known to act as a user on {platform.machine()}")
+    groups = (ctypes.c_uint32 * len(user.groups))(*user.groups)
+    if _libc.syscall(number, ctypes.c_size_t(len(user.groups)), groups) != 0:
+        reason = os.strerror(ctypes.get_errno())
+        raise LiveshiftError(f"cannot act with the groups of user {user.uid}: {reason}")
+    # Both answer with what was before; the kernel takes the rights to others' files away when
+    # the user changes from root (capabilities(7)).
+    _libc.setfsgid(user.gid)
+    _libc.setfsuid(user.uid)
+    if (_libc.setfsuid(-1), _libc.setfsgid(-1)) != (user.uid, user.gid):
+        raise LiveshiftError(f"cannot act as user {user.uid}, group {user.gid}")
+
+
+def may(fd: int, mode: int) -> bool:
+    """Whether the calling thread may use what a descriptor names: os.R_OK, W_OK, X_OK.
+
+    faccessat2(2) (Linux 5.8) with the thread's own file rights, not those of the process.
+    """
+    return bool(_libc.syscall(_FACCESSAT2, fd, b"", mode, _AT_EMPTY_PATH | _AT_EACCESS) == 0)
+
+
+def acting_as(user: User, work: Callable[[], T]) -> T:
+    """What ``work`` returns or raises, done in a thread that has the user's rights to files."""
+    result: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            become(user)
+            result.append(work())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="as-user", daemon=True)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return result[0]

@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unpacks the tar streams of trees.py at the destination, and lets them do no harm there.
+
+A stream comes from another host's root, for a capsule whose user this host knows. Whatever it
+says, nothing is put or removed outside its directory or through a link, and no device is made.
+For a user who is not root it brings no set-user-id or set-group-id right of another's, and a tree
+of single files out of the host's own directories is written with that user's own rights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tarfile
+import threading
+from pathlib import Path
+from typing import IO, cast
+
+from ...errors import StepFailed
+from . import below, sparse
+from .rights import User, become
+from .trees import BLOCK, FORCED, GONE, SAME_AGE_NS
+
+HEADER_LIMIT = 16 << 10
+"""Bytes of one entry's extended header: a name, a link's target and some numbers."""
+
+_TYPES = frozenset(
+    (
+        tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE,
+        tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.XHDTYPE,
+    )
+)  # fmt: skip
+_DEVICES = (tarfile.CHRTYPE, tarfile.BLKTYPE)
+_NO_ID = (1 << 32) - 1  # chown(2) leaves the owner as it is
+_LATEST_S = 1 << 33
+
+
+class Unpacker:
+    """Unpacks one tar stream below a directory, in a thread, as its bytes arrive.
+
+    With ``sparing`` the directory is others' too: a file that is there is replaced by a newer one
+    only, since somebody here may have it open and write to it. ``user`` is the capsule's; with
+    ``as_user`` nothing is written that they could not write themselves.
+    """
+
+    def __init__(
+        self,
+        destination: Path,
+        sparing: bool = False,
+        user: User | None = None,
+        as_user: bool = False,
+    ) -> None:
+        read, self._write = os.pipe()
+        self.error: BaseException | None = None
+        self.names: list[str] = []
+        self.written: list[str] = []
+        self._sparing = sparing
+        self._devices = user is None  # nobody can make one in a capsule, root neither
+        self._user = user or User(0, 0)
+        self._as_user = as_user and not self._user.is_root
+        self._files: set[str] = set()
+        self._thread = threading.Thread(
+            target=self._run, args=(read, destination), name="unpack", daemon=True
+        )
+        self._thread.start()
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._write, view) :]
+        except BrokenPipeError:
+            self._thread.join()
+            raise (self.error or OSError("unpacking ended early")) from None
+
+    def finish(self) -> None:
+        """Return when everything lies on disk; raises what went wrong there.
+
+        StepFailed for a stream that is damaged or not allowed, OSError where nothing can be put.
+        """
+        os.close(self._write)
+        self._thread.join()
+        if self.error:
+            raise self.error
+
+    def _run(self, read: int, destination: Path) -> None:
+        try:
+            with os.fdopen(read, "rb", buffering=BLOCK) as stream, below.opened(destination) as top:
+                if self._as_user:
+                    become(self._user)
+                try:
+                    with tarfile.open(
+                        mode="r|", fileobj=stream, bufsize=BLOCK, tarinfo=_Entry
+                    ) as tar:
+                        for member in tar:
+                            self._take(tar, member, top)
+                            tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+                except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+                    raise StepFailed("files", f"the stream of files is damaged: {error}") from error
+                while stream.read(BLOCK):  # the padding after tar's end mark
+                    pass
+        except BaseException as error:
+            self.error = error
+
+    def _take(self, tar: tarfile.TarFile, member: tarfile.TarInfo, top: int) -> None:
+        below.plain(member.name)
+        self._check(member)
+        try:
+            with below.parent_of(top, member.name, make=True, one_mount=not self._as_user) as (
+                parent,
+                last,
+            ):
+                spared = self._sparing and _spare(member, parent, last)
+                if not spared and self._put(tar, member, top, parent, last):
+                    self.written.append(member.name)
+        except NotADirectoryError:
+            pass  # the job put a link in a directory's place while its files were read
+        except below.OtherMount as error:
+            raise StepFailed(
+                "files",
+                f"{member.name} would come to lie on what is mounted below its directory here",
+                hint="nothing may be mounted below a carried path; list what is under files.shared",
+            ) from error
+        except PermissionError as error:
+            if not self._as_user:
+                raise
+            raise self._not_theirs(member.name, error) from error
+        self.names.append(member.name)
+        if member.isreg():
+            self._files.add(member.name)
+
+    def _check(self, member: tarfile.TarInfo) -> None:
+        """Raises StepFailed for what this user's capsule can't bring."""
+        if not (0 <= member.uid < _NO_ID and 0 <= member.gid < _NO_ID and member.size >= 0):
+            raise ValueError(f"{member.name} has an invalid owner or size")
+        if not -_LATEST_S < member.mtime < _LATEST_S:  # not so for NaN either
+            raise ValueError(f"{member.name} has an invalid time")
+        if member.issparse():
+            raise ValueError(f"{member.name} is a file with holes in one of tar's own ways")
+        if member.name == "." and not member.isdir():
+            raise ValueError("the entry of the directory itself is no directory")
+        user = self._user
+        if member.type in _DEVICES and not self._devices:
+            raise self._refusal(member, "a device")
+        if user.is_root:
+            return
+        if self._as_user and not member.isreg():
+            raise StepFailed("files", f"{member.name} comes as a single file and is none")
+        if member.isreg():
+            if member.mode & stat.S_ISUID and member.uid != user.uid:
+                raise self._refusal(member, f"a program that runs as user {member.uid}")
+            if member.mode & stat.S_ISGID and not user.is_in(member.gid):
+                raise self._refusal(member, f"a program that runs as group {member.gid}")
+
+    def _refusal(self, member: tarfile.TarInfo, what: str) -> StepFailed:
+        return StepFailed(
+            "files",
+            f"{member.name} is {what}, which a capsule of user {self._user.uid} cannot bring",
+            hint="a path that holds such things is one for files.shared",
+        )
+
+    def _not_theirs(self, name: str, error: OSError) -> StepFailed:
+        return StepFailed(
+            "files",
+            f"user {self._user.uid} may not write the open file {name} here: {error.strerror}",
+            hint="its directory can be listed under files.shared or files.carried",
+        )
+
+    def _put(
+        self, tar: tarfile.TarFile, member: tarfile.TarInfo, top: int, parent: int, last: str
+    ) -> bool:
+        """Put one entry where it belongs; False when it was left out."""
+        if member.isreg():
+            self._put_file(tar, member, parent, last)
+        elif member.isdir():
+            _put_directory(member, parent, last)
+        elif member.islnk():
+            return self._link(member, top, parent, last)
+        elif member.issym():
+            self._clear(parent, last)
+            os.symlink(member.linkname, last, dir_fd=parent)
+            os.chown(last, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
+        else:
+            self._clear(parent, last)
+            _make_node(member, parent, last)
+        return True
+
+    def _put_file(
+        self, tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, last: str
+    ) -> None:
+        fresh = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self._clear(parent, last)
+            fd = os.open(last, fresh, 0o600, dir_fd=parent)
+        except PermissionError as error:
+            if not self._as_user:
+                raise
+            fd = self._open_there(parent, last, error)
+        try:
+            content = cast(IO[bytes], tar.extractfile(member))  # a regular file has one
+            if sparse.HEADER in member.pax_headers:
+                sparse.unpack(content, member.size, int(member.pax_headers[sparse.HEADER]), fd)
+            else:
+                self._write_plain(content, member, fd)
+            _dress(fd, member, lenient=self._as_user)
+        finally:
+            os.close(fd)
+
+    @staticmethod
+    def _write_plain(content: IO[bytes], member: tarfile.TarInfo, fd: int) -> None:
+        left = member.size
+        while left:
+            data = content.read(min(left, BLOCK))
+            if not data:
+                raise tarfile.ReadError(f"{member.name} ends early")
+            left -= len(data)
+            while data:
+                data = data[os.write(fd, data) :]
+
+    def _open_there(self, parent: int, last: str, error: PermissionError) -> int:
+        """A file in a directory the user may not change, which they may write to all the same."""
+        plain = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            fd = os.open(last, plain, dir_fd=parent)
+        except OSError:
+            raise error from None
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise error
+        os.ftruncate(fd, 0)
+        return fd
+
+    def _link(self, member: tarfile.TarInfo, top: int, parent: int, last: str) -> bool:
+        """A second name of a file that came earlier in this stream: no others' are at hand."""
+        target = below.plain(member.linkname)
+        if target not in self._files or target == member.name:
+            return False  # it vanished while it was read; the second pass sends this one again
+        try:
+            with below.parent_of(top, target) as (source, name):
+                self._clear(parent, last)
+                os.link(name, last, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
+        except GONE:
+            return False
+        self._files.add(member.name)
+        return True
+
+    def _clear(self, parent: int, last: str) -> None:
+        mode = _mode(parent, last)
+        if mode is None:
+            return
+        if not stat.S_ISDIR(mode):
+            os.unlink(last, dir_fd=parent)
+        elif not self._as_user:  # a host's own is not ours to remove
+            below.remove_all(parent, last)
+
+
+class _Entry(tarfile.TarInfo):
+    """An entry as trees.pack makes them; others raise, and so does one with endless headers."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _Entry:
+        """Called by tarfile for each header; takes nothing but tar's end mark for the end.
+
+        By itself tarfile ends quietly at a header that it cannot read, unless it is the first.
+        """
+        try:
+            return super().fromtarfile(tarfile_)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # undocumented
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(str(error)) from error
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        """Called by tarfile once a header was read (its own point to extend it)."""
+        if self.type not in _TYPES:
+            raise tarfile.ReadError(f"entry type {self.type!r} is unknown")
+        if self.type == tarfile.XHDTYPE and not 0 <= self.size <= HEADER_LIMIT:
+            raise tarfile.ReadError(f"an extended header cannot have {self.size} bytes")
+        found: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
+        return found
+
+
+def _spare(member: tarfile.TarInfo, parent: int, last: str) -> bool:
+    """Whether what is there is as new as what comes, and so may be another's."""
+    try:
+        there = os.lstat(last, dir_fd=parent)
+    except GONE:
+        return False
+    if member.isdir():
+        return stat.S_ISDIR(there.st_mode)
+    age_ns = int(member.mtime * 1e9) - there.st_mtime_ns
+    return age_ns < SAME_AGE_NS and not (FORCED in member.pax_headers and age_ns > -SAME_AGE_NS)
+
+
+def _mode(parent: int, last: str) -> int | None:
+    """What lies there; None for nothing."""
+    try:
+        return os.lstat(last, dir_fd=parent).st_mode
+    except GONE:
+        return None
+
+
+def _put_directory(member: tarfile.TarInfo, parent: int, last: str) -> None:
+    mode = _mode(parent, last)
+    if mode is not None and not stat.S_ISDIR(mode):
+        os.unlink(last, dir_fd=parent)
+        mode = None
+    if mode is None:
+        os.mkdir(last, 0o700, dir_fd=parent)
+    fd = below.open_below(parent, last, os.O_RDONLY | os.O_DIRECTORY, one_mount=True)
+    try:
+        _dress(fd, member)
+    finally:
+        os.close(fd)
+
+
+def _make_node(member: tarfile.TarInfo, parent: int, last: str) -> None:
+    """A named pipe or a device; no call changes the mode of either but through a descriptor."""
+    kind = {tarfile.CHRTYPE: stat.S_IFCHR, tarfile.BLKTYPE: stat.S_IFBLK}.get(member.type)
+    device = os.makedev(member.devmajor, member.devminor) if kind else 0
+    os.mknod(last, 0o600 | (kind or stat.S_IFIFO), device, dir_fd=parent)
+    fd = below.open_below(parent, last, os.O_PATH)
+    try:
+        _dress(fd, member, f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+
+
+def _dress(fd: int, member: tarfile.TarInfo, at: str | None = None, lenient: bool = False) -> None:
+    """Owner, mode and time, in that order: a change of owner takes set-user-id away.
+
+    ``lenient``: what the file's owner here does not grant stays as it is.
+    """
+    at_ns = int(member.mtime * 1e9)
+    allowed = (PermissionError,) if lenient else ()
+    with contextlib.suppress(*allowed):
+        os.chown(at or fd, member.uid, member.gid)
+    with contextlib.suppress(*allowed):
+        os.chmod(at or fd, stat.S_IMODE(member.mode))
+    with contextlib.suppress(*allowed):
+        os.utime(at or fd, ns=(at_ns, at_ns))

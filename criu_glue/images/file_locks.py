@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""File locks of a tree: which of them cannot go to another host, and which would be waited for.
+
+The source holds its locks until the destination runs the tree. So a lock that excludes others, on
+a file that both hosts see, cannot be taken at the destination: CRIU would wait there for the
+source. Letting go of it before would let a third process in, in the middle of what the lock is
+there for. Such a lock stands in the way of a move, as does a lease (fcntl(2), F_SETLEASE). A shared
+lock does not: the destination takes it beside the source. Nor does a lock on a file that goes along
+or that each host has for itself: there it is another file.
+
+Most programs hold such locks for moments only. They stand in the way if there is one at each of
+``LOOKS`` looks, be it the same or another. A move waits for a moment without one before it stops
+the job. One that happens to be there all the same when the tree was frozen lets it go on at its
+source.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ...errors import StepFailed
+from .image_kinds import ImageFile
+from .protobuf import Message
+
+LOOKS, LOOK_S = 10, 0.1
+
+REMEDY = (
+    "let the program release it for a moment (SQLite: end the transaction), or lock a file below"
+    " /tmp, /dev/shm or files.carried instead"
+)
+_WORDS = {"FLOCK": "flock(2) lock", "POSIX": "fcntl(2) lock", "OFDLCK": "fcntl(2) lock (OFD)"}
+_KINDS = {1: "POSIX", 2: "FLOCK", 4: "OFDLCK", 8: "LEASE"}  # criu: include/file-lock.h
+_WRITE = 1  # F_WRLCK
+_END = 1 << 63
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FileLock:
+    """A lock as proc(5) tells of it; ``start`` and ``end`` are bytes of the file."""
+
+    kind: str
+    exclusive: bool
+    start: int
+    end: int
+    device: str = ""
+    inode: int = 0
+
+    @property
+    def keeps_others_out(self) -> bool:
+        return self.exclusive or self.kind == "LEASE"
+
+    def conflicts(self, other: FileLock) -> bool:
+        """Whether the two cannot be held at once by different programs."""
+        if (self.device, self.inode) != (other.device, other.inode):
+            return False
+        by_range = {"POSIX", "OFDLCK"}
+        if self.kind != other.kind and not {self.kind, other.kind} <= by_range:
+            return False  # flock(2) and fcntl(2) do not see each other
+        if self.start > other.end or other.start > self.end:
+            return False
+        return self.keeps_others_out or other.keeps_others_out
+
+    def __str__(self) -> str:
+        if self.kind == "LEASE":
+            return "a lease"
+        return f"{'an exclusive' if self.exclusive else 'a shared'} {_WORDS[self.kind]}"
+
+
+@dataclass(frozen=True)
+class Held:
+    """A lock that stands in the way: who holds it, on which file."""
+
+    who: str
+    lock: FileLock
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.who} holds {self.lock} on {self.path}, which no other host can take over"
+
+
+def parse(text: str) -> Iterator[FileLock]:
+    """The locks held in /proc/locks, or in a descriptor's fdinfo (lines that begin "lock:")."""
+    for line in text.splitlines():
+        fields = line.removeprefix("lock:").split()
+        if len(fields) < 8 or fields[1] == "->" or not fields[0].rstrip(":").isdigit():
+            continue
+        kind, mode, place, start, end = fields[1], fields[3], fields[5], fields[6], fields[7]
+        if kind == "LEASE" or kind in _WORDS:
+            device, _, inode = place.rpartition(":")
+            last = _END if end == "EOF" else int(end)
+            yield FileLock(kind, mode == "WRITE", int(start), last, device, int(inode))
+
+
+def lasting(first: Iterable[T], look: Callable[[], Iterable[T]]) -> list[T]:
+    """Those that are there at every look, of ``LOOKS`` in about a second if there are any. Where
+    each look finds something, but none of it at all of them, what the last one has found."""
+    found = now = dict.fromkeys(first)
+    for _ in range(LOOKS):  # on a busy machine they take longer, and are not fewer
+        if not now:
+            return []
+        time.sleep(LOOK_S)
+        now = dict.fromkeys(look())
+        found = {held: None for held in found if held in now}
+    return list(found or now)
+
+
+def refuse_held(images: Path, root: Path) -> None:
+    """Raises StepFailed for a lock of the image that CRIU would have to wait for on this host."""
+    here: list[FileLock] | None = None
+    for path, lock in _of_image(images):
+        with contextlib.suppress(FileNotFoundError):
+            seen = os.stat(root / path.lstrip("/"))
+            device = f"{os.major(seen.st_dev):02x}:{os.minor(seen.st_dev):02x}"
+            if here is None:
+                here = list(parse(Path("/proc/locks").read_text()))
+            wanted = FileLock(lock.kind, lock.exclusive, lock.start, lock.end, device, seen.st_ino)
+            if any(wanted.conflicts(other) for other in here):
+                raise StepFailed(
+                    "restore",
+                    f"a task has {lock} on {path}, and another process has locked it here",
+                    hint=REMEDY,
+                )
+
+
+def _of_image(images: Path) -> Iterator[tuple[str, FileLock]]:
+    """Path and lock, for each lock of an image whose file has a path."""
+    if not (images / "filelocks.img").exists():
+        return
+    paths: dict[int, str] = {}
+    for raw in ImageFile(images / "files.img").entries:
+        if (regular := Message(raw).message(3)) is not None:
+            paths[regular.uint(1)] = os.fsdecode(bytes(regular.raw(6) or b""))
+    for raw in ImageFile(images / "filelocks.img").entries:
+        lock = Message(raw)  # criu: images/file-lock.proto
+        ids = Message(ImageFile(images / f"ids-{lock.uint(3)}.img").entries[0])
+        for opened in map(Message, ImageFile(images / f"fdinfo-{ids.uint(2)}.img").entries):
+            kind = _KINDS.get(lock.uint(1))
+            if opened.uint(4) == lock.uint(4) and opened.uint(1) in paths and kind:
+                start, length = lock.long(5), lock.long(6)
+                end = start + length - 1 if length else _END
+                exclusive = lock.uint(2) & 3 == _WRITE
+                yield paths[opened.uint(1)], FileLock(kind, exclusive, start, end)

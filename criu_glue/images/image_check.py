@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks at a capsule's images before CRIU does, which reads them as root.
+
+Every file must be of a kind that a capsule's image has and whole in its frame, and those CRIU
+cannot do without must be there. What a user's capsule may be restored with beyond that,
+image_rights.py says.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ...errors import StepFailed
+from ..files.rights import User
+from . import file_locks, ghosts, image_rights, interrupted
+from .image_kinds import ALWAYS, ImageFile
+from .protobuf import Damaged, Message
+
+_TASK_ENDED = (2, 6)  # compel: task-state.h (dead, zombie)
+_OF_A_TASK = ("ids", "fs", "mm", "pagemap")
+
+
+def prepare(images: Path, user: User, root: Path) -> None:
+    """Check the images, and change in them what CRIU would restore otherwise than it was, or where
+    it could not; raises as :func:`check`, or OSError. Nor may CRIU have to wait for a file lock."""
+    files = _read(images)
+    try:
+        _check_complete(files)
+        ghosts.bring_home(files, root)
+        image_rights.check(files, user, root)  # as they are now
+        interrupted.begin_again(files.values())
+        file_locks.refuse_held(images, root)
+    except Damaged as error:
+        raise StepFailed("verify", f"the image is damaged: {error}") from error
+
+
+def check(images: Path, user: User, root: Path) -> None:
+    """Raises StepFailed, naming the file, for an image that CRIU must not see.
+
+    ``user`` is the capsule's, ``root`` the file system of the room it is to be restored into.
+    """
+    files = _read(images)
+    try:
+        _check_complete(files)
+        image_rights.check(files, user, root)
+    except Damaged as error:
+        raise StepFailed("verify", f"the image is damaged: {error}") from error
+
+
+def _read(images: Path) -> dict[str, ImageFile]:
+    return {
+        name.removesuffix(".img"): ImageFile(images / name)
+        for name in sorted(os.listdir(images))
+        if name.endswith(".img")  # the others are ours: no stream is called so
+    }
+
+
+def _check_complete(files: Mapping[str, ImageFile]) -> None:
+    missing = [name for name in ALWAYS if name not in files]
+    if not missing:
+        tasks = [Message(entry) for entry in files["pstree"].entries]
+        if not tasks:
+            raise files["pstree"].refusal("of no task at all")
+        for task in tasks:
+            missing += _missing_of(files, task)
+    if missing:
+        names = ", ".join(f"{name}.img" for name in missing[:5])
+        raise StepFailed("verify", f"the image is not complete: {names} is missing")
+
+
+def _missing_of(files: Mapping[str, ImageFile], task: Message) -> list[str]:
+    pid = task.uint(1)
+    core = files.get(f"core-{pid}")
+    if core is None:
+        return [f"core-{pid}"]
+    if has_ended(Message(core.entries[0])):
+        return []
+    needed = [f"{kind}-{pid}" for kind in _OF_A_TASK]
+    needed += [f"core-{thread}" for thread in task.uints(5)]
+    return [name for name in needed if name not in files]
+
+
+def has_ended(core: Message) -> bool:
+    """Whether a core image is that of a task that waits for its parent to read its status."""
+    about = core.message(3)
+    return about is not None and about.uint(1) in _TASK_ENDED

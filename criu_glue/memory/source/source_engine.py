@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the source needs of ``memory.so`` (scan.h, sent.h, pull.h); no cffi object leaves this.
+
+Addresses and lengths are in bytes and whole pages. Methods raise OSError with the kernel's errno.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+from typing import Any
+
+from ..engine import PAGE as PAGE
+from ..engine import load, raised
+
+_ffi, _lib = load("""
+struct region { uint64_t start, end, categories; };
+struct regions { struct region *at; size_t count, room; uint64_t bytes; };
+struct regions *regions_new(void);
+void regions_clear(struct regions *);
+void regions_runs(const struct regions *, uint64_t *out);
+void regions_free(struct regions *);
+
+struct sent;
+struct sent *sent_new(void);
+void sent_clear(struct sent *);
+void sent_free(struct sent *);
+int sent_expect(struct sent *, uint64_t start, uint64_t end);
+void sent_expect_all(struct sent *);
+int sent_forget(struct sent *, uint64_t start, uint64_t end, struct regions *sent_of_them);
+
+int scan_prepare(int uffd);
+uint64_t scan_known(int pagemap);
+int scan_written(int pagemap, int uffd, const uint64_t *ranges, size_t count, uint64_t known,
+                 bool whole, struct sent *, struct regions *written);
+int scan_present(int pagemap, const uint64_t *ranges, size_t count, uint64_t known,
+                 struct regions *found);
+int scan_judge(const struct regions *found, bool distrust, struct sent *,
+               struct regions *present, struct regions *stale);
+
+struct pull;
+struct pull_chunk;
+struct pull_state { uint64_t unreadable, first_unreadable, unchanged; int error; };
+struct pull *pull_new(int pid, int memory, int pagemap, uint32_t inner, uint32_t incarnation,
+                      uint32_t round, uint16_t pass, const struct regions *, struct sent *);
+void pull_refer_to(struct pull *, const struct sent *parent, uint32_t parent_pid);
+void pull_free(struct pull *);
+int pull_fill(struct pull *, struct pull_chunk *, uint64_t budget, uint64_t *read);
+struct pull_state pull_state(struct pull *);
+struct pull_chunk *pull_chunk_new(void);
+void pull_chunk_free(struct pull_chunk *);
+void pull_chunk_begin(struct pull_chunk *, void *at);
+size_t pull_chunk_end(struct pull_chunk *, const struct pull *);
+""")
+
+Ranges = list[tuple[int, int]]
+"""Parts of an address space, [start, end), sorted."""
+
+
+def prepare(uffd: int) -> None:
+    """Make a userfaultfd one that tracks writes; EINVAL: this kernel has no WP_ASYNC."""
+    _check(_lib.scan_prepare(uffd), "userfaultfd")
+
+
+def known_categories(pagemap: int) -> int:
+    """What this kernel's PAGEMAP_SCAN can tell apart; 0: it does not have it."""
+    return int(_lib.scan_known(pagemap))
+
+
+class Regions:
+    """A list of parts of an address space."""
+
+    def __init__(self) -> None:
+        self.list = _ffi.gc(_new(_lib.regions_new()), _lib.regions_free)
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return int(self.list.bytes)
+
+    def clear(self) -> None:
+        _lib.regions_clear(self.list)
+
+    def runs(self) -> bytes:
+        """Pairs of address and pages, each a little-endian number of 64 bits."""
+        packed = bytearray(16 * self.list.count)
+        _lib.regions_runs(self.list, _ffi.from_buffer("uint64_t[]", packed, require_writable=True))
+        return bytes(packed)
+
+
+class Sent:
+    """What the destination has got of one process."""
+
+    def __init__(self) -> None:
+        self.pages = _ffi.gc(_new(_lib.sent_new()), _lib.sent_free)
+
+    def clear(self) -> None:
+        _lib.sent_clear(self.pages)
+
+    def expect_all(self) -> None:
+        """Nothing is known of what was written since it was sent."""
+        _lib.sent_expect_all(self.pages)
+
+    def forget(self, start: int, end: int, forgotten: Regions) -> None:
+        """The destination has not got these, whatever was sent; what was is ``forgotten``."""
+        _check(_lib.sent_forget(self.pages, start, end, forgotten.list), "sent")
+
+
+def scan_written(
+    pagemap: int, uffd: int, ranges: Ranges, known: int, whole: bool, sent: Sent, written: Regions
+) -> None:
+    """Add to ``written`` what was since the last time; see scan.h for the errors."""
+    rc = _lib.scan_written(
+        pagemap, uffd, _pairs(ranges), len(ranges), known, whole, sent.pages, written.list
+    )
+    _check(rc, "PAGEMAP_SCAN")
+
+
+def scan_present(pagemap: int, ranges: Ranges, known: int, found: Regions) -> None:
+    """Add to ``found`` what there is in the ranges, which must not change meanwhile."""
+    rc = _lib.scan_present(pagemap, _pairs(ranges), len(ranges), known, found.list)
+    _check(rc, "PAGEMAP_SCAN")
+
+
+def judge(found: Regions, distrust: bool, sent: Sent, present: Regions, stale: Regions) -> None:
+    """Add to ``present`` what was found, and to ``stale`` what of it must be read: what was
+    written, or is not surely at the destination; with ``distrust`` all."""
+    rc = _lib.scan_judge(found.list, distrust, sent.pages, present.list, stale.list)
+    _check(rc, "PAGEMAP_SCAN")
+
+
+class Pull:
+    """The pages of one process that are to be read, by any number of threads."""
+
+    def __init__(
+        self, pid: int, memory: int, pagemap: int, *, inner: int, incarnation: int, round: int,
+        number: int, regions: Regions, sent: Sent,
+    ) -> None:  # fmt: skip
+        """``memory``: the open /proc/PID/mem; ``pagemap``: the open /proc/PID/pagemap where it may
+        share pages with another process, or -1. ``number``: of the pass, which grows."""
+        self._kept: list[object] = [regions, sent]  # which the C structure points to
+        new = _lib.pull_new(
+            pid, memory, pagemap, inner, incarnation, round, number, regions.list, sent.pages
+        )
+        self.work = _ffi.gc(_new(new), _lib.pull_free)
+
+    def refer_to(self, inner: int, sent: Sent) -> None:
+        """To pages that were sent of the process that this one was forked from."""
+        self._kept.append(sent)
+        _lib.pull_refer_to(self.work, sent.pages, inner)
+
+    @property
+    def ended(self) -> bool:
+        """The process has ended meanwhile."""
+        return bool(_lib.pull_state(self.work).error)
+
+    @property
+    def unreadable(self) -> tuple[int, int]:
+        """How many pages were not there any more, and the first one's address."""
+        state = _lib.pull_state(self.work)
+        return int(state.unreadable), int(state.first_unreadable)
+
+    @property
+    def unchanged(self) -> int:
+        """How many pages were read that the destination has got as they are."""
+        return int(_lib.pull_state(self.work).unchanged)
+
+
+DONE, FULL, PAUSE = 0, 1, 2
+
+
+class Chunk:
+    """A chunk that one thread makes in memory that it is given."""
+
+    def __init__(self) -> None:
+        self._chunk = _ffi.gc(_new(_lib.pull_chunk_new()), _lib.pull_chunk_free)
+        self._read = _ffi.new("uint64_t *")
+        self._at: Any = None
+
+    def begin(self, memory: memoryview) -> None:
+        """In ``memory``, CHUNK bytes."""
+        self._at = _ffi.from_buffer(memory, require_writable=True)
+        _lib.pull_chunk_begin(self._chunk, self._at)
+
+    def fill(self, pull: Pull, budget: int) -> tuple[int, int]:
+        """(DONE, FULL or PAUSE, bytes that were read of the process)."""
+        how = _lib.pull_fill(pull.work, self._chunk, budget, self._read)
+        return int(how), int(self._read[0])
+
+    def end(self, pull: Pull) -> int:
+        """Its length in bytes; 0: there is nothing in it."""
+        length = int(_lib.pull_chunk_end(self._chunk, pull.work))
+        self._at = None
+        return length
+
+
+def _pairs(ranges: Iterable[tuple[int, int]]) -> Any:
+    return _ffi.new("uint64_t[]", [edge for pair in ranges for edge in pair])
+
+
+def _new(pointer: Any) -> Any:
+    if pointer == _ffi.NULL:
+        raise raised(-errno.ENOMEM, "memory.so")
+    return pointer
+
+
+def _check(rc: int, what: str) -> None:
+    if rc < 0:
+        raise raised(rc, what)

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A userfaultfd of a process, opened from outside, that tracks what the process writes.
+
+The descriptor is made in the process, as it belongs to the address space of who makes it, and
+taken over by pidfd_getfd(2): one thread is trapped (as by a signal that it ignores) for some
+100 µs and runs two system calls. Nothing of it stays in the process. When we end, the kernel takes
+it all back.
+
+It needs no privilege in the process: it never stops a thread at a fault (UFFD_FEATURE_WP_ASYNC,
+Linux 6.7), the kernel lifts the protection at the first write by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import struct
+import threading
+import time
+from pathlib import Path
+
+from .... import ptrace
+from ..engine import load
+from . import source_engine
+from .maps import vdso
+from .proc import about, state, status
+
+STOP_S = 0.5
+"""How long a thread may take to trap."""
+
+ATTEMPTS = 5
+
+_, _lib = load("int remote_userfaultfd(int tid, int pidfd, uint64_t syscall_at, bool filtered);")
+
+_SYSCALL = b"\x0f\x05"  # the x86-64 instruction
+_UNRESTARTED = frozenset({"23", "65", "128", "208", "220", "232", "281", "333", "441"})
+"""System calls of x86-64 that an interruption ends with EINTR or shortens: epoll_wait, semop …"""
+_USERFAULTFD = 323
+_USER_MODE_ONLY = 1
+
+
+class Untrackable(Exception):
+    """What a process writes cannot be followed; the reason in words."""
+
+
+def open_in(pid: int) -> int:
+    """A userfaultfd of the process, ready to track writes, close-on-exec.
+
+    Raises Untrackable, or ProcessLookupError when the process has ended.
+    """
+    answer: list[int | BaseException] = []
+
+    def work() -> None:
+        try:
+            answer.append(_open_traced(pid))
+        except BaseException as error:
+            answer.append(error)
+
+    # With the end of the thread the kernel lets go of what it has traced, whatever happened.
+    thread = threading.Thread(target=work, name="userfaultfd")
+    thread.start()
+    thread.join()
+    if isinstance(answer[0], BaseException):
+        raise answer[0]
+    try:
+        source_engine.prepare(answer[0])
+    except OSError as error:
+        os.close(answer[0])
+        raise Untrackable(f"the kernel cannot track its writes: {error.strerror}") from error
+    return answer[0]
+
+
+def probe() -> str:
+    """ "" or why this kernel cannot do it, in words. Tried on this process itself."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if os.uname().machine != "x86_64":
+        return f"memory is not followed on {os.uname().machine} yet"
+    flags = os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY
+    uffd = libc.syscall(_USERFAULTFD, flags)
+    if uffd < 0:
+        return f"{_kernel()} gives no userfaultfd: {os.strerror(ctypes.get_errno())}"
+    try:
+        source_engine.prepare(uffd)
+        pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if not source_engine.known_categories(pagemap):
+                return f"{_kernel()} has no PAGEMAP_SCAN, 6.7 has it"
+            return _try(uffd, pagemap)
+        finally:
+            os.close(pagemap)
+    except OSError as error:
+        return f"{_kernel()} cannot track writes, 6.7 can: {error.strerror}"
+    finally:
+        os.close(uffd)
+
+
+def _kernel() -> str:
+    return f"Linux {os.uname().release}"
+
+
+def _try(uffd: int, pagemap: int) -> str:
+    """Whether a write to a page is seen, and only that."""
+    known = source_engine.known_categories(pagemap)
+    sent, written = source_engine.Sent(), source_engine.Regions()
+    with mmap.mmap(-1, 2 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory[0] = memory[mmap.PAGESIZE] = 1
+        pointer = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        ranges = [(pointer, pointer + 2 * mmap.PAGESIZE)]
+        seen = []
+        for _ in range(3):
+            written.clear()
+            source_engine.scan_written(pagemap, uffd, ranges, known, False, sent, written)
+            seen.append(written.runs())
+            memory[mmap.PAGESIZE] = 2
+    second = struct.pack("<QQ", pointer + mmap.PAGESIZE, 1)
+    expected = [struct.pack("<QQ", pointer, 2), second, second]
+    return "" if seen == expected else "PAGEMAP_SCAN does not see what is written"
+
+
+def _open_traced(pid: int) -> int:
+    who = about(pid)
+    pidfd = os.pidfd_open(pid)
+    try:
+        for attempt in range(ATTEMPTS):
+            # Each time: it may have run another program, whose code lies elsewhere. Should it do so
+            # before its thread is trapped, then what lies there now is no such instruction.
+            if at := _syscall_instruction(pid):
+                fd = _try_thread(pid, _best_thread(pid), pidfd, at, who.filtered)
+                if fd != -errno.EAGAIN:
+                    break
+            time.sleep(0.001 * (attempt + 1))
+        else:
+            fd = -errno.EAGAIN if at else -errno.ENODATA
+    finally:
+        os.close(pidfd)
+    if fd >= 0:
+        return fd
+    if fd == -errno.ESRCH and not os.path.exists(f"/proc/{pid}"):
+        raise ProcessLookupError(errno.ESRCH, "it has ended", str(pid))
+    raise Untrackable(_words(fd))
+
+
+def _try_thread(pid: int, tid: int, pidfd: int, at: int, filtered: bool) -> int:
+    """The descriptor, or -errno."""
+    try:
+        ptrace.seize(tid)
+        ptrace.interrupt(tid)
+        if not _trapped(tid):
+            raise Untrackable(f"its thread {tid} does not stop")
+        fd = int(_lib.remote_userfaultfd(tid, pidfd, at, filtered))
+        with contextlib.suppress(ProcessLookupError):
+            ptrace.detach(tid)
+        return fd
+    except ProcessLookupError:
+        return -errno.EAGAIN if os.path.exists(f"/proc/{pid}") else -errno.ESRCH
+    except PermissionError as refused:
+        tracer = _tracer(tid)
+        why = f"process {tracer} traces it" if tracer else "the kernel does not permit it"
+        raise Untrackable(why) from refused
+
+
+def _trapped(tid: int) -> bool:
+    until = time.monotonic() + STOP_S
+    while time.monotonic() < until:
+        event = ptrace.next_event()
+        if event is None:
+            time.sleep(0.00005)
+        elif isinstance(event[1], ptrace.Delivery):
+            ptrace.resume(tid, event[1].signum)
+        elif isinstance(event[1], ptrace.Ended):
+            raise ProcessLookupError(errno.ESRCH, "it has ended", str(tid))
+        else:
+            return True
+    return False
+
+
+def _best_thread(pid: int) -> int:
+    """The thread that notices the least: one that computes, or one whose call is restarted."""
+    ranked = []
+    for name in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(OSError):
+            now = state(pid, int(name))
+            call = Path(f"/proc/{pid}/task/{name}/syscall").read_text().split()[0]
+            if now not in "ZX":
+                cost = (now == "D", call in _UNRESTARTED, call != "running")
+                ranked.append((cost, int(name)))
+    if not ranked:
+        raise ProcessLookupError(errno.ESRCH, "it has ended", str(pid))
+    return min(ranked)[1]
+
+
+def _syscall_instruction(pid: int) -> int | None:
+    """Where one lies in the kernel's own code; None where there is none, as in the midst of an
+    execve(2): the list of its mappings was the old program's, say, and its memory is the new one's.
+    """
+    where = vdso(pid)
+    if where is None:
+        return None
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        memory.seek(where[0])
+        try:
+            found = memory.read(where[1] - where[0]).find(_SYSCALL)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return None
+    return where[0] + found if found >= 0 else None
+
+
+def _tracer(tid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(status(tid).get(b"TracerPid", [b"0"])[0])
+    return 0
+
+
+def _words(number: int) -> str:
+    known = {
+        errno.ENOEXEC: "it does not run 64-bit code",
+        errno.EACCES: "its seccomp filter cannot be suspended",
+        errno.EAGAIN: "its threads cannot be disturbed",
+        errno.ENODATA: "it has no vdso that makes system calls",
+        errno.EPERM: "the kernel gives it no userfaultfd",
+        errno.ENOSYS: "the kernel has no userfaultfd",
+    }
+    return known.get(-number) or f"no userfaultfd was to be had in it: {os.strerror(-number)}"

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""memory.so's destination half as cffi sees it: store.h, fill.h and eager.h."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from .. import engine
+
+WHY = 256
+
+DECLARATIONS = """
+struct store;
+struct extent { uint64_t address; uint32_t pages; uint32_t slot; };
+struct image {
+    uint32_t pid; uint32_t incarnation; uint32_t extents; uint64_t pages, data;
+    struct extent *extent;
+};
+struct reference { uint64_t hash[2]; uint32_t pid; uint64_t address; };
+struct want { uint32_t pid, incarnation; uint64_t address; struct reference like; };
+struct forwarding { uint32_t image, extent, page; };
+struct store *store_open(int fd, uint64_t limit, char *why);
+void store_close(struct store *s);
+int store_write(struct store *s, const uint8_t *raw, size_t length, char *why);
+int store_reserve(struct store *s, uint64_t bytes, char *why);
+const struct want *store_wants(struct store *s, uint32_t *count, char *why);
+void store_images_clear(struct store *s);
+int store_image(struct store *s, uint32_t pid, uint32_t incarnation, const uint64_t *runs,
+                uint32_t count, char *why);
+int store_image_again(struct store *s, uint32_t pid, uint32_t incarnation,
+                      const struct extent *extent, uint32_t count, char *why);
+const struct image *store_images(struct store *s, uint32_t *count);
+uint32_t store_runs(const struct image *image, uint64_t *runs);
+size_t store_forward(struct store *s, struct forwarding *at, uint8_t *chunk);
+
+struct search { uint32_t process, place; };
+struct block { uint32_t pid, incarnation; uint64_t address; uint32_t fresh; uint32_t slot[512]; };
+struct prefill_drop { uint64_t address, pages; };
+bool store_cold(struct store *s, struct search *at, int when, struct block *out);
+void store_not_copied(struct store *s, uint32_t pid, uint64_t address);
+uint32_t store_move(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t address);
+int store_outdated(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t start,
+                   uint64_t end, struct prefill_drop **drop, uint32_t *drops);
+bool store_stranded(struct store *s, const void *plan, uint32_t pid, uint32_t incarnation,
+                    uint64_t address, struct block *out);
+void store_brought_back(struct store *s, const struct block *block);
+uint64_t store_absent(struct store *s, const void *plan);
+void store_spend(struct store *s);
+bool store_spent(const struct store *s);
+int store_settle(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
+                 struct prefill_drop **drop, uint32_t *drops);
+int store_unplanned(struct store *s, const void *plan, uint32_t pid, uint64_t start, uint64_t end,
+                    struct prefill_drop **drop, uint32_t *drops);
+uint64_t store_placed(struct store *s);
+int store_placed_right(struct store *s, const void *plan, uint32_t pid, int task, char *why);
+void free(void *memory);
+
+struct fill;
+struct fill_report {
+    uint32_t phase, processes;
+    uint64_t filled, total;
+    uint64_t faults, zeros, present, events;
+    uint64_t placed;
+    char why[256];
+};
+struct fill *fill_start(struct store *s, int listener, uint32_t threads, const void *plan,
+                        char *why);
+void fill_settle(struct fill *f);
+void fill_wait(struct fill *f, uint32_t phase, uint32_t ms, struct fill_report *report);
+void fill_stop(struct fill *f);
+
+int eager_pagemap(uint8_t *raw, size_t length);
+"""
+
+
+@functools.cache
+def load() -> tuple[Any, Any]:
+    """The cffi object and the library."""
+    return engine.load(DECLARATIONS)

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The overlay: a job's subnet on every host, and a capsule's mobile address in it.
+
+Per host and job a bridge and a unicast VXLAN without learning; per capsule a network namespace
+with one veth, ``eth0``. The MAC follows from the address, so the whole address book is "which
+host has this address now". Every device is made by name and every call may be repeated. Who is
+heard, and what capsules do not reach, is fence.py's.
+
+Facts behind the order of things (tried; see ARCHITECTURE.md):
+- peers' neighbour entries are permanent, so nothing needs ARP, which unicast VXLAN cannot flood;
+- ``bridge fdb replace`` on a VXLAN ADDS a destination: the old entry is deleted first;
+- ``rto_min 10ms`` on the routes lets data in flight at the freeze recover in milliseconds;
+- the gateway has the same address and MAC on every host, so it is always the local one.
+
+With a *relay* the world knows all capsules by the address of one host. Each job's overlay has
+another address, ``Overlay.relay``, which is that host's only, and capsules' default route leads to
+it. That host's kernel does the rest: its connection tracking keeps the connections, and its address
+book says where each capsule is now. So nothing of a connection to the world has to move.
+
+What reads the kernel's tables and then changes them is done by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from ...errors import LiveshiftError
+from . import fence
+from .iproute import ip, links, nft, run
+from .network_lock import LOCK_RULES, LOCK_TABLE, lock, locked, prepare_lock, unlock
+from .overlay import VXLAN_OVERHEAD, VXLAN_PORT, Overlay, address_of, mac
+
+__all__ = [
+    "LOCK_TABLE",
+    "Overlay",
+    "end_namespace",
+    "hold_fence",
+    "locate",
+    "lock",
+    "locked",
+    "lower_overlay",
+    "mac",
+    "plug_in",
+    "prepare_lock",
+    "raise_overlay",
+    "release_fence",
+    "underlay",
+    "unlock",
+    "unplug",
+]
+
+COMPLETE = "liveshift"
+"""Alias of a job's bridge once all of its overlay stands on this host."""
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_turn = threading.RLock()
+
+
+def _in_turn(work: Callable[P, T]) -> Callable[P, T]:
+    @functools.wraps(work)
+    def wait_and_do(*args: P.args, **kwargs: P.kwargs) -> T:
+        with _turn:
+            return work(*args, **kwargs)
+
+    return wait_and_do
+
+
+def underlay(address: str) -> tuple[str, int]:
+    """The device that carries ``address`` on this host, and its MTU; raises LiveshiftError."""
+    for link in json.loads(run(["ip", "-json", "addr", "show"])):
+        if any(info.get("local") == address for info in link["addr_info"]):
+            return str(link["ifname"]), int(link["mtu"])
+    raise LiveshiftError(
+        f"this host has no interface with address {address}",
+        hint="hosts.<name>.address in the cluster file must be an address of that host",
+    )
+
+
+@_in_turn
+def raise_overlay(
+    overlay: Overlay,
+    host_address: str,
+    cluster: Iterable[str],
+    *,
+    overlays: str,
+    control: Iterable[tuple[str, int]],
+    agents: Iterable[tuple[str, int]],
+    relay: str = "",
+    lay_again: bool = False,
+) -> None:
+    """Make the job's fence, bridge and VXLAN on this host, its gateway address and the way out.
+
+    ``lay_again``: where all of it stands already, load the fence's rules again, since the
+    cluster's hosts may be others than when they were loaded. ``relay``: the address of the host
+    that relays what capsules have to do with the world, "" for none.
+
+    Traffic from the overlay to anything but the overlay and the cluster's own hosts is
+    masqueraded; the hosts themselves see mobile addresses and answer to them. What capsules do
+    not reach is given by ``overlays``, ``control`` and ``agents``, see :func:`fence.lay`.
+    """
+    bridge, vxlan = overlay.bridge, overlay.vxlan
+    if [there for there in links("dev", bridge) if there.get("ifalias") == COMPLETE]:
+        if lay_again or not fence.stands(overlay):
+            _lay_again(overlay, host_address, cluster, overlays, control, agents, relay)
+        return
+    lower_overlay(overlay)  # what an interrupted attempt left
+    device, mtu = underlay(host_address)
+    inner = mtu - VXLAN_OVERHEAD
+    fence.lay(overlay, host_address, cluster, overlays, control, agents, relay)
+    ip(
+        f"link add {bridge} address {mac(overlay.gateway)} mtu {inner} type bridge",
+        f"link add {vxlan} mtu {inner} type vxlan id {overlay.vni} dstport {VXLAN_PORT} "
+        f"local {host_address} nolearning dev {device}",
+    )
+    _no_ipv6(bridge, vxlan)
+    ip(
+        f"link set {vxlan} master {bridge} up",
+        f"link set {bridge} up",
+        f"addr add {overlay.gateway}/{overlay.prefix} dev {bridge}",
+        f"route change {overlay.subnet} dev {bridge} src {overlay.gateway} rto_min 10ms",
+    )
+    run(["bridge", "link", "set", "dev", vxlan, "learning", "off"])
+    _sysctl("net/ipv4/ip_forward", "1")
+    for name in ("all", device, bridge):  # answers may come back by another way than they went
+        _sysctl(f"net/ipv4/conf/{name}/rp_filter", "2")
+    _enter_relay(overlay, host_address, relay)
+    ip(f"link set dev {bridge} alias {COMPLETE}")
+
+
+def _lay_again(
+    overlay: Overlay,
+    host_address: str,
+    cluster: Iterable[str],
+    overlays: str,
+    control: Iterable[tuple[str, int]],
+    agents: Iterable[tuple[str, int]],
+    relay: str,
+) -> None:
+    """The fence of an overlay that is in use, after somebody has flushed the host's rules: what
+    it has to hold is read off the forwarding table."""
+    found = links("master", overlay.bridge)
+    indices = [(overlay.index(link["ifname"]), link.get("ifalias", "")) for link in found]
+    ports = {index: alias for index, alias in indices if index is not None}
+    where: dict[str, str | None] = dict.fromkeys(map(overlay.address, ports))
+    lines = _forwarding(overlay)
+    where |= {address_of(line["mac"]): line["dst"] for line in lines if "dst" in line}
+    fence.lay(overlay, host_address, cluster, overlays, control, agents, relay)
+    for index, alias in ports.items():
+        fence.guard(overlay, index, int(alias) if alias.isdecimal() else None)
+    fence.hear(overlay, where)
+    _enter_relay(overlay, host_address, relay)
+
+
+def _enter_relay(overlay: Overlay, host_address: str, relay: str) -> None:
+    if relay == host_address:
+        fence.take_for_world(overlay)
+    elif relay:
+        locate(overlay, {overlay.relay: relay})
+
+
+@_in_turn
+def hold_fence(
+    cluster: Iterable[str],
+    *,
+    overlays: str,
+    control: Iterable[tuple[str, int]],
+    agents: Iterable[tuple[str, int]],
+) -> None:
+    """Keep users and containers of this host from speaking as it, jobs or not: see fence.hold."""
+    fence.hold(cluster, overlays, control, agents)
+
+
+@_in_turn
+def release_fence() -> None:
+    """From now on that stands only while a job is here."""
+    fence.release()
+
+
+@_in_turn
+def lower_overlay(overlay: Overlay) -> None:
+    """Remove the job's devices and rules from this host; nothing happens when there are none."""
+    for device in (overlay.vxlan, overlay.bridge):
+        if links("dev", device):
+            run(["ip", "link", "del", device])
+    fence.lift(overlay)
+
+
+@_in_turn
+def plug_in(
+    overlay: Overlay,
+    netns: str,
+    index: int,
+    peers: Iterable[str],
+    locked: bool,
+    owner: int,
+    relayed: Iterable[str] | None = None,
+) -> None:
+    """Make a capsule's network namespace with its mobile address, locked if it is to receive.
+
+    ``owner``: the uid whose job it is, which may connect to it; the veth's alias keeps it.
+    ``relayed``: where a host relays what it has to do with the world, the addresses of the
+    cluster's hosts, which it reaches through the host that it is on all the same; else None.
+
+    A locked one is not where its address is: it says and hears nothing, lock or not, before
+    :func:`locate` says that it is here. A namespace of that name left over from an earlier stay
+    on this host is replaced.
+    """
+    unplug(overlay, netns, index)
+    address, veth = overlay.address(index), overlay.veth(index)
+    bridge = links("dev", overlay.bridge)
+    if not bridge:
+        raise LiveshiftError(f"the overlay {overlay.subnet} does not stand on this host")
+    mtu = bridge[0]["mtu"]
+    run(["ip", "netns", "add", netns])
+    # By default one ICMP error a second would go out; the lock needs one per retransmission.
+    # The second is for eth0, which does not exist yet: loopback, which does, keeps IPv6.
+    settings = (
+        "echo 0 > /proc/sys/net/ipv4/icmp_ratelimit;"
+        " cd /proc/sys/net/ipv6/conf/default 2> /dev/null || exit 0; echo 1 > disable_ipv6"
+    )
+    run(["ip", "netns", "exec", netns, "sh", "-c", settings])
+    if locked:
+        nft(LOCK_RULES, netns)
+    own = mac(address)
+    ip(f"link add {veth} mtu {mtu} type veth peer name eth0 address {own} mtu {mtu} netns {netns}")
+    _no_ipv6(veth)
+    fence.guard(overlay, index, owner)
+    ip(f"link set {veth} alias {owner} master {overlay.bridge} up")
+    neighbours = {*peers, overlay.gateway, overlay.relay} - {address}
+    way_out = overlay.gateway if relayed is None else overlay.relay
+    by_gateway = [f"{host}/32 via {overlay.gateway}" for host in relayed or ()]
+    ip(
+        "link set lo up",
+        "link set eth0 up",
+        f"addr add {address}/{overlay.prefix} dev eth0",
+        f"route change {overlay.subnet} dev eth0 src {address} rto_min 10ms",
+        *(
+            f"route add {route} dev eth0 src {address} rto_min 10ms"
+            for route in (f"default via {way_out}", *by_gateway)
+        ),
+        *(f"neigh replace {p} lladdr {mac(p)} dev eth0 nud permanent" for p in neighbours),
+        netns=netns,
+    )
+    if not locked:
+        locate(overlay, {address: None})
+
+
+@_in_turn
+def unplug(overlay: Overlay, netns: str, index: int) -> None:
+    """Remove a capsule's network namespace and veth; nothing happens when there are none."""
+    if links("dev", overlay.veth(index)):
+        run(["ip", "link", "del", overlay.veth(index)])
+    fence.unguard(overlay, index)
+    if Path(f"/run/netns/{netns}").exists():
+        run(["ip", "netns", "del", netns])
+
+
+def end_namespace(netns: str) -> None:
+    """Kill what runs in a network namespace and remove it; nothing happens when there is none."""
+    if Path(f"/run/netns/{netns}").exists():
+        for pid in run(["ip", "netns", "pids", netns]).split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        run(["ip", "netns", "del", netns])
+
+
+@_in_turn
+def locate(overlay: Overlay, where: Mapping[str, str | None]) -> None:
+    """Enter into this host's tables which host has each mobile address (None: this one).
+
+    The fence comes first: from then on the place that is left is not heard.
+    """
+    fence.hear(overlay, where)
+    commands: list[str] = []
+    macs = {mac(address): host for address, host in where.items()}
+    known = [line for line in _forwarding(overlay) if line["mac"] in macs]
+    for line in known:
+        if "dst" in line:
+            commands.append(f"fdb del {line['mac']} dev {overlay.vxlan} dst {line['dst']} self")
+    for at, host in macs.items():
+        if host is not None:
+            commands.append(f"fdb append {at} dev {overlay.vxlan} dst {host} self static")
+            commands.append(f"fdb replace {at} dev {overlay.vxlan} master static")
+    # The bridge's own entry for an address that is here follows its veth by learning; an entry
+    # that points to the VXLAN from earlier would win over it and is taken out.
+    for line in known:
+        if line.get("master") and macs[line["mac"]] is None:
+            commands.append(f"fdb del {line['mac']} dev {overlay.vxlan} master")
+    if commands:
+        run(["bridge", "-batch", "-"], "\n".join(commands) + "\n")
+    ip(
+        *(
+            f"neigh replace {address} lladdr {mac(address)} dev {overlay.bridge} nud permanent"
+            for address in where
+        )
+    )
+
+
+def _forwarding(overlay: Overlay) -> list[dict[str, Any]]:
+    """The lines of the VXLAN's table, which say which host has a MAC (``dst``), and of the bridge's
+    that lead to it (``master``)."""
+    return list(json.loads(run(["bridge", "-json", "fdb", "show", "dev", overlay.vxlan])))
+
+
+def _no_ipv6(*devices: str) -> None:
+    """The fence's rules are for IPv4, and a user of this host could reach ff02::1%device."""
+    for device in devices:
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            _sysctl(f"net/ipv6/conf/{device}/disable_ipv6", "1")
+
+
+def _sysctl(key: str, value: str) -> None:
+    Path(f"/proc/sys/{key}").write_text(value)

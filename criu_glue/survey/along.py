@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much a directory holds that goes along with a capsule, and which directory it really is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..capsule.mounts import mount_table
+from ..files import sparse, statx, trees
+from .found import Along
+
+RECENT_S = 2.0
+"""What was written within so long is taken to be written all the time, and goes twice."""
+
+NETWORK = frozenset(
+    ["nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "fuse.glusterfs"]
+)
+"""File systems whose source names the same directory on every host."""
+
+
+def measure(path: str, top: Path) -> Along:
+    """Look through all of ``top``; of one that is not there nothing goes along."""
+    files = size = recent = 0
+    since_ns = (time.time() - RECENT_S) * 1e9
+    for name, s in trees.walk(top):
+        files += 1
+        if not stat.S_ISREG(s.mode):
+            continue
+        sent = s.size if s.blocks * 512 >= s.size else min(s.size, _data(top, name))
+        size += sent
+        recent += sent if s.mtime_ns > since_ns else 0
+    return Along(path, files, size, recent, place_of(top) if files else ("", ""))
+
+
+def size_of(paths: Iterable[str], root: Path = Path("/")) -> int:
+    """Bytes of single files that are sent, without holes; of those that have gone, none."""
+    return sum(_data(root, path.lstrip("/")) for path in paths)
+
+
+def _data(top: Path, name: str) -> int:
+    try:
+        with trees.open_file(top, name) as file:
+            return sparse.Packed(file).size
+    except trees.GONE:
+        return 0
+
+
+def place_of(path: Path) -> tuple[str, str]:
+    """(file system, directory in it): equal for the same directory only, on whatever host and
+    mount. Raises OSError."""
+    mount = mount_table("self").get(statx.stat(path).mount)
+    if mount is None:
+        raise OSError(errno.ESTALE, "its mount has just gone", str(path))
+    inside = os.path.relpath(os.path.realpath(path), mount.point)
+    within = os.path.normpath(f"/{mount.root}/{inside}")
+    if mount.kind in NETWORK:
+        return mount.kind, os.path.normpath(f"{mount.source}/{within}")
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {mount.device}", within.replace("//", "/")
+
+
+def overlap(one: tuple[str, str], other: tuple[str, str]) -> bool:
+    """Whether two places are one, or one holds the other."""
+    if one[0] != other[0] or not one[0]:
+        return False
+    first, second = sorted((f"{one[1].rstrip('/')}/", f"{other[1].rstrip('/')}/"), key=len)
+    return second.startswith(first)

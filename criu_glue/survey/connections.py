@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TCP connections of a capsule that a move breaks: those to hosts outside the cluster.
+
+Such a peer knows the capsule by the address of the host that masquerades it, and what that host's
+kernel has noted of the connection does not move along. So does a connection to the gateway of the
+job's subnet break: that is whichever host the capsule is on. Read from /proc; nothing is stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from ..capsule.room import Room
+from ..capsule.tree import descriptors, inner_pid, tasks
+
+_OPEN = {1, 2, 4, 5, 8}
+"""ESTABLISHED, SYN_SENT, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT (include/net/tcp_states.h)."""
+
+LIBRARIES = {
+    "cygrpc": "gRPC",
+    "libgrpc": "gRPC",
+    "libcurl": "libcurl",
+    "libpq.": "libpq",
+    "libmysqlclient": "libmysqlclient",
+    "libmariadb": "libmariadb",
+    "librdkafka": "librdkafka",
+    "libhiredis": "hiredis",
+    "libzmq": "ZeroMQ",
+    "libmongoc": "libmongoc",
+    "_ssl.": "Python's ssl",
+}
+"""By a part of a mapped file's name: what often holds such connections."""
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True)
+class Connection:
+    """``pid`` is the capsule's own, 0 where no process of it has the socket open any more."""
+
+    peer: str
+    port: int
+    pid: int = 0
+    process: str = ""
+    libraries: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        name = f"[{self.peer}]" if ":" in self.peer else self.peer
+        words = f"{name}:{self.port}"
+        with contextlib.suppress(OSError):
+            words += f" ({socket.getservbyport(self.port, 'tcp')})"
+        if self.pid:
+            words += f", of process {self.pid} ({self.process})"
+        if self.libraries:
+            words += f", which has loaded {' and '.join(self.libraries)}"
+        return words
+
+
+def outside(room: Room, inside: Iterable[str], gateway: str) -> list[Connection]:
+    """Those to peers other than loopback and the networks ``inside``, and to the ``gateway``; none
+    of a capsule that has ended."""
+    near = [ipaddress.ip_network(each) for each in (*inside, "127.0.0.0/8", "::1/128")]
+    found = {
+        inode: peer
+        for peer, inode in _sockets(room.init)
+        if peer[0] == gateway or not _within(peer[0], near)
+    }
+    if not found:
+        return []
+    holders = _holders(room, set(found))
+    return sorted(
+        {Connection(*peer, *holders.get(inode, ())) for inode, peer in found.items()},
+        key=lambda each: (each.peer, each.port, each.pid),
+    )
+
+
+def parse(table: str) -> Iterator[tuple[tuple[str, int], int]]:
+    """((peer, port), inode) of the open connections in the text of /proc/net/tcp or tcp6. A mapped
+    IPv4 address is given as such."""
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        if int(fields[3], 16) in _OPEN:
+            raw, _, port = fields[2].partition(":")
+            yield (_address(raw), int(port, 16)), int(fields[9])
+
+
+def _sockets(pid: int) -> Iterator[tuple[tuple[str, int], int]]:
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            yield from parse(Path(f"/proc/{pid}/net/{name}").read_text())
+
+
+def _address(raw: str) -> str:
+    """The kernel writes each four bytes as one number of this machine's byte order."""
+    words = [int(raw[at : at + 8], 16) for at in range(0, len(raw), 8)]
+    packed = struct.pack(f"={len(words)}I", *words)
+    address = ipaddress.ip_address(packed)
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        address = address.ipv4_mapped
+    return str(address)
+
+
+def _within(peer: str, networks: list[Network]) -> bool:
+    address = ipaddress.ip_address(peer)
+    return address.is_unspecified or any(address in network for network in networks)
+
+
+def _holders(room: Room, inodes: set[int]) -> dict[int, tuple[int, str, tuple[str, ...]]]:
+    """By socket, the first process that has it open: its pid inside, its name, its libraries."""
+    targets = {f"socket:[{inode}]": inode for inode in inodes}
+    held: dict[int, tuple[int, str, tuple[str, ...]]] = {}
+    for task in tasks(room):
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            mine = {targets.get(target) for _, target in descriptors(task.pid)} - {None}
+            if mine - held.keys():
+                who = inner_pid(task.pid), task.name(), _libraries(task.pid)
+                held = {inode: who for inode in mine if inode is not None} | held
+    return held
+
+
+def _libraries(pid: int) -> tuple[str, ...]:
+    mapped = Path(f"/proc/{pid}/maps").read_text()
+    names = {line.rpartition("/")[2] for line in mapped.splitlines() if "/" in line}
+    known = (what for part, what in LIBRARIES.items() if any(part in name for name in names))
+    return tuple(dict.fromkeys(known))

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes out of epoll sets, for the time of a move, what CRIU cannot dump of them.
+
+An epoll set holds files by (file, descriptor's number). Where a process has closed the descriptor,
+but another still has the file, the entry stays in the set: after a fork, or once the file was
+passed on. CRIU dumps a set only if each of its files is open, under that number, in the process
+that it dumps the set from, the first that has it (criu: eventpoll.c, flush_eventpoll_dinfo_queue).
+
+epoll_ctl(2) takes the number from its caller's table of descriptors, so the caller need not be that
+process. A thread of ours with its own table takes over the set and the file (pidfd_getfd(2)),
+gives the file the number and takes the entry out, while the tree runs. In the same way the entry
+is put in again before the tree goes on, here or at the destination. The kernel looks then whether
+the file is ready, so no event is lost.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..capsule.tree import descriptors
+from ..files.lent import lent
+
+_KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine(), -1)
+_FILE, _EPOLL_TFD = 0, 7  # linux/kcmp.h
+_CLONE_FILES = 0x400
+_ADD, _DEL = 1, 2
+_SET = "anon_inode:[eventpoll]"
+_LINE = re.compile(
+    r"^tfd: +(\d+) events: +([0-9a-f]+) data: +([0-9a-f]+) .*ino:([0-9a-f]+) sdev:([0-9a-f]+)", re.M
+)
+"""fs/eventpoll.c, ep_show_fdinfo."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Slot(ctypes.Structure):
+    _fields_ = (("set", ctypes.c_uint32), ("number", ctypes.c_uint32), ("which", ctypes.c_uint32))
+
+
+class _Event(ctypes.Structure):
+    _pack_ = 1 if platform.machine() == "x86_64" else 0
+    _fields_ = (("events", ctypes.c_uint32), ("data", ctypes.c_uint64))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry that CRIU cannot dump; pids are the capsule's.
+
+    The set is descriptor ``epoll`` of process ``owner``. It holds, under ``number``, the file that
+    process ``holder`` has open as ``held``; ``inode`` is that file's at the source.
+    """
+
+    owner: int
+    epoll: int
+    number: int
+    holder: int
+    held: int
+    inode: int
+    events: int
+    data: int
+
+
+def find(tree: Mapping[int, int]) -> tuple[list[Entry], list[tuple[str, str]]]:
+    """Such entries of a tree, and (what stands in the way, what to do) for those whose file no
+    process of it has open. ``tree``: tree.in_order."""
+    found: list[Entry] = []
+    problems: dict[tuple[str, str], None] = {}
+    files: dict[int, list[tuple[int, int]]] = {}
+    for pid, fd, text in _sets(tree):
+        seen: dict[int, int] = {}
+        for number, events, data, inode, device in _entries(text):
+            slot = _Slot(fd, number, seen.get(number, 0))
+            seen[number] = slot.which + 1
+            if _is(pid, number, pid, slot):
+                continue
+            files = files or _files(tree)
+            has = next((at for at in files.get(inode, ()) if _is(*at, pid, slot)), None)
+            if has is not None:
+                there = tree[pid], fd, number, tree[has[0]], has[1]
+                found.append(Entry(*there, inode, events, data))
+            elif os.path.exists(f"/proc/{pid}") and not _has_gone(pid, slot):
+                problems[
+                    f"process {tree[pid]} ({_name(pid)}) has an epoll set, descriptor {fd}, that"
+                    f" still holds descriptor {number}, of a file that no process of the capsule"
+                    f" has open any more: {_words(inode, device)}",
+                    "have the program take files out of the set before it closes them",
+                ] = None
+    return found, list(problems)
+
+
+def take_out(entries: Iterable[Entry], pids: Mapping[int, int]) -> list[Entry]:
+    """Take entries out; returns those that were there. ``pids``: the capsule's pid → the host's."""
+    return [entry for entry, failed in _change(_DEL, entries, pids) if failed is None]
+
+
+def put_in(entries: Iterable[Entry], pids: Mapping[int, int]) -> None:
+    """Put them in again; raises OSError where that cannot be. One that is in already is fine."""
+    for _, failed in _change(_ADD, entries, pids):
+        if failed is not None and failed.errno != errno.EEXIST:
+            raise failed
+
+
+def unchanged(entries: Iterable[Entry], pids: Mapping[int, int]) -> list[Entry]:
+    """Those whose file is still open where it was; the others have gone with it."""
+    return [entry for entry in entries if _inode(pids.get(entry.holder), entry.held) == entry.inode]
+
+
+def _name(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return "ended"
+
+
+def _inode(pid: int | None, fd: int) -> int:
+    with suppress(OSError):
+        return os.stat(f"/proc/{pid}/fd/{fd}").st_ino
+    return 0
+
+
+def _sets(pids: Iterable[int]) -> Iterator[tuple[int, int, str]]:
+    """Each epoll set that holds something: the first process that has it, its descriptor there, and
+    what the kernel says of it."""
+    seen: dict[str, list[tuple[int, int]]] = {}
+    for pid in pids:
+        with suppress(OSError):
+            for fd, target in descriptors(pid):
+                text = ""
+                if target == _SET:
+                    with suppress(FileNotFoundError):
+                        text = Path(f"/proc/{pid}/fdinfo/{fd}").read_text()
+                if "tfd:" not in text:
+                    continue
+                alike = seen.setdefault(text.partition("tfd:")[2], [])
+                if not any(_kcmp(pid, other, _FILE, fd, at) == 0 for other, at in alike):
+                    alike.append((pid, fd))
+                    yield pid, fd, text
+
+
+def _entries(text: str) -> Iterator[tuple[int, int, int, int, int]]:
+    """(number, events, data, inode, device) of each."""
+    for number, *others in _LINE.findall(text):
+        events, data, inode, device = (int(digits, 16) for digits in others)
+        yield int(number), events, data, inode, device
+
+
+def _words(inode: int, device: int) -> str:
+    """Of a file that only the kernel has, as /proc/PID/fd names it where that can be known."""
+    major, minor = device >> 20, device & 0xFFFFF  # linux/kdev_t.h
+    with socket.socket(socket.AF_UNIX) as ours:
+        if os.fstat(ours.fileno()).st_dev == os.makedev(major, minor):
+            return f"socket:[{inode}]"
+    ends = os.pipe()
+    try:
+        if os.fstat(ends[0]).st_dev == os.makedev(major, minor):
+            return f"pipe:[{inode}]"
+    finally:
+        for end in ends:
+            os.close(end)
+    return f"inode {inode} of device {major}:{minor}"
+
+
+def _files(pids: Iterable[int]) -> dict[int, list[tuple[int, int]]]:
+    """Inode → (pid, descriptor) of all that have it open."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for pid in pids:
+        with suppress(OSError):
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                if inode := _inode(pid, int(name)):
+                    found.setdefault(inode, []).append((pid, int(name)))
+    return found
+
+
+def _is(pid: int, fd: int, owner: int, slot: _Slot) -> bool:
+    """Whether a descriptor is of the file that a set holds there."""
+    return _kcmp(pid, owner, _EPOLL_TFD, fd, ctypes.addressof(slot)) == 0
+
+
+def _has_gone(pid: int, slot: _Slot) -> bool:
+    """Whether a set holds no such entry any more: the program has closed the file meanwhile."""
+    failed = _kcmp(pid, pid, _EPOLL_TFD, slot.set, ctypes.addressof(slot)) == -1
+    return failed and ctypes.get_errno() == errno.ENOENT
+
+
+def _kcmp(first: int, second: int, kind: int, a: int, b: int) -> int:
+    return int(_libc.syscall(_KCMP, first, second, kind, ctypes.c_ulong(a), ctypes.c_ulong(b)))
+
+
+def _change(
+    what: int, entries: Iterable[Entry], pids: Mapping[int, int]
+) -> list[tuple[Entry, OSError | None]]:
+    """Done in a table of descriptors of our own, which goes with the thread."""
+    done: list[tuple[Entry, OSError | None]] = []
+    if wanted := list(entries):
+
+        def work() -> None:
+            if _libc.unshare(_CLONE_FILES) != 0:
+                raise _error("cannot get a descriptor table of our own")
+            for entry in wanted:
+                try:
+                    _change_one(what, entry, pids)
+                    done.append((entry, None))
+                except OSError as error:
+                    done.append((entry, error))
+                except (OverflowError, ValueError, KeyError) as error:
+                    done.append((entry, OSError(errno.EINVAL, str(error))))
+
+        _in_a_thread(work)
+    return done
+
+
+def _change_one(what: int, entry: Entry, pids: Mapping[int, int]) -> None:
+    made = [lent(pids[entry.owner], entry.epoll)]
+    try:
+        made.append(lent(pids[entry.holder], entry.held))
+        if entry.number in made[:1]:  # it must not be overwritten
+            made.insert(0, os.dup(made[0]))
+        if made[-1] != entry.number:
+            made.append(os.dup2(made[-1], entry.number, inheritable=False))
+        event = _Event(entry.events, entry.data)
+        if _libc.epoll_ctl(made[0], what, entry.number, ctypes.byref(event)) != 0:
+            raise _error(f"descriptor {entry.number} of process {entry.owner}'s epoll set")
+    finally:
+        for fd in set(made):
+            os.close(fd)
+
+
+def _error(what: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number), what)
+
+
+def _in_a_thread(work: Callable[[], None]) -> None:
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="epoll-sets")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]

@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look at a capsule's tree while it runs: what a move needs, and what stands in its way.
+
+Reads /proc only; nothing is stopped. The answer is a snapshot: the job may open something the
+next moment, which CRIU then finds while the job can still go on at its source.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import struct
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import psutil
+
+from ..capsule.mounts import Place, Placement
+from ..capsule.room import STDERR_FD, STDOUT_FD, Room
+from ..capsule.tree import descriptors, in_order, inner_pid, tasks
+from ..images import file_locks, pids
+from ..images.file_locks import FileLock, Held
+from . import databases, epoll_sets, gpu_tasks, lost_names, terminals, unix_sockets
+from .found import NeededFile, Survey
+from .gpu_tasks import GpuTask
+
+UNMOVABLE = {
+    "anon_inode:[io_uring]": (
+        "an io_uring, which CRIU cannot dump",
+        "turn io_uring off in the program (for libuv: UV_USE_IO_URING=0)",
+    ),
+    "anon_inode:[userfaultfd]": ("a userfaultfd, which CRIU cannot dump", "close it"),
+    "anon_inode:[perf_event]": ("a perf event, which CRIU cannot dump", "end the profiler"),
+    "anon_inode:kvm-vm": ("a virtual machine, which CRIU cannot dump", "end it"),
+    "anon_inode:[fanotify]": ("a fanotify group, which CRIU cannot dump", "close it"),
+}
+_PT_NOTE = 4  # elf(5)
+_SEGMENTS = 256  # looked at; libraries have a dozen, and the file is whatever a job has mapped
+_FAR = 1 << 62  # no file is so large; beyond it there is no seeking
+PLAIN_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts/")
+
+
+@dataclass(frozen=True)
+class Changing:
+    """Files of a tree that may have changed without their size and time saying so, or that go
+    along only if they are open; paths as the capsule sees them."""
+
+    single_files: tuple[str, ...]
+    mapped_writable: tuple[str, ...]
+    locks: tuple[Held, ...] = ()
+    """File locks with which it cannot leave."""
+    databases: tuple[str, ...] = ()
+    """Open databases that would be read-only at another host (databases.py), in words."""
+
+
+@dataclass
+class _Findings:
+    needed: set[str] = field(default_factory=set)
+    directories: set[str] = field(default_factory=set)
+    single: set[str] = field(default_factory=set)
+    mapped_writable: set[str] = field(default_factory=set)
+    problems: dict[tuple[str, str], None] = field(default_factory=dict)
+    locks: dict[Held, None] = field(default_factory=dict)
+    databases: dict[str, None] = field(default_factory=dict)
+    nameless: dict[tuple[int, int], int] = field(default_factory=dict)
+    shared: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Open files on shared paths, by device and inode."""
+
+    @property
+    def passing(self) -> list[tuple[str, str]]:
+        held = [(str(each), file_locks.REMEDY) for each in self.locks]
+        return held + [(each, databases.REMEDY) for each in self.databases]
+
+
+def survey(room: Room, root_pid: int, placement: Placement) -> Survey:
+    """Survey the tree whose root task is ``root_pid`` in the room; raises ProcessLookupError
+    when the capsule has ended meanwhile."""
+    try:
+        return _survey(room, root_pid, placement)
+    except (FileNotFoundError, psutil.NoSuchProcess) as gone:
+        raise ProcessLookupError(f"{room.plan.hostname} has just ended") from gone
+
+
+def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
+    found = _Findings()
+    seen: dict[int, int] = {}  # the host's pid → the capsule's
+    on_gpus: list[GpuTask] = []
+    resident = 0
+    init = psutil.Process(room.init)
+    own_pipes = {f"pipe:[{room.pipe_inode(fd)}]" for fd in (STDOUT_FD, STDERR_FD)}
+    for task in tasks(room):
+        try:
+            inner = inner_pid(task.pid)
+            who = _who(task.pid)
+            seen[task.pid] = inner
+            resident += task.memory_info().rss
+            if task.ppid() == init.pid and inner != root_pid:
+                found.problems[
+                    f"{who} has left the command's process tree (it made itself a daemon)",
+                    "start it as an ordinary child of the command",
+                ] = None
+            if _only_main_ended(task):
+                found.problems[
+                    f"{who} has threads although its main thread has ended, which CRIU cannot dump",
+                    "have the main thread wait for the others (pthread_join) before it ends",
+                ] = None
+            mounts = placement.mounts_of(task.pid)
+            _look_at_maps(task.pid, found)
+            _look_at_descriptors(task.pid, who, own_pipes, placement, mounts, found)
+            found.problems |= dict.fromkeys(lost_names.look(task.pid, who, placement, mounts))
+            found.nameless |= lost_names.nameless(task.pid)
+            found.problems |= dict.fromkeys(terminals.of_task(task.pid, who))
+            if (gpu_task := gpu_tasks.look(task.pid, inner, task.name())) is not None:
+                on_gpus.append(gpu_task)
+            cwd = os.readlink(f"/proc/{task.pid}/cwd")
+            if placement.of_path(cwd, mounts) not in (Place.PRIVATE, Place.CARRIED):
+                found.directories.add(cwd)
+        except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
+            continue  # it has ended, perhaps while we looked: it has no more than its exit status
+    if not seen:
+        raise ProcessLookupError(f"no task runs in {room.plan.hostname}")
+    found.problems |= dict.fromkeys(terminals.of_room(room.root))
+    for stale in file_locks.lasting(
+        epoll_sets.find(in_order(room, root_pid))[1],
+        lambda: epoll_sets.find(in_order(room, root_pid))[1],
+    ):
+        found.problems[stale] = None
+    found.problems |= dict.fromkeys(unix_sockets.outside(room, [*seen.items()]))
+    for trouble in file_locks.lasting(found.passing, lambda: passing(room, placement)):
+        found.problems[trouble] = None
+    mounts = placement.mounts_of(room.init)
+    places = {path: placement.of_path(path, mounts) for path in sorted(found.needed)}
+    needed = []
+    for path, place in places.items():
+        if place in (Place.PRIVATE, Place.CARRIED):
+            continue
+        if (file := fingerprint(path, room.root)) is not None:
+            needed.append(replace(file, size=-1, mode=0) if place is Place.SHARED else file)
+    for path, (device, inode) in sorted(found.shared.items()):
+        # It is not opened, which would break a lease.
+        if path not in found.needed and _is_at(room, path, device, inode):
+            needed.append(NeededFile(path, -1, "", 0, inode))
+    shm = os.statvfs(room.root / "dev/shm")
+    return Survey(
+        pids=tuple(sorted(seen.values())),
+        resident=resident,
+        shared_memory=(shm.f_blocks - shm.f_bfree) * shm.f_frsize,
+        needed=tuple(needed),
+        directories=tuple(sorted(found.directories)),
+        single_files=tuple(sorted(found.single)),
+        mapped_writable=tuple(sorted(found.mapped_writable)),
+        problems=tuple(found.problems),
+        gpu_tasks=tuple(sorted(on_gpus, key=lambda task: task.pid)),
+        ids=pids.in_use(room),
+        nameless=sum(found.nameless.values()),
+    )
+
+
+def changing(room: Room, placement: Placement) -> Changing:
+    """That part of a survey, which is taken again once the tree is frozen: a tenth of its time.
+
+    Raises ProcessLookupError when the capsule has ended meanwhile.
+    """
+    found = _look_again(room, placement, maps=True)
+    return Changing(
+        tuple(sorted(found.single)),
+        tuple(sorted(found.mapped_writable)),
+        tuple(found.locks),
+        tuple(found.databases),
+    )
+
+
+def passing(room: Room, placement: Placement) -> list[tuple[str, str]]:
+    """(what stands in the way, what to do) of what a program may have for moments only: locks, and
+    databases in the middle of a transaction. Raises ProcessLookupError as :func:`changing`."""
+    return _look_again(room, placement, maps=False).passing
+
+
+def _look_again(room: Room, placement: Placement, *, maps: bool) -> _Findings:
+    found = _Findings()
+    seen = 0
+    try:
+        own_pipes = {f"pipe:[{room.pipe_inode(fd)}]" for fd in (STDOUT_FD, STDERR_FD)}
+        mounts: dict[int, dict[int, tuple[str, str]]] = {}  # by mount namespace: mostly one
+        for task in tasks(room):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                space = os.stat(f"/proc/{task.pid}/ns/mnt").st_ino
+                if space not in mounts:
+                    mounts[space] = placement.mounts_of(task.pid)
+                if maps:
+                    _look_at_maps(task.pid, found)
+                _look_at_descriptors(task.pid, "", own_pipes, placement, mounts[space], found)
+                seen += 1
+    except FileNotFoundError as gone:
+        raise ProcessLookupError(f"{room.plan.hostname} has just ended") from gone
+    if not seen:
+        raise ProcessLookupError(f"no task runs in {room.plan.hostname}")
+    return found
+
+
+def _only_main_ended(task: psutil.Process) -> bool:
+    """Whether a process goes on without its first thread (pthread_exit(3) in main)."""
+    return task.status() == psutil.STATUS_ZOMBIE and len(os.listdir(f"/proc/{task.pid}/task")) > 1
+
+
+def fingerprint(path: str, root: Path = Path("/")) -> NeededFile | None:
+    """Size, build id and mode of a file; None when it is not there or no regular file."""
+    try:
+        with open_plain(root / path.lstrip("/")) as file:
+            status = os.fstat(file.fileno())
+            return NeededFile(path, status.st_size, build_id(file), status.st_mode)
+    except (OSError, ValueError):
+        return None
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a regular file for reading; raises OSError, or ValueError for what can't be a path.
+
+    Another host or a job has named it: a pipe would keep us waiting, a device may act.
+    """
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "no regular file", str(path))
+        return open(f"/proc/self/fd/{fd}", "rb")
+    finally:
+        os.close(fd)
+
+
+def build_id(file: BinaryIO) -> str:
+    """The GNU build id of an ELF file (64 bit, little endian), '' without one.
+
+    From its note segments, wherever those lie: patched libraries, such as those of wheels, have
+    theirs near the end. CRIU compares it too, but only when the tree has been frozen.
+    """
+    head = file.read(64)
+    if len(head) < 64 or not head.startswith(b"\x7fELF\x02\x01"):
+        return ""
+    (table,) = struct.unpack_from("<Q", head, 32)
+    entry, count = struct.unpack_from("<HH", head, 54)
+    for number in range(min(count, _SEGMENTS)):
+        if (at := table + number * entry) >= _FAR:
+            return ""
+        file.seek(at)
+        segment = file.read(56).ljust(56, b"\0")
+        kind, offset, size = struct.unpack_from("<I4xQ16xQ", segment)
+        if kind != _PT_NOTE or offset >= _FAR:
+            continue
+        file.seek(offset)
+        notes = file.read(min(size, 65536))
+        at = notes.find(b"\x03\x00\x00\x00GNU\x00")
+        if at >= 4:
+            length = int.from_bytes(notes[at - 4 : at], "little")
+            return notes[at + 8 : at + 8 + length].hex()
+    return ""
+
+
+def _look_at_maps(pid: int, found: _Findings) -> None:
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        parts = line.split(maxsplit=5)
+        if len(parts) < 6 or not parts[5].startswith("/") or parts[5].endswith(" (deleted)"):
+            continue
+        path = parts[5]
+        if path.startswith(("/SYSV", "/memfd:", "/dev/")):
+            continue
+        found.needed.add(path)
+        if parts[1][1] == "w" and parts[1][3] == "s":
+            found.mapped_writable.add(path)
+
+
+def _look_at_descriptors(
+    pid: int,
+    who: str,
+    own_pipes: set[str],
+    placement: Placement,
+    mounts: dict[int, tuple[str, str]],
+    found: _Findings,
+) -> None:
+    for fd, target in descriptors(pid):
+        if target in own_pipes or target.startswith(("socket:", "pipe:")):
+            continue
+        if target.startswith("anon_inode:"):
+            if target in UNMOVABLE:
+                what, remedy = UNMOVABLE[target]
+                found.problems[f"{who} holds {what}", remedy] = None
+            continue
+        if target.startswith("/dev/") and not target.startswith("/dev/shm/"):
+            _look_at_device(who, target, found)
+            continue
+        if not target.startswith("/") or target.endswith(" (deleted)"):
+            continue
+        try:
+            flags, mount_id, locks = _fdinfo(pid, fd)
+            opened = os.stat(f"/proc/{pid}/fd/{fd}")
+        except FileNotFoundError:
+            continue  # closed meanwhile
+        if mount_id not in mounts:
+            found.problems[
+                f"{who} has {target} open on a mount that is not in its capsule"
+                " (a POSIX message queue is such a file)",
+                "close it",
+            ] = None
+            continue
+        place = placement.of_open_file(target, mount_id, mounts)
+        if locks and place in (Place.SHARED, Place.FOREIGN):
+            holder = who or _who(pid)
+            found.locks |= {Held(holder, k, target): None for k in locks if k.keeps_others_out}
+        writable = flags & os.O_ACCMODE != os.O_RDONLY
+        goes_along = place in (Place.PRIVATE, Place.CARRIED, Place.LOCAL)
+        if writable and goes_along and databases.refuses_after_a_move(pid, fd):
+            found.databases[databases.words(who or _who(pid), target)] = None
+        if place is Place.FOREIGN and writable:
+            mount_point, kind = mounts.get(mount_id, ("?", "unknown"))
+            found.problems[
+                f"{who} has {target} open for writing, on the {kind} file system {mount_point}, "
+                "which is listed neither under files.shared nor under files.carried",
+                f'list "{mount_point}" under files.shared if every host sees the same content '
+                "there, under files.carried if it is this host's own",
+            ] = None
+        elif place is Place.LOCAL and writable:
+            found.single.add(target)
+        elif place in (Place.LOCAL, Place.FOREIGN):
+            found.needed.add(target)
+        elif place is Place.SHARED:
+            found.directories.add(os.path.dirname(target))
+            if stat.S_ISREG(opened.st_mode):
+                found.shared[target] = opened.st_dev, opened.st_ino
+
+
+def _is_at(room: Room, path: str, device: int, inode: int) -> bool:
+    """Whether an open file still has its name; programs delete or replace theirs all day."""
+    with contextlib.suppress(OSError):
+        there = os.stat(room.root / path.lstrip("/"))
+        return (there.st_dev, there.st_ino) == (device, inode)
+    return False
+
+
+def _look_at_device(who: str, target: str, found: _Findings) -> None:
+    name = target.removeprefix("/dev/")
+    if not target.startswith(gpu_tasks.DEVICES) and not name.startswith(PLAIN_DEVICES):
+        found.problems[
+            f"{who} holds the device {target}, which is tied to this host",
+            "close it (for InfiniBand: train over TCP sockets)",
+        ] = None
+
+
+def _fdinfo(pid: int, fd: int) -> tuple[int, int, list[FileLock]]:
+    """(open flags, mount id, locks) of a descriptor."""
+    text = Path(f"/proc/{pid}/fdinfo/{fd}").read_text()
+    values = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    locks = list(file_locks.parse(text)) if "lock" in values else []
+    return int(values["flags"], 8), int(values["mnt_id"]), locks
+
+
+def _who(pid: int) -> str:
+    return f"process {inner_pid(pid)} ({psutil.Process(pid).name()})"

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections of a capsule to UNIX sockets outside it, which do not move.
+
+A capsule reaches services of its host by the paths of their sockets. The kernel lists the sockets
+of a network namespace with the inode of each one's peer (sock_diag(7)). A peer that no process of
+the capsule has open is another's, or on its way in a message. A connection that was not accepted
+yet has no inode; the listener names those that wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import socket
+import struct
+import threading
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..capsule.room import Room
+from ..capsule.tree import descriptors
+
+_CLONE_NEWNET = 0x40000000
+_SOCK_DIAG = 4  # NETLINK_SOCK_DIAG, linux/netlink.h
+_BY_FAMILY, _REQUEST, _DUMP = 20, 0x01, 0x300
+_SHOWN = 0x04 | 0x08  # UDIAG_SHOW_PEER, UDIAG_SHOW_ICONS of linux/unix_diag.h
+_PEER, _ICONS, _SHUTDOWN = 2, 3, 6
+_BOTH_WAYS = 3  # so it is, too, once the peer has gone
+_HEAD = struct.Struct("=IHHII")
+_ASKED = struct.Struct("=BBHIIIII")
+_SOCKET = struct.Struct("=BBBBIII")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass
+class _Seen:
+    """UNIX sockets of a network namespace, by inode: their peers, of those that have one, 0 while
+    it is not accepted; those whose peer has gone; those that wait for a listener among them."""
+
+    every: set[int] = field(default_factory=set)
+    peers: dict[int, int] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    waiting: set[int] = field(default_factory=set)
+
+
+def outside(room: Room, tree: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:
+    """(what stands in the way, what to do) for each process that is connected to such a socket.
+
+    ``tree``: the host's pid and the capsule's of each process in it. Raises OSError.
+    """
+    seen = _look(room)
+    held = {pid: _held(pid) for pid, _ in tree}
+    own = set[int]().union(*held.values())
+    away = {inode: seen.peers[inode] for inode in own & seen.peers.keys()}
+    away = {inode: peer for inode, peer in away.items() if peer not in own}
+    away = {i: p for i, p in away.items() if p or i not in seen.waiting | seen.ended}
+    if not away:
+        return
+    others = _holders(set(away.values()), held.keys())
+    for pid, inner in tree:
+        for inode in held[pid] & away.keys():
+            peer = away[inode]
+            if peer in seen.every and peer not in others:
+                continue  # on its way in a message
+            yield (
+                f"process {inner} is connected to {others.get(peer, 'a UNIX socket')} outside its"
+                " capsule, over a UNIX socket",
+                "close the connection before the move, or end what needs it",
+            )
+
+
+def _held(pid: int) -> set[int]:
+    """The sockets that a process has open."""
+    with contextlib.suppress(OSError):
+        targets = [target for _, target in descriptors(pid)]
+        return {int(target[8:-1]) for target in targets if target.startswith("socket:[")}
+    return set()
+
+
+def _holders(wanted: set[int], own: Container[int]) -> dict[int, str]:
+    """Inode → the process that has it open, in words, of all others on this host."""
+    found = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        if int(name) not in own:
+            for inode in _held(int(name)) & wanted:
+                with contextlib.suppress(OSError):
+                    comm = Path(f"/proc/{name}/comm").read_text("utf-8", "replace").strip()
+                    found[inode] = f"process {name} ({comm}) of its host"
+    return found
+
+
+def _look(room: Room) -> _Seen:
+    found = _Seen()
+    failed: list[OSError] = []
+
+    def ask() -> None:
+        try:
+            with open(f"/proc/{room.init}/ns/net", "rb") as namespace:
+                if _libc.setns(namespace.fileno(), _CLONE_NEWNET) != 0:
+                    number = ctypes.get_errno()
+                    raise OSError(number, os.strerror(number), namespace.name)
+            with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as diagnostics:
+                asked = _ASKED.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOWN, 0, 0)
+                size = _HEAD.size + len(asked)
+                diagnostics.send(_HEAD.pack(size, _BY_FAMILY, _REQUEST | _DUMP, 1, 0) + asked)
+                while _read(diagnostics.recv(1 << 16), found):
+                    pass
+        except OSError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=ask, name="unix-sockets")  # its namespace goes with it
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return found
+
+
+def _read(raw: bytes, found: _Seen) -> bool:
+    """Take the messages of one answer; returns whether there are more to come."""
+    at = 0
+    while at + _HEAD.size <= len(raw):
+        size, kind, *_ = _HEAD.unpack_from(raw, at)
+        if kind != _BY_FAMILY:
+            return False
+        inode = _SOCKET.unpack_from(raw, at + _HEAD.size)[4]
+        found.every.add(inode)
+        field_, end = at + _HEAD.size + _SOCKET.size, at + size
+        while field_ + 4 <= end:
+            length, number = struct.unpack_from("=HH", raw, field_)
+            value = raw[field_ + 4 : field_ + length]
+            if number == _PEER:
+                (found.peers[inode],) = struct.unpack("=I", value)
+            elif number == _ICONS:
+                found.waiting.update(struct.unpack(f"={len(value) // 4}I", value))
+            elif number == _SHUTDOWN and value[0] == _BOTH_WAYS:
+                found.ended.add(inode)
+            field_ += max(4, length + 3 & ~3)
+        at += max(_HEAD.size, size + 3 & ~3)
+    return True

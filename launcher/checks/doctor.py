@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``liveshift doctor``: can this host run and move a job? Found, needed, and what to do."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+
+from rich.console import Console
+from rich.text import Text
+
+from ...errors import WrongUsage
+from ...runtime.config.cluster import Paths, Reading
+from ...runtime.config.timeouts import Timeouts
+from . import cluster as cluster_checks
+from . import data_link, deadlines, firewall, kernel, machine, network, software
+from .finding import Check, Finding, Verdict
+
+STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
+LEAST_WIDTH = 30
+"""Columns for the words of a finding, however narrow the terminal is."""
+
+
+def doctor(output: str, criu: str | None, reading: Reading | None = None) -> int:
+    """Examine this host and print the result to stdout, as "table" or "json".
+
+    ``criu`` is the program to look at, None to search; ``reading`` is a cluster file, without which
+    the defaults are looked at. Returns 1 when the main job, a CPU
+    training job that moves, can't run here; else 0. Makes and removes one network namespace.
+    Raises WrongUsage for another ``output``.
+    """
+    if output not in ("table", "json"):
+        raise WrongUsage(f'cannot print the findings as "{output}"', hint="use -o table or -o json")
+    findings = list(examine(criu, reading))
+    failed = [finding for finding in findings if finding.verdict is Verdict.FAIL]
+    if output == "json":
+        warnings = sum(finding.verdict is Verdict.WARN for finding in findings)
+        checks = [asdict(finding) for finding in findings]
+        told = {"ok": not failed, "warnings": warnings, "checks": checks}
+        json.dump(told, sys.stdout, indent=2, ensure_ascii=False)
+        sys.stdout.write("\n")
+    else:
+        _print(findings)
+    return 1 if failed else 0
+
+
+def examine(criu: str | None, reading: Reading | None = None) -> Iterator[Finding]:
+    """Run every check; one that breaks is itself a finding."""
+    cluster = reading.cluster if reading else None
+    timeouts = cluster.timeouts if cluster else Timeouts()
+    state = (cluster.paths if cluster else Paths()).state
+    source = reading.file if reading else "the defaults: no --config"
+    checks: dict[str, Check] = {
+        "privileges": machine.privileges,
+        "kernel": kernel.release,
+        "checkpoint/restore": kernel.checkpoint_restore,
+        "namespaces": kernel.namespaces,
+        "network": network.links,
+        "forwarding": firewall.forwarding,
+        "data link": partial(data_link.data_link, cluster),
+        "keys": partial(cluster_checks.own_keys, cluster),
+        "ports": partial(cluster_checks.ports, cluster),
+        "cluster files": partial(cluster_checks.equal_files, cluster),
+        "shared paths": partial(cluster_checks.shared_paths, cluster),
+        "CRIU": partial(software.criu, criu),
+        "python": software.python,
+        "torch": software.torch,
+        "memory": machine.memory,
+        "pipe-max-size": machine.pipes,
+        "/run": machine.run_directory,
+        "write tracking": kernel.write_tracking,
+        "deadlines": partial(deadlines.deadlines, timeouts, state, source),
+        "GPU driver": partial(machine.gpus, cluster.gpu.libraries if cluster else None),
+    }
+    for name, check in checks.items():
+        try:
+            yield from check()
+        except Exception as error:  # a doctor that dies of the first oddity tells nothing
+            found = f"the check broke: {type(error).__name__}: {error}"
+            yield Finding(name, found, "", Verdict.FAIL, "report this as a bug")
+
+
+def _print(findings: list[Finding]) -> None:
+    """A line for each check, and below it what was needed and what to do, where that matters."""
+    console = Console(file=sys.stdout, highlight=False)
+    width = console.width if console.is_terminal else None
+    first = max(len(finding.check) for finding in findings)
+    for finding in findings:
+        # As Text: what a program said may look like markup.
+        verdict = Text(f"{finding.verdict.value:<4}", STYLES[finding.verdict])
+        rows = [(f"{finding.check:<{first}}  ", finding.found)]
+        if finding.verdict is not Verdict.OK and finding.needed:
+            rows.append((" " * (first + 2) + "needed: ", finding.needed))
+        if finding.advice:
+            rows.append((" " * (first + 2) + "do: ", finding.advice))
+        for number, (head, words) in enumerate(rows):
+            lead = Text.assemble(Text("    ") if number else verdict, "  ", head)
+            for part in _wrapped(words, width, len(lead.plain)):
+                console.print(Text.assemble(lead, part), soft_wrap=True)
+                lead = Text(" " * len(lead.plain))
+    words, worst = summary(findings)
+    for part in _wrapped(words, width, 0):
+        console.print(Text(part, STYLES[worst]), soft_wrap=True)
+
+
+def summary(findings: list[Finding]) -> tuple[str, Verdict]:
+    """The last line: whether the main job can run here, and what was warned of."""
+    failed = [finding.check for finding in findings if finding.verdict is Verdict.FAIL]
+    warned = [finding.check for finding in findings if finding.verdict is Verdict.WARN]
+    many = f"{len(warned)} warning{'s' if len(warned) > 1 else ''} ({', '.join(warned)})"
+    if failed:
+        also = f"; {many}" if warned else ""
+        return f"The main job can't run here: {', '.join(failed)}{also}", Verdict.FAIL
+    if warned:
+        return f"The main job can run here, with {many}.", Verdict.WARN
+    return "The main job can run here.", Verdict.OK
+
+
+def _wrapped(words: str, width: int | None, indent: int) -> list[str]:
+    """Lines as long as a terminal's, less what stands before them; one line for a pipe."""
+    if width is None:
+        return [" ".join(words.split())]
+    return textwrap.wrap(words, max(LEAST_WIDTH, width - indent)) or [""]

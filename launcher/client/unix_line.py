@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames to and from a daemon's local UNIX socket (its end: runtime/control/local_socket.py).
+
+A frame is a u32 little-endian length and a message. One ask at a time is under way.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from ...errors import LiveshiftError, NotPermitted, Unreachable
+from ...runtime.messages import Frame, decode
+
+_LENGTH = struct.Struct("<I")
+_LIMIT = 256 << 20  # bytes; a longer answer is not one of ours
+
+
+class UnixLine:
+    """A connection to the socket at ``path``, made when first needed and again after it broke."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self.first = 1
+        self._path = path
+        self._socket: socket.socket | None = None
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def exchange(self, number: int, frame: bytes, until: float) -> Frame:
+        """Send an ask and return its answer, before ``until`` (monotonic seconds).
+
+        Raises TimeoutError, OSError or EOFError as the connection has it; Unreachable when nobody
+        listens, NotPermitted when the socket is not ours to use.
+        """
+        line = self._socket or self._connect(until)
+        _wait_until(line, until)
+        with suppress(BrokenPipeError):  # who hangs up on an ask may have said why
+            line.sendall(_LENGTH.pack(len(frame)) + frame)
+        (length,) = _LENGTH.unpack(_receive(line, _LENGTH.size, until))
+        if length > _LIMIT:
+            raise LiveshiftError(f"{self.name} answered with a frame of {length} bytes")
+        return decode(_receive(line, length, until))
+
+    def _connect(self, until: float) -> socket.socket:
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            _wait_until(line, until)
+            line.connect(self.name)
+        except PermissionError as error:
+            line.close()
+            raise NotPermitted(
+                f"cannot use {self.name}: permission denied",
+                hint="its directory must be open to you (mode 0755), or run this as root",
+            ) from error
+        except (FileNotFoundError, NotADirectoryError) as error:
+            line.close()
+            raise Unreachable(f"no daemon listens: there is no {self.name}", hint=_START) from error
+        except ConnectionRefusedError as error:
+            line.close()
+            raise Unreachable(
+                f"no daemon listens on {self.name}, though the socket is there: it has ended",
+                hint=_START,
+            ) from error
+        except TimeoutError:
+            line.close()
+            raise
+        except OSError as error:  # a path too long for a socket, a file that is none
+            line.close()
+            raise Unreachable(f"cannot reach {self.name}: {error}", hint=_START) from error
+        self._socket = line
+        return line
+
+
+_START = (
+    "`liveshift lab up --hosts 3` makes a cluster on this machine; on a real one:"
+    " `systemctl status liveshift-orchestrator liveshift-agent`"
+)
+
+
+def _wait_until(line: socket.socket, until: float) -> None:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    line.settimeout(left)
+
+
+def _receive(line: socket.socket, length: int, until: float) -> bytes:
+    """Exactly ``length`` bytes; EOFError when the peer hangs up first."""
+    parts = bytearray()
+    while len(parts) < length:
+        _wait_until(line, until)
+        part = line.recv(min(length - len(parts), 1 << 20))
+        if not part:
+            raise EOFError("it hung up")
+        parts += part
+    return bytes(parts)

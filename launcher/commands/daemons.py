@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``liveshift agent`` and ``liveshift orchestrator``: the daemons, in the foreground.
+
+systemd runs them so (launcher/systemd/); the lab does the same. They end on SIGTERM and SIGINT;
+capsules go on, and the next agent finds them again.
+"""
+
+from __future__ import annotations
+
+import os
+import socket as sockets
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+CONFIG = Path("/etc/liveshift/cluster.toml")
+
+Config = Annotated[Path, typer.Option("--config", "-c", metavar="FILE", help="The cluster file.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Log every step: level DEBUG instead of INFO.")
+]
+
+
+def agent(
+    config: Config = CONFIG,
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host",
+            metavar="NAME",
+            help="Which host of the cluster file this is; without it, the one named as this"
+            " machine up to the first dot.",
+            show_default=False,
+        ),
+    ] = "",
+    verbose: Verbose = False,
+) -> None:
+    """Run this host's agent: it holds the capsules here and moves them. Needs root."""
+    from ...runtime.agent import agent as daemon
+    from ...runtime.config.cluster import load
+    from ...runtime.daemon.cluster_file import ClusterFile
+
+    cluster = load(config)
+    name = cluster.host(host or sockets.gethostname().partition(".")[0]).name
+    _serve(daemon.serve(cluster, name, ClusterFile(config, cluster)), verbose)
+
+
+def orchestrator(config: Config = CONFIG, verbose: Verbose = False) -> None:
+    """Run the cluster's orchestrator: jobs, spares, taints, migrations, the journal."""
+    from ...runtime.config.cluster import load
+    from ...runtime.daemon.cluster_file import ClusterFile
+    from ...runtime.orchestrator import orchestrator as daemon
+
+    cluster = load(config)
+    _serve(daemon.serve(cluster, ClusterFile(config, cluster)), verbose)
+
+
+def _serve(daemon: Coroutine[None, None, None], verbose: bool) -> None:
+    """Run a daemon until it is told to end, and again whenever its cluster file has changed.
+
+    Raises what the daemon raises.
+    """
+    import asyncio
+    import contextlib
+    import logging
+    import signal
+
+    from ...runtime.daemon import notify
+    from ...runtime.daemon.cluster_file import start_again
+
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO,
+        format="%(levelname)s %(name)s: %(message)s"
+        if os.environ.get("JOURNAL_STREAM")  # the journal has the time itself
+        else "%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+
+    async def until_told() -> bool:
+        """Whether the daemon is to start again."""
+        task = asyncio.ensure_future(daemon)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, task.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+            return True
+        notify.stopping()
+        return False
+
+    if asyncio.run(until_told()):
+        start_again()

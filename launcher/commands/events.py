@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``liveshift events``: what happened, when, and who asked for it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...errors import NotFound
+from ..client.context import find
+from ..show import render
+from .options import AsLayout, Connect, Key, Lab, Layout, Socket, any_names, duration
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ...runtime.messages import Event, MigrationRow, Phase
+    from ..client.client import Client
+
+EXAMPLES = """\
+[bold]Examples[/]
+
+liveshift events gpt --wide
+
+liveshift events m3   [dim]# one migration: its phases, seconds and bytes[/]
+
+liveshift events h1 --since 2h --follow
+"""
+
+MIGRATION = re.compile(r"m[0-9]+")
+LOOK_S = 1.0  # between two looks at the history that is followed
+
+
+def events(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="[SUBJECT]",
+            help="A job, capsule, host, or one migration with its phases.",
+            autocompletion=any_names,
+            show_default=False,
+        ),
+    ] = "",
+    output: AsLayout = Layout.TABLE,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Also the phases of each migration: -o wide.")
+    ] = False,
+    since: Annotated[
+        str,
+        typer.Option(
+            "--since", metavar="TIME", help="Only what happened in the last 90s, 5m, 2h …"
+        ),
+    ] = "",
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow", "-f", help="Go on with what happens; of one migration until it is over."
+        ),
+    ] = False,
+    socket: Socket = None,
+    lab: Lab = None,
+    connect: Connect = None,
+    key: Key = None,
+) -> None:
+    """Show the history: who asked for what, how long it took, how it ended."""
+    from ..client.client import Client
+
+    after = time.time() - duration(since) if since else 0.0
+    with Client(find(socket, lab, connect, key)) as client:
+        every, unknown = _events(client, subject)
+        names = {event.migration.name if event.migration else "" for event in every}
+        alone = unknown or (MIGRATION.fullmatch(subject) and names <= {subject})
+        migration = _migration(client, subject, unknown) if alone else None
+        found = [event for event in every if event.time >= after]
+        if migration is not None and follow:
+            from ..show import moves
+
+            migration = moves.follow(client, subject)
+        elif follow:
+            _follow(client, subject, found, output)
+    if migration is not None:
+        _print_migration(migration, output)
+    elif output is Layout.JSON:
+        render.print_json([_plain(event) for event in found])
+    else:
+        _print(found, wide=wide or output is Layout.WIDE)
+
+
+def _follow(client: Client, subject: str, found: list[Event], output: Layout) -> None:
+    """Print what was found and what happens from now on, a line each, until Ctrl-C."""
+    from ...runtime.messages import Events, GetEvents
+    from ..show.patience import look
+
+    last = 0
+    while True:
+        for event in found:
+            last = max(last, event.number)
+            if output is Layout.JSON:
+                sys.stdout.write(json.dumps(_plain(event), ensure_ascii=False) + "\n")
+            else:
+                who = f"{_time(event.time)}  {event.by or '–':<10}  {event.subject:<10}"
+                sys.stdout.write(f"{who}  {event.text}\n")
+        sys.stdout.flush()
+        time.sleep(LOOK_S)
+        found = look(client, Events, GetEvents(subject, last)).events
+
+
+def _plain(event: Event) -> Any:
+    import msgspec
+
+    return msgspec.to_builtins(event)
+
+
+def _events(client: Client, subject: str) -> tuple[list[Event], NotFound | None]:
+    """The history of a subject; none, and why, for one that is not known."""
+    from ...runtime.messages import Events, GetEvents
+
+    try:
+        return client.get(Events, GetEvents(subject, 0)).events, None
+    except NotFound as error:
+        return [], error
+
+
+def _migration(client: Client, name: str, unknown: NotFound | None) -> MigrationRow:
+    """The migration of that name; raises NotFound when there is none, with the hint of what was
+    said of the name before."""
+    from ...runtime.messages import GetMigration, Migration
+
+    try:
+        return client.get(Migration, GetMigration(name)).row
+    except NotFound as error:
+        raise NotFound(
+            f'nothing is known of "{name}": no job, capsule, host or migration of that name',
+            hint=unknown.hint if unknown else "`liveshift events` shows all",
+        ) from error
+
+
+def _print_migration(row: MigrationRow, output: Layout) -> None:
+    from ..show import forecast, moves
+
+    if output is Layout.JSON:
+        render.print_json(row)
+        return
+    to = render.out()
+    asked = (
+        f"{row.name}, asked by {row.by or '?'} at {_time(row.asked)}: {row.reason or 'no reason'}"
+    )
+    to.print(asked, soft_wrap=True)
+    render.out(markup=True).print(moves.phase_table(row))
+    to.print(moves.sum_up(row), soft_wrap=True)
+    if row.cost is not None:
+        to.print(moves.cost(row), soft_wrap=True)
+    if (expected := forecast.compared(row)) is not None and moves.over(row):
+        to.print(forecast.in_short(expected), soft_wrap=True)
+        render.show(forecast.table(expected))
+    if not moves.over(row):
+        about = forecast.now(row)
+        to.print(f"under way: {row.state}{f', {about}' if about else ''}", soft_wrap=True)
+    elif row.error:
+        to.print(f"{moves.outcome(row)}\n{row.hint or ''}".rstrip(), soft_wrap=True)
+
+
+def _print(found: list[Event], *, wide: bool) -> None:
+    from rich.console import Group
+
+    if not found:
+        render.note("nothing has happened yet")
+        return
+    table = render.table("time", "who", "subject", "what")
+    last = {event.migration.name: event.number for event in found if event.migration}
+    for event in found:
+        row = event.migration
+        what: RenderableType = event.text
+        if row is not None and last[row.name] == event.number:
+            what = Group(f"{event.text} ({row.name})", *(_phases(row) if wide else ()))
+        table.add_row(_time(event.time), event.by or "–", event.subject, what)
+    render.show(table)
+
+
+def _phases(row: MigrationRow) -> list[str]:
+    from ..show import forecast
+
+    expected = forecast.compared(row)
+    return [
+        *([f"  {forecast.in_short(expected)}"] if expected else []),
+        *(_phase(phase) for phase in row.phases),
+    ]
+
+
+def _phase(phase: Phase) -> str:
+    from ..report import quantities as q
+
+    return (
+        f"  {phase.name:<12} {q.seconds(phase.seconds):>8}"
+        f"  {q.size(phase.bytes) if phase.bytes is not None else '':>8}"
+        f"  {'frozen' if phase.frozen else ''}".rstrip()
+    )
+
+
+def _time(seconds: float) -> str:
+    """A moment in this machine's own time zone."""
+    return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job in the foreground: output relayed, signals passed on, moves told, exit code kept.
+
+The job does not depend on this program. Whatever happens here, or to the contact with the
+orchestrator, it goes on; only a signal that a person sends reaches it.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import sys
+import time
+from contextlib import suppress
+
+from ...errors import LiveshiftError, NotFound
+from ...runtime.messages import GetStatus, JobRow, Named, Run, Status
+from ..client.client import Client
+from ..show import render
+from ..show.news import News
+from ..show.output_lines import Streams, Writer, writers
+from ..show.output_reader import Ended, Follower, Reader, Report, Stopped, Trouble
+from .signal_relay import SignalRelay
+
+LOOK_S = 1.0  # between two looks at the job's state
+LAST_LOOK_S = 0.1  # the same, once all output has been relayed
+ASK_S = 10.0
+SILENCE_S = 3.0  # a capsule that cannot be read for this long is worth a word
+LAST_WORDS_S = 10.0  # how long the output of a job that has ended is waited for
+
+
+class Foreground:
+    """One job from its start to its end; ``tell``: say on stderr when it starts and moves."""
+
+    def __init__(self, client: Client, *, tell: bool) -> None:
+        self._client = client
+        self._reports: queue.SimpleQueue[Report | signal.Signals] = queue.SimpleQueue()
+        self._signals = SignalRelay(self._reports.put)
+        self._news = News() if tell else None
+        self._job = ""
+        self._writers: dict[str, Writer] = {}
+        self._ended: dict[str, int] = {}  # capsule → exit code, once its output was relayed
+        self._silent: dict[str, tuple[float, LiveshiftError]] = {}  # since when, and why
+        self._told: set[str] = set()  # of the silent ones
+        self._contact = True
+
+    def run(self, ask: Run, start_s: float) -> int:
+        """Start the job and return its exit code when it has ended and all output was relayed.
+
+        Raises what the start raises, and KeyboardInterrupt for the third SIGINT: the job goes on.
+        """
+        streams = Streams(sys.stdout.buffer, sys.stderr.buffer, tolerant=True)
+        with self._signals.caught():
+            self._job = self._client.get(Named, ask, start_s).name
+            self._signals.started()
+            self._writers = writers(streams, [f"{self._job}/{n}" for n in range(ask.nnodes)])
+            for capsule, writer in self._writers.items():
+                Follower(self._client.place, Reader(capsule), writer.put, self._reports.put).start()
+            code = self._wait()
+        if streams.gone:
+            render.note(f"nobody read its output here to the end: `liveshift logs {self._job}`")
+        return code
+
+    def _wait(self) -> int:
+        """Until the job has ended and there is nothing more to relay; returns its exit code."""
+        give_up = float("inf")
+        while True:
+            job, known = self._look()
+            relayed = len(self._ended) == len(self._writers)
+            ended = known and (job is None or job.state == "ended")
+            if ended and relayed:
+                return self._code(job)
+            if ended:
+                give_up = min(give_up, time.monotonic() + LAST_WORDS_S)
+                if self._silent and time.monotonic() > give_up:
+                    self._tell_unheard()
+                    return self._code(job)
+            self._deal(time.monotonic() + (LAST_LOOK_S if relayed else LOOK_S))
+
+    def _look(self) -> tuple[JobRow | None, bool]:
+        """Pass signals on, look at the job, tell what is new.
+
+        Returns the job's row, None when there is none, and whether the answer is to be trusted.
+        """
+        try:
+            self._signals.send(self._client, self._job)
+            status = self._client.get(Status, GetStatus(), ASK_S)
+            job = next((row for row in status.jobs if row.name == self._job), None)
+            self._tell_news(job)
+        except LiveshiftError as error:
+            if self._contact:
+                self._say(f"{error}; {self._job} goes on, trying again")
+            self._contact = False
+            return None, False
+        if not self._contact:
+            self._say(f"{self._job}: contact again")
+        self._contact = True
+        self._tell_silence()
+        return job, True
+
+    def _deal(self, until: float) -> None:
+        """Take reports until a moment, or until one of them calls for a look."""
+        while (left := until - time.monotonic()) > 0:
+            try:
+                report = self._reports.get(timeout=left)
+            except queue.Empty:
+                return
+            match report:
+                case Ended(capsule, code):
+                    self._finish(capsule, code)
+                case Stopped(capsule, error):
+                    if not isinstance(error, LiveshiftError):
+                        raise error
+                    render.failure(f"{capsule}: its output cannot be read: {error}", error.hint)
+                    self._finish(capsule, 1)
+                case Trouble(capsule, error):
+                    if error is None:
+                        self._heard(capsule)
+                    else:
+                        self._silent[capsule] = time.monotonic(), error
+                case signal.Signals():
+                    return
+            if len(self._ended) == len(self._writers):
+                return
+
+    def _finish(self, capsule: str, code: int) -> None:
+        self._writers[capsule].end()
+        self._ended[capsule] = code
+        self._heard(capsule)
+
+    def _heard(self, capsule: str) -> None:
+        self._silent.pop(capsule, None)
+        self._told.discard(capsule)
+
+    def _code(self, job: JobRow | None) -> int:
+        """The job's exit code; a job already forgotten failed if one of its capsules did."""
+        if job is not None and job.code is not None:
+            return job.code
+        return next((code for _, code in sorted(self._ended.items()) if code), 0)
+
+    def _tell_unheard(self) -> None:
+        for capsule, (_, error) in sorted(self._silent.items()):
+            render.failure(f"{capsule}: the end of its output could not be read: {error}")
+        for capsule in self._writers.keys() - self._ended.keys():
+            self._writers[capsule].end()
+
+    def _tell_news(self, job: JobRow | None) -> None:
+        if self._news is None or job is None:
+            return
+        with suppress(NotFound):  # forgotten meanwhile: it has ended
+            self._news.tell(self._client, job)
+
+    def _tell_silence(self) -> None:
+        """A capsule on the move is silent for a moment; one that stays so is worth a word."""
+        for capsule, (since, error) in self._silent.items():
+            if time.monotonic() - since > SILENCE_S and capsule not in self._told:
+                self._say(f"{capsule}: its output cannot be read: {error}; trying again")
+                self._told.add(capsule)
+
+    @staticmethod
+    def _say(text: str) -> None:
+        render.note(text, style="yellow")

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``liveshift inspect``: what a job's processes hold of GPUs and of their peers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..client.context import find
+from ..show import render
+from .options import (
+    AsLayout,
+    Connect,
+    Key,
+    Lab,
+    Layout,
+    Socket,
+    job_and_capsule_names,
+)
+
+if TYPE_CHECKING:
+    from ...runtime.messages import Inspection
+    from ..client.client import Client
+
+EXAMPLES = """\
+[bold]Examples[/]
+
+liveshift inspect gpt/1
+
+liveshift inspect gpt -o json | jq '.capsules[].processes[].obstacles'
+"""
+
+
+def inspect(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB|CAPSULE",
+            help="All capsules of a job, or one.",
+            autocompletion=job_and_capsule_names,
+            show_default=False,
+        ),
+    ],
+    output: AsLayout = Layout.TABLE,
+    socket: Socket = None,
+    lab: Lab = None,
+    connect: Connect = None,
+    key: Key = None,
+) -> None:
+    """Show what a job's processes hold while they run: device memory by kind, streams,
+    communicators, and what of it would stand in the way of a move."""
+    from ..client.client import Client
+
+    with Client(find(socket, lab, connect, key)) as client:
+        found = [_look(client, capsule) for capsule in _capsules(client, name)]
+    if output is Layout.JSON:
+        render.print_json({"capsules": [_plain(capsule) for capsule in found]})
+        return
+    from ..show.inspect_tables import parts
+
+    render.show(*parts(found, wide=output is Layout.WIDE))
+
+
+def _plain(capsule: Inspection) -> dict[str, Any]:
+    """Without the wire's tag."""
+    import msgspec
+
+    plain: dict[str, Any] = msgspec.to_builtins(capsule)
+    del plain["t"]
+    return plain
+
+
+def _look(client: Client, capsule: str) -> Inspection:
+    from ...runtime.messages import GetInspection, Inspection
+
+    return client.get(Inspection, GetInspection(capsule))
+
+
+def _capsules(client: Client, name: str) -> list[str]:
+    """The capsules that are meant; raises NotFound for a job that is not there."""
+    from ...errors import no_such
+    from ...runtime.messages import GetStatus, Status
+
+    if "/" in name:
+        return [name]
+    jobs = client.get(Status, GetStatus()).jobs
+    for job in jobs:
+        if job.name == name:
+            return [capsule.name for capsule in job.capsules if capsule.state != "ended"]
+    raise no_such(f'no job "{name}"', name, (job.name for job in jobs), "there are")

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``liveshift logs``: what a capsule or a whole job has printed, and what it prints next."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...errors import LiveshiftError, no_such
+from ..client.context import find
+from ..show import render
+from .options import Connect, Key, Lab, Socket, job_and_capsule_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...criu_glue.capsule.output import Record
+    from ..client.client import Client
+    from ..show.output_lines import Writer
+    from ..show.output_reader import Reader
+
+EXAMPLES = """\
+[bold]Examples[/]
+
+liveshift logs gpt/1 -f   [dim]# one capsule, wherever it runs[/]
+
+liveshift logs gpt --timestamps   [dim]# all capsules of the job, in order of time[/]
+"""
+
+
+def logs(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="CAPSULE|JOB",
+            help="One capsule, or all of a job's, each line then with its name.",
+            autocompletion=job_and_capsule_names,
+        ),
+    ],
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what it prints next, to its end.")
+    ] = False,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", "-t", help="When each line began, in UTC.")
+    ] = False,
+    socket: Socket = None,
+    lab: Lab = None,
+    connect: Connect = None,
+    key: Key = None,
+) -> None:
+    """Show the output of a capsule or a job, wherever it runs.
+
+    What it wrote to stdout comes on stdout, the rest on stderr. A move loses and doubles nothing.
+    """
+    from ..client.client import Client
+    from ..show.output_lines import Streams, writers
+    from ..show.output_reader import Reader
+
+    with Client(find(socket, lab, connect, key)) as client:
+        capsules = _capsules(client, subject)
+        streams = Streams(sys.stdout.buffer, sys.stderr.buffer)
+        to = writers(streams, capsules, timestamps=timestamps)
+        readers = [Reader(capsule) for capsule in capsules]
+        _so_far(client, readers, to)
+        if follow:
+            _from_now(client, readers, to)
+        for writer in to.values():
+            writer.end()
+
+
+def _capsules(client: Client, subject: str) -> list[str]:
+    """The capsules that are meant; raises NotFound for a job that is not there."""
+    from ...runtime.messages import GetStatus, Status
+
+    if "/" in subject:
+        return [subject]  # the daemon knows whether there is one
+    jobs = client.get(Status, GetStatus()).jobs
+    for job in jobs:
+        if job.name == subject:
+            return [capsule.name for capsule in job.capsules]
+    raise no_such(f'no job "{subject}"', subject, (job.name for job in jobs), "there are")
+
+
+def _so_far(client: Client, readers: list[Reader], to: dict[str, Writer]) -> None:
+    """Everything up to now; that of several capsules in order of time."""
+    import heapq
+
+    def named(reader: Reader) -> Iterator[tuple[str, Record]]:
+        return ((reader.capsule, record) for record in reader.history(client))
+
+    histories = map(named, readers)
+    for capsule, record in heapq.merge(*histories, key=lambda item: item[1].realtime_ns):
+        to[capsule].put(record)
+
+
+def _from_now(client: Client, readers: list[Reader], to: dict[str, Writer]) -> None:
+    """What comes next, until every capsule has ended."""
+    import queue
+
+    from ..show.output_reader import Ended, Follower, Report, Stopped, Trouble
+
+    reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+    for reader in readers:
+        Follower(client.place, reader, to[reader.capsule].put, reports.put).start()
+    left = {reader.capsule for reader in readers}
+    while left:
+        match reports.get():
+            case Ended(capsule, _):
+                to[capsule].end()
+                left.discard(capsule)
+            case Stopped(capsule, error):
+                if isinstance(error, LiveshiftError) and len(readers) > 1:
+                    render.failure(f"{capsule}: {error}", error.hint)
+                    left.discard(capsule)
+                else:
+                    raise error
+            case Trouble(capsule, None):
+                render.note(f"{capsule}: its output can be read again", style="yellow")
+            case Trouble(capsule, error):
+                render.note(f"{capsule}: {error}; trying again", style="yellow")

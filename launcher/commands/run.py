@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``liveshift run``: start a job, and stay with it as a plain command line would."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...errors import LiveshiftError
+from ..client.context import find
+from ..show import render
+from .options import Connect, Key, Lab, Socket, TableOrJson, duration
+
+if TYPE_CHECKING:
+    from ...runtime.messages import Run
+
+START_S = 180.0  # for a job's rooms and networks to be made on every host
+
+EXAMPLES = """\
+[bold]Examples[/]
+
+liveshift run -- torchrun --nproc-per-node 2 train.py
+
+liveshift run --nnodes 2 --name gpt -- torchrun --nproc-per-node 1 train.py
+
+liveshift run --nnodes 2 -- python train.py   [dim]# RANK and WORLD_SIZE are set[/]
+"""
+
+
+def run(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[--] COMMAND [ARG]...",
+            help="What to run in each capsule, passed through untouched.",
+            show_default=False,
+        ),
+    ],
+    nnodes: Annotated[
+        int,
+        typer.Option(
+            "--nnodes",
+            "-n",
+            min=1,
+            metavar="N",
+            help="Capsules, each on a host of its own if it can be.",
+        ),
+    ] = 1,
+    name: Annotated[
+        str,
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            help="The job's name; one is made up without it.",
+            show_default=False,
+        ),
+    ] = "",
+    collective_timeout: Annotated[
+        str,
+        typer.Option(
+            "--collective-timeout",
+            metavar="TIME",
+            help="How long the job's ranks wait for each other before they give up, where the"
+            " script sets a timeout for its process groups; else the cluster file's"
+            " [dim]timeouts.collective[/]. A move is undone well before that.",
+            show_default=False,
+        ),
+    ] = "",
+    env_ranks: Annotated[
+        bool,
+        typer.Option(
+            "--env-ranks",
+            help="Set RANK, WORLD_SIZE, MASTER_ADDR and their like with one capsule too.",
+        ),
+    ] = False,
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach", "-d", help="Print the job's name and return; it goes on by itself."
+        ),
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="Tell of starts and moves even if stderr is no terminal."
+        ),
+    ] = False,
+    output: Annotated[
+        TableOrJson,
+        typer.Option("--output", "-o", help="json, with --detach: the job's name for scripts."),
+    ] = TableOrJson.TABLE,
+    socket: Socket = None,
+    lab: Lab = None,
+    connect: Connect = None,
+    key: Key = None,
+) -> int:
+    """Run a command as a job that can move while it runs.
+
+    With --nnodes 2 or more torchrun gets its nodes from PET_* variables, plain python from RANK,
+    WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK; the command of a single capsule gets none
+    of them, unless you ask with --env-ranks. The job's output comes here, SIGINT and SIGTERM go
+    there (a second SIGINT kills it), and the exit code is the job's. Closing the terminal does not
+    end the job.
+
+    Your environment goes along, as the cluster file lets it. Variables that keep a job movable
+    (NCCL_HOSTID, NCCL_RAS_ENABLE and others; `liveshift config show` lists them with their reasons)
+    are set where you have not set them yourself.
+    """
+    from ...runtime.messages import Me, Named, WhoAmI
+    from ..client.client import Client
+    from . import private_paths
+    from .foreground import Foreground
+
+    if output is TableOrJson.JSON and not detach:
+        raise typer.BadParameter("-o json goes with --detach: else stdout has the job's output")
+    ask = _ask(command, nnodes, name, _patience(collective_timeout), env_ranks)
+    with Client(find(socket, lab, connect, key)) as client:
+        private_paths.check(
+            ask.argv, ask.cwd, ask.env, lambda: client.get(Me, WhoAmI()).shared, render.note
+        )
+        if detach and output is TableOrJson.JSON:
+            render.print_json(client.get(Named, ask, START_S))
+            return 0
+        if detach:
+            sys.stdout.write(client.get(Named, ask, START_S).name + "\n")
+            return 0
+        return Foreground(client, tell=verbose or sys.stderr.isatty()).run(ask, START_S)
+
+
+def _patience(text: str) -> float:
+    """Seconds; 0 where nothing is given. Raises BadParameter."""
+    seconds = duration(text) if text else 0.0
+    if text and not seconds:
+        raise typer.BadParameter("--collective-timeout must be longer than 0 s")
+    return seconds
+
+
+def _ask(command: list[str], nnodes: int, name: str, collective: float, env_ranks: bool) -> Run:
+    from ...runtime.config.environment import remarks
+    from ...runtime.messages import Run
+
+    try:
+        cwd = os.getcwd()
+    except FileNotFoundError:
+        raise LiveshiftError(
+            "the current directory has been removed", hint="`cd` to one that is there"
+        ) from None
+    for word in command:
+        if not _is_text(word):
+            raise typer.BadParameter(f"{word!r} in the command is not UTF-8")
+    environment = {k: v for k, v in os.environ.items() if _is_text(k) and _is_text(v)}
+    for key in os.environ.keys() - environment.keys():
+        render.note(f"{key!r} is left out of the job's environment: it is not UTF-8")
+    for remark in remarks(environment, ranks=nnodes > 1 or env_ranks):
+        render.note(remark)
+    return Run(
+        name=name,
+        nnodes=nnodes,
+        argv=list(command),
+        env=environment,
+        cwd=cwd,
+        gid=os.getgid(),
+        groups=os.getgroups(),
+        collective=collective,
+        env_ranks=env_ranks,
+    )
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can go over the wire: bytes that are no UTF-8 come as surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

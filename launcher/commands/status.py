@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``liveshift status``: jobs, capsules, hosts, and what is moving."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..client.context import find
+from ..show import render
+from .options import AsLayout, Connect, Key, Lab, Layout, Socket, job_names
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ...runtime.messages import Status
+    from ..client.client import Client
+
+EVERY_S = 1.0
+
+EXAMPLES = """\
+[bold]Examples[/]
+
+liveshift status --watch
+
+liveshift status gpt -o json | jq '.jobs[0].capsules[].host'
+"""
+
+
+def status(
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[JOB]",
+            help="Only this job; exit code 4 if there is none of that name.",
+            autocompletion=job_names,
+            show_default=False,
+        ),
+    ] = None,
+    output: AsLayout = Layout.TABLE,
+    every: Annotated[bool, typer.Option("--all", "-a", help="All ended jobs, too.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it again every second until Ctrl-C.")
+    ] = False,
+    socket: Socket = None,
+    lab: Lab = None,
+    connect: Connect = None,
+    key: Key = None,
+) -> None:
+    """Show jobs, capsules, hosts and what is moving: moving and running jobs first, of the ended
+    ones the last few. On a terminal --watch shows what fits on it."""
+    from ..client.client import Client
+
+    with Client(find(socket, lab, connect, key)) as client:
+        if not watch:
+            _print(_ask(client, job), output, every)
+        elif output is not Layout.JSON and sys.stdout.isatty():
+            _live(client, job, output, every)
+        else:
+            while True:
+                _print(_ask(client, job), output, every)
+                time.sleep(EVERY_S)
+
+
+def _ask(client: Client, job: str | None) -> Status:
+    """The state of the cluster, or of one job in it; raises NotFound when there is no such job."""
+    import msgspec
+
+    from ...errors import no_such
+    from ...runtime.messages import GetStatus, Status
+    from ..show import moves
+
+    status = client.get(Status, GetStatus())
+    current = [moves.look(client, row.name) for row in status.moving]
+    status = msgspec.structs.replace(status, moving=current)
+    if not job:
+        return status
+    jobs = [j for j in status.jobs if j.name == job]
+    if not jobs:
+        said = f'no job "{job}" in the cluster {status.cluster}'
+        raise no_such(said, job, (j.name for j in status.jobs), "its jobs are")
+    mine = {capsule.name for capsule in jobs[0].capsules}
+    hosts = {capsule.host for capsule in jobs[0].capsules}
+    return msgspec.structs.replace(
+        status,
+        jobs=jobs,
+        hosts=[h for h in status.hosts if h.name in hosts],
+        moving=[m for m in status.moving if m.capsule in mine],
+    )
+
+
+def _print(status: Status, output: Layout, every: bool) -> None:
+    if output is Layout.JSON:
+        render.print_json(status)
+        return
+    from ..show.status_tables import parts
+    from ..show.status_view import chosen
+
+    shown, hidden = chosen(status, every=every)
+    render.show(*parts(shown, wide=output is Layout.WIDE, hidden=hidden))
+
+
+def _live(client: Client, job: str | None, output: Layout, every: bool) -> None:
+    """Keep one picture on the terminal up to date; a daemon that is away is waited for."""
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    from ...errors import Unreachable
+    from ..show.status_view import chosen, fitting
+
+    console, wide = render.out(), output is Layout.WIDE
+
+    def look() -> RenderableType:
+        return fitting(*chosen(_ask(client, job), every=every), console, wide=wide)
+
+    picture = look()
+    with Live(picture, console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(EVERY_S)
+            try:
+                picture = look()
+                live.update(picture, refresh=True)
+            except Unreachable as error:
+                away = Text(f"no contact: {error}; trying again", style="red")
+                live.update(Group(picture, away), refresh=True)

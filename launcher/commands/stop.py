@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``liveshift stop``: end a job."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..client.context import find
+from ..show import render
+from .options import AsTableOrJson, Connect, Job, Key, Lab, Socket, TableOrJson, host_names
+
+if TYPE_CHECKING:
+    from ...runtime.messages import CapsuleRow, JobRow
+
+LOOK_S = 0.2
+QUIET_S = 1.0
+"""A job that ends within this time is waited for without a word."""
+
+
+def stop(
+    job: Job,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Return when it has ended, or at once.")
+    ] = True,
+    unknown: Annotated[
+        str,
+        typer.Option(
+            "--unknown",
+            metavar="HOST",
+            help="End what that host runs of a job which the journal does not know.",
+            autocompletion=host_names,
+            show_default=False,
+        ),
+    ] = "",
+    output: AsTableOrJson = TableOrJson.TABLE,
+    socket: Socket = None,
+    lab: Lab = None,
+    connect: Connect = None,
+    key: Key = None,
+) -> None:
+    """End a job: SIGTERM to its commands, and a kill for what is left after the grace time.
+
+    Moves of the job are cancelled. A capsule whose host does not answer is ended when the host is
+    back, whether this command still waits for it or not.
+    """
+    from ...runtime.messages import EndUnknown, GetStatus, SignalJob, Status
+    from ..client.client import Client
+    from ..show import patience
+
+    with Client(find(socket, lab, connect, key)) as client:
+        if unknown:
+            client.ask(EndUnknown(unknown, job))
+            _say(job, "ended", None, output, on=unknown)
+            return
+        client.ask(SignalJob(job, signal.SIGTERM))
+        began, said = time.monotonic(), ""
+        try:
+            while wait:
+                status = patience.look(client, Status, GetStatus())
+                row = next((row for row in status.jobs if row.name == job), None)
+                if row is None or row.state == "ended":
+                    _say(job, "ended", None if row is None else row.code, output)
+                    return
+                words = waits_for(row)
+                if status.trouble:  # its end is known once it can be written down
+                    words += f"; {status.trouble}"
+                if words != said and time.monotonic() > began + QUIET_S:
+                    said = words
+                    render.note(words)
+                time.sleep(LOOK_S)
+        except KeyboardInterrupt:
+            render.note(f"{job} is being ended all the same: `liveshift status {job}` shows it")
+            raise
+    _say(job, "ending", None, output)
+
+
+def _say(job: str, state: str, code: int | None, output: TableOrJson, on: str = "") -> None:
+    if output is TableOrJson.JSON:
+        render.print_json({"job": job, "state": state, "code": code})
+    elif state == "ended":
+        where = f" on {on}" if on else ""
+        with_code = "" if code is None else f" with code {code}"
+        render.out().print(f"{job} has ended{where}{with_code}", soft_wrap=True)
+    else:
+        render.out().print(f"{job} was told to end", soft_wrap=True)
+
+
+def waits_for(job: JobRow) -> str:
+    """What of a job has not ended yet, and why that takes time."""
+    left = [_why(capsule) for capsule in job.capsules if capsule.code is None]
+    return f"waiting for {', '.join(left)}" if left else f"waiting for {job.name}"
+
+
+def _why(capsule: CapsuleRow) -> str:
+    if capsule.state == "unknown":
+        host = capsule.host
+        return f"{capsule.name} ({host} does not answer: it is ended when {host} is back)"
+    if capsule.state == "moving":
+        return f"{capsule.name} (its move {capsule.migration} ends first)"
+    return f"{capsule.name} on {capsule.host} (it has SIGTERM, and is killed after the grace time)"

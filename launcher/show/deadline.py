@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host's deadline: the options that set it, and what commands say of a host that has one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...runtime.config.choices import Severity
+from ..report import quantities as q
+
+if TYPE_CHECKING:
+    from ...runtime.messages import Departing, Evacuating, SetTaint
+    from ..client.client import Client
+
+TIMED_OUT = 124  # as timeout(1)
+PLAN_S = 60.0
+"""Seconds in which the orchestrator plans, beside the time until the deadline: it surveys every
+capsule of the host."""
+
+AsSeverity = Annotated[
+    Severity | None,
+    typer.Option(
+        "--severity",
+        help="Why the host must be empty: the cluster file's table within has the time for it.",
+        show_default=False,
+    ),
+]
+Within = Annotated[
+    str,
+    typer.Option(
+        "--within",
+        metavar="TIME",
+        help="Time in which the host must be empty, such as 30s; it comes before what moves cost"
+        " the jobs. 0s: no deadline.",
+        show_default=False,
+    ),
+]
+
+
+def set_taint(client: Client, ask: SetTaint) -> Evacuating | None:
+    """Taint a host; returns how it will become empty, None where it has no deadline."""
+    from ...runtime.messages import Evacuating
+
+    if not ask.within and not ask.severity:
+        client.ask(ask)
+        return None
+    answer = client.ask(ask, PLAN_S + ask.within)
+    return answer if isinstance(answer, Evacuating) else None
+
+
+def late(plan: Evacuating) -> list[Departing]:
+    """The capsules that will not be gone in time."""
+    return [each for each in plan.capsules if each.late]
+
+
+def lines(plan: Evacuating) -> list[str]:
+    """A line for the host, and one for each capsule that is late."""
+    if not plan.capsules:
+        return []
+    how = "all at once" if plan.together else "one by one"
+    many = f", {how}" if len(plan.capsules) > 1 else ""
+    made = [f"{plan.host} will be empty after about {q.pause(plan.empty_s)}{many}"]
+    for each in late(plan):
+        why = each.error or f"it needs about {q.pause(each.empty_s)}, of {plan.within:g} s"
+        made.append(f"{each.capsule} will not be gone in time: {why}")
+    return made
+
+
+def as_data(plan: Evacuating) -> dict[str, Any]:
+    """For ``-o json``."""
+    import msgspec
+
+    made: dict[str, Any] = msgspec.to_builtins(plan)
+    made.pop("t", None)
+    return made

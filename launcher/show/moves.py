@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Migrations as a person sees them: under way with a progress bar, and done with a phase table."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ...errors import LiveshiftError, Refused, StepFailed
+from ...runtime.cost.words import in_words
+from ...runtime.messages import GetMigration, Migration, MigrationRow
+from ...runtime.model.steps import ENDS, Step
+from ..client.client import Client
+from ..report import quantities as q
+from . import forecast, patience, render
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.progress import Progress, TaskID
+
+ENDED = frozenset(step.value for step in ENDS)
+LOOK_S = 0.1  # between two looks at a migration
+COST_S = 6.0  # to wait for the cost of a move, which is known 2 to 4 s after its end
+
+
+def over(row: MigrationRow) -> bool:
+    """Whether nothing more will happen in this migration."""
+    return row.state in ENDED
+
+
+def look(client: Client, name: str) -> MigrationRow:
+    """A migration as it stands now; this also brings its count of bytes up to date."""
+    return patience.look(client, Migration, GetMigration(name)).row
+
+
+def follow(client: Client, name: str) -> MigrationRow:
+    """Wait until a migration is over, with progress on a terminal; returns its last state."""
+    with bars() as shown:
+        while True:
+            row = look(client, name)
+            shown.update([row])
+            if over(row):
+                return row
+            time.sleep(LOOK_S)
+
+
+def with_costs(client: Client, rows: Iterable[MigrationRow]) -> list[MigrationRow]:
+    """The same migrations, once the cost of each move is known or :data:`COST_S` are over."""
+    until, found = time.monotonic() + COST_S, list(rows)
+    while True:
+        found = [look(client, row.name) if _awaits_cost(row) else row for row in found]
+        if not any(map(_awaits_cost, found)) or time.monotonic() > until:
+            return found
+        time.sleep(LOOK_S)
+
+
+def _awaits_cost(row: MigrationRow) -> bool:
+    return row.kind == "move" and row.state == Step.DONE.value and row.cost is None
+
+
+def cost(row: MigrationRow) -> str:
+    """``cost 0.9 s of training: paused 0.6, slower 0.3; host empty after 2.4 s``."""
+    if row.cost is not None:
+        return in_words(row.cost)
+    return f"cost not known yet: `liveshift events {row.name}` will show it"
+
+
+class Bars:
+    """One progress bar for each migration under way; nothing when ``progress`` is None."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.progress = progress
+        self.lines: list[str] = []  # what is said below the bars
+        self._tasks: dict[str, TaskID] = {}
+
+    def update(self, rows: Iterable[MigrationRow]) -> None:
+        """Show these migrations; one that is over keeps its bar only until the next update."""
+        if self.progress is None:
+            return
+        present = {row.name: row for row in rows}
+        self.lines = forecast.lines(present.values())
+        for gone in self._tasks.keys() - present.keys():
+            self.progress.remove_task(self._tasks.pop(gone))
+        for name, row in present.items():
+            if name not in self._tasks:
+                self._tasks[name] = self.progress.add_task("", what="", step="", amount="")
+            sent, total = across(row)
+            self.progress.update(
+                self._tasks[name],
+                total=total or None,
+                completed=sent,
+                what=f"{row.capsule} {row.source} → {row.destination}",
+                step=row.state,
+                amount=amount(row),
+            )
+
+
+@contextmanager
+def bars() -> Iterator[Bars]:
+    """Progress bars on stderr as long as this lasts, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield Bars(None)
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.text import Text
+
+    shown = Bars(None)
+
+    class Picture(Progress):
+        """A bar for each move, and below them a line about their standstills."""
+
+        def get_renderables(self) -> Iterator[RenderableType]:
+            yield self.make_tasks_table(self.tasks)
+            yield from (Text(line, style="dim") for line in shown.lines)
+
+    columns = (
+        TextColumn("{task.fields[what]}", markup=False),
+        TextColumn("{task.fields[step]}", style="yellow", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[amount]}", markup=False),
+        TimeElapsedColumn(),
+    )
+    with Picture(*columns, console=render.err(), transient=True) as progress:
+        shown.progress = progress
+        yield shown
+
+
+def across(row: MigrationRow) -> tuple[int, int]:
+    """(bytes that have gone over, bytes in all as far as is known or 0).
+
+    While memory is copied beside the job, that is counted where it lies: each round adds to it.
+    """
+    if (seen := row.precopy) is not None:
+        return seen.bytes, seen.bytes + seen.left
+    return row.bytes, max(row.expected_bytes, row.bytes) if row.expected_bytes else 0
+
+
+def amount(row: MigrationRow) -> str:
+    """``180 MB of 246 MB``, as far as either is known."""
+    gone, total = across(row)
+    if not total:
+        return q.size(gone) if gone else ""
+    return f"{q.size(gone)} of {q.size(total)}"
+
+
+def bar(row: MigrationRow, width: int = 10) -> str:
+    """How far a move is, as text: ``━━━━━━──── 60 %``; empty when that is not known."""
+    gone, total = across(row)
+    if not total:
+        return ""
+    part = min(1.0, gone / total)
+    filled = int(part * width)
+    return f"{'━' * filled}{'─' * (width - filled)} {part * 100:.0f} %"
+
+
+def outcome(row: MigrationRow) -> str:
+    """One line about a migration that is over."""
+    way = f"{row.source} → {row.destination}"
+    if row.state == Step.DONE.value:
+        return f"{row.capsule} moved {way}, paused {paused(row)}"
+    if row.state == Step.LOST.value:
+        return f"{row.capsule} was lost on its way {way}: {row.error or 'no reason given'}"
+    if row.state == Step.JOB_ENDED.value:
+        return f"{row.error}"
+    still = f", paused {q.pause(row.frozen_s)}" if row.frozen_s else ""
+    return f"{row.capsule} stays on {row.source}{still}: {row.error or 'no reason given'}"
+
+
+def raise_if_failed(row: MigrationRow) -> None:
+    """Raise for a migration that is over and did not move its capsule.
+
+    Refused when it went no further than what comes before the freeze, StepFailed otherwise.
+    """
+    if row.state == Step.DONE.value:
+        return
+    if row.state == Step.JOB_ENDED.value:
+        raise Refused(outcome(row))
+    message = f"{row.capsule} did not move {row.source} → {row.destination}: {row.error or '?'}"
+    if row.state == Step.LOST.value:
+        raise LiveshiftError(outcome(row), hint=row.hint)
+    if not row.frozen_s:
+        raise Refused(message, hint=row.hint)
+    raise StepFailed("migrate", message, hint=row.hint)
+
+
+def phase_table(row: MigrationRow) -> RenderableType:
+    """The phases of a migration with seconds, bytes and share, the one under way among them;
+    ``unaccounted`` and total last."""
+    from ..report import phase_table
+    from ..report.record import Migration as Record
+    from ..report.record import Phase, covered
+
+    phases = tuple(
+        Phase(p.name, p.seconds, p.start, p.bytes, p.frozen, p.detail) for p in row.phases
+    )
+    if not over(row):
+        since = max((p.start + p.seconds for p in phases), default=0.0)
+        frozen, gone = row.state in forecast.STANDING, across(row)[0]
+        under_way = max(0.0, row.seconds - since), since, gone or None, frozen, "under way"
+        phases += (Phase(row.state, *under_way),)
+    return phase_table(
+        Record(
+            capsule=row.capsule,
+            source=row.source,
+            destination=row.destination,
+            reason=row.reason,
+            epoch=row.epoch,
+            requested_at=row.asked,
+            started_at=row.asked,
+            phases=phases,
+            unaccounted_s=max(0.0, row.seconds - covered(phases)),
+            image_bytes=row.image_bytes,
+            ahead_bytes=row.precopy.bytes if row.precopy else 0,
+            link_rate=row.link_rate or None,
+            committed=row.state == Step.DONE.value,
+            expected=forecast.compared(row),
+        )
+    )
+
+
+def paused(row: MigrationRow) -> str:
+    """``0.70 s``, ``0.70 s (predicted 0.81 s)``."""
+    said = f" (predicted {q.pause(row.predicted.seconds)})" if row.predicted else ""
+    return f"{q.pause(row.frozen_s)}{said}"
+
+
+def sum_up(row: MigrationRow) -> str:
+    """``paused 0.92 s (predicted 0.38 s); copied 782 MB running, 117 MB paused``."""
+    copied = []
+    if (seen := row.precopy) is not None:
+        copied.append(f"{q.size(seen.bytes)} running")
+    if row.image_bytes:
+        # Beside a pre-copy the link was busy for a moment only: that is no rate of the link.
+        at = f" at {q.rate(row.link_rate)}" if row.link_rate and not copied else ""
+        copied.append(f"{q.size(row.image_bytes)} paused{at}")
+    return f"paused {paused(row)}" + (f"; copied {', '.join(copied)}" if copied else "")

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing what capsules print to this terminal: unmodified for one, line by line for several."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import BinaryIO, Protocol
+
+from ...criu_glue.capsule.output import STDOUT, Record
+
+LONGEST = 64 << 10  # bytes; a longer line is written in pieces
+COLOURS = (36, 33, 35, 32, 34, 31)  # ANSI foreground, one capsule after the other
+
+
+class Streams:
+    """This program's own two streams, shared by all that write to them.
+
+    ``tolerant``: a reader that went away is remembered in ``gone`` and what would go to it goes
+    to /dev/null; otherwise BrokenPipeError ends the program, as it should for `logs | head`.
+    """
+
+    def __init__(self, out: BinaryIO, err: BinaryIO, *, tolerant: bool = False) -> None:
+        self._streams = {True: out, False: err}
+        self._tolerant = tolerant
+        self._lock = threading.Lock()
+        self.gone: set[int] = set()
+
+    def write(self, stream: int, data: bytes) -> None:
+        to = self._streams[stream == STDOUT]
+        with self._lock:
+            try:
+                to.write(data)
+                to.flush()
+            except BrokenPipeError:
+                if not self._tolerant:
+                    raise
+                self.gone.add(stream)
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, to.fileno())
+                os.close(nowhere)
+
+    def coloured(self, stream: int) -> bool:
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        return not plain and self._streams[stream == STDOUT].isatty()
+
+
+class Writer(Protocol):
+    """What happens to a capsule's records."""
+
+    def put(self, record: Record) -> None: ...
+
+    def end(self) -> None:
+        """Write what is held back: there will be no more."""
+
+
+class Verbatim:
+    """The bytes as they came: for a capsule that is alone."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+
+    def put(self, record: Record) -> None:
+        self._streams.write(record.stream, record.data)
+
+    def end(self) -> None:
+        pass
+
+
+class Lines:
+    """Whole lines, each with what it needs to be told from others; a started one is held back."""
+
+    def __init__(
+        self, streams: Streams, name: str | None, number: int = 0, *, timestamps: bool = False
+    ) -> None:
+        self._streams = streams
+        self._name = name
+        self._colour = COLOURS[number % len(COLOURS)]
+        self._timestamps = timestamps
+        self._started: dict[int, tuple[int, bytes]] = {}  # stream → time of its first byte, bytes
+
+    def put(self, record: Record) -> None:
+        began, held = self._started.pop(record.stream, (record.realtime_ns, b""))
+        *lines, rest = (held + record.data).split(b"\n")
+        whole = b""
+        for line in lines:
+            whole += self._prefix(record.stream, began) + line + b"\n"
+            began = record.realtime_ns
+        if len(rest) > LONGEST:
+            whole += self._prefix(record.stream, began) + rest + b"\n"
+            rest = b""
+        if whole:
+            self._streams.write(record.stream, whole)
+        if rest:
+            self._started[record.stream] = began, rest
+
+    def end(self) -> None:
+        for stream, (began, rest) in sorted(self._started.items()):
+            self._streams.write(stream, self._prefix(stream, began) + rest + b"\n")
+        self._started.clear()
+
+    def _prefix(self, stream: int, realtime_ns: int) -> bytes:
+        text = f"{instant(realtime_ns)} " if self._timestamps else ""
+        if self._name:
+            label = f"{self._name}:"
+            if self._streams.coloured(stream):
+                label = f"\x1b[{self._colour}m{label}\x1b[0m"
+            text += label + " "
+        return text.encode()
+
+
+def writers(
+    streams: Streams, capsules: Sequence[str], *, timestamps: bool = False
+) -> dict[str, Writer]:
+    """A writer for each capsule: names before the lines when there are several."""
+    if len(capsules) == 1 and not timestamps:
+        return {capsules[0]: Verbatim(streams)}
+    several = len(capsules) > 1
+    return {
+        capsule: Lines(streams, capsule if several else None, number, timestamps=timestamps)
+        for number, capsule in enumerate(capsules)
+    }
+
+
+def instant(realtime_ns: int) -> str:
+    """A moment in UTC to the millisecond: ``2026-05-04T12:00:00.123Z``."""
+    moment = datetime.fromtimestamp(realtime_ns // 1_000_000_000, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{realtime_ns // 1_000_000 % 1000:03}Z"

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading a capsule's output: by offset, so that a move neither loses nor doubles a byte.
+
+The offset counts in the record log, which travels with its capsule (criu_glue/capsule/output.py). A
+reader that lost contact asks again from where it was, whoever answers then.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ...criu_glue.capsule.output import STDERR, STDOUT, Record, split, whole
+from ...errors import LiveshiftError, NotFound, NotPermitted
+from ...runtime.messages import Output, ReadOutput
+from ..client.client import Client
+from ..client.context import Place
+
+POLL_S = 10.0  # how long an ask for output may be held back when there is none
+SLACK_S = 20.0  # for its answer on top of that: the capsule may be on the move
+RETRY_S = 0.2, 2.0  # first and longest pause after a failed ask
+
+
+class Reader:
+    """A place in one capsule's output; ``code`` is its exit code once all of it was read."""
+
+    def __init__(self, capsule: str, offset: int = 0) -> None:
+        self.capsule = capsule
+        self.offset = offset
+        self.code: int | None = None
+        self._cut = b""
+
+    def read(self, client: Client, wait: float = 0.0) -> list[Record] | None:
+        """The next records, or None when there are none yet within ``wait`` seconds.
+
+        Raises what Client.ask raises; nothing is skipped then.
+        """
+        ask = ReadOutput(self.capsule, self.offset, wait)
+        answer = client.get(Output, ask, wait + SLACK_S)
+        self.offset = answer.next
+        self.code = answer.code
+        missing = self._missing(answer.dropped, answer.data) if answer.dropped else []
+        raw = self._cut + answer.data
+        end = whole(raw)
+        self._cut = raw[end:]
+        if not answer.data:
+            return missing or None
+        return missing + [r for r in split(raw[:end]) if r.stream in (STDOUT, STDERR)]
+
+    def _missing(self, dropped: int, following: bytes) -> list[Record]:
+        """Words in the place of output that is not there, on stderr."""
+        self._cut = b""
+        when = next((record.realtime_ns for record in split(following)), time.time_ns())
+        said = (
+            f"[liveshift: {dropped} bytes of the output of {self.capsule} are missing here: old"
+            " output goes by logs.max and logs.keep; with a full disk new output is lost]\n"
+        )
+        return [Record(when, STDERR, said.encode())]
+
+    def history(self, client: Client) -> Iterator[Record]:
+        """Everything up to now, without waiting for more."""
+        while self.code is None and (records := self.read(client)) is not None:
+            yield from records
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Output cannot be read for the moment; without an error: it can be read again."""
+
+    capsule: str
+    error: LiveshiftError | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A capsule's output was handed on to its end."""
+
+    capsule: str
+    code: int
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Following a capsule cannot go on."""
+
+    capsule: str
+    error: BaseException
+
+
+Report = Trouble | Ended | Stopped
+
+
+class Follower(threading.Thread):
+    """Hands on the output of one capsule as it comes, over a connection of its own.
+
+    ``put`` is called with every record and ``report`` with what else there is to say, Ended or
+    Stopped as the last word; both in this thread. A daemon thread: it keeps no program from ending.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        reader: Reader,
+        put: Callable[[Record], None],
+        report: Callable[[Report], None],
+    ) -> None:
+        super().__init__(name=f"output of {reader.capsule}", daemon=True)
+        self._place = place
+        self._reader = reader
+        self._put = put
+        self._report = report
+
+    def run(self) -> None:
+        reader = self._reader
+        try:
+            with Client(self._place) as client:
+                while reader.code is None:
+                    for record in self._next(client):
+                        self._put(record)
+            self._report(Ended(reader.capsule, reader.code))
+        except BaseException as error:  # told to the thread that waits
+            self._report(Stopped(reader.capsule, error))
+
+    def _next(self, client: Client) -> list[Record]:
+        pause, told = RETRY_S[0], False
+        while True:
+            try:
+                # After trouble no answer is held back: that there is one is news enough.
+                records = self._reader.read(client, 0.0 if told else POLL_S)
+            except (NotFound, NotPermitted):
+                raise
+            except LiveshiftError as error:  # the capsule lives on; so does this
+                if not told:
+                    self._report(Trouble(self._reader.capsule, error))
+                told = True
+                time.sleep(pause)
+                pause = min(2 * pause, RETRY_S[1])
+                continue
+            if told:
+                self._report(Trouble(self._reader.capsule))
+            return records or []

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looking on while the orchestrator is restarted: its migrations go on, and so does who watches."""
+
+from __future__ import annotations
+
+import time
+from typing import TypeVar
+
+from ...errors import Unreachable
+from ...runtime.messages import Message
+from ..client.client import Client
+from . import render
+
+A = TypeVar("A", bound=Message)
+
+PATIENCE_S = 30.0
+AGAIN_S = 0.2
+
+
+def look(client: Client, answer: type[A], ask: Message, seconds: float = PATIENCE_S) -> A:
+    """The answer to an ask that only looks, asked again while nobody answers.
+
+    Says so on stderr once. Raises Unreachable when that lasts for ``seconds``, and what
+    Client.get raises otherwise.
+    """
+    until = time.monotonic() + seconds
+    told = False
+    while True:
+        try:
+            return client.get(answer, ask)
+        except Unreachable as error:
+            if time.monotonic() > until:
+                raise
+            if not told:
+                render.note(f"{error}; looking again", style="yellow")
+            told = True
+            time.sleep(AGAIN_S)

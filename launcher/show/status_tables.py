@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of ``liveshift status``."""
+
+from __future__ import annotations
+
+import pwd
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.text import Text
+
+from ...runtime.model.link_rates import bits
+from ..report import quantities as q
+from . import forecast, moves, render
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from ...runtime.messages import (
+        CapsuleRow,
+        DataLink,
+        GpuSeat,
+        HostRow,
+        JobRow,
+        MigrationRow,
+        Status,
+    )
+
+STYLES = {
+    "running": "green",
+    "up": "green",
+    "starting": "cyan",
+    "moving": "yellow",
+    "unknown": "yellow",
+    "ending": "yellow",
+    "tainted": "yellow",
+    "cordoned": "yellow",
+    "ended": "dim",
+    "lost": "bold red",
+}
+
+
+EVERYTHING = 10**9
+"""Lines: as many as there are."""
+
+
+class Most(NamedTuple):
+    """Lines that are shown at most."""
+
+    jobs: int = EVERYTHING
+    moves: int = EVERYTHING
+    hosts: int = EVERYTHING
+
+
+ALL = Most()
+
+
+def parts(
+    status: Status,
+    *,
+    wide: bool = False,
+    hidden: int = 0,
+    most: Most = ALL,
+) -> list[RenderableType]:
+    """What the orchestrator waits for, jobs with their capsules, moves under way, hosts: to be
+    shown one below the other.
+
+    ``hidden``: ended jobs that are left out.
+    """
+    found: list[RenderableType] = []
+    if status.trouble:
+        found += [Text(status.trouble, style="yellow"), Text()]
+    if status.jobs:
+        there = sum(1 + len(job.capsules) for job in status.jobs)
+        found += [jobs(status, wide=wide, most=most.jobs), *_cut(there, most.jobs)]
+    elif not hidden:
+        found.append(Text("no jobs; `liveshift run -- COMMAND` starts one", style="dim"))
+    if hidden:
+        found.append(Text(f"and {render.count(hidden, 'ended job')} more: --all", style="dim"))
+    if status.moving:
+        shown = status.moving[: most.moves]
+        found += [Text(), moving(shown, wide=wide), *_cut(len(status.moving), most.moves)]
+        found += map(Text, forecast.lines(shown))
+    found += [Text(), hosts(status.hosts[: most.hosts], wide=wide)]
+    found += _cut(len(status.hosts), most.hosts)
+    found += unknown(status)
+    found += [*other_files(status.hosts), *output_troubles(status.jobs)]
+    return [*found, *warnings(status.hosts, wide=wide)]
+
+
+def _cut(there: int, most: int) -> list[Text]:
+    """That some lines are left out."""
+    return [Text(f"… and {there - most} more lines", style="dim")] if there > most else []
+
+
+def jobs(status: Status, *, wide: bool, most: int = EVERYTHING) -> Table:
+    """A line per job, and one per capsule below it; at most so many lines."""
+    columns = ["job", "state", "host", "epoch", "address", "ranks", "coll/s", "memory"]
+    if wide:
+        columns += ["pids", "collectives", "user", "age", "command"]
+    numbers = ("epoch", "coll/s", "memory", "pids", "collectives", "age")
+    table = render.table(*columns, right=numbers)
+    for job in status.jobs:
+        for cells in (
+            _job(job, status.time, wide=wide),
+            *(_capsule(capsule, wide=wide) for capsule in job.capsules),
+        ):
+            if len(table.rows) < most:
+                table.add_row(*cells)
+    return table
+
+
+def moving(rows: list[MigrationRow], *, wide: bool) -> Table:
+    """Migrations under way."""
+    columns = ["moving", "from → to", "step", "progress", "bytes", "seconds"]
+    table = render.table(*columns, *(["reason"] if wide else ()), right=("seconds",))
+    for row in rows:
+        cells: list[RenderableType] = [
+            row.capsule,
+            f"{row.source} → {row.destination}",
+            Text(row.state, style="yellow"),
+            moves.bar(row),
+            moves.amount(row),
+            f"{row.seconds:.1f}",
+        ]
+        table.add_row(*cells, *([row.reason] if wide else ()))
+    return table
+
+
+def hosts(rows: list[HostRow], *, wide: bool) -> Table:
+    """Hosts, the room they have, and who tainted them."""
+    columns = ["host", "state", "slots", "spare", "free memory", "taint"]
+    with_gpus = any(row.gpus for row in rows)
+    if with_gpus:
+        columns[5:5] = ["GPUs"]
+    if wide:
+        columns[1:1] = ["address", "data link"]
+        columns += ["capsules"]
+    table = render.table(*columns, right=("slots", "free memory"))
+    for row in rows:
+        state = _state(row.state)
+        if row.taint is not None:
+            state = Text.assemble(state, ", ", _state("tainted"))
+        if row.cordon is not None:
+            state = Text.assemble(state, ", ", _state("cordoned"))
+        taint = "" if row.taint is None else row.taint
+        if row.taint_by:
+            taint += f" (by {row.taint_by})"
+        if row.cordon is not None:
+            taint += f"{'; ' if taint else ''}cordoned by {row.cordon}"
+        cells: list[RenderableType] = [
+            row.name,
+            state,
+            f"{row.used}/{row.slots}",
+            row.spare,
+            q.size(row.memory_free),
+            taint,
+        ]
+        if with_gpus:
+            cells[5:5] = [gpus(row.gpus)]
+        if wide:
+            cells[1:1] = [row.address, _link(row.link)]
+            cells += [", ".join(row.capsules)]
+        table.add_row(*cells)
+    return table
+
+
+def warnings(rows: list[HostRow], *, wide: bool) -> list[Text]:
+    """What is wrong with the interfaces that images go over; of those that are up, if ``wide``:
+    that one is slow keeps no move from going."""
+    return [
+        Text(f"{row.name}: {row.link.warning}", style="yellow")
+        for row in rows
+        if row.link is not None and row.link.warning and row.state == "up"
+        if wide or not row.link.up
+    ]
+
+
+def unknown(status: Status) -> list[Text]:
+    """What hosts run that the journal does not know, and how to end it."""
+    found = []
+    for row in status.unknown:
+        job = row.capsule.partition("/")[0]
+        words = f"{row.host} runs {row.capsule}, which the journal does not know ({row.command});"
+        words += f" `liveshift stop {job} --unknown {row.host}` ends it"
+        found.append(Text(words, style="yellow"))
+    return found
+
+
+def other_files(rows: list[HostRow]) -> list[Text]:
+    """Which hosts use another cluster file than the orchestrator, and what to do."""
+    names = [row.name for row in rows if row.other_file and row.state == "up"]
+    if not names:
+        return []
+    return [
+        Text(
+            f"{', '.join(names)}: the cluster file there differs from the orchestrator's: copy the"
+            " orchestrator's to it, and the agent takes it up by itself",
+            style="yellow",
+        )
+    ]
+
+
+def output_troubles(rows: list[JobRow]) -> list[Text]:
+    """Capsules whose output cannot be kept on their hosts."""
+    return [
+        Text(f"{capsule.name} on {capsule.host}: {capsule.output_trouble}", style="yellow")
+        for job in rows
+        for capsule in job.capsules
+        if capsule.output_trouble
+    ]
+
+
+def _link(link: DataLink | None) -> str:
+    """``eth0, 25 Gbit/s; 9.4 Gbit/s to h1``."""
+    if link is None or not link.interface:
+        return "–"
+    words = f"{link.interface}, {bits(link.speed)}" if link.speed else link.interface
+    words += "" if link.up else ", down"
+    return "; ".join([words, *(f"{bits(8 * r)} to {n}" for n, r in sorted(link.rates.items()))])
+
+
+def gpus(seats: list[GpuSeat]) -> str:
+    """``H200 ×8 (3 free)``; several models are separated by commas."""
+    models = dict.fromkeys(seat.name for seat in seats)
+    return ", ".join(
+        f"{model.removeprefix('NVIDIA ')} ×{sum(s.name == model for s in seats)}"
+        f" ({sum(s.free for s in seats if s.name == model)} free)"
+        for model in models
+    )
+
+
+def _job(job: JobRow, now: float, *, wide: bool) -> list[RenderableType]:
+    state = _state(job.state)
+    if job.code is not None:
+        state = Text.assemble(state, (f" ({job.code})", "bold red" if job.code else "dim"))
+    cells: list[RenderableType] = [
+        Text(job.name, style="bold"),
+        state,
+        "",
+        "",
+        "",
+        "",
+        "" if job.state == "ended" else _rate(job.rate),
+        "",
+    ]
+    if wide:
+        cells += ["", "", _user(job.user), render.clock(max(0.0, now - job.started)), job.command]
+    return cells
+
+
+def _capsule(capsule: CapsuleRow, *, wide: bool) -> list[RenderableType]:
+    state = _state(capsule.state)
+    if capsule.code is not None:
+        state = Text.assemble(state, (f" ({capsule.code})", "bold red" if capsule.code else "dim"))
+    over = capsule.state == "ended"
+    cells: list[RenderableType] = [
+        f"  {capsule.name}",
+        state,
+        capsule.host,
+        str(capsule.epoch),
+        capsule.address,
+        ranges(capsule.ranks),
+        "" if over else _rate(capsule.rate),
+        "" if over else q.size(capsule.resident),
+    ]
+    if wide:
+        cells += [str(capsule.pids), str(capsule.collectives), "", "", ""]
+    return cells
+
+
+def ranges(ranks: list[int]) -> str:
+    """``0-3``, ``0,2``, ``0-1,4``: the ranks of a capsule, short."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+
+
+def _rate(rate: float) -> str:
+    return "–" if rate == 0 else q.figures(rate) if rate < 999.5 else f"{rate:.0f}"
+
+
+def _state(state: str) -> Text:
+    return Text(state, style=STYLES.get(state, ""))
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
