@@ -27,7 +27,7 @@ from ..errors import StepFailed
 from . import threads
 
 SERVICE = "liveshift"
-"""The interposer's service thread (interposer/service.c)."""
+"""The interposer's service thread (interposer/service/service.c)."""
 
 REAP_S = 0.02
 """How often a hold looks whether somebody has killed what it holds: a traced thread stays a zombie

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Arguments: "load" FILE, or "find" LIBRARY SYMBOL, in any number; prints a line for each find. */
 
-#include "../interposer/elf_lookup.h"
+#include "../interposer/hooks/elf_lookup.h"
 
 #include <dlfcn.h>
 #include <stdio.h>

@@ -4,9 +4,9 @@
  * and threads that are the caller's coroutines, so nothing here waits. gate.c and clocks.c are
  * compiled beside it as they are; process.c is included for the page that it makes.
  */
-#include "clocks.h"
+#include "gate/clocks.h"
 
-#include "process.c"
+#include "gate/process.c"
 
 struct gate *sim_process(const char *draft, const char *path, int pid, int rank) {
     struct gate *gate = malloc(sizeof *gate);

@@ -84,10 +84,10 @@ def interposer(flags: Sequence[str] = ()) -> Path:
             return part / f"{source.stem}.o"
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(compiled, sorted(INTERPOSER.glob("*.c"))))
+            objects = list(pool.map(compiled, sorted(INTERPOSER.rglob("*.c"))))
         compile_c(part / "liveshift_interposer.so", *own, *linking, *objects)
 
-    files = INTERPOSER.glob("*.[ch]")
+    files = INTERPOSER.rglob("*.[ch]")
     return kept(BUILT, "interposer", files, (*own, *linking), make) / "liveshift_interposer.so"
 
 

@@ -43,13 +43,13 @@ ffi.cdef(GATE_H)
 def build(folder: Path, change: tuple[str, str, str] | None = None) -> Any:
     """Compile and load; ``change``: file, passage that occurs once in it, what takes its place.
 
-    The file may be one of the interposer's or gate_simulation.c.
+    The file may be one of the interposer's gate or gate_simulation.c.
     """
-    sources = {name: INTERPOSER / name for name in ("gate.c", "clocks.c")}
+    sources = {name: INTERPOSER / "gate" / name for name in ("gate.c", "clocks.c")}
     sources["gate_simulation.c"] = Path(__file__).with_name("gate_simulation.c")
     if change is not None:
         name, before, after = change
-        path = sources.get(name, INTERPOSER / name)
+        path = sources.get(name, INTERPOSER / "gate" / name)
         text = path.read_text()
         if text.count(before) != 1:
             raise ValueError(f"{name} has {text.count(before)} times: {before}")
@@ -62,7 +62,7 @@ def build(folder: Path, change: tuple[str, str, str] | None = None) -> Any:
     compiler = os.environ.get("CC", "cc").split()
     flags = ["-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-pthread", "-D_GNU_SOURCE"]
     flags += ['-DLIVESHIFT_VERSION="simulated"', "-Wno-unused-function"]
-    includes = [f"-I{folder}", f"-I{INTERPOSER}"]
+    includes = [f"-I{folder}", f"-I{INTERPOSER / 'gate'}", f"-I{INTERPOSER}"]
     subprocess.run(
         [*compiler, *flags, *includes, "-o", library, *map(str, sources.values())], check=True
     )

@@ -36,7 +36,7 @@ def test_messages_and_operations_are_the_same_in_c(tmp_path: Path) -> None:
     lines += [f'printf("{name} %d\\n", (int){name});' for name in constants]
     source, program = tmp_path / "layout.c", tmp_path / "layout"
     source.write_text(
-        '#include <stddef.h>\n#include <stdio.h>\n#include "device_session.h"\n'
+        '#include <stddef.h>\n#include <stdio.h>\n#include "session/device_session.h"\n'
         "int main(void) {\n" + "\n".join(lines) + "\n}\n"
     )
     compiler = os.environ.get("CC", "cc").split()
@@ -46,7 +46,7 @@ def test_messages_and_operations_are_the_same_in_c(tmp_path: Path) -> None:
 
 
 def test_every_operation_of_the_header_is_mirrored() -> None:
-    text = (HEADERS / "device_session.h").read_text()
+    text = (HEADERS / "session/device_session.h").read_text()
     body = text.split("enum liveshift_device_op {", 1)[1].split("\n};", 1)[0]
     named = [line.split("=")[0].strip() for line in body.splitlines() if " = " in line]
     assert named == [f"LIVESHIFT_DEVICE_{op.name}" for op in Op]

@@ -54,7 +54,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def probe(request: pytest.FixtureRequest, folder: Path) -> Callable[..., list[str]]:
     program = folder / f"probe-{request.param}"
     flags = sanitizers.flags(request.param)
-    compile_c(program, *flags, HERE / "elf_lookup_probe.c", INTERPOSER / "elf_lookup.c", "-ldl")
+    compile_c(
+        program, *flags, HERE / "elf_lookup_probe.c", INTERPOSER / "hooks/elf_lookup.c", "-ldl"
+    )
 
     def ask(*words: object) -> list[str]:
         done = subprocess.run(
@@ -145,7 +147,7 @@ def test_a_thread_takes_no_signals_and_leaves_its_parent_as_it_was(
 ) -> None:
     program, flags = folder / f"thread-{build}", sanitizers.flags(build)
     sources = [HERE / "thread_start_probe.c"]
-    sources += [INTERPOSER / "thread.c", INTERPOSER / "elf_lookup.c"]
+    sources += [INTERPOSER / "gate/thread.c", INTERPOSER / "hooks/elf_lookup.c"]
     compile_c(program, *flags, *sources, "-ldl")
     said = subprocess.run(
         [program], env=os.environ | sanitizers.OPTIONS, stdout=subprocess.PIPE, text=True,

@@ -31,7 +31,7 @@ class Built:
     def __init__(self, build: str) -> None:
         flags = sanitizers.flags(build)
         self.linked = sanitizers.interposer(flags) if flags else None
-        sources = [*DOUBLE.glob("*.[ch]"), INTERPOSER / "entry_points.h"]
+        sources = [*DOUBLE.glob("*.[ch]"), INTERPOSER / "hooks/entry_points.h"]
         own = [*flags, *(sanitizers.first(self.linked) if self.linked else [])]
 
         def make(part: Path) -> None:

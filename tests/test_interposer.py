@@ -240,7 +240,7 @@ def test_every_listed_name_is_hooked() -> None:
 # --- the C double -------------------------------------------------------------------------------
 
 DOUBLE = """
-#include "entry_points.h"
+#include "hooks/entry_points.h"
 #define X(kind, symbol, need) \\
     void symbol(void *options) { if (options) ((void (*)(void))options)(); }
 LIVESHIFT_GLOO_ENTRY_POINTS(X)
@@ -253,7 +253,7 @@ DRIVER = """
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include "entry_points.h"
+#include "hooks/entry_points.h"
 #define barrier _ZN4gloo7barrierERNS_14BarrierOptionsE
 void barrier(void *options);
 static pthread_barrier_t together;

@@ -145,4 +145,4 @@ def test_our_declarations_are_those_of_the_double(tmp_path: Path) -> None:
         subprocess.run(command, check=True)
         return subprocess.run([tmp_path / "abi"], check=True, capture_output=True, text=True).stdout
 
-    assert run(ROOT / "interposer", ours) == run(INCLUDE, theirs)
+    assert run(ROOT / "interposer/nccl", ours) == run(INCLUDE, theirs)

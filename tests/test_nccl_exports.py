@@ -13,7 +13,7 @@ from liveshift.interposer.elf import shared_library
 from liveshift.interposer.library import library_path
 
 HERE = Path(__file__).resolve().parent
-REAL = HERE.parent / "interposer" / "nccl_real.h"
+REAL = HERE.parent / "interposer/nccl/nccl_real.h"
 
 
 class Export(NamedTuple):

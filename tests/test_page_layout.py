@@ -13,7 +13,7 @@ import pytest
 from liveshift.interposer import layout
 
 HEADER_FOLDER = Path(__file__).resolve().parent.parent / "interposer"
-HEADER = HEADER_FOLDER / "page.h"
+HEADER = HEADER_FOLDER / "gate/page.h"
 
 RECORDS = {
     "order": layout.ORDER,
@@ -76,7 +76,7 @@ def in_c(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, ...]]
     lines += [f'printf("{name} %d\\n", (int){name});' for name in constants]
     source = folder / "layout.c"
     source.write_text(
-        '#include <stddef.h>\n#include <stdio.h>\n#include "page.h"\n'
+        '#include <stddef.h>\n#include <stdio.h>\n#include "gate/page.h"\n'
         "int main(void) {\n" + "\n".join(lines) + "\nputs(LIVESHIFT_PAGE_MAGIC);\n}\n"
     )
     program = folder / "layout"
@@ -134,7 +134,7 @@ def test_an_orders_check_is_the_same_in_c(tmp_path: Path) -> None:
     """gate.c's check_of, compiled, against layout.check_of."""
     source = tmp_path / "check.c"
     source.write_text(
-        '#include <stdio.h>\n#include "gate.c"\n'
+        '#include <stdio.h>\n#include "gate/gate.c"\n'
         "int main(void) { struct order o = {3, 4000000000u, 77};"
         ' printf("%u\\n", check_of(&o)); }\n'
     )

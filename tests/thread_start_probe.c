@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Starts a thread of the interposer's kind and prints what that thread finds itself to be. */
 
-#include "../interposer/thread.h"
+#include "../interposer/gate/thread.h"
 
 #include <signal.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
 /* Stands for libtorch_cpu.so: every hooked function counts its calls. Wants nothing of libc, so that
    it can be loaded wherever the interposer can. */
 
-#include "entry_points.h"
+#include "hooks/entry_points.h"
 
 static unsigned long calls;
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The interposer's way to functions that moved between glibcs, open to probe.py. */
 
-#include "elf_lookup.h"
-#include "thread.h"
+#include "gate/thread.h"
+#include "hooks/elf_lookup.h"
 
 #include <stdlib.h>
 #include <unistd.h>

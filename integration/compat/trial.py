@@ -56,8 +56,8 @@ def build(folder: Path) -> None:
         check=True,
     )  # fmt: skip
     subprocess.run(
-        [*cc, "-o", folder / "lookups.so", HERE / "lookups.c", HEADERS / "elf_lookup.c",
-         HEADERS / "thread.c"],
+        [*cc, "-o", folder / "lookups.so", HERE / "lookups.c", HEADERS / "hooks/elf_lookup.c",
+         HEADERS / "gate/thread.c"],
         check=True,
     )  # fmt: skip
     for file in (library_path(), HERE / "probe.py", HERE / "torch_probe.py"):

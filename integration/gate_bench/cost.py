@@ -52,7 +52,7 @@ def build(folder: Path) -> Programs:
     subprocess.run(
         [*cc, *shared, "-fvisibility=hidden", "-fexceptions", "-pthread",
          f'-DLIVESHIFT_VERSION="{liveshift.__version__}"', "-o", identified,
-         *sorted(INTERPOSER.glob("*.c")), HERE / "identify.c"],
+         *sorted(INTERPOSER.rglob("*.c")), HERE / "identify.c"],
         check=True,
     )  # fmt: skip
     return Programs(loop, identified)

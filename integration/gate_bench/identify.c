@@ -2,8 +2,8 @@
 /* Built together with the interposer's own sources: gives loop.c's context an identity, as
    gloo_connect.c does when the members of a context have met. */
 
-#include "exported.h"
-#include "gloo_contexts.h"
+#include "gloo/gloo_contexts.h"
+#include "hooks/exported.h"
 
 #include <stdlib.h>
 

@@ -4,7 +4,7 @@
 #define LIVESHIFT_TESTS_AGENT_H
 
 #include "check.h"
-#include "page.h"
+#include "gate/page.h"
 
 #include <fcntl.h>
 #include <limits.h>

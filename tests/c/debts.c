@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Whose debt it is when nobody has taken a number of a clock yet, and how long a thread waits.
- * needs: clocks.c process.c
+ * needs: gate/clocks.c gate/process.c
  */
 #include "agent.h"
-#include "clocks.h"
+#include "gate/clocks.h"
 
-#include "gate.c"
+#include "gate/gate.c"
 
 #define ME 11
 #define OTHER 12

@@ -2,14 +2,14 @@
 /*
  * A process forks while another thread of it uses the page, a communicator and the ledger for the
  * very first time: whatever of that the child got, it begins with nothing and finds no lock held.
- * needs: gate.c clocks.c process.c ledger.c ledger_rows.c streams.c graphs.c
+ * needs: gate/gate.c gate/clocks.c gate/process.c cuda/ledger.c cuda/ledger_rows.c cuda/streams.c cuda/graphs.c
  */
 #include "check.h"
-#include "clocks.h"
-#include "cuda_real.h"
-#include "ledger.h"
-#include "process.h"
-#include "vcomm.h"
+#include "cuda/cuda_real.h"
+#include "cuda/ledger.h"
+#include "gate/clocks.h"
+#include "gate/process.h"
+#include "nccl/vcomm.h"
 
 #include <sched.h>
 #include <sys/wait.h>

@@ -3,10 +3,10 @@
  * A process with busy threads forks, again and again: each child has a page of its own that begins
  * at nothing and an open gate, also where its parent's was closed, and the parent's page is as if
  * nothing had been.
- * needs: gate.c clocks.c process.c
+ * needs: gate/gate.c gate/clocks.c gate/process.c
  */
 #include "agent.h"
-#include "clocks.h"
+#include "gate/clocks.h"
 
 #include <sched.h>
 #include <sys/wait.h>

@@ -8,7 +8,7 @@
 #define LIVESHIFT_TESTS_GATE_ALONE_H
 
 #include "check.h"
-#include "gate.h"
+#include "gate/gate.h"
 
 #include <errno.h>
 #include <linux/futex.h>
@@ -65,7 +65,7 @@ static inline long wait_here(long number, const void *at, int op, uint32_t value
 #define clock_gettime(clock, at) gettime_here(clock, at)
 #define syscall(number, at, op, value, look, ...) wait_here(number, at, op, value, look)
 
-#include "gate.c"
+#include "gate/gate.c"
 
 #define ME 11
 #define OTHER 12

@@ -3,10 +3,10 @@
  * Threads that pass the gate as fast as they can, and an agent that stops them at random moments:
  * where it finds its targets reached with the gate closed, nothing moves, and in the end no
  * operation was lost or counted twice.
- * needs: gate.c clocks.c process.c
+ * needs: gate/gate.c gate/clocks.c gate/process.c
  */
 #include "agent.h"
-#include "clocks.h"
+#include "gate/clocks.h"
 
 #include <sched.h>
 

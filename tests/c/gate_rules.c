@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Each rule by which the gate decides, asked for by itself (gate_alone.h).
- * needs: clocks.c process.c
+ * needs: gate/clocks.c gate/process.c
  */
 #include "gate_alone.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How a thread waits at the gate: until when, what is seen of it, what wakes it (gate_alone.h).
- * needs: clocks.c process.c
+ * needs: gate/clocks.c gate/process.c
  */
 #include "gate_alone.h"
 

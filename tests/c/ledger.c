@@ -3,15 +3,15 @@
  * Threads allocate, free, map and export as CUDA would have them, with addresses that are another's
  * as soon as they are free, while the process forks: in the end every row is free again, no child
  * has begun with anything, and what finds no room is counted.
- * needs: gate.c clocks.c process.c ledger.c ledger_rows.c streams.c graphs.c
+ * needs: gate/gate.c gate/clocks.c gate/process.c cuda/ledger.c cuda/ledger_rows.c cuda/streams.c cuda/graphs.c
  */
 #include "check.h"
-#include "cuda_real.h"
-#include "graphs.h"
-#include "ledger_rows.h"
-#include "process.h"
-#include "streams.h"
-#include "vcomm.h"
+#include "cuda/cuda_real.h"
+#include "cuda/graphs.h"
+#include "cuda/ledger_rows.h"
+#include "cuda/streams.h"
+#include "gate/process.h"
+#include "nccl/vcomm.h"
 
 #include <sched.h>
 #include <sys/wait.h>

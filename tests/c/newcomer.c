@@ -3,10 +3,10 @@
  * A thread that has not passed the gate yet owes an operation: nothing tells that it is the one. The
  * others that wait for it are a pool that goes on by itself, each time after its own short patience.
  * The boundary comes all the same.
- * needs: gate.c clocks.c process.c
+ * needs: gate/gate.c gate/clocks.c gate/process.c
  */
 #include "agent.h"
-#include "clocks.h"
+#include "gate/clocks.h"
 
 #include <sched.h>
 

@@ -3,10 +3,10 @@
  * The agent gives another order while a thread is taking its number: after the thread has looked at
  * the order, before it looks again. The agent may have read the clocks by then and have found this
  * process still. So nothing may be taken, and nothing may be left of the try.
- * needs: clocks.c process.c
+ * needs: gate/clocks.c gate/process.c
  */
 #include "agent.h"
-#include "clocks.h"
+#include "gate/clocks.h"
 
 #include <stdatomic.h>
 
@@ -27,7 +27,7 @@ static inline uint64_t fetch_add_and_pause(_Atomic uint64_t *at, uint64_t count)
         default: fetch_add_only(at, count))
 #define fetch_add_only(at, count) atomic_fetch_add_explicit(at, count, memory_order_seq_cst)
 
-#include "gate.c"
+#include "gate/gate.c"
 
 #define TARGET 9 /* more than are taken */
 

@@ -3,10 +3,10 @@
  * Threads make communicators and clocks, use them and end them, while an agent arms and opens: rows
  * are whole when they are seen, none changes its clock while the gate is closed, and no operation
  * is lost from the sum.
- * needs: gate.c clocks.c process.c
+ * needs: gate/gate.c gate/clocks.c gate/process.c
  */
 #include "agent.h"
-#include "clocks.h"
+#include "gate/clocks.h"
 
 #include <sched.h>
 

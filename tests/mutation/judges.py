@@ -30,7 +30,7 @@ JUDGES: dict[str, tuple[str, ...]] = {
         "test_moves_rules.py", "test_moves_ground.py", "test_moves_begun.py",
         "test_journal_trouble.py", "test_books.py",
     ),
-    "interposer/gate.c": (
+    "interposer/gate/gate.c": (
         "test_c_suite.py::test_program[plain-gate_rules]",
         "test_c_suite.py::test_program[plain-gate_waits]",
         "test_c_suite.py::test_program[plain-debts]",
@@ -167,33 +167,37 @@ EXPLAINED: dict[tuple[str, str, str], str] = {
         "for communicator in [c for c in ids if members[c] < sizes.get(c, 1)]:",
     ): "every id comes with its size",
     (
-        "interposer/gate.c",
+        "interposer/gate/gate.c",
         "for (int tries = 0; tries < 1000; tries++) {",
         "for (int tries = 1; tries < 1000; tries++) {",
     ): PACE,
     **{
-        ("interposer/gate.c", TRIES, TRIES.replace(*change)): PACE
+        ("interposer/gate/gate.c", TRIES, TRIES.replace(*change)): PACE
         for change in (("< 1000", "<= 1000"), ("< 1000", "< 1001"))
     },
-    ("interposer/gate.c", "sched_yield();", ";"): PACE,
-    ("interposer/gate.c", USED, USED.replace("used <", "used <=")): SAME_NUMBER,
-    ("interposer/gate.c", ADMITTED, ADMITTED.replace("announced >", "announced >=")): SAME_NUMBER,
+    ("interposer/gate/gate.c", "sched_yield();", ";"): PACE,
+    ("interposer/gate/gate.c", USED, USED.replace("used <", "used <=")): SAME_NUMBER,
+    (
+        "interposer/gate/gate.c",
+        ADMITTED,
+        ADMITTED.replace("announced >", "announced >="),
+    ): SAME_NUMBER,
     **{
-        ("interposer/gate.c", ELAPSED, ELAPSED.replace(*change)): SAME_NUMBER
+        ("interposer/gate/gate.c", ELAPSED, ELAPSED.replace(*change)): SAME_NUMBER
         for change in (("ms >", "ms >="), ("ms < 0", "ms <= 0"), ("ms < 0", "ms < 1"))
     },
     **{
-        ("interposer/gate.c", "used = true;", change): "whoever used it is not this thread,"
+        ("interposer/gate/gate.c", "used = true;", change): "whoever used it is not this thread,"
         " which is then not alone either: that alone makes it another's debt"
         for change in ("used = false;", ";")
     },
     (
-        "interposer/gate.c",
+        "interposer/gate/gate.c",
         "pthread_mutex_init(&gate->deciding, NULL);",
         ";",
     ): "a mutex of zeros is one that is ready; kept, as POSIX does not say so",
     (
-        "interposer/gate.c",
+        "interposer/gate/gate.c",
         FUTEX,
         FUTEX.replace("NULL, 0", "NULL, 1"),
     ): "the kernel does not look at it: FUTEX_WAIT has no such argument",

@@ -3,7 +3,7 @@
  * A double of libtorch_cpu.so as far as the interposer sees gloo: collectives that do nothing or
  * call back, and contexts that connect as gloo's do, by calling each other through the PLT.
  */
-#include "entry_points.h"
+#include "hooks/entry_points.h"
 
 #include "gloo.h"
 

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "arena.h"
+
+#include "arena_blocks.h"
+#include "arena_devices.h"
+#include "graphs.h"
+#include "session/device_calls.h"
+#include "session/device_memory.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CUDA_INVALID 1
+
+/* Freed by the application, and waiting for a moment when nothing is captured. */
+static _Atomic uint32_t dropped;
+
+enum { UNKNOWN, ON, OFF };
+static _Atomic int whether;
+
+static bool is_on(void) {
+    int now = atomic_load_explicit(&whether, memory_order_relaxed);
+    if (now == UNKNOWN) {
+        const char *text = getenv("LIVESHIFT_DEVICE_ARENA");
+        now = text != NULL && strcmp(text, "1") == 0 ? ON : OFF;
+        atomic_store(&whether, now);
+    }
+    return now == ON;
+}
+
+/* Whether this thread has said that what it does concerns no capture that is under way. */
+static bool relaxed(void) {
+    int mode = cuda_relax_captures(CUDA_CAPTURES_RELAXED);
+    cuda_relax_captures(mode);
+    return mode == CUDA_CAPTURES_RELAXED;
+}
+
+static bool capturing(void) { return atomic_load(&captures_under_way) > 0; }
+
+/* The device's primary context; NULL: nobody uses it. */
+static void *primary_of(int32_t device) {
+    void *context = NULL;
+    unsigned flags;
+    int active = 0;
+    if (DEVICE_CALL(cuDevicePrimaryCtxGetState, device, &flags, &active) != CUDA_OK ||
+        active == 0 || DEVICE_CALL(cuDevicePrimaryCtxRetain, &context, device) != CUDA_OK)
+        return NULL;
+    DEVICE_CALL(cuDevicePrimaryCtxRelease_v2, device);
+    return context;
+}
+
+/* Waits for all work of a device, as cudaFree does. */
+static int wait_for(int32_t device) {
+    void *context = primary_of(device), *before = NULL;
+    int result = DEVICE_CALL(cuCtxGetCurrent, &before);
+    if (result != CUDA_OK || context == NULL)
+        return result; /* without a context nothing is under way */
+    if (context != before)
+        result = DEVICE_CALL(cuCtxSetCurrent, context);
+    if (result == CUDA_OK)
+        result = DEVICE_CALL(cuCtxSynchronize);
+    if (context != before)
+        DEVICE_CALL(cuCtxSetCurrent, before);
+    return result;
+}
+
+/* The device whose primary context is current, making it as cudaMalloc does; -1: another context is
+   the application's, and its memory would go with that. */
+static int32_t primary_device(void) {
+    static _Atomic(void *) known;
+    void *context = NULL;
+    int device;
+    if (DEVICE_CALL(cuCtxGetCurrent, &context) != CUDA_OK || context == NULL) {
+        int (*begin)(void *) = runtime_function(&known, "cudaFree");
+        if (begin == NULL || CUDA_CALL(begin(NULL)) != 0 ||
+            DEVICE_CALL(cuCtxGetCurrent, &context) != CUDA_OK)
+            return -1;
+    }
+    if (DEVICE_CALL(cuCtxGetDevice, &device) != CUDA_OK)
+        return -1;
+    return context == primary_of(device) ? device : -1;
+}
+
+/* One that was claimed. Threads are let go before the memory is back only while CUDA holds them. */
+static int end_block(struct arena_block *block) {
+    uint64_t address = atomic_load(&block->address), size = atomic_load(&block->size);
+    static const struct timespec pause = {0, 1000000};
+    while (atomic_load(&block->gone) != 0) {
+        DEVICE_CALL(cuCtxSynchronize);
+        nanosleep(&pause, NULL);
+    }
+    int result = memory_unmap(address, size);
+    if (result == CUDA_OK) {
+        memory_unreserve(address, size);
+        block_forget(block);
+    }
+    return result;
+}
+
+static void end_dropped(void) {
+    if (atomic_load_explicit(&dropped, memory_order_relaxed) == 0 || capturing())
+        return;
+    for (uint32_t i = 0; i < blocks_used(); i++) {
+        struct arena_block *block = block_number(i);
+        if (atomic_load(&block->state) != BLOCK_DROPPED ||
+            !block_claim(block, BLOCK_DROPPED, BLOCK_FREEING))
+            continue;
+        atomic_fetch_sub(&dropped, 1);
+        if (wait_for(atomic_load(&block->device)) == CUDA_OK)
+            end_block(block);
+    }
+}
+
+/* Whoever enabled a peer after the memory was made accessible has seen the block, or is seen here. */
+static void catch_up(const struct arena_made *made, uint64_t allowed) {
+    uint64_t now;
+    while ((now = arena_accessors(made->device)) != allowed) {
+        memory_allow(made->address, made->size, made->device, now, allowed & ~now);
+        allowed = now;
+    }
+}
+
+bool arena_allocate(size_t size, struct arena_made *made) {
+    if (size < ARENA_LEAST || !is_on())
+        return false;
+    end_dropped();
+    if (capturing() && !relaxed())
+        return false; /* the real one spoils the capture, and says so */
+    int32_t device = primary_device();
+    size_t granularity = arena_serves(device) ? memory_granularity(device) : 0;
+    if (granularity == 0)
+        return false;
+    size_t rounded = (size + granularity - 1) / granularity * granularity;
+    if (rounded < size || rounded - size > size / 8)
+        return false;
+    uint64_t allowed = arena_accessors(device);
+    *made = (struct arena_made){0, rounded, device};
+    if (memory_make(device, rounded, allowed, &made->address) != CUDA_OK)
+        return false;
+    if (block_enter(made->address, rounded, device) == NULL) {
+        memory_unmap(made->address, rounded);
+        memory_unreserve(made->address, rounded);
+        return false;
+    }
+    catch_up(made, allowed);
+    return true;
+}
+
+bool arena_has(uint64_t address) { return block_at(address) != NULL; }
+
+int arena_free(uint64_t address) {
+    struct arena_block *block = block_at(address);
+    if (block == NULL)
+        return CUDA_INVALID;
+    end_dropped();
+    if (capturing() && relaxed()) { /* allowed, but waiting would spoil the capture */
+        if (!block_claim(block, BLOCK_LIVE, BLOCK_DROPPED))
+            return CUDA_INVALID;
+        atomic_fetch_add(&dropped, 1);
+        return CUDA_OK;
+    }
+    int result = wait_for(atomic_load(&block->device));
+    if (result != CUDA_OK)
+        return result;
+    if (!block_claim(block, BLOCK_LIVE, BLOCK_FREEING))
+        return CUDA_INVALID;
+    result = end_block(block);
+    if (result != CUDA_OK)
+        block_put_back(block);
+    return result;
+}
+
+void arena_reset(int32_t device) {
+    if (blocks_held() == 0 || device < 0 || device >= ARENA_DEVICES)
+        return;
+    for (uint32_t i = 0; i < blocks_used(); i++) {
+        struct arena_block *block = block_number(i);
+        uint32_t state = atomic_load(&block->state);
+        if ((state != BLOCK_LIVE && state != BLOCK_DROPPED) ||
+            atomic_load(&block->device) != device || !block_claim(block, state, BLOCK_FREEING))
+            continue;
+        if (state == BLOCK_DROPPED)
+            atomic_fetch_sub(&dropped, 1);
+        end_block(block);
+    }
+    arena_forget_peers(device);
+}
+
+bool arena_outlived(int32_t device) { return blocks_held() > 0 && primary_of(device) == NULL; }
+
+void arena_not_shared(uint64_t address) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    if (block_around(address) == NULL)
+        return;
+    atomic_store(&whether, OFF);
+    if (!atomic_flag_test_and_set(&said))
+        dprintf(STDERR_FILENO,
+                "liveshift: CUDA gives no IPC handles of memory in liveshift's arena; from now on "
+                "cudaMalloc is the driver's here, and with LIVESHIFT_DEVICE_ARENA=0 in the job's "
+                "environment it is from the start (such a job can't be moved either way)\n");
+}

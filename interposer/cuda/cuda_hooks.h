@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the hooks of CUDA's two APIs have in common: our own declarations of the few types that are
+ * passed by value (all handles are pointers), and the records that both make.
+ *
+ * The law inside a hook: the real function is called exactly once, with the caller's arguments, and
+ * its result is the hook's, whatever the ledger makes of it. No lock is held meanwhile. Only what
+ * makes or frees memory of the arena (arena.h) takes the place of the real function.
+ */
+#ifndef LIVESHIFT_INTERPOSER_CUDA_HOOKS_H
+#define LIVESHIFT_INTERPOSER_CUDA_HOOKS_H
+
+#include "arena.h"
+#include "arena_devices.h"
+#include "cuda_real.h"
+#include "gate/process.h"
+#include "graphs.h"
+#include "ledger.h"
+#include "service/service.h"
+#include "streams.h"
+
+#include <stddef.h>
+
+#define EXPORTED __attribute__((visibility("default")))
+
+/* cudaIpcMemHandle_t, cudaIpcEventHandle_t, CUipcMemHandle, CUipcEventHandle. */
+struct ipc_handle {
+    char reserved[64];
+};
+
+/* `real`: the function of libcudart behind the hook that this stands in. */
+#define RUNTIME(name)                                                                              \
+    static _Atomic(void *) known;                                                                  \
+    __typeof__(&name) real = (__typeof__(&name))runtime_function(&known, #name);                   \
+    if (real == NULL)                                                                              \
+    return cuda_missing(#name)
+
+/* Whether a hook's call is the application's, and came back well. */
+#define RECORDED(result) ((result) == 0 && cuda_depth == 0)
+
+/* cudaErrorPeerAccessAlreadyEnabled, the same number in both APIs: by whatever way, it is enabled. */
+#define CUDA_PEER_ALREADY 704
+
+static inline uint64_t number(const void *handle) { return (uint64_t)(uintptr_t)handle; }
+
+/* Memory of a name was made. */
+static inline void made(enum ledger_name name, enum liveshift_memory kind, int32_t device,
+                        uint64_t address, uint64_t size, uint64_t stream, uint64_t flags) {
+    struct ledger_made it = {kind, device, address, size, 0, stream, flags};
+    ledger_add(name, &it);
+    if (kind == LIVESHIFT_MEMORY_DEVICE || kind == LIVESHIFT_MEMORY_POOL ||
+        kind == LIVESHIFT_MEMORY_ARENA)
+        service_for_memory();
+}
+
+static inline void made_of_handle(enum liveshift_memory kind, int32_t device, uint64_t handle,
+                                  uint64_t size, uint64_t flags) {
+    struct ledger_made it = {kind, device, handle, size, handle, 0, flags};
+    ledger_add(LEDGER_HANDLE, &it);
+}
+
+/* `call` frees what has that name. Its result. */
+#define FREES(name, address, call)                                                                 \
+    ({                                                                                             \
+        struct ledger_leaving leaving_ = {0};                                                      \
+        if (cuda_depth == 0)                                                                       \
+            leaving_ = ledger_leave(name, address);                                                \
+        int result_ = CUDA_CALL(call);                                                             \
+        ledger_left(leaving_, result_ == 0);                                                       \
+        result_;                                                                                   \
+    })
+
+/* The same where it may be the arena's. */
+#define FREES_MEMORY(address, call)                                                                \
+    FREES(LEDGER_POINTER, address, arena_has(address) ? arena_free(address) : (call))
+
+#define DESTROYS_STREAM(stream, call)                                                              \
+    ({                                                                                             \
+        struct liveshift_stream *row_ = cuda_depth == 0 ? stream_leave(number(stream)) : NULL;     \
+        int result_ = CUDA_CALL(call);                                                             \
+        stream_left(row_, number(stream), result_ == 0);                                           \
+        result_;                                                                                   \
+    })
+
+#define DESTROYS_GRAPH(graph, executable, call)                                                    \
+    ({                                                                                             \
+        bool ours_ = cuda_depth == 0;                                                              \
+        bool nccl_ = ours_ && graph_leave(number(graph), executable);                              \
+        int result_ = CUDA_CALL(call);                                                             \
+        if (ours_ && result_ != 0)                                                                 \
+            graph_back(number(graph), executable, nccl_);                                          \
+        result_;                                                                                   \
+    })
+
+/* `call` ends a stream's capture and leaves a graph in *graph. */
+#define ENDS_CAPTURE(stream, device, graph, call)                                                  \
+    ({                                                                                             \
+        bool ours_ = cuda_depth == 0;                                                              \
+        uint64_t capture_ = ours_ ? capture_ending(number(stream)) : 0;                            \
+        int result_ = CUDA_CALL(call);                                                             \
+        if (ours_)                                                                                 \
+            capture_ended(number(stream), device, capture_, result_ == 0 ? number(*(graph)) : 0);  \
+        result_;                                                                                   \
+    })
+
+static inline void counted(int by) {
+    _Atomic uint64_t *events = &gate_here()->page->ledger.events;
+    if (by > 0 || atomic_load(events) > 0)
+        atomic_fetch_add(events, (uint64_t)(int64_t)by);
+}
+
+static inline void device_was_reset(int32_t device) {
+    arena_reset(device);
+    ledger_reset(device);
+}
+
+static inline void exported_memory(uint64_t address) {
+    uint64_t base = address, size;
+    if (!ledger_find(LEDGER_POINTER, address, NULL))
+        allocation_around(address, &base, &size);
+    ledger_exported(LEDGER_POINTER, base, 0);
+}
+
+static inline void opened_memory(uint64_t address, int32_t device, uint64_t flags) {
+    uint64_t base = address, size = 0;
+    allocation_around(address, &base, &size);
+    made(LEDGER_OPENED, LIVESHIFT_MEMORY_IMPORTED, device, address, size, 0, flags);
+}
+
+#endif

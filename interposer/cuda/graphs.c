@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "graphs.h"
+
+#include "cuda_real.h"
+#include "gate/process.h"
+#include "nccl/vcomm.h"
+#include "streams.h"
+
+#define MOST 1024
+
+static pthread_mutex_t lists = PTHREAD_MUTEX_INITIALIZER;
+
+/* Unordered; what finds no room in one stays counted for ever, which is the safe side. */
+struct list {
+    uint64_t items[MOST];
+    unsigned count;
+};
+static struct list captures;     /* under way, with NCCL in them: numbers CUDA gave them */
+static struct list into_graphs;  /* streams whose capture adds to a graph that is counted */
+static struct list with_nccl[2]; /* graphs; executable ones */
+
+_Atomic uint32_t captures_under_way;
+
+void graphs_forked(void) {
+    atomic_store(&captures_under_way, 0);
+    lists = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    captures.count = into_graphs.count = with_nccl[0].count = with_nccl[1].count = 0;
+}
+
+static bool has(struct list *list, uint64_t item) {
+    pthread_mutex_lock(&lists);
+    unsigned at = 0;
+    while (at < list->count && list->items[at] != item)
+        at++;
+    bool found = at < list->count;
+    pthread_mutex_unlock(&lists);
+    return found;
+}
+
+static bool take(struct list *list, uint64_t item) {
+    pthread_mutex_lock(&lists);
+    unsigned at = 0;
+    while (at < list->count && list->items[at] != item)
+        at++;
+    bool found = at < list->count;
+    if (found)
+        list->items[at] = list->items[--list->count];
+    pthread_mutex_unlock(&lists);
+    return found;
+}
+
+static void put(struct list *list, uint64_t item) {
+    pthread_mutex_lock(&lists);
+    if (list->count < MOST)
+        list->items[list->count++] = item;
+    pthread_mutex_unlock(&lists);
+}
+
+static struct liveshift_ledger *totals(void) { return &gate_here()->page->ledger; }
+
+static _Atomic uint64_t *count_of(bool executable) {
+    return executable ? &totals()->graph_execs : &totals()->graphs;
+}
+
+static void has_nccl(uint64_t graph, bool executable) {
+    if (has(&with_nccl[executable], graph))
+        return;
+    put(&with_nccl[executable], graph);
+    atomic_fetch_add(&totals()->graphs_with_nccl, 1);
+}
+
+void capture_begun(uint64_t stream, int32_t device, bool into_graph) {
+    struct liveshift_stream *row = stream_row(stream, device);
+    if (row == NULL || (atomic_fetch_or(&row->use, STREAM_CAPTURING) & STREAM_CAPTURING) == 0)
+        atomic_fetch_add(&captures_under_way, 1);
+    vcomms_not_quick(); /* other streams may join the capture */
+    if (into_graph)
+        put(&into_graphs, stream);
+}
+
+void ledger_capture_has_nccl(uint64_t stream) {
+    uint64_t capture = capture_number(stream);
+    if (capture != 0 && !has(&captures, capture))
+        put(&captures, capture);
+}
+
+uint64_t capture_ending(uint64_t stream) { return capture_number(stream); }
+
+void capture_ended(uint64_t stream, int32_t device, uint64_t capture, uint64_t graph) {
+    if (graph == 0 && capture != 0 && capture_number(stream) == capture)
+        return; /* refused, as in a thread that may not end it: it goes on */
+    struct liveshift_stream *row = stream_row(stream, device);
+    if (row != NULL && (atomic_fetch_and(&row->use, ~STREAM_CAPTURING) & STREAM_CAPTURING) != 0)
+        atomic_fetch_sub(&captures_under_way, 1);
+    bool counted = take(&into_graphs, stream);
+    bool nccl = capture != 0 && take(&captures, capture);
+    if (graph == 0)
+        return;
+    if (!counted)
+        graph_made(graph);
+    if (nccl)
+        has_nccl(graph, false);
+}
+
+void graph_made(uint64_t graph) {
+    (void)graph;
+    atomic_fetch_add(count_of(false), 1);
+}
+
+void graph_copied(uint64_t graph, uint64_t copy, bool executable) {
+    atomic_fetch_add(count_of(executable), 1);
+    if (has(&with_nccl[false], graph))
+        has_nccl(copy, executable);
+}
+
+bool graph_leave(uint64_t graph, bool executable) {
+    if (atomic_load(&process_gate) == NULL)
+        return false;
+    bool nccl = take(&with_nccl[executable], graph);
+    if (atomic_load(count_of(executable)) > 0)
+        atomic_fetch_sub(count_of(executable), 1);
+    if (nccl)
+        atomic_fetch_sub(&totals()->graphs_with_nccl, 1);
+    return nccl;
+}
+
+void graph_back(uint64_t graph, bool executable, bool had_nccl) {
+    atomic_fetch_add(count_of(executable), 1);
+    if (had_nccl)
+        has_nccl(graph, executable);
+}

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The ledger: what this process holds of CUDA's memory, as rows of the page; page.h has their form.
+ *
+ * A row is found again, when its memory is freed, by name and address in an index of this process's
+ * own: 65,536 chains under 64 locks, each held for a few instructions and never across a call. What
+ * is freed leaves the index before the call that frees it, because the address may belong to
+ * another thread's allocation before that call is back; the row stays until the call has succeeded.
+ *
+ * Recording never fails a call: where there is no room, `missed` says so. A forked child begins
+ * empty (CUDA doesn't work in it anyway), an exec'ed program has a page of its own.
+ */
+#ifndef LIVESHIFT_INTERPOSER_LEDGER_H
+#define LIVESHIFT_INTERPOSER_LEDGER_H
+
+#include "gate/page.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* By what a row is found: functions that free take one of these, whatever made it. */
+enum ledger_name {
+    LEDGER_POINTER = 1, /* device, pool, managed and pinned memory */
+    LEDGER_REGISTERED,  /* cudaHostRegister */
+    LEDGER_RESERVED,    /* cuMemAddressReserve */
+    LEDGER_HANDLE,      /* physical memory, imported or made here, and multicast objects */
+    LEDGER_MAPPED,      /* cuMemMap */
+    LEDGER_OPENED,      /* cudaIpcOpenMemHandle; counted: opened twice is to be closed twice */
+    LEDGER_POOL,        /* memory pools that were imported or exported, by pool */
+    LEDGER_EVENT,       /* events with an IPC handle */
+    LEDGER_NCCL,        /* ncclMemAlloc */
+};
+
+/* What is told of an allocation; see struct liveshift_allocation. */
+struct ledger_made {
+    enum liveshift_memory kind;
+    int32_t device; /* -1: none */
+    uint64_t address, size, handle, stream, flags;
+};
+
+/* One that is about to be freed. */
+struct ledger_leaving {
+    uint32_t row;   /* plus 1; 0: it isn't known */
+    bool last;      /* nobody else holds it */
+    uint64_t which; /* name and address */
+};
+
+void ledger_add(enum ledger_name name, const struct ledger_made *made);
+
+/* Before the call that frees, and after it. */
+struct ledger_leaving ledger_leave(enum ledger_name name, uint64_t address);
+void ledger_left(struct ledger_leaving leaving, bool freed);
+
+/* Whether something of that name is known; `found`, unless NULL, gets its row's contents. */
+bool ledger_find(enum ledger_name name, uint64_t address, struct ledger_made *found);
+
+/* An IPC or shareable handle of it was given away: an exported row beside the row of that name,
+   for as long as that stays. */
+void ledger_exported(enum ledger_name name, uint64_t address, uint64_t flags);
+
+/* Physical memory: another handle of it was handed out; it was mapped at an address; what was
+   mapped between two addresses no longer is. Physical memory lives while it has either. */
+void ledger_retained(uint64_t handle);
+void ledger_mapped(uint64_t address, uint64_t size, uint64_t handle, uint64_t flags);
+void ledger_unmapped(uint64_t address, uint64_t size);
+
+/* The device has been reset: what cudaDeviceReset frees is gone. */
+void ledger_reset(int32_t device);
+
+#endif

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ledger_rows.h"
+
+#include "gate/process.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define STEP 512 /* rows that get storage at a time: 32 KiB */
+
+/* The free rows, a stack: the top row + 1 below, a number that changes with every push above, so
+   that no thread mistakes a row that left and came back for one that never left. */
+static _Atomic uint64_t free_rows;
+static _Atomic uint32_t below[LIVESHIFT_PAGE_ALLOCATIONS]; /* row + 1; touched as rows are freed */
+
+/* Held while the table grows. */
+static pthread_mutex_t growing = PTHREAD_MUTEX_INITIALIZER;
+
+void rows_forked(void) {
+    atomic_store(&free_rows, 0);
+    growing = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+}
+
+void no_row(const char *what, const char *why) {
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&said))
+        dprintf(STDERR_FILENO,
+                "liveshift: no room for another %s in this process's page: %s; "
+                "its device state is not known in full\n",
+                what, why);
+}
+
+static bool pop(uint32_t *row) {
+    uint64_t top = atomic_load_explicit(&free_rows, memory_order_acquire);
+    while ((uint32_t)top != 0) {
+        uint32_t next = atomic_load_explicit(&below[(uint32_t)top - 1], memory_order_relaxed);
+        uint64_t then = (top & ~(uint64_t)UINT32_MAX) | next;
+        if (atomic_compare_exchange_weak(&free_rows, &top, then)) {
+            *row = (uint32_t)top - 1;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool grow(uint32_t *row) {
+    struct gate *gate = gate_here();
+    struct liveshift_ledger *totals = &gate->page->ledger;
+    const char *why = NULL;
+    pthread_mutex_lock(&growing);
+    uint32_t used = atomic_load(&totals->rows);
+    if (used >= LIVESHIFT_PAGE_ALLOCATIONS)
+        why = "the table is full";
+    else if (used % STEP == 0 &&
+             !process_reserve(gate,
+                              LIVESHIFT_ALLOCATIONS_AT + used * sizeof(struct liveshift_allocation),
+                              STEP * sizeof(struct liveshift_allocation)))
+        why = strerror(errno);
+    else
+        atomic_store(&totals->rows, used + 1);
+    pthread_mutex_unlock(&growing);
+    *row = used;
+    if (why != NULL)
+        no_row("allocation", why);
+    return why == NULL;
+}
+
+bool row_take(uint32_t *row) { return pop(row) || grow(row); }
+
+static struct liveshift_allocation *row_at(uint32_t row) {
+    return &liveshift_allocations(gate_here()->page)[row];
+}
+
+void row_write(uint32_t row, const struct ledger_made *made, uint64_t serial) {
+    struct liveshift_allocation *to = row_at(row);
+    atomic_store_explicit(&to->address, made->address, memory_order_relaxed);
+    atomic_store_explicit(&to->size, made->size, memory_order_relaxed);
+    atomic_store_explicit(&to->handle, made->handle, memory_order_relaxed);
+    atomic_store_explicit(&to->stream, made->stream, memory_order_relaxed);
+    atomic_store_explicit(&to->device, made->device, memory_order_relaxed);
+    atomic_store_explicit(&to->flags, made->flags, memory_order_relaxed);
+    atomic_store_explicit(&to->serial, serial, memory_order_relaxed);
+    atomic_store_explicit(&to->kind, made->kind, memory_order_release);
+}
+
+void row_resize(uint32_t row, uint64_t size) { atomic_store(&row_at(row)->size, size); }
+
+void row_free(uint32_t row) {
+    atomic_store_explicit(&row_at(row)->kind, LIVESHIFT_MEMORY_FREE, memory_order_release);
+    atomic_fetch_add_explicit(&gate_here()->page->ledger.freed, 1, memory_order_relaxed);
+    uint64_t top = atomic_load_explicit(&free_rows, memory_order_relaxed), then;
+    do {
+        atomic_store_explicit(&below[row], (uint32_t)top, memory_order_relaxed);
+        then = (((top >> 32) + 1) << 32) | (row + 1);
+    } while (!atomic_compare_exchange_weak(&free_rows, &top, then));
+}
+
+bool row_read(uint32_t row, struct ledger_made *found) {
+    if (row >= atomic_load(&gate_here()->page->ledger.rows))
+        return false;
+    struct liveshift_allocation *from = row_at(row);
+    found->kind = atomic_load_explicit(&from->kind, memory_order_acquire);
+    found->device = atomic_load_explicit(&from->device, memory_order_relaxed);
+    found->address = atomic_load_explicit(&from->address, memory_order_relaxed);
+    found->size = atomic_load_explicit(&from->size, memory_order_relaxed);
+    found->handle = atomic_load_explicit(&from->handle, memory_order_relaxed);
+    found->stream = atomic_load_explicit(&from->stream, memory_order_relaxed);
+    found->flags = atomic_load_explicit(&from->flags, memory_order_relaxed);
+    return true;
+}

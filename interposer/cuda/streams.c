@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "streams.h"
+
+#include "gate/process.h"
+#include "ledger_rows.h"
+#include "nccl/vcomm.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define STEP 512 /* rows that get storage at a time */
+#define CACHE 512
+
+/* Rows are given out and taken back under it. */
+static pthread_mutex_t rows = PTHREAD_MUTEX_INITIALIZER;
+
+static _Atomic bool seen[LIVESHIFT_PAGE_STREAMS];
+
+/* Where a stream was found last: row + 1. A hint, checked against the row. */
+static _Atomic uint32_t cache[CACHE];
+
+void streams_forked(void) { rows = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; }
+
+static struct liveshift_stream *table(void) { return liveshift_streams(gate_here()->page); }
+
+static bool is(struct liveshift_stream *row, uint64_t handle, int32_t device) {
+    return atomic_load_explicit(&row->handle, memory_order_acquire) == handle &&
+           (handle > STREAM_PER_THREAD || row->device == device);
+}
+
+static _Atomic uint32_t *hint_for(uint64_t handle, int32_t device) {
+    if (handle <= STREAM_PER_THREAD)
+        handle += (uint64_t)(uint32_t)device << 8;
+    return &cache[(handle * 0x9e3779b97f4a7c15u) >> 48 & (CACHE - 1)];
+}
+
+/* NULL: unknown. With `add`, NULL: there is no room. */
+static struct liveshift_stream *find(uint64_t handle, int32_t device, bool add) {
+    struct gate *gate = gate_here();
+    struct liveshift_stream *all = table(), *found = NULL;
+    _Atomic uint32_t *hint = hint_for(handle, device);
+    uint32_t at = atomic_load_explicit(hint, memory_order_relaxed);
+    if (at != 0 && at <= atomic_load(&gate->page->streams) && is(&all[at - 1], handle, device))
+        return &all[at - 1];
+    const char *why = NULL;
+    uint32_t unused = UINT32_MAX;
+    pthread_mutex_lock(&rows);
+    uint32_t used = atomic_load(&gate->page->streams);
+    for (at = 0; at < used && !is(&all[at], handle, device); at++)
+        if (unused == UINT32_MAX && atomic_load(&all[at].handle) == 0)
+            unused = at;
+    if (at < used)
+        found = &all[at];
+    else if (add) {
+        at = unused != UINT32_MAX ? unused : used;
+        if (at >= LIVESHIFT_PAGE_STREAMS)
+            why = "the table is full";
+        else if (at == used && at % STEP == 0 &&
+                 !process_reserve(gate, LIVESHIFT_STREAMS_AT + at * sizeof *all,
+                                  STEP * sizeof *all))
+            why = strerror(errno);
+        else {
+            found = &all[at];
+            atomic_store(&seen[at], false);
+            found->device = device;
+            found->flags = 0;
+            found->priority = 0;
+            atomic_store(&found->use, 0);
+            atomic_store_explicit(&found->handle, handle, memory_order_release);
+            if (at == used)
+                atomic_store(&gate->page->streams, used + 1);
+        }
+    }
+    pthread_mutex_unlock(&rows);
+    if (found != NULL)
+        atomic_store_explicit(hint, at + 1, memory_order_relaxed);
+    if (why != NULL) {
+        atomic_fetch_add(&gate->page->ledger.missed, 1);
+        no_row("stream", why);
+    }
+    return found;
+}
+
+struct liveshift_stream *stream_row(uint64_t handle, int32_t device) {
+    return find(handle != 0 ? handle : STREAM_LEGACY, device, true);
+}
+
+void stream_made(uint64_t handle, int32_t device, uint32_t flags, int32_t priority) {
+    struct liveshift_stream *row = stream_row(handle, device);
+    if (row == NULL)
+        return;
+    row->device = device;
+    row->flags = flags;
+    row->priority = priority;
+    atomic_store(&row->use, 0);
+    atomic_store(&seen[row - table()], true);
+}
+
+bool stream_seen(const struct liveshift_stream *row) { return atomic_load(&seen[row - table()]); }
+
+int32_t stream_device(uint64_t handle, int32_t device) {
+    if (handle <= STREAM_PER_THREAD || atomic_load(&process_gate) == NULL)
+        return device;
+    struct liveshift_stream *row = find(handle, device, false);
+    return row != NULL ? row->device : device;
+}
+
+struct liveshift_stream *stream_leave(uint64_t handle) {
+    if (handle <= STREAM_PER_THREAD || atomic_load(&process_gate) == NULL)
+        return NULL;
+    struct liveshift_stream *row = find(handle, -1, false);
+    /* Its handle may be another stream's before the call is back. */
+    if (row != NULL) {
+        atomic_store(&row->handle, UINT64_MAX);
+        vcomms_not_quick();
+    }
+    return row;
+}
+
+void stream_left(struct liveshift_stream *row, uint64_t handle, bool destroyed) {
+    if (row != NULL)
+        atomic_store(&row->handle, destroyed ? 0 : handle);
+}
+
+void streams_reset(int32_t device) {
+    struct liveshift_stream *all = table();
+    for (uint32_t at = 0; at < atomic_load(&gate_here()->page->streams); at++)
+        if (all[at].device == device)
+            atomic_store(&all[at].handle, 0);
+    vcomms_not_quick();
+}

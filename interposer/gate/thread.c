@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Starting a thread on any glibc.
+ *
+ * pthread_create moved from libpthread to libc with glibc 2.34 and got a new version there, so it is
+ * looked up instead of linked. Everything else used here has been in libc since 2.2.5.
+ */
+
+#include "thread.h"
+#include "hooks/elf_lookup.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+
+#ifdef __has_feature
+#define CLANG_SANITIZES (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
+#else
+#define CLANG_SANITIZES 0
+#endif
+
+typedef int create(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+
+static create *real_create(void) {
+#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__ || CLANG_SANITIZES
+    return pthread_create; /* the sanitizer must see the thread begin */
+#else
+    create *found = elf_lookup("libc.so.6", "pthread_create", NULL);
+    return found != NULL ? found : elf_lookup("libpthread.so.0", "pthread_create", NULL);
+#endif
+}
+
+struct beginning {
+    const char *name;
+    void (*body)(void *);
+    void *argument;
+};
+
+static void *begin(void *of) {
+    struct beginning now = *(struct beginning *)of;
+    free(of);
+    prctl(PR_SET_NAME, now.name);
+    now.body(now.argument);
+    return NULL;
+}
+
+int thread_start(const char *name, void (*body)(void *), void *argument) {
+    create *make = real_create();
+    if (make == NULL)
+        return ENOSYS;
+    struct beginning *first = malloc(sizeof *first);
+    if (first == NULL)
+        return ENOMEM;
+    *first = (struct beginning){name, body, argument};
+    pthread_attr_t attributes;
+    int failure = pthread_attr_init(&attributes);
+    if (failure == 0) {
+        sigset_t all, before;
+        sigfillset(&all);
+        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+        /* Of this thread alone, though POSIX leaves it open; pthread_sigmask is in libc since 2.32
+           only. The new thread inherits it. */
+        sigprocmask(SIG_SETMASK, &all, &before);
+        pthread_t thread;
+        failure = make(&thread, &attributes, begin, first);
+        sigprocmask(SIG_SETMASK, &before, NULL);
+        pthread_attr_destroy(&attributes);
+    }
+    if (failure != 0)
+        free(first);
+    return failure;
+}

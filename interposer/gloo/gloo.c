@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The hooks in front of gloo's collectives: each passes the gate with the clock of its context. */
+
+#include "gloo_contexts.h"
+#include "hooks/exported.h"
+#include "hooks/forward.h"
+
+/* A collective: its C++ reference to an options object, as C sees it. */
+typedef void collective(void *options);
+
+static inline void leave(struct liveshift_clock **clock) {
+    gloo_depth--;
+    gate_end(*clock);
+}
+
+static inline void leave_unidentified(struct gate **gate) {
+    gloo_depth--;
+    unidentified_end(*gate);
+}
+
+static inline __attribute__((always_inline)) void go(struct liveshift_clock *of, collective *real,
+                                                     void *options) {
+    __attribute__((cleanup(leave))) struct liveshift_clock *clock = of;
+    gloo_depth++;
+    real(options);
+}
+
+/* Its number is announced and the gate isn't open. */
+static __attribute__((noinline)) void go_later(struct gate *gate, struct liveshift_clock *clock,
+                                               enum kind kind, collective *real, void *options) {
+    gate_wait(gate, clock, kind, tid_here());
+    go(clock, real, options);
+}
+
+static void go_unidentified(enum kind kind, collective *real, void *options) {
+    __attribute__((cleanup(leave_unidentified))) struct gate *gate = gate_here();
+    gloo_depth++;
+    atomic_fetch_add_explicit(&gate->page->counters[kind].started, 1, memory_order_relaxed);
+    real(options);
+}
+
+static inline __attribute__((always_inline)) void
+go_identified(struct gloo_context *context, enum kind kind, collective *real, void *options) {
+    struct liveshift_clock *clock = context->clock;
+    struct gate *gate = context->gate;
+    atomic_fetch_add_explicit(&context->row->operations, 1, memory_order_relaxed);
+    gate_announce(gate, clock, kind, process_own_tid);
+    if (__builtin_expect(atomic_load(&gate->page->order.want) != LIVESHIFT_OPEN, 0))
+        go_later(gate, clock, kind, real, options);
+    else
+        go(clock, real, options);
+}
+
+/* Every options object begins with a std::shared_ptr<gloo::Context>, which begins with the pointer.
+   Were it otherwise, what lies there would be no context that is known. */
+static const void *key_in(void *const *options) { return *options; }
+
+/* Whatever is not the usual case: looks again, and everywhere. */
+static __attribute__((noinline)) void pass_unusual(enum kind kind, collective *real,
+                                                   void *options) {
+    struct gloo_context *context = options != NULL ? gloo_context_of(key_in(options)) : NULL;
+    tid_here();
+    if (gloo_depth != 0)
+        real(options);
+    else if (context == NULL || context->clock == NULL)
+        go_unidentified(kind, real, options);
+    else
+        go_identified(context, kind, real, options);
+}
+
+static __attribute__((noinline)) void pass_first(enum kind kind, const char *symbol,
+                                                 _Atomic(collective *) *known, void *options) {
+    collective *real = real_function(symbol);
+    atomic_store_explicit(known, real, memory_order_relaxed);
+    pass_unusual(kind, real, options);
+}
+
+/* The whole of it while the gate is open and a context is found at once. What other functions do is
+   done by calling them last, so that there is next to nothing to save. */
+static inline __attribute__((always_inline)) void pass(enum kind kind, collective *real,
+                                                       void *options) {
+    const struct gloo_slot *slot = options != NULL ? gloo_slot_at(key_in(options)) : NULL;
+    if (__builtin_expect(slot == NULL || gloo_depth != 0 || process_own_tid == 0 ||
+                             atomic_load_explicit(&slot->key, memory_order_acquire) !=
+                                 key_in(options) ||
+                             slot->context == NULL || slot->context->clock == NULL,
+                         0))
+        pass_unusual(kind, real, options);
+    else
+        go_identified(slot->context, kind, real, options);
+}
+
+#define HOOK(kind, symbol, need)                                                                   \
+    EXPORTED void symbol(void *options);                                                           \
+    void symbol(void *options) {                                                                   \
+        static _Atomic(collective *) known;                                                        \
+        collective *real = atomic_load_explicit(&known, memory_order_relaxed);                     \
+        if (__builtin_expect(real == NULL, 0))                                                     \
+            pass_first(GLOO_##kind, #symbol, &known, options);                                     \
+        else                                                                                       \
+            pass(GLOO_##kind, real, options);                                                      \
+    }
+
+LIVESHIFT_GLOO_ENTRY_POINTS(HOOK)

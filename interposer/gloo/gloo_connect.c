@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How gloo's contexts get an identity that all their members agree on.
+ *
+ * While a context connects, its members tell each other by a store where they listen: each writes
+ * one blob (hostname, address of its listener, and a number of its own for every peer, taken from a
+ * counter that belongs to the listener) and reads those of all others. Here they are overheard, in
+ * the order of ranks, and hashed: the same bytes on every member, and no two contexts that live at
+ * the same time have the same, since no two listeners do and a listener uses no number twice.
+ *
+ * Nothing is sent for it and no call is added. A context whose blobs aren't overheard as expected
+ * has no identity and passes as before: gloo before torch 2.2, TORCH_GLOO_LAZY_INIT (blobs are read
+ * one by one, much later) and GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER (blobs without the numbers, so
+ * that two contexts may have the same).
+ *
+ * Structures of C++ as seen from here: std::shared_ptr and references are pointers when passed;
+ * std::vector<char> is {begin, end, end of storage}, std::string {data, length, ...}. gloo's sources
+ * to compare with: gloo/transport/tcp/context.cc, gloo/rendezvous/context.cc.
+ */
+
+#include "gloo_contexts.h"
+#include "hooks/exported.h"
+#include "hooks/forward.h"
+
+#include <string.h>
+
+typedef void *context_make(void *self, int rank, int size, int base);
+typedef void *context_end(void *self);
+typedef void connect_full_mesh(void *self, void *store, void *device);
+typedef void connect_all_pairs(void *self, void *store);
+
+/* std::vector<char>; returned in memory, as a C++ object with a destructor is. */
+struct blob {
+    const char *begin, *end, *limit;
+};
+typedef struct blob own_address(const void *self);
+typedef void *peer_address(void *self, const struct blob *blob);
+
+struct text {
+    const char *data;
+    size_t length;
+};
+typedef void group_text(void *self, const struct text *text);
+
+/* The context that this thread made last: gloo connects it next, by the same thread. */
+static __thread struct {
+    const void *object;
+    int rank, size;
+} made_last;
+
+/* The one that this thread is connecting. */
+struct connecting {
+    struct gate *gate;
+    const void *object, *transport;
+    int rank, size;
+    int heard; /* of how many members the blobs are in the hash */
+    uint64_t hash, own;
+    bool odd;
+};
+static __thread struct connecting *connecting;
+
+/* Contexts that this thread has connected for a process group whose name comes next. */
+static __thread struct {
+    struct liveshift_communicator *rows[4];
+    unsigned n;
+    bool named;
+} nameless;
+
+/* Whether it is what gloo writes: hostname and address, each after its length, then a number for
+   each of `size` ranks. */
+static bool expected(const struct blob *blob, int size) {
+    size_t left = (size_t)(blob->end - blob->begin);
+    const char *at = blob->begin;
+    for (unsigned part = 0; part < 2; part++) {
+        uint64_t length;
+        if (left < sizeof length)
+            return false;
+        memcpy(&length, at, sizeof length);
+        left -= sizeof length;
+        if (length == 0 || length > left)
+            return false;
+        at += sizeof length + length;
+        left -= length;
+    }
+    return left == (size_t)size * sizeof(int64_t);
+}
+
+static uint64_t hash_of(struct connecting *c, const struct blob *blob) {
+    if (blob->begin == NULL || blob->end < blob->begin || !expected(blob, c->size)) {
+        c->odd = true;
+        return 1;
+    }
+    return hash64(0, blob->begin, (size_t)(blob->end - blob->begin));
+}
+
+static void add_member(struct connecting *c, uint64_t hash) {
+    c->hash = hash64(c->hash, &hash, sizeof hash);
+    c->heard++;
+}
+
+static void add_own_if_next(struct connecting *c) {
+    if (c->heard == c->rank && c->own != 0)
+        add_member(c, c->own);
+}
+
+EXPORTED own_address _ZNK4gloo9transport3tcp4Rank5bytesEv;
+struct blob _ZNK4gloo9transport3tcp4Rank5bytesEv(const void *self) {
+    struct blob blob = REAL(own_address, "_ZNK4gloo9transport3tcp4Rank5bytesEv")(self);
+    struct connecting *c = connecting;
+    if (c != NULL) {
+        c->odd |= c->own != 0 || c->heard != 0;
+        c->own = hash_of(c, &blob);
+    }
+    return blob;
+}
+
+EXPORTED peer_address _ZN4gloo9transport3tcp4RankC1ERKSt6vectorIcSaIcEE;
+void *_ZN4gloo9transport3tcp4RankC1ERKSt6vectorIcSaIcEE(void *self, const struct blob *blob) {
+    struct connecting *c = connecting;
+    if (c != NULL) {
+        add_own_if_next(c);
+        add_member(c, hash_of(c, blob));
+    }
+    return REAL(peer_address, "_ZN4gloo9transport3tcp4RankC1ERKSt6vectorIcSaIcEE")(self, blob);
+}
+
+EXPORTED connect_all_pairs
+    _ZN4gloo9transport3tcp7Context24createAndConnectAllPairsESt10shared_ptrINS_6IStoreEE;
+void _ZN4gloo9transport3tcp7Context24createAndConnectAllPairsESt10shared_ptrINS_6IStoreEE(
+    void *self, void *store) {
+    if (connecting != NULL)
+        connecting->transport = self;
+    REAL(connect_all_pairs,
+         "_ZN4gloo9transport3tcp7Context24createAndConnectAllPairsESt10shared_ptrINS_6IStoreEE")(
+        self, store);
+}
+
+static void connected(struct connecting *c) {
+    add_own_if_next(c);
+    if (c->object == NULL || c->size < 1 || c->rank < 0 || c->rank >= c->size)
+        return;
+    bool agreed = !c->odd && c->own != 0 && c->heard == c->size;
+    struct communicator_made made = {.library = LIVESHIFT_GLOO,
+                                     .id = agreed ? c->hash : 0,
+                                     .size = c->size,
+                                     .rank = c->rank,
+                                     .device = -1,
+                                     .made_by = 'G'};
+    const void *keys[2] = {c->object, c->transport};
+    struct gloo_context *context = gloo_context_add(c->gate, &made, keys);
+    if (nameless.named)
+        nameless.n = 0;
+    nameless.named = false;
+    if (context != NULL && nameless.n < sizeof nameless.rows / sizeof nameless.rows[0])
+        nameless.rows[nameless.n++] = context->row;
+}
+
+static void end_connecting(struct connecting *c) {
+    connecting = NULL;
+    gate_untracked_end(c->gate);
+}
+
+EXPORTED connect_full_mesh
+    _ZN4gloo10rendezvous7Context15connectFullMeshESt10shared_ptrINS0_5StoreEERS2_INS_9transport6DeviceEE;
+void _ZN4gloo10rendezvous7Context15connectFullMeshESt10shared_ptrINS0_5StoreEERS2_INS_9transport6DeviceEE(
+    void *self, void *store, void *device) {
+    __attribute__((cleanup(end_connecting))) struct connecting c = {.gate = gate_here()};
+    gate_untracked_begin(c.gate);
+    /* gloo::Context is a base of gloo::rendezvous::Context: at its beginning or after its vtable
+       pointer, and it is the base's address that collectives have. */
+    const char *object = made_last.object;
+    if (object == self || object == (char *)self + sizeof(void *)) {
+        c.object = object;
+        c.rank = made_last.rank;
+        c.size = made_last.size;
+    }
+    connecting = &c;
+    REAL(connect_full_mesh, "_ZN4gloo10rendezvous7Context15connectFullMeshESt10shared_ptr"
+                            "INS0_5StoreEERS2_INS_9transport6DeviceEE")(self, store, device);
+    connecting = NULL;
+    connected(&c);
+}
+
+EXPORTED context_make _ZN4gloo7ContextC2Eiii;
+void *_ZN4gloo7ContextC2Eiii(void *self, int rank, int size, int base) {
+    made_last.object = self;
+    made_last.rank = rank;
+    made_last.size = size;
+    return REAL(context_make, "_ZN4gloo7ContextC2Eiii")(self, rank, size, base);
+}
+
+EXPORTED context_end _ZN4gloo7ContextD2Ev;
+void *_ZN4gloo7ContextD2Ev(void *self) {
+    if (gloo_context_of(self) != NULL)
+        gloo_context_end(gate_here(), self);
+    return REAL(context_end, "_ZN4gloo7ContextD2Ev")(self);
+}
+
+static void name(const struct text *text, bool description) {
+    static const char none[] = "undefined"; /* torch's, where a group was given no description */
+    size_t length = text->length < sizeof nameless.rows[0]->name - 1
+                        ? text->length
+                        : sizeof nameless.rows[0]->name - 1;
+    if (description &&
+        (length == 0 || (length == sizeof none - 1 && memcmp(text->data, none, length) == 0)))
+        return;
+    for (unsigned i = 0; i < nameless.n; i++) {
+        char *to = nameless.rows[i]->name;
+        memset(to, 0, sizeof nameless.rows[i]->name);
+        memcpy(to, text->data, length);
+    }
+}
+
+EXPORTED group_text
+    _ZN4c10d12ProcessGroup12setGroupNameERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE;
+void _ZN4c10d12ProcessGroup12setGroupNameERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE(
+    void *self, const struct text *text) {
+    if (!nameless.named)
+        name(text, false);
+    nameless.named = true;
+    REAL(group_text, "_ZN4c10d12ProcessGroup12setGroupNameERKNSt7__cxx1112basic_stringIcSt11char_"
+                     "traitsIcESaIcEEE")(self, text);
+}
+
+EXPORTED group_text
+    _ZN4c10d12ProcessGroup12setGroupDescERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE;
+void _ZN4c10d12ProcessGroup12setGroupDescERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE(
+    void *self, const struct text *text) {
+    name(text, true);
+    nameless.n = 0;
+    REAL(group_text, "_ZN4c10d12ProcessGroup12setGroupDescERKNSt7__cxx1112basic_stringIcSt11char_"
+                     "traitsIcESaIcEEE")(self, text);
+}

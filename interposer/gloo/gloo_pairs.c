@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The hooks in front of gloo's point-to-point operations. What a rank sends to another and what that
+ * one receives from it have one clock between them: the n-th send is in the same cut as the n-th
+ * receive. Tags are not looked at; where they reorder, gate.c's rule for blocking clocks helps.
+ *
+ * An operation is back when gloo has completed it, told on gloo's own thread, not when the program
+ * waits for it: that may be beyond the next collective.
+ *
+ * Who sends to a receive from any is known only when it arrives: until then it counts nowhere. It
+ * isn't held up, and no boundary waits for it, since the sender's clock does both.
+ */
+
+#include "gloo_flights.h"
+#include "hooks/exported.h"
+#include "hooks/forward.h"
+
+#define SEND "_ZN4gloo9transport3tcp13UnboundBuffer4sendEimmm"
+#define RECV "_ZN4gloo9transport3tcp13UnboundBuffer4recvEimmm"
+#define RECV_ANY "_ZN4gloo9transport3tcp13UnboundBuffer4recvESt6vectorIiSaIiEEmmm"
+#define SENT "_ZN4gloo9transport3tcp13UnboundBuffer20handleSendCompletionEi"
+#define RECEIVED "_ZN4gloo9transport3tcp13UnboundBuffer20handleRecvCompletionEi"
+#define BUFFER_END "_ZN4gloo9transport3tcp13UnboundBufferD1Ev"
+
+typedef void post(void *buffer, int peer, uint64_t slot, size_t offset, size_t length);
+/* std::vector<int>, by value: a pointer to the caller's. */
+struct ranks {
+    const int *begin, *end, *limit;
+};
+typedef void post_any(void *buffer, struct ranks *peers, uint64_t slot, size_t offset,
+                      size_t length);
+typedef void complete(void *buffer, int peer);
+typedef void *buffer_end(void *buffer);
+
+/* gloo::transport::UnboundBuffer is {vtable, address, size}; its child for TCP begins with a
+   std::shared_ptr to its context. If not: no context is known by what lies there. */
+static struct gloo_context *context_of(void *const *buffer) { return gloo_context_of(buffer[3]); }
+
+/* An operation on its way from the program to gloo. */
+struct posting {
+    const void *buffer;
+    int32_t peer;
+    bool sending, posted;
+};
+
+/* gloo threw instead of taking it. (It may have completed just before.) */
+static void unless_posted(struct posting *posting) {
+    if (!posting->posted)
+        gloo_flights_arrive(posting->buffer, posting->sending, posting->peer);
+}
+
+static void unidentified_back(struct gate **gate) { unidentified_end(*gate); }
+
+static void pass_unidentified(enum kind kind, post *real, void *buffer, int peer, uint64_t slot,
+                              size_t offset, size_t length) {
+    __attribute__((cleanup(unidentified_back))) struct gate *gate = gate_here();
+    atomic_fetch_add_explicit(&gate->page->counters[kind].started, 1, memory_order_relaxed);
+    real(buffer, peer, slot, offset, length);
+}
+
+static void pass(bool sending, post *real, void *buffer, int peer, uint64_t slot, size_t offset,
+                 size_t length) {
+    enum kind kind = sending ? GLOO_send : GLOO_recv;
+    struct gate *gate = gate_here();
+    struct gloo_context *context = context_of(buffer);
+    struct liveshift_clock *clock = NULL;
+    if (context != NULL)
+        clock = sending ? gloo_pair_clock(gate, context, context->rank, peer)
+                        : gloo_pair_clock(gate, context, peer, context->rank);
+    if (clock == NULL) {
+        pass_unidentified(kind, real, buffer, peer, slot, offset, length);
+        return;
+    }
+    int32_t tid = tid_here();
+    atomic_fetch_add_explicit(&context->row->operations, 1, memory_order_relaxed);
+    gate_begin(gate, clock, kind, tid);
+    struct gloo_flight flight = {.buffer = buffer,
+                                 .context = context,
+                                 .clock = clock,
+                                 .peer = peer,
+                                 .tid = tid,
+                                 .sending = sending};
+    if (!gloo_flights_add(&flight)) /* as good as back */
+        gate_end(clock);
+    __attribute__((cleanup(unless_posted))) struct posting posting = {
+        .buffer = buffer, .peer = peer, .sending = sending};
+    real(buffer, peer, slot, offset, length);
+    posting.posted = true;
+}
+
+EXPORTED post _ZN4gloo9transport3tcp13UnboundBuffer4sendEimmm;
+void _ZN4gloo9transport3tcp13UnboundBuffer4sendEimmm(void *buffer, int peer, uint64_t slot,
+                                                     size_t offset, size_t length) {
+    post *real = REAL(post, SEND);
+    if (gloo_depth != 0)
+        real(buffer, peer, slot, offset, length);
+    else
+        pass(true, real, buffer, peer, slot, offset, length);
+}
+
+EXPORTED post _ZN4gloo9transport3tcp13UnboundBuffer4recvEimmm;
+void _ZN4gloo9transport3tcp13UnboundBuffer4recvEimmm(void *buffer, int peer, uint64_t slot,
+                                                     size_t offset, size_t length) {
+    post *real = REAL(post, RECV);
+    if (gloo_depth != 0)
+        real(buffer, peer, slot, offset, length);
+    else
+        pass(false, real, buffer, peer, slot, offset, length);
+}
+
+EXPORTED post_any _ZN4gloo9transport3tcp13UnboundBuffer4recvESt6vectorIiSaIiEEmmm;
+void _ZN4gloo9transport3tcp13UnboundBuffer4recvESt6vectorIiSaIiEEmmm(void *buffer,
+                                                                     struct ranks *peers,
+                                                                     uint64_t slot, size_t offset,
+                                                                     size_t length) {
+    post_any *real = REAL(post_any, RECV_ANY);
+    struct gloo_context *context = gloo_depth == 0 ? context_of(buffer) : NULL;
+    if (context == NULL) {
+        real(buffer, peers, slot, offset, length);
+        return;
+    }
+    for (const int *peer = peers->begin; peer < peers->end; peer++)
+        if (*peer != context->rank)
+            gloo_pair_clock(gate_here(), context, *peer, context->rank);
+    struct gloo_flight flight = {
+        .buffer = buffer, .context = context, .peer = GLOO_ANY_PEER, .tid = tid_here()};
+    __attribute__((cleanup(unless_posted))) struct posting posting = {.buffer = buffer,
+                                                                      .peer = GLOO_ANY_PEER};
+    gloo_flights_add(&flight);
+    real(buffer, peers, slot, offset, length);
+    posting.posted = true;
+}
+
+/* Before the real one: when that returns, the buffer may be another one. */
+EXPORTED complete _ZN4gloo9transport3tcp13UnboundBuffer20handleSendCompletionEi;
+void _ZN4gloo9transport3tcp13UnboundBuffer20handleSendCompletionEi(void *buffer, int peer) {
+    gloo_flights_arrive(buffer, true, peer);
+    REAL(complete, SENT)(buffer, peer);
+}
+
+EXPORTED complete _ZN4gloo9transport3tcp13UnboundBuffer20handleRecvCompletionEi;
+void _ZN4gloo9transport3tcp13UnboundBuffer20handleRecvCompletionEi(void *buffer, int peer) {
+    gloo_flights_arrive(buffer, false, peer);
+    REAL(complete, RECEIVED)(buffer, peer);
+}
+
+/* After the real one, which waits for gloo's threads to be done with the buffer. */
+EXPORTED buffer_end _ZN4gloo9transport3tcp13UnboundBufferD1Ev;
+void *_ZN4gloo9transport3tcp13UnboundBufferD1Ev(void *buffer) {
+    void *result = REAL(buffer_end, BUFFER_END)(buffer);
+    gloo_flights_end(buffer);
+    return result;
+}

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* At the boundary: is there anything that can't be torn down, and are the streams idle? */
+
+#include "nccl_calls.h"
+#include "service/service.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* Whether a graph with NCCL operations in it may exist, or be about to: NCCL's destroy and abort
+   hang until the last is gone (facts: quiesce.md, finding 3). */
+static bool graphs_left(struct liveshift_page *page) {
+    if (atomic_load(&page->ledger.graphs_with_nccl) > 0)
+        return true;
+    struct liveshift_stream *streams = liveshift_streams(page);
+    for (uint32_t at = 0; at < atomic_load(&page->streams); at++)
+        if (atomic_load(&streams[at].handle) != 0 &&
+            (atomic_load(&streams[at].use) & STREAM_CAPTURING) != 0)
+            return true;
+    return false;
+}
+
+/* Refused while everything still stands. */
+static void refuse_what_is_unsafe(struct task *task) {
+    const char *process = atomic_load(&vcomms_unsafe);
+    if (process != NULL)
+        task_fails(task, EOPNOTSUPP, "%s", process);
+    unsigned many;
+    struct vcomm **all = vcomms_now(&many);
+    for (unsigned i = 0; i < many; i++) {
+        char name[80], why[VCOMM_WHY];
+        uint32_t state = atomic_load(&all[i]->state);
+        if (!graphs_left(task->gate->page))
+            vcomm_not_captured(all[i]);
+        if (vcomm_is_unsafe(all[i], why))
+            task_fails(task, EOPNOTSUPP, "%s: %s", task_name(all[i], name), why);
+        else if (all[i]->row == NULL && state != VCOMM_BROKEN && state != VCOMM_STARTING)
+            task_fails(task, EOPNOTSUPP, "%s has no identity that its members agree on",
+                       task_name(all[i], name));
+    }
+    free(all);
+}
+
+/* Whether a stream has done what it carried. */
+static bool idle(struct task *task, struct liveshift_stream *row) {
+    uint64_t number = atomic_load(&row->handle);
+    void *stream = (void *)(uintptr_t)number;
+    if (number == 0 || number == UINT64_MAX || (atomic_load(&row->use) & STREAM_CARRIED) == 0)
+        return true;
+    if (number == STREAM_PER_THREAD) {
+        task_fails(task, EOPNOTSUPP,
+                   "NCCL was used on the per-thread default stream, which no other thread can see");
+        return true;
+    }
+    cuda_use_device(row->device); /* this thread has no context of its own */
+    if (cuda_captures(stream))    /* which enqueues nothing; what was there before is not known */
+        return false;
+    int state = cuda_stream_state(stream);
+    if (state == CUDA_BUSY)
+        return false;
+    if (state == CUDA_OK)
+        atomic_fetch_and(&row->use, ~STREAM_CARRIED);
+    else
+        task_fails(task, EIO,
+                   "cuStreamQuery failed with error %d on a stream that carried NCCL operations",
+                   state);
+    return true;
+}
+
+/* Whether NCCL has enqueued all that it was given: for a non-blocking communicator it does that on
+   threads of its own, after the call has come back. */
+static bool enqueued(void) {
+    unsigned many;
+    struct vcomm **all = vcomms_now(&many);
+    bool busy = false;
+    for (unsigned i = 0; i < many && !busy; i++)
+        if (vcomm_enter(all[i])) {
+            ncclResult_t state = ncclSuccess;
+            busy = atomic_load(&all[i]->state) == VCOMM_LIVE &&
+                   NCCL_CALL(CommGetAsyncError, all[i]->real, &state) == ncclSuccess &&
+                   state == ncclInProgress;
+            vcomm_leave(all[i]);
+        }
+    free(all);
+    return !busy;
+}
+
+void drain(struct task *task) {
+    struct liveshift_page *page = task->gate->page;
+    struct liveshift_stream *streams = liveshift_streams(page);
+    vcomms_not_quick(); /* what comes next has to note its stream again */
+    refuse_what_is_unsafe(task);
+    int mode = cuda_relax_captures(CUDA_CAPTURES_RELAXED);
+    uint32_t at = 0;
+    bool all_enqueued = false;
+    while (task->result == 0 && (!all_enqueued || at < atomic_load(&page->streams))) {
+        if (!all_enqueued && enqueued())
+            all_enqueued = true;
+        else if (all_enqueued && idle(task, &streams[at]))
+            at++;
+        else if (task_obsolete(task))
+            task_fails(task, ECANCELED, "another order came while the streams were drained");
+        else if (task_late(task) && !all_enqueued)
+            task_fails(task, ETIMEDOUT, "an operation of a non-blocking communicator goes on");
+        else if (task_late(task))
+            task_fails(task, ETIMEDOUT, "a stream with NCCL operations on device %d is not idle",
+                       streams[at].device);
+        else
+            task_pause();
+    }
+    cuda_relax_captures(mode);
+}

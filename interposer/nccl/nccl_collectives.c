@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* NCCL's exported operations: collectives, point-to-point, one-sided. */
+
+#include "hooks/exported.h"
+#include "nccl_calls.h"
+
+/* Defines ncclX and declares it before, as -Wmissing-prototypes wants of what no header declares. */
+#define API(name, ...)                                                                             \
+    EXPORTED ncclResult_t nccl##name(__VA_ARGS__);                                                 \
+    ncclResult_t nccl##name(__VA_ARGS__)
+
+#define LONG_WAY(name, counted, ...)                                                               \
+    {.function = NCCL_DO_##name,                                                                   \
+     .kind = NCCL_##counted,                                                                       \
+     .comm = comm,                                                                                 \
+     .stream = stream,                                                                             \
+     __VA_ARGS__}
+
+#define PASS(name, counted, ...)                                                                   \
+    struct nccl_call call = LONG_WAY(name, counted, __VA_ARGS__);                                  \
+    return nccl_pass(&call)
+
+/* A collective: what it does all the time in training is the short way, without a call but the real
+   one; everything else, in functions of their own with the same parameters, the compiler need not
+   keep registers for. `before` and `after` are the arguments before and after communicator and
+   stream. */
+#define COLLECTIVE(name, counted, simple, parameters, before, after, ...)                          \
+    static ASIDE ncclResult_t pass_##name parameters {                                             \
+        struct nccl_call call = LONG_WAY(name, counted, __VA_ARGS__);                              \
+        return nccl_pass(&call);                                                                   \
+    }                                                                                              \
+    static ASIDE ncclResult_t admitted_##name parameters {                                         \
+        struct nccl_call call = LONG_WAY(name, counted, __VA_ARGS__);                              \
+        call.v = vcomm_of(comm);                                                                   \
+        call.clock = call.v->clock;                                                                \
+        return nccl_admitted(&call);                                                               \
+    }                                                                                              \
+    EXPORTED ncclResult_t nccl##name parameters;                                                   \
+    ncclResult_t nccl##name parameters {                                                           \
+        struct vcomm *v = vcomm_of(comm);                                                          \
+        struct nccl_thread *thread = &nccl_thread;                                                 \
+        nccl_real_##name *real = (nccl_real_##name *)nccl_known(NCCL_DO_##name);                   \
+        struct liveshift_clock *clock;                                                             \
+        int32_t tid = thread->tid;                                                                 \
+        if (UNLIKELY(v == NULL || real == NULL || tid == 0 || !(simple) ||                         \
+                     (clock = atomic_load_explicit(&v->clock, memory_order_relaxed)) == NULL))     \
+            return pass_##name(UNPACKED before, comm, stream UNPACKED after);                      \
+        if (UNLIKELY(!nccl_short_way(v, clock, NCCL_##counted, tid, stream)))                      \
+            return admitted_##name(UNPACKED before, comm, stream UNPACKED after);                  \
+        vcomm_counts(v);                                                                           \
+        thread->inside++;                                                                          \
+        ncclResult_t result = real(UNPACKED before, v->real, stream UNPACKED after);               \
+        thread->inside--;                                                                          \
+        gate_end(clock);                                                                           \
+        return result;                                                                             \
+    }
+#define ASIDE __attribute__((noinline, cold))
+#define UNLIKELY(condition) __builtin_expect(condition, 0)
+#define UNPACKED(...) __VA_ARGS__
+#define SIMPLE_OP ((unsigned)op < NCCL_NUM_OPS)
+
+#define DATA .send = send, .recv = recv, .count = count, .type = type
+#define DATA_PARAMETERS const void *send, void *recv, size_t count, ncclDataType_t type
+
+COLLECTIVE(AllReduce, AllReduce, SIMPLE_OP,
+           (DATA_PARAMETERS, ncclRedOp_t op, ncclComm_t comm, nccl_stream stream),
+           (send, recv, count, type, op), (), DATA, .op = op)
+
+COLLECTIVE(Broadcast, Broadcast, true,
+           (DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream),
+           (send, recv, count, type, root), (), DATA, .peer = root)
+
+COLLECTIVE(Bcast, Bcast, true,
+           (void *recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+            nccl_stream stream),
+           (recv, count, type, root), (), .recv = recv, .count = count, .type = type, .peer = root)
+
+COLLECTIVE(Reduce, Reduce, SIMPLE_OP,
+           (DATA_PARAMETERS, ncclRedOp_t op, int root, ncclComm_t comm, nccl_stream stream),
+           (send, recv, count, type, op, root), (), DATA, .op = op, .peer = root)
+
+COLLECTIVE(AllGather, AllGather, true, (DATA_PARAMETERS, ncclComm_t comm, nccl_stream stream),
+           (send, recv, count, type), (), DATA)
+
+COLLECTIVE(ReduceScatter, ReduceScatter, SIMPLE_OP,
+           (DATA_PARAMETERS, ncclRedOp_t op, ncclComm_t comm, nccl_stream stream),
+           (send, recv, count, type, op), (), DATA, .op = op)
+
+COLLECTIVE(AlltoAll, AlltoAll, true, (DATA_PARAMETERS, ncclComm_t comm, nccl_stream stream),
+           (send, recv, count, type), (), DATA)
+
+COLLECTIVE(Gather, Gather, true, (DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream),
+           (send, recv, count, type, root), (), DATA, .peer = root)
+
+COLLECTIVE(Scatter, Scatter, true, (DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream),
+           (send, recv, count, type, root), (), DATA, .peer = root)
+
+/* From 2.32, with options for one call. */
+
+COLLECTIVE(AllReduceConfig, AllReduce, SIMPLE_OP,
+           (DATA_PARAMETERS, ncclRedOp_t op, ncclComm_t comm, nccl_stream stream,
+            const void *config),
+           (send, recv, count, type, op), (, config), DATA, .op = op, .config = (void *)config)
+
+COLLECTIVE(BroadcastConfig, Broadcast, true,
+           (DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream, const void *config),
+           (send, recv, count, type, root), (, config), DATA, .peer = root,
+           .config = (void *)config)
+
+COLLECTIVE(ReduceConfig, Reduce, SIMPLE_OP,
+           (DATA_PARAMETERS, ncclRedOp_t op, int root, ncclComm_t comm, nccl_stream stream,
+            const void *config),
+           (send, recv, count, type, op, root), (, config), DATA, .op = op, .peer = root,
+           .config = (void *)config)
+
+COLLECTIVE(AllGatherConfig, AllGather, true,
+           (DATA_PARAMETERS, ncclComm_t comm, nccl_stream stream, const void *config),
+           (send, recv, count, type), (, config), DATA, .config = (void *)config)
+
+COLLECTIVE(ReduceScatterConfig, ReduceScatter, SIMPLE_OP,
+           (DATA_PARAMETERS, ncclRedOp_t op, ncclComm_t comm, nccl_stream stream,
+            const void *config),
+           (send, recv, count, type, op), (, config), DATA, .op = op, .config = (void *)config)
+
+COLLECTIVE(AlltoAllConfig, AlltoAll, true,
+           (DATA_PARAMETERS, ncclComm_t comm, nccl_stream stream, const void *config),
+           (send, recv, count, type), (, config), DATA, .config = (void *)config)
+
+COLLECTIVE(GatherConfig, Gather, true,
+           (DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream, const void *config),
+           (send, recv, count, type, root), (, config), DATA, .peer = root,
+           .config = (void *)config)
+
+COLLECTIVE(ScatterConfig, Scatter, true,
+           (DATA_PARAMETERS, int root, ncclComm_t comm, nccl_stream stream, const void *config),
+           (send, recv, count, type, root), (, config), DATA, .peer = root,
+           .config = (void *)config)
+
+/* Point-to-point: NCCL matches in posting order and knows no tags, so what goes from one rank to
+   another is a collective of the two. */
+
+API(Send, const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+    nccl_stream stream) {
+    PASS(Send, Send, .send = send, .count = count, .type = type, .peer = peer);
+}
+
+API(Recv, void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+    nccl_stream stream) {
+    PASS(Recv, Recv, .recv = recv, .count = count, .type = type, .peer = peer);
+}
+
+API(PutSignal, const void *local, size_t count, ncclDataType_t type, int peer, ncclWindow_t window,
+    size_t offset, int signal, int context, unsigned flags, ncclComm_t comm, nccl_stream stream) {
+    PASS(PutSignal, PutSignal, .send = local, .count = count, .type = type, .peer = peer,
+         .window = window, .offset = offset, .signal = signal, .context = context, .flags = flags);
+}
+
+API(Signal, int peer, int signal, int context, unsigned flags, ncclComm_t comm,
+    nccl_stream stream) {
+    PASS(Signal, Signal, .peer = peer, .signal = signal, .context = context, .flags = flags);
+}
+
+API(WaitSignal, int count, ncclWaitSignalDesc_t *waits, ncclComm_t comm, nccl_stream stream) {
+    PASS(WaitSignal, WaitSignal, .count = (size_t)count, .waits = waits);
+}

@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Making communicators: what is written down of it, and the identity that all members agree on
+ * without a word: a hash of the unique id, or of the parent's identity and how many children it has
+ * had, which is the same on all members since making one is collective.
+ */
+
+#include "hooks/exported.h"
+#include "nccl_calls.h"
+#include "service/service.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+static void *copy_of(const void *bytes, size_t size) {
+    void *copy = bytes != NULL && size > 0 ? malloc(size) : NULL;
+    return copy != NULL ? memcpy(copy, bytes, size) : NULL;
+}
+
+static struct nccl_config *parents_config(struct vcomm *parent) {
+    return parent != NULL ? config_copy(parent->config) : NULL;
+}
+
+/* What all creations have in common. */
+static struct vcomm *begin(enum nccl_function function, char made_by, ncclComm_t *out,
+                           struct vcomm *parent, void *config) {
+    struct vcomm *v = vcomm_new();
+    if (v == NULL)
+        return NULL;
+    v->made_by = made_by;
+    v->how.function = function;
+    v->how.parent = parent;
+    v->parent = parent != NULL ? parent->id : 0;
+    v->how.given = config_copy(config);
+    if (v->how.given == NULL)
+        v->how.raw = config;
+    v->config = config != NULL ? config_copy(config) : parents_config(parent);
+    v->blocking = config_blocks(v->config);
+    v->how.out = out;
+    return v;
+}
+
+static ncclResult_t make(struct vcomm *v, enum kind kind, ncclComm_t parent) {
+    struct nccl_call call = {.function = v->how.function, .kind = kind, .comm = parent, .made = v};
+    if (v->how.out != NULL)
+        *v->how.out = vcomm_handle(v);
+    return nccl_pass(&call);
+}
+
+static ncclResult_t init(struct vcomm *v, int size, int rank, const ncclUniqueId *ids, int count) {
+    if (v == NULL)
+        return ncclSystemError;
+    v->size = v->how.size = size;
+    v->rank = v->how.rank = rank;
+    v->how.ids = copy_of(ids, (size_t)count * sizeof *ids);
+    v->how.id_count = count;
+    v->id = hash64(0, ids, (size_t)count * sizeof *ids);
+    vcomm_list(v,
+               true); /* members are awaited by the clock that this one's creation is counted on */
+    return make(v, NCCL_CommInit, NULL);
+}
+
+ncclResult_t creation_launch(struct vcomm *v) {
+    struct creation *how = &v->how;
+    void *config = how->given != NULL ? how->given : how->raw;
+    ncclComm_t parent = how->parent != NULL ? vcomm_real(how->parent) : NULL;
+    if (!how->untracked) {
+        how->untracked = true;
+        gate_untracked_begin(gate_here());
+    }
+    switch (how->function) {
+    case NCCL_DO_CommInitRank:
+        return NCCL_CALL(CommInitRank, &v->real, how->size, how->ids[0], how->rank);
+    case NCCL_DO_CommInitRankConfig:
+        return NCCL_CALL(CommInitRankConfig, &v->real, how->size, how->ids[0], how->rank, config);
+    case NCCL_DO_CommInitRankScalable:
+        return NCCL_CALL(CommInitRankScalable, &v->real, how->size, how->rank, how->id_count,
+                         how->ids, config);
+    case NCCL_DO_CommSplit:
+        return NCCL_CALL(CommSplit, parent, how->color, how->key, &v->real, config);
+    case NCCL_DO_CommShrink:
+        return NCCL_CALL(CommShrink, parent, how->excluded, how->excluded_count, &v->real, config,
+                         how->flags);
+    default:
+        return NCCL_CALL(CommGrow, parent, how->size, how->ids, how->rank, &v->real, config);
+    }
+}
+
+static void tracked_again(struct vcomm *v) {
+    if (v->how.untracked)
+        gate_untracked_end(gate_here());
+    v->how.untracked = false;
+}
+
+/* The real one is complete. */
+static void made(struct vcomm *v) {
+    NCCL_CALL(CommUserRank, v->real, &v->rank);
+    NCCL_CALL(CommCount, v->real, &v->size);
+    NCCL_CALL(CommCuDevice, v->real, &v->device);
+    service_begin();
+    vcomm_list(v, false);
+    if (v->row != NULL) {
+        v->row->size = v->size;
+        v->row->rank = v->rank;
+        v->row->device = v->device;
+        atomic_store(&v->row->state, LIVESHIFT_COMM_LIVE);
+    }
+    atomic_store(&v->state, VCOMM_LIVE);
+    tracked_again(v);
+}
+
+/* NCCL's thread may write it. */
+static ncclComm_t real_so_far(struct vcomm *v) {
+    return __atomic_load_n(&v->real, __ATOMIC_ACQUIRE);
+}
+
+/* What NCCL says of a creation that goes on. Of the child of a non-blocking communicator that is not
+   complete there is no handle yet: it says so of the parent. */
+static ncclResult_t progress(struct vcomm *v) {
+    ncclResult_t state = ncclInternalError;
+    ncclComm_t real = real_so_far(v);
+    struct vcomm *parent = v->how.parent;
+    if (real != NULL)
+        return NCCL_CALL(CommGetAsyncError, real, &state) == ncclSuccess ? state : ncclSystemError;
+    if (parent == NULL || !vcomm_enter(parent))
+        return ncclInternalError;
+    if (NCCL_CALL(CommGetAsyncError, parent->real, &state) != ncclSuccess)
+        state = ncclSystemError;
+    vcomm_leave(parent);
+    return state;
+}
+
+/* Whether the call came back before the communicator was complete. Splitting a non-blocking one says
+   success nevertheless. */
+static bool goes_on(struct vcomm *v, ncclResult_t result) {
+    bool child = v->how.parent != NULL &&
+                 !(v->how.function == NCCL_DO_CommSplit && v->how.color == NCCL_SPLIT_NOCOLOR);
+    if (real_so_far(v) != NULL)
+        return result == ncclInProgress;
+    return child && (result == ncclSuccess || result == ncclInProgress) &&
+           progress(v) == ncclInProgress;
+}
+
+void creation_settle(struct vcomm *v, ncclResult_t result) {
+    ncclComm_t *out = v->how.out;
+    v->how.out = NULL;
+    if (goes_on(v, result)) {
+        vcomm_list(v, false);
+        atomic_store(&v->state, VCOMM_MAKING);
+        service_begin(); /* notices the end, if the application doesn't ask */
+        return;
+    }
+    if (result == ncclSuccess && v->real != NULL) {
+        made(v);
+        return;
+    }
+    if (v->real == NULL) { /* a split that this rank has no part in, or nothing came of it */
+        if (out != NULL)
+            *out = NULL;
+        vcomm_end(v);
+    } else { /* NCCL leaves one behind that can be aborted, and nothing else */
+        vcomm_list(v, false);
+        atomic_store(&v->state, VCOMM_BROKEN);
+    }
+    tracked_again(v);
+}
+
+void creation_poll(struct vcomm *v) {
+    static pthread_mutex_t polling = PTHREAD_MUTEX_INITIALIZER;
+    if (atomic_load(&v->state) != VCOMM_MAKING)
+        return;
+    pthread_mutex_lock(&polling); /* the application and the service thread may both ask */
+    ncclResult_t state;
+    if (atomic_load(&v->state) == VCOMM_MAKING && (state = progress(v)) != ncclInProgress)
+        creation_settle(v, state);
+    pthread_mutex_unlock(&polling);
+}
+
+EXPORTED ncclResult_t ncclCommInitRank(ncclComm_t *comm, int size, ncclUniqueId id, int rank);
+ncclResult_t ncclCommInitRank(ncclComm_t *comm, int size, ncclUniqueId id, int rank) {
+    if (nccl_thread.inside > 0 || comm == NULL)
+        return NCCL_CALL(CommInitRank, comm, size, id, rank);
+    return init(begin(NCCL_DO_CommInitRank, 'I', comm, NULL, NULL), size, rank, &id, 1);
+}
+
+EXPORTED ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id, int rank,
+                                             void *config);
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id, int rank,
+                                    void *config) {
+    if (nccl_thread.inside > 0 || comm == NULL)
+        return NCCL_CALL(CommInitRankConfig, comm, size, id, rank, config);
+    return init(begin(NCCL_DO_CommInitRankConfig, 'I', comm, NULL, config), size, rank, &id, 1);
+}
+
+EXPORTED ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int size, int rank, int count,
+                                               ncclUniqueId *ids, void *config);
+ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int size, int rank, int count,
+                                      ncclUniqueId *ids, void *config) {
+    if (nccl_thread.inside > 0 || comm == NULL || ids == NULL || count <= 0)
+        return NCCL_CALL(CommInitRankScalable, comm, size, rank, count, ids, config);
+    return init(begin(NCCL_DO_CommInitRankScalable, 'S', comm, NULL, config), size, rank, ids,
+                count);
+}
+
+/* All members are in this process, so their clocks agree on a number drawn here. */
+EXPORTED ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices);
+ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices) {
+    if (nccl_thread.inside > 0 || comms == NULL || count <= 0)
+        return NCCL_CALL(CommInitAll, comms, count, devices);
+    struct gate *gate = gate_here();
+    struct vcomm **made_here = calloc((size_t)count, sizeof *made_here);
+    struct gate_want *wants = calloc((size_t)count, sizeof *wants);
+    ncclComm_t *reals = calloc((size_t)count, sizeof *reals);
+    ncclResult_t result = ncclSystemError;
+    uint64_t id = 0;
+    unsigned n = 0;
+    int begun = 0;
+    if (made_here == NULL || wants == NULL || reals == NULL ||
+        getrandom(&id, sizeof id, 0) != sizeof id)
+        goto out;
+    for (; begun < count; begun++) {
+        struct vcomm *v = begin(NCCL_DO_CommInitAll, 'A', NULL, NULL, NULL);
+        if (v == NULL)
+            goto undo;
+        made_here[begun] = v;
+        v->id = id | 1;
+        v->size = count;
+        v->rank = begun;
+        vcomm_list(v, true);
+        if (v->clock != NULL)
+            wants[n++] =
+                (struct gate_want){.clock = (uint32_t)(v->clock - liveshift_clocks(gate->page)),
+                                   .kind = NCCL_CommInit,
+                                   .count = 1};
+    }
+    if (n > 0)
+        gate_pass(gate, wants, n, tid_here());
+    gate_untracked_begin(gate);
+    result = NCCL_CALL(CommInitAll, reals, count, devices);
+    for (int i = 0; i < count; i++) {
+        struct vcomm *v = made_here[i];
+        v->real = reals[i];
+        comms[i] = result == ncclSuccess ? vcomm_handle(v) : NULL;
+        if (v->clock != NULL)
+            gate_end(v->clock);
+        if (result == ncclSuccess)
+            made(v);
+    }
+    gate_untracked_end(gate);
+undo:
+    for (int i = 0; i < begun && result != ncclSuccess; i++)
+        vcomm_end(made_here[i]);
+out:
+    free(made_here);
+    free(wants);
+    free(reals);
+    return result;
+}
+
+static ncclResult_t child(struct vcomm *v, enum kind kind, uint64_t seed, ncclComm_t parent) {
+    v->id = v->parent != 0 ? seed : 0;
+    return make(v, kind, parent);
+}
+
+EXPORTED ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out,
+                                    void *config);
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out, void *config) {
+    struct vcomm *parent = vcomm_of(comm);
+    if (nccl_thread.inside > 0 || out == NULL || parent == NULL)
+        return NCCL_CALL(CommSplit, comm, color, key, out, config);
+    struct vcomm *v = begin(NCCL_DO_CommSplit, 's', out, parent, config);
+    if (v == NULL)
+        return ncclSystemError;
+    uint32_t identity[] = {'s', atomic_fetch_add(&parent->children, 1), (uint32_t)color};
+    v->how.color = color;
+    v->how.key = key;
+    return child(v, NCCL_CommSplit, hash64(parent->id, identity, sizeof identity), comm);
+}
+
+static int by_number(const void *a, const void *b) {
+    int one = *(const int *)a, other = *(const int *)b;
+    return (one > other) - (one < other);
+}
+
+EXPORTED ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int count, ncclComm_t *out,
+                                     void *config, int flags);
+ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int count, ncclComm_t *out,
+                            void *config, int flags) {
+    struct vcomm *parent = vcomm_of(comm);
+    if (nccl_thread.inside > 0 || out == NULL || parent == NULL || excluded == NULL || count <= 0)
+        return NCCL_CALL(CommShrink, comm, excluded, count, out, config, flags);
+    struct vcomm *v = begin(NCCL_DO_CommShrink, 'k', out, parent, config);
+    if (v == NULL)
+        return ncclSystemError;
+    v->how.excluded = copy_of(excluded, (size_t)count * sizeof *excluded);
+    if (v->how.excluded == NULL)
+        return ncclSystemError;
+    v->how.excluded_count = count;
+    v->how.flags = flags;
+    qsort(v->how.excluded, (size_t)count, sizeof *excluded, by_number);
+    /* The excluded ranks don't call this: it is counted neither on the parent's clock nor among its
+       children, but, like an init, on a clock of its own. */
+    uint64_t seed = hash64(parent->id, v->how.excluded, (size_t)count * sizeof *excluded);
+    uint32_t identity[] = {'k', atomic_fetch_add(&parent->shrinks, 1)};
+    v->id = hash64(seed, identity, sizeof identity);
+    v->size = parent->size - count;
+    vcomm_list(v, true);
+    return make(v, NCCL_CommShrink, comm);
+}
+
+/*
+ * Those who join know nothing but the unique id, and of those who grow only one makes it. What is
+ * left unused of its 128 bytes (the real one begins with magic, address and count, and is zero from
+ * there on) carries the new communicator's identity to those who join.
+ */
+#define GROW_MARK "LIVESHFT"
+#define GROW_AT (sizeof(ncclUniqueId) - 16)
+
+static uint64_t grown(const struct vcomm *parent, uint32_t ordinal) {
+    uint32_t identity[] = {'g', ordinal};
+    return hash64(parent->id, identity, sizeof identity);
+}
+
+EXPORTED ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *id);
+ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *id) {
+    static const char nothing[16];
+    struct vcomm *parent = vcomm_of(comm);
+    if (parent == NULL)
+        return NCCL_CALL(CommGetUniqueId, comm, id);
+    if (!vcomm_enter_waiting(parent))
+        return ncclInvalidArgument;
+    ncclResult_t result = NCCL_CALL(CommGetUniqueId, parent->real, id);
+    if (result == ncclSuccess && memcmp(id->internal + GROW_AT, nothing, sizeof nothing) == 0) {
+        uint64_t identity = grown(parent, atomic_load(&parent->grows));
+        memcpy(id->internal + GROW_AT, GROW_MARK, 8);
+        memcpy(id->internal + GROW_AT + 8, &identity, sizeof identity);
+    }
+    vcomm_leave(parent);
+    return result;
+}
+
+EXPORTED ncclResult_t ncclCommGrow(ncclComm_t comm, int size, const ncclUniqueId *id, int rank,
+                                   ncclComm_t *out, void *config);
+ncclResult_t ncclCommGrow(ncclComm_t comm, int size, const ncclUniqueId *id, int rank,
+                          ncclComm_t *out, void *config) {
+    struct vcomm *parent = vcomm_of(comm);
+    if (nccl_thread.inside > 0 || out == NULL || (comm != NULL && parent == NULL))
+        return NCCL_CALL(CommGrow, comm, size, id, rank, out, config);
+    struct vcomm *v = begin(NCCL_DO_CommGrow, 'g', out, parent, config);
+    if (v == NULL)
+        return ncclSystemError;
+    v->how.size = size;
+    v->how.rank = rank;
+    v->how.ids = copy_of(id, sizeof *id);
+    uint64_t identity = 0;
+    if (v->how.ids != NULL && memcmp(v->how.ids->internal + GROW_AT, GROW_MARK, 8) == 0) {
+        memcpy(&identity, v->how.ids->internal + GROW_AT + 8, sizeof identity);
+        memset(v->how.ids->internal + GROW_AT, 0, 16);
+    }
+    if (parent != NULL)
+        return child(v, NCCL_CommGrow, grown(parent, atomic_fetch_add(&parent->grows, 1)), comm);
+    v->id = identity;
+    return make(v, NCCL_CommGrow, NULL);
+}

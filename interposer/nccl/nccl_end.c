@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The application ends communicators, or suspends them. Finalizing and destroying are collective and
+ * pass the gate; an abort is an emergency and passes at any time.
+ */
+
+#include "hooks/exported.h"
+#include "nccl_calls.h"
+
+#include <time.h>
+
+static ncclResult_t pass(enum nccl_function function, enum kind kind, ncclComm_t comm,
+                         unsigned flags) {
+    struct nccl_call call = {.function = function, .kind = kind, .comm = comm, .flags = flags};
+    return nccl_pass(&call);
+}
+
+EXPORTED ncclResult_t ncclCommFinalize(ncclComm_t comm);
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+    return pass(NCCL_DO_CommFinalize, NCCL_CommFinalize, comm, 0);
+}
+
+EXPORTED ncclResult_t ncclCommDestroy(ncclComm_t comm);
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+    return pass(NCCL_DO_CommDestroy, NCCL_CommDestroy, comm, 0);
+}
+
+EXPORTED ncclResult_t ncclCommAbort(ncclComm_t comm);
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+    return pass(NCCL_DO_CommAbort, NCCL_CommAbort, comm, 0);
+}
+
+EXPORTED ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags);
+ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
+    return pass(NCCL_DO_CommSuspend, NCCL_CommSuspend, comm, (unsigned)flags);
+}
+
+EXPORTED ncclResult_t ncclCommResume(ncclComm_t comm);
+ncclResult_t ncclCommResume(ncclComm_t comm) {
+    return pass(NCCL_DO_CommResume, NCCL_CommResume, comm, 0);
+}
+
+EXPORTED ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags);
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
+    struct vcomm *v = vcomm_of(comm);
+    if (v == NULL)
+        return NCCL_CALL(CommRevoke, comm, flags);
+    if (!vcomm_enter_waiting(v))
+        return ncclInvalidArgument;
+    vcomm_unsafe(v, "it was revoked");
+    ncclResult_t result = NCCL_CALL(CommRevoke, v->real, flags);
+    vcomm_leave(v);
+    return result;
+}
+
+static ncclResult_t abort_now(struct vcomm *v) {
+    struct gate *gate = gate_here();
+    /* A teardown takes the same step, from LIVE to DOWN: one of the two has the real one to end. */
+    if (!vcomm_enter(v))
+        return ncclSuccess; /* DOWN: nothing is left of it */
+    uint32_t state = atomic_load(&v->state);
+    while (state != VCOMM_DOWN && state != VCOMM_ENDED &&
+           !atomic_compare_exchange_weak(&v->state, &state, VCOMM_ENDED))
+        ;
+    atomic_store(&v->quick, QUICK_NONE);
+    ncclResult_t result = ncclSuccess;
+    /* The service thread may be asking it something; what an application's thread is doing inside of
+       it may never come to an end, and is what an abort is for. */
+    static const struct timespec pause = {0, 1000000};
+    for (int ms = 0; ms < 100 && atomic_load(&v->uses) > 1; ms++)
+        nanosleep(&pause, NULL);
+    if (state != VCOMM_DOWN && state != VCOMM_ENDED) {
+        gate_untracked_begin(gate);
+        result = NCCL_CALL(CommAbort, v->real);
+        gate_untracked_end(gate);
+    }
+    vcomm_leave(v);
+    return result;
+}
+
+ncclResult_t ending_launch(const struct nccl_call *call) {
+    struct vcomm *v = call->v;
+    ncclComm_t comm = v != NULL ? vcomm_real(v) : call->comm;
+    bool gone = v != NULL && comm == NULL;
+    switch (call->function) {
+    case NCCL_DO_CommFinalize:
+        return gone ? ncclSuccess : NCCL_CALL(CommFinalize, comm);
+    case NCCL_DO_CommDestroy:
+        return gone ? ncclSuccess : NCCL_CALL(CommDestroy, comm);
+    case NCCL_DO_CommAbort:
+        return v != NULL ? abort_now(v) : NCCL_CALL(CommAbort, comm);
+    case NCCL_DO_CommSuspend:
+        if (v != NULL)
+            vcomm_unsafe(v, "it was suspended (ncclCommSuspend)");
+        return NCCL_CALL(CommSuspend, comm, (int)call->flags);
+    default:
+        return NCCL_CALL(CommResume, comm);
+    }
+}
+
+void ending_settle(const struct nccl_call *call, ncclResult_t result) {
+    struct vcomm *v = call->v;
+    bool ended = call->function == NCCL_DO_CommDestroy || call->function == NCCL_DO_CommAbort;
+    if (v != NULL && ended && (result == ncclSuccess || result == ncclInProgress))
+        vcomm_end(v);
+    else if (v != NULL && call->function == NCCL_DO_CommFinalize) {
+        v->finalized = true; /* only its destruction may follow: nothing to rebuild */
+        if (v->row != NULL)
+            atomic_store(&v->row->state, LIVESHIFT_COMM_ENDED);
+    }
+}

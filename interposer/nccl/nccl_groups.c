@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The way of a call through the gate, alone or as a member of a group.
+ *
+ * A group is one admission. Begun with the gate open, its members announce themselves and are
+ * passed on one by one; all are announced before the real ncclGroupEnd, so the clocks are exact from
+ * there on, and what that call waits for (peers, when it connects to them) is owed by the peers.
+ * Begun with the gate closed, its members are only collected; the thread waits at ncclGroupEnd,
+ * before it makes them all: never inside a real group, where it would hold up what it owes.
+ */
+
+#include "hooks/exported.h"
+#include "nccl_calls.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* This thread's group. Freed at each outermost end: threads come and go. */
+struct group {
+    bool collecting;
+    struct nccl_call *calls;
+    size_t count, capacity;
+};
+
+static __thread struct group group __attribute__((tls_model("initial-exec")));
+
+static void *copy_of(const void *bytes, size_t size) {
+    void *copy = bytes != NULL ? malloc(size) : NULL;
+    return copy != NULL ? memcpy(copy, bytes, size) : NULL;
+}
+
+/* The caller's structures last for his call; ours comes later. */
+static void keep_arguments(struct nccl_call *call) {
+    call->collected = true;
+    if (call->waits != NULL)
+        call->waits = copy_of(call->waits, call->count * sizeof *call->waits);
+    if (call->config != NULL) {
+        size_t size = *(size_t *)call->config;
+        struct nccl_call_config *config = copy_of(call->config, size);
+        if (config != NULL &&
+            size >= offsetof(struct nccl_call_config, algSelection) + sizeof config->algSelection &&
+            config->algSelection != NULL)
+            config->algSelection = strdup(config->algSelection);
+        call->config = config;
+    }
+}
+
+static void drop_arguments(struct nccl_call *call) {
+    if (!call->collected)
+        return;
+    free(call->waits);
+    struct nccl_call_config *config = call->config;
+    if (config != NULL && config->size >= offsetof(struct nccl_call_config, algSelection) +
+                                              sizeof config->algSelection)
+        free((char *)config->algSelection);
+    free(config);
+}
+
+static ncclResult_t member(struct nccl_call *call) {
+    if (group.count == group.capacity) {
+        size_t capacity = group.capacity != 0 ? 2 * group.capacity : 16;
+        struct nccl_call *more = realloc(group.calls, capacity * sizeof *more);
+        if (more == NULL)
+            return ncclSystemError;
+        group.calls = more;
+        group.capacity = capacity;
+    }
+    struct nccl_call *kept = &group.calls[group.count++];
+    *kept = *call;
+    if (group.collecting) {
+        keep_arguments(kept);
+        return ncclSuccess;
+    }
+    if (kept->clock != NULL)
+        gate_announce(gate_here(), kept->clock, kept->kind, tid_here());
+    ncclResult_t result = nccl_launch(kept);
+    if (result == ncclInProgress)
+        result = ncclSuccess; /* is said by the group's end */
+    return result;
+}
+
+void nccl_settle(struct nccl_call *call, ncclResult_t result) {
+    struct liveshift_clock *clock = call->clock;
+    if (clock != NULL)
+        gate_end(clock);
+    else
+        unidentified_end(gate_here());
+    if (call->made != NULL)
+        creation_settle(call->made, result);
+    else if (call->window_made != NULL)
+        window_settle(call, result);
+    else if (call->kind >= NCCL_CommFinalize)
+        ending_settle(call, result);
+}
+
+static ncclResult_t alone(struct nccl_call *call) {
+    struct gate *gate = gate_here();
+    nccl_thread.tid = tid_here();
+    if (__builtin_expect(call->clock != NULL, 1))
+        gate_begin(gate, call->clock, call->kind, tid_here());
+    else
+        atomic_fetch_add_explicit(&gate->page->counters[call->kind].started, 1,
+                                  memory_order_relaxed);
+    ncclResult_t result = nccl_launch(call);
+    nccl_settle(call, result);
+    return result;
+}
+
+ncclResult_t nccl_admitted(struct nccl_call *call) {
+    struct gate *gate = gate_here();
+    if (atomic_load(&gate->page->order.want) != LIVESHIFT_OPEN)
+        gate_wait(gate, call->clock, call->kind, tid_here());
+    ncclResult_t result = nccl_launch(call);
+    nccl_settle(call, result);
+    return result;
+}
+
+ncclResult_t nccl_pass(struct nccl_call *call) {
+    call->v = vcomm_of(call->comm);
+    if (call->v == NULL && call->made == NULL) {
+        /* libnccl's call of itself; or, from outside of it, a communicator whose making we missed */
+        if (nccl_thread.inside == 0 && call->comm != NULL)
+            atomic_store(&vcomms_unsafe,
+                         "a communicator is in use that was made past the library's functions");
+        return nccl_launch(call);
+    }
+    if (call->v != NULL && atomic_load(&call->v->state) == VCOMM_ENDED)
+        return ncclInvalidArgument;
+    call->clock = nccl_clock(call);
+    return nccl_thread.groups > 0 ? member(call) : alone(call);
+}
+
+EXPORTED ncclResult_t ncclGroupStart(void);
+ncclResult_t ncclGroupStart(void) {
+    if (nccl_thread.inside > 0)
+        return NCCL_CALL(GroupStart);
+    if (nccl_thread.groups++ > 0)
+        return ncclSuccess;
+    nccl_thread.tid = 0;
+    group.collecting = !gate_group_begin(gate_here());
+    return group.collecting ? ncclSuccess : NCCL_CALL(GroupStart);
+}
+
+/* Takes the numbers of all that was collected, as one admission. */
+static void pass_collected(struct gate *gate) {
+    struct gate_want *wants = calloc(group.count, sizeof *wants);
+    unsigned n = 0;
+    for (size_t i = 0; i < group.count && wants != NULL; i++) {
+        struct nccl_call *call = &group.calls[i];
+        if (call->clock == NULL) {
+            atomic_fetch_add_explicit(&gate->page->counters[call->kind].started, 1,
+                                      memory_order_relaxed);
+            continue;
+        }
+        uint32_t row = (uint32_t)(call->clock - liveshift_clocks(gate->page));
+        unsigned at = 0;
+        while (at < n && (wants[at].clock != row || wants[at].kind != call->kind))
+            at++;
+        if (at == n)
+            wants[n++] = (struct gate_want){.clock = row, .kind = call->kind};
+        wants[at].count++;
+    }
+    if (n > 0)
+        gate_pass(gate, wants, n, tid_here());
+    free(wants);
+}
+
+/* What a group would take: NCCL enqueues nothing, and one rank may ask alone, so no numbers are taken,
+   or they are taken back before anybody can have seen them. */
+static ncclResult_t simulate(void *info) {
+    struct group whole = group;
+    ncclResult_t result = ncclSuccess;
+    size_t held = 0;
+    if (whole.collecting) {
+        for (; held < whole.count && result == ncclSuccess; held++)
+            if (whole.calls[held].v != NULL && !vcomm_enter_waiting(whole.calls[held].v))
+                result = ncclInvalidArgument;
+        held -= result != ncclSuccess;
+        if (result == ncclSuccess)
+            result = NCCL_CALL(GroupStart);
+        for (size_t i = 0; i < whole.count && result == ncclSuccess; i++)
+            result = nccl_launch(&whole.calls[i]);
+    }
+    group = (struct group){0};
+    if (!whole.collecting || held == whole.count) {
+        ncclResult_t said = NCCL_CALL(GroupSimulateEnd, info);
+        result = result == ncclSuccess ? said : result;
+    }
+    for (size_t i = 0; i < whole.count; i++) {
+        struct nccl_call *call = &whole.calls[i];
+        if (whole.collecting && i < held && call->v != NULL)
+            vcomm_leave(call->v);
+        else if (!whole.collecting && call->clock != NULL)
+            atomic_fetch_sub(&call->clock->announced, 1);
+        if (call->made != NULL)
+            creation_settle(call->made, ncclInvalidUsage);
+        else if (call->window_made != NULL)
+            window_settle(call, ncclInvalidUsage);
+        drop_arguments(call);
+    }
+    if (!whole.collecting)
+        gate_group_end(gate_here());
+    free(whole.calls);
+    return result;
+}
+
+EXPORTED ncclResult_t ncclGroupEnd(void);
+ncclResult_t ncclGroupEnd(void) {
+    if (nccl_thread.inside > 0 || nccl_thread.groups == 0)
+        return NCCL_CALL(GroupEnd);
+    if (--nccl_thread.groups > 0)
+        return ncclSuccess;
+    nccl_thread.tid = tid_here();
+    struct group whole = group;
+    ncclResult_t first = ncclSuccess;
+    if (whole.collecting) {
+        if (whole.count > 0)
+            pass_collected(gate_here());
+        first = NCCL_CALL(GroupStart);
+        for (size_t i = 0; i < whole.count && first == ncclSuccess; i++) {
+            ncclResult_t result = nccl_launch(&whole.calls[i]);
+            if (result != ncclInProgress)
+                first = result;
+        }
+    } else
+        gate_group_end(gate_here());
+    group = (struct group){0};
+    ncclResult_t result = NCCL_CALL(GroupEnd);
+    if (first == ncclSuccess)
+        first = result;
+    for (size_t i = 0; i < whole.count; i++) {
+        nccl_settle(&whole.calls[i], first);
+        drop_arguments(&whole.calls[i]);
+    }
+    free(whole.calls);
+    return first;
+}
+
+EXPORTED ncclResult_t ncclGroupSimulateEnd(void *info);
+ncclResult_t ncclGroupSimulateEnd(void *info) {
+    if (nccl_thread.inside > 0 || nccl_thread.groups == 0)
+        return NCCL_CALL(GroupSimulateEnd, info);
+    if (--nccl_thread.groups > 0)
+        return ncclSuccess;
+    nccl_thread.tid = tid_here();
+    return simulate(info);
+}

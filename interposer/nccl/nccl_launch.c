@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From a call as data to the real function. */
+
+#include "cuda/graphs.h"
+#include "nccl_calls.h"
+
+struct liveshift_clock *nccl_clock(const struct nccl_call *call) {
+    struct vcomm *v = call->v;
+    switch (call->function) {
+    case NCCL_DO_Send:
+        return vcomm_pair(v, call->peer, true);
+    case NCCL_DO_Recv:
+        return vcomm_pair(v, call->peer, false);
+    case NCCL_DO_CommShrink: /* not all members of the parent call it */
+        return call->made->clock;
+    case NCCL_DO_PutSignal: /* a signal may be waited for in any order, and only in part */
+    case NCCL_DO_Signal:
+    case NCCL_DO_WaitSignal:
+    case NCCL_DO_CommAbort: /* an emergency waits for nobody */
+        return NULL;
+    default:
+        return v != NULL ? v->clock : call->made != NULL ? call->made->clock : NULL;
+    }
+}
+
+/* Communication is about to be enqueued: before the next teardown, the stream is to be drained. */
+static void carries(struct vcomm *v, nccl_stream stream) {
+    uint64_t handle = stream != NULL ? (uint64_t)(uintptr_t)stream : STREAM_LEGACY;
+    struct liveshift_stream *row = atomic_load_explicit(&v->stream, memory_order_relaxed);
+    if (row == NULL || atomic_load_explicit(&row->handle, memory_order_relaxed) != handle) {
+        row = stream_row(handle, v->device);
+        atomic_store_explicit(&v->stream, row, memory_order_relaxed);
+    }
+    if (row == NULL)
+        vcomm_unsafe(v, "there is no room in the page for the streams it was used on");
+    else {
+        if ((atomic_load_explicit(&row->use, memory_order_relaxed) & STREAM_CARRIED) == 0)
+            atomic_fetch_or(&row->use, STREAM_CARRIED);
+        if (stream_seen(row))
+            vcomm_quick(v, stream);
+    }
+}
+
+/* What must be known of a call before it is made; false: there is nothing to call. */
+static bool before(const struct nccl_call *call, ncclResult_t *result) {
+    struct vcomm *v = call->v;
+    uint32_t state = atomic_load_explicit(&v->state, memory_order_acquire);
+    if (state == VCOMM_DOWN || state == VCOMM_ENDED) {
+        *result = ncclRemoteError; /* left without its peers, or ended while this call waited */
+        return false;
+    }
+    if (v->row != NULL)
+        vcomm_counts(v);
+    if (__builtin_expect(cuda_captures(call->stream), 0)) {
+        ledger_capture_has_nccl((uintptr_t)call->stream);
+        vcomm_captured(v);
+    } else
+        carries(v, call->stream);
+    return true;
+}
+
+#define DATA call->send, call->recv, call->count, call->type
+
+static ncclResult_t one_sided(const struct nccl_call *call, ncclComm_t comm) {
+    struct vcomm *v = call->v;
+    if (v != NULL)
+        vcomm_unsafe(v, "one-sided operations (ncclPutSignal, ncclSignal) were used on it");
+    if (call->function == NCCL_DO_Signal)
+        return NCCL_CALL(Signal, call->peer, call->signal, call->context, call->flags, comm,
+                         call->stream);
+    if (call->function == NCCL_DO_WaitSignal)
+        return NCCL_CALL(WaitSignal, (int)call->count, call->waits, comm, call->stream);
+    ncclWindow_t window = v != NULL ? window_now(v, call->window) : call->window;
+    return NCCL_CALL(PutSignal, call->send, call->count, call->type, call->peer, window,
+                     call->offset, call->signal, call->context, call->flags, comm, call->stream);
+}
+
+ncclResult_t nccl_launch(const struct nccl_call *call) {
+    struct vcomm *v = call->v;
+    if (call->made != NULL)
+        return creation_launch(call->made);
+    switch (call->function) {
+    case NCCL_DO_CommWindowRegister:
+    case NCCL_DO_CommWindowDeregister:
+        return window_launch(call);
+    case NCCL_DO_CommFinalize:
+    case NCCL_DO_CommDestroy:
+    case NCCL_DO_CommAbort:
+    case NCCL_DO_CommSuspend:
+    case NCCL_DO_CommResume:
+        return ending_launch(call);
+    default:
+        break;
+    }
+    ncclResult_t refused;
+    if (v != NULL && !before(call, &refused))
+        return refused;
+    ncclComm_t comm = v != NULL ? v->real : call->comm;
+    nccl_stream stream = call->stream;
+    ncclRedOp_t op = call->op >= NCCL_NUM_OPS && v != NULL ? reduction_now(v, call->op) : call->op;
+    switch (call->function) {
+    case NCCL_DO_AllReduce:
+        return NCCL_CALL(AllReduce, DATA, op, comm, stream);
+    case NCCL_DO_Broadcast:
+        return NCCL_CALL(Broadcast, DATA, call->peer, comm, stream);
+    case NCCL_DO_Bcast:
+        return NCCL_CALL(Bcast, call->recv, call->count, call->type, call->peer, comm, stream);
+    case NCCL_DO_Reduce:
+        return NCCL_CALL(Reduce, DATA, op, call->peer, comm, stream);
+    case NCCL_DO_AllGather:
+        return NCCL_CALL(AllGather, DATA, comm, stream);
+    case NCCL_DO_ReduceScatter:
+        return NCCL_CALL(ReduceScatter, DATA, op, comm, stream);
+    case NCCL_DO_AlltoAll:
+        return NCCL_CALL(AlltoAll, DATA, comm, stream);
+    case NCCL_DO_Gather:
+        return NCCL_CALL(Gather, DATA, call->peer, comm, stream);
+    case NCCL_DO_Scatter:
+        return NCCL_CALL(Scatter, DATA, call->peer, comm, stream);
+    case NCCL_DO_AllReduceConfig:
+        return NCCL_CALL(AllReduceConfig, DATA, op, comm, stream, call->config);
+    case NCCL_DO_BroadcastConfig:
+        return NCCL_CALL(BroadcastConfig, DATA, call->peer, comm, stream, call->config);
+    case NCCL_DO_ReduceConfig:
+        return NCCL_CALL(ReduceConfig, DATA, op, call->peer, comm, stream, call->config);
+    case NCCL_DO_AllGatherConfig:
+        return NCCL_CALL(AllGatherConfig, DATA, comm, stream, call->config);
+    case NCCL_DO_ReduceScatterConfig:
+        return NCCL_CALL(ReduceScatterConfig, DATA, op, comm, stream, call->config);
+    case NCCL_DO_AlltoAllConfig:
+        return NCCL_CALL(AlltoAllConfig, DATA, comm, stream, call->config);
+    case NCCL_DO_GatherConfig:
+        return NCCL_CALL(GatherConfig, DATA, call->peer, comm, stream, call->config);
+    case NCCL_DO_ScatterConfig:
+        return NCCL_CALL(ScatterConfig, DATA, call->peer, comm, stream, call->config);
+    case NCCL_DO_Send:
+        return NCCL_CALL(Send, call->send, call->count, call->type, call->peer, comm, stream);
+    case NCCL_DO_Recv:
+        return NCCL_CALL(Recv, call->recv, call->count, call->type, call->peer, comm, stream);
+    default:
+        return one_sided(call, comm);
+    }
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory that the application has of NCCL: for the ledger. NCCL makes it by the driver's VMM
+   functions, and maps it for peers; what it asks of the driver meanwhile is not the application's. */
+
+#include "cuda/cuda_real.h"
+#include "cuda/ledger.h"
+#include "hooks/exported.h"
+#include "nccl_real.h"
+
+EXPORTED ncclResult_t ncclMemAlloc(void **pointer, size_t size);
+ncclResult_t ncclMemAlloc(void **pointer, size_t size) {
+    ncclResult_t result = CUDA_CALL(NCCL_CALL(MemAlloc, pointer, size));
+    if (result == ncclSuccess && *pointer != NULL && nccl_thread.inside == 0) {
+        struct ledger_made made = {.kind = LIVESHIFT_MEMORY_NCCL,
+                                   .device = driver_device(),
+                                   .address = (uint64_t)(uintptr_t)*pointer,
+                                   .size = size};
+        ledger_add(LEDGER_NCCL, &made);
+    }
+    return result;
+}
+
+EXPORTED ncclResult_t ncclMemFree(void *pointer);
+ncclResult_t ncclMemFree(void *pointer) {
+    struct ledger_leaving leaving = {0};
+    if (nccl_thread.inside == 0)
+        leaving = ledger_leave(LEDGER_NCCL, (uint64_t)(uintptr_t)pointer);
+    ncclResult_t result = CUDA_CALL(NCCL_CALL(MemFree, pointer));
+    ledger_left(leaving, result == ncclSuccess);
+    return result;
+}

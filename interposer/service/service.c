@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service.h"
+#include "gate/thread.h"
+#include "nccl/nccl_calls.h"
+#include "session/device_calls.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Added to the agent's limit, where only an abort is left: it waits for a little longer. */
+#define LAST_RESORT_NS 1000000000
+
+int64_t task_now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+bool task_late(const struct task *task) { return task_now_ns() > task->deadline_ns; }
+
+bool task_obsolete(const struct task *task) {
+    uint32_t attempt, version, want = gate_order(task->gate->page, &attempt, &version);
+    return want != task->want || attempt != task->attempt || version != task->version;
+}
+
+void task_pause(void) {
+    static const struct timespec pause = {0, 1000000};
+    nanosleep(&pause, NULL);
+}
+
+int task_fails(struct task *task, int result, const char *format, ...) {
+    if (task->result == 0) {
+        va_list arguments;
+        va_start(arguments, format);
+        vsnprintf(task->trouble, sizeof task->trouble, format, arguments);
+        va_end(arguments);
+        task->result = result;
+    }
+    return task->result;
+}
+
+const char *task_name(const struct vcomm *v, char text[static 80]) {
+    const char *name = config_name(v->config);
+    snprintf(text, 80, "communicator %u (%.40s)", v->row != NULL ? v->row->ordinal : 0,
+             name != NULL && *name != '\0' ? name : "without a name");
+    return text;
+}
+
+struct vcomm **vcomms_now(unsigned *many) {
+    unsigned n = 0;
+    pthread_mutex_lock(&vcomms_lock);
+    for (struct vcomm *v = vcomms; v != NULL; v = v->next)
+        n++;
+    struct vcomm **all = calloc(n + 1, sizeof *all);
+    *many = 0;
+    for (struct vcomm *v = vcomms; v != NULL && all != NULL; v = v->next)
+        all[(*many)++] = v;
+    pthread_mutex_unlock(&vcomms_lock);
+    return all;
+}
+
+static void answer(struct task *task) {
+    struct liveshift_answer *a = &task->gate->page->answer;
+    memcpy(a->trouble, task->trouble, sizeof a->trouble);
+    atomic_store(&a->done_result, (uint32_t)task->result);
+    atomic_store(&a->done_attempt, task->attempt);
+    atomic_store(&a->done_version, task->version);
+    atomic_store(&a->done_want, task->want);
+}
+
+static void carry_out(struct task *task) {
+    struct liveshift_page *page = task->gate->page;
+    struct liveshift_answer *a = &page->answer;
+    uint32_t limit_ms = atomic_load(&page->order.limit_ms);
+    int64_t began = task_now_ns(), limit = (int64_t)(limit_ms != 0 ? limit_ms : 60000) * 1000000;
+    task->deadline_ns = began + limit * 4 / 5;
+    task->last_ns = began + limit + LAST_RESORT_NS;
+    atomic_store(&a->done_want, 0);
+    if (task->want == LIVESHIFT_CLOSED) {
+        device_calls_find(); /* now, while no thread is stopped inside the dynamic linker */
+        drain(task);
+        atomic_store(&a->drained_ns, (uint64_t)(task_now_ns() - began));
+    } else if (task->want == LIVESHIFT_TEARDOWN) {
+        teardown(task);
+        atomic_store(&a->torn_down_ns, (uint64_t)(task_now_ns() - began));
+    } else if (task->want == LIVESHIFT_FRESH_IDS)
+        fresh_ids(task);
+    else if (task->want == LIVESHIFT_DEVICES)
+        serve_devices(task);
+    else {
+        rebuild(task);
+        atomic_store(&a->rebuilt_ns, (uint64_t)(task_now_ns() - began));
+    }
+    answer(task);
+}
+
+/* Non-blocking creations that the application doesn't ask about; true: there are any. */
+static bool poll_creations(void) {
+    unsigned many, making = 0;
+    struct vcomm **all = vcomms_now(&many);
+    for (unsigned i = 0; i < many; i++)
+        if (atomic_load(&all[i]->state) == VCOMM_MAKING && vcomm_enter(all[i])) {
+            making++;
+            creation_poll(all[i]);
+            vcomm_leave(all[i]);
+        }
+    free(all);
+    return making > 0;
+}
+
+static void serve(void *unused) {
+    /* Woken by the agent; looking by itself is for a wake that was lost, over a migration say. */
+    static const struct timespec rarely = {1, 0}, often = {0, 20000000};
+    (void)unused;
+    struct gate *gate = gate_here();
+    struct liveshift_page *page = gate->page;
+    struct task done = {0};
+    for (;;) {
+        uint32_t check = atomic_load(&page->order.check);
+        struct task task = {.gate = gate};
+        task.want = gate_order(page, &task.attempt, &task.version);
+        if (task.want >= LIVESHIFT_CLOSED &&
+            (task.want != done.want || task.attempt != done.attempt ||
+             task.version != done.version)) {
+            carry_out(&task);
+            done = task;
+            continue;
+        }
+        if (task.want < LIVESHIFT_CLOSED && done.want != LIVESHIFT_OPEN) {
+            atomic_store(&page->answer.done_want, 0);
+            done.want = LIVESHIFT_OPEN;
+        }
+        /* Behind a closed gate nothing is being made, and whoever holds a lock may be stopped. */
+        bool busy = task.want != LIVESHIFT_OPEN;
+        if (task.want < LIVESHIFT_CLOSED)
+            busy |= poll_creations();
+        syscall(SYS_futex, &page->order.check, FUTEX_WAIT, check, busy ? &often : &rarely, NULL, 0);
+    }
+}
+
+static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER;
+static bool begun;
+static unsigned begun_in;
+
+void service_begin(void) {
+    pthread_mutex_lock(&beginning);
+    if (!begun || begun_in != process_generation()) { /* threads don't survive a fork */
+        int failure = thread_start("liveshift", serve, NULL);
+        begun = failure == 0;
+        begun_in = process_generation();
+        static bool said;
+        if (!begun && !said)
+            dprintf(STDERR_FILENO,
+                    "liveshift: cannot start a thread: %s; this process's communicators and "
+                    "device memory can't be moved\n",
+                    strerror(failure));
+        said |= !begun;
+    }
+    pthread_mutex_unlock(&beginning);
+}
+
+void service_for_memory(void) {
+    static _Atomic unsigned looked; /* generation + 1 */
+    if (atomic_load_explicit(&looked, memory_order_relaxed) == process_generation() + 1)
+        return;
+    atomic_store(&looked, process_generation() + 1);
+    const char *directory = getenv("LIVESHIFT_PAGES");
+    if (directory == NULL || *directory == '\0')
+        return;
+    device_calls_find();
+    service_begin();
+}

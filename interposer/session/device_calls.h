@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The driver functions behind the arena and the device session, found in the libcuda that is loaded.
+ *
+ * A session is served while all other threads are stopped, one of them perhaps inside the dynamic
+ * linker: `device_calls_find` looks all of them up before, and nothing is looked up after it.
+ */
+#ifndef LIVESHIFT_INTERPOSER_DEVICE_CALLS_H
+#define LIVESHIFT_INTERPOSER_DEVICE_CALLS_H
+
+#include "cuda/cuda_calls.h"
+#include "cuda/cuda_real.h"
+
+#include <stddef.h>
+
+/* CUmemAllocationProp of CUDA 11 to 13. */
+struct physical_properties {
+    int type, handle_types;
+    struct memory_location {
+        int type, id;
+    } location;
+    void *unused_on_linux;
+    struct {
+        unsigned char compression, rdma_capable;
+        unsigned short usage;
+        unsigned char reserved[4];
+    } flags;
+};
+_Static_assert(sizeof(struct physical_properties) == 32, "CUmemAllocationProp's size");
+
+/* CUmemAccessDesc. */
+struct memory_access {
+    struct memory_location location;
+    int flags;
+};
+
+/* clang-format off */
+#define LIVESHIFT_DEVICE_CALLS(X)                                                                  \
+    X(cuCtxGetCurrent, (void **))                                                                  \
+    X(cuCtxSetCurrent, (void *))                                                                   \
+    X(cuCtxGetDevice, (int *))                                                                     \
+    X(cuCtxSynchronize, (void))                                                                    \
+    X(cuDeviceGet, (int *, int))                                                                   \
+    X(cuDeviceGetCount, (int *))                                                                   \
+    X(cuDeviceGetAttribute, (int *, int, int))                                                     \
+    X(cuDeviceGetUuid, (void *, int))                                                              \
+    X(cuDeviceGetUuid_v2, (void *, int))                                                           \
+    X(cuDeviceCanAccessPeer, (int *, int, int))                                                    \
+    X(cuDevicePrimaryCtxGetState, (int, unsigned *, int *))                                        \
+    X(cuDevicePrimaryCtxRetain, (void **, int))                                                    \
+    X(cuDevicePrimaryCtxRelease_v2, (int))                                                         \
+    X(cuMemAddressReserve, (unsigned long long *, size_t, size_t, unsigned long long,              \
+                            unsigned long long))                                                   \
+    X(cuMemAddressFree, (unsigned long long, size_t))                                              \
+    X(cuMemCreate, (unsigned long long *, size_t, const struct physical_properties *,              \
+                    unsigned long long))                                                           \
+    X(cuMemRelease, (unsigned long long))                                                          \
+    X(cuMemMap, (unsigned long long, size_t, size_t, unsigned long long, unsigned long long))      \
+    X(cuMemUnmap, (unsigned long long, size_t))                                                    \
+    X(cuMemSetAccess, (unsigned long long, size_t, const struct memory_access *, size_t))          \
+    X(cuMemGetAllocationGranularity, (size_t *, const struct physical_properties *, int))          \
+    X(cuMemRetainAllocationHandle, (unsigned long long *, void *))                                 \
+    X(cuMemExportToShareableHandle, (void *, unsigned long long, int, unsigned long long))         \
+    X(cuMemImportFromShareableHandle, (unsigned long long *, void *, int))                         \
+    X(cuMemGetAddressRange_v2, (unsigned long long *, size_t *, unsigned long long))               \
+    X(cuMemcpyDtoH_v2, (void *, unsigned long long, size_t))                                       \
+    X(cuMemcpyDtoD_v2, (unsigned long long, unsigned long long, size_t))                           \
+    X(cuThreadExchangeStreamCaptureMode, (int *))                                                  \
+    X(cuPointerGetAttribute, (void *, int, unsigned long long))
+/* clang-format on */
+
+enum device_call {
+#define X(name, parameters) CALL_##name,
+    LIVESHIFT_DEVICE_CALLS(X)
+#undef X
+        DEVICE_CALLS
+};
+
+#define X(name, parameters) typedef int call_of_##name parameters;
+LIVESHIFT_DEVICE_CALLS(X)
+#undef X
+
+void *device_call(enum device_call which);
+
+/* Looks all of them up, once; false: no driver is loaded. */
+bool device_calls_find(void);
+
+/* Calls it; CUDA_ABSENT where the driver doesn't have it. */
+#define DEVICE_CALL(name, ...)                                                                     \
+    ({                                                                                             \
+        call_of_##name *function_ = (call_of_##name *)device_call(CALL_##name);                    \
+        function_ != NULL ? CUDA_CALL(function_(__VA_ARGS__)) : (int)CUDA_ABSENT;                  \
+    })
+
+#endif

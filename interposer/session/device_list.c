@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What device memory there is: the ledger's rows for what is the driver's, the arena's own table for
+   what is ours. Neither takes a lock. */
+#include "device_serve.h"
+
+#include "cuda/arena_blocks.h"
+#include "cuda/ledger_rows.h"
+#include "device_calls.h"
+#include "device_memory.h"
+
+#include <string.h>
+
+static bool is_the_drivers(const struct ledger_made *row) {
+    return (row->kind == LIVESHIFT_MEMORY_DEVICE || row->kind == LIVESHIFT_MEMORY_POOL ||
+            row->kind == LIVESHIFT_MEMORY_MAPPED) &&
+           row->device >= 0 && row->size > 0;
+}
+
+/* A thread may be stopped between the driver's freeing of it and the row's, or have freed it by ways
+   that aren't seen; the addresses may be somebody else's by now. */
+static bool is_known(const struct ledger_made *row) {
+    unsigned long long base;
+    size_t length;
+    if (row->kind == LIVESHIFT_MEMORY_MAPPED)
+        return memory_here(row->address) == CUDA_OK;
+    return DEVICE_CALL(cuMemGetAddressRange_v2, &base, &length, row->address) == CUDA_OK &&
+           base == row->address && length >= row->size;
+}
+
+static bool next_row(struct device_cursor *cursor, struct liveshift_device_reply *reply) {
+    struct ledger_made row;
+    while (row_read(cursor->row, &row)) {
+        cursor->row++;
+        if (!is_the_drivers(&row) || !is_known(&row))
+            continue;
+        reply->address = row.address;
+        reply->size = row.size;
+        reply->device = row.device;
+        reply->kind = row.kind;
+        reply->value = 1;
+        return true;
+    }
+    return false;
+}
+
+/* Of a block that is being freed it isn't known whether the driver has unmapped it already. */
+static bool is_there(struct arena_block *block) {
+    uint32_t state = atomic_load(&block->state);
+    return state != BLOCK_NONE && (state != BLOCK_FREEING || atomic_load(&block->gone) != 0 ||
+                                   memory_here(atomic_load(&block->address)) == CUDA_OK);
+}
+
+static bool next_block(struct device_cursor *cursor, struct liveshift_device_reply *reply) {
+    while (cursor->block < blocks_used()) {
+        struct arena_block *block = block_number(cursor->block++);
+        if (!is_there(block))
+            continue;
+        reply->address = atomic_load(&block->address);
+        reply->size = atomic_load(&block->size);
+        reply->device = atomic_load(&block->device);
+        reply->kind = LIVESHIFT_MEMORY_ARENA;
+        reply->value = atomic_load(&block->gone) == 0;
+        return true;
+    }
+    return false;
+}
+
+bool device_list(struct device_cursor *cursor, uint64_t number,
+                 struct liveshift_device_reply *reply) {
+    if (number < cursor->next)
+        memset(cursor, 0, sizeof *cursor);
+    for (;; cursor->next++) {
+        if (!next_row(cursor, reply) && !next_block(cursor, reply))
+            return false;
+        if (cursor->next == number)
+            break;
+    }
+    cursor->next++;
+    /* The second form tells of a part of a GPU (MIG); drivers before 11.4 have only the first. */
+    if (DEVICE_CALL(cuDeviceGetUuid_v2, reply->uuid, reply->device) != CUDA_OK)
+        DEVICE_CALL(cuDeviceGetUuid, reply->uuid, reply->device);
+    return true;
+}
