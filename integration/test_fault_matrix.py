@@ -197,7 +197,7 @@ CAPSULE, ROOT = "twin/0", 1001
 ROOM = """
 import sys
 from pathlib import Path
-from liveshift.criu_glue import network, room
+from liveshift.criu_glue.capsule import room; from liveshift.criu_glue.network import network
 plan = room.RoomPlan(
     directory=Path("/var/tmp/twin"), netns=Path("/run/netns/ls-twin.0"), hostname="twin-0",
     hosts_file="", uid=0, gid=0, groups=(),
@@ -237,7 +237,9 @@ class Twins:
         self._network(host, "unlock")
 
     def _network(self, host: str, what: str) -> None:
-        code = f"from liveshift.criu_glue import network; network.{what}({self._inits[host]})"
+        code = (
+            f"from liveshift.criu_glue.network import network; network.{what}({self._inits[host]})"
+        )
         self.inside(host, f"{sys.executable} -c '{code}'")
 
     def signal(self, host: str, name: str) -> None:

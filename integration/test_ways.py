@@ -13,7 +13,7 @@ from lab_session import AUTO, JOBS, LabSession, NewLab
 from moving_job import Job, Seen
 from reference_runs import References
 
-from liveshift.runtime.cost.model import model as cost
+from liveshift.runtime.cost import model as cost
 from liveshift.runtime.messages import MigrationRow, Phase
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240), pytest.mark.alone]

@@ -13,9 +13,9 @@ import pytest
 
 from liveshift.criu_glue.network.network import Overlay
 from liveshift.runtime import messages
+from liveshift.runtime.config import access
+from liveshift.runtime.config import cluster as config
 from liveshift.runtime.config.access import Role
-from liveshift.runtime.config.cluster import access
-from liveshift.runtime.config.cluster import cluster as config
 from liveshift.runtime.control.keyring import Holder
 from liveshift.runtime.messages import Message, Run
 from liveshift.runtime.model.gpu_asked import GpuAsked

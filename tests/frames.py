@@ -14,7 +14,8 @@ from contextlib import contextmanager
 import pytest
 from three_hosts import UNDERLAY, Net, inside, ip
 
-from liveshift.criu_glue.network.network import mac, network
+from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network.network import mac
 
 ETH_P_ALL = 3
 

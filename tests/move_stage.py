@@ -12,11 +12,12 @@ from liveshift.criu_glue.network.network import Overlay
 from liveshift.criu_glue.survey.survey import Survey
 from liveshift.errors import Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.config.cluster import cluster as config
-from liveshift.runtime.cost.model import prediction
+from liveshift.runtime.config import cluster as config
+from liveshift.runtime.cost import prediction
 from liveshift.runtime.messages import Message, Phase
+from liveshift.runtime.migration import migration
 from liveshift.runtime.migration.gpu_swap import GpuSwap
-from liveshift.runtime.migration.migration import Move, migration
+from liveshift.runtime.migration.migration import Move
 from liveshift.runtime.migration.story import Story
 from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.model.ownership import may_pass

@@ -16,7 +16,7 @@ from test_journal import OWNERS
 from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.config.cluster import cluster as config
+from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Message, Run
 from liveshift.runtime.migration.migration import Move
 from liveshift.runtime.migration.story import Story

@@ -29,8 +29,8 @@ from test_journal import row
 
 from liveshift.errors import LiveshiftError, NotFound, NotPermitted, Refused
 from liveshift.runtime import messages
+from liveshift.runtime.config import cluster as config
 from liveshift.runtime.config.access import Principal, Role, Roles
-from liveshift.runtime.config.cluster import cluster as config
 from liveshift.runtime.messages import Message, Run
 from liveshift.runtime.orchestrator.journal import Journal
 

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from test_trees import bound
 
+from liveshift.criu_glue.survey import along
 from liveshift.criu_glue.survey.along import Along, measure, overlap, place_of
 from liveshift.criu_glue.survey.footprint import Footprint
 from liveshift.criu_glue.survey.found import Survey
-from liveshift.criu_glue.survey.survey import along
-from liveshift.runtime.agent.agent import files_along
+from liveshift.runtime.agent import files_along
 from liveshift.runtime.cost.prediction import Load, predict
 from liveshift.runtime.messages import HostFacts, Inspected
 

@@ -14,10 +14,11 @@ from test_evacuation import CLUSTER
 from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import NotPermitted, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.config.cluster import cluster as config
+from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Beat, Books, Hello, HostFacts, Message, Run
 from liveshift.runtime.model.jobs import Capsule, Job
-from liveshift.runtime.orchestrator.orchestrator import Orchestrator, orchestrator
+from liveshift.runtime.orchestrator import orchestrator
+from liveshift.runtime.orchestrator.orchestrator import Orchestrator
 from liveshift.runtime.orchestrator.status import status
 
 FACTS = HostFacts("6.12", "x86_64", "a processor", [], "4.2", "0.1")

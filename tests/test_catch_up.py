@@ -17,7 +17,7 @@ from test_journal import row
 
 from liveshift.errors import NotFound, Refused, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.config.cluster import cluster as config
+from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import (
     Beat,
     CapsuleState,

@@ -12,7 +12,7 @@ from played_move import COPY, FIXED_S, Played
 
 from liveshift.runtime.config.choices import Way
 from liveshift.runtime.config.cluster import Precopy, Timeouts
-from liveshift.runtime.cost.model import model as cost
+from liveshift.runtime.cost import model as cost
 from liveshift.runtime.messages import (
     Chosen,
     Cores,

@@ -8,8 +8,8 @@ from move_stage import FACTS, SURVEY
 
 from liveshift.criu_glue.survey.found import Footprint
 from liveshift.runtime.config.cluster import Precopy, Timeouts
+from liveshift.runtime.cost import model as cost
 from liveshift.runtime.cost.comparison import costed
-from liveshift.runtime.cost.model import model as cost
 from liveshift.runtime.cost.prediction import FILLING, Lessons, Load, predict
 from liveshift.runtime.messages import Cores, Inspected, Prediction, Reserved, Writing
 

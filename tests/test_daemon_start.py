@@ -19,7 +19,7 @@ from one_room import netns
 
 from liveshift.errors import LiveshiftError, NotPermitted
 from liveshift.launcher.client.client import Client
-from liveshift.runtime.agent.agent import agent
+from liveshift.runtime.agent import agent
 from liveshift.runtime.agent.host import resident
 from liveshift.runtime.config.cluster import load
 from liveshift.runtime.daemon.cluster_file import ClusterFile

@@ -38,7 +38,7 @@ from liveshift.criu_glue.criu.restore import RestoringTree
 from liveshift.criu_glue.criu.tool import Criu
 from liveshift.criu_glue.files.rights import User
 from liveshift.criu_glue.images import image_check
-from liveshift.criu_glue.network.network import network
+from liveshift.criu_glue.network import network
 from liveshift.errors import StepFailed
 
 __all__ = ["criu", "place", "rooms", "sink"]

@@ -29,8 +29,9 @@ from room_trees import count, criu, goes_on, place, rooms, said, states
 from liveshift.criu_glue.capsule import output
 from liveshift.criu_glue.capsule.tree import tasks
 from liveshift.criu_glue.criu import early
+from liveshift.criu_glue.memory.prefill import prefill
 from liveshift.criu_glue.memory.prefill.mapped import PrefillLost
-from liveshift.criu_glue.memory.prefill.prefill import SPARE, Prefill, prefill
+from liveshift.criu_glue.memory.prefill.prefill import SPARE, Prefill
 from liveshift.criu_glue.memory.store.store import PAGES_FILE
 from liveshift.errors import StepFailed
 

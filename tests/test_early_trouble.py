@@ -31,7 +31,8 @@ from memory_parts import PAGE
 from room_trees import criu, place, rooms
 
 from liveshift.criu_glue.capsule.tree import tasks
-from liveshift.criu_glue.memory.prefill.prefill import BLOCK, Prefill, prefill
+from liveshift.criu_glue.memory.prefill import prefill
+from liveshift.criu_glue.memory.prefill.prefill import BLOCK, Prefill
 
 __all__ = ["criu", "place", "rooms", "scene", "sink", "staged"]
 

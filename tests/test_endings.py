@@ -16,7 +16,7 @@ from test_evacuation import CLUSTER
 from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import Refused, Unreachable
 from liveshift.launcher.show.moves import outcome, raise_if_failed
-from liveshift.runtime.config.cluster import cluster as config
+from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Forget, Message, MigrationRow, Precopy, Run
 from liveshift.runtime.migration.migration import Move
 from liveshift.runtime.model.jobs import Capsule, Job

@@ -15,15 +15,15 @@ from test_evacuation_plan import predicted
 
 from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import LiveshiftError, Refused, SourceFailed, SourceRefused, StepFailed
-from liveshift.runtime.config.cluster import cluster as config
+from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Planned, Prediction, Run
 from liveshift.runtime.migration.migration import Move
 from liveshift.runtime.model.jobs import Capsule, Job
 from liveshift.runtime.model.steps import Step
+from liveshift.runtime.orchestrator import evacuation
 from liveshift.runtime.orchestrator.evacuation import Evacuation
 from liveshift.runtime.orchestrator.fleet import Fleet
 from liveshift.runtime.orchestrator.moves import Moves
-from liveshift.runtime.orchestrator.orchestrator import evacuation
 
 CLUSTER = """
 [cluster]

@@ -7,7 +7,7 @@ import pytest
 from cluster_files import SMALL
 
 from liveshift.runtime.config.cluster import Severity, parse
-from liveshift.runtime.cost.model import model as cost
+from liveshift.runtime.cost import model as cost
 from liveshift.runtime.messages import Prediction, Situation
 from liveshift.runtime.orchestrator.evacuation_plan import plan
 

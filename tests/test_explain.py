@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from liveshift.criu_glue.criu.explain import KNOWN, Where, explain
-from liveshift.criu_glue.survey.survey import survey
+from liveshift.criu_glue.survey import survey
 from liveshift.errors import (
     AT_SOURCE,
     LiveshiftError,
@@ -20,7 +20,7 @@ from liveshift.errors import (
     from_wire,
     to_wire,
 )
-from liveshift.runtime.agent.agent import preflight
+from liveshift.runtime.agent import preflight
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_each_known_error_says_where_its_cause_is_and_which_check_finds_it_befor
         seen.append(cause.known)
         module, _, name = cause.known.check.rpartition(".")
         assert callable(getattr(importlib.import_module(f"liveshift.{module}"), name))
-        in_preflight = module == "runtime.preflight"
+        in_preflight = module == "runtime.agent.preflight"
         assert in_preflight == (cause.known.where is Where.DESTINATION)
         source = inspect.getsource(preflight.check if in_preflight else survey)
         assert f"{name}(" in source, "it is asked before a move"

@@ -35,7 +35,8 @@ from three_hosts import (
     ip,
 )
 
-from liveshift.criu_glue.network.network import mac, network
+from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network.network import mac
 
 pytestmark = pytest.mark.root
 

@@ -26,7 +26,8 @@ from three_hosts import (
     raise_overlay,
 )
 
-from liveshift.criu_glue.network.network import Overlay, mac, network
+from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network.network import Overlay, mac
 
 pytestmark = pytest.mark.root
 

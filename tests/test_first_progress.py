@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from liveshift.runtime.agent.agent import destination
+from liveshift.runtime.agent import destination
 from liveshift.runtime.agent.host import run_time
 
 

@@ -23,7 +23,7 @@ from liveshift.interposer.layout import Want
 from liveshift.interposer.orders import OrderedPage, open_ordered
 from liveshift.interposer.page import PageError
 from liveshift.runtime import messages
-from liveshift.runtime.agent.agent import gatekeeper
+from liveshift.runtime.agent import gatekeeper
 from liveshift.runtime.agent.gatekeeper import Closed, Gatekeeper
 from liveshift.runtime.agent.host.rank_pages import lives, unknown
 from liveshift.runtime.quiesce import services

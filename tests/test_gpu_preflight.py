@@ -13,7 +13,7 @@ from test_preflight import HERE, criu
 
 from liveshift.criu_glue.criu.tool import Criu
 from liveshift.errors import Refused, SourceRefused
-from liveshift.runtime.agent.agent import preflight
+from liveshift.runtime.agent import preflight
 from liveshift.runtime.agent.gpu.preflight import GpuPlan, plan
 from liveshift.runtime.messages import GpuHost, GpuSurvey
 from liveshift.runtime.model.troubles import Trouble

@@ -16,11 +16,12 @@ from test_evacuation import CLUSTER
 from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import LiveshiftError, NotFound, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.config.cluster import cluster as config
+from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import GpuSeat, Message, MigrationRow, Run
 from liveshift.runtime.model.gpu_asked import GpuAsked
 from liveshift.runtime.model.jobs import Capsule, Job
-from liveshift.runtime.orchestrator.orchestrator import Orchestrator, orchestrator
+from liveshift.runtime.orchestrator import orchestrator
+from liveshift.runtime.orchestrator.orchestrator import Orchestrator
 
 PLAN = messages.SwapPlan(
     "GPU 3", "GPU 5", [("GPU-a", "GPU-b"), ("GPU-b", "GPU-a")], [1001], 80, [("GPU", "H200")]

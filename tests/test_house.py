@@ -12,12 +12,13 @@ from typing import Any, cast
 import pytest
 from test_evacuation import CLUSTER
 
-from liveshift.criu_glue.network.network import Overlay, network
+from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import Refused
 from liveshift.runtime.agent.host import carried_out
 from liveshift.runtime.agent.host.house import House
 from liveshift.runtime.agent.host.resident import Housing
-from liveshift.runtime.config.cluster import cluster as config
+from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Book, Forget, Locate
 
 SUBNET = "10.99.6.0/24"

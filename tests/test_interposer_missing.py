@@ -10,7 +10,7 @@ import pytest
 from liveshift.errors import Refused
 from liveshift.interposer.library import LIBRARY
 from liveshift.runtime.agent.host.resident import Housing
-from liveshift.runtime.config.cluster import cluster as config
+from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Book, CapsuleSpec
 
 

@@ -8,7 +8,7 @@ import pytest
 from liveshift.criu_glue.network.network import Overlay
 from liveshift.errors import LiveshiftError, Refused, WrongUsage
 from liveshift.interposer.library import library_path
-from liveshift.runtime.config.cluster import cluster as config
+from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Run
 from liveshift.runtime.model.jobs import MOST_CAPSULES, Capsule, Job, check_request, overlay_for
 

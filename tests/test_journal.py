@@ -17,9 +17,9 @@ from sanitizers import compile_c
 
 from liveshift.errors import LiveshiftError
 from liveshift.runtime.messages import MigrationRow, Phase
+from liveshift.runtime.orchestrator import journal as journals
 from liveshift.runtime.orchestrator.journal import SCHEMA, VERSION, Journal
 from liveshift.runtime.orchestrator.journal_file import JournalTrouble
-from liveshift.runtime.orchestrator.orchestrator import journal as journals
 
 OWNERS = {"gpt/0": (0, "h0"), "gpt/1": (1, "h1")}
 

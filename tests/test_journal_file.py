@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from liveshift.runtime.orchestrator import journal_file
 from liveshift.runtime.orchestrator.journal_file import JournalFile, JournalTrouble
-from liveshift.runtime.orchestrator.orchestrator import journal_file
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS t (n)"
 MB = 1 << 20

@@ -17,7 +17,7 @@ from full_journal import empty, fill
 from test_evacuation import CLUSTER
 from test_journal import OWNERS, journal, path, row
 
-from liveshift.runtime.config.cluster import cluster as config
+from liveshift.runtime.config import cluster as config
 from liveshift.runtime.messages import Prediction, Rounds, Run
 from liveshift.runtime.migration.migration import Move
 from liveshift.runtime.model.ownership import Side
@@ -184,7 +184,7 @@ def test_the_end_of_a_move_is_written_down_when_there_is_space_again(
     moves: Moves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from liveshift.runtime.migration.migration import Move
-    from liveshift.runtime.orchestrator.orchestrator import moves as module
+    from liveshift.runtime.orchestrator import moves as module
 
     monkeypatch.setattr(module, "SAVE_AGAIN_S", 0.05)
     fleet: Fleet = cast(Any, moves)._fleet

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.root
 PROGRAM = """
 import os, subprocess, sys
 from pathlib import Path
-from liveshift.criu_glue import kernel_data, tool
+from liveshift.criu_glue.criu import kernel_data, tool
 
 criu, directory = tool.find(), Path(sys.argv[1])
 for _ in range(2):

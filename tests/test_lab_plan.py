@@ -26,8 +26,8 @@ from liveshift.launcher.lab import (
     wiring,
 )
 from liveshift.launcher.lab.tasks import Task
+from liveshift.runtime.config import cluster as config
 from liveshift.runtime.config.cluster import Compress, FastPath
-from liveshift.runtime.config.cluster import cluster as config
 
 
 @pytest.fixture(autouse=True)

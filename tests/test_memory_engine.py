@@ -16,7 +16,8 @@ from captured import until
 from lazy_process import LazyProcess
 from memory_parts import DATA, PAGE, ZERO, chunk, packed
 
-from liveshift.criu_glue.memory.fill.fill import FillEngine, fill
+from liveshift.criu_glue.memory.fill import fill
+from liveshift.criu_glue.memory.fill.fill import FillEngine
 from liveshift.criu_glue.memory.store.store import MemoryStore, ProcessTable
 from liveshift.errors import StepFailed
 

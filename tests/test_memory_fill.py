@@ -30,7 +30,8 @@ from liveshift.criu_glue.criu.page_filter import PageFilter
 from liveshift.criu_glue.criu.restore import RestoringTree
 from liveshift.criu_glue.criu.tool import Criu
 from liveshift.criu_glue.files import trees, unpacking
-from liveshift.criu_glue.memory.fill.fill import FillEngine, fill
+from liveshift.criu_glue.memory.fill import fill
+from liveshift.criu_glue.memory.fill.fill import FillEngine
 from liveshift.criu_glue.memory.fill.tree_memory import UNFILLED
 from liveshift.criu_glue.memory.source.tracker import MemoryTracker, Standstill
 from liveshift.criu_glue.memory.store.store import INDEX_FILE, PAGES_FILE, MemoryStore, read_table

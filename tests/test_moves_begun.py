@@ -23,7 +23,7 @@ from liveshift.runtime.migration.gpu_swap import GpuSwap
 from liveshift.runtime.migration.migration import Move
 from liveshift.runtime.model.gpu_asked import GpuAsked
 from liveshift.runtime.model.steps import Step
-from liveshift.runtime.orchestrator.orchestrator import moves as module
+from liveshift.runtime.orchestrator import moves as module
 
 
 @pytest.fixture

@@ -25,7 +25,8 @@ from three_hosts import (
     raise_overlay,
 )
 
-from liveshift.criu_glue.network.network import LOCK_TABLE, Overlay, fence, mac, network
+from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network.network import LOCK_TABLE, Overlay, fence, mac
 from liveshift.errors import LiveshiftError
 
 pytestmark = pytest.mark.root

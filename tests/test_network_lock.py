@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from liveshift.criu_glue.network.network import network_lock
+from liveshift.criu_glue.network import network_lock
 from liveshift.criu_glue.network.network_lock import _enter, _Table
 
 ERROR, NEW_TABLE, FLAGS, USE = 2, 10 << 8, 2, 3

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 from three_hosts import OVERLAY, UNDERLAY, Net, answer_from, asked, connected, inside, net, serve
 
-from liveshift.criu_glue.network.network import Overlay, mac, network
+from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network.network import Overlay, mac
 
 __all__ = ["net", "serve"]
 

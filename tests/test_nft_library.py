@@ -15,7 +15,8 @@ SETS = "add table inet t; add set inet t s { type ether_addr; }"
 
 
 def run(program: str) -> str:
-    program = "from liveshift.criu_glue import iproute, nft_library\n" + textwrap.dedent(program)
+    imports = "from liveshift.criu_glue.network import iproute, nft_library\n"
+    program = imports + textwrap.dedent(program)
     done = subprocess.run(
         ["unshare", "--net", sys.executable, "-c", program],
         capture_output=True, text=True, check=False,
@@ -84,7 +85,7 @@ def test_many_jobs_and_many_threads_take_little_memory() -> None:
         from pathlib import Path
         from threading import Barrier
 
-        from liveshift.criu_glue import fence
+        from liveshift.criu_glue.network import fence
         from liveshift.criu_glue.network.overlay import Overlay
 
         def resident():

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from liveshift.criu_glue.survey.footprint import Footprint
-from liveshift.runtime.cost.model import prediction
+from liveshift.runtime.cost import prediction
 from liveshift.runtime.cost.prediction import Lessons, Load, learn, predict, seen, stood
 from liveshift.runtime.messages import MigrationRow, Phase, Prediction, Rounds, Writing
 

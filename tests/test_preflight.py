@@ -25,7 +25,7 @@ from liveshift.criu_glue.criu.tool import Criu
 from liveshift.criu_glue.images import pids
 from liveshift.criu_glue.survey.survey import NeededFile, Survey, fingerprint
 from liveshift.errors import Refused
-from liveshift.runtime.agent.agent import preflight
+from liveshift.runtime.agent import preflight
 from liveshift.runtime.agent.host import task_limits
 from liveshift.runtime.agent.host.host_facts import facts, memory_offered
 from liveshift.runtime.agent.host.task_limits import Limit

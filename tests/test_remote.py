@@ -23,7 +23,8 @@ from link_harness import free_address, nothing
 from test_books import FACTS
 
 from liveshift.errors import LiveshiftError, NotFound, NotPermitted, Refused, Unreachable
-from liveshift.launcher.client.client import Client, curve_line
+from liveshift.launcher.client import curve_line
+from liveshift.launcher.client.client import Client
 from liveshift.launcher.client.context import Remote, find
 from liveshift.runtime import messages
 from liveshift.runtime.config.access import Role

@@ -33,7 +33,7 @@ from liveshift.criu_glue.criu.dump import FrozenTree
 from liveshift.criu_glue.criu.held import HeldCriu
 from liveshift.criu_glue.criu.restore import RestoringTree
 from liveshift.criu_glue.criu.tool import Criu
-from liveshift.criu_glue.network.network import network
+from liveshift.criu_glue.network import network
 from liveshift.cuda_snapshot import threads
 from liveshift.cuda_snapshot.hold import spared_threads
 from liveshift.errors import LiveshiftError, StepFailed, Unreachable
@@ -278,7 +278,8 @@ def test_a_task_that_does_not_stay_stopped_is_named_and_nothing_is_left(
 AGENT = """
 import base64, os, pickle, signal, sys, time
 from pathlib import Path
-from liveshift.criu_glue import network, tool
+from liveshift.criu_glue.criu import tool
+from liveshift.criu_glue.network import network
 from held_tree import hold_tree
 from liveshift.criu_glue.criu.held import HeldCriu
 from liveshift.cuda_snapshot.hold import spared_threads

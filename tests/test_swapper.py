@@ -16,7 +16,7 @@ from test_host_swap import AWAY, NO_ROOM, PAIRS, STUCK, Driver, Tree
 from liveshift.criu_glue.capsule import room
 from liveshift.errors import NotFound, Refused, StepFailed, Unreachable
 from liveshift.runtime import messages
-from liveshift.runtime.agent.agent import swapper
+from liveshift.runtime.agent import swapper
 from liveshift.runtime.agent.gpu import host_swap
 from liveshift.runtime.agent.gpu.host_swap import Stage, SwapNote
 from liveshift.runtime.agent.swapper import Swapper

@@ -26,7 +26,7 @@ from liveshift.criu_glue.files.unpacking import Unpacker
 from liveshift.errors import StepFailed
 from liveshift.runtime.agent.host import carried_out
 from liveshift.runtime.agent.host.resident import Housing
-from liveshift.runtime.config.cluster import cluster as config
+from liveshift.runtime.config import cluster as config
 
 Seen = dict[str, Any]
 

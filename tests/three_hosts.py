@@ -14,7 +14,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from liveshift.criu_glue.network.network import Overlay, network
+from liveshift.criu_glue.network import network
+from liveshift.criu_glue.network.network import Overlay
 
 OVERLAY = Overlay(7, "10.99.7.0/24")
 OVERLAYS = "10.99.0.0/16"

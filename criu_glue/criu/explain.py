@@ -40,10 +40,10 @@ def _capsule(check: str, pattern: str, sentence: str) -> Known:
 
 
 def _destination(check: str, pattern: str, sentence: str) -> Known:
-    return Known(pattern, sentence, Where.DESTINATION, "runtime.preflight." + check)
+    return Known(pattern, sentence, Where.DESTINATION, "runtime.agent.preflight." + check)
 
 
-_DESCRIPTORS, _FILES = "survey._look_at_descriptors", "_check_files"
+_DESCRIPTORS, _FILES = "survey.survey._look_at_descriptors", "_check_files"
 
 KNOWN: tuple[Known, ...] = (
     _capsule(_DESCRIPTORS, r"io_uring",
@@ -53,19 +53,19 @@ KNOWN: tuple[Known, ...] = (
              "a task holds a userfaultfd, which CRIU cannot dump"),
     _capsule(_DESCRIPTORS, r"Can't lookup mount=(\d+)",
              "a task has a file open on a mount that is not in its capsule"),
-    _capsule("epoll_sets.find", r"Dump eventpoll .*failed",
+    _capsule("survey.epoll_sets.find", r"Dump eventpoll .*failed",
              "an epoll set holds a file that no process of the capsule has open any more"),
-    _capsule("terminals.of_task", r"ctty inheritance detected",
+    _capsule("survey.terminals.of_task", r"ctty inheritance detected",
              "a task holds /dev/tty, which CRIU cannot dump"),
-    _capsule("terminals.of_room", r"Unable to open \S*ptmx with specified index (\d+)",
+    _capsule("survey.terminals.of_room", r"Unable to open \S*ptmx with specified index (\d+)",
              "the capsule holds the terminal /dev/pts/{0} and too few below it, which CRIU cannot"
              " restore"),
-    _capsule("lost_names.look", r"Can't dump ghost file (\S.*) of (\d+) size",
+    _capsule("survey.lost_names.look", r"Can't dump ghost file (\S.*) of (\d+) size",
              "a task uses {0}, which was deleted and has {1} bytes, more than can be carried"),
-    _capsule("unix_sockets.outside", r"Dangling connection|half of stream unix connection|"
+    _capsule("survey.unix_sockets.outside", r"Dangling connection|half of stream unix connection|"
              r"External socket is used|name-less external socket",
              "a task is connected to a UNIX socket outside its capsule"),
-    _capsule("file_locks.lasting", r"Can not set (?:ofd lock|posix lock|flock)",
+    _capsule("images.file_locks.lasting", r"Can not set (?:ofd lock|posix lock|flock)",
              "a file lock of a task is held by another process on the destination"),
     _destination(_FILES, r"File /?(\S.*) has bad size (\d+) \(expect (\d+)\)",
                  "file /{0} has {1} bytes on the destination, and had {2} where the task had it"

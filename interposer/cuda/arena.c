@@ -3,7 +3,7 @@
 
 #include "arena_blocks.h"
 #include "arena_devices.h"
-#include "graphs.h"
+#include "ledger/graphs.h"
 #include "session/device_calls.h"
 #include "session/device_memory.h"
 

@@ -14,10 +14,10 @@
 #include "arena_devices.h"
 #include "cuda_real.h"
 #include "gate/process.h"
-#include "graphs.h"
-#include "ledger.h"
+#include "ledger/graphs.h"
+#include "ledger/ledger.h"
+#include "ledger/streams.h"
 #include "service/service.h"
-#include "streams.h"
 
 #include <stddef.h>
 

@@ -7,7 +7,7 @@
 #define LIVESHIFT_INTERPOSER_NCCL_CALLS_H
 
 #include "cuda/cuda_calls.h"
-#include "cuda/streams.h"
+#include "ledger/streams.h"
 #include "vcomm.h"
 
 struct nccl_call {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From a call as data to the real function. */
 
-#include "cuda/graphs.h"
+#include "ledger/graphs.h"
 #include "nccl_calls.h"
 
 struct liveshift_clock *nccl_clock(const struct nccl_call *call) {

@@ -3,8 +3,8 @@
    functions, and maps it for peers; what it asks of the driver meanwhile is not the application's. */
 
 #include "cuda/cuda_real.h"
-#include "cuda/ledger.h"
 #include "hooks/exported.h"
+#include "ledger/ledger.h"
 #include "nccl_real.h"
 
 EXPORTED ncclResult_t ncclMemAlloc(void **pointer, size_t size);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "vcomm.h"
 
-#include "cuda/graphs.h"
+#include "ledger/graphs.h"
 
 #include <linux/futex.h>
 #include <stdio.h>

@@ -4,9 +4,9 @@
 #include "device_serve.h"
 
 #include "cuda/arena_blocks.h"
-#include "cuda/ledger_rows.h"
 #include "device_calls.h"
 #include "device_memory.h"
+#include "ledger/ledger_rows.h"
 
 #include <string.h>
 

@@ -22,7 +22,7 @@ from .daemons import CONFIG, Config
 if TYPE_CHECKING:
     from ...runtime.config.cluster import Paths
 
-TEMPLATES = Path(__file__).parent / "systemd"
+TEMPLATES = Path(__file__).parents[1] / "systemd"
 UNITS = Path("/etc/systemd/system")
 PROGRAM = (sys.executable, "-m", "liveshift.launcher.cli")
 """This installation's command line, wherever pip has put its scripts."""

@@ -2,13 +2,13 @@
 /*
  * A process forks while another thread of it uses the page, a communicator and the ledger for the
  * very first time: whatever of that the child got, it begins with nothing and finds no lock held.
- * needs: gate/gate.c gate/clocks.c gate/process.c cuda/ledger.c cuda/ledger_rows.c cuda/streams.c cuda/graphs.c
+ * needs: gate/gate.c gate/clocks.c gate/process.c ledger/ledger.c ledger/ledger_rows.c ledger/streams.c ledger/graphs.c
  */
 #include "check.h"
 #include "cuda/cuda_real.h"
-#include "cuda/ledger.h"
 #include "gate/clocks.h"
 #include "gate/process.h"
+#include "ledger/ledger.h"
 #include "nccl/vcomm.h"
 
 #include <sched.h>

@@ -3,14 +3,14 @@
  * Threads allocate, free, map and export as CUDA would have them, with addresses that are another's
  * as soon as they are free, while the process forks: in the end every row is free again, no child
  * has begun with anything, and what finds no room is counted.
- * needs: gate/gate.c gate/clocks.c gate/process.c cuda/ledger.c cuda/ledger_rows.c cuda/streams.c cuda/graphs.c
+ * needs: gate/gate.c gate/clocks.c gate/process.c ledger/ledger.c ledger/ledger_rows.c ledger/streams.c ledger/graphs.c
  */
 #include "check.h"
 #include "cuda/cuda_real.h"
-#include "cuda/graphs.h"
-#include "cuda/ledger_rows.h"
-#include "cuda/streams.h"
 #include "gate/process.h"
+#include "ledger/graphs.h"
+#include "ledger/ledger_rows.h"
+#include "ledger/streams.h"
 #include "nccl/vcomm.h"
 
 #include <sched.h>

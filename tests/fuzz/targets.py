@@ -32,7 +32,7 @@ from liveshift.errors import ConfigError, LiveshiftError, StepFailed
 from liveshift.interposer import device_session, layout, page
 from liveshift.runtime.agent.departure import small_images
 from liveshift.runtime.agent.gpu import device_memory
-from liveshift.runtime.config.cluster import cluster as config
+from liveshift.runtime.config import cluster as config
 from liveshift.runtime.config.toml_lines import key_lines
 from liveshift.runtime.control import keys
 

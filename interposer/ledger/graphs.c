@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "graphs.h"
 
-#include "cuda_real.h"
+#include "cuda/cuda_real.h"
 #include "gate/process.h"
 #include "nccl/vcomm.h"
 #include "streams.h"
