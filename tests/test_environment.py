@@ -11,7 +11,7 @@ from cluster_files import SMALL, mistakes
 from liveshift.runtime.config.cluster import Env, dump, parse
 from liveshift.runtime.config.environment import MOVABLE, Place, environment, in_effect, remarks
 
-REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference.md"
+REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
 PLACE = Place("gpt", 1, 3, "10.99.0.2", "10.99.0.1")
 
 

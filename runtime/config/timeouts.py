@@ -6,7 +6,7 @@ A job waits for a rank that is being moved until its own process groups' timeout
 move may keep the job frozen before it is undone; the other half is there to undo it. Everything
 else follows from these two, and is told what it must fit into (:data:`RULES`).
 
-``docs/reference.md`` has the ladder in words, ``liveshift config validate`` prints a cluster's.
+``docs/configuration.md`` has the ladder in words, ``liveshift config validate`` prints a cluster's.
 """
 
 from __future__ import annotations
