@@ -38,7 +38,7 @@ PSEUDO = frozenset(
 
 
 class Place(enum.Enum):
-    """Five kinds of place; each says what a move does with a file there."""
+    """Six kinds of place; each says what a move does with a file there."""
 
     PRIVATE = "private"  # the capsule's own /tmp and /dev/shm: all of it goes along
     SHARED = "shared"  # listed under files.shared: left alone

@@ -6,7 +6,7 @@ with one veth, ``eth0``. The MAC follows from the address, so the whole address 
 host has this address now". Every device is made by name and every call may be repeated. Who is
 heard, and what capsules do not reach, is fence.py's.
 
-Facts behind the order of things (tried; see ARCHITECTURE.md):
+Facts behind the order of things (tried):
 - peers' neighbour entries are permanent, so nothing needs ARP, which unicast VXLAN cannot flood;
 - ``bridge fdb replace`` on a VXLAN ADDS a destination: the old entry is deleted first;
 - ``rto_min 10ms`` on the routes lets data in flight at the freeze recover in milliseconds;

@@ -57,10 +57,10 @@ class Seal(StrEnum):
 class Way(StrEnum):
     """How memory goes to the destination."""
 
-    AUTO = "auto"  # what costs the job least (cost.py)
+    AUTO = "auto"  # what costs the job least (cost/model.py)
     STOP = "stop"  # all of it while the job is paused
     ROUND = "round"  # once while the job trains; what is written meanwhile during the pause
-    ROUNDS = "rounds"  # again and again, until a round finds no less than the one before
+    ROUNDS = "rounds"  # again and again, until rounds find no less than those before
 
 
 class Severity(StrEnum):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of the cluster file but for [wire] and [precopy] (config_memory.py) and [timeouts]
+"""The tables of the cluster file but for [wire] and [precopy] (memory.py) and [timeouts]
 (timeouts.py). Each field of a table is a key, and its type says what the file may hold."""
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Cores(msgspec.Struct, frozen=True):
 
 
 class Situation(msgspec.Struct, frozen=True):
-    """What the choice of a way is made from (cost.py); seconds, bytes, bytes per second.
+    """What the choice of a way is made from (cost/model.py); seconds, bytes, bytes per second.
 
     ``written``: what the capsule writes, None where nobody has looked. ``link``: the rate at which
     memory goes during the pause. A byte takes ``extra_s`` longer than that until it is in its

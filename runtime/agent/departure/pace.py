@@ -2,8 +2,8 @@
 """How fast memory is read while its job trains, and what that costs the job.
 
 The job says by itself how fast it is: its collectives per second, before the pre-copy and in it.
-Without a cap (``precopy.slow_down``) memory is read at the speed that was chosen (cost.py), and
-what a byte costs the job is only measured. With a cap the job keeps that much of its speed.
+Without a cap (``precopy.slow_down``) memory is read at the speed that was chosen (cost/model.py),
+and what a byte costs the job is only measured. With a cap the job keeps that much of its speed.
 
 What a byte costs it (a core that reads, one that encrypts, memory bandwidth, a fault for the first
 write to every page that was read) depends on machine and job; so the bytes per second are turned

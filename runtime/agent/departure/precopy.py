@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A capsule's memory on its way to the destination, most of it while the job trains.
 
-Order: ``choose`` by which way (cost.py); ``rounds`` as many as that way has, of which auto makes a
-further one only where it saves more than it costs; ``keep_fresh`` goes on until the freeze is asked
-for, where rounds shrink; ``standstill`` sends, once CRIU holds the tree, what is
-left and the table of all pages there are, and tells CRIU which of them are none of its business.
+Order: ``choose`` by which way (cost/model.py); ``rounds`` as many as that way has, of which auto
+makes a further one only where it saves more than it costs; ``keep_fresh`` goes on until the freeze
+is asked for, where rounds shrink; ``standstill`` sends, once CRIU holds the tree, what is left and
+the table of all pages there are, and tells CRIU which of them are none of its business.
 
 What a round did not bring over is the next one's; what none did is the standstill's. So any of them
 may be interrupted, and without all of them the standstill sends everything.
