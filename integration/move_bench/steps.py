@@ -134,6 +134,8 @@ def gap(times: Sequence[float], held: float, since: float, begin: float = 0.0) -
     return Gap(start, end, usual, full)
 
 
+WARM = 10
+"""Steps with which a job comes to its speed."""
 AFTER_S = 2.0
 """So long after its end what comes is a move's cost no longer (lost_time.AFTER_S)."""
 
@@ -154,6 +156,18 @@ def lost(times: Sequence[float], asked: float, over: float, begin: float = 0.0) 
     made = sum(1 for t in times if first < t <= last)
     # A job stands now and then for its own reasons, before as after: the median leaves that out.
     return max(0.0, last - first - made * median(before + after))
+
+
+def noise(times: Sequence[float], asked: float, over: float) -> float:
+    """How far off :func:`lost` can be on this machine, in seconds: the most that it says, either
+    way, of as many steps in a row before the request, when nothing moved."""
+    steps = [b - a for a, b in pairwise(times) if b <= asked][WARM:]
+    first = max(t for t in times if t <= asked)
+    last = min((t for t in times if t >= over + AFTER_S), default=times[-1])
+    made = sum(1 for t in times if first < t <= last)
+    stretches = [sum(steps[n : n + made]) for n in range(len(steps) - made + 1)]
+    assert stretches, f"the job made {len(steps)} steps before the move, fewer than {made} in it"
+    return max(abs(took - made * median(steps)) for took in stretches)
 
 
 def progress(times: Sequence[float], since: float, until: float) -> float:
