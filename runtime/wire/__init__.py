@@ -2,35 +2,35 @@
 """Bulk bytes from a source agent to a destination agent: chunks over ZeroMQ.
 
 A. sender → receiver   [header, bytes]     header.Header: migration, number, stream, digest
-B. receiver → sender   ("ack", number)     the chunk is where it belongs: one credit comes back
+B. receiver → sender   ("ack", number)     the chunk is stored: the sender gets one credit back
                        ("again", number)   a chunk is missing or damaged: send from there on
                        ("refused", text)   the destination cannot take more; the move ends
-                       ("wants", bytes)    what a question asked for: wants.py
-                       ("seal", number)    the key of that question is taken
+                       ("wants", bytes)    the answer to a question: wants.py
+                       ("seal", number)    the receiver has taken the key of that question
 
-A migration has several *lanes*, each a connection of its own. On each the numbers grow by one and
-the receiver takes them in order only, so a chunk that is lost with a broken connection, repeated or
-flipped is sent again and never written twice. The source keeps what is not acknowledged; at most
-the lane's window, which is the credit.
+A migration has several *lanes*. Each lane is a connection of its own. The numbers of a lane grow by
+one, and the receiver takes its chunks only in that order. So a chunk that is lost with a broken
+connection, repeated or damaged is sent again and never written twice. The source keeps each chunk
+until it is acknowledged. It keeps at most the lane's window; the free part is the credit.
 
-Lane 0 (Sender) is the ordered one: whatever has to come after something else. libzmq's CURVE
-encrypts it and tells who speaks. Lanes 1 to n (Lanes) carry pages of memory, in any order between
-two barriers (Lanes.finish), to a port of their own (PagePort); the manifest names what came on
-lane k as the stream ``memory:k``. There CURVE would take most of the time: chunks and answers are
-sealed with a key that the source has made and sent over lane 0 (seal.py).
+Lane 0 (Sender) carries everything that has an order. libzmq's CURVE encrypts it and proves who
+speaks. Lanes 1 to n (Lanes) carry pages of memory to a port of their own (PagePort), in any order
+between two barriers (Lanes.finish). The manifest calls the bytes of lane k the stream ``memory:k``.
+CURVE would take most of the time on these lanes. There the chunks and answers are sealed instead,
+with a key that the source makes and sends over lane 0 (seal.py).
 
 A. lanes → page port   [header, sealed]    header.PageHeader: migration, lane, number, kind, raw
 B. page port → lanes   [number, sealed]    ("ack" …), ("again" …) or ("refused" …), as above
 
-An image is taken for a migration that was announced, from the host it was announced for, on the
-lanes and up to the size that were announced; whatever else comes on lane 0 is answered with
-"refused", so that its sender fails at once. What does not open on the others is not answered: their
-source asks on lane 0 then. The last stream is the manifest.
+The destination takes an image only for a migration that was announced, from the announced host, on
+the announced lanes and up to the announced size. It answers "refused" to any other chunk on lane 0,
+so that the sender fails at once. On the other lanes it does not answer a chunk that does not open:
+the source then asks on lane 0. The last stream is the manifest.
 
-A chunk of pages may only name some that the destination has said to have. Whether all were found
-there is asked on lane 0, between two barriers, by a header of the stream ``wants``; the key goes
-by one of the stream ``seal``. A question counts as no chunk: asked twice it is answered twice, and
-whoever asks goes by its number.
+A chunk of pages may name a page instead of carrying it, if the destination has said that it has
+that page. Between two barriers the source asks on lane 0, by a header of the stream ``wants``,
+whether the destination found all of them. A header of the stream ``seal`` brings the key. A
+question is not a chunk: asked twice it is answered twice, and the source looks at its number.
 """
 
 from .announced import Inlet, Pages

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a destination was told to expect for one migration, and how far it has come."""
+"""What a destination was told to expect for one migration, and how much of it has come."""
 
 from __future__ import annotations
 
@@ -24,39 +24,42 @@ from .wants import pack_wants
 log = logging.getLogger("liveshift.wire")
 
 TEXT = 500
-"""Characters of a refusal, at most."""
+"""A refusal has at most this many characters."""
 
 PageAnswer = tuple[str, int | str]
 Answer = tuple[str, int | str | bytes]
 
 
 class Inlet(Protocol):
-    """Where one migration's chunks on lane 0 go at the destination."""
+    """The destination's consumer of the chunks that one migration sends on lane 0."""
 
     @property
     def complete(self) -> bool:
-        """Whether all of the image is here; nothing is written after that."""
+        """Whether the whole image is here; the receiver writes nothing after that."""
 
     def write(self, stream: str, data: memoryview) -> None:
-        """Put bytes where they belong; empty bytes end the stream."""
+        """Store the bytes of a stream; empty bytes end the stream."""
 
 
 class Pages(Protocol):
-    """Where the chunks of the other lanes go (PageStreams is one)."""
+    """The destination's consumer of the chunks on the other lanes (PageStreams is one)."""
 
     def write(self, lane: int, data: memoryview, tag: bytes) -> None:
-        """Take one chunk in its lane's order, ``data`` as the source has it and ``tag`` that of its
-        seal; empty bytes end the lane's stream."""
+        """Take one chunk, in the order of its lane; empty bytes end the lane's stream.
+
+        ``data``: the bytes as the source has them. ``tag``: the tag of the chunk's seal.
+        """
 
     def wants(self) -> Iterable[tuple[int, int, int]]:
-        """Which pages were only named and are not here: (inner pid, address, pages)."""
+        """The pages that were named but are not here: (inner pid, address, pages)."""
 
 
 class Seal:
-    """The destination's end of one key, and how far each lane is under it.
+    """The destination's end of one key, and the next number of each lane under it.
 
-    ``number``: of the question that brought it. ``speaker``: whose word that was, the public key
-    that lane 0 was opened with. Several threads may use it, each for lanes of its own.
+    ``number``: the number of the question that brought the key. ``speaker``: the public key that
+    lane 0 was opened with, which proves who sent it. Several threads may use a Seal, each for
+    its own lanes.
     """
 
     def __init__(self, key: bytes, number: int, speaker: str) -> None:
@@ -68,7 +71,7 @@ class Seal:
     def open(
         self, header: PageHeader, beside: memoryview, sealed: memoryview, into: memoryview
     ) -> memoryview:
-        """The chunk, at the beginning of ``into``; raises Unsealed."""
+        """Open a chunk into the beginning of ``into`` and return that part; raises Unsealed."""
         return self._opener.open(header.lane, header.number, beside, sealed, into)
 
     def answer(self, lane: int, kind: str, value: int | str) -> bytes:
@@ -82,22 +85,23 @@ class Seal:
 
 
 def _first_answer() -> int:
-    """Where the numbers of answers begin, which are their nonces: above all those of an earlier
-    agent of this host, since one that was started anew may be told the same key.
+    """The number of a lane's first answer. Numbers of answers are nonces of the seal.
 
-    CLOCK_BOOTTIME is set back by nobody (clock_gettime(2)), only by a reboot. After that no key of
-    before is taken: the migration was announced to an agent that is gone, with all that had come,
-    and every :class:`Lanes` makes a key of its own. No lane answers more than once a nanosecond.
+    They must be above all numbers of an earlier agent of this host, because a new agent may get
+    the same key. CLOCK_BOOTTIME only grows until a reboot (clock_gettime(2)), and no lane answers
+    more than once per nanosecond. A reboot is safe too: the migration was announced to an agent
+    that is gone, and each new :class:`Lanes` makes a key of its own.
     """
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 @dataclass
 class Announced:
-    """One migration. ``limit``: bytes that lane 0 may bring; ``lanes``: for pages, how many;
-    ``clear``: pages may come in clear (wire.seal).
+    """One migration that this destination expects.
 
-    One thread takes the chunks of lane 0, others those of pages, each for lanes of its own.
+    ``limit``: bytes that lane 0 may bring. ``lanes``: the number of lanes for pages. ``clear``:
+    pages may come in clear (wire.seal). One thread takes the chunks of lane 0. Other threads take
+    the chunks of pages, each for its own lanes.
     """
 
     migration: str
@@ -109,20 +113,20 @@ class Announced:
     seal: Seal | None = None
     clear: bool = False
     refused: str | None = None
-    """Why nothing more is taken, once that is so."""
+    """Why the destination takes nothing more for this migration; None while it takes chunks."""
     ordered: int = 0
-    """Bytes taken on lane 0, and in ``paged`` on the others."""
+    """Bytes taken on lane 0; ``paged`` counts the bytes taken on the other lanes."""
     paged: int = 0
     _expected: int = 0
     _measured: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)  # of what lanes share
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # guards what the lanes share
 
     def __post_init__(self) -> None:
         if self.inlet.complete:
             self._expected = sys.maxsize
 
     def take(self, header: Header, data: memoryview) -> Answer:
-        """One chunk of lane 0."""
+        """Take one chunk of lane 0 and return the answer."""
         expected = self._expected
         if header.number < expected:
             return "ack", expected - 1
@@ -134,7 +138,7 @@ class Announced:
         return "ack", header.number
 
     def reply(self, header: Header, data: memoryview, speaker: str) -> Answer:
-        """To a question; raises LiveshiftError for one that is none."""
+        """Answer a question on lane 0; raises LiveshiftError for an unknown or damaged one."""
         if self.pages is None:
             raise LiveshiftError("no pages of memory were announced")
         if header.stream == WANTS and not data:
@@ -152,13 +156,13 @@ class Announced:
                 f'{self.source} sends memory in clear (wire.seal = "off" in its cluster file), and '
                 "this host's cluster file does not: make both files equal"
             )
-        # One that comes late must not bring an earlier key back: its numbers would begin anew.
+        # A late question must not bring an earlier key back: that key's numbers would begin again.
         if seal is None or (header.number > seal.number and key != seal.key):
             self.seal = Seal(key, header.number, speaker)
         return SEAL, header.number
 
     def take_page(self, seal: Seal, header: PageHeader, data: memoryview, tag: bytes) -> PageAnswer:
-        """One chunk of another lane that ``seal`` has opened."""
+        """Take one chunk of another lane, which ``seal`` has opened, and return the answer."""
         expected, lane = seal.expected[header.lane], header.lane
         if self.refused is not None:
             return "refused", self.refused
@@ -174,7 +178,7 @@ class Announced:
         return "ack", header.number
 
     def _refuses(self, write: Callable[[], None]) -> str | None:
-        """Whatever stands against it: then no more is taken for this migration."""
+        """Write, and return why that failed; after a failure this migration takes nothing more."""
         if self.refused is not None:
             return self.refused
         try:
@@ -204,7 +208,7 @@ class Announced:
             if self._measured > RATE_LIMIT:
                 raise LiveshiftError(f"more than {RATE_LIMIT} bytes have come only to measure with")
             return
-        assert self.pages is not None  # else no key was taken
+        assert self.pages is not None  # without pages, reply() takes no key
         if header.raw:
             data = restore(data, header.raw)
         self.pages.write(header.lane, data, tag)

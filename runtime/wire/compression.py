@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks of memory made smaller by zstd, where that is quicker than to send them as they are."""
+"""Compression of chunks of memory by zstd, where that is quicker than to send them as they are."""
 
 from __future__ import annotations
 
@@ -12,29 +12,32 @@ from ..config.choices import Compress
 from .header import CHUNK
 
 LEVEL = 1
-"""The quickest that also shrinks numbers: memory of a training job is mostly those, and what only
-looks for repeated bytes (lz4, zstd's negative levels) finds nothing in them."""
+"""The quickest level of zstd that also shrinks numbers. A training job's memory is mostly numbers.
+Methods that only look for repeated bytes (lz4, zstd's negative levels) do not shrink them."""
 
 TRY_EACH = 64
-"""Chunks between two looks at what compression would bring, while there is none."""
+"""While compression does not pay, the compressor tries it again on one of this many chunks."""
 
 WORTH = 0.95
-"""Of its size a chunk must come down to, else it goes as it is."""
+"""A chunk is sent compressed only if that makes it at most this share of its size."""
 
 
 class Compressor:
-    """Compresses chunks, or not, by what it has measured: its own speed and what it gains."""
+    """Compresses chunks or not. It decides by its own measured speed and gain."""
 
     def __init__(self, mode: Compress) -> None:
         self._mode = mode
         self._zstd = zstandard.ZstdCompressor(level=LEVEL)
         self._seen = 0
-        self._speed = 0.0  # bytes in, a second
-        self._share = 1.0  # bytes out, of those in
+        self._speed = 0.0  # bytes of input per second
+        self._share = 1.0  # bytes of output per byte of input
 
     def squeeze(self, data: bytes | memoryview, link_rate: float) -> tuple[bytes | memoryview, int]:
-        """What to send, and the header's ``raw``. ``link_rate``: bytes a second that the lanes
-        carry, 0.0 while it is not known, or not what chunks wait for."""
+        """Return the bytes to send, and the header's ``raw``.
+
+        ``link_rate``: bytes per second that the lanes carry; 0.0 while that is not known, or while
+        something else than the link limits the chunks.
+        """
         self._seen += 1
         if not self._wanted(link_rate):
             return data, 0
@@ -58,10 +61,10 @@ class Compressor:
 
 
 def restore(data: memoryview, raw: int) -> memoryview:
-    """The ``raw`` bytes that :meth:`Compressor.squeeze` was given.
+    """Return the ``raw`` bytes that :meth:`Compressor.squeeze` was given.
 
-    Raises LiveshiftError when they are not that many, and does not write out more: what a peer
-    sends decides nothing here but the bytes of one chunk.
+    Raises LiveshiftError when the data does not hold exactly ``raw`` bytes. It never writes more
+    than one chunk, whatever size a peer states.
     """
     try:
         size = zstandard.frame_content_size(data)

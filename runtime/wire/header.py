@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands on the wire around the bytes: a chunk's header, an answer, and their limits."""
+"""The frame formats of the wire: the header of a chunk, the answer to one, and their limits."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import msgspec
 from ...errors import LiveshiftError
 
 CHUNK = 1 << 20
-"""Bytes of one chunk at most; a peer that sends more loses its connection."""
+"""A chunk has at most this many bytes; a peer that sends more loses its connection."""
 
 HEADER = 8192
-"""Bytes of a header at most: a stream may be named after a path."""
+"""A header has at most this many bytes. It may hold a path, as the name of a stream."""
 
 OVERHEAD = 256
-"""Bytes that CURVE or a seal, and ZMTP, may add to a chunk (33 with libzmq 4.3)."""
+"""CURVE or a seal, and ZMTP, add at most this many bytes to a chunk (33 with libzmq 4.3)."""
 
 LANES = 32
-"""Lanes for memory that one migration has at most, besides lane 0."""
+"""One migration has at most this many lanes for memory, besides lane 0."""
 
 Kind = Literal["memory", "rate"]
 MEMORY: Final = "memory"
 RATE: Final = "rate"
-"""What comes on the other lanes: pages, and nothing but bytes to measure with."""
+"""A chunk on a lane for pages holds pages (MEMORY), or bytes that only measure the link (RATE)."""
 
 PAGE_TABLE = MEMORY
-"""The stream that says, on lane 0 and behind them all, which pages there are."""
+"""The name of the stream on lane 0 that lists all tracked pages. It comes after the pages."""
 
 WANTS, SEAL = "wants", "seal"
-"""What questions are called, on lane 0: which pages that were only named have to come after all?
-Will you open what is sealed with this key?"""
+"""The names of the two questions on lane 0. WANTS asks which pages, of those that were only named,
+the source must send after all. SEAL asks the destination to use a new key."""
 
 RATE_LIMIT = 256 << 20
-"""Bytes of ``rate`` streams that one migration may send."""
+"""One migration may send at most this many bytes in chunks of the kind ``rate``."""
 
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -44,7 +44,7 @@ _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The first frame of a chunk on lane 0.
 
-    ``number``: of the chunk on its lane. ``digest``: xxh3-64 of the second frame.
+    ``number``: the chunk's number on its lane. ``digest``: xxh3-64 of the second frame.
     """
 
     migration: _Name
@@ -54,10 +54,11 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class PageHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The first frame of a chunk on another lane. It goes in clear; the second is sealed with it.
+    """The first frame of a chunk on another lane. It goes in clear, but the seal covers it too.
 
-    ``kind``: MEMORY or RATE. ``raw``: bytes that the second frame is once opened and decompressed;
-    0 where it was not compressed. A digest would tell a listener which pages they are.
+    ``kind``: MEMORY or RATE. ``raw``: the size of the second frame in bytes once it is opened and
+    decompressed; 0 where it was not compressed. There is no digest: from a digest a listener
+    could learn which pages the chunk carries.
     """
 
     migration: _Name
@@ -77,12 +78,12 @@ _Header = TypeVar("_Header", Header, PageHeader)
 
 
 def read_header(raw: bytes | memoryview) -> Header:
-    """Raises LiveshiftError for bytes that are none."""
+    """Decode a header of lane 0; raises LiveshiftError for bytes that are not one."""
     return _read(_headers, raw)
 
 
 def read_page_header(raw: bytes | memoryview) -> PageHeader:
-    """Raises LiveshiftError for bytes that are none."""
+    """Decode a header of a lane for pages; raises LiveshiftError for bytes that are not one."""
     return _read(_page_headers, raw)
 
 
@@ -96,7 +97,7 @@ def _read(decoder: msgspec.msgpack.Decoder[_Header], raw: bytes | memoryview) ->
 
 
 def read_answer(raw: bytes | memoryview) -> tuple[str, int | str | bytes]:
-    """Raises LiveshiftError for bytes that are none."""
+    """Decode an answer; raises LiveshiftError for bytes that are not one."""
     try:
         kind, value = _answers.decode(raw)
         return kind, (_wants if kind == WANTS else _others).decode(value)

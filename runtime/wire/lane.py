@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The source's end of one lane: a connection whose chunks arrive once each and in their order.
 
-What is common to the ordered lane (sender.py) and those for pages (page_lane.py), which bring their
-own sockets. Nothing here blocks. Whoever owns a lane waits for its socket, calls :meth:`Lane.hear`
-when something has come, and :meth:`Lane.check` at least every TICK_MS.
+The ordered lane (sender.py) and the lanes for pages (page_lane.py) have this code in common; each
+brings its own socket. Nothing here blocks. The owner of a lane waits for its socket, calls
+:meth:`Lane.hear` when an answer has come, and calls :meth:`Lane.check` at least every TICK_MS.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from ..control import keys
 
 SEND_AGAIN_S = 2.0
 GIVE_UP_S = 10.0
-"""Of silence from a destination that owes acknowledgements: meanwhile the job stands still."""
+"""A destination that owes acknowledgements may be silent for this many seconds. It may be during a
+standstill, so this must stay short."""
 
 TICK_MS = 200
 
 
 @dataclass(frozen=True)
 class Destination:
-    """Whom a migration's image goes to: where it listens, and the keys on both sides.
+    """The destination of a migration's image: its endpoint, and the keys of both sides.
 
-    ``patience``: seconds of silence (GIVE_UP_S) after which it is given up.
+    ``patience``: seconds of silence (GIVE_UP_S) after which the source gives up.
     """
 
     migration: str
@@ -46,7 +47,7 @@ class Destination:
         cls, migration: str, endpoint: str, key_directory: Path, host: str, destination: str,
         patience: float | None = None,
     ) -> Destination:  # fmt: skip
-        """As ``host`` may reach it; raises like the functions of keys.py."""
+        """Load the keys with which ``host`` reaches it; raises like the functions of keys.py."""
         own = keys.load_private(key_directory, host)
         public = keys.public_keys(key_directory)[destination]
         patience = GIVE_UP_S if patience is None else patience
@@ -54,7 +55,7 @@ class Destination:
 
 
 class Pending(NamedTuple):
-    """A chunk that is not acknowledged."""
+    """A chunk that the destination has not acknowledged yet."""
 
     number: int
     header: bytes
@@ -62,7 +63,7 @@ class Pending(NamedTuple):
 
 
 class Lane:
-    """Chunks are numbered from 0. ``window``: how many its owner leaves pending at most."""
+    """One lane. Chunks are numbered from 0. ``window``: the most chunks that may be pending."""
 
     def __init__(self, to: Destination, socket: zmq.Socket[bytes], window: int) -> None:
         self.socket = socket
@@ -70,10 +71,10 @@ class Lane:
         socket.sndhwm = 2 * window
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self.pending: deque[Pending] = deque()
-        self.acknowledged = 0  # bytes, as they went over the wire
+        self.acknowledged = 0  # bytes, counted as they went over the wire
         self.connected = False
         self._to = to
-        self._number = 0  # of the next chunk
+        self._number = 0  # the number of the next chunk
         self._heard = self._sent_again = time.monotonic()
         self._asked = -1
 
@@ -87,9 +88,9 @@ class Lane:
         return bool(self.pending)
 
     def hear(self) -> int:
-        """Take all answers that have come; how many chunks were acknowledged by them.
+        """Take all answers that have come; return how many chunks they acknowledged.
 
-        Raises StepFailed when the destination refuses, or says what none would.
+        Raises StepFailed when the destination refuses, or sends an invalid answer.
         """
         before = len(self.pending)
         while True:
@@ -100,9 +101,9 @@ class Lane:
             self._read(raw)
 
     def check(self, until: float) -> bool:
-        """Send again what was lost with a connection that broke; whether that was due.
+        """Send again the chunks that a broken connection lost; return whether that was necessary.
 
-        Raises StepFailed after ``until`` (monotonic seconds), or too long a silence.
+        Raises StepFailed after ``until`` (monotonic seconds), or after too long a silence.
         """
         if not self.waits:
             return False
@@ -122,11 +123,11 @@ class Lane:
         return due
 
     def close(self) -> None:
-        """What is pending stays so: its memory is free once the context has ended."""
+        """Close the socket. Pending chunks stay in memory until the ZeroMQ context has ended."""
         self.socket.close()
 
     def _read(self, raw: bytes) -> None:
-        """Read one message, and tell :meth:`_answered` of it."""
+        """Read one message, and pass its answer to :meth:`_answered`."""
         raise NotImplementedError
 
     def _answered(self, kind: str, value: int | str | bytes) -> None:
@@ -135,7 +136,7 @@ class Lane:
             while self.pending and self.pending[0].number <= value:
                 self._settled(self.pending.popleft())
         elif kind == "again" and isinstance(value, int):
-            if value != self._asked:  # every chunk behind a missing one asks for it
+            if value != self._asked:  # each chunk behind a missing one asks for it; send once
                 self._asked = value
                 self._again(value)
         else:
@@ -149,7 +150,7 @@ class Lane:
         chunk = Pending(self._number, header, body)
         self.pending.append(chunk)
         self._number += 1
-        # Nobody writes to it until it is acknowledged, and then it has all gone out.
+        # No copy: nothing writes to this memory before the acknowledgement, and libzmq is done then.
         self._put(chunk.header, chunk.body, copy=False)
 
     def _begin_to_wait(self) -> None:
@@ -163,10 +164,10 @@ class Lane:
         self._sent_again = time.monotonic()
         for chunk in self.pending:
             if chunk.number >= number:
-                # The first of the two may be acknowledged while this one is still on its way.
+                # The acknowledgement of the first copy may come while libzmq still sends this one.
                 self._put(chunk.header, chunk.body, copy=True)
 
     def _put(self, header: bytes, body: bytes | memoryview, copy: bool) -> None:
-        """Never blocks: where nobody takes them, chunks would fill the queue. They stay pending."""
+        """Give a chunk to libzmq, without blocking. If libzmq's queue is full, it stays pending."""
         with contextlib.suppress(zmq.Again):
             self.socket.send_multipart([header, body], zmq.DONTWAIT, copy=copy)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lanes 1 to n of a migration at its source: pages of memory, over several connections at once.
 
-The thread that brings a chunk also seals it (:meth:`Lanes.pages`); several do so at once. A chunk
-is sealed from the slot that it lies in into a buffer of the lanes, where it stays until the
-destination has acknowledged it. The slot is given back (``release``) as soon as the chunk is
-sealed. One thread owns all connections: it sends what was sealed, and reads the acknowledgements.
-libzmq's own threads write to the network.
+The thread that brings a chunk also seals it (:meth:`Lanes.pages`); several threads may do so at
+once. The thread seals the chunk from its slot into a buffer of the lanes. The buffer stays until
+the destination has acknowledged the chunk. The slot is given back (``release``) as soon as the
+chunk is sealed. One thread owns all connections: it sends the sealed chunks and reads the
+acknowledgements. libzmq's own threads write to the network.
 
-Each Lanes object makes a key of its own, and tells the destination over lane 0 before it connects.
+Each Lanes object makes a key of its own. It sends the key to the destination over lane 0 before it
+connects.
 """
 
 from __future__ import annotations
@@ -31,19 +32,21 @@ from .seal import make_key
 from .sender import Sender
 
 GREETING = b"?"
-"""A lane's first chunk; nothing but bytes to measure with."""
+"""The first chunk of each lane. It is of the kind RATE, so the destination does not store it."""
 
 _Data = bytes | memoryview
 
 
 class Lanes:
-    """One migration's pages on their way. ``beside``: its lane 0; ``endpoint``: where the
-    destination takes pages; ``streams``: how many connections, 1 to LANES; ``clear``: pages are not
-    sealed, as the network is trusted.
+    """One migration's lanes for pages at the source.
+
+    ``beside``: lane 0 of the migration. ``endpoint``: where the destination takes pages.
+    ``streams``: the number of connections, 1 to LANES. ``clear``: the network is trusted, so pages
+    are not sealed.
 
     Threads may call :meth:`pages` at the same time. Every method raises StepFailed once the
-    destination has refused something, was silent for too long (Destination.patience) or has not
-    acknowledged what was sent by ``until`` (monotonic seconds), which may be set at any time.
+    destination has refused something, was silent for too long (Destination.patience), or has not
+    acknowledged everything by ``until`` (monotonic seconds). ``until`` may be set at any time.
     """
 
     until = float("inf")
@@ -63,7 +66,7 @@ class Lanes:
         ]
         self._credit = [LANE_WINDOW] * streams  # chunks that may be sealed for each lane
         self._meter = Meter()
-        self._measured = 0  # bytes that were sent only for that
+        self._measured = 0  # bytes that were sent only to measure the link
         self._greeted = 0  # lanes whose first chunk was acknowledged
         self._changed = threading.Condition()
         self._failed: StepFailed | None = None
@@ -74,25 +77,25 @@ class Lanes:
 
     @property
     def rate(self) -> float:
-        """Bytes a second that the lanes were last seen to carry; 0.0 where it is not known."""
+        """Bytes per second that the lanes were last seen to carry; 0.0 where that is not known."""
         return self._meter.rate
 
     @property
     def bytes(self) -> int:
-        """Of memory that were sent."""
+        """Bytes of memory that were sent."""
         return sum(lane.bytes for lane in self._lanes)
 
     @property
     def wire_bytes(self) -> int:
-        """That went over the lanes, acknowledged: less than :attr:`bytes` where compressed."""
+        """Bytes acknowledged on the lanes: less than :attr:`bytes` where they are compressed."""
         return self._acknowledged() - self._measured
 
     def pages(self, chunk: memoryview, release: Callable[[], None]) -> None:
-        """Seal a chunk of at most CHUNK bytes for the lane with the most credit; it is sent by
-        another thread.
+        """Seal a chunk of at most CHUNK bytes for the lane with the most credit. The lanes' own
+        thread sends it. Blocks while all windows are full.
 
-        Its memory stays as it is until ``release`` is called: once, before this returns or raises.
-        It must not raise or wait. Blocks while all windows are full.
+        ``chunk`` must not change until ``release`` is called. That happens exactly once, before
+        this method returns or raises. ``release`` must not raise or wait.
         """
         assert 0 < len(chunk) <= CHUNK
         try:
@@ -101,13 +104,13 @@ class Lanes:
             release()
 
     def finish(self) -> None:
-        """Return when the destination has acknowledged every chunk: a barrier."""
+        """Return when the destination has acknowledged every chunk. This is a barrier."""
         with self._changed:
             self._changed.wait_for(lambda: not self._under_way() or self._closing)
             self._raise()
 
     def end(self) -> dict[str, tuple[int, int]]:
-        """End every lane's stream; returns what stands of them in the manifest: name → (bytes,
+        """End every lane's stream; return the streams' entries in the manifest: name → (bytes,
         xxh3-64 of the tags of its chunks' seals)."""
         self.finish()
         used = [n for n, lane in enumerate(self._lanes) if lane.bytes]
@@ -120,8 +123,8 @@ class Lanes:
         }
 
     def measure(self) -> float:
-        """Bytes a second that the way to the destination carries now, by a burst of bytes that mean
-        nothing: 50 ms, longer only where the way is slower than some MB/s."""
+        """Send a burst of meaningless bytes and return the bytes per second that the lanes carry
+        now. The burst takes 50 ms, or longer on a link slower than some MB/s."""
         block = memoryview(os.urandom(CHUNK))
         with self._changed:
             self._changed.wait_for(lambda: self._greeted == len(self._lanes) or self._closing)
@@ -142,7 +145,7 @@ class Lanes:
                 return self.rate
 
     def close(self) -> None:
-        """Give up what is not acknowledged. May be called again."""
+        """Give up the chunks that are not acknowledged. May be called again."""
         with self._changed:
             self._closing = True
             self._wake_up()
@@ -156,7 +159,7 @@ class Lanes:
         return sum(lane.acknowledged for lane in self._lanes)
 
     def _put(self, kind: Kind, data: _Data, lanes: Sequence[int] = ()) -> None:
-        """Seal a chunk for one of ``lanes`` (numbered from 0), or of all connected ones."""
+        """Seal a chunk for one of ``lanes`` (numbered from 0), or of all connected lanes."""
 
         def best() -> int:
             return max(lanes or range(self._greeted), key=self._credit.__getitem__, default=-1)
@@ -176,7 +179,7 @@ class Lanes:
         self._wake_up()
 
     def _broke(self, error: Exception) -> StepFailed:
-        """Have every thread that waits, or comes, raise StepFailed; returns what they raise."""
+        """Let every waiting or later call raise StepFailed; return that error."""
         with self._changed:
             if self._failed is None and isinstance(error, StepFailed):
                 self._failed = error
@@ -219,10 +222,10 @@ class Lanes:
         self._end()
 
     def _turn(self) -> None:
-        """Take the answers that have come, send what was sealed."""
+        """Take the answers that have come, and send the sealed chunks."""
         settled = [lane.hear() for lane in self._lanes]
         if any([lane.check(self.until) for lane in self._lanes]):
-            self._announce()  # an agent that has been started anew says so there, and not here
+            self._announce()  # a restarted agent has lost the key: only lane 0 shows that
         self._connect()
         for lane in self._lanes:
             lane.send_sealed()
@@ -237,8 +240,8 @@ class Lanes:
         self._beside.seal(self._key, lambda: self._closing)
 
     def _connect(self) -> None:
-        """One lane after the other. Where several connections come at once, the destination's
-        libzmq gives all of them to the same thread: it goes by those that each has already."""
+        """Connect one lane after the other. The destination's libzmq gives a new connection to the
+        thread that has the fewest. Of several at once it would give all to the same thread."""
         while self._greeted < len(self._lanes):
             lane = self._lanes[self._greeted]
             if not lane.connected:
@@ -254,12 +257,12 @@ class Lanes:
                 self._changed.notify_all()
 
     def _link_is_slow(self) -> bool:
-        """Whether it is the link that chunks wait for. Else they are paced, and to compress them
-        would only take more of the job's CPU time."""
+        """Whether the link is what limits the chunks. Otherwise the tracker paces them, and
+        compression would only take CPU time from the job."""
         return self.until != float("inf") or self._under_way() > len(self._lanes)
 
     def _under_way(self) -> int:
-        """Chunks that are sealed, or being sealed, and not acknowledged."""
+        """The number of chunks that are sealed, or being sealed, and not acknowledged."""
         return len(self._lanes) * LANE_WINDOW - sum(self._credit)
 
     def _end(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many bytes a second the lanes carry: by a burst, and by what goes over them anyway."""
+"""Measures how many bytes per second the lanes carry: by a burst, and by their normal traffic."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ FIRST_BURST = 256 << 10
 LARGEST_BURST = 64 << 20
 
 LOOK_S = 0.05
-"""Of unbroken work until what was acknowledged counts as a rate."""
+"""Seconds of unbroken work after which the meter takes the acknowledged bytes as a rate."""
 
 
 class Meter:
-    """``rate``: bytes a second, 0.0 until one was seen."""
+    """The measured rate of the lanes. ``rate``: bytes per second, 0.0 until one was measured."""
 
     def __init__(self) -> None:
         self.rate = 0.0
@@ -28,8 +28,11 @@ class Meter:
         self.rate = size / max(seconds, 1e-6)
 
     def note(self, acknowledged: int, busy: bool) -> None:
-        """``acknowledged``: bytes in all so far. ``busy``: whether chunks queue up before the
-        lanes; where they do not, somebody else is slow."""
+        """Take a look at the traffic.
+
+        ``acknowledged``: all bytes acknowledged so far. ``busy``: whether chunks queue up before
+        the lanes. If they do not, the lanes are not the bottleneck, and the look does not count.
+        """
         now = time.monotonic()
         if not busy:
             self._since = None
@@ -42,11 +45,11 @@ class Meter:
 
 
 def burst_sizes(lanes: int) -> Generator[list[int], float, None]:
-    """The chunks of one burst after the other, each twice the one before, until the next would
-    take longer than is left of BURST_S. To be sent: the seconds that the last one took.
+    """Yield the chunk sizes of one burst after the other; each burst has twice the size of the last.
 
-    The first one goes twice and counts once: whatever happens for the first time, such as memory
-    that comes from the kernel, takes several times as long as the burst itself.
+    The caller sends back the seconds that the last burst took. The generator ends when the next
+    burst would take longer than what is left of BURST_S. The first burst is sent twice and counts
+    once: first-time costs, such as fresh memory from the kernel, take several times as long.
     """
     left, size = BURST_S, FIRST_BURST
     yield [size // lanes] * lanes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lane 0 at its source, over CURVE: chunks, and questions that are asked beside them."""
+"""Lane 0 at its source, over CURVE: chunks in order, and questions beside them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .lane import Destination, Lane
 from .wants import number_of
 
 WINDOW = 48
-"""Chunks in flight. With CRIU's pipes of 1 MiB that is 48 MiB, far above bandwidth × delay of a
-25 Gbit/s link in one machine room."""
+"""Lane 0 has at most this many chunks in flight. With CRIU's pipes of 1 MiB that is 48 MiB, far
+above bandwidth × delay of a 25 Gbit/s link in one machine room."""
 
 
 class OrderedLane(Lane):
-    """One question at a time."""
+    """Lane 0 at its source. It has at most one open question at a time."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], to: Destination) -> None:
         socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
@@ -27,13 +27,13 @@ class OrderedLane(Lane):
         socket.setsockopt(zmq.MAXMSGSIZE, CHUNK + OVERHEAD)
         super().__init__(to, socket, WINDOW)
         self._questions = 0
-        self._question: tuple[bytes, bytes] | None = None  # one that is not answered
+        self._question: tuple[bytes, bytes] | None = None  # the question that has no answer yet
         self.answer: int | bytes | None = None
-        """To the last question, once it has come."""
+        """The answer to the last question; None until it has come."""
 
     @property
     def credit(self) -> int:
-        """Chunks that may be sent now."""
+        """The number of chunks that may be sent now."""
         return WINDOW - len(self.pending)
 
     @property
@@ -41,13 +41,13 @@ class OrderedLane(Lane):
         return bool(self.pending) or self._question is not None
 
     def send(self, stream: str, data: bytes | memoryview) -> None:
-        """Send one chunk, whose memory stays as it is."""
+        """Send one chunk. The caller must not change its memory afterwards."""
         digest = xxhash.xxh3_64_intdigest(data)
         header = Header(self._to.migration, self._number, stream, digest)
         self._send(msgspec.msgpack.encode(header), data)
 
     def ask(self, what: str, data: bytes = b"") -> None:
-        """Ask the destination WANTS or SEAL; :attr:`answer` will say it."""
+        """Ask the destination WANTS or SEAL; :attr:`answer` will hold the answer."""
         self._begin_to_wait()
         self._questions += 1
         digest = xxhash.xxh3_64_intdigest(data)
@@ -56,7 +56,7 @@ class OrderedLane(Lane):
         self._put(*self._question, copy=True)
 
     def drop_question(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Forget the question, because the caller does not wait for its answer any more."""
         self._question = None
 
     def _again(self, number: int) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of the lanes for pages at its source: what goes over it is sealed here, by our own threads.
+"""One lane for pages at its source: our own threads seal the chunks that it carries.
 
-A thread that has read a chunk also seals it (:meth:`PageLane.seal`), while the chunk lies in that
-processor's cache; the thread that owns the lane sends it. libzmq only carries it (mechanism NULL).
-An answer that does not open is ignored. Should the destination have lost the key, it says so on
-lane 0, where CURVE proves who speaks.
+A thread that has read a chunk also seals it (:meth:`PageLane.seal`), while the chunk is in that
+processor's cache. The thread that owns the lane sends it. libzmq only transports it (mechanism
+NULL). The lane ignores an answer that does not open. If the destination has lost the key, it says
+so on lane 0, where CURVE proves who speaks.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from .lane import Destination, Lane, Pending
 from .seal import TAG, Opener, Sealer, Unsealed
 
 LANE_WINDOW = 16
-"""Chunks in flight on each lane."""
+"""Each lane for pages has at most this many chunks in flight."""
 
 ANSWER = struct.Struct(">Q")
-"""The number that an answer is sealed under stands before it."""
+"""The format of the number (nonce) under which an answer is sealed. It precedes the answer."""
 
 BUFFER = CHUNK + TAG
 
 
 class Buffers:
-    """Where sealed chunks lie until they are acknowledged. The buffer used last is given out next:
-    part of it may still be in the processor's cache. From any thread."""
+    """Memory for sealed chunks until they are acknowledged. Any thread may use it.
+
+    The buffer that was used last is given out first: part of it may still be in the cache.
+    """
 
     def __init__(self) -> None:
         self._free: list[memoryview] = []
@@ -50,25 +52,25 @@ class Buffers:
 
 
 class PageLane(Lane):
-    """Lane ``index``, from 1 on, with a sealer and a compressor of its own."""
+    """Lane ``index`` (from 1 on) at the source, with a sealer and a compressor of its own."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], to: Destination, index: int, key: bytes,
         compressor: Compressor, buffers: Buffers,
     ) -> None:  # fmt: skip
         socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-        # One of the context's threads each, in turn: left to itself libzmq gives all to the first.
+        # Spread the lanes over libzmq's threads: by itself libzmq would give all to the first.
         socket.affinity = 1 << (index % context.get(zmq.IO_THREADS))
         socket.setsockopt(zmq.MAXMSGSIZE, HEADER)
         super().__init__(to, socket, LANE_WINDOW)
         self.index = index
         self.bytes = 0
-        """Of memory that were sealed."""
+        """Bytes of memory that were sealed on this lane."""
         self.hash = xxhash.xxh3_64()
-        """Of the tags of these chunks, in their order."""
+        """The xxh3-64 of the tags of the lane's chunks of memory, in their order."""
         self._order = threading.Lock()
         self._sealed: deque[tuple[bytes, memoryview]] = deque()
-        self._numbered = 0  # how many were sealed
+        self._numbered = 0  # the number of chunks sealed so far
         self._sealer, self._opener = Sealer(key, "pages"), Opener(key, "answers")
         self._compressor = compressor
         self._buffers = buffers
@@ -76,9 +78,9 @@ class PageLane(Lane):
         self._answer = memoryview(bytearray(HEADER))
 
     def seal(self, kind: Kind, data: bytes | memoryview, link_rate: float = 0.0) -> None:
-        """Seal one chunk, the lane's next, from any thread; ``data`` is not read after that.
+        """Seal one chunk as the lane's next, from any thread; ``data`` is not read after that.
 
-        ``link_rate``: as :meth:`Compressor.squeeze` takes it, for chunks of memory.
+        ``link_rate``: for chunks of memory, the rate that :meth:`Compressor.squeeze` takes.
         """
         with self._order:
             size, raw = len(data), 0
@@ -95,8 +97,8 @@ class PageLane(Lane):
             self._sealed.append((header, sealed))
 
     def send_sealed(self) -> None:
-        """Send what was sealed so far. The owner of all lanes lets a chunk be sealed only where
-        there is credit for it."""
+        """Send the chunks sealed so far. They fit into the window: the owner of the lanes lets a
+        thread seal a chunk only where there is credit for it."""
         while self._sealed:
             self._send(*self._sealed.popleft())
 
@@ -112,9 +114,9 @@ class PageLane(Lane):
                 self.index, number, b"", memoryview(raw)[ANSWER.size :], self._answer
             )
         except (struct.error, Unsealed):
-            return  # not authentic
+            return  # not authentic: ignore
         if number <= self._last_answer:
-            return  # replayed
+            return  # replayed: ignore
         self._last_answer = number
         try:
             answer = read_answer(said)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The port that pages come to: libzmq carries them (mechanism NULL), what they are is sealed.
+"""The destination's port for pages. libzmq transports them (mechanism NULL); seals protect them.
 
-Any program that can send from the address of a host of the cluster can send here. So a chunk that
-does not open under the key that the announced source has sent over lane 0 (seal.py) is dropped, and
-not answered. A chunk that opens was sealed by that source, for this migration, lane and number; a
-number that was taken before is not taken again.
+Any program that can send from the address of a host of the cluster can send here. So the port drops
+a chunk that does not open under the key that the announced source has sent over lane 0 (seal.py),
+and does not answer it. A chunk that opens was sealed by that source, for this migration, lane and
+number. The port takes each number only once.
 
-One thread has the socket. It hands all chunks of a lane to the same one of several workers. The
-worker opens the chunk, has it stored, and makes the answer; the thread with the socket sends it.
+One thread owns the socket. It hands all chunks of one lane to the same worker. The worker opens the
+chunk, stores it and makes the answer. The thread with the socket sends the answer.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from .seal import TAG
 log = logging.getLogger("liveshift.wire")
 
 IO_THREADS = 4
-"""Threads of libzmq's at most, which read; each connection has one of them."""
+"""libzmq reads with at most this many threads; each connection belongs to one of them."""
 
 WORKERS = 8
-"""Threads at most that open chunks and store them: more would only share the memory bandwidth."""
+"""At most this many threads open and store chunks. More would only share the memory bandwidth."""
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # glibc: malloc.h
 
@@ -47,8 +47,8 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # glibc: malloc.h
 class PagePort:
     """One socket, and the threads behind it, for the pages of all migrations.
 
-    ``hosts``: the addresses that are let in; ``find``: the migration of that name, if it was
-    announced; ``known``: whose key is it now?
+    ``hosts``: the addresses that may connect. ``find``: returns the announced migration of that
+    name, or None. ``known``: returns whose key it is now.
     """
 
     def __init__(
@@ -58,19 +58,19 @@ class PagePort:
         self.address = address
         self._hosts, self._find, self._known = hosts, find, known
         self._workers = [_Worker(self, n) for n in range(threads(WORKERS))]
-        self._answers: deque[tuple[bytes, bytes]] = deque()  # and whose they are
+        self._answers: deque[tuple[bytes, bytes]] = deque()  # (receiver's identity, answer)
         self._wake = -1
         self._complained = 0.0
 
     def start(self) -> None:
-        """Raises LiveshiftError if the port is taken."""
+        """Bind the port and start the threads; raises LiveshiftError if the port is taken."""
         _keep_freed_memory()
         self._context = context = zmq.Context(io_threads=threads(IO_THREADS))
         self._auth = ThreadAuthenticator(context)
         self._auth.start()
         self._auth.allow(*self._hosts)
         socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
-        socket.zap_domain = b"pages"  # without one libzmq asks nobody about NULL
+        socket.zap_domain = b"pages"  # without a domain libzmq does not ask ZAP about NULL
         socket.linger = 0
         socket.rcvhwm = 2 * LANE_WINDOW
         socket.setsockopt(zmq.MAXMSGSIZE, CHUNK + TAG)
@@ -84,7 +84,7 @@ class PagePort:
         threading.Thread(target=self._run, args=(socket,), name="pages", daemon=True).start()
 
     def close(self) -> None:
-        """Take nothing more, and let go of the port."""
+        """Take nothing more, and release the port."""
         self._auth.stop()
         self._context.term()
 
@@ -109,7 +109,7 @@ class PagePort:
             socket.close()
 
     def _take(self, socket: zmq.Socket[bytes]) -> None:
-        """Hand on what has come, LANE_WINDOW chunks at most: then answers are sent again."""
+        """Hand on at most LANE_WINDOW chunks to workers. Then the caller sends answers again."""
         for _ in range(LANE_WINDOW):
             try:
                 frames = socket.recv_multipart(zmq.DONTWAIT, copy=False)
@@ -126,19 +126,19 @@ class PagePort:
             self._workers[which % len(self._workers)].take(header, frames)
 
     def answer(self, header: PageHeader, frames: list[zmq.Frame], plain: memoryview) -> None:
-        """Take one chunk, in one of the workers; it is opened into ``plain``."""
+        """Take one chunk, in a worker's thread; the worker opens it into ``plain``."""
         try:
             answer = self._answer(header, frames, plain)
         except LiveshiftError as error:
             self._complain(f"dropped what came to the port for pages: {error}")
-        except Exception:  # whatever a peer sends, the other migrations go on
+        except Exception:  # one peer's bad chunk must not stop the other migrations
             log.exception("dropped a chunk")
         else:
             self._answers.append((frames[0].bytes, answer))
             os.eventfd_write(self._wake, 1)
 
     def _answer(self, header: PageHeader, frames: list[zmq.Frame], plain: memoryview) -> bytes:
-        """Raises LiveshiftError for what is not to be answered."""
+        """Open and store one chunk; raises LiveshiftError where the port must not answer."""
         beside, sealed = frames[1].buffer, frames[2].buffer
         entry = self._find(header.migration)
         seal = entry.seal if entry is not None else None
@@ -153,7 +153,7 @@ class PagePort:
         return seal.answer(header.lane, kind, value)
 
     def _complain(self, text: str) -> None:
-        """At most once a second: a peer must not be able to fill the log."""
+        """Log an error, at most once a second: a peer must not be able to fill the log."""
         now = time.monotonic()
         if now - self._complained > 1.0:
             self._complained = now
@@ -161,12 +161,12 @@ class PagePort:
 
 
 class _Worker:
-    """A thread that opens chunks and has them stored, in the order in which they come."""
+    """A thread that opens and stores chunks, in the order in which they come."""
 
     def __init__(self, port: PagePort, number: int) -> None:
         self._port = port
         self._plain = memoryview(bytearray(CHUNK))
-        # The thread that has the socket waits where this one does not keep up.
+        # A full queue makes the thread with the socket wait for this worker.
         self._chunks: queue.Queue[tuple[PageHeader, list[zmq.Frame]] | None]
         self._chunks = queue.Queue(LANE_WINDOW)
         self._thread = threading.Thread(target=self._run, name=f"pages-{number}", daemon=True)
@@ -178,7 +178,7 @@ class _Worker:
         self._chunks.put((header, frames))
 
     def end(self) -> None:
-        """Return once it has taken all chunks that it was given."""
+        """Return once the worker has taken all chunks that it was given."""
         self._chunks.put(None)
         self._thread.join()
 
@@ -189,9 +189,9 @@ class _Worker:
 
 
 def _keep_freed_memory() -> None:
-    """Chunks are memory of libzmq's, 1 MiB each. By default glibc gives that back to the kernel
-    again and again, and gets it anew page by page: a third of the CPU time of receiving."""
-    with contextlib.suppress(AttributeError, OSError):  # another libc
+    """Have glibc keep the memory of freed chunks (libzmq's, 1 MiB each). By default glibc gives it
+    back to the kernel and gets it anew page by page: a third of the CPU time of receiving."""
+    with contextlib.suppress(AttributeError, OSError):  # musl and others have no mallopt
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
         libc.mallopt(_M_TOP_PAD, 16 << 20)

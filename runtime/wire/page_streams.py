@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has come on the lanes for memory, in the manifest's terms."""
+"""Sums up what has come on the lanes for memory, so that it can be compared with the manifest."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .header import MEMORY
 class PageStreams:
     """Passes chunks on to the store of memory and keeps the sums of each stream ``memory:k``.
 
-    ``store`` is called as ``store(chunk)``, for chunks of several lanes by several threads;
-    ``wants`` says which pages it has not found, as (inner pid, address, pages).
+    Threads call ``store(chunk)``, several at once for chunks of different lanes. ``wants`` returns
+    the pages that the store has not found, as (inner pid, address, pages).
     """
 
     def __init__(
@@ -31,21 +31,21 @@ class PageStreams:
         self._lock = threading.Lock()
 
     def write(self, lane: int, data: memoryview, tag: bytes) -> None:
-        """One chunk in its lane's order, with the tag of its seal; empty data ends the
-        stream. Raises StepFailed for more after that, and whatever ``store`` raises."""
+        """Store one chunk, in the order of its lane; empty data ends the stream. ``tag``: the tag
+        of its seal. Raises StepFailed for data after the end, and the errors of ``store``."""
         with self._lock:
             if lane in self._ended:
                 raise StepFailed("ship", f"more came for {_name(lane)} after its end")
         if data:
             self._store(data)
-        with self._lock:  # what is not stored yet does not count: the manifest is held against it
+        with self._lock:  # after store(): a chunk that is not stored must not count
             self._bytes[lane] = self._bytes.get(lane, 0) + len(data)
             self._hashes.setdefault(lane, xxhash.xxh3_64()).update(tag)
             if not data:
                 self._ended.add(lane)
 
     def wants(self) -> Iterable[tuple[int, int, int]]:
-        """Which pages were only named and are not here."""
+        """The pages that were named but are not here: (inner pid, address, pages)."""
         return self._wants()
 
     def not_ended(self) -> list[str]:
@@ -53,7 +53,7 @@ class PageStreams:
             return [_name(lane) for lane in sorted(self._bytes.keys() - self._ended)]
 
     def streams(self) -> dict[str, tuple[int, int]]:
-        """As Lanes.end says it at the source: name → (bytes, xxh3-64 of the chunks' tags)."""
+        """The sums, in the form of Lanes.end at the source: name → (bytes, xxh3-64 of the tags)."""
         with self._lock:
             return {
                 _name(lane): (size, self._hashes[lane].intdigest())

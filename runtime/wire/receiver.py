@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host's end of the wire: takes the chunks of every migration that was announced to it."""
+"""The destination's end of the wire: takes the chunks of every migration announced to this host."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from .page_port import PagePort
 log = logging.getLogger("liveshift.wire")
 
 IO_THREADS = 4
-"""Threads of libzmq's at most, which decrypt; each connection has one of them."""
+"""libzmq decrypts with at most this many threads; each connection belongs to one of them."""
 
 
 class Receiver:
-    """Lane 0 of all migrations that arrive here, with a socket and a thread; beside it a port for
-    their pages.
+    """Lane 0 of all migrations that arrive here, with one socket and one thread, and a page port.
 
-    ``address`` and ``pages``: where both listen, "ADDRESS:PORT"; ``hosts``: the addresses that
-    pages may come from; ``clear``: they may come in clear (wire.seal).
+    ``address`` and ``pages``: the addresses of lane 0 and of the page port, "ADDRESS:PORT".
+    ``hosts``: the addresses that pages may come from. ``clear``: pages may come in clear
+    (wire.seal).
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Receiver:
         threading.Thread(target=self._run, args=(socket,), name="receive", daemon=True).start()
 
     def close(self) -> None:
-        """Take nothing more, and let go of the ports."""
+        """Take nothing more, and release the ports."""
         self.pages.close()
         self._auth.stop()
         self._context.term()
@@ -81,11 +81,10 @@ class Receiver:
     ) -> None:  # fmt: skip
         """Accept an image for a migration that the orchestrator announced.
 
-        From that host only, and not more than ``limit_bytes`` over all the streams of lane 0. An
-        inlet that is complete already (its agent was started anew) takes no more, and its sender,
-        whose last chunks may have found no one to acknowledge them, is told that they are here.
-        ``pages`` takes what comes on lanes 1 to ``lanes``, as often as it comes; without it no lane
-        but 0 is taken.
+        Only ``source`` may send it, and at most ``limit_bytes`` over all streams of lane 0.
+        ``pages`` takes the chunks of lanes 1 to ``lanes``, as often as they come; without it the
+        receiver takes lane 0 only. An inlet may be complete already, because its agent was
+        restarted. It takes no more, but the receiver acknowledges its last chunks again.
         """
         assert lanes <= LANES
         self._open[migration] = Announced(
@@ -96,7 +95,7 @@ class Receiver:
         self._open.pop(migration, None)
 
     def received(self, migration: str) -> int:
-        """Bytes taken so far."""
+        """Bytes of a migration's image taken so far, on all lanes."""
         entry = self._open.get(migration)
         return entry.ordered + entry.paged if entry else 0
 
@@ -109,7 +108,7 @@ class Receiver:
                 return
             try:
                 answer = self._answer(frames)
-            except Exception:  # whatever a peer sends, the other migrations go on
+            except Exception:  # one peer's bad chunk must not stop the other migrations
                 log.exception("dropped a chunk")
                 continue
             with contextlib.suppress(zmq.ZMQError):  # the sender is gone
@@ -141,7 +140,7 @@ class Receiver:
         return entry.take(header, data)
 
     def _complain(self, text: str) -> None:
-        """At most once a second: a peer must not be able to fill the log."""
+        """Log an error, at most once a second: a peer must not be able to fill the log."""
         now = time.monotonic()
         if now - self._complained > 1.0:
             self._complained = now

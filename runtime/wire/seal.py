@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How pages are sealed on their way: AES-256-GCM, with a key that one source has made for once.
+"""How pages are sealed on their way: AES-256-GCM, with a key that one source makes for one use.
 
-The key goes over lane 0, which CURVE encrypts and authenticates; from it follow two, one for each
-direction, so that nothing which comes can be sent back as an answer. The nonce is the lane (32
-bits) and a number that only grows on it (64 bits), big endian. A number is sealed once: what is
-sent again is what was sealed before, so no nonce ever sees two contents (NIST SP 800-38D, 8.2.1).
+The source sends the key over lane 0, which CURVE encrypts and authenticates. Both ends derive two
+keys from it, one for each direction, so that a message cannot be sent back as an answer. The nonce
+is the lane (32 bits) and a number that only grows on the lane (64 bits), big endian. Each number is
+sealed once. A chunk that is sent again is the same sealed bytes, so a nonce never protects two
+contents (NIST SP 800-38D, 8.2.1).
 
-Where the network is trusted (``wire.seal = "off"``) the source makes a key of another length, and
-both ends put a tag in place of the seal. The bytes then go in clear. The tag shows that a chunk is
-whole and that its sender knows the key; against somebody who can change bytes on their way it does
-not help, as the hash of a chunk's bytes is none of cryptography.
+Where the network is trusted (``wire.seal = "off"``) the source makes a key of another length. Then
+the bytes go in clear, and both ends put a tag in place of the seal. The tag shows that a chunk is
+whole and that its sender knows the key. It does not protect against an attacker who can change
+bytes on their way, because the hash of a chunk's bytes is not a cryptographic one.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from ...errors import LiveshiftError
 
 KEY = 32
 CLEAR_KEY = KEY + 1
-"""Bytes of a key under which messages go in clear, with a tag."""
+"""The length in bytes of a key under which messages go in clear, with a tag."""
 TAG = 16
-"""Bytes by which sealing makes a message longer."""
+"""A seal makes a message this many bytes longer."""
 
 Direction = Literal["pages", "answers"]
 
@@ -40,11 +41,11 @@ _NONCE = struct.Struct(">IQ")
 
 
 class Unsealed(LiveshiftError):
-    """What has come was not sealed by the other end, or not as what it says to be."""
+    """A message was not sealed by the other end, or not for the lane and number that it states."""
 
 
 def make_key(*, clear: bool = False) -> bytes:
-    """For one migration. ``clear``: its messages get a tag and are not encrypted."""
+    """Make the key of one migration. ``clear``: its messages get a tag and are not encrypted."""
     return os.urandom(CLEAR_KEY if clear else KEY)
 
 
@@ -54,7 +55,7 @@ def in_clear(key: bytes) -> bool:
 
 
 class Sealer:
-    """Seals one direction's messages. Several threads may use it, each for lanes of its own."""
+    """Seals the messages of one direction. Several threads may use it, each for its own lanes."""
 
     def __init__(self, key: bytes, direction: Direction) -> None:
         self._cipher = _cipher(key, direction)
@@ -63,8 +64,8 @@ class Sealer:
     def seal(
         self, lane: int, number: int, beside: bytes, data: bytes | memoryview, into: memoryview
     ) -> memoryview:
-        """The sealed message, at the beginning of ``into``; ``beside``, which goes in clear, is
-        sealed with it. Raises ValueError for a number that is not above the lane's last."""
+        """Seal a message into the beginning of ``into`` and return that part. ``beside`` goes in
+        clear and is authenticated. Raises ValueError for a number not above the lane's last."""
         if number < self._next.get(lane, 0):
             raise ValueError(f"number {number} of lane {lane} was sealed before")
         self._next[lane] = number + 1
@@ -74,7 +75,7 @@ class Sealer:
 
 
 class Opener:
-    """Opens what the other end's :class:`Sealer` for the same direction has sealed."""
+    """Opens the messages that the other end's :class:`Sealer` for the same direction sealed."""
 
     def __init__(self, key: bytes, direction: Direction) -> None:
         self._cipher = _cipher(key, direction)
@@ -83,8 +84,8 @@ class Opener:
         self, lane: int, number: int, beside: bytes | memoryview, sealed: memoryview,
         into: memoryview,
     ) -> memoryview:  # fmt: skip
-        """The message, at the beginning of ``into``. Raises Unsealed; what is there then was made
-        of bytes that anybody may have sent."""
+        """Open a message into the beginning of ``into`` and return that part. Raises Unsealed; then
+        the content of ``into`` comes from an unknown sender and must not be used."""
         size = len(sealed) - TAG
         if not 0 <= size <= len(into):
             raise Unsealed(f"a sealed message cannot have {len(sealed)} bytes")
@@ -107,7 +108,7 @@ class _Cipher(Protocol):
 
 
 class _Tagged:
-    """Stands where AES-GCM stands, for messages in clear."""
+    """Takes the place of AES-GCM for messages in clear."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -135,7 +136,7 @@ class _Tagged:
 
 
 def _cipher(key: bytes, direction: Direction) -> _Cipher:
-    """Raises LiveshiftError for bytes that are no key."""
+    """Derive the cipher of one direction; raises LiveshiftError for bytes that are no key."""
     if len(key) not in (KEY, CLEAR_KEY):
         raise LiveshiftError(f"the key has {len(key)} bytes, expected {KEY}")
     info = (b"liveshift clear " if in_clear(key) else b"liveshift ") + direction.encode()

@@ -21,10 +21,10 @@ from .wants import Wants, read_wants
 
 
 class Sender:
-    """The source's end for one migration. Threads may send at the same time, each its own streams.
+    """The source's end of one migration. Threads may send at once, each its own streams.
 
-    ``patience``: seconds of silence (GIVE_UP_S) after which it gives up. ``until`` (monotonic
-    seconds) may be set: then what was sent must be acknowledged by that time.
+    ``patience``: seconds of silence (GIVE_UP_S) after which the source gives up. ``until``
+    (monotonic seconds) may be set: the destination must acknowledge everything by that time.
     """
 
     until = float("inf")
@@ -53,11 +53,11 @@ class Sender:
             self._ended.add(stream)
             self._send(stream, b"")
         for at in range(0, len(data), CHUNK):
-            # A chunk is kept until it is acknowledged; a view's memory is soon another's.
+            # Copy: the chunk is kept until acknowledged, but the caller reuses a view's memory.
             self._send(stream, bytes(data[at : at + CHUNK]))
 
     def manifest_streams(self) -> dict[str, tuple[int, int]]:
-        """Every stream so far, but for a manifest: (bytes, xxh3-64 of them)."""
+        """Every stream so far except a manifest: name → (bytes, xxh3-64 of them)."""
         return {
             stream: (self.streams[stream], rolling.intdigest())
             for stream, rolling in self._hashes.items()
@@ -73,13 +73,13 @@ class Sender:
         beside: Mapping[str, tuple[int, int]] | None = None,
         epoll: Sequence[Entry] = (),
     ) -> Manifest:
-        """End what was not ended, and send the manifest of all that was sent.
+        """End the streams that are still open, and send the manifest of all streams.
 
-        ``beside``: the streams of other lanes (Lanes.end); ``epoll``: what CRIU could not dump
-        of epoll sets.
+        ``beside``: the streams of other lanes (Lanes.end). ``epoll``: the parts of epoll sets that
+        CRIU could not dump.
 
-        Once :meth:`finish` has returned, the image is complete at the destination. It may be so
-        when this or finish raises, too: the answer may have been lost.
+        Once :meth:`finish` has returned, the image is complete at the destination. The image may be
+        complete even if this method or finish raises, because the answer may have been lost.
         """
         for stream in [s for s in self.streams if s not in self._ended]:
             self.send(stream, b"")
@@ -114,10 +114,10 @@ class Sender:
                 self._hear(block=True)
 
     def wants(self) -> Wants:
-        """Which of the pages that were only named have to be sent, as (inner pid, address, pages);
-        perhaps not all, so it is to be asked again. Raises like :meth:`send`.
+        """Ask which of the pages that were only named must be sent, as (inner pid, address, pages).
+        The answer may not hold all of them, so the caller asks again. Raises like :meth:`send`.
 
-        What was sent on other lanes must have been acknowledged (Lanes.finish).
+        The destination must have acknowledged all chunks of the other lanes (Lanes.finish).
         """
         answer = self._ask(WANTS)
         try:
@@ -126,9 +126,8 @@ class Sender:
             raise StepFailed("ship", f"{self.to.name} answers wrongly: {error}") from error
 
     def seal(self, key: bytes, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Return once the destination opens what is sealed with that key, and nothing that was
-        sealed with an earlier one, or once it was ``given_up``. May be repeated with the same key.
-        Raises like :meth:`send`."""
+        """Return once the destination uses this key for pages, and no earlier one, or once
+        ``given_up`` returns true. May be repeated with the same key. Raises like :meth:`send`."""
         self._ask(SEAL, key, given_up)
 
     def close(self) -> None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pages have to come after all: the answer to a question of the stream ``wants``.
+"""The answer to a question of the stream ``wants``: the pages that the source must send after all.
 
-The question's number (64 bits), then for each run of pages: inner pid, pages (32 bits each) and
-address (64 bits), little endian; at most what one chunk holds. The rest is asked for again.
+It holds the question's number (64 bits), then for each run of pages: inner pid, pages (32 bits
+each) and address (64 bits), little endian. An answer is at most one chunk long. The source asks
+again for the rest.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ _NUMBER, _RUN = struct.Struct("<Q"), struct.Struct("<IIQ")
 MOST = (CHUNK - _NUMBER.size) // _RUN.size
 PAGE, ADDRESS_END = 4096, 1 << 47
 PAGES = 1 << 19
-"""One answer may ask for so many pages at most: 2 GiB."""
+"""One answer asks for at most this many pages: 2 GiB."""
 
 Wants = list[tuple[int, int, int]]
-"""(inner pid, address, pages)."""
+"""A list of runs of pages: (inner pid, address, pages)."""
 
 
 def pack_wants(number: int, wants: Iterable[tuple[int, int, int]]) -> bytes:
-    """The first of them, as far as an answer holds them."""
+    """Pack as many of the runs, from the first on, as fit into one answer."""
     packed, left = [_NUMBER.pack(number)], PAGES
     for pid, address, pages in itertools.islice(wants, MOST):
         packed.append(_RUN.pack(pid, min(pages, left), address))
@@ -36,12 +37,12 @@ def pack_wants(number: int, wants: Iterable[tuple[int, int, int]]) -> bytes:
 
 
 def number_of(raw: bytes) -> int:
-    """Of the question that it answers; -1 for bytes that are no answer."""
+    """The number of the question that these bytes answer; -1 for bytes that are no answer."""
     return int(_NUMBER.unpack_from(raw)[0]) if len(raw) >= _NUMBER.size else -1
 
 
 def read_wants(raw: bytes) -> Wants:
-    """Raises LiveshiftError for bytes that are no answer."""
+    """Unpack an answer; raises LiveshiftError for bytes that are no answer."""
     runs = memoryview(raw)[_NUMBER.size :]
     if len(raw) < _NUMBER.size or len(runs) % _RUN.size:
         raise LiveshiftError(f"{len(raw)} bytes are no answer that names pages")
