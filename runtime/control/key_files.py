@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A key as a file: one line of Z85, written whole or not at all, read only if it can be trusted."""
+"""Key files: one line of Z85, written whole or not at all, read only if the file can be trusted."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ...errors import ConfigError, NotFound, NotPermitted, Refused
 KEY_LENGTH = 40  # characters of Z85: 32 bytes
 
 OWN = 0o177
-"""Rights that nobody may have to a secret; its owner may read and write it."""
+"""Permission bits that no other user may have on a secret. Its owner may read and write it."""
 OTHERS_WRITE = 0o022
-"""Rights that others may not have to what says who belongs to the cluster."""
+"""Permission bits that others may not have on public keys: these decide who is in the cluster."""
 
 
 def write_key(path: Path, key: bytes, mode: int) -> None:
-    """Write the file durably; raises FileExistsError rather than replace one."""
+    """Write the file durably; raises FileExistsError instead of replacing a file."""
     staged = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), mode)  # whatever the umask took away
+            os.fchmod(file.fileno(), mode)  # the umask may have removed bits
             file.write(key + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -43,11 +43,11 @@ def make_directory(path: Path, mode: int) -> None:
         return
     make_directory(path.parent, 0o755)
     path.mkdir(mode=mode)
-    path.chmod(mode)  # whatever the umask took away
+    path.chmod(mode)  # the umask may have removed bits
 
 
 def remove_key(path: Path) -> bool:
-    """Remove the file durably; whether it was there."""
+    """Remove the file durably; return whether it was there."""
     try:
         path.unlink()
     except FileNotFoundError:
@@ -57,7 +57,7 @@ def remove_key(path: Path) -> bool:
 
 
 def sync_directory(path: Path) -> None:
-    """What was made and removed in it survives a power failure."""
+    """Make the changes in this directory durable, so that they survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -66,21 +66,21 @@ def sync_directory(path: Path) -> None:
 
 
 def read_secret(path: Path) -> bytes:
-    """A secret of the current user, closed to all others; raises like :func:`read_public`."""
+    """Read a secret of the current user, closed to all others; raises like :func:`read_public`."""
     return _read_key(path, forbidden=OWN, owners=(os.geteuid(),), mode="600")
 
 
 def read_public(path: Path) -> bytes:
-    """A public key that only root or the current user could have written.
+    """Read a public key that only root or the current user could have written.
 
-    Raises NotFound when there is none, Refused when it could be another's, NotPermitted when it
-    may not be read, ConfigError when it holds no key.
+    Raises NotFound when there is no file, Refused when another user could have written it,
+    NotPermitted when the current user may not read it, ConfigError when it holds no key.
     """
     return _read_key(path, forbidden=OTHERS_WRITE, owners=(0, os.geteuid()), mode="644")
 
 
 def check_directory(path: Path) -> None:
-    """Raises Refused for a directory that others could put files in, NotFound for none."""
+    """Raises Refused for a directory that others can put files in, NotFound for a missing one."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -90,8 +90,8 @@ def check_directory(path: Path) -> None:
 
 def _read_key(path: Path, *, forbidden: int, owners: tuple[int, ...], mode: str) -> bytes:
     try:
-        # Rights are looked at on the open file, so that it cannot be exchanged in between.
-        # O_NONBLOCK: a pipe in its place must not hold us up.
+        # Rights are checked on the open file, so that it cannot be exchanged in between.
+        # O_NONBLOCK: a pipe in its place must not block us.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise NotFound(
@@ -114,7 +114,7 @@ def _read_key(path: Path, *, forbidden: int, owners: tuple[int, ...], mode: str)
     try:
         if len(text) == KEY_LENGTH and len(z85.decode(text)) == 32:
             return text
-    except (KeyError, ValueError, struct.error):  # no digit of Z85; a group beyond 2^32
+    except (KeyError, ValueError, struct.error):  # not a digit of Z85, or a group above 2^32
         pass
     raise ConfigError(
         f"{path}: found {len(text)} characters that are no key,"
@@ -126,7 +126,7 @@ def _read_key(path: Path, *, forbidden: int, owners: tuple[int, ...], mode: str)
 def _check_rights(
     path: Path, status: os.stat_result, *, forbidden: int, owners: tuple[int, ...], mode: str
 ) -> None:
-    """Refuse a file that somebody else owns, or where others have one of the forbidden rights."""
+    """Refuse a file that another user owns, or where others have one of the forbidden rights."""
     if status.st_uid not in owners:
         raise Refused(
             f"{path}: belongs to user {status.st_uid}, expected user {os.geteuid()}",

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose key is it? What lies in ``public/``, as read once and as it is at any moment.
+"""Says whose key a public key is, now and after each change of ``public/``.
 
     <keys>/public/<name>.pub                        a host, or the orchestrator
     <keys>/public/operators/<name>.<role>.pub       an operator, and what the key may do
-    <keys>/public/revoked/<name>[.<role>].<time>.pub    a key that counts no more, wherever else
-                                                    it may lie: a copy put back changes nothing
+    <keys>/public/revoked/<name>[.<role>].<time>.pub    a revoked key. It is refused wherever
+                                                    else it lies: a copy put back changes nothing
 
-Who holds a key whose public half lies there belongs to the cluster, so none of these directories,
-nor what is in them, may be writable by others.
+Each key whose public half lies there belongs to the cluster. So others may not be able to write to
+these directories or to the files in them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ OPERATOR = "operator"
 NOBODY = "?"
 
 LOOK_S = 1.0
-"""How often files are looked at one by one: one that was written over in place leaves no trace in
-its directory."""
+"""Seconds between two looks at each file. A file that was overwritten in place leaves no trace in
+its directory, so the directories alone are not enough."""
 MOST_TOLD = 1000
-"""Peers that were turned away are told of once each, up to this many."""
+"""The log names each peer that was turned away once, and at most this many of them."""
 
 STAMP = "%Y%m%dT%H%M%SZ"
 _NAME = r"(?P<name>[a-z0-9-]+)"
@@ -49,7 +49,7 @@ _REVOKED = re.compile(rf"{_NAME}(?:\.{_ROLE})?\.(?P<since>\d{{8}}T\d{{6}}Z)(?:-\
 
 @dataclass(frozen=True)
 class Holder:
-    """Whose key it is; ``role``: what an operator's key may do, None for a machine."""
+    """The owner of a key. ``role``: what an operator's key may do, None for a machine."""
 
     name: str
     role: Role | None = None
@@ -63,7 +63,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Entry:
-    """One public half; without ``problem`` and ``since`` (when it was revoked) it counts."""
+    """One public half. It is valid if ``problem`` and ``since`` (time of revocation) are None."""
 
     path: Path
     holder: Holder
@@ -79,17 +79,17 @@ class Entry:
 
 
 def read(directory: Path) -> list[Entry]:
-    """Every public half below a key directory, machines first, those revoked last.
+    """Read every public half below a key directory, machines first, revoked keys last.
 
-    Raises Refused when others could put keys there. A file that holds no key, or one that another
-    file holds too, is an entry with a problem: it keeps nobody else out.
+    Raises Refused when others can put keys there. A file that holds no key, or the same key as
+    another file, becomes an entry with a problem. It does not affect the other keys.
     """
     public = directory / "public"
     check_directory(directory)
     entries: list[Entry] = []
     for place, form in ((public, _PLAIN), (public / "operators", _OPERATOR)):
         entries += _listed(place, form)
-    # Read last: a key on its way from there to here is seen at least once.
+    # Read last: a key that moves from there to here meanwhile is seen at least once.
     gone = revoked(directory)
     since = {entry.key: entry.since for entry in gone if entry.key}
     paths: dict[bytes | None, list[Path]] = {}
@@ -99,7 +99,7 @@ def read(directory: Path) -> list[Entry]:
 
 
 def revoked(directory: Path) -> list[Entry]:
-    """The records of keys that count no more; raises Refused when others could put some there."""
+    """Read the records of revoked keys; raises Refused when others can put records there."""
     public = directory / "public"
     if not public.is_dir():
         return []
@@ -116,7 +116,7 @@ def _listed(place: Path, form: re.Pattern[str]) -> list[Entry]:
     entries: list[Entry] = []
     for name in names:
         if not name.endswith(".pub") or name.startswith("."):
-            continue  # somebody's own file, or one on its way to its name
+            continue  # not ours, or a file that has not got its final name yet
         if not (match := form.fullmatch(name)):
             problem = ConfigError(f"{place / name}: the name does not say whose key it is")
             entries.append(Entry(place / name, Holder(name.partition(".")[0]), problem=problem))
@@ -132,7 +132,7 @@ def _listed(place: Path, form: re.Pattern[str]) -> list[Entry]:
 
 
 def _judged(entry: Entry, twins: list[Path], since: dict[bytes, str | None]) -> Entry:
-    """``twins``: the files that hold this key."""
+    """Mark an entry that is revoked or ambiguous. ``twins``: the files that hold this key."""
     if entry.key is None:
         return entry
     if entry.key in since:
@@ -147,16 +147,16 @@ def _judged(entry: Entry, twins: list[Path], since: dict[bytes, str | None]) -> 
 
 
 class Known:
-    """Whose key is it now? ZAP asks for every handshake, receivers for every frame.
+    """Says whose key it is now. ZAP asks at every handshake, receivers ask for every frame.
 
-    Files are read again when they have changed, so neither a new key nor a revoked one needs a
-    restart. While the directory cannot be trusted nobody new is let in, and who was known stays.
-    May be used by several threads.
+    It reads files again when they have changed, so a new or revoked key needs no restart. While
+    the directory cannot be trusted, it lets no new peer in, and known peers stay. Several threads
+    may use it.
     """
 
     def __init__(self, directory: Path, *, operators: bool = False) -> None:
         self._directory = directory
-        self._operators = operators  # whether their keys open this door
+        self._operators = operators  # whether operators' keys are accepted here
         public = directory / "public"
         self._places = (directory, public, public / "operators", public / "revoked")
         self._seen: object = None
@@ -169,11 +169,11 @@ class Known:
         self._told: set[str] = set()
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """ZAP's question, the key in Z85."""
+        """Answer ZAP: whether the key (in Z85) may connect."""
         text = key.decode()
         holders = self.holders()
         if not self._trusted:
-            return False  # why was said when it was found
+            return False  # _read() has logged the reason
         if text in holders:
             return True
         if text not in self._told and len(self._told) < MOST_TOLD:
@@ -183,21 +183,21 @@ class Known:
         return False
 
     def owner(self, frame: zmq.Frame) -> str:
-        """The host (or orchestrator) whose key the connection that brought this frame was opened
-        with; NOBODY for an operator's, and for one that was revoked since."""
+        """The host (or orchestrator) that owns the key of the connection which brought this frame;
+        NOBODY for an operator's key, and for a key that was revoked since."""
         return self.name_of(str(frame.get("User-Id")))
 
     def name_of(self, key: str) -> str:
-        """The same for a public key, in Z85."""
+        """Like :meth:`owner`, for a public key in Z85."""
         holder = self.holders().get(key)
         return holder.name if holder and holder.role is None else NOBODY
 
     def holder(self, frame: zmq.Frame) -> Holder | None:
-        """Like :meth:`owner`, operators too; None for nobody."""
+        """Like :meth:`owner`, but also for operators; None for an unknown key."""
         return self.holders().get(str(frame.get("User-Id")))
 
     def holders(self) -> dict[str, Holder]:
-        """Everybody who is known at this moment, by key."""
+        """All holders that are known at this moment, by key."""
         with self._lock:
             seen = tuple(map(_trace, self._places))
             late = time.monotonic() - self._looked > LOOK_S
@@ -231,7 +231,7 @@ class Known:
 
 
 def _trace(path: str | Path) -> tuple[int, ...] | None:
-    """Changes when the file, or what is in the directory, does."""
+    """A value that changes when the file, or the list of files in the directory, does."""
     try:
         status = os.stat(path)
     except OSError:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """CURVE key pairs of a cluster: made, loaded, revoked.
 
-    <keys>/orchestrator.key        the orchestrator's secret   } each only on its own machine,
-    <keys>/hosts/<name>.key        a host's secret             } mode 0600
-    <keys>/operators/<name>.key    an operator's, to be handed over and removed here
-    <keys>/public/                 everybody's public halves (keyring.py): the same on every machine
+        <keys>/orchestrator.key        the orchestrator's secret   } each only on its own machine,
+        <keys>/hosts/<name>.key        a host's secret             } mode 0600
+        <keys>/operators/<name>.key    an operator's secret: hand it over, then remove it here
+        <keys>/public/                 all public halves (keyring.py): the same on every machine
 
-A file is one line: the key in Z85 (40 characters, ZeroMQ RFC 32). A public key follows from its
-secret, so a pair is never half lost.
+A file is one line: the key in Z85 (40 characters, ZeroMQ RFC 32). A public key can be computed from
+its secret, so half a pair is never lost.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class KeyPair:
 def init(directory: Path, hosts: Iterable[str]) -> list[Path]:
     """Make the key pairs of a new cluster and return the files written.
 
-    A host's pair that is already there is kept. Raises Refused, with nothing changed, when the
-    orchestrator has a key already. That key is written last, so an interrupted init is finished
-    by calling it again.
+    It keeps a host's pair that is already there. Raises Refused, with nothing changed, when the
+    orchestrator has a key already. That key is written last, so calling init again finishes an
+    interrupted init.
     """
     names = [_name(name, "host") for name in hosts]
     secret = secret_path(directory, ORCHESTRATOR)
@@ -116,11 +116,11 @@ def add_operator(directory: Path, name: str, role: Role) -> list[Path]:
 
 
 def revoke(directory: Path, name: str) -> list[Path]:
-    """Take a host's or an operator's key out of use; returns its record and the files removed.
+    """Take a host's or an operator's key out of use; return its record and the files removed.
 
-    The record comes first and outlives the rest, so that it is finished by calling this again,
-    and a copy of the key put back somewhere counts as little. Raises NotFound when nobody of that
-    name has a key, Refused for the orchestrator's.
+    The record is written first and stays. So calling this again finishes an interrupted revoke,
+    and a copy of the key that is put back has no effect. Raises NotFound when no key has that
+    name, Refused for the orchestrator's.
     """
     if name == ORCHESTRATOR:
         raise Refused(
@@ -157,12 +157,12 @@ def load_private(directory: Path, name: str) -> KeyPair:
 
     Raises NotFound when there is none; Refused when the file is not the current user's own,
     others have a right to it, or it was revoked; NotPermitted when the current user may not read
-    it; ConfigError when it holds no key, or one whose public half in ``public/`` is another.
+    it; ConfigError when it holds no key, or when ``public/`` holds another public half.
     """
     path = secret_path(directory, name)
     pair = load_pair(path)
     _refuse_revoked(directory, pair.public, path)
-    with suppress(NotFound):  # a host may hold its secret before public/ has come from elsewhere
+    with suppress(NotFound):  # a host may have its secret before public/ was copied to it
         if read_public(public_path(directory, name)) != pair.public:
             raise ConfigError(
                 f"{path} does not belong to {public_path(directory, name)}",
@@ -172,7 +172,7 @@ def load_private(directory: Path, name: str) -> KeyPair:
 
 
 def load_pair(path: Path) -> KeyPair:
-    """The pair of a secret in a file, such as an operator's; raises like :func:`load_private`."""
+    """The pair of a secret in any file, such as an operator's; raises like :func:`load_private`."""
     secret = read_secret(path)
     return KeyPair(zmq.curve_public(secret), secret)
 
@@ -181,7 +181,8 @@ def public_keys(directory: Path) -> dict[str, bytes]:
     """The public key of every machine by name (the orchestrator's under ``orchestrator``), in Z85.
 
     Raises NotFound when there are none, Refused when others could have written them, ConfigError
-    when a file holds no key or two hold the same: a key tells who speaks. Revoked ones are not in.
+    when a file holds no key or two files hold the same: a key must prove who speaks. Revoked keys
+    are left out.
     """
     found: dict[str, bytes] = {}
     for entry in keyring.read(directory) if directory.is_dir() else ():
@@ -207,14 +208,14 @@ def public_key(directory: Path, name: str) -> bytes:
 
 
 def secret_path(directory: Path, name: str) -> Path:
-    """Where the secret of ``orchestrator`` or of a host lies."""
+    """The path of the secret of ``orchestrator`` or of a host."""
     if name == ORCHESTRATOR:
         return directory / f"{name}.key"
     return directory / "hosts" / f"{_name(name, 'host')}.key"
 
 
 def public_path(directory: Path, name: str) -> Path:
-    """Where the public key of ``orchestrator`` or of a host lies."""
+    """The path of the public key of ``orchestrator`` or of a host."""
     return directory / "public" / f"{name}.pub"
 
 
@@ -226,7 +227,7 @@ def _operator_secret(directory: Path, name: str) -> Path:
 
 
 def _name(name: str, whose: str) -> str:
-    """An operator's follows the rule for hosts': one name, one holder, no dot in it."""
+    """Check a name. Operators' names follow the rule for hosts: unique, and without a dot."""
     try:
         read_value(HostName, name)
         return name
@@ -235,9 +236,9 @@ def _name(name: str, whose: str) -> str:
 
 
 def _make_pair(directory: Path, secret_file: Path, public_file: Path) -> list[Path]:
-    """Make what is missing of a pair; the secret first, since the public half follows from it."""
+    """Make what is missing of a pair. The secret comes first: the public half follows from it."""
     written: list[Path] = []
-    make_directory(directory, 0o755)  # it holds public/, which everybody may read
+    make_directory(directory, 0o755)  # it holds public/, which every user may read
     if not secret_file.exists():
         if public_file.exists():
             raise Refused(
@@ -267,7 +268,7 @@ def _refuse_revoked(directory: Path, key: bytes, path: Path) -> None:
 
 
 def _refuse_taken(directory: Path, name: str, *kinds: str) -> None:
-    """One name, one holder: `keys revoke NAME` must not have to guess."""
+    """Refuse a name that has a key, because `keys revoke NAME` must be unambiguous."""
     for entry in keyring.read(directory) if directory.is_dir() else ():
         if entry.holder.name == name and entry.since is None and entry.holder.kind in kinds:
             raise Refused(
@@ -292,13 +293,13 @@ def _nobody(directory: Path, name: str, entries: list[Entry]) -> Exception:
 
 
 def _record(directory: Path, entry: Entry, key: bytes) -> Path:
-    """Write down durably that a key counts no more."""
+    """Record durably that a key is revoked."""
     place = directory / "public" / "revoked"
     make_directory(place, 0o755)
     sync_directory(place.parent)
     role = f".{entry.holder.role}" if entry.holder.role else ""
     stem = f"{entry.holder.name}{role}.{time.strftime(keyring.STAMP, time.gmtime())}"
-    for again in range(1000):  # the same name twice within a second
+    for again in range(1000):  # the same name may be revoked twice within a second
         path = place / (f"{stem}-{again}.pub" if again else f"{stem}.pub")
         with suppress(FileExistsError):
             write_key(path, key, 0o644)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A line to one peer: asks in flight, and the peer's own, over connections that come and go.
+"""A line to one peer carries asks in both directions, over connections that come and go.
 
-Frames may be lost with a connection. When the peer is there again both sides say which life they
-are (Here, There): to the same life everything unanswered is sent again, and it serves nothing
-twice (served.py); what was asked of an earlier life fails, since nobody can know how far it got.
+Frames may be lost with a connection. When the peer connects again, both sides say which life they
+are (Here, There): one life is one run of a program. To the same life the line sends everything
+unanswered again, and the peer serves nothing twice (served.py). Asks to an earlier life fail,
+because it is unknown how far that life got with them.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from .served import Served
 log = logging.getLogger("liveshift.link")
 
 Handler = Callable[[str, Message], Awaitable[Message | None]]
-"""Called as handler(peer name, ask); what it returns or raises goes back to the peer."""
+"""Called as handler(peer name, ask); its result or its exception goes back to the peer."""
 
 WhyNot = Callable[[], Awaitable[tuple[str, str]]]
-"""Tells (cause, what to look at) of a peer that is not connected."""
+"""Returns (cause, what to look at) for a peer that is not connected."""
 
 Send = Callable[[bytes], None]
 """Sends a frame without waiting; raises zmq.ZMQError when it cannot."""
 
 RECONNECT_S = 3.0
-"""How long an ask waits for a peer that is not connected: connecting again takes at most one."""
+"""An ask waits so many seconds for a peer that is not connected; a reconnect takes one at most."""
 
 
 def new_life() -> int:
-    """A number that no other life has, for Here and to begin the numbers of asks at."""
+    """A random number for one life. Here carries it, and the numbers of asks start at it."""
     return secrets.randbits(48)
 
 
@@ -47,17 +48,18 @@ def new_life() -> int:
 class _Asked:
     what: str
     frame: bytes
-    sent: int = 0  # the connection it was sent over last, from 1
+    sent: int = 0  # number of the connection that carried it last, from 1
     answer: asyncio.Future[Message | None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
 
 class Line:
-    """``life``: ours; ``largest``: bytes of the longest frame that the peer takes; ``why_not`` is
-    asked when it is not connected.
+    """The asks and answers of one peer, over its connections.
 
-    ``send`` may be None until :meth:`connected`.
+    ``life``: our own. ``largest``: bytes of the longest frame that the peer takes. ``why_not``: is
+    called for the reason when the peer is not connected. ``send`` may be None until
+    :meth:`connected`.
     """
 
     def __init__(
@@ -66,14 +68,14 @@ class Line:
     ) -> None:  # fmt: skip
         self.peer = peer
         self.peer_life: int | None = None
-        """Which run of the peer was met last; another one knows nothing of earlier asks."""
+        """The peer's life that we met last. Another life knows nothing of earlier asks."""
         self._send = send
         self._handler = handler
         self._life = life
         self._largest = largest
         self._why_not = why_not
         self._connection = 1
-        self._refused_on = 0  # the connection over which the peer heard that it is not understood
+        self._refused_on = 0  # the connection over which we refused a frame
         self._numbers = itertools.count(new_life())
         self._asked: dict[int, _Asked] = {}
         self._served = Served(peer, largest)
@@ -83,7 +85,7 @@ class Line:
     async def ask(self, message: Message, timeout: float) -> Message | None:
         """Send an ask and return its answer; raises what the peer raised, or Unreachable.
 
-        A peer that is not connected is waited for, RECONNECT_S at most.
+        It waits at most RECONNECT_S for a peer that is not connected.
         """
         number = next(self._numbers)
         asked = _Asked(request_to(message), encode_ask(number, message))
@@ -109,7 +111,7 @@ class Line:
             del self._asked[number]
 
     async def _unreachable(self, why: zmq.ZMQError) -> Unreachable:
-        """What to say of a peer that could not be sent to."""
+        """The error for a peer to which a frame could not be sent."""
         if why.errno == zmq.EAGAIN:
             return Unreachable(
                 f"{self.peer} is connected, but has not taken the last messages: it hangs, or its"
@@ -122,19 +124,19 @@ class Line:
         return Unreachable(f"{self.peer} is not connected", hint="its log says why")
 
     def drop(self) -> None:
-        """The peer is gone: everything it was asked fails now, not at its deadline."""
+        """The peer is gone: all open asks fail now, not at their deadlines."""
         for asked in self._asked.values():
             self._lose(asked)
 
     # ---- connections ----
 
     def connected(self, send: Send) -> None:
-        """Frames go another way from now on: the peer has connected (again)."""
+        """The peer has connected (again): frames go out through ``send`` from now on."""
         self._send = send
         self._connection += 1
 
     def catch_up(self) -> None:
-        """Send what could not be sent before: it was asked of no life yet."""
+        """Send the asks that could not be sent before. They belong to no life yet."""
         for asked in self._asked.values():
             if not asked.sent:
                 self._put(asked)
@@ -144,18 +146,18 @@ class Line:
         self._send = None
 
     def meet(self, life: int) -> None:
-        """The peer has said which life it is, over the connection of now."""
+        """The peer has said, over the current connection, which life it is."""
         same, self.peer_life = life == self.peer_life, life
         for asked in list(self._asked.values()):
             if asked.sent == self._connection:
-                continue  # on its way over this very connection
+                continue  # already sent over this connection
             if asked.sent and not same:
                 self._lose(asked)
             else:
                 self._put(asked)
 
     async def greet(self, timeout: float) -> None:
-        """Say which life we are, hear which one the peer is; raises like :meth:`ask`."""
+        """Say which life we are, and learn which one the peer is; raises like :meth:`ask`."""
         answer = await self.ask(Here(self._life), timeout)
         if isinstance(answer, There):
             self.meet(answer.life)
@@ -163,10 +165,11 @@ class Line:
     # ---- frames ----
 
     def take(self, raw: bytes | memoryview) -> None:
-        """One frame from the peer; a frame that is not understood is logged and dropped.
+        """Take one frame from the peer. A frame that is not understood is logged and dropped.
 
-        The peer hears it too, once for each connection: an agent of another version then finds the
-        reason in its own log. Only once, since two peers could else refuse each other's refusals.
+        The peer is informed too, so that an agent of another version finds the reason in its own
+        log. That happens once for each connection, because otherwise two peers could refuse each
+        other's refusals without end.
         """
         try:
             frame = decode(raw)
@@ -174,11 +177,11 @@ class Line:
             log.error("from %s: %s", self.peer, error)
             if self._refused_on != self._connection:
                 self._refused_on = self._connection
-                with suppress(zmq.ZMQError):  # gone again
+                with suppress(zmq.ZMQError):  # the peer is gone again
                     self._transmit(encode_error(0, to_wire(error)))
             return
         if isinstance(frame.body, Here):
-            with suppress(zmq.ZMQError):  # gone again
+            with suppress(zmq.ZMQError):  # the peer is gone again
                 self._transmit(encode_answer(frame.id, There(self._life)))
             self.meet(frame.body.life)
         elif (body := frame.body) is not None:
@@ -189,7 +192,7 @@ class Line:
                 lambda: self._handler(self.peer, body),
                 self._send or self._transmit,  # an answer goes where the ask came from
             )
-        elif asked := self._asked.get(frame.id):  # else: answered after its deadline
+        elif asked := self._asked.get(frame.id):  # else: the answer came after the deadline
             if asked.answer.done():
                 return
             if frame.error is not None:
@@ -200,7 +203,7 @@ class Line:
     # ----
 
     def _put(self, asked: _Asked) -> zmq.ZMQError | None:
-        """Send it if that is possible now; returns why not."""
+        """Send the ask if that is possible now; return the error otherwise."""
         try:
             self._transmit(asked.frame)
         except zmq.ZMQError as error:

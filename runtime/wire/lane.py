@@ -150,7 +150,7 @@ class Lane:
         chunk = Pending(self._number, header, body)
         self.pending.append(chunk)
         self._number += 1
-        # No copy: nothing writes to this memory before the acknowledgement, and libzmq is done then.
+        # No copy: nothing writes to this memory until it is acknowledged. libzmq is done then.
         self._put(chunk.header, chunk.body, copy=False)
 
     def _begin_to_wait(self) -> None:

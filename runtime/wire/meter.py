@@ -45,7 +45,7 @@ class Meter:
 
 
 def burst_sizes(lanes: int) -> Generator[list[int], float, None]:
-    """Yield the chunk sizes of one burst after the other; each burst has twice the size of the last.
+    """Yield the chunk sizes of one burst after the other; each burst is twice the one before.
 
     The caller sends back the seconds that the last burst took. The generator ends when the next
     burst would take longer than what is left of BURST_S. The first burst is sent twice and counts
