@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who asks, and what they may: roles, where they come from, and refusals that say so.
+"""Roles: who asks, what they may do, where their role comes from, and refusals that explain it.
 
 A person is one of three: a user of the orchestrator's own machine (the kernel vouches for the
-uid), a user on a host (its agent says which one), or the holder of an operator's key. Roles come
-from the cluster file's [access] for users and from the key's public half for operators.
+uid), a user on a host (the host's agent reports the uid), or the holder of an operator's key. Users
+get roles from the cluster file's [access], operators from the public half of their key.
 
-What an agent says is worth what its host is worth: whoever is root there can make it say any uid.
-So ``access.relayed`` bounds what such an ask counts for, and root on a host, unless that bound
-says otherwise, rules that host only: it could end everything on it anyway.
+An agent's report is as trustworthy as its host: root there can make it report any uid. So
+``access.relayed`` limits what such a request may do. Unless that limit allows more, root on a host
+rules that host only: root could end everything on it anyway.
 """
 
 from __future__ import annotations
@@ -28,39 +28,39 @@ ROOT = 0
 
 
 class Role(StrEnum):
-    """What somebody may do; each includes those before it."""
+    """What a person may do; each role includes those before it."""
 
     NOTHING = "nothing"
-    USER = "user"  # run jobs; see, move, signal and read those of one's own
-    VIEW = "view"  # see everybody's jobs, moves and events
-    OPERATE = "operate"  # cordon, taint and untaint hosts; move and end everybody's jobs
+    USER = "user"  # run jobs; see, move, signal and read their own jobs
+    VIEW = "view"  # see all users' jobs, moves and events
+    OPERATE = "operate"  # cordon, taint and untaint hosts; move and end all users' jobs
     ADMIN = "admin"  # everything: read others' output, send their jobs any signal
 
     def covers(self, other: Role) -> bool:
-        """Whether it includes ``other``."""
+        """Whether this role includes ``other``."""
         return _ORDER.index(self) >= _ORDER.index(other)
 
 
 _ORDER = list(Role)
 GIVEN = (Role.VIEW, Role.OPERATE, Role.ADMIN)
-"""Those that a list in [access], or a key, can give."""
+"""The roles that a list in [access], or a key, can give."""
 
 
 @dataclass(frozen=True)
 class Principal:
-    """Somebody who asks; ``name`` is a user's, a number where it has none, or a key's."""
+    """A person who asks. ``name``: the user's, or the uid where it has none, or the key's."""
 
     name: str
     role: Role
     why: str  # where the role comes from
     uid: int | None = None  # None: an operator's key, which is no user anywhere
-    host: str | None = None  # whose agent passed the ask on
-    unbound: Role | None = None  # the role without access.relayed, where that took some of it
-    rules: str | None = None  # the host whose root this is, and of no other
+    host: str | None = None  # the host whose agent passed the request on
+    unbound: Role | None = None  # the role without the limit of access.relayed, if it applied
+    rules: str | None = None  # the only host on which this person is root
 
     @property
     def shown(self) -> str:
-        """As refusals and the history name them: ``alice``, ``alice@h1``, ``ops (key)``."""
+        """The name in refusals and in the history: ``alice``, ``alice@h1``, ``ops (key)``."""
         if self.uid is None:
             return f"{self.name} (key)"
         return f"{self.name}@{self.host}" if self.host else self.name
@@ -70,15 +70,15 @@ class Principal:
 
     @property
     def squashed(self) -> bool:
-        """Root on a host that is not trusted to be root everywhere."""
+        """Whether this is root on a host that is not trusted to be root everywhere."""
         return self.uid == ROOT and self.host is not None and self.role is not Role.ADMIN
 
     def owns(self, uid: int) -> bool:
-        """Whether what belongs to this user is theirs."""
+        """Whether what belongs to the user ``uid`` belongs to this person."""
         return self.uid == uid and not self.squashed
 
     def rights(self) -> list[str]:
-        """What all that allows, in words."""
+        """All that this person may do, in words."""
         able: list[str] = []
         if self.uid is not None and not self.squashed:
             able.append("run jobs; see, move, end and read those of your own")
@@ -94,20 +94,23 @@ class Principal:
 
 
 class Roles:
-    """Gives everybody who asks their role. Looks users and groups up, which may take a while."""
+    """Gives each person their role. It looks users and groups up, which may take a while."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
         self._lists = {role: getattr(access, role.value) for role in GIVEN}
 
     def local(self, uid: int) -> Principal:
-        """A user of this machine."""
+        """The person behind a uid of this machine."""
         name = user_name(uid)
         role, why = self._role(name, uid)
         return Principal(name, role, why, uid)
 
     def relayed(self, host: str, uid: int) -> Principal:
-        """A user on a host, as its agent says; raises NotPermitted where that counts nothing."""
+        """The person behind a uid on a host, as its agent reports it.
+
+        Raises NotPermitted where ``access.relayed`` allows such a person nothing.
+        """
         bound = self._access.relayed
         own = self.local(uid)
         if bound is Role.NOTHING:
@@ -122,11 +125,11 @@ class Roles:
         return Principal(own.name, bound, f'access.relayed = "{bound}"', uid, host, own.role, rules)
 
     def operator(self, name: str, role: Role) -> Principal:
-        """The holder of an operator's key."""
+        """The person who holds an operator's key."""
         return Principal(name, role, "the key")
 
     def unknown(self) -> list[str]:
-        """Names in [access] that this machine knows no user or group by."""
+        """Names in [access] for which this machine has no user or group."""
         names = dict.fromkeys(name for names in self._lists.values() for name in names)
         return [name for name in names if not _known(name)]
 
@@ -147,7 +150,7 @@ class Roles:
 
 
 def refusal(who: Principal, what: str, needs: Role, of: str = "") -> NotPermitted:
-    """``who`` may not do ``what``, which needs a role; ``of``: a further reason (whose it is)."""
+    """The error for ``what``, which needs a role that ``who`` lacks. ``of``: one more reason."""
     if who.unbound and who.unbound.covers(needs):
         has = f'{who.name} has "{who.unbound}", but through an agent it counts as "{who.role}"'
         hint = (
@@ -170,7 +173,7 @@ def refusal(who: Principal, what: str, needs: Role, of: str = "") -> NotPermitte
 
 
 def user_name(uid: int) -> str:
-    """The user's name, or the number where there is none."""
+    """The user's name, or the uid where it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -178,7 +181,7 @@ def user_name(uid: int) -> str:
 
 
 def groups_of(uid: int) -> list[int]:
-    """All groups of a user by number; none for one that this machine does not know."""
+    """The group ids of a user; empty for a user that this machine does not know."""
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:

@@ -18,17 +18,17 @@ class Spare(StrEnum):
 
 
 class Outside(StrEnum):
-    """Whose address hosts outside the cluster see."""
+    """Which address hosts outside the cluster see."""
 
-    HOST = "host"  # that of the host which the capsule is on: a move breaks such connections
-    RELAY = "relay"  # that of one host, through which all of them go: they outlast a move
+    HOST = "host"  # the address of the capsule's host: a move breaks such connections
+    RELAY = "relay"  # the relay's address; all connections pass the relay and outlast a move
 
 
 class FastPath(StrEnum):
     """How device memory leaves a host."""
 
-    AUTO = "auto"  # from the GPU to the wire, where the host's probe says that the driver bears it
-    OFF = "off"  # into host memory, by the driver's own checkpoint
+    AUTO = "auto"  # from the GPU to the wire, if the host's probe finds that the driver bears it
+    OFF = "off"  # the driver's own checkpoint copies it into host memory
 
 
 class Verify(StrEnum):
@@ -57,14 +57,14 @@ class Seal(StrEnum):
 class Way(StrEnum):
     """How memory goes to the destination."""
 
-    AUTO = "auto"  # what costs the job least (cost/model.py)
-    STOP = "stop"  # all of it while the job is paused
-    ROUND = "round"  # once while the job trains; what is written meanwhile during the pause
-    ROUNDS = "rounds"  # again and again, until rounds find no less than those before
+    AUTO = "auto"  # the way that costs the job least (cost/model.py)
+    STOP = "stop"  # all memory goes while the job is paused
+    ROUND = "round"  # memory goes once while the job trains; written pages go during the pause
+    ROUNDS = "rounds"  # memory goes again and again, until rounds stop getting smaller
 
 
 class Severity(StrEnum):
-    """Why a host must become empty; each has a deadline of its own in the cluster file."""
+    """Why a host must become empty; the cluster file has a deadline for each severity."""
 
     MAINTENANCE = "maintenance"  # an operator wants to work on the host
     FAILING = "failing"  # the host still works: memory errors, a fan, a GPU that retires pages

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One TOML file describes one cluster; this is what it says, read and checked.
+"""The cluster file: one TOML file describes one cluster. This module reads and checks it.
 
-``load`` gives a frozen :class:`Cluster`; ``read`` also says on which line each value stands;
-``dump`` writes the same format back. Every wrong value raises ConfigError with file, line, what
-was found and what was expected, all of them in one message. A cluster made in code is checked by
-the same rules. ``docs/cluster.example.toml`` explains every key.
+``load`` returns a frozen :class:`Cluster`; ``read`` also returns the line of each value; ``dump``
+writes the same format back. If values are wrong, one ConfigError lists all of them, each with file,
+line, the value and what was expected. The same rules check a cluster that is made in code.
+``docs/cluster.example.toml`` explains every key.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ __all__ = [
 ]
 
 LIMIT = 1 << 20
-"""A cluster file has at most so many bytes, which is room for ten thousand hosts."""
+"""A cluster file has at most this many bytes, which is enough for ten thousand hosts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The whole file; raises ConfigError when made of values that cannot be used together."""
+    """The whole file; raises ConfigError for values that cannot be used together."""
 
     name: ClusterName
     orchestrator: ListenAddress  # where the orchestrator listens
@@ -107,7 +107,7 @@ class Cluster:
             raise WrongCluster(mistakes)
 
     def host(self, name: str) -> Host:
-        """The host of that name; raises NotFound, naming those there are."""
+        """The host of that name; raises NotFound with the names of all hosts."""
         for host in self.hosts:
             if host.name == name:
                 return host
@@ -116,7 +116,7 @@ class Cluster:
 
     @property
     def relay(self) -> Host | None:
-        """The host through which capsules reach the world; None: each uses the host it is on."""
+        """The host that relays for all capsules; None: each capsule uses the host it is on."""
         if self.network.outside is not Outside.RELAY:
             return None
         if self.network.relay:
@@ -125,15 +125,15 @@ class Cluster:
 
     @cached_property
     def digest(self) -> str:
-        """Equal on two machines if and only if their files say the same (16 hex digits).
+        """16 hex digits that are equal on two machines if and only if their files mean the same.
 
-        Only what differs from its default counts. So the order of tables, comments, and defaults
-        that are written out make no difference. A key that an older build does not know makes a
-        difference once its value is not the default.
+        Only values that differ from their defaults count. So the order of tables, comments, and
+        defaults that are written out make no difference. A key that an older build does not know
+        makes a difference only if its value is not the default.
         """
         tables = settings_of(self)
         hosts = {name: _unlike_defaults(HOSTS, host) for name, host in tables.pop(HOSTS).items()}
-        tables["timeouts"] = {}  # their defaults follow from one another
+        tables["timeouts"] = {}  # their defaults are derived
         settings = {name: _unlike_defaults(name, table) for name, table in tables.items()}
         settings |= {HOSTS: hosts, "timeouts": self.timeouts.unlike_derived}
         settings = {name: table for name, table in settings.items() if table}
@@ -149,8 +149,8 @@ _TABLES: dict[str, Any] = {
 
 
 def _settings(table: type[Any]) -> dict[str, Setting]:
-    """The keys of a table are its fields, but for those that are tables themselves, and a host's
-    name, which is in the header. The field ``pass_`` is the key ``pass``."""
+    """The keys of a table: its fields, except sub-tables and a host's name, which is in the header.
+    The field ``pass_`` is the key ``pass``."""
     hints = get_type_hints(table, include_extras=True)
     no_keys = ((Cluster, HOSTS), (Host, "name"))
     settings: dict[str, Setting] = {}
@@ -166,14 +166,14 @@ SCHEMA = {name: _settings(table) for name, table in _TABLES.items()}
 
 @dataclass(frozen=True)
 class Reading:
-    """A cluster together with where each of its values stands."""
+    """A cluster, and the line of each of its values."""
 
     cluster: Cluster
     file: str
     lines: Mapping[Key, int]
 
     def line(self, *key: str) -> int | None:
-        """The line of a key such as ("hosts", "h0", "slots"); None when it is a default."""
+        """The line of a key such as ("hosts", "h0", "slots"); None for a default."""
         return self.lines.get(key)
 
 
@@ -183,7 +183,7 @@ def load(path: str | Path) -> Cluster:
 
 
 def read(path: str | Path) -> Reading:
-    """Like :func:`load`, keeping the lines."""
+    """Like :func:`load`, but keeps the lines."""
     try:
         with Path(path).open("rb") as opened:
             data = opened.read(LIMIT + 1)
@@ -205,7 +205,7 @@ def read(path: str | Path) -> Reading:
 
 
 def parse(text: str, file: str = "cluster.toml") -> Reading:
-    """Read a cluster from the text of a file; ``file`` is the name used in messages."""
+    """Read a cluster from the text of a file; messages call the file ``file``."""
     try:
         tables = _tables(text)
         lines = key_lines(text)
@@ -225,7 +225,7 @@ def _tables(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         raise
-    except ValueError as error:  # a number that Python makes no int of
+    except ValueError as error:  # Python refuses a number with too many digits
         raise tomllib.TOMLDecodeError(str(error).partition(";")[0]) from None
 
 
@@ -246,7 +246,7 @@ def _build(values: Values, hosts: list[str]) -> Cluster:
 
 
 def settings_of(cluster: Cluster) -> dict[str, Any]:
-    """Every setting as TOML would give it, by table; what has no value (no limit) is left out."""
+    """Every setting as TOML would hold it, by table. Settings without a value are left out."""
 
     def table(name: str, holder: object) -> dict[str, Any]:
         written = {
@@ -263,7 +263,7 @@ def settings_of(cluster: Cluster) -> dict[str, Any]:
 
 
 def _unlike_defaults(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    """What a table says beyond the defaults of its keys."""
+    """The settings of a table that differ from their defaults."""
     return {
         key: value
         for key, value in table.items()
@@ -273,7 +273,7 @@ def _unlike_defaults(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chosen(cluster: Cluster) -> dict[str, Any]:
-    """The settings less the timeouts that are derived: written out, they would no longer be."""
+    """The settings without derived timeouts: written out, they would count as given."""
     tables = settings_of(cluster)
     written = tables["timeouts"].items()
     tables["timeouts"] = {k: value for k, value in written if k in cluster.timeouts.given}
@@ -281,7 +281,7 @@ def _chosen(cluster: Cluster) -> dict[str, Any]:
 
 
 def dump(cluster: Cluster) -> str:
-    """The cluster as a file that :func:`load` reads back to an equal cluster."""
+    """The text of a file that :func:`load` reads back to an equal cluster."""
     tables = _chosen(cluster)
     hosts = tables.pop(HOSTS)
     named = {"cluster": tables.pop("cluster")}
@@ -293,9 +293,9 @@ def dump(cluster: Cluster) -> str:
 
 
 def toml_value(value: object) -> str:
-    """One value in TOML's spelling, on one line."""
+    """One value as TOML writes it, on one line."""
     if isinstance(value, str):
-        # JSON's escapes are TOML's, but for DEL, which JSON lets stand.
+        # TOML has the same escapes as JSON, except DEL, which JSON does not escape.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list):
         return f"[{', '.join(map(toml_value, value))}]"

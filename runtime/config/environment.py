@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A capsule's environment: what makes its processes ranks, and what makes them movable.
 
-Nothing here changes with a move, since every name in it is the capsule's own. The variables of
-``MOVABLE`` are defaults: the caller's own value wins, then ``env.defaults`` of the cluster file,
-which may also leave a variable alone.
+A move changes no value here, because every name in it is the capsule's own. The variables of
+``MOVABLE`` are defaults: the caller's own value wins, then ``env.defaults`` of the cluster file.
+``env.defaults`` may also leave a variable unset.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Protocol
 
 MASTER_PORT = 29500
 INTERFACE = "eth0"
-"""The only one in a capsule besides lo."""
+"""The capsule's only network interface besides lo."""
 
 LONGEST_STANDSTILL_S = 600
-"""No deadline ladder lets a job stand still for longer (timeouts.py)."""
+"""The longest standstill, in seconds, that any ladder of deadlines allows (timeouts.py)."""
 
 NOT_PASSED = (
     "LD_PRELOAD",
@@ -29,11 +29,11 @@ NOT_PASSED = (
     "LIVESHIFT_CONFIG",
     "NOTIFY_SOCKET",
 )
-"""Variables of the caller that mean something else, or nothing, inside a capsule."""
+"""The caller's variables that have another meaning, or none, inside a capsule."""
 
 
 class Selection(Protocol):
-    """What the cluster file says of environments; :class:`.config.Env` is it."""
+    """The cluster file's choice of variables; :class:`.config.Env` implements it."""
 
     @property
     def defaults(self) -> Mapping[str, str | None]: ...
@@ -48,12 +48,12 @@ class Place:
     job: str
     index: int
     count: int
-    """Capsules of the job."""
+    """The number of capsules in the job."""
     address: str
     master: str
-    """Mobile addresses: its own, and that of the job's first capsule."""
+    """Mobile address of the job's first capsule; ``address`` is this capsule's own."""
     ranks: bool = True
-    """Whether its command gets the variables of a rank; by itself it has no peers to find."""
+    """Whether the command gets the variables of a rank. A lone capsule needs none."""
 
     @property
     def host_name(self) -> str:
@@ -70,14 +70,14 @@ class Movable:
 
     name: str
     value: str
-    """As in str.format, of the Place's ``host_name``."""
+    """A template for str.format, which may use the Place's ``host_name``."""
     reason: str
     source: str
-    """Where the fact is from: facts are of NCCL 2.26 to 2.32, torch 2.13."""
+    """The source of this fact. Facts hold for NCCL 2.26 to 2.32 and torch 2.13."""
     fits: Callable[[str], bool] | None = None
-    """Whether a caller's value does not defeat moving; None: only ours doesn't."""
+    """Whether a caller's value still allows moves; None: only our value does."""
     callers: bool = True
-    """Whether the caller's own value is kept. One that names the caller's machine is not."""
+    """Whether the caller's own value is kept. A value that names the caller's machine is not."""
 
     def of(self, place: Place) -> str:
         return self.value.format(host_name=place.host_name)
@@ -179,8 +179,10 @@ NAMES = tuple(variable.name for variable in MOVABLE)
 def environment(
     place: Place, selection: Selection, caller: Mapping[str, str], interposer: Path, pages: str
 ) -> dict[str, str]:
-    """The variables that the capsule's command starts with; ``pages`` is where the interposer makes
-    its pages inside the capsule."""
+    """The variables with which the capsule's command starts.
+
+    ``pages``: the folder inside the capsule where the interposer makes its pages.
+    """
     env = selection.select(caller)
     for name in NOT_PASSED:
         env.pop(name, None)
@@ -188,7 +190,7 @@ def environment(
         value = selection.defaults.get(variable.name, variable.of(place))
         if value is not None and not (variable.callers and variable.name in env):
             env[variable.name] = value
-    preload = caller.get("LD_PRELOAD", "")  # it goes on being preloaded, after ours
+    preload = caller.get("LD_PRELOAD", "")  # still preloaded, after ours
     if place.ranks:
         env |= _of_a_rank(place)
     return env | {
@@ -201,15 +203,16 @@ def environment(
 
 
 RANK_MAKES = ("RANK", "WORLD_SIZE")
-"""By these a program takes itself for one of several ranks (torch's env:// needs both)."""
+"""With these variables a program takes itself for one of several ranks (torch's env:// needs
+both)."""
 
 
 def _of_a_rank(place: Place) -> dict[str, str]:
-    """What tells a process which of the job's ranks it is, and where they meet.
+    """The variables that say which of the job's ranks a process is, and where the ranks meet.
 
     torchrun takes its arguments from PET_* (torch.distributed.argparse_util), so its command line
-    stays untouched; plain python finds RANK and company. A job of one capsule has none of these:
-    programs take RANK as a sign that a launcher has started them as one of several ranks, and
+    need not change; plain python finds RANK and the like. A job of one capsule gets none of these.
+    Programs take RANK as a sign that a launcher started them as one of several ranks, and
     torchrun's own defaults are right for one node.
     """
     count, index, port = str(place.count), str(place.index), str(MASTER_PORT)
@@ -228,18 +231,18 @@ def _of_a_rank(place: Place) -> dict[str, str]:
 
 
 def in_effect(defaults: Mapping[str, str | None]) -> Iterator[tuple[str, str | None, str]]:
-    """Name, value (None: left alone) and reason of every movable variable, by ``env.defaults``; the
-    capsule's name stands in it as JOB-N."""
+    """Yield name, value (None: left unset) and reason of every movable variable under
+    ``env.defaults``. The values show the capsule's name as JOB-N."""
     for variable in MOVABLE:
         own = variable.value.format(host_name="JOB-N")
         yield variable.name, defaults.get(variable.name, own), variable.reason
 
 
 def remarks(caller: Mapping[str, str], *, ranks: bool = True) -> Iterator[str]:
-    """A line for each of the caller's variables that is in the way of moving, for the caller.
+    """Yield a line for each of the caller's variables that prevents moves, for the caller.
 
-    ``ranks``: as in Place; without, the caller's own variables of a rank are passed on, as any
-    command does that runs another one, and named.
+    ``ranks``: as in Place. Without it the caller's own variables of a rank are passed on, as by
+    any command that runs another one, and a line names them.
     """
     if not ranks and (own := [f"{name}={caller[name]}" for name in RANK_MAKES if name in caller]):
         yield (

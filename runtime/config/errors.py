@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes in a cluster file: where, what was found, what was expected; all of them at once."""
+"""Mistakes in a cluster file. One error names all: the place, the value, and what was expected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...errors import ConfigError
 from .toml_lines import Key
 
 NOTHING = object()
-"""Stands for a value that is not there."""
+"""A marker for a value that is absent."""
 
 _AT_LINE = re.compile(r"(.*) \(at line (\d+), column (\d+)\)", re.DOTALL)
 _AT_END = re.compile(r"(.*) \(at end of document\)", re.DOTALL)
@@ -21,7 +21,7 @@ _AT_END = re.compile(r"(.*) \(at end of document\)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Mistake:
-    """One wrong value. ``line`` counts from 1; None when the value came from no file."""
+    """One wrong value. ``line`` counts from 1; None for a value that came from no file."""
 
     line: int | None
     key: str
@@ -34,7 +34,7 @@ class Mistake:
 
 
 class WrongCluster(ConfigError):
-    """A cluster that cannot be used; ``mistakes`` holds every reason, in the order of lines."""
+    """A cluster that cannot be used; ``mistakes`` holds all mistakes, in the order of lines."""
 
     def __init__(self, mistakes: Iterable[Mistake], *, file: str | None = None) -> None:
         self.file = file
@@ -53,7 +53,7 @@ class WrongCluster(ConfigError):
 
 
 def shown(value: object) -> str:
-    """The value as its writer knows it: in TOML's spelling, shortened when long."""
+    """The value in TOML's spelling, shortened when long."""
     if value is NOTHING:
         return "nothing"
     if isinstance(value, dict) and value:
@@ -62,7 +62,7 @@ def shown(value: object) -> str:
         return repr(value)
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
-    except ValueError:  # Python writes no int of more than 4300 digits
+    except ValueError:  # an int of more than 4300 digits has no str()
         return "a number of thousands of digits"
     return _shortened(text)
 
@@ -72,7 +72,7 @@ def _shortened(text: str) -> str:
 
 
 def dotted(key: Key) -> str:
-    """``hosts.h0.slots`` or ``files.shared[1]``, as in the file."""
+    """A key as the file writes it: ``hosts.h0.slots`` or ``files.shared[1]``."""
     text = ""
     for part in key:
         if isinstance(part, int):
@@ -84,7 +84,7 @@ def dotted(key: Key) -> str:
 
 
 def syntax_mistake(text: str, error: tomllib.TOMLDecodeError) -> Mistake:
-    """What the TOML parser stumbled over; it stops at the first, so there is only one."""
+    """The error of the TOML parser as a mistake. The parser stops at the first error."""
     lines = text.rstrip().split("\n")
     if match := _AT_LINE.fullmatch(str(error)):
         why, line, place = match[1], int(match[2]), f" at column {match[3]}"

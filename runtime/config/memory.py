@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How memory goes from host to host: the tables [wire] and [precopy] of the cluster file."""
+"""The tables [wire] and [precopy] of the cluster file: how memory goes from host to host."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Share = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class WireSettings:
-    """What lies between two hosts."""
+    """The table [wire]: the connections between two hosts."""
 
     streams: Annotated[int, Meta(ge=1, le=32)] = 4  # connections that carry memory at once
     compress: Compress = Compress.AUTO
     seal: Seal = Seal.ON
-    trusted: bool = False  # nobody else can read or change what goes over it
+    trusted: bool = False  # nobody else can read or change its traffic
 
 
 @dataclass(frozen=True, kw_only=True)
 class Precopy:
-    """What is sent of memory while the job still trains."""
+    """The table [precopy]: what the source sends of memory while the job still trains."""
 
     enabled: bool = True
     way: Way = Way.AUTO
-    slow_down: Share | None = None  # of the job's speed, at most
-    max_pause: Seconds | None = None  # of the way taken; None: from timeouts
-    rounds: Annotated[int, Meta(ge=1, le=1000)] = 30  # at most
+    slow_down: Share | None = None  # the job may lose at most this share of its speed
+    max_pause: Seconds | None = None  # the longest pause of the way taken; None: from timeouts
+    rounds: Annotated[int, Meta(ge=1, le=1000)] = 30  # at most this many

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold for a cluster file: known keys, fitting values, and values that agree.
+"""The rules of a cluster file: known keys, fitting values, and values that agree.
 
-``examine`` goes over everything and collects every mistake, which is why msgspec gets one value at
-a time: of a whole table it would name the first mistake only. Values that could be read are checked
-against each other even when others could not, so that one run shows all there is to mend.
+``examine`` checks everything and collects every mistake. So msgspec gets one value at a time: of a
+whole table it would name only the first mistake. Values that could be read are checked against each
+other even when others could not. So one run shows all that must be corrected.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .toml_lines import Key
 from .values import HostName, Unfit, expected, parts, read_value, write_value
 
 HOSTS = "hosts"
-"""The one table of tables: ``[hosts.NAME]``."""
+"""The only table of tables: ``[hosts.NAME]``."""
 PORTS = ("data_port", "pages_port")
-"""Of a host, on its one address."""
+"""The keys that hold a host's ports, all of them on its one address."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,19 @@ class Setting:
 
 
 Schema = Mapping[str, Mapping[str, Setting]]
-"""By table; what stands under HOSTS holds for each host."""
+"""The settings of each table. Those under HOSTS hold for each host."""
 
 Values = dict[Key, Any]
 """Every value that could be read, defaults included: (table, key) or (HOSTS, name, key)."""
 
 Contradiction = tuple[Key, str]
-"""A key whose value cannot stand beside the others, and what was expected of it."""
+"""A key whose value conflicts with other values, and what was expected of it."""
 
 
 def examine(
     tables: Mapping[str, Any], schema: Schema, lines: Mapping[Key, int]
 ) -> tuple[Values, list[Mistake]]:
-    """Read the tables by the schema; ``lines`` may be empty when they came from no file."""
+    """Read the tables by the schema. ``lines`` may be empty if the tables come from no file."""
     reading = _Examination(schema, lines)
     reading.top(tables)
     for key, words in contradictions(reading.values, reading.place):
@@ -102,7 +102,7 @@ class _Examination:
                 self.values[key] = setting.default
 
     def _read(self, kind: Any, raw: object, at: Key) -> Any:
-        """The value, or NOTHING after each mistake in it was noted."""
+        """The value; NOTHING if it is wrong, after noting each mistake in it."""
         base, _ = parts(kind)
         if get_origin(base) is tuple and isinstance(raw, list):
             values: list[Any] = []
@@ -144,19 +144,19 @@ class _Examination:
         self.mistakes.append(Mistake(self._line(key), dotted(key), found, expected))
 
     def place(self, key: Key) -> str:
-        """The key, and its line where it has one, for a message about another key."""
+        """The key, with its line if it has one, for a message about another key."""
         line = self.lines.get(key)
         return f"{dotted(key)}, line {line}" if line else dotted(key)
 
     def _line(self, key: Key) -> int | None:
-        """The line of the key, or of the nearest thing around it that stands in the file."""
+        """The line of the key, or of the nearest enclosing key or table that the file has."""
         return next(
             (self.lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.lines), None
         )
 
 
 def contradictions(values: Values, place: Callable[[Key], str]) -> Iterator[Contradiction]:
-    """Pairs of values that are fine by themselves and wrong together."""
+    """Yield the conflicts between values that are each valid alone."""
     yield from _addresses(values, place)
     yield from _timeouts(values, place)
     yield from _hosts_that_run(values)
@@ -203,7 +203,7 @@ def _addresses(values: Values, place: Callable[[Key], str]) -> Iterator[Contradi
 
 
 def _timeouts(values: Values, place: Callable[[Key], str]) -> Iterator[Contradiction]:
-    """The ladder of deadlines, with what is derived in the place of what is not given."""
+    """Check the ladder of deadlines, with derived numbers for those that are not given."""
     read = {name: values[key] for name in RUNGS if (key := ("timeouts", name)) in values}
     given = {name: value for name, value in read.items() if value is not DERIVED}
     unknown = RUNGS.keys() - read.keys()
@@ -219,7 +219,7 @@ def _hosts_that_run(values: Values) -> Iterator[Contradiction]:
 
 
 def _seal(values: Values) -> Iterator[Contradiction]:
-    """Memory goes in clear only over a network that the file calls trusted."""
+    """Memory may go in clear only over a network that the file calls trusted."""
     if values.get(("wire", "seal")) == "off" and values.get(("wire", "trusted")) is False:
         yield (
             ("wire", "seal"),
@@ -229,7 +229,7 @@ def _seal(values: Values) -> Iterator[Contradiction]:
 
 
 def _relay(values: Values) -> Iterator[Contradiction]:
-    """The relay is a host of the file: the one that is named, or the orchestrator's."""
+    """The relay must be a host of the file: the named one, or the one with the orchestrator."""
     if values.get(("network", "outside")) != "relay":
         return
     hosts = {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of the cluster file but for [wire] and [precopy] (memory.py) and [timeouts]
-(timeouts.py). Each field of a table is a key, and its type says what the file may hold."""
+"""The tables of the cluster file, except [wire] and [precopy] (memory.py) and [timeouts]
+(timeouts.py). Each field of a table is a key, and its type states the allowed values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .values import (
 )
 
 LEAST = 1_000_000
-"""A file of the log has at least so many bytes, since one record has up to 64 KiB."""
+"""A log file must have room for this many bytes, because one record has up to 64 KiB."""
 
 _LOG_SIZE = Spelling('a size from "1MB" on', partial(read_size, low=LEAST), write_size)
 
@@ -56,18 +56,18 @@ class Host:
 
     @property
     def data(self) -> Endpoint:
-        """Where this host's agent listens for images."""
+        """The endpoint where this host's agent listens for images."""
         return Endpoint(self.address, self.data_port)
 
     @property
     def pages(self) -> Endpoint:
-        """Where it listens for pages of memory."""
+        """The endpoint where this host's agent listens for pages of memory."""
         return Endpoint(self.address, self.pages_port)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSettings:
-    """The way out of the overlay."""
+    """The table [network]: how capsules reach hosts outside the overlay."""
 
     outside: Outside = Outside.HOST
     relay: HostNameOrNone = ""  # "": the host with the orchestrator's address
@@ -75,10 +75,10 @@ class NetworkSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """Which files a move leaves alone and which it takes along.
+    """Which files a move leaves alone, and which it takes along.
 
-    A listed path covers what is on its own filesystem, not mounts below it. Where one listed path
-    lies inside another, the longer one decides.
+    A listed path covers its own filesystem, not mounts below it. If one listed path lies inside
+    another, the longer path decides.
     """
 
     shared: tuple[AbsolutePath, ...] = ()
@@ -87,14 +87,14 @@ class Files:
 
 @dataclass(frozen=True, kw_only=True)
 class Env:
-    """Which of the caller's variables reach a job, and what is set besides (environment.py)."""
+    """Which of the caller's variables reach a job, and which are added (environment.py)."""
 
     pass_: tuple[Pattern, ...] = ("*",)
     drop: tuple[Pattern, ...] = ()
     set_: Mapping[Variable, Value] = field(default_factory=dict, hash=False)
     defaults: Mapping[MovableName, ValueOrFalse] = field(
         default_factory=dict, hash=False
-    )  # in the place of liveshift's own; None: set nothing
+    )  # replaces liveshift's own value; None: set nothing
 
     def select(self, caller: Mapping[str, str]) -> dict[str, str]:
         """The job's variables: those of the caller that pass and are not dropped, then ``set``."""
@@ -109,12 +109,12 @@ class Env:
 
 @dataclass(frozen=True, kw_only=True)
 class Paths:
-    """Where liveshift keeps its own things on every host."""
+    """Where liveshift keeps its own files on every host."""
 
     state: AbsolutePath = Path("/var/lib/liveshift")  # survives a reboot
     run: AbsolutePath = Path("/run/liveshift")  # sockets, gone with a reboot
     keys: AbsolutePath = Path("/etc/liveshift/keys")
-    criu: PathOrSearch = None  # None: search
+    criu: PathOrSearch = None  # None: search for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,22 +135,22 @@ class WithinSettings:
     notice: Seconds | None = None
 
     def of(self, severity: str) -> float:
-        """Seconds for this severity; 0 if it has no deadline, and for the severity ""."""
+        """Seconds for this severity; 0 if it has no deadline, or if the severity is ""."""
         return getattr(self, severity) or 0.0 if severity else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Jobs:
-    """Of the jobs that have ended the last ``keep_ended`` are kept, with their output; what the
-    journal tells of the others stays in the history."""
+    """liveshift keeps the last ``keep_ended`` jobs that have ended, with their output. The history
+    keeps the journal's entries about older jobs."""
 
     keep_ended: Annotated[int, Meta(ge=1, le=10_000)] = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Logs:
-    """A capsule's output is in files of ``max`` bytes, of which the last ``keep`` are kept. The
-    room of a capsule has what was set when it was built."""
+    """A capsule's output goes into files of ``max`` bytes; the last ``keep`` files are kept. A room
+    keeps the values that were set when it was built."""
 
     max: Annotated[int, _LOG_SIZE] = LOG_MAX
     keep: Annotated[int, Meta(ge=1, le=1000)] = LOG_KEEP
@@ -158,9 +158,9 @@ class Logs:
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """Who may do what besides root and a job's owner: users, or groups as "@name"."""
+    """Who may do what, besides root and a job's owner. A group is written as "@name"."""
 
     view: tuple[UserOrGroup, ...] = ()
     operate: tuple[UserOrGroup, ...] = ()
     admin: tuple[UserOrGroup, ...] = ()
-    relayed: Role = Role.USER  # the most an ask through an agent counts
+    relayed: Role = Role.USER  # the highest role of a request that an agent passes on

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ladder of deadlines: all of them from one number, and what must hold between them.
+"""The ladder of deadlines: all are derived from one number, and rules limit them.
 
-A job waits for a rank that is being moved until its own process groups' timeouts; that number,
-``collective``, is the one that a person sets. Half of it is the *standstill*, the longest that a
-move may keep the job frozen before it is undone; the other half is there to undo it. Everything
-else follows from these two, and is told what it must fit into (:data:`RULES`).
+During a move a job waits for the moved rank until the timeout of its own process groups. A person
+sets that number as ``collective``. Half of it is the *standstill*, the longest time that a move may
+keep the job frozen before it is undone; the other half is for undoing it. All other numbers follow
+from these two, and :data:`RULES` says what each must fit into.
 
-``docs/configuration.md`` has the ladder in words, ``liveshift config validate`` prints a cluster's.
+``docs/configuration.md`` explains the ladder; ``liveshift config validate`` prints a cluster's.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from msgspec import Meta
 from .values import LONGEST_S, SHORTEST_S, Seconds
 
 TCP_GIVES_UP_S = 924.6
-"""What the kernel of a rank's peer grants a connection without acknowledgements (Linux's
-ip-sysctl: tcp_retries2 = 15), whatever the peer's process group would grant. Measured on Linux
-6.18: EHOSTUNREACH after 925.6 s behind a lock as network.lock() sets it."""
+"""The kernel of a rank's peer ends a connection after so many seconds without acknowledgements
+(Linux's ip-sysctl: tcp_retries2 = 15), even if the peer's process group would wait longer. Measured
+on Linux 6.18: EHOSTUNREACH after 925.6 s behind a lock as network.lock() sets it."""
 
 LONGEST_STANDSTILL_S = 600.0
-"""Leaves a third of that to undo a move."""
+"""The longest standstill, in seconds. It leaves a third of TCP_GIVES_UP_S to undo a move."""
 
 _STANDSTILL = Meta(ge=SHORTEST_S, le=LONGEST_STANDSTILL_S)
 
 DERIVED: Any = None
-"""Stands for a number that was not given; Timeouts puts the derived one there."""
+"""A marker for a number that was not given; Timeouts replaces it by the derived number."""
 
 
 @dataclass(frozen=True)
 class Rung:
-    """One deadline: how it follows from another one (``base``) unless it is given."""
+    """One deadline, and how it is derived from another one (``base``) if it is not given."""
 
     base: str | None
     words: str
@@ -72,14 +72,14 @@ RUNGS: Mapping[str, Rung] = {
     "heartbeat": Rung("suspicion", "suspicion / 5", lambda suspicion: suspicion / 5),
     "grace": Rung(None, "default", lambda _: 10.0),
 }
-"""Each after the one that it follows from. While the job trains a phase needs no haste: prepare and
-precopy are bounded so that a move ends at all. Nobody gains by waiting for a silent host longer
-than 10 s, and below 1 s a busy host would be taken for a lost one."""
+"""Each deadline comes after the one that it is derived from. The phases prepare and precopy may be
+slow, because the job trains meanwhile; their deadlines only ensure that a move ends. A wait of more
+than 10 s for a silent host gains nothing, and below 1 s a busy host would count as lost."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The sum of the terms, each so many times, must not exceed the bound."""
+    """The sum of the terms, each multiplied by its count, must not exceed the bound."""
 
     terms: Mapping[str, int]
     bound: str
@@ -118,8 +118,8 @@ RULES = (
 
 
 def effective(given: Mapping[str, float], unknown: Collection[str] = ()) -> dict[str, float]:
-    """Every number: those given, the others derived. What is ``unknown``, or follows from it, is
-    left out."""
+    """Every number, given or derived. A number that is ``unknown``, or derived from one, is left
+    out."""
     values: dict[str, float] = {}
     for name, rung in RUNGS.items():
         if name in given:
@@ -131,22 +131,22 @@ def effective(given: Mapping[str, float], unknown: Collection[str] = ()) -> dict
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """The deadlines in effect, in seconds; those that are not given are derived (RUNGS).
+    """The deadlines in effect, in seconds. Those that are not given are derived (RUNGS).
 
-    Whether they fit together is for :func:`breaches` to say, which the cluster file asks.
-    ``dataclasses.replace`` would take every number for given: see :meth:`under`.
+    :func:`breaches`, which the cluster file calls, checks whether they fit together.
+    ``dataclasses.replace`` would treat every number as given: use :meth:`under` instead.
     """
 
     collective: Seconds = DERIVED  # the job's own: ranks give up after it
-    standstill: Annotated[float, _STANDSTILL] = DERIVED  # a move may keep the job frozen for it
-    freeze: Seconds = DERIVED  # lock, dump, ship: the job stands
-    restore: Seconds = DERIVED  # the job stands
+    standstill: Annotated[float, _STANDSTILL] = DERIVED  # a move may freeze the job for so long
+    freeze: Seconds = DERIVED  # lock, dump, ship: the job is frozen
+    restore: Seconds = DERIVED  # the job is frozen
     gpu_lock: Seconds = DERIVED  # the driver's lock of one CUDA process
-    quiesce: Seconds = DERIVED  # one attempt to find a collective boundary
+    quiesce: Seconds = DERIVED  # one attempt to find a boundary
     prepare: Seconds = DERIVED  # survey, preflight, room: the job trains
-    precopy: Seconds = DERIVED  # what goes over while the job trains
-    suspicion: Seconds = DERIVED  # of silence, until a host counts as lost
-    heartbeat: Seconds = DERIVED  # between two signs of life of an agent
+    precopy: Seconds = DERIVED  # the pre-copy: the job trains
+    suspicion: Seconds = DERIVED  # a host that is silent for so long counts as lost
+    heartbeat: Seconds = DERIVED  # between two heartbeats of an agent
     grace: Seconds = DERIVED  # between SIGTERM and SIGKILL; not on the ladder
     given: frozenset[str] = field(init=False, repr=False, compare=False)
 
@@ -158,21 +158,21 @@ class Timeouts:
 
     @property
     def values(self) -> dict[str, float]:
-        """All of them by name."""
+        """All deadlines by name."""
         return {name: getattr(self, name) for name in RUNGS}
 
     def answer(self, deadline: float) -> float:
-        """How long to wait for the answer of an agent that keeps to ``deadline`` by itself."""
+        """Seconds to wait for the answer of an agent that itself keeps to ``deadline``."""
         return deadline + self.suspicion
 
     @property
     def chosen(self) -> dict[str, float]:
-        """Those that were given."""
+        """The deadlines that were given."""
         return {name: value for name, value in self.values.items() if name in self.given}
 
     @property
     def unlike_derived(self) -> dict[str, float]:
-        """Those that differ from what the others would make of them."""
+        """The deadlines that differ from what would be derived from the others."""
         values = self.values
         return {
             name: values[name]
@@ -181,10 +181,10 @@ class Timeouts:
         }
 
     def under(self, collective: float) -> Timeouts:
-        """The same for ranks with another patience: what is not given is derived from that.
+        """The deadlines for ranks with another timeout; those not given are derived from it.
 
-        Hosts beat and are suspected alike for every job, so those two stay, and so do the phases
-        in which a job trains.
+        Two numbers stay, because agents beat and are suspected alike for every job. The phases in
+        which a job trains stay as well.
         """
         same = ("suspicion", "heartbeat", "prepare", "precopy", "grace")
         kept = self.chosen | {name: self.values[name] for name in same}
@@ -193,11 +193,11 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Breach:
-    """A number that was given and breaks a rule beside the others.
+    """A given number that breaks a rule.
 
-    ``limit``: what it must at least (or at most) be; None when no change of it alone is enough.
-    ``collective``: the least ``collective`` that mends it as well; None where that does not.
-    ``derived``: what the numbers of the rule would be if none of them was given.
+    ``limit``: the least (or greatest) value that would do; None when no change of this number alone
+    is enough. ``collective``: the least ``collective`` that would do as well; None where none
+    does. ``derived``: the numbers of the rule if none of them was given.
     """
 
     name: str
@@ -209,7 +209,7 @@ class Breach:
 
     @property
     def expected(self) -> str:
-        """What would do, and the rule with all of its numbers."""
+        """The value that would do, and the rule with all of its numbers."""
         if self.limit is None:
             text = f"{'more' if self.at_least else 'less'}, or left out: then {self.derived}"
         else:
@@ -225,11 +225,11 @@ def breaches(
     place: Callable[[str], str] = "timeouts.{}".format,
     blame: str | None = None,
 ) -> list[Breach]:
-    """What is wrong with these numbers: the worst breach for each number that has to change.
+    """The worst breach for each number that has to change.
 
-    ``place`` tells where a number that was given stands. Rules about what is ``unknown``, since it
-    could not be read, are not applied. The number to change is the one to ``blame``, or else the
-    bound of the broken rule, its largest term, or what these follow from.
+    ``place`` returns where a given number is written. A rule with an ``unknown`` number, which
+    could not be read, is skipped. The number to change is ``blame``; without it the bound of the
+    broken rule, its largest term, or a number from which these are derived.
     """
     values = effective(given, unknown)
     worst: dict[tuple[str, bool], Breach] = {}
@@ -261,7 +261,7 @@ def _breach(
     without = effective({n: value for n, value in given.items() if n not in chosen})
     derived = ", ".join(f"{n} is {without[n]:g}" for n in chosen)
     by_size = sorted(rule.terms, key=lambda name: -rule.terms[name] * values[name])
-    # Nothing was given that the rule speaks of: then it is something that they follow from.
+    # If no number of the rule was given, a number from which they are derived must change.
     candidates = [n for n in (rule.bound, *by_size, *reversed(list(RUNGS))) if n in given]
     patience = _limit(rule, "collective", True, given)
     for name in [blame] if blame else candidates:
@@ -280,8 +280,8 @@ def _worse(one: Breach, other: Breach) -> bool:
 
 
 def _limit(rule: Rule, name: str, at_least: bool, given: Mapping[str, float]) -> float | None:
-    """The least (or the most) that a number may be for the rule to hold, the others given as they
-    are; None where there is none. Every rule is monotonic in every number."""
+    """The least (or greatest) value of a number with which the rule holds, the other given numbers
+    unchanged; None where there is none. Every rule is monotonic in every number."""
 
     def holds(value: float) -> bool:
         return rule.holds(effective({**given, name: value}))
@@ -289,7 +289,7 @@ def _limit(rule: Rule, name: str, at_least: bool, given: Mapping[str, float]) ->
     low, high = SHORTEST_S, LONGEST_STANDSTILL_S if name == "standstill" else LONGEST_S
     if not holds(high if at_least else low):
         return None
-    for _ in range(60):  # halves the logarithm of the ratio each time
+    for _ in range(60):  # each pass halves the logarithm of the ratio
         middle = math.sqrt(low * high)
         if holds(middle) is at_least:
             high = middle

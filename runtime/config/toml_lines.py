@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On which line each key and each array element of a TOML document stands.
+"""Finds the line of each key and each array element of a TOML document.
 
-The standard library's parser gives values without positions. This one gives positions without
-values: it walks a document that ``tomllib`` has already accepted, so it has to find its way
-through correct TOML only, and never has to judge.
+The standard library's parser returns values without positions. This one returns positions without
+values. ``tomllib`` has accepted the document before, so this parser handles only correct TOML and
+reports no errors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tomllib
 from bisect import bisect_right
 
 Key = tuple[str | int, ...]
-"""Where a value sits: table and key names, and the index of an array element."""
+"""The position of a value: table and key names, and the index of an array element."""
 
 _BLANK = re.compile(r"(?:[ \t\n]|#[^\n]*)*")
 _KEY_PART = re.compile(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'|[A-Za-z0-9_-]+')
@@ -26,7 +26,7 @@ _OTHER_SCALAR = re.compile(r"[^,\]}#\n]+")
 
 
 def key_lines(text: str) -> dict[Key, int]:
-    """Map every key path and array element of the valid TOML document to its line, from 1."""
+    """Map every key path and array element of a valid TOML document to its line, from 1."""
     walk = _Walk(text.replace("\r\n", "\n"))
     walk.document()
     return walk.lines
@@ -38,7 +38,7 @@ class _Walk:
         self.at = 0
         self.lines: dict[Key, int] = {}
         self._newlines = [i for i, c in enumerate(text) if c == "\n"]
-        self._last_of: dict[Key, int] = {}  # arrays of tables: the index now being filled
+        self._last_of: dict[Key, int] = {}  # the current index of each array of tables
 
     def document(self) -> None:
         table: Key = ()
@@ -119,7 +119,7 @@ class _Walk:
         return self.at >= len(self.text)
 
     def _take(self, token: str) -> bool:
-        """Step over blanks and the token, if it comes next."""
+        """Step over blanks, and over the token if it comes next; return whether it did."""
         self._blank()
         if not self.text.startswith(token, self.at):
             return False

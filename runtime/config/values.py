@@ -22,10 +22,10 @@ from .environment import NAMES
 from .errors import shown
 
 ORCHESTRATOR = "orchestrator"
-"""The orchestrator's name among the keys, and therefore no host's."""
+"""The orchestrator's name among the keys. No host may have it."""
 
 SHORTEST_S, LONGEST_S = 0.01, 86400.0
-"""These are the limits of every number of seconds in the file."""
+"""The least and greatest number of seconds that the file may hold."""
 
 
 class Unfit(ValueError):
@@ -39,8 +39,8 @@ class Unfit(ValueError):
 class Spelling(NamedTuple):
     """How the file spells a type that TOML lacks.
 
-    ``read`` makes the program's value of TOML's. It raises ValueError, or Unfit where it knows
-    better than ``expected`` what would fit. ``raw`` is the type that TOML gives.
+    ``read`` converts TOML's value, of the type ``raw``, to the program's value. It raises
+    ValueError, or Unfit where it can say better than ``expected`` what would fit.
     """
 
     expected: str
@@ -57,7 +57,7 @@ class Endpoint(NamedTuple):
 
     @property
     def url(self) -> str:
-        """As ZeroMQ wants it."""
+        """The endpoint as a URL of ZeroMQ."""
         return f"tcp://{self}"
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class Endpoint(NamedTuple):
 
 
 def read_value(kind: Any, raw: object) -> Any:
-    """The program's value for TOML's ``raw``, which is no list or table; raises Unfit."""
+    """Convert TOML's ``raw`` (no list or table) to the program's value; raises Unfit."""
     _, annotation = parts(kind)
     try:
         if isinstance(annotation, Spelling):
@@ -78,7 +78,7 @@ def read_value(kind: Any, raw: object) -> Any:
 
 
 def write_value(kind: Any, value: Any) -> Any:
-    """TOML's value for the program's. None says that the file leaves the key out."""
+    """Convert the program's value to TOML's. None: the file leaves the key out."""
     if value is None and get_origin(kind) is not Annotated:
         return None
     base, annotation = parts(kind)
@@ -89,12 +89,12 @@ def write_value(kind: Any, value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: write_value(get_args(base)[1], element) for name, element in value.items()}
     if isinstance(value, str):
-        return str(value)  # a choice is a string of a class of its own
+        return str(value)  # a choice has its own string class
     return float(value) if base is float else value
 
 
 def expected(kind: Any) -> str:
-    """The words for what fits, which follow "expected" in an error."""
+    """What fits, in words that follow "expected" in an error."""
     base, annotation = parts(kind)
     if isinstance(annotation, Spelling):
         return annotation.expected
@@ -112,8 +112,8 @@ def expected(kind: Any) -> str:
 
 
 def parts(kind: Any) -> tuple[Any, Meta | Spelling | None]:
-    """The program's type and its annotation. An "or None" around them says that the key may be
-    left out, since TOML has no null."""
+    """The program's type and its annotation, without an "or None" around them. That "or None" says
+    that the key may be left out, because TOML has no null."""
     if get_origin(kind) in (Union, UnionType):
         kind = get_args(kind)[0]
     if get_origin(kind) is Annotated:
@@ -122,7 +122,7 @@ def parts(kind: Any) -> tuple[Any, Meta | Spelling | None]:
 
 
 def read_size(raw: str, low: int = 1) -> int:
-    """Bytes, ``low`` of them at least."""
+    """Parse a size in bytes, which must be at least ``low``."""
     match = re.fullmatch(r"([0-9]{1,19})(?:\.([0-9]{1,6}))? ?([KMGT]i?)?B", raw)
     if match:
         integer, part, prefix = match[1], match[2] or "", match[3] or ""
@@ -135,8 +135,8 @@ def read_size(raw: str, low: int = 1) -> int:
 
 
 def write_size(value: int) -> str:
-    """A number of bytes as the file spells it."""
-    for base, between in ((1000, ""), (1024, "i")):  # binary only where decimal is not exact
+    """Write a number of bytes as the file spells it."""
+    for base, between in ((1000, ""), (1024, "i")):  # binary only if not exact in decimal
         for power in (4, 3, 2, 1):
             if value and value % base**power == 0:
                 return f"{value // base**power}{'KMGT'[power - 1]}{between}B"
@@ -177,7 +177,7 @@ def _read_path(raw: str) -> Path:
         raise ValueError
     plain = "/" + posixpath.normpath(raw).lstrip("/")
     if ".." in raw.split("/"):
-        # Through a symbolic link ".." leads elsewhere than the text says.
+        # ".." after a symbolic link leads to another place than the text says.
         raise Unfit(raw, f'an absolute path without ".." (perhaps "{plain}")')
     return Path(plain)
 

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Control messages to and from the orchestrator: asks and answers over ZeroMQ with CURVE.
 
-The orchestrator binds a ROUTER as CURVE server; every agent connects a DEALER with its host's key
-and either side may ask at any time; an operator's command line connects with its own key and only
-asks. A key that is not in the cluster's directory does not get past the handshake (ZAP), and who
-speaks is whose key it is, whatever they call themselves.
+The orchestrator binds a ROUTER as CURVE server. Every agent connects a DEALER with its host's key,
+and either side may ask at any time. An operator's command line connects with its own key and only
+asks. A key that is not in the cluster's directory fails at the handshake (ZAP). The key alone says
+who speaks; names inside the messages do not count.
 
-ZeroMQ cannot hang up on one peer. When a key has been revoked the ROUTER is therefore closed and
-bound anew: everybody connects again within a fraction of a second, but the one whose key is gone.
-What was lost with the connections is sent again (line.py).
+ZeroMQ cannot close the connection of one peer. So when a key is revoked, the orchestrator closes
+the ROUTER and binds it anew. All other peers connect again within a fraction of a second, and what
+was lost with the connections is sent again (line.py).
 
-Nobody can fill our memory: frames and those that wait (outlet.py) and the asks being served
+No peer can fill our memory. Frames, the frames that wait (outlet.py) and the asks being served
 (served.py) are bounded for each holder of a key.
 """
 
@@ -43,18 +43,19 @@ __all__ = ["NOBODY", "Handler", "Holder", "Known", "Line", "Switchboard", "Uplin
 log = logging.getLogger("liveshift.link")
 
 OperatorHandler = Callable[[Holder, Message], Awaitable[Message | None]]
-"""Called as handler(whose key, ask)."""
+"""Called as handler(the key's holder, ask)."""
 
 HANDSHAKE_MS = 10_000
-"""A connection that has not shown a key by then is closed."""
+"""A connection that has not shown a key after this many milliseconds is closed."""
 BACKLOG = 4096
-"""Connections that may wait to be accepted: after a rebind everybody comes at once."""
+"""Up to this many connections may wait to be accepted. After a rebind all peers connect at once."""
 
 WATCH_S = 0.5
-"""Between two looks whether a key was revoked."""
+"""The orchestrator looks for revoked keys every so many seconds."""
 GREET_S = 10.0
 TURNED_AWAY_S = 2.0
-"""An agent that was turned away tries again after this: its key may be on its way."""
+"""An agent whose key was refused tries again after this many seconds. The orchestrator may get
+the key's public half meanwhile."""
 REBIND_S = 10.0
 
 WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
@@ -63,8 +64,8 @@ WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.
 class Switchboard:
     """The orchestrator's side: one Line per host that has spoken with a valid key.
 
-    ``handler`` serves hosts, ``operators`` (if any) the holders of operators' keys. Both may be set
-    until it serves.
+    ``handler`` serves hosts. ``operators``, if it is not None, serves the holders of operators'
+    keys. Both may be set until :meth:`serve` begins.
     """
 
     def __init__(
@@ -88,10 +89,11 @@ class Switchboard:
         self._weights: dict[str, Weight] = {}
         self.lines: dict[str, Line] = {}
         self.agents: dict[str, str] = {}
-        """Where the agents of hosts listen for images: there it is seen whether they run."""
+        """The address at which each host's agent listens for images. A probe of it shows whether
+        the agent runs."""
 
     async def listen(self) -> None:
-        """Bind; whoever connects waits until it serves.
+        """Bind the address. Peers that connect wait until :meth:`serve`.
 
         Raises LiveshiftError when it cannot listen, with nothing left open.
         """
@@ -105,12 +107,12 @@ class Switchboard:
             raise
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening and free all sockets."""
         self._auth.stop()
         self._context.destroy(linger=0)
 
     async def serve(self) -> None:
-        """Take frames until cancelled; listens first, if it does not yet."""
+        """Take frames until cancelled. Calls :meth:`listen` first if that has not been done."""
         if self._socket is None:
             await self.listen()
         try:
@@ -135,11 +137,11 @@ class Switchboard:
         return await line.ask(message, timeout)
 
     async def _bind(self, own: keys.KeyPair, patience: float) -> zmq.asyncio.Socket:
-        """``patience``: seconds in which the socket before may let go of the address."""
+        """Bind a new socket. The previous one may hold the address ``patience`` seconds more."""
         socket = self._context.socket(zmq.ROUTER)
         socket.curve_server = True
         socket.curve_secretkey, socket.curve_publickey = own.secret, own.public
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # says at once that a peer is not connected
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to an absent peer fails at once
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         socket.setsockopt(zmq.BACKLOG, BACKLOG)
         limit(socket, longest=TO_ORCHESTRATOR)
@@ -157,8 +159,8 @@ class Switchboard:
     async def _until_revoked(
         self, socket: zmq.asyncio.Socket, known: dict[str, Holder]
     ) -> dict[str, Holder]:
-        """Take frames until one of the keys ``known`` before the bind is not known any more, or
-        one that came later; returns those that are."""
+        """Take frames until a key is revoked: one of ``known``, or one that came later. Return the
+        keys that are known then."""
         taking = asyncio.ensure_future(self._take_all(socket))
         try:
             while not (await asyncio.wait({taking}, timeout=WATCH_S))[0]:
@@ -166,7 +168,7 @@ class Switchboard:
                 if gone := [before[key].name for key in before.keys() - known.keys()]:
                     log.warning("the keys of %s are gone: all connect again", ", ".join(gone))
                     return known
-            await taking  # it ends by an error only
+            await taking  # it never ends without an error
             raise AssertionError
         finally:
             taking.cancel()
@@ -184,7 +186,7 @@ class Switchboard:
             parts = await socket.recv_multipart(copy=False)
             try:
                 self._take(socket, parts)
-            except Exception:  # whatever one peer sends, the others go on
+            except Exception:  # one peer's bad frame must not stop the others
                 log.exception("a frame that cannot be taken")
 
     def _take(self, socket: zmq.asyncio.Socket, parts: list[zmq.Frame]) -> None:
@@ -194,7 +196,7 @@ class Switchboard:
         identity, body = parts[0].bytes, parts[1]
         holder = self._known.holder(body)
         if holder is None:
-            return  # its key was taken away after the handshake
+            return  # its key was revoked after the handshake
         if holder.role is None:
             self._take_from_host(socket, holder.name, identity, body.buffer)
             return
@@ -215,7 +217,7 @@ class Switchboard:
                 why_not=lambda: reach.why_no_agent(name, self.agents.get(name)),
             )  # fmt: skip
         line = self.lines[name]
-        if self._routes.get(name) != identity:  # a new one after every reconnect
+        if self._routes.get(name) != identity:  # each reconnect has a new identity
             self._routes[name] = identity
             line.connected(outlet(socket, identity, self._weights[name]))
             line.catch_up()
@@ -223,7 +225,7 @@ class Switchboard:
 
 
 class _Counter:
-    """Where the holder of one operator's key is served, over however many connections."""
+    """Serves the holder of one operator's key, over all its connections."""
 
     def __init__(self, name: str, life: int) -> None:
         self._life = life
@@ -233,7 +235,7 @@ class _Counter:
     def take(
         self, holder: Holder, raw: memoryview, reply: Send, serve: OperatorHandler | None
     ) -> None:
-        """One frame; whatever is no ask is logged and refused."""
+        """Take one frame; anything but an ask is logged and refused."""
         try:
             frame = decode(raw)
             ask = frame.body
@@ -241,11 +243,11 @@ class _Counter:
                 raise LiveshiftError("an operator sent an answer, and was asked nothing")
         except LiveshiftError as error:
             log.error("from %s (key): %s", holder.name, error)
-            with suppress(zmq.ZMQError):  # of another version, perhaps: it is to know
+            with suppress(zmq.ZMQError):  # reply all the same: the peer may have another version
                 reply(encode_error(0, to_wire(error)))
             return
         if isinstance(ask, Here):
-            with suppress(zmq.ZMQError):  # gone again
+            with suppress(zmq.ZMQError):  # the peer is gone again
                 reply(encode_answer(frame.id, There(self._life)))
             return
 
@@ -258,7 +260,7 @@ class _Counter:
 
 
 class Uplink:
-    """An agent's side: one Line to the orchestrator, reconnected by ZeroMQ."""
+    """An agent's side: one Line to the orchestrator. ZeroMQ reconnects it."""
 
     def __init__(self, host: str, address: str, key_directory: Path, handler: Handler) -> None:
         own = keys.load_private(key_directory, host)
@@ -268,7 +270,7 @@ class Uplink:
         self._socket = socket = self._context.socket(zmq.DEALER)
         socket.curve_serverkey = keys.public_key(key_directory, ORCHESTRATOR)
         socket.curve_secretkey, socket.curve_publickey = own.secret, own.public
-        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for a peer that is not there
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # no queue for an absent peer
         limit(socket, longest=FROM_ORCHESTRATOR)
         self._events = socket.get_monitor_socket(WATCHED)
         self._send = outlet(socket, None, Weight())
@@ -291,7 +293,7 @@ class Uplink:
             self.close()
 
     def close(self) -> None:
-        """Hang up for good."""
+        """Close the connection for good."""
         self._context.destroy(linger=0)
 
     async def _take_all(self) -> None:
@@ -303,7 +305,7 @@ class Uplink:
                 log.exception("a frame that cannot be taken")
 
     async def _watch(self) -> None:
-        """Follow the connection: greet the orchestrator each time that it is there."""
+        """Follow the connection, and greet the orchestrator after each handshake."""
         greeting: asyncio.Future[None] | None = None
         try:
             while True:
@@ -332,7 +334,7 @@ class Uplink:
                 log.warning("%s", error)
 
     async def _why_not(self) -> tuple[str, str]:
-        """Why the orchestrator is not connected."""
+        """Why the orchestrator is not connected, and what to look at."""
         address = self._address.removeprefix("tcp://")
         if self._turned_away:
             return (
@@ -342,7 +344,8 @@ class Uplink:
         return await reach.why_not(address)
 
     async def _come_again(self) -> None:
-        """ZeroMQ gives up for good when a key is refused; it may be on its way, or come back."""
+        """Connect again after a refused key, which makes ZeroMQ give up for good. The orchestrator
+        may learn the key later."""
         self._turned_away = True
         log.error(
             "the orchestrator at %s turned away the key of %s: unknown there, or revoked",
@@ -350,6 +353,6 @@ class Uplink:
             self._host,
         )
         await asyncio.sleep(TURNED_AWAY_S)
-        with suppress(zmq.ZMQError):  # it has forgotten the address by itself
+        with suppress(zmq.ZMQError):  # ZeroMQ may have dropped the address
             self._socket.disconnect(self._address)
         self._socket.connect(self._address)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The local UNIX socket: where the command line reaches a daemon, authorised by the kernel.
+"""The local UNIX socket over which the command line reaches a daemon, authorised by the kernel.
 
 A frame is a u32 little-endian length and a message (messages.py). The caller's uid comes from
-SO_PEERCRED and cannot be claimed. Any user may connect; what each may do is decided by the
-request's handler.
+SO_PEERCRED, so a caller cannot forge it. Any user may connect; the handler decides what a user may
+do.
 
-No user can fill our memory, or keep another out: connections and long frames are counted by uid,
-and who does not send or take a frame in time is hung up on.
+No user can fill our memory or lock out other users. Connections and long frames are counted by uid,
+and a caller that does not send or take a frame in time is disconnected.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ log = logging.getLogger("liveshift.local")
 LENGTH = struct.Struct("<I")
 CREDENTIALS = struct.Struct("3i")
 LIMIT = 7 << 20
-"""Bytes of one ask: more than Linux lets a program have as arguments and environment, and less
-than an agent can pass on (outlet.TO_ORCHESTRATOR)."""
+"""An ask has at most this many bytes. That is more than Linux allows for a program's arguments and
+environment, and less than an agent can pass on (outlet.TO_ORCHESTRATOR)."""
 
 MOST_CONNECTIONS = 1024
 MOST_OF_A_USER = 512
-"""A command needs one for each capsule whose output it follows, and one more."""
+"""One user has at most this many connections. A command needs one for each capsule whose output it
+follows, and one more."""
 
 LONG = 64 << 10
 MOST_LONG = 8
-"""Frames longer than LONG bytes on their way, in or out, of one user."""
+"""One user has at most this many frames above LONG bytes in transfer, both directions together."""
 PATIENCE_S = 30.0
-"""For a frame that has begun, either way."""
+"""A frame that has begun, in either direction, must be complete after this many seconds."""
 
 LocalHandler = Callable[[int, Message], Awaitable[Message | None]]
 """Called as handler(uid, ask)."""
@@ -53,10 +54,10 @@ class _User:
 
 
 def listen(path: Path) -> socket.socket:
-    """A socket at ``path`` (made anew, mode 0666); who connects waits until it is served.
+    """Make a socket at ``path`` (mode 0666). Callers that connect wait until it is served.
 
-    Raises Refused where a process listens at ``path`` already: its socket stays. Raises
-    LiveshiftError otherwise, with nothing left at ``path``.
+    Raises Refused where a process already listens at ``path``: its socket stays. Raises
+    LiveshiftError on other failures, with nothing left at ``path``.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
@@ -81,12 +82,12 @@ def listen(path: Path) -> socket.socket:
 
 
 def _holder(path: Path) -> str:
-    """Which process listens at ``path``, "" when none does: a killed daemon leaves its socket."""
+    """The process that listens at ``path``; "" for none, as after a killed daemon."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
         probe.setblocking(False)
         try:
             probe.connect(str(path))
-        except BlockingIOError:  # as many wait there as may
+        except BlockingIOError:  # its backlog is full, so a process listens
             return "another process"
         except OSError:
             return ""
@@ -95,12 +96,12 @@ def _holder(path: Path) -> str:
 
 
 async def serve(path: Path, handler: LocalHandler) -> asyncio.Server:
-    """Listen on ``path`` and answer asks one after the other."""
+    """Listen on ``path`` and answer the asks of each connection one after the other."""
     return await serve_on(listen(path), path, handler)
 
 
 async def serve_on(listener: socket.socket, path: Path, handler: LocalHandler) -> asyncio.Server:
-    """The same on what :func:`listen` has made there."""
+    """Serve a socket that :func:`listen` has made at ``path``."""
     users: dict[int, _User] = {}
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -126,7 +127,7 @@ async def serve_on(listener: socket.socket, path: Path, handler: LocalHandler) -
             user.connections -= 1
             if not user.connections:
                 del users[uid]
-            if writer.transport.get_write_buffer_size():  # what nobody takes must not stay
+            if writer.transport.get_write_buffer_size():  # drop what the caller does not read
                 writer.transport.abort()
             writer.close()
 
@@ -159,7 +160,7 @@ async def _write(writer: asyncio.StreamWriter, user: _User, raw: bytes) -> None:
 
 @asynccontextmanager
 async def _passing(user: _User, size: int) -> AsyncIterator[None]:
-    """While a frame comes or goes; raises TimeoutError when that takes too long."""
+    """Surrounds the transfer of one frame; raises TimeoutError when that takes too long."""
     async with user.long if size > LONG else nullcontext():
         async with asyncio.timeout(PATIENCE_S):
             yield

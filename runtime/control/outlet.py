@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control sockets' limits, and sending that never waits: a slow peer is its own trouble only.
+"""Limits of control sockets, and sending that never waits, so that a slow peer delays no other.
 
-A frame, the frames that wait to be taken from a peer, and those that wait for it to take them are
-bounded; only the parts of one unfinished message are not, which libzmq keeps to itself.
+The size of a frame is bounded, and so are the frames that wait in either direction. One thing is
+not bounded: the parts of an unfinished message, which libzmq holds internally.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ import zmq.asyncio
 from .line import Send
 
 HEARTBEAT_MS = 1000
-"""ZMTP heartbeat: a connection whose peer is gone is closed after a few of these."""
+"""Milliseconds between ZMTP heartbeats. A dead peer's connection closes after five of them."""
 TO_ORCHESTRATOR = 8 << 20
 FROM_ORCHESTRATOR = 64 << 20
-"""Bytes of the longest frame either way; a longer one costs the sender its connection."""
+"""Bytes of the longest frame to and from the orchestrator. A longer frame costs its sender the
+connection."""
 WAITING_IN = 32
-"""Frames that wait to be taken from one peer; TCP then holds the rest back."""
+"""At most this many frames of one peer wait to be read; TCP holds back the rest."""
 WAITING_OUT = 1000
-"""Frames that wait for one peer to take them; it gets no more until it has taken some …"""
+"""At most this many frames wait for one peer to read them. Sending to it then fails."""
 HEAVY = 64 << 10
 WAITING_BYTES = FROM_ORCHESTRATOR
-"""… and of those longer than HEAVY bytes, so many bytes together."""
+"""Frames above HEAVY bytes that wait for one peer have at most this many bytes together."""
 
 
 class Weight:
-    """Long frames on their way to one holder of a key, over however many connections."""
+    """The long frames on their way to one holder of a key, over all its connections."""
 
     def __init__(self) -> None:
         self._frames: list[tuple[zmq.MessageTracker, int]] = []
 
     def admit(self, size: int) -> None:
-        """Raises zmq.Again while there is too much for another ``size`` bytes."""
+        """Raises zmq.Again if another ``size`` bytes would exceed WAITING_BYTES."""
         self._frames = [frame for frame in self._frames if not frame[0].done]
         if self._frames and size + sum(n for _, n in self._frames) > WAITING_BYTES:
             raise zmq.Again
@@ -46,7 +47,7 @@ class Weight:
 
 
 def outlet(socket: zmq.asyncio.Socket, identity: bytes | None, weight: Weight) -> Send:
-    """Sends frames to one connection of a ROUTER, or over a DEALER (identity None)."""
+    """Make the function that sends to one connection of a ROUTER, or over a DEALER (None)."""
     address = [] if identity is None else [identity]
 
     def send(raw: bytes) -> None:
@@ -54,7 +55,7 @@ def outlet(socket: zmq.asyncio.Socket, identity: bytes | None, weight: Weight) -
         if long:
             weight.admit(len(raw))
         sent = socket.send_multipart([*address, raw], zmq.DONTWAIT, copy=not long, track=long)
-        # With DONTWAIT it is done, one way or the other.
+        # With DONTWAIT the future is complete at once, with a result or an error.
         tracker = cast("asyncio.Future[zmq.MessageTracker | None]", sent).result()
         if long and tracker is not None:
             weight.add(tracker, len(raw))
@@ -63,7 +64,7 @@ def outlet(socket: zmq.asyncio.Socket, identity: bytes | None, weight: Weight) -
 
 
 def limit(socket: zmq.Socket[Any] | zmq.asyncio.Socket, *, longest: int) -> None:
-    """What every control socket has in common; ``longest``: bytes of a frame that it takes."""
+    """Set the options of every control socket. ``longest``: bytes of a frame that it accepts."""
     socket.setsockopt(zmq.MAXMSGSIZE, longest)
     socket.setsockopt(zmq.RCVHWM, WAITING_IN)
     socket.setsockopt(zmq.SNDHWM, WAITING_OUT)

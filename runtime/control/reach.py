@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a peer at an address is not connected: a look with plain TCP tells causes apart."""
+"""Finds out with plain TCP why a peer at an address is not connected."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ PROBE_S = 1.0
 
 
 async def why_not(address: str) -> tuple[str, str]:
-    """(cause, what to look at) for the orchestrator's HOST:PORT, to which no CURVE connection is
-    up."""
+    """Why no CURVE connection to the orchestrator at HOST:PORT is up: (cause, what to look at)."""
     return await why_closed(address) or (
         f"{address} is open, and the handshake with it does not come about: it has another key"
         " than public/orchestrator.pub here says, or is no orchestrator",
@@ -19,7 +18,7 @@ async def why_not(address: str) -> tuple[str, str]:
 
 
 async def why_closed(address: str) -> tuple[str, str] | None:
-    """The same, None where a plain TCP connection comes about."""
+    """Why plain TCP cannot connect to the orchestrator; None where it can."""
     seen, cause = await _tried(address)
     looks = {
         "refused": "`systemctl status liveshift-orchestrator` there, and whether its cluster file"
@@ -33,8 +32,10 @@ async def why_closed(address: str) -> tuple[str, str] | None:
 
 
 async def why_no_agent(host: str, address: str | None) -> tuple[str, str]:
-    """(cause, what to look at) for a host whose agent has no connection to the orchestrator here;
-    ``address``: where it listens for images."""
+    """Why a host's agent is not connected to the orchestrator here: (cause, what to look at).
+
+    ``address``: where the agent listens for images.
+    """
     log = f"on {host}: `systemctl status liveshift-agent`; its log says why"
     if address is None:
         return "its agent has no connection to here", log
@@ -55,7 +56,7 @@ async def why_no_agent(host: str, address: str | None) -> tuple[str, str]:
 
 
 async def _tried(address: str) -> tuple[str, str]:
-    """What came of a TCP connection: open, refused, silent or no way; and that in words."""
+    """The result of a TCP connection (open, refused, silent or no way), and the same in words."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(PROBE_S):

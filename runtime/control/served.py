@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One peer's asks, each served once however often it comes, and no more of them than fit.
+"""Serves one peer's asks: each exactly once, however often it comes, and only so many at a time.
 
-A connection that breaks takes frames with it, so who asked asks again with the same number
-(line.py). Numbers begin at random in every program's life, so that no two lives' are taken for
-one another; an ask that was answered is answered with the same bytes again.
+A broken connection loses frames, so the peer asks again with the same number (line.py). Each life
+of a program begins its numbers at a random one, so numbers of two lives do not meet. An ask that
+was answered gets the same bytes again.
 """
 
 from __future__ import annotations
@@ -24,39 +24,41 @@ from ..messages import Message, encode_answer, encode_error
 log = logging.getLogger("liveshift.link")
 
 MOST_ASKS = 4096
-"""Of one peer under way at a time; an agent passes on those of a whole host."""
+"""One peer has at most this many asks under way. An agent passes on those of a whole host."""
 MOST_BYTES = 64 << 20
-"""Of frames of asks under way."""
+"""The frames of one peer's asks under way have at most this many bytes together."""
 
 KEPT_S = 60.0
 KEPT_ANSWERS = 1024
 KEPT_BYTES = 1 << 20
-"""Answers are kept to be asked for again: so long, so many, and of so many bytes together."""
+"""Answers are kept for repeated asks, up to three limits: KEPT_S seconds, KEPT_ANSWERS answers, and
+KEPT_BYTES bytes together."""
 
 STRETCH = 1 << 24
-"""Numbers of one such stretch are of the same life, and grow: those up to one that is no longer
-kept have been asked before. Lives are far enough apart not to share one."""
+"""Numbers are remembered in stretches of this length. In one stretch all numbers are of one life
+and grow, so a number up to the highest forgotten one was served before. Two lives are far enough
+apart not to share a stretch."""
 KEPT_STRETCHES = 4096
 
 Reply = Callable[[bytes], None]
-"""Sends a frame to who asked; raises zmq.ZMQError when that is not possible now."""
+"""Sends a frame to the peer that asked; raises zmq.ZMQError when that is not possible now."""
 
 
 @dataclass
 class _UnderWay:
-    reply: Reply  # where the latest copy of the ask came from
+    reply: Reply  # of the latest copy of the ask
     size: int
     task: asyncio.Task[None] | None = None
 
 
 @dataclass
 class _Answer:
-    at: float  # monotonic
-    raw: bytes  # empty: no longer kept
+    at: float  # monotonic seconds
+    raw: bytes  # empty: not kept any more
 
 
 class Served:
-    """``largest``: bytes of the longest answer that the peer takes."""
+    """The asks of one peer. ``largest``: bytes of the longest answer that the peer takes."""
 
     def __init__(self, peer: str, largest: int) -> None:
         self._peer = peer
@@ -64,9 +66,9 @@ class Served:
         self._under_way: dict[int, _UnderWay] = {}
         self._bytes = 0
         self._answered: OrderedDict[int, _Answer] = OrderedDict()
-        self._whole: deque[int] = deque()  # those of them whose bytes are kept, oldest first
-        self._kept = 0  # bytes
-        self._floors: OrderedDict[int, int] = OrderedDict()  # the highest forgotten, by stretch
+        self._whole: deque[int] = deque()  # answers whose bytes are kept, oldest first
+        self._kept = 0  # bytes of these together
+        self._floors: OrderedDict[int, int] = OrderedDict()  # stretch → highest forgotten number
 
     @property
     def idle(self) -> bool:
@@ -80,7 +82,7 @@ class Served:
         serve: Callable[[], Awaitable[Message | None]],
         reply: Reply,
     ) -> None:
-        """An ask has come as a frame of ``size`` bytes; ``serve`` is called for a new one only."""
+        """Take an ask, a frame of ``size`` bytes. ``serve`` is called only if the ask is new."""
         if (known := self._under_way.get(number)) is not None:
             known.reply = reply
         elif (answered := self._answered.get(number)) is not None:
@@ -145,5 +147,5 @@ def _gone(number: int, what: str) -> bytes:
 
 
 def _send(reply: Reply, raw: bytes) -> None:
-    with suppress(zmq.ZMQError):  # who asked has gone, or asks again when connected again
+    with suppress(zmq.ZMQError):  # the peer is gone; once reconnected it asks again
         reply(raw)
