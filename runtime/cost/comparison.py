@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prediction with what the move costs: its way, the lost training, when the host is empty."""
+"""Adds to a prediction what the move costs: the way, the lost training, when the host is empty."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def costed(
     learnt: cost.Learnt, settings: Settings, timeouts: Timeouts, way: str = "",
     within: float | None = None,
 ) -> Prediction:  # fmt: skip
-    """The same prediction with the way that the orchestrator would choose, and its cost.
+    """The prediction with the way that the orchestrator would choose, and with its cost.
 
-    ``link``: bytes per second that the network carries, None where that is not known; ``way``:
-    instead of precopy.way; ``within``: seconds until the host must be empty.
+    ``link``: bytes per second that the network carries, None where that is not known. ``way``:
+    replaces precopy.way. ``within``: seconds until the host must be empty.
     """
     if found.way == FULL_DUMP:
         besides = cost.BESIDES_S if learnt.besides_s is None else learnt.besides_s
@@ -47,8 +47,8 @@ def costed(
 
 
 def decided(found: Prediction, chosen: Chosen) -> Prediction:
-    """The same prediction with the way chosen: by the orchestrator before the move, and by the
-    source once it has measured the link."""
+    """The prediction with the chosen way. The orchestrator chooses before the move, and the source
+    chooses again once it has measured the link."""
     best, given = chosen.estimate, chosen.given
     found = with_memory(
         found, best.left, given.link, f"of {units.size(found.memory)}: way {best.way}"

@@ -6,21 +6,22 @@ The job's own clock counts its progress: the rank's collectives, or the run time
 
     lost = elapsed - made / r
 
-``elapsed`` runs from the request to a moment after the end; ``made`` is what the job made in that
-time. The moment lies two seconds after the end or later. By then the job has its usual speed, so it
-makes no difference which moment is taken.
+``elapsed`` runs from the request to a moment two seconds or more after the end. ``made`` is what
+the job made in that time. At that moment the job has its usual speed again, so the result does not
+depend on which moment is taken.
 
-Where the error comes from, with P for the duration of a step:
+Sources of the error, with P for the duration of a step:
 
-- *The clocks of two hosts* are never compared. ``elapsed`` is read off the orchestrator's clock,
-  the counts are those of the moments at which its asks arrived at the agents. So the error is the
-  time that two asks take, some ms. An agent's own clock only measures between two of its own looks.
+- *The clocks of two hosts* are never compared. ``elapsed`` comes from the orchestrator's clock; the
+  counts are those of the moments at which its requests arrived at the agents. So the error is the
+  time that two requests take, some ms. An agent's own clock only measures between two of its looks.
 - *A count grows in steps.* Both counts are read off a line through the middle of the steps. From n
   looks at random moments the error is P / sqrt(12 n); looks that cover whole steps have none.
 - *The rate* is known to a few per cent at best. In a move of T seconds the error is as many per
-  cent of T. The orchestrator knows how long the job stood, and takes that at least (costing.py).
+  cent of T. The orchestrator knows how long the job was frozen, and takes at least that as lost
+  (costing.py).
 
-Whatever else holds the job up in that time counts as lost too, a checkpoint of its own for example.
+All that holds the job up in that time counts as lost too, such as a checkpoint of its own.
 """
 
 from __future__ import annotations
@@ -35,29 +36,29 @@ from ..messages import Worked
 COLLECTIVES, RUN_TIME = "collectives", "run time"
 
 AFTER_S = 2.0
-"""So long after its end, what a move does to the job still counts as its cost."""
+"""For this many seconds after its end, the effects of a move on the job still count as its cost."""
 
 WATCH_S, WATCH_MOST_S, CHANGES = 2.0, 8.0, 6
-"""The count is then looked at for WATCH_S, and on until it has changed CHANGES times, but no longer
-than WATCH_MOST_S."""
+"""At the end of that time the agent looks at the count for WATCH_S seconds. It goes on until the
+count has changed CHANGES times, but for at most WATCH_MOST_S seconds."""
 
 DIFFERS = 0.2
 """If the destination's rate differs from the source's by more than this share, its host is faster
 or slower. A smaller difference is noise, because the destination looked for a short time only."""
 SURE = 12
-"""Changes of the count that a rate must come from, at least, to compare hosts by it."""
+"""A rate is used to compare two hosts only if the count changed at least this many times."""
 
 NOT_SEEN = "the job ended, or moved on, before that could be seen"
 
 
 class NotMeasured(Exception):
-    """Why the training time that a move cost is not known, in words."""
+    """The training time that a move cost is not known; the text gives the reason."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """The count at the mean moment (seconds) of some looks, its rate per second, and how often it
-    changed."""
+    """Some looks at a count: the count at their mean moment (seconds), its rate per second, and how
+    often it changed."""
 
     moment: float
     count: float
@@ -66,9 +67,10 @@ class Level:
 
 
 def level(looks: Sequence[tuple[float, float]]) -> Level:
-    """The level of looks (moment, count), in order; over whole steps where the count changed twice.
+    """The level of looks (moment, count), which are in order of time.
 
-    Raises NotMeasured for a count that does not grow, or goes back.
+    If the count changed at least twice, only whole steps are used. Raises NotMeasured for a count
+    that does not grow, or that goes back.
     """
     changed = [n for n, ((_, a), (_, b)) in enumerate(pairwise(looks), start=1) if b != a]
     if any(b < a for (_, a), (_, b) in pairwise(looks)):
@@ -94,7 +96,7 @@ def lost_s(elapsed: float, source: Worked, end: Worked) -> float:
     for each in (source, end):
         if each.why_not:
             raise NotMeasured(each.why_not)
-    if end.end is None:  # the capsule was not there any more
+    if end.end is None:  # the capsule was gone already
         raise NotMeasured(NOT_SEEN)
     if source is end:
         back, parts = end.end < source.counted, [(source, end.end - source.begin)]
@@ -108,6 +110,6 @@ def lost_s(elapsed: float, source: Worked, end: Worked) -> float:
 
 
 def _rated(end: Worked, source: Worked) -> Worked:
-    """The answer whose rate counts for what was made on the last host."""
+    """The answer whose rate applies to the work on the last host."""
     differs = abs(end.rate - source.rate) > DIFFERS * source.rate
     return end if end.rate and differs else source

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a move costs the job, in seconds of training, by each way that its memory may take.
+"""The cost of a move in seconds of training, for each way that its memory may take.
 
-Three ways: *stop* sends all memory while the job is paused; *round* sends it once while the job
-trains, and during the pause what was written meanwhile; *rounds* repeats that as long as the next
-round saves more than it costs. Nothing here has a clock or sends a byte.
+There are three ways. *stop* sends all memory while the job is paused. *round* sends it once while
+the job trains; what was written meanwhile goes during the pause. *rounds* repeats the round as long
+as the next one saves more than it costs. Nothing here has a clock or sends a byte.
 
 During the pause all cores are free for the copy, so a byte costs 1 / ``standstill()`` seconds of
-pause and nothing else. A byte that is read while the job trains costs it CPU time, unless cores are
-idle: with ``per_byte`` seconds lost per byte, a round over D bytes loses D x ``per_byte``, however
-fast or slowly it is read. Reading slowly only helps where the idle cores then suffice.
+pause and nothing else. A byte that is read while the job trains costs CPU time of the job, unless
+cores are idle. With ``per_byte`` seconds lost per byte, a round over D bytes loses
+D x ``per_byte``, at any speed. Slow reading helps only if the idle cores then suffice.
 """
 
 from __future__ import annotations
@@ -28,41 +28,42 @@ from ..model.link_rates import STANDSTILL
 from ..model.steps import Step
 
 FAULT_BYTE_S = 0.1e-9
-"""Seconds that the job loses for each byte that it writes again after a round has protected the
-page: the write faults."""
+"""Write faults cost the job this many seconds per byte: a round protects the page, and the next
+write to it faults."""
 BETWEEN_S = 0.25
-"""Seconds from the end of a round to the pause: the ranks come to their boundary, the tracker
-looks."""
+"""Seconds from the end of a round to the pause. In this time the ranks come to their boundary, and
+the tracker looks."""
 BESIDES_S = 1.5
-"""Seconds that a move takes beside copying and pause (survey, room, end), until earlier moves have
-shown it."""
+"""Seconds that a move takes in addition to copying and pause (survey, room, end). This is the value
+until earlier moves have shown it."""
 LOOK_S = 0.2
-"""Seconds that a short look at what a capsule writes takes; ``Writing.rate`` is of such looks."""
+"""Seconds that a short look at a capsule's writes takes. ``Writing.rate`` comes from such looks."""
 LEAST_IDLE = 0.5
-"""Idle cores: fewer lie between the job's steps, and a copy in them holds up the next step. With
-0.15 idle cores of two, `make demo` read at 36 MB/s for 13 s, and the job lost 2.8 s of these."""
+"""Fewer idle cores count as none. They are idle only between the job's steps, and a copy on them
+delays the next step. With 0.15 idle cores of two, `make demo` read at 36 MB/s for 13 s, and the job
+lost 2.8 s of these."""
 LEAST_SPEED = 25e6
-"""Bytes per second: no round is planned to be slower."""
+"""The model plans no round below this many bytes per second."""
 SIMPLER = 1.25
-"""The model chooses the stop unless another way loses less by this factor: its error is some 30 %,
+"""The model chooses the stop unless another way loses less by this factor. Its error is some 30 %,
 and after a stop the host is empty soonest."""
 ROUNDS_MOST = 30
 SEEN_BUSY = 0.1
-"""A move teaches what a byte costs only if no core was idle for at least this share of its
+"""A move teaches the cost of a byte only if no core was idle for at least this share of its
 reading."""
 NEVER_FREE = 0.1
-"""The share of a byte's CPU time that it is always taken to cost: single moves measure too little
-by chance."""
+"""A byte always costs at least this share of its CPU time, because single moves may measure too
+little by chance."""
 TEACHES_S = 1.0
-"""Seconds: shorter rounds teach nothing of what a byte costs, as they last only a few steps."""
+"""Rounds shorter than this many seconds teach no cost of a byte: they last only a few steps."""
 LAST = 9
-"""How many earlier moves count: the newest ones."""
+"""The model uses at most this many earlier moves, the newest ones."""
 COLD = Writing(0.0, 0, 1.0)
 
 
 @dataclass(frozen=True)
 class Learnt:
-    """What earlier moves have shown; None where none has shown it.
+    """What earlier moves have shown; a value is None where none has shown it.
 
     ``per_byte``: seconds of training lost for each byte that a round reads while no core is idle.
     ``reach``: bytes per second of a round without a limit. ``besides_s``: as :data:`BESIDES_S`.
@@ -78,11 +79,11 @@ def situation(
     destination: Cores | None, learnt: Learnt, slow_down: float | None = None,
     slower_stop: float = 1.0, refill_s: float = 0.0, first_fill_s: float = 0.0,
 ) -> Situation:  # fmt: skip
-    """What the model needs, from what is known.
+    """Build the model's input from what is known.
 
-    ``link``: None where no rate is known. ``slower_stop``: the factor by which sending took longer
-    in earlier pauses than the rate of the link says. ``refill_s``: seconds until a byte that has
-    arrived is in its place, where its page went ahead; ``first_fill_s``: where no memory did.
+    ``link``: None where no rate is known. ``slower_stop``: the factor by which sending in earlier
+    pauses took longer than the link's rate says. ``refill_s``: seconds to put an arrived byte in
+    its place, where its page went ahead. ``first_fill_s``: the same where no memory went ahead.
     """
     rate = min(link or STANDSTILL, STANDSTILL)
     here, there = source or Cores(1.0, 0.0), destination or Cores(1.0, 0.0)
@@ -104,17 +105,17 @@ def situation(
 
 
 def standstill(given: Situation) -> float:
-    """Bytes per second of what is left for the pause, where memory went ahead."""
+    """Bytes per second of memory in the pause, if the other memory went ahead."""
     return 1 / (1 / given.link + given.extra_s)
 
 
 def memory_s(given: Situation, left: float) -> float:
-    """Seconds of pause for so many bytes that are left for it; all of them: none went ahead."""
+    """Seconds of pause for ``left`` bytes of memory. If that is all memory, none went ahead."""
     return left / standstill(given) + (left * given.first_fill_s if left >= given.size else 0.0)
 
 
 def weigh(given: Situation) -> list[Estimate]:
-    """Every way, and every speed that may be worth it."""
+    """The estimates of every way, each at every speed that may be worth it."""
     found = [_estimate(given, Way.STOP, standstill(given))]
     for speed in _speeds(given):
         found += [_estimate(given, way, speed) for way in (Way.ROUND, Way.ROUNDS)]
@@ -124,26 +125,26 @@ def weigh(given: Situation) -> list[Estimate]:
 def choose(
     given: Situation, max_pause: float, within: float | None = None, way: Way = Way.AUTO
 ) -> Chosen:
-    """The way by which the job loses least, of those that keep the deadline (``within`` seconds)
-    and pause it for at most ``max_pause``.
+    """The way with the least lost training, of those that keep the deadline (``within`` seconds)
+    and pause the job for at most ``max_pause``.
 
-    ``way``: other than auto, it is taken in any case, as fast as ``slow_down`` allows.
+    ``way``: if it is not auto, this way is taken in any case, as fast as ``slow_down`` allows.
     """
     all_ways = weigh(given)
     fastest = max(e.speed for e in all_ways if e.way != Way.STOP)
     forced = [e for e in all_ways if e.way == way and e.speed in (fastest, standstill(given))]
     estimates = all_ways if way is Way.AUTO else forced
     best, needs = _best(estimates, max_pause, within)
-    # Without a look the model takes the capsule to write nothing. If it chooses the stop even so,
-    # a look cannot change that.
+    # Without a look the model assumes that the capsule writes nothing. If it chooses the stop even
+    # then, a look cannot change the choice.
     undecided = given.written is None and way is Way.AUTO and best.way != Way.STOP
     because = _because(best, estimates, way, max_pause, within)
     return Chosen(best, because, all_ways, given, undecided, needs)
 
 
 def max_pause(settings: Settings, timeouts: Timeouts) -> float:
-    """Seconds: what the cluster file says, else a tenth of timeouts.collective, and never more than
-    half of what a freeze may take."""
+    """The longest pause in seconds: the cluster file's value. Without one it is a tenth of
+    timeouts.collective, but at most half of timeouts.freeze."""
     if settings.max_pause is not None:
         return settings.max_pause
     return min(timeouts.collective / 10, timeouts.freeze / 2)
@@ -160,7 +161,7 @@ def lost_per_byte(given: Situation, speed: float) -> float:
 
 
 def limit(given: Situation, chosen: Estimate) -> float:
-    """Bytes per second that the rounds are held to; infinite where they go as fast as they can."""
+    """Bytes per second that the rounds may reach; infinite if they have no limit."""
     return chosen.speed if chosen.speed < given.reach else float("inf")
 
 
@@ -170,8 +171,8 @@ def uncovered(given: Situation, speed: float) -> float:
 
 
 def learn(rows: Iterable[MigrationRow], job: str, pair: frozenset[str]) -> Learnt:
-    """From earlier moves, newest first: of this job between these hosts where there are any, else
-    of the job, else between the hosts."""
+    """Learn from earlier moves, newest first. Moves of this job between these hosts come first. If
+    they do not show a value, other moves of the job or between the hosts may show it."""
     done = [row for row in rows if row.state == Step.DONE.value and row.kind == "move"]
     here = [row for row in done if {row.source, row.destination} == pair]
     own, both = (
@@ -184,7 +185,7 @@ def learn(rows: Iterable[MigrationRow], job: str, pair: frozenset[str]) -> Learn
 
 
 def words(chosen: Chosen) -> str:
-    """``way: stop, as …``"""
+    """The choice in words: ``way: stop, as …``."""
     return f"way: {chosen.estimate.way}, as {chosen.because}"
 
 
@@ -210,7 +211,7 @@ def _estimate(given: Situation, way: Way, speed: float) -> Estimate:
 
 
 def written_in(given: Situation, seconds: float) -> float:
-    """Bytes that differ after so many seconds.
+    """Bytes that differ after ``seconds``.
 
     The model: the capsule writes to random places of a set of fixed size, and a place that is
     written again counts once. A short and a long look together give the size of the set.
@@ -220,7 +221,7 @@ def written_in(given: Situation, seconds: float) -> float:
     if not short or not seen.set or seen.seconds <= LOOK_S:
         return min(most, seen.rate * seconds)
     ratio = min(seen.set / short, seen.seconds / LOOK_S * 0.999)
-    slow, fast = 1e-6, 100.0  # of the set, per second
+    slow, fast = 1e-6, 100.0  # share of the set per second
     for _ in range(40):
         middle = math.sqrt(slow * fast)
         if math.expm1(-middle * seen.seconds) / math.expm1(-middle * LOOK_S) > ratio:
@@ -232,7 +233,7 @@ def written_in(given: Situation, seconds: float) -> float:
 
 
 def _speeds(given: Situation) -> list[float]:
-    """At full speed, and as fast as idle cores allow; ``slow_down`` caps both."""
+    """The speeds to weigh: full speed, and what idle cores allow; ``slow_down`` limits both."""
     most = given.reach
     if given.slow_down is not None and given.per_byte > 0:
         most = min(most, max(given.idle, given.slow_down / given.per_byte, LEAST_SPEED))
@@ -243,7 +244,7 @@ def _speeds(given: Situation) -> list[float]:
 
 
 def _free_rate(here: Cores, there: Cores, shared: bool) -> float:
-    """Bytes a second for which the idle cores of both hosts suffice."""
+    """Bytes per second for which the idle cores of both hosts suffice; 0.0 without idle cores."""
     if min(here.idle, there.idle) < LEAST_IDLE:
         return 0.0
     if shared:
@@ -257,7 +258,7 @@ def _free_rate(here: Cores, there: Cores, shared: bool) -> float:
 def _best(
     estimates: Sequence[Estimate], max_pause: float, within: float | None
 ) -> tuple[Estimate, float | None]:
-    """The best of them, and the least time to empty the host where all are too late for it."""
+    """The best estimate, and the least time to empty the host if every way misses ``within``."""
     pool = [e for e in estimates if within is None or e.empty_s <= within]
     if not pool:
         soonest = min(estimates, key=lambda e: (e.empty_s, e.lost_s))
@@ -302,7 +303,7 @@ def _copying_s(row: MigrationRow) -> float:
 
 
 def _per_byte(row: MigrationRow) -> float | None:
-    """Seconds lost per byte of the rounds, where cores were busy."""
+    """Seconds lost per byte of the rounds, for a move with busy cores; None if it shows none."""
     seen = row.precopy
     if seen is None or seen.slow_down is None or not seen.bytes or not seen.round:
         return None
@@ -313,7 +314,7 @@ def _per_byte(row: MigrationRow) -> float | None:
 
 
 def _reach(row: MigrationRow) -> float | None:
-    """Bytes per second of rounds that nothing limited."""
+    """Bytes per second of a move's rounds that nothing limited; None if it shows none."""
     seen, planned = row.precopy, row.predicted
     took = _copying_s(row)
     if seen is None or not seen.round or not took or planned is None or planned.limited:

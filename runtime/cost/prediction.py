@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a job will stand still in a move, reckoned before anything is done; and what it was.
+"""The standstill of a move: predicted before the move, and measured afterwards.
 
-A model of few terms gives each part of a standstill from what is to be moved (:class:`Load`). Its
-constants are this project's measurements on one machine (docs/measurements.md); another machine is
-faster or slower, so each part is multiplied by how far off it was in the earlier moves of the
-cluster: the median of seen over untaught, of the same job's moves where there are any.
+A model of few terms gives each part of a standstill from what must be moved (:class:`Load`). Its
+constants are this project's measurements on one machine (docs/measurements.md). Other machines are
+faster or slower, so each part is multiplied by a factor from earlier moves of the cluster: the
+median of measured over untaught. Moves of the same job are used where there are any.
 
-Where memory is copied while the job trains, what it writes meanwhile goes over at the standstill.
-A round that sends D bytes at r bytes a second lets a job that writes w bytes a second write D·w/r
-anew, and what it writes between two rounds, while the tracker looks and while the ranks come to
-their boundary (c seconds) comes to it: rounds shrink towards D = w·c / (1 - w/r), where w < r. What
-it writes again and again counts once, so D is no more than what it was seen to write in a look that
-lasted as long as such a round.
+If memory is copied while the job trains, the memory that the job writes meanwhile goes at the
+standstill. In a round that sends D bytes at r bytes a second, a job that writes w bytes a second
+writes D·w/r bytes anew. It also writes between two rounds, while the tracker looks and the ranks
+come to their boundary (c seconds). So rounds shrink towards D = w·c / (1 - w/r), where w < r. Pages
+that are written again count once, so D is at most what the job wrote in a look that lasted as long
+as such a round.
 """
 
 from __future__ import annotations
@@ -32,41 +32,43 @@ from ..model.steps import Step
 PRECOPY, FULL_DUMP = "pre-copy", "full dump"
 
 QUIESCE_S = 0.01
-"""To the boundary, and communicators taken down."""
+"""Seconds until the ranks are at the boundary and the communicators are taken down."""
 LOCK_S = 0.003
 DUMP_S, DUMP_TASK_S, DUMP_MAPPING_S = 0.02, 0.002, 100e-6
 RESTORE_S, RESTORE_TASK_S, RESTORE_MAPPING_S = 0.015, 0.001, 20e-6
-"""CRIU's own start; for each process; for each mapping."""
+"""Seconds of a restore: CRIU's own start; each process; each mapping."""
 DUMP_THREAD_S, RESTORE_THREAD_S, RELEASE_THREAD_S = 0.5e-3, 0.4e-3, 0.5e-3
-"""For each thread besides a process's first: to dump, to make, to check and to let go."""
+"""Seconds for each thread after a process's first: to dump it, to make it, and to check and release
+it."""
 DUMP_SHARED_S, RESTORE_SHARED_S, CHECK_SHARED_S = 120e-6, 60e-6, 80e-6
-"""Besides, for each mapping of shared memory without a name, whose image has files of its own."""
+"""More seconds for each mapping of nameless shared memory, whose image has files of its own: to
+dump it, to restore it, and to check it."""
 FILES_S, LIST_S = 0.01, 10e-6
-"""To list the directories again; for each entry in them."""
+"""Seconds to list the directories again, and seconds for each entry in them."""
 HANDOVER_S = 0.03
-"""Promise, commit, checks of the image, grant, network open, gates open."""
+"""Seconds for promise, commit, checks of the image, grant, opening the network and the gates."""
 LOOK_S, LOOK_BYTE_S = 0.01, 12e-3 / 2**30
-"""A tracker's last look, besides sending what it finds; per byte, in small pages."""
+"""Seconds of a tracker's last look without sending, and seconds per byte, in small pages."""
 NAP_S = 0.2
-"""Between two rounds, once they bring nothing more (precopy.NAP_S)."""
+"""Seconds between two rounds once rounds do not get smaller any more (precopy.NAP_S)."""
 STREAM, SHM, EAGER = 1.3e9, 0.5e9, 3.3e9
-"""Bytes per second: CRIU's images onto the wire; /dev/shm; memory read back by CRIU."""
+"""Bytes per second: CRIU's images onto the wire; /dev/shm; memory that CRIU reads back."""
 PLACE, REFILL, FIRST_FILL = 200e9, 11e9, 0.7e9
 """Bytes per second at which the destination puts memory in its place. Pages that went ahead are
 placed by moving page tables. A page that comes again during the pause is copied over its older
-content. Where nothing went ahead, the kernel hands out every page for the first time: filling 424
-to 487 MB took 0.4 to 1.5 s, and fresh memory 1.5 to 2.3 s per GiB (docs/measurements.md, "Where
-fresh memory is slow"). Memory that was freed just before comes up to ten times as fast, so earlier
-moves correct this rate by itself (``Lessons.factors[FILLING]``)."""
+content. If nothing went ahead, the kernel hands out every page for the first time: filling 424 to
+487 MB took 0.4 to 1.5 s, and fresh memory 1.5 to 2.3 s per GiB (docs/measurements.md, "Where fresh
+memory is slow"). Memory that was freed just before is up to ten times as fast. So earlier moves
+correct this rate separately (``Lessons.factors[FILLING]``)."""
 
 AHEAD, AHEAD_FILE_S = 0.3e9, 0.3e-3
-"""Bytes per second and seconds per file, to pack and unpack them while the job trains (measured on
+"""Bytes per second and seconds per file to pack and unpack files while the job trains (measured on
 two cores)."""
 
 WRONG_BY = 30.0
-"""No part is corrected by more than this factor, either way."""
+"""Earlier moves correct no part by more than this factor, up or down."""
 LAST = 20
-"""Earlier moves that count: the newest ones."""
+"""At most this many earlier moves count, the newest ones."""
 
 PART_OF = {
     "quiesce": "quiesce",
@@ -80,21 +82,22 @@ PART_OF = {
     "restore": "restore",
     "gpu restore": "gpu restore",
 }
-"""Which part a phase belongs to; all others of the standstill, and gaps between, are handover."""
+"""Phase → the part of the standstill that it counts for. All other time counts as handover."""
 HANDOVER = "handover"
 FILLING = "filling"
-"""Not a part, but the share of restore that goes with FIRST_FILL: it has a factor of its own, as
-moves that fill fresh memory say nothing of those that do not."""
+"""Not a part, but the share of restore that depends on FIRST_FILL. It has its own factor, because
+moves that fill fresh memory teach nothing about moves that do not."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is to be moved, in bytes; ``files``: those of /dev/shm; ``entries``: of the other
-    directories that go along, and ``changing``: bytes of files there that were just written, and
-    of open files that go over by themselves; ``nameless``: files without a name, in the image.
+    """What must be moved, in bytes.
 
-    ``writing`` None: nobody has looked at what it writes; ``full_dump``: why its memory can't
-    be copied while it trains, else empty.
+    ``files``: those of /dev/shm. ``entries``: files in the other directories that go along.
+    ``changing``: bytes of files there that were just written, and of single open files that go
+    along. ``nameless``: files without a name, which are in the image. ``writing``: None if there
+    was no look at what the capsule writes. ``full_dump``: why its memory cannot be copied while
+    it trains, else empty.
     """
 
     footprint: Footprint
@@ -112,7 +115,7 @@ class Load:
 
     @classmethod
     def of(cls, look: Inspected, full_dump: str = "") -> Load:
-        """As its source has seen the capsule."""
+        """The load of a move, from the survey of its source."""
         survey, tasks = look.survey, len(look.survey.pids)
         return cls(
             look.footprint or Footprint(survey.resident, survey.shared_memory, tasks, tasks, 0),
@@ -128,8 +131,11 @@ class Load:
 
 @dataclass(frozen=True)
 class Lessons:
-    """What earlier moves teach: by part, the factor on the model, and seconds per byte for device
-    memory, which the model says nothing of. ``moves``: how many taught it."""
+    """What earlier moves teach about each part of a standstill.
+
+    ``moves``: the number of these moves. ``factors``: part → the factor on the model's seconds.
+    ``per_byte``: part → seconds per byte of device memory, for which there is no model.
+    """
 
     moves: int = 0
     factors: Mapping[str, float] = field(default_factory=dict)
@@ -137,8 +143,10 @@ class Lessons:
 
 
 def predict(load: Load, lessons: Lessons | None = None, rate: float | None = None) -> Prediction:
-    """The standstill of a move; ``rate``: bytes per second at which memory has gone there before,
-    None: it has not."""
+    """Predict the standstill of a move.
+
+    ``rate``: bytes per second at which memory went to that host before; None if none has gone.
+    """
     lessons, link = lessons or Lessons(), rate or STANDSTILL
     size, full = load.footprint, bool(load.full_dump)
     tasks = f"{_count(size.processes, 'process', 'processes')}, {size.mappings} mappings"
@@ -188,7 +196,7 @@ def predict(load: Load, lessons: Lessons | None = None, rate: float | None = Non
 
 
 def besides_memory(prediction: Prediction) -> float:
-    """Seconds of a standstill that do not go with how much was written lately."""
+    """Seconds of a standstill that do not depend on how much was written lately."""
     others = sum(part.seconds or 0.0 for part in prediction.parts if part.name != "memory")
     return others + (_look_s(prediction.memory) if prediction.way == PRECOPY else 0.0)
 
@@ -199,12 +207,12 @@ def without_memory(prediction: Prediction) -> float:
 
 
 def _look_s(private: int) -> float:
-    """Seconds of a tracker's last look at so many bytes."""
+    """Seconds of a tracker's last look at ``private`` bytes."""
     return LOOK_S + LOOK_BYTE_S * private
 
 
 def _delta(load: Load, rate: float) -> tuple[int, str]:
-    """Bytes of memory that are left for the standstill, and why so many."""
+    """Bytes of memory that are left for the standstill, and the reason in words."""
     private, written = load.footprint.private, load.writing
     if written is None:
         return private, "all of it, as what it writes is not known"
@@ -212,18 +220,18 @@ def _delta(load: Load, rate: float) -> tuple[int, str]:
     if written.rate < rate:
         between = _look_s(private) + NAP_S + QUIESCE_S
         left = min(left, written.rate * between / (1 - written.rate / rate))
-    if written.set <= rate * written.seconds:  # a round that sends all of this is no longer
+    if written.set <= rate * written.seconds:  # a round with all of this is shorter than the look
         left = min(left, written.set)
     return int(left), f"of {units.size(private)}: {units.size(written.rate)}/s written"
 
 
 def at_most(prediction: Prediction) -> bool:
-    """Whether all memory is counted for lack of anything better."""
+    """Whether the prediction counts all memory, because nothing better is known."""
     return any(p.name == "memory" and p.bytes == prediction.memory for p in prediction.parts)
 
 
 def sharpened(prediction: Prediction, rounds: Rounds) -> Prediction:
-    """With what the last round of the pre-copy has found in place of what was assumed."""
+    """The prediction with the results of the pre-copy's last round instead of assumptions."""
     if prediction.way != PRECOPY or rounds.stop_s is None or not rounds.round:
         return prediction
     said = f"as the last of {_count(rounds.round, 'round', 'rounds')} found"
@@ -233,7 +241,7 @@ def sharpened(prediction: Prediction, rounds: Rounds) -> Prediction:
 
 
 def with_memory(prediction: Prediction, left: int, rate: float, said: str) -> Prediction:
-    """With so many bytes of memory left for the standstill, which go at so many a second."""
+    """The prediction with ``left`` bytes of memory in the standstill, at ``rate`` bytes/s."""
     assumed = next(part.bytes or 0 for part in prediction.parts if part.name == "memory")
     parts = list(prediction.parts)
     for n, part in enumerate(parts):
@@ -247,7 +255,7 @@ def with_memory(prediction: Prediction, left: int, rate: float, said: str) -> Pr
 
 
 def _refilled(restore: Part, prediction: Prediction, assumed: int, left: int) -> Part:
-    """The restore with so many bytes left for the standstill, in place of those assumed."""
+    """The part restore if ``left`` bytes go in the standstill instead of ``assumed`` bytes."""
     size, by = prediction.memory, prediction.filling
     own = _with_filling(restore, -_first_fill_s(assumed, size), by)
     changed = own.untaught + _refill_s(left, size) - _refill_s(assumed, size)
@@ -256,30 +264,30 @@ def _refilled(restore: Part, prediction: Prediction, assumed: int, left: int) ->
 
 
 def _with_filling(restore: Part, seconds: float, by: float) -> Part:
-    """With so many seconds more for fresh memory, which earlier moves correct by that factor."""
+    """The part restore with ``seconds`` more for fresh memory, corrected by the factor ``by``."""
     taught = (restore.seconds or 0.0) + seconds * by
     return msgspec.structs.replace(restore, seconds=taught, untaught=restore.untaught + seconds)
 
 
 def _first_fill_s(left: int, private: int) -> float:
-    """Seconds to fill fresh memory, as far as earlier moves have not corrected them: where all is
-    left for the standstill, nothing of it has a page yet."""
+    """Seconds, uncorrected, to fill fresh memory. Only if all memory is left for the standstill do
+    its pages not exist yet."""
     return left / FIRST_FILL if left >= private else 0.0
 
 
 def _refill_s(left: int, private: int) -> float:
-    """The same for pages whose older content went ahead."""
+    """Seconds, uncorrected, to copy memory over pages whose older content went ahead."""
     return left / REFILL if left < private else 0.0
 
 
 def _factor(part: Part) -> float:
-    """By which earlier moves have corrected it."""
+    """The factor by which earlier moves have corrected a part."""
     return part.seconds / part.untaught if part.seconds and part.untaught else 1.0
 
 
 def rate_between(rows: Iterable[MigrationRow], one: str, other: str) -> float | None:
-    """Bytes per second at which memory went between two hosts, either way: the median of what
-    earlier moves have seen at their best; None without any."""
+    """Bytes per second at which memory went between two hosts, in either direction: the median of
+    the best rates of earlier moves; None without any."""
     best = [
         row.precopy.best
         for row in rows
@@ -289,8 +297,8 @@ def rate_between(rows: Iterable[MigrationRow], one: str, other: str) -> float | 
 
 
 def learn(rows: Iterable[MigrationRow], way: str, job: str = "") -> Lessons:
-    """From earlier moves, newest first, that went the same way and had a prediction; from those of
-    the same job alone, where there are any."""
+    """Learn from earlier moves, newest first, that went the same way and had a prediction. If some
+    of them are of the same job, only those count."""
     fitting = [row for row in rows if _teaches(row, way)]
     own = [row for row in fitting if row.capsule.partition("/")[0] == job]
     chosen = (own or fitting)[:LAST]
@@ -315,7 +323,7 @@ def learn(rows: Iterable[MigrationRow], way: str, job: str = "") -> Lessons:
 
 
 def _filling_of(predicted: Prediction) -> float:
-    """The seconds for fresh memory in a prediction, uncorrected; 0 where it expected none."""
+    """The uncorrected seconds for fresh memory in a prediction; 0 where it expected none."""
     fresh = predicted.way == PRECOPY and at_most(predicted)
     return _first_fill_s(predicted.memory, predicted.memory) if fresh else 0.0
 
@@ -323,18 +331,18 @@ def _filling_of(predicted: Prediction) -> float:
 def _teaches(row: MigrationRow, way: str) -> bool:
     if row.state != Step.DONE.value or row.predicted is None or row.predicted.way != way:
         return False
-    return way == FULL_DUMP or row.precopy is not None  # else it had to be dumped whole after all
+    return way == FULL_DUMP or row.precopy is not None  # else it became a full dump
 
 
 def stood(row: MigrationRow) -> float:
-    """Seconds that a move has held the job up: the way to the boundary, and the standstill."""
+    """Seconds that a move held the job up: quiesce and standstill."""
     return sum(p.seconds for p in row.phases if p.name == "quiesce") + row.frozen_s
 
 
 def seen(row: MigrationRow) -> dict[str, float]:
-    """What the parts of a standstill took; together they are :func:`stood`.
+    """The seconds that each part of a standstill took; their sum is :func:`stood`.
 
-    Time in which two phases ran side by side counts for the one that began first.
+    Where two phases ran at the same time, that time counts for the one that began first.
     """
     full = row.predicted is not None and row.predicted.way == FULL_DUMP
     took: defaultdict[str, float] = defaultdict(float)
@@ -344,7 +352,7 @@ def seen(row: MigrationRow) -> dict[str, float]:
         if part is None or not (phase.frozen or part == "quiesce"):
             continue
         if full and part == "memory":
-            part = "dump"  # CRIU itself has put the memory onto the wire
+            part = "dump"  # CRIU itself sent the memory
         end = phase.start + phase.seconds
         took[part] += max(0.0, end - max(phase.start, until))
         until = max(until, end)
@@ -359,7 +367,7 @@ def _part(
 
 
 def _device(lessons: Lessons, name: str, size: int) -> Part:
-    """Nothing is assumed of a GPU: without a move that has shown it, its seconds are not known."""
+    """A part for device memory. Its seconds are unknown until an earlier move has shown them."""
     each = lessons.per_byte.get(name)
     return Part(name, None if each is None else each * size, size)
 

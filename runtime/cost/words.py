@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a move cost, and that it will be too late, in words: for history and command line."""
+"""The cost of a move, and a missed deadline, in words for the history and the command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..messages import Cost
 
 
 def in_words(cost: Cost) -> str:
-    """``cost 0.9 s of training: paused 0.6, slower 0.3; host empty after 2.4 s``."""
+    """The cost as ``cost 0.9 s of training: paused 0.6, slower 0.3; host empty after 2.4 s``."""
     if cost.lost_s is None or cost.paused_s is None or cost.slower_s is None:
         said = f"cost not measured: {cost.why_not}"
     else:
@@ -18,6 +18,6 @@ def in_words(cost: Cost) -> str:
 
 
 def too_late(needs_s: float, left_s: float) -> str:
-    """``cannot be gone in time: it needs about 4.00 s, and has 2.00 s``."""
+    """The warning ``cannot be gone in time: it needs about 4.00 s, and has 2.00 s``."""
     needs, left = units.pause(needs_s), units.pause(max(0.0, left_s))
     return f"cannot be gone in time: it needs about {needs}, and has {left}"

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the orchestrator and the agent have in common as daemons."""
+"""The code that the daemons, orchestrator and agent, have in common."""

@@ -45,7 +45,7 @@ class ClusterFile:
         idle: Callable[[], bool],
         objection: Callable[[Cluster], str],
     ) -> None:
-        """Run a daemon until the file has :meth:`changed`; returns then, with the daemon ended.
+        """Run a daemon until the file has :meth:`changed`. Return when the daemon has ended.
 
         Raises what the daemon raises.
         """
@@ -62,7 +62,7 @@ class ClusterFile:
                     await task
 
     async def changed(self, idle: Callable[[], bool], objection: Callable[[Cluster], str]) -> None:
-        """Return once the file holds another, sound cluster and the daemon is idle.
+        """Return once the file holds a different, valid cluster and the daemon is idle.
 
         ``idle``: whether a restart would interrupt nothing. ``objection``: why this daemon cannot
         start with that cluster, "" where it can.
@@ -78,7 +78,7 @@ class ClusterFile:
             await asyncio.sleep(POLL_S)
 
     def _read(self, objection: Callable[[Cluster], str]) -> Cluster | None:
-        """The new cluster if it says something else and this daemon can start with it."""
+        """The new cluster if it differs and this daemon can start with it; None otherwise."""
         try:
             found = load(self.path)
         except LiveshiftError as error:
@@ -92,7 +92,7 @@ class ClusterFile:
         return found
 
     def _stamp(self) -> Stamp | None:
-        """None while the file is away, as between the two halves of a copy over it."""
+        """The file's stamp; None while the file is missing, as when another is copied over it."""
         try:
             found = self.path.stat()
         except OSError:
@@ -101,7 +101,7 @@ class ClusterFile:
 
 
 def fixed(old: Cluster, new: Cluster) -> str:
-    """Which setting differs that capsules, keys or sockets depend on, in words; "" if none does."""
+    """Name a changed setting on which capsules, keys or sockets depend; "" if there is none."""
     for name, before, after in (
         ("cluster.name", old.name, new.name),
         ("cluster.overlay", old.overlay, new.overlay),
@@ -118,5 +118,5 @@ def start_again() -> NoReturn:
     """Replace this process by a new run of the same command line."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # what a library has opened without O_CLOEXEC
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # files that a library opened without O_CLOEXEC
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

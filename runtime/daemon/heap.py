@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that a daemon has freed goes back to the kernel.
+"""Gives memory that a daemon has freed back to the kernel.
 
-malloc keeps what it once needed, in a heap for each thread: after some moves an agent had up to
-400 MB of its own that it did not use. Half of it was not even free: objects of moves that were over
-referred to each other, with the memory for their chunks (memory/ring.py), and Python looks for such
-ones of old age only when many more have come.
+malloc keeps freed memory, in a heap for each thread. After some moves an agent held up to 400 MB
+that it did not use. Half of that was not even free: objects of past moves referred to each other,
+and with them to the memory of their chunks (memory/ring.py). Python collects such old cycles only
+after many more objects have come.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ EVERY_S = 10.0
 
 
 async def give_back(idle: Callable[[], bool], every: float = EVERY_S) -> None:
-    """Let go of what refers to itself only, and have malloc give back what is free, every so many
-    seconds while the daemon is ``idle``; a malloc that cannot (it is not glibc's) keeps it."""
+    """Every ``every`` seconds, while the daemon is ``idle``, collect cycles of unused objects and
+    let malloc give back what is free. A malloc that is not glibc's keeps it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    gc.freeze()  # what is there by now stays: to look through it each time would take 100 ms
+    gc.freeze()  # a collection then skips the objects of the start, which takes 100 ms less
     while True:
         await asyncio.sleep(every)
         if idle():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells systemd how a daemon is doing, over the socket named in NOTIFY_SOCKET.
+"""Reports a daemon's state to systemd, over the socket named in NOTIFY_SOCKET.
 
-The protocol is sd_notify(3)'s: one datagram of ``KEY=value`` lines. Outside systemd the variable
-is not set and nothing is sent.
+The protocol is that of sd_notify(3): one datagram of ``KEY=value`` lines. Outside systemd the
+variable is not set, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 
 
 def notify(*lines: str) -> bool:
-    """Send the lines; False when nobody asked to be told. Raises OSError if sending fails."""
+    """Send the lines; return False without NOTIFY_SOCKET. Raises OSError if sending fails."""
     where = os.environ.get("NOTIFY_SOCKET", "")
     if not where:
         return False
@@ -26,11 +26,13 @@ def notify(*lines: str) -> bool:
 
 
 def ready(status: str = "") -> bool:
-    """The daemon serves from now on (a Type=notify unit waits for this); ``status`` is shown by
-    ``systemctl status``."""
+    """Report that the daemon serves from now on. A unit with Type=notify waits for this.
+
+    ``systemctl status`` shows ``status``.
+    """
     return notify("READY=1", *([f"STATUS={status}"] if status else []))
 
 
 def stopping() -> bool:
-    """The daemon is on its way out."""
+    """Report that the daemon is about to end."""
     return notify("STOPPING=1")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One daemon of a kind for each state directory: a lock that the kernel drops with its holder.
+"""A lock that allows one daemon of a kind for each state directory.
 
-flock(2) on a file that also names the holder's pid. The file is removed when the lock is let go of.
-After a crash it stays, but nobody holds it.
+It is flock(2) on a file that also names the holder's pid. The kernel drops the lock when its holder
+ends. A clean release removes the file. After a crash the file stays, but is not locked.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ...errors import LiveshiftError, Refused
 
 @contextlib.contextmanager
 def held(state: Path, daemon: str) -> Iterator[None]:
-    """Hold ``state`` for a daemon ("agent", "orchestrator") while this lasts; make it if it is
-    missing.
+    """Hold ``state`` for a daemon ("agent", "orchestrator") during the with block. Make it if
+    it is missing.
 
-    Raises Refused with the holder's pid when another one has it, LiveshiftError when the lock
-    cannot be made. What was made for it is gone again afterwards, unless there is something in it.
+    Raises Refused with the holder's pid when another daemon holds it, LiveshiftError when the lock
+    cannot be made. Directories that were made for it are removed again if they are empty.
     """
     new = [folder for folder in (state, *state.parents) if not folder.exists()]
     path = state / f"{daemon}.lock"
@@ -34,7 +34,7 @@ def held(state: Path, daemon: str) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is held: whoever waits for it looks again
+        path.unlink(missing_ok=True)  # while locked: a waiting daemon then sees that it is gone
         os.close(lock)
         with contextlib.suppress(OSError):
             for folder in new:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Background work of a daemon: kept referenced until done, its errors logged, never lost."""
+"""Background work of a daemon: kept referenced until it ends; an error is logged, never lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger("liveshift.tasks")
 
 
 class Tasks:
-    """asyncio itself keeps only weak references to tasks."""
+    """Keeps references to running tasks, because asyncio itself keeps only weak ones."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Future[Any]] = set()
@@ -21,7 +21,7 @@ class Tasks:
         self.keep(asyncio.create_task(work))
 
     def keep(self, task: asyncio.Future[Any]) -> None:
-        """The same for what runs already."""
+        """Do the same for a task that already runs."""
         self._running.add(task)
         task.add_done_callback(self._done)
 

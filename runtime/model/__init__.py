@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job, a move and an owner are, without traffic or clocks."""
+"""The concepts job, move and owner, without traffic or clocks."""

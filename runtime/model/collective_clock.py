@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The coordinator of the collective clock: which operations every rank still has to begin.
+"""The coordinator of the collective clock: which operations every rank must still begin.
 
-Pure: no traffic, no time. It hears hosts, not ranks (an agent aggregates its own: see
-host_gate.py), so its work grows with hosts and their clocks. The algorithm is the star form of
-MANA's collective clock (arXiv 2212.05701): the target of a clock is the highest number that was
-begun anywhere; a rank that has to pass beyond a target to reach another one raises it for all.
+It is pure: no traffic, no time. It talks to hosts, not to ranks: an agent sums up its own ranks
+(host_gate.py). So its work grows with the hosts and their clocks. The algorithm is the star form of
+MANA's collective clock (arXiv 2212.05701). The target of a clock is the highest number that any
+rank has begun. A rank that must pass a target to reach another one raises it for all ranks.
 
-A host's reports have to arrive in the order in which it made them; reports of different hosts may
-come in any order. Versions of targets are counted over all hosts, but a host is given a new one
-only when one of its own clocks' targets grew: a raise between two ranks is the affair of two hosts.
+The reports of one host must arrive in the order in which it made them. Reports of different hosts
+may come in any order. Versions of targets are counted over all hosts. But a host gets a new version
+only when a target of its own clocks grew: a raise between two ranks concerns only their two hosts.
 
-The clock of a pair of ranks is made with its first operation, so that one end may have begun what
-the other doesn't know of. A pair of which one end was heard is told to all hosts that have ranks of
-its communicator: one of them has the other end.
+The first operation of a pair of ranks makes the pair's clock. So one end may have begun an
+operation of a clock that the other end does not have yet. Where only one end is known, all hosts
+with ranks of its communicator get the clock: one of them has the other end.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 Pair = tuple[int, int, int]
-"""Id of a communicator, sender and receiver as ranks within it."""
+"""(communicator's id, sender, receiver). Both are ranks within the communicator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a host says of its ranks.
+    """What a host reports about its ranks.
 
-    ``version``: of the targets that were in force when it looked; 0: the gates are armed, and
-    ``numbers`` are all clocks of the host with the highest number begun. Later, ``numbers`` are
-    only clocks that are new on the host and those on which its ranks passed beyond the target.
-    ``reached``: every rank has returned from all that the targets ask for, and from nothing more.
-    ``pairs``: what clocks that are new in ``numbers`` belong to, if the host has one end of them.
+    ``version``: the version of the targets in force when the host looked; 0: the gates are armed.
+    ``numbers``: at version 0 all clocks of the host, with the highest number begun. Later only new
+    clocks, and those on which its ranks passed the target. ``reached``: every rank has returned
+    from all operations up to the targets, and from none beyond. ``pairs``: the pairs of clocks in
+    ``numbers`` that are new and of which the host has one end.
     """
 
     version: int
@@ -43,9 +43,9 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """Targets of all clocks that the host has; ``version`` is the number to report them by.
+    """The targets of all clocks that a host has. Its reports name them by ``version``.
 
-    ``pairs``: clocks among them that the host may have to make first.
+    ``pairs``: those of the clocks that the host may have to make first.
     """
 
     version: int
@@ -57,8 +57,8 @@ class Aim:
 class _Host:
     clocks: set[int] = field(default_factory=set)
     asked: dict[int, Pair] = field(default_factory=dict)
-    wanted: int = 0  # version that it has to reach
-    heard: int = -1  # version of its last report
+    wanted: int = 0  # the version that the host must reach
+    heard: int = -1  # the version of its last report
     reached: bool = False
 
     @property
@@ -72,41 +72,41 @@ class CollectiveClock:
     def __init__(self, hosts: Iterable[str]) -> None:
         self._hosts = {name: _Host() for name in hosts}
         self._members: dict[int, list[str]] = {}
-        self._lone: dict[int, Pair] = {}  # pairs of which one end was heard
-        self._lone_of: dict[int, list[int]] = {}  # the same, by communicator
-        self._silent = set(self._hosts)  # have not told what had begun
+        self._lone: dict[int, Pair] = {}  # pairs of which only one end is known
+        self._lone_of: dict[int, list[int]] = {}  # clocks of these pairs, by communicator
+        self._silent = set(self._hosts)  # have not sent their first report
         self._away = set(self._hosts)  # have not reached their targets
         self._due: set[str] = set()
         self.targets: dict[int, int] = {}
         self.version = 0
-        """0 until every host has told what had begun there; then the newest targets' number."""
+        """The version of the newest targets; 0 until every host has sent its first report."""
 
     @property
     def converged(self) -> bool:
-        """Every host has reached the newest targets of its clocks.
+        """Whether every host has reached the newest targets of its clocks.
 
-        To be confirmed: gates are closed on it, and each host looks once more. A rank may have been
-        about to raise a target; then its host's report makes this false again.
+        This must be confirmed: the gates are closed, and each host looks once more. A rank may have
+        been about to raise a target. Then its host's report makes this false again.
         """
         return not self._away and self.version > 0
 
     @property
     def silent(self) -> list[str]:
-        """Hosts that haven't told yet what had begun there; there are no targets before."""
+        """Hosts that have not sent their first report. There are no targets before they have."""
         return sorted(self._silent)
 
     @property
     def debtors(self) -> list[str]:
-        """Hosts whose ranks haven't reached the newest targets, or haven't said so yet."""
+        """Hosts whose ranks have not reached the newest targets, or have not reported it yet."""
         return sorted(self._away)
 
     def hear(self, host: str, report: Report) -> None:
-        """A host's report. Raises KeyError for a host that takes no part."""
+        """Take a host's report. Raises KeyError for a host that takes no part."""
         state = self._hosts[host]
         first = host in self._silent
         if first:
             if report.version != 0:
-                return  # of an attempt before
+                return  # it belongs to an earlier attempt
             self._silent.discard(host)
         elif report.version < state.heard:
             return
@@ -122,20 +122,20 @@ class CollectiveClock:
         self._settle(host, state)
 
     def due(self) -> list[str]:
-        """Hosts with targets that they haven't been given: each once until its targets change.
+        """Hosts that have not been given their newest targets. Each is returned once per change.
 
-        To be asked after everything that has arrived was heard, so that many raises make one aim.
+        The caller asks after it has taken all reports that came, so that many raises make one aim.
         """
         due, self._due = sorted(self._due), set()
         return due
 
     def aim(self, host: str) -> Aim:
-        """What a host is to reach; raises KeyError for a host that takes no part."""
+        """The targets that a host must reach; raises KeyError for a host that takes no part."""
         state, targets = self._hosts[host], self.targets
         return Aim(state.wanted, {c: targets[c] for c in state.clocks}, dict(state.asked))
 
     def _take(self, host: str, state: _Host, report: Report) -> list[int]:
-        """Notes the numbers; returns clocks whose target some host doesn't know of yet."""
+        """Note the numbers; return the clocks with a target that some host does not know yet."""
         grown = []
         clocks, targets, members = state.clocks, self.targets, self._members
         for clock, number in report.numbers.items():
@@ -146,10 +146,10 @@ class CollectiveClock:
                 clocks.add(clock)
                 members.setdefault(clock, []).append(host)
                 if self.version == 0:
-                    continue  # everybody is given everything
+                    continue  # the first targets go to all hosts
                 if max(target, number) > 0:
                     grown.append(clock)
-                # It may have the other ends of these.
+                # This host may have the other ends of these pairs.
                 grown += [lone for lone in self._lone_of.get(clock, ()) if targets[lone] > 0]
             elif number > target:
                 grown.append(clock)
@@ -163,7 +163,7 @@ class CollectiveClock:
         return grown
 
     def _seek(self, clocks: Iterable[int]) -> None:
-        """Where something has begun at one end of a pair, the other end is to be told."""
+        """Give lone pairs whose one end has begun an operation to hosts that may have the other."""
         for clock in clocks:
             pair = self._lone.get(clock)
             if pair is None or self.targets[clock] == 0:
@@ -176,7 +176,7 @@ class CollectiveClock:
                     self._members[clock].append(host)
 
     def _give(self, hosts: Iterable[str]) -> None:
-        """A new version of the targets, for these hosts."""
+        """Make a new version of the targets for these hosts."""
         self.version += 1
         for name in hosts:
             state = self._hosts[name]

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of a migration, and which may follow which. Written once, here.
+"""The states of a migration (steps), and which step may follow which. They are defined only here.
 
-The happy path reads top to bottom. Before COMMITTED every failure leads through ROLLING_BACK,
-and only the source may run the capsule; from COMMITTED on only the destination may, and a
-restore that fails there passes the ownership back (RETURNING) under a further epoch. A command
-that ends by itself before COMMITTED ends its migration too (JOB_ENDED). After a
-restart of the orchestrator a migration goes on with ROLLING_BACK, RESTORING or FINISHING. A
-complete image leads from ROLLING_BACK to COMMITTED when its source has gone meanwhile.
+The happy path reads top to bottom. Before COMMITTED every failure leads through ROLLING_BACK, and
+only the source may run the capsule. From COMMITTED on only the destination may. If the restore
+fails there, ownership goes back (RETURNING) under a further epoch. If the command ends by itself
+before COMMITTED, the migration ends too (JOB_ENDED). After a restart of the orchestrator a
+migration goes on with ROLLING_BACK, RESTORING or FINISHING. ROLLING_BACK leads to COMMITTED if the
+image is complete and the source has gone meanwhile.
 
-A swap of GPUs inside a host has fewer of them: nothing is shipped, and nobody else comes to own
-the capsule (:data:`ALLOWED_IN_SWAP`).
+A swap of GPUs inside a host has fewer steps: it sends nothing, and the owner of the capsule stays
+the same (:data:`ALLOWED_IN_SWAP`).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import enum
 
 class Step(enum.Enum):
     PREPARING = "preparing"  # survey, preflight, an empty room; the job trains
-    PRECOPYING = "pre-copying"  # what is not being written goes over; the job trains
-    QUIESCING = "quiescing"  # all ranks come to a collective boundary, and wait there
-    FREEZING = "freezing"  # network locked, dump into the wire; the job stands
+    PRECOPYING = "pre-copying"  # memory and files go to the destination; the job trains
+    QUIESCING = "quiescing"  # all ranks come to a boundary, and wait there
+    FREEZING = "freezing"  # network locked, dump into the wire; the job is frozen
     COMMITTED = "committed"  # the journal names the destination
-    RESTORING = "restoring"  # CRIU brings the tree up at the destination
-    RESUMING = "resuming"  # the tree runs; its first collective is awaited
-    FINISHING = "finishing"  # the frozen copy at the source ends
+    RESTORING = "restoring"  # CRIU restores the tree at the destination
+    RESUMING = "resuming"  # the tree runs; the orchestrator waits for its first collective
+    FINISHING = "finishing"  # the source removes the frozen copy
     DONE = "done"
     ROLLING_BACK = "rolling back"  # not committed: the source goes on
     RETURNING = "returning"  # committed, not restored: ownership goes back to the source
-    FAILED = "failed"  # the capsule is its source's, as if nothing had happened
-    JOB_ENDED = "job ended"  # by itself, at the source, before it could be moved
-    LOST = "lost"  # no side has it any more; the job has ended
+    FAILED = "failed"  # the source has the capsule, as if nothing had happened
+    JOB_ENDED = "job ended"  # the command ended by itself at the source, before the commit
+    LOST = "lost"  # no host has the capsule any more; the job has ended
 
 
 ALLOWED: dict[Step, frozenset[Step]] = {
@@ -62,7 +62,7 @@ ALLOWED_IN_SWAP: dict[Step, frozenset[Step]] = {
     Step.JOB_ENDED: frozenset(),
     Step.LOST: frozenset(),
 }
-"""FREEZING is where the host brings the device state over; until it has told what became of that,
-nothing else is known."""
+"""The allowed steps of a swap. In FREEZING the host moves the device state to the other GPU. Until
+the host reports the result, the orchestrator knows nothing else."""
 
 ENDS = frozenset(step for step, after in ALLOWED.items() if not after)

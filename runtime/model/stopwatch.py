@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times the phases of one side of a migration, for the table that ends it."""
+"""Measures the phases of one side of a migration, for the table at its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..messages import Phase
 
 @dataclass
 class Lap:
-    """Filled in by the phase while it runs."""
+    """The size and the detail of one phase. The phase sets them while it runs."""
 
     bytes: int | None = None
     detail: str = ""
@@ -21,15 +21,15 @@ class Lap:
 
 @dataclass
 class Stopwatch:
-    """Phases in order; ``start`` of each counts from the stopwatch's own beginning."""
+    """Phases in order. The ``start`` of each counts from the beginning of the stopwatch."""
 
     began: float = field(default_factory=time.monotonic)
     phases: list[Phase] = field(default_factory=list)
 
     @contextlib.contextmanager
     def phase(self, name: str, *, frozen: bool = False) -> Iterator[Lap]:
-        """While the job stands, a phase begins where the one before it has ended: what lies
-        between two, such as the way to another thread, is the later one's."""
+        """Measure one phase. If ``frozen``, it begins where the phase before it ended: time between
+        two phases, such as the way to another thread, counts for the later one."""
         lap = Lap()
         start = time.monotonic()
         if frozen:

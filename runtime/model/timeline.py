@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a migration did what: its phases, how long the job stood still, how many bytes went."""
+"""The timeline of a migration: its phases, its standstill, and how many bytes were sent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..messages import MigrationRow, Phase
 
 @dataclass
 class Timeline:
-    """Seconds on the monotonic clock; phases count from ``began``."""
+    """The times of one migration: monotonic seconds; phases count from ``began``."""
 
     began: float = field(default_factory=time.monotonic)
     asked: float = field(default_factory=time.time)  # seconds since the epoch
@@ -28,7 +28,7 @@ class Timeline:
 
     @classmethod
     def of(cls, row: MigrationRow) -> Timeline:
-        """As an earlier orchestrator has left it; the time since then counts."""
+        """The timeline that an earlier orchestrator recorded. The time since then counts too."""
         ago = time.time() - row.asked
         found = cls(time.monotonic() - ago, row.asked, None, list(row.phases))
         found.expected_bytes, found.image_bytes = row.expected_bytes, row.image_bytes
@@ -37,12 +37,12 @@ class Timeline:
         return found
 
     def freeze(self) -> float:
-        """The job stands still from now on; returns now."""
+        """The job is frozen from now on; return this moment."""
         self.frozen_at = time.monotonic()
         return self.frozen_at
 
     def thaw(self) -> None:
-        """It goes on. May be said again."""
+        """The job goes on. May be called again."""
         if self.frozen_at is not None:
             self.frozen_s = time.monotonic() - self.frozen_at
             self.frozen_at = None
@@ -51,14 +51,14 @@ class Timeline:
         self.ended = time.monotonic()
 
     def shipped(self, image_bytes: int) -> None:
-        """The image is complete."""
+        """The image is complete: note its size, and how long the job was frozen for it."""
         self.image_bytes = image_bytes
         if self.frozen_at is not None:
             self.ship_s = time.monotonic() - self.frozen_at
 
     @contextlib.contextmanager
     def phase(self, name: str, frozen: bool = False) -> Iterator[list[str]]:
-        """Times one phase; what is put into the list becomes its detail."""
+        """Measure one phase. The texts that the caller puts into the list become its detail."""
         start, detail = time.monotonic(), list[str]()
         try:
             yield detail
@@ -69,15 +69,15 @@ class Timeline:
             )
 
     def take(self, phases: list[Phase], since: float) -> None:
-        """Phases timed by an agent, moved to this clock (which asked at ``since``)."""
+        """Add phases that an agent measured. ``since``: when it was asked, on this clock."""
         offset = since - self.began
         self.phases += [
             Phase(p.name, p.start + offset, p.seconds, p.bytes, p.frozen, p.detail) for p in phases
         ]
 
     def answered(self, phases: list[Phase], since: float, by: str) -> None:
-        """As :meth:`take`, now that the agent has answered; what its phases leave of the time is
-        what order and answer took, to be read and to wake those who wait for them."""
+        """Like :meth:`take`, but the agent has just answered. The rest of the time counts as the
+        phase "messages": order and answer, their decoding, and waking the tasks that wait."""
         self.take(phases, since)
         taken = max((p.start + p.seconds for p in phases), default=0.0)
         start = since - self.began + taken
@@ -88,11 +88,11 @@ class Timeline:
         return (self.ended or time.monotonic()) - self.began
 
     def standstill(self) -> float:
-        """Seconds that the job stood, or has stood until now."""
+        """Seconds that the job was frozen, up to now if it still is."""
         if self.frozen_at is None:
             return self.frozen_s
         return (self.ended or time.monotonic()) - self.frozen_at
 
     def link_rate(self) -> float:
-        """Bytes per second of the image, 0 when it has not been shipped."""
+        """Bytes per second of the image; 0 if it was not sent."""
         return self.image_bytes / self.ship_s if self.ship_s else 0.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in the way of a move: all of it is told at once, each with what to do about it."""
+"""The obstacles to a move. One error reports all of them, each with a remedy."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from ...errors import Refused, SourceRefused
 
 Trouble = tuple[str, str]
-"""(what stands in the way, what to do)."""
+"""(obstacle, remedy): what prevents the move, and what to do about it."""
 
 
 def refuse(troubles: Sequence[Trouble], *, at_source: bool = False) -> None:
-    """Raises Refused with all of them, if there are any; a hint for several is said once.
+    """Raises Refused with all troubles, if there are any. A hint that several share appears once.
 
-    ``at_source``: some of them have their cause in the capsule; then it is a SourceRefused.
+    ``at_source``: the capsule itself causes some of them; then the error is SourceRefused.
     """
     if troubles:
         hints = dict.fromkeys(remedy for _, remedy in troubles)
