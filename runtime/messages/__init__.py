@@ -1,32 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every message that crosses a socket, and the one encode and decode for all of them.
 
-How a planned migration flows (data goes source agent → destination agent, nothing else does):
+The flow of a planned migration (only data goes from source agent to destination agent):
 
-A. orchestrator → source       ``Inspect``   what the capsule consists of, what stands in the way
+A. orchestrator → source       ``Inspect``   what the capsule consists of, what prevents the move
 B. orchestrator → destination  ``Reserve``   preflight; an empty, locked room; an inbox
-C. orchestrator → source       ``Precopy``   directories, output, memory, while training runs
-   source → orchestrator       ``Progressed``  how far that is; nobody waits for it
-D. orchestrator → all ranks    ``Arm`` …     quiesce: gates closed at a collective boundary
+C. orchestrator → source       ``Precopy``   directories, output, memory, while the job trains
+   source → orchestrator       ``Progressed``  the progress of that; the source needs no answer
+D. orchestrator → all ranks    ``Arm`` …     quiesce: gates closed at a boundary
 E. orchestrator → source       ``Freeze``    network locked, dumped into the wire, held frozen
 F. orchestrator: the journal   commit        the destination owns epoch + 1 from here on
-G. orchestrator → everyone     ``Locate``    the address book with the new epoch
+G. orchestrator → all agents   ``Locate``    the address book with the new epoch
 H. orchestrator → destination  ``Restore``   CRIU restores; before the tree runs:
 I. destination → orchestrator  ``Claim``     may it run? The journal grants, the network opens
-J. orchestrator → all ranks    ``OpenGate``  communicators rebuilt where they were down; go on
-K. orchestrator → source       ``Settle``    ask what becomes of the frozen copy; ``Claim``: it ends
-   Beside all that: ``StartMeasure`` to the source at the request, ``EndMeasure`` to both sides
-   once it is over, from which the orchestrator reckons what the move cost the job.
-   When something fails, both sides are told to ``Settle``: they ask, and run, wait or end as
-   ownership.rule says. After a commit F is done again for the source, under a further epoch.
+J. orchestrator → all ranks    ``OpenGate``  communicators that were down are rebuilt; ranks go on
+K. orchestrator → source       ``Settle``    source asks about its frozen copy (``Claim``): end it
+   In addition ``StartMeasure`` goes to the source at the request, and ``EndMeasure`` to both sides
+   at the end. From their answers the orchestrator computes what the move cost the job.
+   When a step fails, both sides get ``Settle``: they ask, and run, wait or end as ownership.rule
+   says. After a commit the orchestrator does F again for the source, under a further epoch.
 
-Another GPU of the same host: ``LookAtGpus``, D, ``SwapGpu``, J. Nobody else may come to own the
-capsule, so nothing is committed or claimed; if the answer is lost, ``SettleSwap`` asks for it.
+To another GPU of the same host: ``LookAtGpus``, D, ``SwapGpu``, J. The owner stays the same, so
+nothing is committed or claimed. If the answer is lost, ``SettleSwap`` asks for it.
 
 A frame is MessagePack: ``{"v": VERSION, "id": n, "body": {"t": tag, …}}`` asks, the same with
 ``"ok"`` answers, with ``"error": [kind, message, hint]`` refuses. Tags are the class names.
-Bump VERSION when a field or a message is added, removed or changes its meaning: unknown fields are
-refused, and peers of different versions turn each other away, saying both.
+Increase VERSION when a field or a message is added or removed, or changes its meaning: a peer
+refuses unknown fields. Peers of different versions refuse each other, and name both versions.
 """
 
 from .agents import (

@@ -43,27 +43,27 @@ class Forget(Message, frozen=True):
 
 
 class Locate(Message, frozen=True):
-    """Enter an address book; entries of an epoch older than one known are dropped."""
+    """Enter an address book; entries with an epoch older than the known one are dropped."""
 
     book: Book
 
 
 class Inspect(Message, frozen=True):
-    """Survey a capsule while it runs; answers Inspected. ``watch``: for a second also how much it
-    writes."""
+    """Survey a capsule while it runs; answers Inspected. ``watch``: also measure for one second
+    how much it writes."""
 
     capsule: str
     watch: bool = False
 
 
 class Inspected(Answer, frozen=True):
-    """``carried_bytes``: of the directories that go along, and of the output so far; ``gpu`` None:
-    no process of it has to do with a GPU.
+    """What the source found in its survey of a capsule.
 
-    ``writing``: None where it was not looked at what it writes;
-    ``full_dump``: why its memory cannot be copied while it trains, in words, else empty;
-    ``outside``: connections that the move breaks, each in words (criu_glue/survey/connections.py);
-    ``cores``: how many cores of this host are idle.
+    ``carried_bytes``: size of the directories that go along, and of the output so far. ``gpu``:
+    None if no process of the capsule uses a GPU. ``writing``: None if there was no look at what the
+    capsule writes. ``full_dump``: why its memory cannot be copied while it trains, in words, else
+    empty. ``outside``: connections that the move breaks, each in words
+    (criu_glue/survey/connections.py). ``cores``: how many cores of this host are idle.
     """
 
     survey: Survey
@@ -80,9 +80,9 @@ class Inspected(Answer, frozen=True):
 class Reserve(Message, frozen=True):
     """Preflight at the destination, then (unless ``dry_run``) an empty room; answers Reserved.
 
-    ``limit_bytes``: what may come in all for this migration; more is refused. ``gpus_wanted``:
-    (GPU of the source, GPU here) that somebody has asked for; the others are chosen here.
-    ``full_dump``: as in Inspected.
+    ``limit_bytes``: the destination takes at most so many bytes for this migration.
+    ``gpus_wanted``: the (GPU of the source, GPU here) pairs that a person asked for; this host
+    chooses the others. ``full_dump``: as in Inspected.
     """
 
     migration: str
@@ -100,11 +100,11 @@ class Reserve(Message, frozen=True):
 
 
 class Reserved(Answer, frozen=True):
-    """``checks``: (what was checked, what was found) for the plan that --dry-run prints.
+    """What the destination found. ``checks``: (check, result) rows for the plan of --dry-run.
 
-    ``gpus``: (GPU of the source, GPU here), for every GPU of the source; empty where the capsule
-    holds none. ``plain``: why device memory can't be streamed to this host, in words, else empty.
-    ``full_dump``: why this host can't take the capsule's own memory while it trains, else empty.
+    ``gpus``: (GPU of the source, GPU here), for every GPU of the source; empty if the capsule
+    holds none. ``plain``: why device memory cannot be streamed to this host, in words, else empty.
+    ``full_dump``: why this host cannot take memory of the capsule while it trains, else empty.
     ``cores``: how many cores of this host are idle.
     """
 
@@ -117,16 +117,16 @@ class Reserved(Answer, frozen=True):
 
 
 class Precopy(Message, frozen=True):
-    """Open the wire and send directories, output and memory while the job runs, until what it
-    rewrites meanwhile gets no less or ``deadline`` seconds are over; answers Moved.
+    """Open the wire, and send directories, output and memory while the job runs; answers Moved.
 
-    ``full_dump`` says why its memory can't go ahead, "" where it can. For a capsule with CUDA
-    processes: ``plain`` says why its device memory can't be streamed to the destination, "" where
-    it can; ``verify``: checksums over every byte of it. ``way``: precopy.way for this move.
-    ``plan``: what the source chooses by, once it has measured the link; None: it makes rounds.
-    ``max_pause``: seconds for which the way chosen may pause the job. ``within``: seconds until the
-    host must be empty, and ``sooner``: those after which no further round begins for that; 0
-    without a deadline.
+    It ends when the memory that the job rewrites meanwhile gets no less, or after ``deadline``
+    seconds. ``full_dump``: why memory cannot go ahead, "" if it can. For a capsule with CUDA
+    processes: ``plain`` says why its device memory cannot be streamed to the destination, "" if it
+    can; ``verify`` orders checksums over every byte of it. ``way``: precopy.way for this move.
+    ``plan``: the source chooses the way by it, once it has measured the link; None: it makes
+    rounds. ``max_pause``: seconds for which the chosen way may pause the job. ``within``: seconds
+    until the host must be empty. ``sooner``: for that deadline no round begins after so many
+    seconds; both are 0 without a deadline.
     """
 
     migration: str
@@ -145,9 +145,9 @@ class Precopy(Message, frozen=True):
 
 
 class EndSooner(Message, frozen=True):
-    """The capsule's host must be empty sooner than was known when its move began. The source begins
-    no further round of its pre-copy after ``sooner`` seconds. It answers None, also where no
-    pre-copy is under way."""
+    """A capsule's host must be empty sooner than was known when its move began. The source begins
+    no further round of its pre-copy after ``sooner`` seconds. It answers None, even if no pre-copy
+    is under way."""
 
     capsule: str
     sooner: float
@@ -156,8 +156,8 @@ class EndSooner(Message, frozen=True):
 class Freeze(Message, frozen=True):
     """Lock the network, freeze, dump into the wire; answers Frozen with the tree held frozen.
 
-    ``deadline`` in seconds. On an error before the source has promised, the tasks run again and
-    the network is open; after it the source waits for a ruling.
+    ``deadline``: in seconds. If the source fails before it has promised, the tasks run again and
+    the network is open. After the promise the source waits for a ruling.
     """
 
     migration: str
@@ -166,8 +166,11 @@ class Freeze(Message, frozen=True):
 
 
 class Moved(Answer, frozen=True):
-    """``outside``: as in Inspected, at the end of a pre-copy; ``chosen``: the way that the source
-    has chosen for memory, None where it had no choice."""
+    """A step of a move is done.
+
+    ``outside``: as in Inspected, at the end of a pre-copy. ``chosen``: the way that the source has
+    chosen for memory; None if it had no choice.
+    """
 
     bytes: int
     phases: list[Phase]
@@ -183,10 +186,11 @@ class Frozen(Answer, frozen=True):
 
 
 class Restore(Message, frozen=True):
-    """Restore into the reserved room under ``epoch``; answers Moved once it runs.
+    """Restore into the reserved room under ``epoch``; answers Moved once the capsule runs.
 
-    The agent asks (Claim) before the tree runs. StepFailed: nothing runs or ran here, and nothing
-    will before the agent was told to restore again. Repeatable: one that runs already is as good.
+    The agent asks (Claim) before the tree runs. StepFailed means: nothing runs or has run here,
+    and nothing will run before another Restore. It may be repeated: if the capsule runs already,
+    the agent answers Moved.
     """
 
     migration: str
@@ -196,8 +200,8 @@ class Restore(Message, frozen=True):
 
 
 class Forward(Message, frozen=True):
-    """Send a complete image, which could not be restored here, on to another spare, which has
-    reserved a room; answers Frozen without phases."""
+    """Send a complete image that could not be restored here to another spare, which has reserved a
+    room; answers Frozen without phases."""
 
     migration: str
     capsule: str
@@ -206,34 +210,37 @@ class Forward(Message, frozen=True):
 
 
 class Resume(Message, frozen=True):
-    """Wait for a sign of the capsule's progress after its restore: its first collective or, where
-    these are rare, time on a core; answers Moved (bytes 0)."""
+    """Wait for a sign that the capsule makes progress after its restore; answers Moved (bytes 0).
+
+    The sign is its first collective or, where collectives are rare, time on a core.
+    """
 
     capsule: str
     deadline: float
 
 
 class Settle(Message, frozen=True):
-    """Ask now (Claim) what becomes of whatever you hold of a migration; answers Settled."""
+    """Ask now (Claim) about all that this host holds of a migration; answers Settled."""
 
     migration: str
     capsule: str
 
 
 class Settled(Answer, frozen=True):
-    """``state``: runs; ended (by itself, or by the ruling); held (the ruling was to wait, or it is
-    being worked on); nothing: the capsule is not here, or only what is left of a held one that was
-    killed."""
+    """What became of a copy. ``state`` is one of:
+
+    runs; ended (by itself, or by the ruling); held (the ruling was to wait, or work on it goes
+    on); nothing (the capsule is not here, or only remains of a held one that was killed).
+    """
 
     state: str
 
 
 class LookAtGpus(Message, frozen=True):
-    """What it would be to bring a capsule from one GPU of its host to another; nothing is changed.
-    Answers SwapPlan.
+    """Look what a move of a capsule to another GPU of its host would be; answers SwapPlan.
 
-    ``to``: the GPU to go to, ``leave``: the one to leave, each an index or the beginning of a
-    UUID; ``leave`` empty: the only one that the capsule uses.
+    Nothing is changed. ``to``: the GPU to go to. ``leave``: the GPU to leave; empty: the only one
+    that the capsule uses. Each is an index or the beginning of a UUID.
     """
 
     capsule: str
@@ -242,9 +249,12 @@ class LookAtGpus(Message, frozen=True):
 
 
 class SwapPlan(Answer, frozen=True):
-    """``leave`` and ``to``: the GPUs in words, such as ``GPU 3``; ``pairs``: (old UUID, new UUID)
-    of every GPU of the host; ``pids``: the processes that use the one to leave, as inside;
-    ``bytes`` of device memory that would change places."""
+    """What a swap would do.
+
+    ``leave`` and ``to``: the GPUs in words, such as ``GPU 3``. ``pairs``: (old UUID, new UUID) of
+    every GPU of the host. ``pids``: the processes that use the GPU to leave, by their pids inside
+    the capsule. ``bytes``: device memory that would move.
+    """
 
     leave: str
     to: str
@@ -255,12 +265,12 @@ class SwapPlan(Answer, frozen=True):
 
 
 class SwapGpu(Message, frozen=True):
-    """Bring the device state of some processes of a capsule, whose job is at a boundary, onto
-    other GPUs of its host; answers Moved (bytes 0) once they run there.
+    """Move the device state of some processes of a capsule to other GPUs of its host; answers
+    Moved (bytes 0) once they run there. The job is at a boundary.
 
-    ``pairs`` and ``pids`` as in SwapPlan; ``deadline`` in seconds: what is on its way then goes
-    back to where it was. An error does not say on which GPU the capsule is: SettleSwap does.
-    Never done twice, nor after it was settled. ``verify`` as in Precopy.
+    ``pairs``, ``pids``: as in SwapPlan. ``deadline``: after so many seconds an unfinished swap goes
+    back. An error does not say on which GPU the capsule is; SettleSwap does. The agent never does
+    it twice, and never after SettleSwap. ``verify``: as in Precopy.
     """
 
     migration: str
@@ -272,7 +282,7 @@ class SwapGpu(Message, frozen=True):
 
 
 class SettleSwap(Message, frozen=True):
-    """What became of a swap, after what is under way of it; answers SwapSettled. One that has not
+    """Ask what became of a swap, once it has ended here; answers SwapSettled. A swap that has not
     begun never will."""
 
     migration: str
@@ -280,9 +290,9 @@ class SettleSwap(Message, frozen=True):
 
 
 class SwapSettled(Answer, frozen=True):
-    """``state``: swapped (it runs on the other GPU), stays (it runs on the old one), lost (its
-    device state is, so it was ended), gone (it has ended by itself, or is not here), held (not
-    known yet). ``why`` it is not swapped, in words."""
+    """``state``: swapped (the capsule runs on the other GPU), stays (it runs on the old one), lost
+    (its device state is lost, so it was ended), gone (it has ended by itself, or is not here), held
+    (not known yet). ``why``: why it is not swapped, in words."""
 
     state: str
     why: str
@@ -291,8 +301,7 @@ class SwapSettled(Answer, frozen=True):
 class Progress(Message, frozen=True):
     """How much of a migration's image is here; answers Arrived. ``close``: take nothing more.
 
-    ``stop``: bytes of memory for which the destination makes room, as all of them come at the
-    standstill.
+    ``stop``: bytes of memory that come at the standstill, for which the destination makes room.
     """
 
     migration: str
@@ -301,10 +310,10 @@ class Progress(Message, frozen=True):
 
 
 class Arrived(Answer, frozen=True):
-    """``complete``: all of the image is here, so the source has promised to wait.
+    """``complete``: the whole image is here, so the source has promised to wait.
 
-    ``placed``: bytes of cold memory that wait where the restored processes will have them;
-    ``placing``: there is more to put there, or the destination still makes room.
+    ``placed``: bytes of cold memory that are already in the room for the restored processes.
+    ``placing``: there is more to place, or the destination still makes room.
     """
 
     bytes: int
@@ -318,11 +327,11 @@ class Arrived(Answer, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """First word of an agent on every connection; answers the books it must enter (Books).
+    """An agent's first message on every connection; answers the address books to enter (Books).
 
-    ``epochs``: what is here, running or held; a capsule that its owner lacks is lost. ``life``
-    names this run of the agent: with another one, asks to the one before are lost. ``ended``: the
-    codes of those of them whose commands have ended.
+    ``epochs``: the capsules here, running or held; a capsule that its owner lacks is lost. ``life``
+    names this run of the agent; requests to an earlier run are lost. ``ended``: the exit codes of
+    those capsules whose commands have ended.
     """
 
     host: str
@@ -340,8 +349,8 @@ class Books(Answer, frozen=True):
 class Claim(Message, frozen=True):
     """May the copy that is held for a migration run? Answers Ruled.
 
-    ``side``: leaving or coming (ownership.Side); ``epoch``: the one it was frozen under, or is
-    to run under; ``ready``: it would run at once, otherwise the ruling is never to run.
+    ``side``: leaving or coming (ownership.Side). ``epoch``: the copy was frozen under it, or must
+    run under it. ``ready``: the copy can run at once; otherwise the ruling is never to run.
     """
 
     migration: str
@@ -352,14 +361,14 @@ class Claim(Message, frozen=True):
 
 
 class Ruled(Answer, frozen=True):
-    """``ruling``: wait, run or end (ownership.Ruling); ``epoch``: the owner's."""
+    """``ruling``: wait, run or end (ownership.Ruling). ``epoch``: the owner's."""
 
     ruling: str
     epoch: int
 
 
 class Beat(Message, frozen=True):
-    """Sign of life; memory in bytes; answers None."""
+    """An agent's heartbeat; memory in bytes; answers None."""
 
     host: str
     memory_free: int
@@ -369,11 +378,11 @@ class Beat(Message, frozen=True):
 
 
 class Progressed(Message, frozen=True):
-    """How far the pre-copy of a migration's memory is, a few times a second; answers None. One
-    that is lost does no harm: each says all. Fields as in Rounds.
+    """The progress of a migration's pre-copy, sent a few times a second; answers None. Each message
+    is complete, so a lost one does no harm. Fields as in Rounds.
 
-    ``delta_s``: seconds that sending what would be left over at a stop would take, None while
-    that is not known; the orchestrator knows what a stop takes besides.
+    ``delta_s``: seconds to send the memory that a stop would leave; None while that is not known.
+    The orchestrator knows what a stop takes in addition.
     """
 
     migration: str
@@ -396,7 +405,7 @@ class Ended(Message, frozen=True):
 
 
 class Relay(Message, frozen=True):
-    """A request that came in on an agent's local socket, with the caller's uid."""
+    """A request from an agent's local socket, with the caller's uid."""
 
     uid: int
     request: bytes

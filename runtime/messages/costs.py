@@ -33,17 +33,18 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 class StartMeasure(Message, frozen=True):
-    """A move was asked for: note how far the capsule is, and its usual speed; answers None."""
+    """A move was requested: note the capsule's progress and its usual speed; answers None."""
 
     migration: str
     capsule: str
 
 
 class EndMeasure(Message, frozen=True):
-    """A move is over: say what the capsule has made on this host meanwhile; answers Worked.
+    """A move is over: report the capsule's progress on this host meanwhile; answers Worked.
 
-    ``clock``: which clock counts, as the source has chosen; the source itself is asked with "". A
-    host on which the capsule runs watches it for some seconds first; another answers at once.
+    ``clock``: the clock that counts, as the source has chosen; "" in the message to the source
+    itself. A host on which the capsule runs watches it for some seconds first. Another host answers
+    at once.
     """
 
     migration: str
@@ -52,14 +53,14 @@ class EndMeasure(Message, frozen=True):
 
 
 class Worked(Answer, frozen=True):
-    """What a capsule's clock showed on one host in a move: "collectives", or "run time" in ms.
+    """A capsule's clock on one host during a move: "collectives", or "run time" in ms.
 
     ``begin`` and ``end``: the count at the begin and at the end of the host's part of the move,
     fractions included. The source's ``end`` is None for collectives: their count moves with the
     rank, and goes on from the destination's ``begin``. ``counted``: the whole count at the begin.
-    ``rate``: the count per second on this host when nothing holds the job up; 0 where that is not
-    known. ``seconds``: from the ask until the moment of ``end``, where the host watched; else 0.
-    ``cpu_s``: CPU seconds of the agent and its children since the move began here; ``sent``: bytes.
+    ``rate``: the count per second on this host when nothing holds the job up; 0 if that is not
+    known. ``seconds``: from EndMeasure to the moment of ``end``, if the host watched; else 0.
+    ``cpu_s``: CPU seconds of the agent and its children since the move began here. ``sent``: bytes.
     ``why_not``: why nothing could be counted, in words.
     """
 

@@ -15,11 +15,12 @@ from .base import Answer, Message
 VERSION = 9
 
 LIMIT = 64 << 20
-"""Bytes of one frame: all of a large cluster's status, or an environment with long variables."""
+"""A frame has at most this many bytes. Long ones hold a large cluster's status, or an environment
+with long variables."""
 
 
 def _below(base: type[Message], *but: type[Message]) -> Any:
-    """The union of all messages below a base; the tag says which one a frame holds."""
+    """The union of all messages below a base; the tag in a frame selects one."""
     every = [
         c
         for module in (agents, costs, gates, people)
@@ -35,7 +36,7 @@ ANSWERS = _below(Answer)
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One decoded frame: exactly one of ``body`` (an ask), ``answer`` and ``error`` counts."""
+    """One decoded frame: either ``body`` (an ask), or ``answer``, or ``error`` is in use."""
 
     id: int
     body: Message | None
@@ -51,7 +52,7 @@ class _Envelope(msgspec.Struct, frozen=True):
     error: tuple[str, str, str | None] | UnsetType = UNSET
 
 
-# They decode into the types at once: no tree of small objects is made of what a peer sends.
+# They decode straight into the types, so a peer's data makes no tree of small objects.
 _envelope = msgspec.msgpack.Decoder(_Envelope)
 _ask: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(ASKS)
 _answer: msgspec.msgpack.Decoder[Message | None] = msgspec.msgpack.Decoder(Union[ANSWERS, None])  # noqa: UP007 (made of values)
@@ -70,7 +71,7 @@ def encode_error(number: int, error: tuple[str, str, str | None]) -> bytes:
 
 
 def decode(raw: bytes | memoryview) -> Frame:
-    """Take a frame apart; raises LiveshiftError naming the value that is wrong."""
+    """Decode a frame; raises LiveshiftError with the value that is wrong."""
     if len(raw) > LIMIT:
         raise LiveshiftError(f"a peer sent a message of {len(raw)} bytes, at most {LIMIT} are read")
     try:

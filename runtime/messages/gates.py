@@ -12,10 +12,10 @@ from .base import Answer, Message
 
 
 class Member(msgspec.Struct, frozen=True):
-    """A rank's part in a communicator, by the id that all of its members agree on.
+    """A rank's part in a communicator. ``communicator``: the id on which its members agree.
 
-    ``rank``: within the communicator, of ``size``; ``world_rank``: of the job, -1 if unknown.
-    ``ordinal``: the how many-th communicator of that process.
+    ``rank``: within the communicator, of ``size``. ``world_rank``: within the job, -1 if unknown.
+    ``ordinal``: the number of this communicator among those of the process.
     """
 
     communicator: int
@@ -30,8 +30,8 @@ class Member(msgspec.Struct, frozen=True):
 class Arm(Message, frozen=True):
     """Close the gate: from now on new operations wait for targets; answers Armed.
 
-    ``hold`` in seconds: a gate that was not opened after that time is opened by its agent.
-    ``limit``: seconds that draining, teardown and rebuild may each take.
+    ``hold``: if the gate is not opened within so many seconds, its agent opens it. ``limit``:
+    seconds that draining, teardown and rebuild may each take.
     """
 
     job: str
@@ -43,9 +43,9 @@ class Arm(Message, frozen=True):
 class Armed(Answer, frozen=True):
     """What had begun on this host when the gate was closed.
 
-    ``numbers``: the last number taken of each clock. ``ranks``: processes that have a gate.
-    ``obstacles``: why no boundary can be found, in words. ``pairs``: (communicator, sender,
-    receiver) of clocks that belong to a pair of ranks of which one is here.
+    ``numbers``: the last number taken on each clock. ``ranks``: the number of processes with a
+    gate. ``obstacles``: why there can be no boundary, in words. ``pairs``: (communicator, sender,
+    receiver) of clocks that belong to a pair of ranks, one of which is here.
     """
 
     numbers: dict[int, int]
@@ -56,11 +56,11 @@ class Armed(Answer, frozen=True):
 
 
 class Aim(Message, frozen=True):
-    """Let operations up to these numbers pass; answers Aimed once all of the host's ranks are
-    there, one had to go further, a newer Aim has come, or after ``wait`` seconds.
+    """Let operations up to these numbers pass; answers Aimed.
 
-    ``targets`` may leave out clocks whose target is as it was. ``pairs``, as in Armed, are of
-    clocks that a rank here may not have made yet, though its peer has.
+    The answer comes once all ranks of the host are there, a rank had to go further, a newer Aim has
+    come, or ``wait`` seconds are over. ``targets``: may leave out clocks with an unchanged target.
+    ``pairs``: as in Armed, for clocks that a rank here may not have made yet, though its peer has.
     """
 
     job: str
@@ -73,8 +73,8 @@ class Aim(Message, frozen=True):
 
 class Aimed(Answer, frozen=True):
     """``reached``: every rank here has come to its targets of ``version``, and no further.
-    ``raised``: numbers beyond the targets that had to be taken, and clocks that are new here;
-    ``pairs`` of these, as in Armed."""
+    ``raised``: the numbers beyond their targets that ranks had to take, and clocks that are new
+    here. ``pairs``: those of ``raised``, as in Armed."""
 
     version: int
     reached: bool
@@ -84,42 +84,42 @@ class Aimed(Answer, frozen=True):
 
 
 class Shut(Message, frozen=True):
-    """All ranks of the job are there: let nothing pass, wait until the streams that carried
-    communication are idle; answers Aimed, not reached if one has gone further meanwhile."""
+    """All ranks of the job are at their targets: let nothing pass, and wait until the streams that
+    carried communication are idle. Answers Aimed, not reached if a rank has gone further."""
 
     job: str
     attempt: int
 
 
 class WhoOwes(Message, frozen=True):
-    """Which ranks here have not come to their targets, and where they are; answers Owing."""
+    """Ask which ranks here have not reached their targets, and where they are; answers Owing."""
 
     job: str
     attempt: int
 
 
 class Owing(Answer, frozen=True):
-    """In words, one line for each rank and clock."""
+    """``lines``: in words, one for each rank and clock."""
 
     lines: list[str]
 
 
 class TearDown(Message, frozen=True):
-    """Take NCCL communicators down beneath the application; answers TornDown."""
+    """Take NCCL communicators down below the application; answers TornDown."""
 
     job: str
     attempt: int
 
 
 class TornDown(Answer, frozen=True):
-    """``communicators``: those that are down here, (id, ordinal). ``seconds``: the slowest."""
+    """``communicators``: (id, ordinal) of those down here. ``seconds``: of the slowest one."""
 
     communicators: list[tuple[int, int]]
     seconds: float
 
 
 class FreshIds(Message, frozen=True):
-    """Have the first ranks of communicators that are down make unique ids; answers Fresh."""
+    """Let rank 0 of each communicator that is down make a unique id; answers Fresh."""
 
     job: str
     attempt: int
@@ -127,7 +127,7 @@ class FreshIds(Message, frozen=True):
 
 class Fresh(Answer, frozen=True):
     """``ids``: by communicator, from hosts that have its rank 0. ``communicators``: one entry for
-    each member that is down here. ``sizes``: how many members each has in all."""
+    each member that is down here. ``sizes``: the number of members of each communicator."""
 
     ids: dict[int, bytes]
     communicators: list[tuple[int, int]]
@@ -135,8 +135,8 @@ class Fresh(Answer, frozen=True):
 
 
 class Rebuild(Message, frozen=True):
-    """Make communicators again: by id, when in the one order of the whole job, and the unique id;
-    answers TornDown with those that are down still."""
+    """Make communicators again. For each: its id, its place in the one order of the whole job, and
+    its unique id. Answers TornDown with those that are still down."""
 
     job: str
     attempt: int
@@ -144,7 +144,7 @@ class Rebuild(Message, frozen=True):
 
 
 class OpenGate(Message, frozen=True):
-    """Let the job's operations pass again on this host, whatever attempt closed the gate; answers
+    """Let the job's operations pass again on this host, whichever attempt closed the gate. Answers
     TornDown with the communicators that are down: their gate stays closed."""
 
     job: str

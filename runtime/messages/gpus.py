@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What messages say about GPUs: a host's, a capsule's, and those it gets where it goes. Bytes."""
+"""Messages about GPUs: those of a host, of a capsule, and of its destination. Sizes in bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...cuda_snapshot.devices import Gpu
 
 
 class GpuSeat(msgspec.Struct, frozen=True):
-    """One GPU of a host in its beat; ``free``: no process computes on it and none is to come."""
+    """One GPU of a host in its beat. ``free``: no process uses it, and no capsule is on its way."""
 
     uuid: str
     name: str
@@ -17,11 +17,11 @@ class GpuSeat(msgspec.Struct, frozen=True):
 
 
 class GpuHost(msgspec.Struct, frozen=True):
-    """What the helper of a host says of its driver and GPUs, all of them, in NVML's order.
+    """What a host's GPU helper reports of its driver and all its GPUs, in NVML's order.
 
-    ``fast_path``: empty, or why device memory can't be streamed here, in words.
-    ``taken``: GPU uuid → what of others is on it, in words. ``why_none``: why ``gpus`` is empty,
-    where it is: NVML may hang, since a GPU has fallen off the bus.
+    ``fast_path``: why device memory cannot be streamed here, in words, else empty. ``taken``: GPU
+    UUID → which other processes use it, in words. ``why_none``: why ``gpus`` is empty, if it is:
+    NVML may hang because a GPU has fallen off the bus.
     """
 
     driver: str
@@ -37,9 +37,9 @@ class GpuHost(msgspec.Struct, frozen=True):
 class GpuProcess(msgspec.Struct, frozen=True):
     """One CUDA process, by its pid inside the capsule.
 
-    ``used``: by GPU uuid, all it takes of the device's memory; ``movable``: what of it the fast
-    path takes out of the process (allocations of the interposer's arena); ``plain``: why nothing
-    is taken so, in words, else empty.
+    ``used``: GPU UUID → all device memory that it takes. ``movable``: the part of it that the fast
+    path takes out of the process (allocations of the interposer's arena). ``plain``: why the fast
+    path takes nothing, in words, else empty.
     """
 
     pid: int
@@ -51,10 +51,10 @@ class GpuProcess(msgspec.Struct, frozen=True):
 
 
 class GpuSurvey(msgspec.Struct, frozen=True):
-    """The GPU side of a capsule, as seen at its source; sent on to the destination.
+    """The GPU side of a capsule, as its source sees it; it is sent on to the destination.
 
-    ``problems``: (what stands in the way, what to do); ``remarks``: what is only worth knowing,
-    as rows of a plan; ``memory``: what the source's host memory has left.
+    ``problems``: (obstacle, remedy). ``remarks``: facts that are worth knowing, as rows of a plan.
+    ``memory``: free host memory of the source.
     """
 
     host: GpuHost
@@ -65,7 +65,7 @@ class GpuSurvey(msgspec.Struct, frozen=True):
 
     @property
     def used(self) -> dict[str, int]:
-        """By GPU uuid, what all of its processes take."""
+        """GPU UUID → the device memory that all processes of the capsule take."""
         sums: dict[str, int] = {}
         for process in self.processes:
             for uuid, size in process.used.items():
@@ -74,11 +74,11 @@ class GpuSurvey(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """Bytes of device memory in all."""
+        """All device memory in bytes."""
         return sum(self.used.values())
 
     def by_driver(self, plain: str) -> int:
-        """Bytes that the driver's checkpoint copies into the processes' host memory; ``plain``:
-        why the destination can't take streams, in words, else empty."""
+        """Bytes that the driver's checkpoint copies into the processes' host memory. ``plain``: why
+        the destination cannot take streams, in words, else empty."""
         streamed = 0 if plain else sum(p.movable for p in self.processes if not p.plain)
         return max(0, self.total - streamed)

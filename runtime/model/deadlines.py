@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long one job may stand still, and what a move may still try in that time. No clocks here:
-``now`` is what the caller's ``time.monotonic()`` says.
+"""How long a move may keep one job frozen, and what it may still try in that time.
 
-The deadlines themselves, and what must hold between them: timeouts.py.
+There are no clocks here: ``now`` is what the caller's ``time.monotonic()`` returns. The deadlines
+themselves, and the rules between them, are in timeouts.py.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def for_job(cluster: Cluster, collective: float) -> Timeouts:
-    """The deadlines for a job whose own collective timeout is ``collective`` seconds, or 0 where it
-    is what the cluster file says.
+    """The deadlines for a job whose own collective timeout is ``collective`` seconds. If it is 0,
+    the cluster file's value counts.
 
-    Hosts beat and are suspected alike for every job, and what the cluster file gives stays given.
-    Raises WrongUsage, with the numbers, when these do not fit into that time.
+    Heartbeats and suspicion are the same for every job, and given values of the cluster file stay.
+    Raises WrongUsage, with the numbers, when these do not fit into that timeout.
     """
     if collective == 0:
         return cluster.timeouts
@@ -54,66 +54,66 @@ def for_job(cluster: Cluster, collective: float) -> Timeouts:
 class Standstill:
     """The time for which a move may keep a job frozen, from the moment at which it froze it.
 
-    ``began`` is that moment; after a restart of the orchestrator it is ``now`` less the time that
-    the job has stood still already. The move may go forward while time is ``left``; then it is
-    undone, for which the rest of the job's own timeout is there (``for_undo``).
+    ``began`` is that moment. After a restart of the orchestrator it is ``now`` minus the time that
+    the job has been frozen already. The move may go forward while time is ``left``. Then it is
+    undone within the rest of the job's own timeout (``for_undo``).
 
-    What is handed out is a step's own deadline. Its answer is waited for one suspicion longer
-    (``Timeouts.answer``), and that is reckoned with: an agent that keeps its deadline but whose
-    answer is slow, or does not come at all, does not make the job stand still for too long.
+    Each method returns a deadline of one step. The orchestrator waits one suspicion longer for the
+    answer (``Timeouts.answer``), and the deadlines allow for that. So an agent that keeps its
+    deadline but answers late, or not at all, does not make the standstill too long.
     """
 
     timeouts: Timeouts
     began: float
 
     def left(self, now: float) -> float:
-        """Seconds until the move must have begun to be undone; negative once it is too late."""
+        """Seconds until the move must begin to be undone; negative once it is too late."""
         return self.began + self.timeouts.standstill - now
 
     def for_freeze(self, now: float) -> float:
-        """What lock, dump and ship may take: ``freeze``, and never so long that no full restore
-        would fit behind it, with both answers and the commit each late by one suspicion."""
+        """Seconds that lock, dump and ship may take: at most ``freeze``. A full restore must still
+        fit behind it, with both answers and the commit each late by one suspicion."""
         t = self.timeouts
         return max(0.0, min(t.freeze, self.left(now) - t.restore - 3 * t.suspicion))
 
     def for_restore(self, now: float, attempts: int = 1) -> float:
-        """What this attempt to restore may take, if ``attempts`` (this one among them) are to have
-        the same: ``restore``, or an equal share of what is left less one late answer each."""
+        """Seconds that this restore may take: at most ``restore``, and at most its share of the
+        time left, less one late answer. ``attempts`` restores share that time, this one too."""
         share = self.left(now) / attempts
         return max(0.0, min(self.timeouts.restore, share - self.timeouts.suspicion))
 
     def allows_retry(self, now: float) -> bool:
-        """Whether another restore is worth beginning rather than going back to the source: it
-        would have the least that the ladder grants a step, twice the suspicion. Before that the
-        destination's death could not be told from its slowness."""
+        """Whether there is time for another restore before going back to the source. It needs twice
+        the suspicion, the least that the ladder grants a step. In a shorter time a dead destination
+        cannot be told from a slow one."""
         return self.for_restore(now) >= 2 * self.timeouts.suspicion
 
     def for_passing_on(self, now: float) -> float:
-        """What it may take to reserve another spare and to send it the image: at most ``freeze``,
-        and no more than half of what is left, since the restore there needs its time too."""
+        """Seconds to reserve another spare and send it the image: at most ``freeze``, and at most
+        half of the time left, because the restore there needs time too."""
         share = self.left(now) / 2
         return max(0.0, min(self.timeouts.freeze, share - self.timeouts.suspicion))
 
     def allows_passing_on(self, now: float) -> bool:
-        """Whether that is worth beginning, by the measure of ``allows_retry``."""
+        """Whether there is time to pass the image on, by the measure of ``allows_retry``."""
         return self.for_passing_on(now) >= 2 * self.timeouts.suspicion
 
     def for_swap(self, now: float) -> float:
-        """What it may take to bring device state from one GPU to another of the same host: as much
-        as ``freeze`` and ``restore`` together, since that is what it does. Going back onto the old
-        GPU is undoing, for which there is the rest of the job's own timeout."""
+        """Seconds to move device state to another GPU of the same host: at most ``freeze`` and
+        ``restore`` together, because a swap does the work of both. Going back to the old GPU counts
+        as undoing, for which the rest of the job's own timeout remains."""
         t = self.timeouts
         return max(0.0, min(t.freeze + t.restore, self.left(now) - t.suspicion))
 
     def for_undo(self, now: float) -> float:
-        """Seconds until the job's ranks, or their kernels' TCP, give up; negative afterwards. A
-        move is undone after that too: what the job makes of it is then the job's."""
+        """Seconds until the job's ranks, or their kernels' TCP, give up; negative afterwards. The
+        move is undone even then; whether the job survives is up to the job."""
         return self.began + min(self.timeouts.collective, TCP_GIVES_UP_S) - now
 
 
 def check_freeze(timeouts: Timeouts, rounds: Rounds, left_s: float) -> None:
-    """Raises StepFailed where sending what the rounds of the pre-copy leave takes ``left_s``
-    seconds, and a freeze may not be that long."""
+    """Raises StepFailed if sending the memory that the pre-copy has left takes ``left_s`` seconds,
+    and a freeze may not take that long."""
     limit = Standstill(timeouts, 0.0).for_freeze(0.0)
     if left_s <= limit:
         return

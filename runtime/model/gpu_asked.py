@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``--to-gpu`` and ``--from-gpu`` ask for: an index, or the beginning of a UUID."""
+"""The GPUs that ``--to-gpu`` and ``--from-gpu`` name, by an index or the beginning of a UUID."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HINT = "write HOST/GPU, or just GPU on the host where it runs: an index, or the 
 
 @dataclass(frozen=True)
 class GpuAsked:
-    """``host`` and ``gpu``: where to; ``leave``: the GPU to leave; empty: the only one in use."""
+    """The GPU to go to (``host``, ``gpu``), and the one to leave ("": the only one in use)."""
 
     host: str
     gpu: str
@@ -24,8 +24,8 @@ class GpuAsked:
 
 
 def asked(ask: Migrate, capsule: Capsule) -> GpuAsked | None:
-    """None when no GPU was named; raises WrongUsage for what names none, Refused for one to leave
-    on a host where the capsule is not."""
+    """The GPUs that a request names; None if it names none. Raises WrongUsage for an invalid name,
+    Refused for a GPU to leave on a host where the capsule is not."""
     if not ask.to_gpu:
         if ask.from_gpu:
             raise WrongUsage(
@@ -45,9 +45,9 @@ def asked(ask: Migrate, capsule: Capsule) -> GpuAsked | None:
 
 
 def find(text: str, gpus: Sequence[tuple[int, str]], host: str) -> str:
-    """The UUID of the GPU of a host that ``text`` names, of these (index, UUID).
+    """The UUID of the one GPU that ``text`` names; ``gpus`` lists a host's GPUs as (index, UUID).
 
-    Raises NotFound, or WrongUsage where it could be several.
+    Raises NotFound for no such GPU, and WrongUsage for several.
     """
     if text.isdecimal():
         found = [uuid for index, uuid in gpus if index == int(text)]
@@ -62,7 +62,7 @@ def find(text: str, gpus: Sequence[tuple[int, str]], host: str) -> str:
 
 
 def seat(text: str, host: str, seats: Sequence[GpuSeat]) -> str:
-    """The UUID of a GPU of a host, as its beats name them; raises as :func:`find` does."""
+    """The UUID of a GPU that the beats of its host list; raises as :func:`find` does."""
     if not seats:
         raise Refused(
             f"{host} has no usable GPU",
@@ -72,8 +72,8 @@ def seat(text: str, host: str, seats: Sequence[GpuSeat]) -> str:
 
 
 def left(capsule: str, survey: GpuSurvey | None, leave: str) -> str:
-    """The UUID of the GPU that a surveyed capsule is to leave: the one that was named, or else
-    the only one in use. Raises Refused, NotFound and WrongUsage."""
+    """The UUID of the GPU that a surveyed capsule must leave: the named one, or else the only one
+    in use. Raises Refused, NotFound and WrongUsage."""
     if survey is None or not (survey.processes or survey.problems):
         raise Refused(f"{capsule} uses no GPU", hint="--to-gpu is for ranks that do")
     gpus = survey.host.gpus

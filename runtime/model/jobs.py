@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job is: capsules with names, addresses and environments, made from one request."""
+"""Jobs and their capsules, with names, addresses and environments, made from one request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
 @dataclass
 class Capsule:
-    """A capsule as the orchestrator knows it; host, epoch and granted are the journal's."""
+    """A capsule as the orchestrator knows it. The journal holds its host, epoch and granted."""
 
     name: str
     index: int
@@ -33,10 +33,10 @@ class Capsule:
     epoch: int
     code: int | None = None
     granted: bool = True
-    started: bool = False  # its host has had it; without it there it is lost
+    started: bool = False  # its host has had it: if it is not there now, it is lost
     seen: CapsuleState | None = None
     migration: str | None = None
-    failed: str = ""  # why its last move did not come about, where a dump or a restore failed
+    failed: str = ""  # why a dump or a restore failed in its last move
 
     @property
     def owner(self) -> Owner:
@@ -60,8 +60,8 @@ class Job:
     _book: tuple[int, Book] | None = field(default=None, repr=False, compare=False)
 
     def book(self) -> Book:
-        """The address book; the same one until a capsule has another owner."""
-        epochs = sum(c.epoch for c in self.capsules.values())  # each only grows
+        """The job's address book; the same object until a capsule has another owner."""
+        epochs = sum(c.epoch for c in self.capsules.values())  # epochs only grow
         if self._book is None or self._book[0] != epochs:
             self._book = epochs, self._new_book()
         return self._book[1]
@@ -71,15 +71,15 @@ class Job:
         return Book(self.name, self.overlay.vni, self.overlay.subnet, where)
 
     def timeouts(self, cluster: Cluster) -> Timeouts:
-        """The deadlines for moves of this job; raises Refused when the cluster file has changed
-        so that they do not fit into the job's collective timeout any more."""
+        """The deadlines for moves of this job. Raises Refused when the cluster file has changed and
+        they no longer fit into the job's collective timeout."""
         try:
             return for_job(cluster, self.request.collective)
-        except WrongUsage as unfit:  # it was none when the job began
+        except WrongUsage as unfit:  # they fitted when the job began
             raise Refused(unfit.message, hint=unfit.hint) from None
 
     def spec(self, capsule: Capsule, cluster: Cluster) -> CapsuleSpec:
-        """Everything a host needs to house the capsule; the same wherever it goes."""
+        """All that a host needs to run the capsule; the same on every host."""
         run = self.request
         return CapsuleSpec(
             name=capsule.name,
@@ -104,16 +104,15 @@ class Job:
         lines = ["127.0.0.1 localhost", "::1 localhost"]
         for capsule in self.capsules.values():
             address, name = self.overlay.address(capsule.index), f"{self.name}-{capsule.index}"
-            # The mapped form is what a dual-stack listener (torch's TCPStore) looks up.
+            # A dual-stack listener (torch's TCPStore) looks up the mapped form.
             lines += [f"{address} {name}", f"::ffff:{address} {name}"]
         return "\n".join(lines) + "\n"
 
 
 def check_request(run: Run, taken: set[str], cluster: Cluster, number: int) -> str:
-    """The new job's name; raises WrongUsage for a request that cannot be a job, Refused
-    for a name that is in use.
+    """Check a request and return the new job's name. ``number`` makes the name if it has none.
 
-    ``number``: that of one which has no name of its own.
+    Raises WrongUsage for a request that cannot become a job, Refused for a name that is in use.
     """
     if not run.argv:
         raise WrongUsage("no command given", hint="liveshift run -- torchrun train.py")
@@ -133,7 +132,7 @@ def check_request(run: Run, taken: set[str], cluster: Cluster, number: int) -> s
 
 
 def overlay_for(cluster: Cluster, taken: set[int]) -> Overlay:
-    """The first /24 of the cluster's overlay that no job has, with its number as VXLAN id."""
+    """The first free /24 of the cluster's overlay; its number is also the VXLAN id."""
     subnets = ipaddress.ip_network(str(cluster.overlay)).subnets(new_prefix=24)
     for vni, subnet in enumerate(subnets, start=1):
         if vni not in taken:

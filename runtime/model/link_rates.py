@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the way from this host to each other one was last measured to carry (wire.Lanes.measure).
+"""The rates last measured from this host to each other host (wire.Lanes.measure).
 
-Kept in a file of the run directory, so that an agent that is started anew, and the doctor, know.
+They are kept in a file of the run directory, for a restarted agent and for the doctor.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import msgspec
 FILE = "link-rates.json"
 
 STANDSTILL = 2.7e9
-"""Bytes a second of memory at a standstill, where the link carries more: read, compared, sealed,
+"""Bytes per second of memory at a standstill, if the link is not the limit: read, compared, sealed,
 opened and stored on two cores that both ends share (docs/measurements.md)."""
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """``rate`` in bytes a second; ``time`` in seconds since the epoch."""
+    """A measurement. ``rate``: bytes per second. ``time``: seconds since the epoch."""
 
     rate: float
     time: float
@@ -31,15 +31,15 @@ _rates = msgspec.json.Decoder(dict[str, Measured])
 
 
 def load(run: Path) -> dict[str, Measured]:
-    """By host; ``run`` is the cluster's run directory. Nothing where nothing was kept."""
+    """The measurements by host; empty if there are none. ``run``: the cluster's run directory."""
     try:
         return _rates.decode((run / FILE).read_bytes())
-    except (OSError, msgspec.DecodeError):  # it is only ever measured again
+    except (OSError, msgspec.DecodeError):  # the next move measures again
         return {}
 
 
 def keep(run: Path, host: str, rate: float) -> None:
-    """Keep what was measured to ``host`` just now. What cannot be written is not kept."""
+    """Keep a rate to ``host`` that was measured just now. If writing fails, it is dropped."""
     rates = {**load(run), host: Measured(rate, time.time())}
     staged = run / f".{FILE}.{os.getpid()}"
     with contextlib.suppress(OSError):
@@ -48,7 +48,7 @@ def keep(run: Path, host: str, rate: float) -> None:
 
 
 def bits(rate: float) -> str:
-    """Bit/s as interfaces are called: ``25 Gbit/s``, ``940 Mbit/s``."""
+    """A rate in bit/s, as interfaces are named: ``25 Gbit/s``, ``940 Mbit/s``."""
     if rate >= 999.5e6:
         return f"{rate / 1e9:.3g} Gbit/s"
     return f"{rate / 1e6:.3g} Mbit/s"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an image consists of: the last stream of every image, and the file that says it is here.
+"""The manifest: the last stream of every image, and the file that marks the image as complete.
 
-The source writes down every stream it sent, its size and the hash over all of it. A destination
-whose streams are equal keeps the manifest beside the images: with it an image is complete, without
-it there is none. Names of files are bytes, as the kernel knows them.
+The source lists every stream that it sent, with its size and the hash over all of it. If the
+destination's streams are equal, it stores the manifest beside the images. Only with that file is an
+image complete. Names of files are bytes, as the kernel knows them.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ STREAM = "manifest"
 VERSION = 2
 
 LIMIT = 16 << 20
-"""Bytes of a manifest: room for the names of 200,000 removed files and more."""
+"""A manifest has at most this many bytes, enough for the names of over 200,000 removed files."""
 
 FILE, CAME = "manifest", "came"
-"""Names beside the images, which none of CRIU's can have."""
+"""The names of two files beside the images. CRIU uses neither name."""
 
 Names = dict[str, set[str]]
-"""Tree or carried path → names below it."""
+"""Tree or carried path → the names below it."""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``streams``: name → (bytes, xxh3-64 of them), where a stream ``memory:k`` has the xxh3-64 of
-    the tags of its chunks' seals instead (wire.Lanes.end), by which each was opened; ``pipes``:
-    inode → STDOUT_FD or STDERR_FD; ``removed``: tree → names that the first pass sent and that are
-    gone; ``image_bytes``: what was sent while the job stood still; ``epoll``: what CRIU could not
-    dump of epoll sets."""
+    """The contents of an image.
+
+    ``streams``: name → (bytes, xxh3-64 of them). A stream ``memory:k`` has instead the xxh3-64 of
+    the tags that opened its chunks (wire.Lanes.end). ``pipes``: inode → STDOUT_FD or STDERR_FD.
+    ``removed``: tree → names that the first pass sent and that are gone now. ``image_bytes``: sent
+    while the job was frozen. ``epoll``: the parts of epoll sets that CRIU could not dump.
+    """
 
     version: int
     migration: str
@@ -49,7 +51,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epoll: list[Entry]
 
     def gone(self) -> dict[str, list[str]]:
-        """``removed`` with names as Python's os functions take them."""
+        """``removed``, with names as Python's os functions take them."""
         return {tree: [os.fsdecode(n) for n in names] for tree, names in self.removed.items()}
 
 
@@ -60,7 +62,7 @@ class _Came(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Landed:
-    """An image that is complete, and what came with it (see inbox.Inbox)."""
+    """A complete image, and what came with it (see inbox.Inbox)."""
 
     manifest: Manifest
     came: Names
@@ -72,7 +74,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(raw: bytes | bytearray) -> Manifest:
-    """Raises LiveshiftError saying what is wrong with it."""
+    """Decode a manifest; raises LiveshiftError with what is wrong in it."""
     if len(raw) > LIMIT:
         raise LiveshiftError(f"the manifest has {len(raw)} bytes, at most {LIMIT} are taken")
     found: Manifest = _decode(raw, Manifest, "the manifest")
@@ -85,7 +87,7 @@ def decode(raw: bytes | bytearray) -> Manifest:
 
 
 def as_bytes(names: Mapping[str, Iterable[str]]) -> dict[str, list[bytes]]:
-    """Names in a manifest's form, in an order that does not change."""
+    """The names in the form that a manifest has, in a fixed order."""
     return {tree: [os.fsencode(n) for n in sorted(below)] for tree, below in names.items()}
 
 
@@ -98,9 +100,9 @@ def save(images: Path, manifest: Manifest, came: Names, written: Names) -> None:
 
 
 def load(images: Path) -> Landed:
-    """The complete image in a directory, of whatever life of the agent.
+    """Read the complete image in a directory, even if an earlier run of the agent received it.
 
-    Raises NotFound when there is none, LiveshiftError when what is there is damaged.
+    Raises NotFound when there is none, LiveshiftError when it is damaged.
     """
     try:
         manifest = decode((images / FILE).read_bytes())
