@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between the command line and a daemon: over its local socket, or with an operator's key
-to the orchestrator itself."""
+"""Messages between the command line and a daemon. They go over the daemon's local socket, or with
+an operator's key straight to the orchestrator."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from .records import Event, HostRow, JobRow, MigrationRow, UnknownRow
 
 
 class Run(Message, frozen=True):
-    """Start a job of ``nnodes`` capsules; answers Named. An empty name asks for one.
+    """Start a job of ``nnodes`` capsules; answers Named. If the name is empty, the orchestrator
+    chooses one.
 
-    ``collective``: after how many seconds its ranks give up waiting for each other; 0 for the
-    cluster file's ``timeouts.collective``. ``env_ranks``: a single capsule gets RANK and its like
-    too, which several always get.
+    ``collective``: the seconds for which its ranks wait for each other; 0: the cluster file's
+    ``timeouts.collective``. ``env_ranks``: a lone capsule gets RANK and the like too. Capsules of
+    larger jobs always get them.
     """
 
     name: str
@@ -36,12 +37,12 @@ class Named(Answer, frozen=True):
 
 
 class GetStatus(Message, frozen=True):
-    """Answers Status."""
+    """Ask for the state of the cluster; answers Status."""
 
 
 class Status(Answer, frozen=True):
-    """``trouble``: why the journal cannot be written just now, or what it waits for, else empty;
-    ``unknown``: what hosts run that the journal does not have."""
+    """``trouble``: why the journal cannot be written now, or what it waits for, else empty.
+    ``unknown``: capsules that hosts run and the journal does not have."""
 
     cluster: str
     time: float
@@ -55,9 +56,9 @@ class Status(Answer, frozen=True):
 class SetTaint(Message, frozen=True):
     """Taint a host, so that everything on it moves away.
 
-    ``within``: seconds until the host must be empty. If it is 0, the cluster file says so for the
-    ``severity`` (config_choices.Severity). Where either gives a deadline the answer is Evacuating,
-    else None.
+    ``within``: seconds until the host must be empty; 0: the cluster file's value for the
+    ``severity`` (config_choices.Severity). The answer is Evacuating if there is a deadline, else
+    None.
     """
 
     host: str
@@ -67,9 +68,9 @@ class SetTaint(Message, frozen=True):
 
 
 class Departing(msgspec.Struct, frozen=True):
-    """What is expected of a capsule that must leave a host.
+    """The expected move of a capsule that must leave a host.
 
-    It is gone after ``empty_s`` seconds, and its job loses ``lost_s`` seconds of training.
+    The capsule is gone after ``empty_s`` seconds, and its job loses ``lost_s`` seconds of training.
     ``late``: it will not be gone in time. ``error``: why it cannot leave, else empty.
     """
 
@@ -81,10 +82,10 @@ class Departing(msgspec.Struct, frozen=True):
 
 
 class Evacuating(Answer, frozen=True):
-    """How a host becomes empty that has ``within`` seconds for it.
+    """How a host becomes empty that must be empty within ``within`` seconds.
 
-    ``empty_s``: it is expected to be empty after so many seconds. ``together``: all ``capsules``
-    leave at once; else they leave one by one, in this order.
+    ``empty_s``: seconds until it is expected to be empty. ``together``: all ``capsules`` leave at
+    once; otherwise they leave one by one, in this order.
     """
 
     host: str
@@ -95,31 +96,31 @@ class Evacuating(Answer, frozen=True):
 
 
 class Untaint(Message, frozen=True):
-    """Take a host's taint away, if it has one; running migrations end as they would; answers
-    None."""
+    """Remove the taint of a host, if it has one; migrations under way go on. Answers None."""
 
     host: str
 
 
 class Cordon(Message, frozen=True):
-    """Let no new work come to a host; what runs there stays; answers None."""
+    """Let no new work come to a host; capsules that run there stay. Answers None."""
 
     host: str
 
 
 class Uncordon(Message, frozen=True):
-    """Take a host's cordon away, and its taint; answers None."""
+    """Remove the cordon and the taint of a host; answers None."""
 
     host: str
 
 
 class Migrate(Message, frozen=True):
-    """Move one capsule; ``to`` empty picks a spare; answers Planned, or Named when it began.
+    """Move one capsule. An empty ``to`` lets the orchestrator choose a spare. Answers Planned, or
+    Named once the move has begun.
 
-    ``to_gpu`` given: to that GPU of ``HOST/GPU``, or with just ``GPU`` of the host that it is on;
-    an index or the beginning of a UUID. ``from_gpu``: which one to leave, if it uses several.
-    ``verify``: compare every byte of device memory after it, whatever the cluster file says.
-    ``way``: instead of the cluster file's precopy.way. ``within``: seconds until the capsule must
+    ``to_gpu``: the GPU to go to, as ``HOST/GPU``, or as ``GPU`` on the capsule's own host; an index
+    or the beginning of a UUID. ``from_gpu``: the GPU to leave, if the capsule uses several.
+    ``verify``: compare every byte of device memory afterwards, whatever the cluster file says.
+    ``way``: replaces the cluster file's precopy.way. ``within``: seconds until the capsule must
     have left its host; 0: it has no deadline.
     """
 
@@ -135,8 +136,8 @@ class Migrate(Message, frozen=True):
 
 
 class Planned(Answer, frozen=True):
-    """What --dry-run prints: (what, found) rows, estimates in bytes; those of an image are 0 where
-    a move makes none, and so is ``prediction`` None where nothing is known of its pause."""
+    """What --dry-run prints. ``checks``: (check, result) rows. Sizes are estimates in bytes; those
+    of an image are 0 if the move makes none. ``prediction``: None if the pause is unknown."""
 
     capsule: str
     source: str
@@ -148,7 +149,7 @@ class Planned(Answer, frozen=True):
 
 
 class GetMigration(Message, frozen=True):
-    """Answers Migration."""
+    """Ask for one migration; answers Migration."""
 
     name: str
 
@@ -158,14 +159,15 @@ class Migration(Answer, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """Cancel a migration that is under way: its capsule stays where it is. Answers None; the
-    migration is over a little later."""
+    """Cancel a migration under way: its capsule stays where it is. Answers None; the migration ends
+    a little later."""
 
     name: str
 
 
 class ReadOutput(Message, frozen=True):
-    """Output records of a capsule from ``offset`` on; waits up to ``wait`` s; answers Output."""
+    """Read output records of a capsule from ``offset`` on; answers Output. Waits ``wait`` s at most
+    for new ones."""
 
     capsule: str
     offset: int
@@ -175,8 +177,9 @@ class ReadOutput(Message, frozen=True):
 class Output(Answer, frozen=True):
     """Raw records (criu_glue/capsule/output.py).
 
-    ``code`` is set with the last ones of an ended capsule. ``dropped`` bytes of records before them
-    are not there any more."""
+    ``code``: the exit code, with the last records of an ended capsule. ``dropped``: bytes of
+    earlier records that are not kept any more.
+    """
 
     data: bytes
     next: int
@@ -185,13 +188,13 @@ class Output(Answer, frozen=True):
 
 
 class GetInspection(Message, frozen=True):
-    """What a capsule's processes hold of GPUs and of their peers, now; answers Inspection."""
+    """Ask what a capsule's processes hold of GPUs and of peers now; answers Inspection."""
 
     capsule: str
 
 
 class Inspection(Answer, frozen=True):
-    """Processes with a page of the interposer that live, by pid."""
+    """The live processes that have an interposer page, by pid."""
 
     capsule: str
     host: str
@@ -206,14 +209,14 @@ class SignalJob(Message, frozen=True):
 
 
 class EndUnknown(Message, frozen=True):
-    """End what a host runs of a job that the journal does not know; answers None."""
+    """End the capsules of a job that a host runs and the journal does not know; answers None."""
 
     host: str
     job: str
 
 
 class GetEvents(Message, frozen=True):
-    """Answers Events, oldest first; ``subject`` empty for all, else a job, capsule or host."""
+    """Ask for events; answers Events, oldest first. ``subject``: whose events; empty: all."""
 
     subject: str
     after: int
@@ -224,14 +227,15 @@ class Events(Answer, frozen=True):
 
 
 class WhoAmI(Message, frozen=True):
-    """Answers Me."""
+    """Ask who the caller is; answers Me."""
 
 
 class Me(Answer, frozen=True):
-    """Who asks, as the orchestrator sees it; ``uid`` is None for an operator's key.
+    """The caller, as the orchestrator sees it. ``uid``: None for an operator's key.
 
-    ``why``: where the role comes from; ``through``: the host whose agent passed the ask on, empty
-    for none; ``may``: what all that allows, in words. ``shared``: the cluster file's files.shared.
+    ``why``: where the role comes from. ``through``: the host whose agent passed the request on,
+    empty for none. ``may``: all that the role allows, in words. ``shared``: the cluster file's
+    files.shared.
     """
 
     name: str
@@ -245,8 +249,8 @@ class Me(Answer, frozen=True):
 
 
 class Here(Message, frozen=True):
-    """First word on every connection over TCP; answers There. ``life``: which run of a program
-    speaks; asks on their way are sent again to the same one, and are lost with another."""
+    """The first message on every connection over TCP; answers There. ``life``: names one run of a
+    program. Open asks are sent again to the same run; to another run they are lost."""
 
     life: int
 

@@ -7,8 +7,11 @@ import msgspec
 
 
 class Writing(msgspec.Struct, frozen=True):
-    """What a capsule was seen to write. ``rate``: bytes a second in the busiest of some short
-    looks; ``set``: bytes written in one of ``seconds``: what is written again counts once."""
+    """What a capsule was seen to write.
+
+    ``rate``: bytes per second in the busiest of some short looks. ``set``: bytes written in
+    one look of ``seconds``; bytes that are written again count once.
+    """
 
     rate: float
     set: int
@@ -18,8 +21,8 @@ class Writing(msgspec.Struct, frozen=True):
 class Cores(msgspec.Struct, frozen=True):
     """How many cores a host's agent may use, and how many of them were idle lately.
 
-    ``per_byte``: CPU seconds that the agent takes to move a byte of memory. ``boot``: the kernel's
-    boot id; two hosts with the same one (as in a lab) share their cores.
+    ``per_byte``: CPU seconds that the agent needs to move a byte of memory. ``boot``: the kernel's
+    boot id. Two hosts with the same boot id (as in a lab) share their cores.
     """
 
     usable: float
@@ -29,15 +32,15 @@ class Cores(msgspec.Struct, frozen=True):
 
 
 class Situation(msgspec.Struct, frozen=True):
-    """What the choice of a way is made from (cost/model.py); seconds, bytes, bytes per second.
+    """The input of the choice of a way (cost/model.py); seconds, bytes, bytes per second.
 
-    ``written``: what the capsule writes, None where nobody has looked. ``link``: the rate at which
+    ``written``: what the capsule writes, None without a look at it. ``link``: the rate at which
     memory goes during the pause. A byte takes ``extra_s`` longer than that until it is in its
-    place, and ``first_fill_s`` longer still where no memory went ahead. ``reach``: the rate of a
-    round without a limit; ``idle``: the rate for which idle cores suffice. ``per_byte``: seconds
-    that the job loses for each byte that is read while no core is idle. ``fixed_s``: the part of
-    the pause that does not depend on memory. ``besides_s``: what the move takes beside copying and
-    pause. ``slow_down``: precopy.slow_down.
+    place, and ``first_fill_s`` more if no memory went ahead. ``reach``: the rate of a round without
+    a limit. ``idle``: the rate for which idle cores suffice. ``per_byte``: seconds that the job
+    loses for each byte that is read while no core is idle. ``fixed_s``: the part of the pause that
+    does not depend on memory. ``besides_s``: the time of the move outside copying and pause.
+    ``slow_down``: precopy.slow_down.
     """
 
     size: int
@@ -54,13 +57,13 @@ class Situation(msgspec.Struct, frozen=True):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """What a move would cost if memory went by one way.
+    """The cost of a move if memory goes by one way.
 
-    ``lost_s``: the training time that the job loses, the sum of ``pause_s``, for which it is
-    paused, and ``slower_s``, which it loses because the copy slows it down. ``empty_s``: the host
-    is empty so long after the request. ``speed``: bytes per second at most while the job trains;
-    ``uncovered``: the share of the copying for which no core is idle. ``left``: bytes that go
-    during the pause.
+    ``lost_s``: the training time that the job loses. It is the sum of ``pause_s``, for which the
+    job is paused, and ``slower_s``, which it loses because the copy slows it down. ``empty_s``:
+    seconds from the request until the host is empty. ``speed``: bytes per second at most while the
+    job trains. ``uncovered``: the share of the copying for which no core is idle. ``left``: bytes
+    that go during the pause.
     """
 
     way: str
@@ -74,11 +77,11 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """The way that was chosen, and ``because`` of what, in words.
+    """The way that was chosen; ``because`` gives the reason in words.
 
-    ``weighed``: the estimates of all ways; ``given``: what they were made from. ``undecided``: the
-    choice may change once it is known how much the capsule writes. ``needs_s``: where no way keeps
-    the deadline, the least time in which the host can be empty.
+    ``weighed``: the estimates of all ways. ``given``: their input. ``undecided``: the choice may
+    change once it is known how much the capsule writes. ``needs_s``: if no way keeps the deadline,
+    the least time in which the host can be empty.
     """
 
     estimate: Estimate
@@ -90,11 +93,11 @@ class Chosen(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One part of an expected pause; ``detail``: what it was reckoned from, in words.
+    """One part of an expected pause. ``detail``: what it was computed from, in words.
 
-    ``seconds`` None: nothing tells how long it takes. ``bytes``: what has to go over meanwhile,
-    None where that is not what counts. ``untaught``: what it would be by the defaults alone; how
-    far off those were in earlier moves is what later ones are corrected by.
+    ``seconds``: None if nothing shows how long it takes. ``bytes``: the bytes that go meanwhile;
+    None if they do not matter. ``untaught``: the seconds by the defaults alone. Later predictions
+    are corrected by how far off it was in earlier moves.
     """
 
     name: str
@@ -105,19 +108,19 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """How long a move will pause the job; ``seconds`` is the sum of the parts known.
+    """How long a move will pause the job. ``seconds``: the sum of the known parts.
 
-    ``way``: by which memory goes, "pre-copy" or "full dump"; ``why`` a full one, else empty.
-    ``learnt``: from how many earlier moves of this cluster. ``memory``: anonymous memory that the
-    capsule has; ``left_out``: what the sum does not count, in words, else empty.
+    ``way``: "pre-copy" or "full dump". ``why``: the reason of a full dump, else empty. ``learnt``:
+    the number of earlier moves of this cluster that it uses. ``memory``: anonymous memory that the
+    capsule has. ``left_out``: what the sum does not count, in words, else empty.
 
-    ``how``: the way that memory takes (stop, round or rounds), and ``because`` says why it was
-    chosen; both are empty for a full dump. ``lost_s``: the training time that the move costs;
-    ``slower_s``: the part of it that is not pause. ``empty_s``: from the request until the host is
-    empty. ``uncovered``: as in Estimate. ``limited``: whether the rounds are slower than they could
-    be. ``weighed`` and ``given``: as in Chosen. ``needs_s``: the least time in which the host can
-    be empty, where that is too late; else None.
-    ``filling``: the factor by which earlier moves correct how fast fresh memory is filled.
+    ``how``: the way that memory takes (stop, round or rounds); ``because`` says why it was chosen.
+    Both are empty for a full dump. ``lost_s``: the training time that the move costs. ``slower_s``:
+    the part of it that is not pause. ``empty_s``: seconds from the request until the host is empty.
+    ``uncovered``: as in Estimate. ``limited``: whether the rounds are slower than they could be.
+    ``weighed`` and ``given``: as in Chosen. ``needs_s``: if the deadline cannot be kept, the least
+    time in which the host can be empty; else None. ``filling``: the factor by which earlier moves
+    correct how fast fresh memory is filled.
     """
 
     way: str

@@ -13,7 +13,7 @@ from .predictions import Prediction
 class Phase(msgspec.Struct, frozen=True):
     """One row of a migration's table. ``frozen``: the job was paused meanwhile.
 
-    ``start`` is in seconds since the migration began; ``bytes`` None where none moved.
+    ``start``: seconds since the migration began. ``bytes``: None if none were sent.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Book(msgspec.Struct, frozen=True):
 
 
 class CapsuleSpec(msgspec.Struct, frozen=True):
-    """All that a host needs to start a capsule, or to build the room it is restored into."""
+    """All that a host needs to start a capsule, or to build a room for its restore."""
 
     name: str  # "gpt/1"
     job: str
@@ -49,10 +49,10 @@ class CapsuleSpec(msgspec.Struct, frozen=True):
 
 
 class CapsuleState(msgspec.Struct, frozen=True):
-    """What an agent reports of a capsule with every beat; bytes and collectives per second.
+    """What an agent reports of a capsule in every beat; bytes, and collectives per second.
 
-    ``gpus``: UUIDs of those that its processes compute on, as far as NVML tells.
-    ``output_trouble``: what of its output could not be kept, in words.
+    ``gpus``: UUIDs of the GPUs that its processes use, as far as NVML reports them.
+    ``output_trouble``: which part of its output could not be kept, in words.
     """
 
     name: str
@@ -68,7 +68,7 @@ class CapsuleState(msgspec.Struct, frozen=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """What decides whether a tree dumped on one host can run on another."""
+    """The facts that decide whether a tree dumped on one host can run on another."""
 
     kernel: str
     machine: str
@@ -81,7 +81,7 @@ class HostFacts(msgspec.Struct, frozen=True):
 class CapsuleRow(msgspec.Struct, frozen=True):
     """``state``: starting, running, moving, ended, or unknown while its host is lost.
 
-    ``rate`` is in collectives per second, ``resident`` in bytes. ``output_trouble``: what of its
+    ``rate``: collectives per second. ``resident``: bytes. ``output_trouble``: which part of its
     output could not be kept on its host, in words.
     """
 
@@ -115,10 +115,10 @@ class JobRow(msgspec.Struct, frozen=True):
 
 
 class DataLink(msgspec.Struct, frozen=True):
-    """What a host's images go over: the interface that has its address, "" for none; ``speed`` in
-    bit/s, 0 where it is not known; ``rates``: bytes a second last measured to other hosts, by name.
+    """The interface that has a host's address and carries its images; "" for none.
 
-    ``warning``: what is wrong with it and what to do, in words; else "".
+    ``speed``: bit/s, 0 if it is not known. ``rates``: bytes per second last measured to other
+    hosts, by name. ``warning``: what is wrong with it and what to do, in words, else "".
     """
 
     interface: str
@@ -129,8 +129,8 @@ class DataLink(msgspec.Struct, frozen=True):
 
 
 class HostRow(msgspec.Struct, frozen=True):
-    """``state``: up or lost; ``taint``: the reason, None when untainted; ``cordon``: who keeps new
-    work away from it, None when nobody does.
+    """``state``: up or lost. ``taint``: the reason, None when untainted. ``cordon``: who keeps new
+    work away from it, None without a cordon.
 
     ``other_file``: its agent uses another cluster file than the orchestrator.
     """
@@ -152,13 +152,14 @@ class HostRow(msgspec.Struct, frozen=True):
 
 
 class Rounds(msgspec.Struct, frozen=True):
-    """How far the pre-copy of memory is, as its source said last; bytes, bytes per second.
+    """The progress of a pre-copy, as its source last reported it; bytes, bytes per second.
 
-    ``bytes``: sent in all rounds; ``dirty``: the last set that was found written since it was
-    sent, ``left``: what of it this round has to send yet. ``rate`` of the last second; ``best``:
-    at which a stop would send, as rounds are paced. ``slow_down``: the share by which the job is
-    slower than before, None while not known. ``stop_s``: for how many seconds the job would stand
-    still if it was stopped now, None while nothing tells how much it writes.
+    ``bytes``: sent in all rounds. ``dirty``: the last set of bytes found written after they were
+    sent. ``left``: the part of it that this round must still send. ``rate``: of the last second.
+    ``best``: the rate at which a stop would send, because rounds are paced. ``slow_down``: the
+    share by which the job is slower than before, None while not known. ``stop_s``: seconds for
+    which the job would be frozen if it was stopped now, None while nothing shows how much it
+    writes.
     """
 
     round: int
@@ -172,13 +173,13 @@ class Rounds(msgspec.Struct, frozen=True):
 
 
 class MigrationRow(msgspec.Struct, frozen=True):
-    """A migration; ``state`` is a Step's value; ``frozen_s`` is how long the job was paused.
+    """A migration. ``state``: a Step's value. ``frozen_s``: how long the job was paused.
 
-    ``kind``: move (from host to host) or swap, whose source and destination are GPUs of one host
-    (``h1 GPU 3``). ``precopy``: None where its memory was not copied while it trained, or not yet;
-    ``predicted``: the pause that was expected when the job was about to be stopped, or, until
-    then, before anything was done; None for what has no prediction. ``cost``: None until it was
-    measured, some seconds after the end, and for a swap.
+    ``kind``: move (from host to host) or swap. Source and destination of a swap are GPUs of one
+    host (``h1 GPU 3``). ``precopy``: None if memory was not copied while the job trained, or not
+    yet. ``predicted``: the pause that was expected just before the job was stopped, or, until then,
+    before the move began; None without a prediction. ``cost``: None for a swap, and until it was
+    measured, some seconds after the end.
     """
 
     name: str
@@ -206,7 +207,7 @@ class MigrationRow(msgspec.Struct, frozen=True):
 
 
 class UnknownRow(msgspec.Struct, frozen=True):
-    """A capsule that a host runs and the journal does not have; ``resident`` in bytes."""
+    """A capsule that a host runs and the journal does not have. ``resident``: bytes."""
 
     capsule: str
     host: str

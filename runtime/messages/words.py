@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests as a person knows them: errors name these, not the messages."""
+"""Names of requests in a person's words. Errors use these, not the names of messages."""
 
 from __future__ import annotations
 
@@ -64,6 +64,6 @@ ASKS = {
 
 
 def request_to(ask: Message) -> str:
-    """``the request to freeze a capsule``."""
+    """The words for a request, such as ``the request to freeze a capsule``."""
     name = type(ask).__name__
     return f"the request to {ASKS[name]}" if name in ASKS else name  # which nothing serves
