@@ -141,8 +141,8 @@ class WithinSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Jobs:
-    """liveshift keeps the last ``keep_ended`` jobs that have ended, with their output. The history
-    keeps the journal's entries about older jobs."""
+    """The orchestrator keeps the last ``keep_ended`` jobs that have ended, with their output. The
+    history keeps the journal's entries about older jobs."""
 
     keep_ended: Annotated[int, Meta(ge=1, le=10_000)] = 20
 

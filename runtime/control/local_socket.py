@@ -56,8 +56,9 @@ class _User:
 def listen(path: Path) -> socket.socket:
     """Make a socket at ``path`` (mode 0666). Callers that connect wait until it is served.
 
-    Raises Refused where a process already listens at ``path``: its socket stays. Raises
-    LiveshiftError on other failures, with nothing left at ``path``.
+    It replaces a socket at which no process listens. Raises Refused where a process listens at
+    ``path``: its socket stays. Raises LiveshiftError on other failures, with nothing left at
+    ``path``.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:

@@ -2,7 +2,7 @@
 """The training time that a move cost its job: the arithmetic, without traffic.
 
 The job's own clock counts its progress: the rank's collectives, or the run time of its processes
-(run_time.py). A job that makes r of them a second, when nothing holds it up, is behind by
+(run_time.py). If a job makes r of them per second when nothing holds it up, it is behind by
 
     lost = elapsed - made / r
 

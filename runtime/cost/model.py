@@ -288,7 +288,7 @@ def _because(
     return text
 
 
-# ---- what earlier moves tell -------------------------------------------------------------------
+# ---- what earlier moves teach ------------------------------------------------------------------
 
 
 def _first(groups: Iterable[Iterable[float | None]]) -> float | None:

@@ -270,8 +270,8 @@ def _with_filling(restore: Part, seconds: float, by: float) -> Part:
 
 
 def _first_fill_s(left: int, private: int) -> float:
-    """Seconds, uncorrected, to fill fresh memory. Only if all memory is left for the standstill do
-    its pages not exist yet."""
+    """Seconds, uncorrected, to fill fresh memory. Memory is fresh only if all of it is left for the
+    standstill: then it has no pages yet."""
     return left / FIRST_FILL if left >= private else 0.0
 
 

@@ -21,7 +21,7 @@ async def give_back(idle: Callable[[], bool], every: float = EVERY_S) -> None:
     """Every ``every`` seconds, while the daemon is ``idle``, collect cycles of unused objects and
     let malloc give back what is free. A malloc that is not glibc's keeps it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    gc.freeze()  # a collection then skips the objects of the start, which takes 100 ms less
+    gc.freeze()  # collections skip the objects of the start: these would take 100 ms
     while True:
         await asyncio.sleep(every)
         if idle():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What messages say about the training time that a move costs. Seconds, bytes."""
+"""Messages about the training time that a move costs. Seconds, bytes."""
 
 from __future__ import annotations
 

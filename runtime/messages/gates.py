@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages by which the orchestrator brings a job's ranks to a collective boundary.
+"""Messages by which the orchestrator brings a job's ranks to a boundary.
 
 Each goes to every host that has capsules of the job; an agent answers for all of its ranks.
 """

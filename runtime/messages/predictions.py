@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What messages say about the pause that a move is expected to need. Seconds, bytes."""
+"""Messages about the expected pause of a move. Seconds, bytes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What messages say about jobs, hosts and moves. Bytes, seconds, seconds since the epoch."""
+"""Messages about jobs, hosts and moves. Bytes, seconds, seconds since the epoch."""
 
 from __future__ import annotations
 

@@ -66,4 +66,4 @@ ASKS = {
 def request_to(ask: Message) -> str:
     """The words for a request, such as ``the request to freeze a capsule``."""
     name = type(ask).__name__
-    return f"the request to {ASKS[name]}" if name in ASKS else name  # which nothing serves
+    return f"the request to {ASKS[name]}" if name in ASKS else name  # no daemon serves it

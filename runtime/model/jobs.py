@@ -45,7 +45,7 @@ class Capsule:
 
 @dataclass
 class Job:
-    """A job; ``state`` is running, ending or ended."""
+    """A job. ``state``: running, ending or ended."""
 
     name: str
     overlay: Overlay

@@ -36,7 +36,7 @@ from .seal import TAG
 log = logging.getLogger("liveshift.wire")
 
 IO_THREADS = 4
-"""libzmq reads with at most this many threads; each connection belongs to one of them."""
+"""At most this many of libzmq's threads read; each connection belongs to one of them."""
 
 WORKERS = 8
 """At most this many threads open and store chunks. More would only share the memory bandwidth."""

@@ -26,7 +26,7 @@ from .page_port import PagePort
 log = logging.getLogger("liveshift.wire")
 
 IO_THREADS = 4
-"""libzmq decrypts with at most this many threads; each connection belongs to one of them."""
+"""At most this many of libzmq's threads decrypt; each connection belongs to one of them."""
 
 
 class Receiver:
