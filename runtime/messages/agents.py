@@ -125,8 +125,8 @@ class Precopy(Message, frozen=True):
     can; ``verify`` orders checksums over every byte of it. ``way``: precopy.way for this move.
     ``plan``: the source chooses the way by it, once it has measured the link; None: it makes
     rounds. ``max_pause``: seconds for which the chosen way may pause the job. ``within``: seconds
-    until the host must be empty. ``sooner``: for that deadline no round begins after so many
-    seconds; both are 0 without a deadline.
+    until the host must be empty. ``sooner``: for that deadline all rounds but the first end after
+    so many seconds. Both are 0 without a deadline.
     """
 
     migration: str
@@ -145,9 +145,9 @@ class Precopy(Message, frozen=True):
 
 
 class EndSooner(Message, frozen=True):
-    """A capsule's host must be empty sooner than was known when its move began. The source begins
-    no further round of its pre-copy after ``sooner`` seconds. It answers None, even if no pre-copy
-    is under way."""
+    """A capsule's host must be empty sooner than was known when its move began. The source ends
+    the rounds of its pre-copy after ``sooner`` seconds, but finishes the first one. It answers
+    None, even if no pre-copy is under way."""
 
     capsule: str
     sooner: float
