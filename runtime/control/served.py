@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves one peer's asks: each exactly once, however often it comes, and only so many at a time.
+"""Serves one peer's asks: each at most once, however often it comes, and only so many at a time.
 
 A broken connection loses frames, so the peer asks again with the same number (line.py). Each life
 of a program begins its numbers at a random one, so numbers of two lives do not meet. An ask that
