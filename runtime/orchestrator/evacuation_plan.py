@@ -25,8 +25,8 @@ BEYOND_S = 0.2
 class EvacuationPlan:
     """How capsules leave: in this ``order``, or all at once (``together``).
 
-    ``within`` is the time for all of them. ``until`` is the deadline of each move; it leaves time for the moves behind or beside it.
-    ``late`` lists the capsules that will not be gone in time.
+    ``within`` is the time for all of them. ``until`` is the deadline of each move; it leaves time
+    for the moves behind or beside it. ``late`` lists the capsules that will not be gone in time.
     """
 
     order: tuple[str, ...] = ()

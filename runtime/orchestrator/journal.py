@@ -106,8 +106,8 @@ class Journal:
             self.file.write("DELETE FROM capsules WHERE job = ?", (name,))
 
     def end_unknown(self, job: str, epoch: int) -> None:
-        """Record the end of a job that is not in this journal: its name jobN is not given out again,
-        and a later job of the name begins above ``epoch``."""
+        """Record the end of a job that is not in this journal. Its number jobN is not used again,
+        and a later job of the same name begins above ``epoch``."""
         last = max(epoch, self.last_epoch(job))
         self.file.write("INSERT OR REPLACE INTO last_epochs VALUES (?, ?)", (job, last))
 
