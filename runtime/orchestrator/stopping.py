@@ -97,7 +97,7 @@ class Stopping:
         wait = self._fleet.cluster.timeouts.grace if failed else 0.0
         self._wish(job, "", time.monotonic() + wait)
 
-    # ---- a job that is to end ------------------------------------------------------------------
+    # ---- a job that must end --------------------------------------------------------------------
 
     def _stop(self, job: Job, by: str, *, kill: bool) -> None:
         if job.state == "ended":

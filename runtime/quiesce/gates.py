@@ -60,7 +60,7 @@ class Gates:
         self._closed: dict[str, Boundary] = {}
         self._in_place: set[str] = set()  # TCP-only jobs for which no boundary was found
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._late: dict[tuple[str, str], asyncio.Task[None]] = {}  # by job and host
+        self._late: dict[tuple[str, str], asyncio.Task[None]] = {}  # by (job, host): opens later
 
     async def close(self, job: Job, limits: Timeouts, shared: bool) -> Boundary:
         """Bring the job to a boundary; ``shared``: another move holds its ranks already.
