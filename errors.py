@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every error that liveshift shows to a person, and the exit code it ends with.
 
-LiveshiftError            1   something was tried and failed
-├── WrongUsage            2   the command line, or a name in it, is not one
+LiveshiftError            1   liveshift tried something and failed
+├── WrongUsage            2   the command line, or a name in it, is not valid
 ├── StepFailed            1   a step of a migration failed (names the step, the capsule, the host)
-│   └── SourceFailed      1   … for a cause in the capsule: it would with any destination
+│   └── SourceFailed      1   … and the cause is in the capsule: any destination would fail
 ├── ConfigError           3   the cluster file is wrong (names file and line)
 ├── NotFound              4   no such job, capsule or host
 ├── Refused               5   not done, and nothing was changed: preflight, no spare, already moving
-│   └── SourceRefused     5   … for a cause in the capsule: so is any destination
+│   └── SourceRefused     5   … and the cause is in the capsule: any destination is refused
 ├── Unreachable           6   an agent or the orchestrator does not answer
 └── NotPermitted          7   the caller may not do this
 
-A message says what was tried and the value seen; ``hint`` says what to do next.
-Exit code 124 is left to ``drain --timeout``.
+A message says what liveshift tried and which value it saw; ``hint`` says what to do next.
+Exit code 124 is reserved for ``drain --timeout``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 NAMED = 20
-"""Names that a hint lists at most."""
+"""A hint lists at most this many names."""
 
 
 class LiveshiftError(Exception):
-    """Base of all errors meant for a person; carries an optional hint for the next move."""
+    """Base of all errors meant for a person; carries an optional hint what to do next."""
 
     exit_code = 1
 
@@ -39,7 +39,7 @@ class LiveshiftError(Exception):
 
 
 class StepFailed(LiveshiftError):
-    """One step of a migration failed; the message says who was left in which state."""
+    """One step of a migration failed; the message says in which state each side is now."""
 
     def __init__(self, step: str, message: str, *, hint: str | None = None) -> None:
         super().__init__(f"{step}: {message}", hint=hint)
@@ -47,13 +47,13 @@ class StepFailed(LiveshiftError):
 
 
 class WrongUsage(LiveshiftError):
-    """What was asked for is no command line of ours; nothing was tried."""
+    """The command line is not valid; liveshift tried nothing."""
 
     exit_code = 2
 
 
 class SourceFailed(StepFailed):
-    """One step failed for a cause in the capsule itself: with any destination it would again."""
+    """One step failed, and the cause is in the capsule: it would fail with any destination."""
 
 
 class ConfigError(LiveshiftError):
@@ -63,23 +63,23 @@ class ConfigError(LiveshiftError):
 
 
 class NotFound(LiveshiftError):
-    """A job, capsule or host of that name is not known."""
+    """The cluster has no job, capsule or host of that name."""
 
     exit_code = 4
 
 
 class Refused(LiveshiftError):
-    """The request was understood and turned down before anything was changed."""
+    """The request is valid, but was refused before anything was changed."""
 
     exit_code = 5
 
 
 class SourceRefused(Refused):
-    """Turned down for a cause in the capsule itself, whatever the destination."""
+    """The request was refused for a cause in the capsule: any destination would be refused."""
 
 
 AT_SOURCE = (SourceFailed, SourceRefused)
-"""What another destination does not help against."""
+"""Errors with a cause in the capsule: another destination does not help."""
 
 
 class Unreachable(LiveshiftError):
@@ -95,9 +95,9 @@ class NotPermitted(LiveshiftError):
 
 
 def no_such(message: str, name: str, known: Iterable[str], listed: str) -> NotFound:
-    """A name that is not known: which one may have been meant, and which there are.
+    """Return a NotFound whose hint suggests the closest known name and lists the known names.
 
-    ``listed`` leads their list: ``its hosts are``.
+    ``listed`` introduces the list, for example ``its hosts are``.
     """
     from difflib import get_close_matches
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The few requests of ptrace(2) that stop a thread without a trace of it, and let it go again.
+"""The ptrace(2) requests that stop a thread and let it go on, unnoticed by the thread.
 
-A tracer is a thread: every call about a tracee must come from the thread that has seized it, and
-the kernel lets all its tracees go (or kills them, PTRACE_O_EXITKILL) when that thread ends.
+A tracer is a thread, not a process: every call about a tracee must come from the thread that
+seized it. When that thread ends, the kernel detaches all its tracees (or kills them, with
+PTRACE_O_EXITKILL).
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ _libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c
 
 
 def seize(tid: int) -> None:
-    """Become a thread's tracer; it goes on. Raises OSError: ESRCH when it has gone, EPERM when it
-    has a tracer already, is a zombie, or we may not."""
+    """Make the calling thread the tracer of ``tid``, which keeps running. Raises OSError: ESRCH if
+    ``tid`` has ended; EPERM if it has a tracer, is a zombie, or the caller lacks the right."""
     _call(_SEIZE, tid)
 
 
 def interrupt(tid: int) -> None:
-    """Let it trap before its next instruction of its own; system calls are restarted later."""
+    """Make the tracee trap before its next user instruction. The kernel restarts an interrupted
+    system call later."""
     _call(_INTERRUPT, tid)
 
 
@@ -40,7 +42,7 @@ def set_options(tid: int, options: int) -> None:
 
 
 def detach(tid: int) -> None:
-    """Raises ProcessLookupError also for a tracee that has not stopped."""
+    """Detach from a tracee; raises ProcessLookupError if it has ended or is not stopped."""
     _call(_DETACH, tid)
 
 
@@ -49,18 +51,18 @@ class Ended:
 
 
 class Trapped:
-    """A tracee stands still; no signal is in our hands."""
+    """A tracee has stopped, and the tracer has no signal to deliver to it."""
 
 
 class Delivery:
-    """A tracee stands before a signal that is ours to hand on."""
+    """A tracee has stopped before a signal; the tracer must pass the signal on."""
 
     def __init__(self, signum: int) -> None:
         self.signum = signum
 
 
 def next_event() -> tuple[int, Ended | Trapped | Delivery] | None:
-    """What the calling thread has not yet been told of one of its tracees; None: nothing now."""
+    """Return the next pending event of a tracee of the calling thread; None if there is none."""
     try:
         tid, status = os.waitpid(-1, os.WNOHANG | _OWN_TRACEES)
     except ChildProcessError:  # no tracee at all

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes and pauses as people read them, in the one unit system of every message: 1 MB is 10^6
-bytes."""
+"""Writes sizes and pauses for people. All messages use decimal units: 1 MB is 10^6 bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import math
 
 
 def size(value: float) -> str:
-    """A number of bytes with three figures: ``512 B``, ``13.0 MB``, ``246 MB``, ``2.00 GB``."""
+    """Write a number of bytes with three figures: ``512 B``, ``13.0 MB``, ``246 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(value) < 999.5:
             return f"{value:.0f} {unit}" if unit == "B" else f"{figures(value)} {unit}"
@@ -17,16 +16,16 @@ def size(value: float) -> str:
 
 
 def pause(value: float) -> str:
-    """How long a job was paused, to the hundredth of a second: ``0.92 s``, ``12.3 s``."""
+    """Write the length of a pause, to a hundredth of a second or three figures: ``12.3 s``."""
     if 0 < value < 0.005:
         return "< 0.01 s"
     return f"{value:.2f} s" if value < 9.995 else f"{figures(value)} s"
 
 
 def figures(value: float) -> str:
-    """Three significant figures, never in exponent form."""
+    """Write a number with three significant figures, never in exponent form."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    value = float(f"{value:.3g}")  # rounds first: 0.9996 has its digits counted as 1.00
+    value = float(f"{value:.3g}")  # round before counting digits: 0.9996 becomes 1.00
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{digits}f}"

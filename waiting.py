@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for descriptors by poll(2): select(2) knows none above 1023, a daemon may have more."""
+"""Waits for descriptors with poll(2): select(2) fails above 1023, and a daemon may have more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ class HasDescriptor(Protocol):
 
 
 def readable(seconds: float, *of: int | HasDescriptor) -> list[int]:
-    """Those that can be read, are at their end or have failed; waits so long for the first."""
+    """Wait up to ``seconds`` for the first ready descriptor; return all that can be read, are at
+    their end, or have failed."""
     poll = select.poll()
     for each in of:
         poll.register(each, select.POLLIN)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of a migration, as the orchestrator goes through it."""
+"""The steps of a migration, in the order in which the orchestrator takes them."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of a move during which the job trains: survey, room, plan, pre-copy.
 
-Where the host must be empty soon, its deadline bounds this part: the way is chosen by it, no
-further round begins that would miss it, and a move that cannot be over in time says so at once.
+If the source host has a deadline, the deadline limits this part. The choice of the way depends on
+it, no round begins that would miss it, and a move that will be too late notes that at once.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from .ground import Ground, expected_bytes, limit_bytes, what_breaks
 from .story import Story
 
 LEAST_PRECOPY_S = 0.5
-"""Seconds that directories and output get at least, however near the deadline is."""
+"""The copy of directories and output gets at least this many seconds, even close to a deadline."""
 ENDING_S = 0.5
-"""Seconds from the end of the pause until the host is empty."""
+"""The plan allows this many seconds from the end of the pause until the source host is empty."""
 PLACE_LEAST_S, PLACE_POLL_S = 5.0, 0.1
 
 
 class BeforePause(Story):
-    """A migration to another host, as far as the job trains on meanwhile."""
+    """The part of a migration to another host during which the job trains."""
 
     def __init__(
         self, ground: Ground, number: int, job: Job, capsule: Capsule, destination: str,
         reason: str, by: str, changed: Callable[[Story], None],
     ) -> None:  # fmt: skip
         super().__init__(ground, number, job, capsule, destination, reason, by, changed)
-        self.to_gpu = self.from_gpu = ""  # one of the destination, by UUID; which is to be left
-        self.copy_way = ""  # instead of precopy.way
-        self.until: float | None = None  # monotonic seconds: the host must be empty of it
+        self.to_gpu = self.from_gpu = ""  # the destination's GPU (UUID), and the GPU to leave
+        self.copy_way = ""  # replaces precopy.way, if set
+        self.until: float | None = None  # monotonic time by which the capsule must be gone
         self._look: messages.Inspected | None = None
-        self._left_s = 0.0  # of sending memory, if the job was stopped now
+        self._left_s = 0.0  # seconds that sending memory would take if the job were paused now
 
     async def end_sooner(self, until: float) -> None:
-        """Take on a deadline that came after the move began: the host must be empty by ``until``
+        """Apply a deadline that came after the move began: the capsule must be gone by ``until``
         (monotonic seconds)."""
         self.until = until if self.until is None else min(self.until, until)
         if self.step is not Step.PRECOPYING or self.predicted is None:
@@ -60,7 +60,7 @@ class BeforePause(Story):
             await self._ground.ask(self.source, word, limit)
 
     def progressed(self, word: messages.Progressed) -> None:
-        """How far its pre-copy is. Once the job stands nothing is copied beside it."""
+        """Take a report of the pre-copy. Once the job is frozen, no pre-copy runs any more."""
         if self.step not in (Step.PRECOPYING, Step.QUIESCING):
             return
         unsent = word.left / word.best if word.best else 0.0
@@ -80,7 +80,7 @@ class BeforePause(Story):
         )
 
     async def _prepare(self) -> messages.Reserved:
-        """Survey at the source, preflight and an empty room at the destination; nothing stops."""
+        """Survey the source; preflight and build the room at the destination. The job trains on."""
         limit = self._limits.prepare
         with self.times.phase("prepare") as detail:
             look = await self._inspect(limit)
@@ -121,12 +121,12 @@ class BeforePause(Story):
         return await self._ask(destination, reserve, limit, messages.Reserved)
 
     async def _precopy(self, reserved: messages.Reserved) -> None:
-        """Directories, output and memory go over while the job trains."""
+        """Copy directories, output and memory to the destination while the job trains."""
         self._advance(Step.PRECOPYING)
         limit, settings = self._limits.precopy, self._ground.cluster.precopy
         found, within = self.predicted, self._within()
         sooner = 0.0
-        if within is not None and found is not None:  # no further round, for a pause in time
+        if within is not None and found is not None:  # no round after this, to pause in time
             sooner = max(LEAST_PRECOPY_S, within - found.seconds - ENDING_S)
         precopy = messages.Precopy(
             self.name, self.capsule.name, self.destination, reserved.endpoint,
@@ -147,9 +147,9 @@ class BeforePause(Story):
             self.predicted = sharpened(self.predicted, self.precopy)
 
     async def _place_ahead(self) -> None:
-        """What is cold of the memory is put in its place while the job trains on, and the source
-        keeps the rest fresh; or the destination makes room for what a stop will bring. It may take
-        as long as the pre-copy did."""
+        """Let the destination prefill cold memory while the job trains and the source keeps sending
+        rounds; or let it make room for the memory of a full dump. This may take as long as the
+        phases before it took, plus PLACE_LEAST_S."""
         if self.precopy is None:
             return
         began = time.monotonic()
@@ -166,21 +166,21 @@ class BeforePause(Story):
             detail.append(room if stop else f"{units.size(seen.placed)} of cold memory")
 
     def _within(self) -> float | None:
-        """Seconds until the host must be empty of the capsule; None without a deadline."""
+        """Return the seconds until the capsule must be gone; None without a deadline."""
         return None if self.until is None else max(0.1, self.until - time.monotonic())
 
     def _tell_if_late(self, found: messages.Prediction) -> None:
-        """Say at once that the capsule cannot be gone in time; it moves all the same."""
+        """Note in the history that the capsule will be gone too late; it moves anyway."""
         if found.needs_s is not None and (within := self._within()) is not None:
             self._ground.tell(self, too_late(found.needs_s, within))
 
     def _check_time(self) -> None:
-        """Raise StepFailed if the rest of the memory cannot be sent in time: the pause would be
-        undone at its deadline, and the job would have stood for nothing."""
+        """Raise StepFailed if the rest of the memory cannot be sent in time: the move would be
+        undone at the deadline of the pause, and the pause would be in vain."""
         if self.precopy is not None:
             check_freeze(self._limits, self.precopy, self._left_s)
 
     async def _progress(self, close: bool, stop: int = 0) -> messages.Arrived:
-        """What of the image is at the destination."""
+        """Ask the destination how much of the image it has."""
         ask = messages.Progress(self.name, close, stop)
         return await self._ask(self.destination, ask, self._limits.suspicion, messages.Arrived)

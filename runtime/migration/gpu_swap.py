@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A capsule leaves one GPU for another of its host: :meth:`GpuSwap.run` is the order of things.
+"""Moves a capsule to another GPU of its host; :meth:`GpuSwap.run` has the steps in order.
 
-No room, no CRIU, no commit: it stays where it is under the epoch it has, and only its host's agent
-can know which GPU it runs on. So when the agent's answer is an error, or does not come, the agent
-is asked what became of it until it tells; nobody else could run the capsule meanwhile.
+A swap needs no room, no CRIU and no commit: the capsule keeps its host and its epoch. Only the
+host's agent can know on which GPU the capsule runs. So if the agent's answer is an error or does
+not come, the orchestrator asks the agent again until it knows the outcome. No other host can run
+the capsule meanwhile.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ log = logging.getLogger("liveshift.migration")
 
 
 class GpuSwap(Story):
-    """A migration inside a host; ``source`` and ``destination`` are that one host."""
+    """A migration inside one host, which is both ``source`` and ``destination``."""
 
     kind = "swap"
     allowed = ALLOWED_IN_SWAP
@@ -45,12 +46,12 @@ class GpuSwap(Story):
         cls, ground: Ground, job: Job, capsule: Capsule, row: MigrationRow,
         changed: Callable[[Story], None],
     ) -> GpuSwap:  # fmt: skip
-        """A swap that an earlier orchestrator has left under way, for :meth:`take_up`."""
+        """Return a swap that an earlier orchestrator has left under way, for :meth:`take_up`."""
         number = int(row.name[1:])
         swap = cls(ground, number, job, capsule, "", "", row.reason, row.by, changed)
         swap._way = row.source, row.destination
         swap.step, swap.times = Step(row.state), Timeline.of(row)
-        swap.holds_gates = swap.step is not Step.PREPARING  # perhaps
+        swap.holds_gates = swap.step is not Step.PREPARING  # it may hold them
         return swap
 
     @property
@@ -80,7 +81,7 @@ class GpuSwap(Story):
     # ---- the phases, in order -----------------------------------------------------------------
 
     async def _prepare(self) -> messages.SwapPlan:
-        """Which GPUs, and what stands in the way; nothing stops."""
+        """Ask the host which GPUs the swap uses and whether it can be done. The job trains on."""
         with self.times.phase("prepare") as detail:
             look = messages.LookAtGpus(self.capsule.name, self._to, self._leave)
             limit = self._limits.prepare
@@ -91,7 +92,7 @@ class GpuSwap(Story):
         return plan
 
     async def _bring_over(self, plan: messages.SwapPlan) -> None:
-        """The job stands still from here: its device state leaves one GPU for the other."""
+        """Freeze the capsule and move its device state from one GPU to the other."""
         began = self.times.freeze()
         self._advance(Step.FREEZING)
         limit = self._standstill.for_swap(began)
@@ -109,7 +110,8 @@ class GpuSwap(Story):
     # ---- when something fails ------------------------------------------------------------------
 
     async def _after(self, error: LiveshiftError) -> None:
-        """It runs on the one GPU or on the other, or is lost; its host knows."""
+        """Find out from the host whether the capsule runs on the old GPU, on the new one, or is
+        lost; end the swap accordingly."""
         self.error = error
         if self.step is Step.FREEZING:
             settled = await self._settled()
@@ -129,7 +131,7 @@ class GpuSwap(Story):
         await self._end_undone()
 
     async def _settled(self) -> messages.SwapSettled:
-        """What its host says became of it, however long that takes."""
+        """Ask the host for the outcome of the swap until it knows it; there is no time limit."""
         ask, said = messages.SettleSwap(self.name, self.capsule.name), ""
         while True:
             try:
@@ -150,10 +152,10 @@ class GpuSwap(Story):
 
 
 def way_of(host: str, plan: messages.SwapPlan) -> tuple[str, str]:
-    """The two GPUs of a plan, as a person names them."""
+    """Return the two GPUs of a plan (old, new) in words for people."""
     return f"{host} {plan.leave}", f"{host} {plan.to}"
 
 
 def _in_words(gpu: str) -> str:
-    """As it was asked for, until its host has said which one that is."""
+    """Name the GPU as the person did; the host's plan replaces this with the full name."""
     return gpu if gpu.startswith("GPU") else f"GPU {gpu}"

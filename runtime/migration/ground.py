@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a migration stands on: the orchestrator, as far as a migration may know it."""
+"""The interface through which a migration uses the orchestrator, and helpers for migrations."""
 
 from __future__ import annotations
 
@@ -19,62 +19,63 @@ if TYPE_CHECKING:
 log = logging.getLogger("liveshift.migration")
 
 MOST_NAMED = 64
-"""Connections that are named in one line."""
+"""A warning about broken connections names at most this many."""
 
 ROOM = 1 << 30
-"""Bytes beyond twice what was seen."""
+"""The destination accepts twice the bytes that the survey saw, and this many bytes more."""
 
 
 class Ground(Protocol):
-    """Moves implements it."""
+    """What a migration needs of the orchestrator; the class Moves implements it."""
 
     cluster: Cluster
 
     async def ask(self, host: str, message: Message, timeout: float) -> Message | None: ...
 
     def commit(self, capsule: Capsule, host: str, *, still: bool) -> None:
-        """Durably pass the ownership on; raises LiveshiftError if it may not be passed.
+        """Durably pass the ownership to ``host``; raises LiveshiftError if that is not allowed.
 
         ``still``: the owner is known to hold the capsule without running it.
         """
 
     async def quiesce(self, move: Story) -> str:
-        """Bring the job's ranks to a collective boundary; returns where it lies, in words.
+        """Bring the job's ranks to a boundary; returns in words where it lies.
 
-        Raises NoBoundary with the job going on, or frozen wherever it is (``only_tcp``).
+        Raises NoBoundary; then the job goes on, unless another move has frozen a rank of it
+        (``only_tcp``).
         """
 
     async def reopen(self, move: Story) -> str:
         """Let the job's ranks go on, unless another move holds them; never raises.
 
-        Returns what there is to tell of it, or "".
+        Returns a remark for the record, or "".
         """
 
     async def publish(self, job: Job) -> None:
         """Send the job's address book to every host."""
 
     def another_spare(self, move: Move) -> str:
-        """A host that could take the capsule instead; raises Refused when there is none."""
+        """Return another host that can take the capsule; raises Refused if there is none."""
 
     def predict(
         self, capsule: Capsule, to: str, look: Inspected, reserved: Reserved, way: str = "",
         within: float | None = None,
     ) -> Prediction:  # fmt: skip
-        """What a move to a host costs, of a capsule that looks like this; ``way`` instead of
-        precopy.way; ``within``: seconds until its host must be empty."""
+        """Predict what a move of this capsule to the host ``to`` costs. ``way`` replaces
+        precopy.way; ``within``: seconds until the source host must be empty."""
 
     def tell(self, move: Story, text: str) -> None:
         """Add a line to the history."""
 
 
 class Gone(LiveshiftError):
-    """The only copy that could run has gone."""
+    """The only copy of the capsule that could run is gone."""
 
 
 class NoBoundary(LiveshiftError):
-    """The job's ranks could not be brought to a collective boundary.
+    """The job's ranks could not be brought to a boundary.
 
-    ``only_tcp``: they talk over TCP only, so that a rank may be frozen wherever it is.
+    ``only_tcp``: the ranks talk over TCP only, so a rank may be frozen wherever it is.
     """
 
     def __init__(self, message: str, *, only_tcp: bool, hint: str | None = None) -> None:
@@ -83,7 +84,7 @@ class NoBoundary(LiveshiftError):
 
 
 def what_breaks(outside: Sequence[str], kind: str = "") -> str:
-    """The connections that the move ends, in words; "" without any. ``kind``: "new", perhaps."""
+    """Name the connections that the move breaks; "" if there are none. ``kind``: "new" or ""."""
     count = len(outside)
     if not count:
         return ""
@@ -95,19 +96,19 @@ def what_breaks(outside: Sequence[str], kind: str = "") -> str:
 
 
 def limit_bytes(look: Inspected) -> int:
-    """How much may come for a capsule that looked like this: it may grow until it is frozen."""
+    """Return how many bytes the destination accepts: the capsule may grow until it is frozen."""
     return 2 * (expected_bytes(look) + look.carried_bytes) + ROOM
 
 
 def expected_bytes(look: Inspected) -> int:
-    """The image of a capsule that looked like this, with its device memory, however that goes."""
+    """Estimate the bytes of the capsule's memory: host memory, and device memory by any path."""
     device_memory = look.gpu.total if look.gpu else 0
     survey = look.survey
     return survey.resident + survey.shared_memory + survey.nameless + device_memory
 
 
 def as_ours(error: Exception) -> LiveshiftError:
-    """An error as a person may see it; any other is logged."""
+    """Return a LiveshiftError as it is; log any other error and wrap it into a StepFailed."""
     if isinstance(error, LiveshiftError):
         return error
     log.exception("a migration met an internal error", exc_info=error)

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One planned migration, top to bottom: :meth:`Move.run` is the order of things, told once. What
-is done while the job trains is in before_pause.py.
+"""A migration to another host: :meth:`Move.run` has all steps in order. The steps during which the
+job trains are in before_pause.py.
 
-Before ``commit`` any failure leads to ``_roll_back``: the source runs on as if nothing had been.
-After it the capsule must come to run somewhere: at the destination, which may try again; else
-back at the source (``_return``), under a further epoch, from the tree that it has held frozen
-meanwhile. Where a copy may already run, its host is waited for: nobody else gets the capsule.
+Before the commit any failure leads to ``_roll_back``: the source runs on as if nothing had
+happened. After the commit the capsule must run somewhere. The destination may try the restore
+again. If it fails, the source gets the capsule back (``_return``), under a new epoch, from the tree
+that it still holds frozen. Where a copy may already run, the move waits for that host and gives the
+capsule to no other host.
 
-What each side does with its copy follows from ownership.rule, whatever is said here: ``Settle``
-is a word to ask now. So a move that ends while a host is out of reach leaves nothing undone that
-the host's agent will not do by itself when it is back.
+ownership.rule alone decides what each side does with its copy: ``Settle`` only makes an agent send
+its claim now. So a move may end while a host is out of reach: the host's agent does the rest by
+itself when it is back.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from .story import Story
 log = logging.getLogger("liveshift.migration")
 
 ATTEMPTS = 2
-"""How often a destination may try a restore that fails there."""
+"""A destination tries a restore at most this many times."""
 
 
 class Move(BeforePause):
@@ -54,25 +55,25 @@ class Move(BeforePause):
     ) -> None:  # fmt: skip
         super().__init__(ground, number, job, capsule, destination, reason, by, changed)
         self.tried: set[str] = set()
-        self.released = False  # its source was told to run (again): the promise is spent
-        self._seen = self._closed = False  # its image was asked for; it never became complete
+        self.released = False  # the source got the ruling "run", so its promise is over
+        self._seen = self._closed = False  # the destination was asked; its image stays incomplete
 
     @classmethod
     def left_behind(
         cls, ground: Ground, job: Job, capsule: Capsule, row: MigrationRow,
         changed: Callable[[Story], None],
     ) -> Move:  # fmt: skip
-        """A migration that an earlier orchestrator has left under way, for :meth:`take_up`."""
+        """Return a move that an earlier orchestrator has left under way, for :meth:`take_up`."""
         move = cls(ground, int(row.name[1:]), job, capsule, row.destination, row.reason, row.by,
                    changed)  # fmt: skip
         move.source, move.step, move.times = row.source, Step(row.state), Timeline.of(row)
         move.precopy, move.predicted = row.precopy, row.predicted
-        move.released = move.step is Step.ROLLING_BACK  # perhaps
-        move.holds_gates = move.step not in (Step.PREPARING, Step.PRECOPYING)  # perhaps
+        move.released = move.step is Step.ROLLING_BACK  # it may be
+        move.holds_gates = move.step not in (Step.PREPARING, Step.PRECOPYING)  # it may hold them
         return move
 
     async def run(self) -> None:
-        """Move the capsule."""
+        """Do all steps of the move, in order."""
         try:
             await self._unless_cancelled(self._until_commit())
         except Exception as error:
@@ -104,12 +105,12 @@ class Move(BeforePause):
             await self._roll_back(error, may_be_complete)
 
     async def _from_commit(self) -> None:
-        """Whatever happens, it comes to run somewhere, unless its last copy has gone."""
+        """Make the capsule run somewhere, whatever fails, unless its last copy is gone."""
         await reached("orchestrator.committed")
         while self.step is Step.RETURNING or not await self._restored():
             if self.step is Step.LOST:
                 return
-            if self.step is Step.RESTORING:  # at another spare
+            if self.step is Step.RESTORING:  # the image is at another spare now
                 continue
             if await self._return():
                 return
@@ -120,10 +121,10 @@ class Move(BeforePause):
     # ---- the phases, in order -----------------------------------------------------------------
 
     async def _freeze(self) -> None:
-        """The job stands still from here: dump into the wire, held frozen at the source.
+        """Freeze the capsule and send its image; the source keeps the tree frozen.
 
-        A source that falls silent may have completed the image before; then it waits, cut off or
-        dead, and the capsule moves on without its word.
+        A source that falls silent may have completed the image before. Then the source waits or is
+        dead, and the move goes on without its answer.
         """
         self._advance(Step.FREEZING)
         began = self.times.freeze()
@@ -141,7 +142,8 @@ class Move(BeforePause):
         self._tell_of_devices(frozen.phases)
 
     async def _until_it_comes_no_further(self, silent: Unreachable) -> None:
-        """A source that cannot be reached may be sending all the same."""
+        """Wait until the image is complete or grows no more: a source that the orchestrator cannot
+        reach may still send to the destination."""
         before = -1
         while self._standstill.allows_retry(time.monotonic()):
             seen = await self._progress(close=False)
@@ -152,13 +154,14 @@ class Move(BeforePause):
             await asyncio.sleep(self._limits.suspicion)
 
     def _commit(self) -> None:
-        """One durable write; from here on only the destination may run the capsule."""
+        """Commit: after this durable write only the destination may run the capsule."""
         with self.times.phase("commit", frozen=True):
             self._ground.commit(self.capsule, self.destination, still=True)
         self._advance(Step.COMMITTED)
 
     async def _restored(self) -> bool:
-        """Whether it runs at the destination; if not, it is lost or to return."""
+        """Restore; return True if the capsule runs at the destination. Else the capsule is lost,
+        another spare has the image (RESTORING), or the source must get it back (RETURNING)."""
         try:
             await self._restore()
             return True
@@ -171,11 +174,12 @@ class Move(BeforePause):
         return False
 
     async def _passed_on(self) -> bool:
-        """Whether another spare has the image now, from the destination that cannot restore it."""
+        """Let a destination that cannot restore the image pass it to another spare; return True if
+        that spare has the image and owns the capsule."""
         now = time.monotonic()
         if self._look is None or not isinstance(self.error, StepFailed):
             return False
-        if isinstance(self.error, SourceFailed):  # it would fail there as well
+        if isinstance(self.error, SourceFailed):  # another host would fail as well
             return False
         if not self._standstill.allows_passing_on(now):
             return False
@@ -202,9 +206,10 @@ class Move(BeforePause):
         return True
 
     async def _restore(self) -> None:
-        """The address book and the tree, side by side; the agent asks before the tree runs.
+        """Publish the address book while the destination restores the tree; the agent there claims
+        the capsule before the tree runs.
 
-        Raises what stands in the way once it is certain that nothing runs at the destination.
+        Raises an error only once it is certain that nothing runs at the destination.
         """
         self._advance(Step.RESTORING)
         failed = 0
@@ -223,8 +228,8 @@ class Move(BeforePause):
                     detail.append("what of it was not over yet")
                     await published
                 break
-            except StepFailed as error:  # nothing runs there, by its agent's word
-                # Under a new epoch: what was ruled for the attempt that failed is over.
+            except StepFailed as error:  # the agent reports that nothing runs there
+                # A new epoch ends every ruling that was given for the failed attempt.
                 self._ground.commit(self.capsule, self.destination, still=True)
                 failed += 1
                 again = failed < ATTEMPTS and not isinstance(error, SourceFailed)
@@ -246,14 +251,15 @@ class Move(BeforePause):
         self.error = None
 
     def _restore_limit(self, attempts: int) -> float:
-        """Seconds for one attempt of so many: near the end of the standstill it is the source's
-        turn. Only where it may run already, or the source was asked in vain, is there no end."""
+        """Return the seconds for one of ``attempts`` restores, so that the source gets its turn
+        before the standstill must end. Attempts have no end only if the capsule may run at the
+        destination already, or the source could not take it back."""
         limit = self._standstill.for_restore(time.monotonic(), max(1, attempts))
         return max(limit, 2 * self._limits.suspicion)
 
     async def _finish(self) -> None:
-        """The frozen copy ends. It may not run in any case: its epoch is over and peers do not
-        hear it; so a source that does not answer now is not waited for."""
+        """Let the source remove its frozen copy. Do not wait for a source that does not answer: the
+        copy can do no harm, because its epoch is over and the fence drops its frames."""
         self._advance(Step.FINISHING)
         with self.times.phase("finish") as detail:
             try:
@@ -266,11 +272,12 @@ class Move(BeforePause):
     # ---- when something fails ------------------------------------------------------------------
 
     async def _roll_back(self, error: LiveshiftError, may_be_complete: bool) -> None:
-        """Not committed: the source goes on, the destination forgets.
+        """End a move that is not committed: the source runs on, the destination removes its part.
 
-        Unless the image is complete and the source was not told to run: it has promised, so the
-        capsule moves on, whatever became of the source. With both silent nothing is decided.
-        One that was cancelled moves on only if its source is silent or has lost it.
+        Exception: if the image is complete and the source has not been ruled to run, the source
+        keeps its promise to wait, so the move goes on, even if the source is gone. While both sides
+        are silent, nothing is decided. A cancelled move goes on only if its source is silent or has
+        lost the capsule.
         """
         self.error = error
         frozen = self.step is Step.FREEZING and isinstance(error, StepFailed)
@@ -297,16 +304,17 @@ class Move(BeforePause):
         if state == "unknown":
             self._ground.tell(self, f"{self.source} goes on once it is back")
         self.times.thaw()
-        if state == "nothing" and self.capsule.code is None:  # its host was switched off, say
+        if state == "nothing" and self.capsule.code is None:  # the source was switched off, say
             await self._end(Step.LOST)
         else:
-            # While it was frozen only the move itself can have ended it.
+            # A frozen capsule cannot end by itself: the move ended it, and ``error`` says why.
             await self._end_undone(ended=state == "ended", because=str(error) if frozen else "")
-        with contextlib.suppress(Exception):  # it asks by itself, too
+        with contextlib.suppress(Exception):  # the destination also claims by itself
             await self._settle(self.destination)
 
     async def _goes_on(self) -> bool:
-        """Whether the image is complete, and now the destination's; if not, it never will be."""
+        """Ask the destination for the image, and make it refuse what is still missing. If the image
+        is complete, commit the capsule to the destination and return True."""
         try:
             seen = await self._progress(close=True)
             self._seen, self._closed = True, not seen.complete
@@ -322,9 +330,8 @@ class Move(BeforePause):
         return True
 
     async def _return(self) -> bool:
-        """Nothing runs at the destination: the source gets it back, if it has it still.
-
-        Returns whether the move has ended; otherwise the destination is to try again.
+        """Give the capsule back to the source, if the source still has it: nothing runs at the
+        destination. Returns False if the move has not ended; then the destination tries again.
         """
         try:
             if self.capsule.host != self.source and await self._settle(self.source) == "held":
@@ -344,13 +351,14 @@ class Move(BeforePause):
                 self._ground.commit(self.capsule, self.destination, still=False)
         except Exception as error:
             log.warning("%s: returning to %s: %s", self.name, self.source, error)
-        await asyncio.sleep(self._limits.heartbeat)  # nobody can have it now, so nothing hurries
+        await asyncio.sleep(self._limits.heartbeat)  # neither host can run it now: try again later
         if self.capsule.host == self.destination:
             self._advance(Step.RESTORING)
         return False
 
     async def _returned(self) -> bool:
-        """Whether it runs at its source, which owns it: once that was granted only it knows."""
+        """Return whether the capsule runs at its source, which owns it. After a grant only the
+        source knows, so wait for it."""
         while True:
             try:
                 state = await self._settle(self.source)
@@ -359,7 +367,7 @@ class Move(BeforePause):
             except LiveshiftError as error:
                 log.warning("%s: waiting for %s: %s", self.name, self.source, error)
                 if not self.capsule.granted and not isinstance(self.error, Gone):
-                    return False  # the destination has an image still
+                    return False  # the destination still has an image
             await asyncio.sleep(self._limits.heartbeat)
 
     async def _settle(self, host: str) -> str:

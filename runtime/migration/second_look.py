@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open files on shared paths come and go: one that the destination lacks may have been deleted
-since the source saw it. So before it stands in the way, the source looks again."""
+"""Looks a second time before a missing open file stops a migration.
+
+If the destination lacks an open file on a shared path, the job may have deleted the file since the
+source's survey. So the source surveys again before the migration is refused."""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ async def reserve(
     ask: Callable[[Inspected], Awaitable[Reserved]],
     inspect: Callable[[], Awaitable[Inspected]],
 ) -> tuple[Inspected, Reserved]:
-    """The destination's answer, and what it was asked with. Where it refuses, and some open file
-    has gone meanwhile, it is asked once more without that. Raises Refused."""
+    """Ask the destination; return the survey that it accepted and its answer. If it refuses and an
+    open file is gone meanwhile, ask once more without that file. Raises Refused."""
     try:
         return look, await ask(look)
     except Refused:
@@ -34,13 +36,13 @@ async def reserve(
 
 
 def lasting(first: Survey, second: Survey) -> Survey:
-    """``first`` without the open files of shared paths that are not open any more, or are others
-    of the same name by now."""
+    """Return ``first`` without the open files on shared paths that ``second`` does not have any
+    more, or has with another inode."""
     there = {(file.path, file.inode) for file in second.needed}
     kept = [file for file in first.needed if not file.inode or (file.path, file.inode) in there]
     return replace(first, needed=tuple(kept))
 
 
 def without(survey: Survey) -> Survey:
-    """Without any of them, for a tree that has been stopped since: its image says which it has."""
+    """Return the survey without open files on shared paths; the image of a frozen tree has them."""
     return replace(survey, needed=tuple(file for file in survey.needed if not file.inode))

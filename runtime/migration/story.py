@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every migration has, whatever its order of things: a record, steps, gates, an end.
+"""What all kinds of migration share: a record, steps, gates, an end.
 
-The orders themselves: :mod:`.migration` (to another host), :mod:`.gpu_swap` (to another GPU).
+The two kinds are :mod:`.migration` (to another host) and :mod:`.gpu_swap` (to another GPU).
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ log = logging.getLogger("liveshift.migration")
 M = TypeVar("M", bound=Message)
 
 RESUME_WAIT_S = 2.0
-"""For a sign of progress at the destination. Nothing depends on it but the word "done"."""
+"""The destination waits at most this many seconds for the capsule's first sign of progress. Only
+the time at which the move counts as done depends on it."""
 
 
 class Story(ABC):
-    """A migration in flight, and its record when it is over.
+    """A migration that is under way or over.
 
-    ``source`` and ``destination`` are hosts; ``run`` and ``take_up`` never raise: how it ended is
-    in ``step`` and ``error``.
+    ``source`` and ``destination`` are hosts. ``run`` and ``take_up`` never raise: ``step`` and
+    ``error`` say how the migration ended.
     """
 
     kind: ClassVar[str]
-    """What the record calls it."""
+    """The name of this kind of migration in the record."""
     allowed: ClassVar[Mapping[Step, frozenset[Step]]]
-    """Which step may follow which."""
+    """For each step, the steps that may follow it."""
     cancellable: ClassVar[frozenset[Step]]
-    """While it is here, a person may cancel it."""
+    """The steps in which a person may cancel the migration."""
 
     def __init__(
         self, ground: Ground, number: int, job: Job, capsule: Capsule, destination: str,
@@ -58,8 +59,8 @@ class Story(ABC):
         self.by = by
         self.step = Step.PREPARING
         self.error: LiveshiftError | None = None
-        self.holds_gates = False  # of all ranks of the job
-        self.verify = False  # every byte of device memory
+        self.holds_gates = False  # whether it keeps the gates of all the job's ranks closed
+        self.verify = False  # whether to compare every byte of device memory
         self.times = Timeline()
         self.precopy: Rounds | None = None
         self.predicted: Prediction | None = None
@@ -72,7 +73,7 @@ class Story(ABC):
 
     @abstractmethod
     async def run(self) -> None:
-        """The order of things."""
+        """Do all steps of the migration, in order."""
 
     @abstractmethod
     async def take_up(self) -> None:
@@ -80,13 +81,12 @@ class Story(ABC):
 
     @property
     def way(self) -> tuple[str, str]:
-        """Where it leads from and to, in words."""
+        """Where the migration leads from and to, in words for people."""
         return self.source, self.destination
 
     def cancel(self, by: str) -> None:
-        """End it: the capsule stays where it is. It is over a little later, as any that fails.
-
-        Raises Refused once it has gone too far, and when it is being undone already.
+        """Cancel the migration: the capsule stays where it is. The migration ends a little later,
+        as a failed one does. Raises Refused if it is too late or already being rolled back.
         """
         if self.step in ENDS:
             raise Refused(f"{self.name} is over: {self.step.value}")
@@ -99,11 +99,11 @@ class Story(ABC):
                 " can be moved back",
             )
         self._cancelled = Refused(f"cancelled by {by}")
-        if self._work is not None:  # else it has not begun, or an error has ended it just now
+        if self._work is not None:  # else the work has not begun, or an error has just ended it
             self._work.cancel()
 
     async def _unless_cancelled(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do the part that may be cancelled; raises what says so when it was."""
+        """Do the work that a cancel may interrupt; raises the Refused of that cancel."""
         self._work = asyncio.ensure_future(work)
         if self._cancelled is not None:
             self._work.cancel()
@@ -111,13 +111,13 @@ class Story(ABC):
             await self._work
         except asyncio.CancelledError:
             if self._cancelled is None:
-                raise  # this daemon ends
+                raise  # the orchestrator itself ends
             raise self._cancelled from None
         finally:
             self._work = None
 
     def row(self) -> MigrationRow:
-        """The migration as it stands, for status, events and reports."""
+        """Return the record of the migration as it is now, for status, events and reports."""
         times, (source, destination) = self.times, self.way
         return MigrationRow(
             name=self.name, capsule=self.capsule.name, source=source, destination=destination,
@@ -133,9 +133,9 @@ class Story(ABC):
         )  # fmt: skip
 
     async def _quiesce(self) -> None:
-        """No collective is half-entered anywhere from here on, until the gates open again.
+        """Bring the job to a boundary; no rank enters a collective until the gates open again.
 
-        A job that talks over TCP only may be stopped wherever it is: TCP itself waits.
+        A job that talks over TCP only may be frozen without a boundary, because TCP itself waits.
         """
         self._advance(Step.QUIESCING)
         self.holds_gates = True
@@ -149,7 +149,7 @@ class Story(ABC):
                 detail.append("frozen in place")
 
     async def _reopen(self) -> None:
-        """The job's ranks may communicate again. Where hosts are out of reach they do by
+        """Let the job's ranks communicate again. On a host that is out of reach the gates open by
         themselves after a while."""
         if self.holds_gates:
             self.holds_gates = False
@@ -158,25 +158,25 @@ class Story(ABC):
                 detail += filter(None, [await self._ground.reopen(self)])
 
     async def _resume(self) -> None:
-        """The tree runs at the destination; wait a while for its first collective."""
+        """Open the gates for the capsule, which runs now; wait a while for its first collective."""
         self._advance(Step.RESUMING)
         await self._reopen()
         self.times.thaw()
         began = time.monotonic()
-        with contextlib.suppress(Exception):  # it runs; that nobody saw it changes nothing
+        with contextlib.suppress(Exception):  # the capsule runs, even without a sign of progress
             ask = messages.Resume(self.capsule.name, RESUME_WAIT_S)
             seen = await self._ask(self.destination, ask, RESUME_WAIT_S + 5, messages.Moved)
             self.times.take(seen.phases, began)
 
     def _tell_of_memory(self, phases: Sequence[messages.Phase]) -> None:
-        """By which way memory goes, if not by the one that takes least."""
+        """Note in the history if the move is a full dump, and why."""
         for phase in phases:
             if phase.name == "pre-copy" and phase.detail.startswith("full dump"):
                 why = phase.detail.removeprefix("full dump")
                 self._ground.tell(self, f"copies all memory while paused (full dump){why}")
 
     def _tell_of_devices(self, phases: Sequence[messages.Phase]) -> None:
-        """By which path device memory left its GPUs, and why, if it did."""
+        """Note in the history by which path device memory left its GPUs, and why."""
         for words in dict.fromkeys(phase.detail for phase in phases if phase.name == "gpu save"):
             self._ground.tell(self, words)
 
@@ -195,12 +195,13 @@ class Story(ABC):
         self.step = to
         try:
             self._changed(self)
-        except Exception:  # who owns the capsule is the commit's alone; what follows is rule()'s
+        except Exception:  # go on: only the commit decides about ownership, and rule() about copies
             log.exception("%s: cannot record that it is %s", self.name, to.value)
 
     async def _end_undone(self, *, ended: bool = False, because: str = "") -> None:
-        """It was not moved, and nothing of it is lost: the move failed, or the capsule's command
-        ended before it (``ended``, or known already). ``because``: why, where that is known."""
+        """End a migration that moved nothing and lost nothing: as failed, or as ended with the job
+        if the capsule's command has ended (``ended``, or its code is known). ``because``: why the
+        command ended, if known."""
         code = self.capsule.code
         if not ended and code is None:
             await self._end(Step.FAILED)

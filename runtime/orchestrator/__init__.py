@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one that decides: jobs, moves, spares, evacuations, and the journal of them."""
+"""The orchestrator decides about jobs, migrations, spares and evacuations, and keeps a journal."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A journal that was put back from its backup catches up with what the hosts hold.
+"""Updates a journal that was restored from its backup with what the hosts hold.
 
-It does not know which capsules have moved, begun or ended since. Until every host of the cluster
-file has reported, nothing is decided: agents that ask what becomes of a copy are told to wait, no
-capsule is taken for lost, and nothing is moved, started or ended. Then each capsule belongs to the
-host that has it under the highest epoch: epochs only grow, so that is the last one to which the
-lost journal had granted it.
+The backup does not show which capsules have moved, begun or ended since. So the orchestrator
+decides nothing until every host of the cluster file has reported. Until then it answers every
+claim with "wait", takes no capsule for lost, and moves, starts and ends nothing. Then it gives
+each capsule to the host that has it under the highest epoch. Epochs only grow, so this is the last
+host to which the lost journal granted the capsule.
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ log = logging.getLogger("liveshift.catch_up")
 KILLED = 137
 
 SKIPPED = 1000
-"""Numbers of migrations that are not used: hosts may hold something of those that are not known."""
+"""This many migration numbers are skipped: hosts may hold state of migrations that the restored
+journal does not know."""
 
 
 class CatchUp:
-    """Takes the hosts' reports; ``ended`` takes note of a command's end."""
+    """Takes the hosts' reports; calls ``ended`` with each capsule whose command has ended."""
 
     def __init__(self, fleet: Fleet, ended: Callable[[Job, Capsule, int], None]) -> None:
         self._fleet = fleet
         self._ended = ended
 
     def begin(self) -> None:
-        """What was under way in the backup is over, one way or the other."""
+        """Mark as failed every migration that was under way when the backup was made."""
         for number, row in self._fleet.journal.migrations_not_in([step.value for step in ENDS]):
             words = "its end is not known: the journal was put back from a backup"
             over = msgspec.structs.replace(row, state=Step.FAILED.value, error=words)
             self._fleet.journal.save_migration(number, over)
 
     def report(self, host: str, hello: Hello) -> bool:
-        """A host has said what it has; returns whether that was the last one, and it is decided.
+        """Take one host's report; return True if it was the last one and all is decided now.
 
-        Raises JournalTrouble; then the host must report again, and nothing is decided until then.
+        Raises JournalTrouble; then nothing is decided before the host has reported again.
         """
         fleet = self._fleet
         fleet.reports[host] = hello
@@ -66,7 +67,7 @@ class CatchUp:
             for capsule in [c for c in job.capsules.values() if c.code is None]:
                 self._settle(job, capsule)
         fleet.journal.skip_migrations(SKIPPED)
-        fleet.journal.file.forget_mark()  # at last: until then it would be done again
+        fleet.journal.file.forget_mark()  # last, so that a crash before it repeats all this
         fleet.journal.note("", "journal", "put back from a backup; all hosts have reported")
 
     def _settle(self, job: Job, capsule: Capsule) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The orchestrator's side of what a move costs: asks both hosts, and makes the record of it.
+"""Measures what a move costs: asks source and destination, and makes the record.
 
-Nothing waits for this. The move begins while its source is asked how far the capsule is. It is over
-before its hosts are asked what the job made, and evacuation goes on meanwhile. So the record comes
-some seconds after the end. Where the job ends by then, or another of its capsules moves, the record
-says so.
+Neither the move nor the evacuation waits for this. The move begins while the source still answers
+how far the capsule is. Both hosts report the job's progress only after the move has ended, so the
+record comes some seconds later. If the job ends by then, or another of its capsules moves, the cost
+is not known, and the record says why.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ log = logging.getLogger("liveshift.costing")
 
 ASK_S = 5.0
 WATCHED_S = 30.0
-"""How long a host may take for its answer: it watches the capsule for some seconds first."""
+"""A host may take this long to answer EndMeasure: it first watches the capsule for some seconds."""
 
 Ask = Callable[[str, Message, float], Awaitable[Message | None]]
 
 
 class Costing:
-    """``ask`` as Moves.ask. ``measured`` is called once a move's cost is set, with the move and
-    with words for the history ("" for none)."""
+    """Measures moves. ``ask`` is Moves.ask. Once a move's cost is set, it calls ``measured`` with
+    the move and a line for the history ("" for no line)."""
 
     def __init__(self, fleet: Fleet, ask: Ask, measured: Callable[[Move, str], None]) -> None:
         self._fleet = fleet
         self._ask = ask
         self._measured = measured
-        self._begun: dict[str, float] = {}  # when the source was asked, by move
+        self._begun: dict[str, float] = {}  # by move: when its source was asked
 
     async def begin(self, move: Move) -> None:
-        """The move was asked for just now: ask its source how far the capsule is."""
+        """Ask the source, at the begin of a move, how far the capsule is."""
         asked = time.monotonic()
         try:
             await self._ask(move.source, messages.StartMeasure(move.name, move.capsule.name), ASK_S)
         except LiveshiftError as error:
             log.info("%s: what it costs will not be measured: %s", move.name, error)
             return
-        if move.step not in ENDS:  # else :meth:`end` has run, and would never remove it
+        if move.step not in ENDS:  # else :meth:`end` has run, and nothing would remove the entry
             self._begun[move.name] = (asked + time.monotonic()) / 2
 
     async def end(self, move: Move) -> None:
-        """The move is over: set its cost, unless it had not begun to copy."""
+        """Set the cost of a move that is over, unless it ended before it copied anything."""
         begun = self._begun.pop(move.name, None)
         if not _did_something(move):
             return
@@ -78,7 +78,7 @@ class Costing:
         self._measured(move, in_words(move.cost) if move.step is Step.DONE else "")
 
     async def _ask_both(self, move: Move) -> tuple[Worked, Worked, float]:
-        """What source and destination answer, and when the host that has the capsule was asked."""
+        """Return the answers of source and destination, and when we asked the capsule's host."""
         name, capsule = move.name, move.capsule.name
         if move.step is not Step.DONE:  # it runs on at the source
             asked = time.monotonic()
@@ -96,7 +96,7 @@ class Costing:
         return answer
 
     def _look_for_others(self, move: Move) -> None:
-        """Raises NotMeasured where another move of the job lies in the same time."""
+        """Raise NotMeasured if another move of the job overlaps in time, or the job has ended."""
         for other in self._fleet.moves.values():
             if other is move or other.job is not move.job:
                 continue
@@ -108,7 +108,7 @@ class Costing:
 
 
 def _did_something(move: Move) -> bool:
-    """Whether it was done, or got at least as far as copying or freezing."""
+    """Return whether the move was done, or at least began to copy or to freeze."""
     began = (phase.name == "pre-copy" or phase.frozen for phase in move.times.phases)
     return move.step is Step.DONE or any(began)
 
@@ -118,8 +118,8 @@ def _cost(
 ) -> Cost:
     row, slower, paused = move.row(), None, None
     if lost is not None:
-        # The job made nothing while it stood, so it lost that time at least. The rate is known to
-        # some per cent only, and of a move of 30 s that is more than a short pause.
+        # A frozen job makes no progress, so the loss is at least the frozen time. The rate is known
+        # to a few per cent only; over a move of 30 s that error can exceed a short pause.
         lost = max(lost, row.frozen_s)
         slower = max(0.0, lost - stood(row))
         paused = lost - slower

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The desk: what people may ask of the orchestrator, and who may ask for what.
+"""The desk: answers people's requests to the orchestrator, and decides who may ask for what.
 
-They come over the local socket, through an agent, or with an operator's key (access.py). Hosts are
-shown to everybody; a job, its moves and its events to its owner and to those with the role "view".
-An owner may move, signal and read a job; "operate" may move and end everybody's, and taint hosts.
+Requests come over the local socket, through an agent, or with an operator's key (access.py). All
+users may see the hosts. A job, its moves and its events are shown to its owner and to the role
+"view". An owner may move, signal and read a job; "operate" may move and end any, and taint hosts.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ START_S = 60.0
 OUTPUT_RETRY_S = 0.05
 INSPECT_S = 20.0
 MOST_EVENTS = 10_000
-"""In one answer, the newest."""
+"""A query returns at most this many events, the newest ones."""
 
 MOST_WAIT_S = 60.0
-"""How long an ask for output is held back when there is none."""
+"""A request for output waits at most this many seconds if there is no new output."""
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-"""Signals that end a job, which "operate" may do; others are its owner's, and for "admin"."""
+"""Signals that end a job. Its owner and "operate" may send these; other signals take "admin"."""
 
 CHANGING = (
     messages.Run, messages.Migrate, messages.Cancel, messages.SignalJob, messages.EndUnknown,
 )  # fmt: skip
 
 LOOKUPS = 2
-"""Threads for users and groups: a directory service that hangs is waited for here, not by all."""
+"""This many threads look up users and groups: only they wait if a directory service hangs."""
 
 T = TypeVar("T")
 
 
 class Desk:
-    """Serves the command line's asks."""
+    """Answers the requests of the command line."""
 
     def __init__(
         self, fleet: Fleet, moves: Moves, endings: Endings, evacuation: Evacuation,
@@ -100,15 +100,15 @@ class Desk:
         }
 
     async def serve(self, uid: int, ask: Message) -> Message | None:
-        """Answer one ask of a user of this machine; raises what is to be told to that person."""
+        """Answer a request of a user on this machine. Raises errors meant for that user."""
         return await self._answer(await self._look_up(lambda: self._roles.local(uid)), ask)
 
     async def serve_relayed(self, host: str, uid: int, ask: Message) -> Message | None:
-        """The same for a user on a host, as its agent says."""
+        """Answer a request of a user on a host; the host's agent vouches for the uid."""
         return await self._answer(await self._look_up(lambda: self._roles.relayed(host, uid)), ask)
 
     async def serve_operator(self, holder: Holder, ask: Message) -> Message | None:
-        """The same for the holder of an operator's key."""
+        """Answer a request of the holder of an operator's key."""
         assert holder.role is not None
         return await self._answer(self._roles.operator(holder.name, holder.role), ask)
 
@@ -142,7 +142,7 @@ class Desk:
             raise refusal(who, "run a job as root on other hosts", Role.ADMIN)
         if uid != 0:
             await self._look_up(lambda: _check_groups(who, uid, ask))
-        # What another user's job has printed is theirs to keep, also when it has ended.
+        # An ended job keeps its output for its owner: another user must not take over the name.
         kept = {n for n, j in fleet.jobs.items() if j.state == "ended" and not who.owns(j.uid)}
         if ask.name in kept and not who.may(Role.OPERATE):
             raise Refused(f'"{ask.name}" is another user\'s job', hint="choose another --name")
@@ -150,10 +150,10 @@ class Desk:
         taken = running if ask.name else running | kept
         name = check_request(ask, taken, fleet.cluster, fleet.journal.next_number())
         await self._endings.forget(name)
-        if name in fleet.jobs:  # another ask was quicker meanwhile
+        if name in fleet.jobs:  # another request took the name meanwhile
             raise Refused(f'a job "{name}" is running already', hint="choose another --name")
         for host, unknown in fleet.unknown.items():
-            if unknown:  # it has a subnet of its own, and nobody knows which
+            if unknown:  # it uses a subnet, and the journal does not know which
                 one = unknown[0].name
                 raise Refused(
                     f"{host} runs {one}, which the journal does not know",
@@ -189,7 +189,7 @@ class Desk:
         ]
         asks = (self._moves.ask(host, start, START_S) for host, start in starts)
         done = await asyncio.gather(*asks, return_exceptions=True)
-        # All of them first: what is taken away while another host still builds would stay there.
+        # Wait for all hosts: a host that still builds would keep what is built after the clean-up.
         for failed in (result for result in done if isinstance(result, BaseException)):
             raise failed
         for capsule in job.capsules.values():
@@ -209,7 +209,7 @@ class Desk:
         await self._stopping.signal(job, sent, who.shown)
 
     async def _end_unknown(self, who: Principal, ask: messages.EndUnknown) -> None:
-        """What a host has of a job that the journal does not know, and all that is left of it."""
+        """End a host's capsules of a job that the journal does not know; remove what they leave."""
         if who.rules != ask.host:
             self._need(who, Role.OPERATE, f"end {ask.job} on {ask.host}")
         host = self._fleet.cluster.host(ask.host).name
@@ -228,12 +228,13 @@ class Desk:
         journal = self._fleet.journal
         try:
             journal.end_unknown(ask.job, max(capsule.epoch for capsule in here))
-        except LiveshiftError as error:  # a full disk keeps nothing from being ended
+        except LiveshiftError as error:  # a full disk must not prevent the end
             log.error("%s is ended; its name may be used again: %s", ask.job, error)
         journal.note(host, "ended", f"ended {ask.job}, which was unknown", who.shown)
 
     async def _read_output(self, who: Principal, ask: messages.ReadOutput) -> messages.Output:
-        """From the capsule's owner; across a move the offset stays good, so ask again there."""
+        """Read output from the host that owns the capsule. Offsets stay valid across a move, so a
+        request that fails is repeated at the capsule's host of that moment."""
         job = self._job(who, ask.capsule)
         if not who.owns(job.uid):
             self._need(who, Role.ADMIN, f"read the output of {job.name}", job)
@@ -255,7 +256,7 @@ class Desk:
     async def _get_inspection(
         self, who: Principal, ask: messages.GetInspection
     ) -> messages.Inspection:
-        """From the agent of the host that has the capsule."""
+        """Ask the agent of the host that has the capsule."""
         self._need_to_see(who, self._job(who, ask.capsule))
         capsule = self._fleet.capsule(ask.capsule)[1]
         answer = await self._moves.ask(capsule.host, ask, INSPECT_S)
@@ -313,7 +314,7 @@ class Desk:
         move = self._fleet.moves.get(ask.name)
         if move is None:
             number = ask.name.removeprefix("m")
-            known = number.isdecimal() and len(number) < 18  # SQLite's integers end there
+            known = number.isdecimal() and len(number) < 18  # SQLite's integers have 64 bits
             row = self._fleet.journal.migration(int(number)) if known else None
             if row is None:
                 raise NotFound(f'no migration "{ask.name}"', hint="`liveshift events` lists them")
@@ -368,13 +369,13 @@ class Desk:
     # ---- rights --------------------------------------------------------------------------------
 
     def _sees(self, who: Principal, job: Job) -> bool:
-        """Root of a host sees what runs there, as ps shows it anyway."""
+        """Whether ``who`` may see a job. Root of a host may see what runs there, as in ps."""
         ruled = who.rules is not None and any(c.host == who.rules for c in job.capsules.values())
         return who.may(Role.VIEW) or who.owns(job.uid) or ruled
 
     def _saw(self, who: Principal, subject: str, when: float) -> bool:
-        """Whether something of the past is theirs to see: its job is, and is not just another one
-        of the same name. Nothing is known any more of whose a forgotten job was."""
+        """Whether ``who`` may see a past event or move: its job must be visible, and not a later
+        job of the same name. The journal does not know the owner of a forgotten job."""
         if who.may(Role.VIEW) or subject in self._fleet.hosts:
             return True
         job = self._fleet.jobs.get(subject.partition("/")[0])
@@ -384,13 +385,13 @@ class Desk:
         return [e for e in events if self._saw(who, e.subject, e.time)][-MOST_EVENTS:]
 
     def _rules(self, who: Principal, capsule: str) -> bool:
-        """Whether it runs on the host whose root they are."""
+        """Whether the capsule runs on the host whose root ``who`` is."""
         found = self._fleet.find(capsule)
         return found is not None and found[1].host == who.rules
 
     def _job(self, who: Principal, name: str) -> Job:
-        """The job of that name, or of that capsule's; raises NotFound, naming only those that
-        they may see."""
+        """Return a job by its name or by a capsule's name. Raises NotFound, which names only jobs
+        that ``who`` may see."""
         name = name.partition("/")[0]
         if name not in self._fleet.jobs:
             known = [n for n, job in self._fleet.jobs.items() if self._sees(who, job)]
@@ -407,12 +408,13 @@ class Desk:
 
 
 def _whose(who: Principal, job: Job) -> str:
-    """Whose a job is, is for those who may see it."""
+    """Say whose a job is; only a caller with the role "view" learns the uid."""
     return f"it belongs to uid {job.uid}" if who.may(Role.VIEW) else "it is another user's"
 
 
 def _check_groups(who: Principal, uid: int, ask: messages.Run) -> None:
-    """Groups a caller names for the job must be its own: the kernel vouches for the uid only."""
+    """Raise NotPermitted unless all groups of the request are the caller's own: the kernel vouches
+    for the uid only."""
     own = groups_of(uid)
     if not own:
         raise NotPermitted(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How jobs end by themselves or by one failing capsule, and what is left of them then.
+"""Records how jobs end by themselves or by one failing capsule, and removes what they leave.
 
-A job that somebody stops, and what a failure leaves running, is ended by :mod:`.stopping`.
+:mod:`.stopping` ends the jobs that a person stops, and the capsules that a failure leaves running.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .stopping import Stopping
 
 
 class Endings:
-    """Follows the ends of capsules to the ends of their jobs."""
+    """Records the ends of capsules, and from them the ends of jobs."""
 
     def __init__(self, fleet: Fleet, switchboard: Switchboard, stopping: Stopping) -> None:
         self._fleet = fleet
@@ -29,11 +29,11 @@ class Endings:
         self._tasks = Tasks()
 
     def capsule_ended(self, job: Job, capsule: Capsule, code: int) -> None:
-        """Take note of a command's end (exit code, or 128 + signal). Repeatable."""
+        """Record the end of a capsule's command (exit code, or 128 + signal). Repeatable."""
         if capsule.code is not None:
             return
         journal, rest = self._fleet.journal, [c for c in job.capsules.values() if c is not capsule]
-        # The first failure is the job's, as torchrun and srun have it.
+        # The first failing capsule's code is the job's code, as torchrun and srun do it.
         failed = job.code if job.code is not None else code or None
         over = all(other.code is not None for other in rest)
         fails = not over and code != 0 and job.state == "running"
@@ -47,9 +47,9 @@ class Endings:
                 journal.set_job(job.name, "ending", failed)
         capsule.code, job.code = code, failed
         move = self._fleet.moves.get(capsule.migration or "")
-        if move is not None and move.step is not Step.FREEZING:  # whose source says what happened
-            with contextlib.suppress(Refused):  # over, or too far
-                move.cancel("the end of its command")  # nothing is left to wait for
+        if move is not None and move.step is not Step.FREEZING:  # then its source says why
+            with contextlib.suppress(Refused):  # the move is over, or too far to cancel
+                move.cancel("the end of its command")  # nothing is left to move
         if over:
             job.state, job.code = "ended", failed or 0
             self._tasks.spawn(self._forget_old())
@@ -63,17 +63,17 @@ class Endings:
         self._tasks.spawn(self._switchboard.ask(host, messages.End(capsule, epoch), limit))
 
     async def forget(self, name: str, even_running: bool = False) -> None:
-        """Have all hosts remove what an ended job has left there, then free its name and subnet.
+        """Make all hosts remove what an ended job has left there, then free its name and subnet.
 
-        A host that is still removing it would take devices away from a new job in that subnet, so
-        the orchestrator gives name and subnet to nobody before all hosts have answered.
+        A host that still removes the old job would take devices away from a new job in that subnet.
+        So the orchestrator reuses name and subnet only after all hosts that are up have answered.
         """
         job = self._fleet.jobs.get(name)
         if job is None or (job.state != "ended" and not even_running):
             return
         async with job.forgetting:
             if self._fleet.jobs.get(name) is not job:
-                return  # another call has done it while this one waited
+                return  # another call forgot the job while this one waited
             limit, word = self._fleet.cluster.timeouts.prepare, messages.Forget(name)
             asks = [self._switchboard.ask(host, word, limit) for host in self._fleet.up()]
             for answer in await asyncio.gather(*asks, return_exceptions=True):

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a taint sets in motion: everything on a tainted host moves to a spare, one by one.
+"""Evacuation: moves every capsule of a tainted host to a spare, one by one.
 
-One move at a time for each tainted host keeps its link for one image, and a job from standing
-still in two places; only where the host must be empty soon all may move at once
-(evacuation_plan.py). A capsule that could not move is tried again when something has changed
-(a host came, a slot was freed, the taint was renewed) and after a while in any case.
+A tainted host has one move at a time. So one image has the whole link, and a job is not paused in
+two places. Only if the host must be empty soon may all capsules move at once (evacuation_plan.py).
+A capsule that could not move is tried again when something has changed (a host came, a slot became
+free, the taint was renewed), and after RETRY_S in any case.
 
-Where the cause lies in the capsule itself, no other host helps. If the survey found it, before
-anything was copied, the capsule is surveyed again after a while, which doubles each time. If a dump
-or a restore failed for it, with its pre-copy, it is tried again after a while as well. If that
-fails with the same words, the next attempt comes late, or when a person asks.
+If the cause of a failure is in the capsule itself, no other host helps. If the survey found the
+cause, nothing was copied: the next attempt comes after a wait that doubles each time. If a dump or
+restore failed, the pre-copy was in vain: the next attempt comes after RETRY_S, or after AT_MOST_S
+if the last two failures had the same words. A person can ask for an earlier attempt.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from .moves import Moves
 
 RETRY_S = 30.0
 AT_MOST_S = 600.0
-"""Between two attempts, where the cause of the failure is in the capsule itself."""
+"""The longest wait, in seconds, between two attempts if the cause of failure is in the capsule."""
 TICK_S = 1.0
 PLAN_LEAST_S = 3.0
-"""Seconds that the hosts get to answer for a plan, however near the deadline is."""
+"""The hosts have at least this many seconds to answer for a plan, even close to the deadline."""
 
 
 class Evacuation:
@@ -46,21 +46,21 @@ class Evacuation:
     def __init__(self, fleet: Fleet, moves: Moves) -> None:
         self._fleet = fleet
         self._moves = moves
-        self._plans: dict[str, EvacuationPlan] = {}  # of hosts that must be empty soon
-        self._planning: Counter[str] = Counter()  # by host: plans that are being made
+        self._plans: dict[str, EvacuationPlan] = {}  # by host; only hosts that have a deadline
+        self._planning: Counter[str] = Counter()  # by host: how many plans are being made
         self._wake = asyncio.Event()
         self._not_before: dict[str, float] = {}
         self._refused: dict[str, str] = {}
         self._begun: dict[str, Story] = {}  # by capsule: the last move that was begun here
-        self._failures: dict[str, int] = {}  # by capsule, in a row, each with its cause there
-        self._failed: dict[str, str] = {}  # by capsule: the words of the last one
+        self._failures: dict[str, int] = {}  # by capsule: failures in a row with the cause in it
+        self._failed: dict[str, str] = {}  # by capsule: the message of the last such failure
 
     def wake(self) -> None:
-        """Something has changed: look again now."""
+        """Make :meth:`run` look again now, because something has changed."""
         self._wake.set()
 
     def retry(self, host: str) -> None:
-        """A person asked (again) for this host: forget what failed before."""
+        """Forget earlier failures on this host, because a person asked (again) to empty it."""
         for job in self._fleet.jobs.values():
             for capsule in job.capsules.values():
                 if capsule.host == host:
@@ -72,10 +72,10 @@ class Evacuation:
         self.wake()
 
     async def plan(self, host: str, within: float) -> messages.Evacuating:
-        """Plan how the capsules leave a host that must be empty within so many seconds.
+        """Plan how the capsules leave a host that must be empty ``within`` seconds from now.
 
-        No move of the host begins before the plan is made. A capsule that cannot leave is named
-        with the reason.
+        No move of the host begins before the plan is made. The plan names each capsule that cannot
+        leave, with the reason.
         """
         began = time.monotonic()
         await self._tell_moving(host, began + within)
@@ -120,7 +120,7 @@ class Evacuation:
         await asyncio.gather(*(move.end_sooner(until) for move in leaving))
 
     def _until(self, host: str, capsule: str) -> float | None:
-        """The monotonic time by which the capsule must be gone; None without a deadline."""
+        """Return the monotonic time by which the capsule must be gone; None without a deadline."""
         deadline = self._fleet.deadlines.get(host)
         if deadline is None:
             return None
@@ -130,7 +130,7 @@ class Evacuation:
         return time.monotonic() + left
 
     def leave(self, capsule: Capsule) -> None:
-        """Somebody has cancelled its move: it is left alone until its host is tainted anew."""
+        """Leave a capsule alone until its host is tainted anew: a person cancelled its move."""
         self._not_before[capsule.name] = float("inf")
 
     async def run(self) -> None:
@@ -167,19 +167,19 @@ class Evacuation:
                     until=self._until(host, capsule.name),
                 )  # fmt: skip
             except LiveshiftError as error:
-                if self._refused.get(capsule.name) != str(error):  # said once
+                if self._refused.get(capsule.name) != str(error):  # note each reason once
                     self._refused[capsule.name] = str(error)
                     hint = f" ({error.hint})" if error.hint else ""
                     self._fleet.journal.note(capsule.name, "not moved", f"{error}{hint}", by)
                 continue
             if not self._failures.get(capsule.name):
                 self._refused.pop(capsule.name, None)
-            self._not_before[capsule.name] = time.monotonic() + RETRY_S  # should it fail
+            self._not_before[capsule.name] = time.monotonic() + RETRY_S  # counts if the move fails
             if not plan.together:
                 return
 
     def _learn(self, capsule: Capsule, by: str) -> None:
-        """Its last move from here has ended: when the next one may begin."""
+        """Set when the capsule's next move may begin, if its last move from here has failed."""
         move = self._begun.pop(capsule.name, None)
         if move is None:
             return
@@ -194,7 +194,7 @@ class Evacuation:
             wait = AT_MOST_S if said == before else RETRY_S
             said += f" ({wait:g} s)"
         self._not_before[capsule.name] = time.monotonic() + wait
-        if self._refused.get(capsule.name) != said:  # once
+        if self._refused.get(capsule.name) != said:  # note each reason once
             self._refused[capsule.name] = said
             words = f"no other host is tried for {wait:.0f} s, as the cause is in it: {move.error}"
             hint = f" (`liveshift migrate {capsule.name}` tries again now)"
@@ -204,8 +204,8 @@ class Evacuation:
 async def _soon(
     plan: Coroutine[Any, Any, messages.Planned], within: float
 ) -> messages.Planned | LiveshiftError:
-    """The plan of one move, or why there is none. At most half of the time goes into planning;
-    the rest is for the moves."""
+    """Return the plan of one move, or the error that says why there is none. Planning may take half
+    of the time (at least PLAN_LEAST_S); the rest is for the moves."""
     try:
         return await asyncio.wait_for(plan, max(PLAN_LEAST_S, within / 2))
     except TimeoutError:

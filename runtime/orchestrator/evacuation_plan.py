@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which order capsules leave a host that must be empty soon, and which of them will not make it.
+"""Plans in which order capsules leave a host that must be empty soon, and which will be too late.
 
-Where the time suffices, capsules leave one by one, the quickest first. Each then has the link to
-itself and takes its cheapest way that leaves time for those behind it, and a job is paused for one
-rank at a time. Else all leave at once: surveys, rooms and restores then overlap, while the copies
-share link and cores and take as long as one after the other. Where that is too late as well, they
-leave one by one, so that as many as possible are gone in time. This module has no clock; all times
-are seconds from now.
+If the time suffices, capsules leave one by one, the quickest first. Each then has the link to
+itself and takes the cheapest way that leaves time for the capsules behind it. A job is paused for
+one rank at a time. If the time is too short, all leave at once: surveys, rooms and restores then
+overlap, but the copies share link and cores and take as long as one after the other. If that is too
+late as well, they leave one by one, so that as many as possible are gone in time. This module has
+no clock; all times are seconds from now.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ..cost import model as cost
 from ..messages import Departing, Prediction
 
 BEYOND_S = 0.2
-"""Between the end of a move and the beginning of the next one."""
+"""Seconds from the end of a move to the beginning of the next one."""
 
 
 @dataclass(frozen=True)
 class EvacuationPlan:
-    """Capsules leave in this ``order``, or ``together``, all at once, and have ``within`` seconds.
+    """How capsules leave: in this ``order``, or all at once (``together``).
 
-    ``until``: the deadline that each move gets, which leaves time for the moves behind it or beside
-    it. ``late``: the capsules that will not be gone in time.
+    ``within`` is the time for all of them. ``until`` is the deadline of each move; it leaves time
+    for the moves behind or beside it. ``late`` lists the capsules that will not be gone in time.
     """
 
     order: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class EvacuationPlan:
 
 
 def plan(found: Mapping[str, Prediction], within: float, max_pause: float) -> EvacuationPlan:
-    """Make the plan from the predictions, each of which is for a move that goes alone."""
+    """Make the plan from predictions; each prediction assumes that its move runs alone."""
     order = sorted(found, key=lambda name: (_soonest(found[name]), name))
     alone = sum(_soonest(found[name]) + BEYOND_S for name in order) - BEYOND_S
     at_once = _together([found[name] for name in order])
@@ -69,7 +69,7 @@ def _one_by_one(
 
 
 def _prefix(times: Sequence[float], within: float) -> int:
-    """How many moves of such lengths, one after the other, are over in time."""
+    """Return how many moves of these lengths, one after the other, end in time."""
     now = 0.0
     for count, each in enumerate(times):
         if now + each > within:
@@ -89,14 +89,14 @@ def _taken(found: Prediction, within: float, max_pause: float) -> float:
 
 
 def _together(found: Sequence[Prediction]) -> float:
-    """Seconds until all are gone that begin at once and share link and cores."""
+    """Return the seconds until all are gone if they begin at once and share link and cores."""
     copies = [_copy(each) for each in found]
     besides = [_soonest(each) - copy for each, copy in zip(found, copies, strict=True)]
     return max(besides, default=0.0) + sum(copies)
 
 
 def _copy(found: Prediction) -> float:
-    """Seconds for which a move alone uses the whole link or all cores."""
+    """Return the seconds for which a move that runs alone uses the whole link or all cores."""
     if found.given is None:
         return found.empty_s / 2
     return min(_soonest(found), cost.memory_s(found.given, found.memory))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the orchestrator knows: hosts, taints, jobs, moves. Loaded from the journal, no traffic."""
+"""What the orchestrator knows of hosts, taints, jobs and moves. Loads it from the journal; sends
+no messages."""
 
 from __future__ import annotations
 
@@ -23,10 +24,11 @@ from .spares import NO_GPUS, GpuNeed, HostView
 
 @dataclass
 class HostState:
-    """A host as its agent's last words show it; ``heard`` is monotonic, 0 for never.
+    """A host as its agent's last message shows it.
 
-    ``told``: it has said hello to this orchestrator, and missed no address book since.
-    ``digest``: of the cluster file that it uses.
+    ``heard``: when that message came, in monotonic seconds; 0 for never. ``told``: the agent has
+    said Hello to this orchestrator and has missed no address book since. ``digest``: the digest of
+    the cluster file that the agent uses.
     """
 
     name: str
@@ -40,7 +42,7 @@ class HostState:
 
 
 class Fleet:
-    """The cluster as it is known now; what must survive is in the journal as well."""
+    """The cluster as the orchestrator knows it now; what must survive is also in the journal."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -51,13 +53,14 @@ class Fleet:
         self.cordons = self.journal.cordons()
         self.jobs = self._load_jobs()
         self.moves: dict[str, Story] = {}
-        self.reports: dict[str, Hello] = {}  # of hosts, while a backup of the journal catches up
+        self.reports: dict[str, Hello] = {}  # by host; only while a restored journal catches up
         self.unknown: dict[str, list[CapsuleState]] = {}  # by host: what the journal does not have
         if why := self.missing(self.hosts):
             raise ConfigError(f"cluster file: {why}", hint="put the host's table back")
 
     def missing(self, hosts: Iterable[str]) -> str:
-        """Why a cluster of these hosts does not fit the jobs that run, in words; "" if it does."""
+        """Return in words why a cluster of these hosts does not fit the running jobs; "" if it
+        does."""
         there = set(hosts)
         for job in self.jobs.values():
             for capsule in job.capsules.values():
@@ -69,13 +72,13 @@ class Fleet:
         return ""
 
     def unreported(self) -> list[str]:
-        """Hosts that a journal which was put back from a backup waits for; see catch_up.py."""
+        """List the hosts whose report a restored journal still waits for; see catch_up.py."""
         return (
             [h for h in self.hosts if h not in self.reports] if self.journal.file.restored else []
         )
 
     def is_up(self, host: str) -> bool:
-        """Whether the host's agent has spoken within the time of suspicion."""
+        """Return whether the host's agent sent a message within ``timeouts.suspicion``."""
         heard = self.hosts[host].heard
         return bool(heard) and time.monotonic() - heard < self.cluster.timeouts.suspicion
 
@@ -83,17 +86,17 @@ class Fleet:
         return [name for name in self.hosts if self.is_up(name)]
 
     def under_way(self) -> list[Story]:
-        """Migrations that have not ended, swaps of GPUs among them."""
+        """List the migrations that have not ended, GPU swaps included."""
         return [move for move in self.moves.values() if move.step not in ENDS]
 
     def forget_moves(self, keep: int) -> None:
-        """Drop the oldest ended migrations, beyond ``keep`` of them, from memory."""
+        """Keep only the newest ``keep`` ended migrations in memory."""
         ended = [name for name, move in self.moves.items() if move.step in ENDS]
         for name in ended[: max(0, len(ended) - keep)]:
             del self.moves[name]
 
     def taken(self) -> defaultdict[str, set[str]]:
-        """By host, capsules that take a slot: those that run there, those coming and going."""
+        """Return, by host, the capsules that take a slot: they run there, arrive or leave."""
         taken: defaultdict[str, set[str]] = defaultdict(set)
         for job in self.jobs.values():
             if job.state != "ended":
@@ -106,8 +109,8 @@ class Fleet:
         return taken
 
     def held(self) -> dict[str, list[str]]:
-        """By host, capsules that are not away from it yet: a committed move that is not over
-        holds its frozen copy there still."""
+        """Return, by host, the capsules that are there. After its commit a move still counts at its
+        source until it is over, because the frozen copy is there."""
         held = self.taken()
         for move in self.under_way():
             if move.capsule.host != move.destination:
@@ -115,7 +118,7 @@ class Fleet:
         return {host: sorted(names) for host, names in held.items()}
 
     def views(self) -> list[HostView]:
-        """The hosts as decisions about spares and placement see them."""
+        """Return the hosts as the decisions about spares and placement need them."""
         taken = self.taken()
         return [
             HostView(h.name, h.spare.value, h.slots, len(taken[h.name]), self.is_up(h.name),
@@ -124,7 +127,7 @@ class Fleet:
         ]  # fmt: skip
 
     def gpu_need(self, capsule: Capsule, source: str) -> GpuNeed:
-        """What it needs of a destination's GPUs, as the last words of its source show it."""
+        """Return what the capsule needs of a destination's GPUs, from its source's last beat."""
         if capsule.seen is None or not capsule.seen.gpus:
             return NO_GPUS
         return GpuNeed(frozenset(capsule.seen.gpus), self.hosts[source].gpus)
@@ -135,13 +138,14 @@ class Fleet:
         return (job, found) if job and found else None
 
     def job(self, name: str) -> Job:
-        """The job of that name; raises NotFound."""
+        """Return the job of that name; raises NotFound."""
         if name not in self.jobs:
             raise no_such(f'no job "{name}"', name, self.jobs, "known jobs")
         return self.jobs[name]
 
     def capsule(self, name: str) -> tuple[Job, Capsule]:
-        """The capsule of that name (for a job of one, the job's name will do); raises NotFound."""
+        """Return a capsule by its name, or by its job's name if the job has only one. Raises
+        NotFound."""
         job = self.job(name.partition("/")[0])
         if name == job.name and len(job.capsules) == 1:
             name = f"{job.name}/0"

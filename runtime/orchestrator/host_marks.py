@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Taints and cordons of hosts: who may set them, and who may take them back.
+"""Taints and cordons of hosts: who may set them, and who may remove them.
 
-A taint moves everything off a host, by a deadline where one is given; a cordon only keeps new
-capsules away. Root of a host may mark it; what another person has done takes the role "operate".
+A taint moves every capsule off a host, by a deadline if one is given. A cordon only keeps new
+capsules away. Root of a host may mark that host. To remove another person's mark takes the role
+"operate".
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .journal import shortened
 
 
 class HostMarks:
-    """Answers the desk's asks about hosts."""
+    """Answers the requests about hosts that the desk passes on."""
 
     def __init__(self, fleet: Fleet, evacuation: Evacuation) -> None:
         self._fleet = fleet
@@ -65,7 +66,7 @@ class HostMarks:
         fleet.cordons[ask.host] = who.shown
 
     async def uncordon(self, who: Principal, ask: messages.Uncordon) -> None:
-        """Take a cordon back, and the taint as well: a drain taints."""
+        """Remove a cordon, and the taint as well, because a drain sets both."""
         fleet, host = self._fleet, ask.host
         fleet.cluster.host(host)
         by = fleet.cordons.get(host)
@@ -86,11 +87,11 @@ class HostMarks:
         taint = self._fleet.taints.get(host)
         if who.rules != host:
             self._need(who, f"untaint {host}")
-        elif taint and taint[1] != who.shown:  # a host must not undo what was done to it
+        elif taint and taint[1] != who.shown:  # a host must not remove a taint that another set
             self._need(who, f"untaint {host}, which {taint[1]} tainted")
 
     def _take_taint_away(self, who: Principal, host: str) -> None:
-        """Clear the taint; do nothing where there is none."""
+        """Remove the taint, if there is one."""
         if host in self._fleet.taints:
             with self._fleet.journal.together():
                 self._fleet.journal.clear_taint(host)

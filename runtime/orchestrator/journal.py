@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The orchestrator's journal: what is true of the cluster, durable before it is said.
+"""The orchestrator's journal: each fact about the cluster is durable before anyone hears of it.
 
-SQLite in WAL mode with synchronous=FULL (journal_file.py): when a method returns, the power may
-fail. Which host owns a capsule is one row, and :meth:`Journal.commit` the one write that passes it
-on. What the orchestrator keeps in memory changes after the journal, never before it.
+The journal is SQLite in WAL mode with synchronous=FULL (journal_file.py): once a method has
+returned, its write survives a power failure. One row says which host owns a capsule, and only
+:meth:`Journal.commit` passes the ownership on. The orchestrator changes its memory after the
+journal, never before it.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ from .journal_file import JournalFile, JournalTrouble
 log = logging.getLogger("liveshift.journal")
 
 MOVES_OF_A_HOST = 1000
-"""Of the last so many migrations those of a host belong to its history: each is decoded for it."""
+"""A host's history looks for its moves among this many last migrations; it must decode each."""
 
 MOST_TEXT = 1000
-"""Characters that the history keeps of a reason, or of a command."""
+"""The history keeps at most this many characters of a reason or of a command."""
 
 NUMBERED = re.compile(r"job([0-9]{1,9})")
 
 VERSION = 3
-"""Of what is written: the tables, and the structures in their blobs (PRAGMA user_version)."""
+"""The format that we write: the tables, and the structures in their blobs (PRAGMA user_version)."""
 
 READABLE = (2, VERSION)
-"""Formats that can be read; fields that an older one lacks have defaults, tables are made."""
+"""The formats that we can read. Fields that an older format lacks get defaults; missing tables are
+created."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
@@ -57,13 +59,13 @@ CREATE TABLE IF NOT EXISTS events (
 
 
 class Journal:
-    """One file; for one thread."""
+    """One journal in one file; only one thread may use it."""
 
     def __init__(self, path: Path) -> None:
         self.file = JournalFile(path, SCHEMA, VERSION, READABLE)
 
     def together(self) -> contextlib.AbstractContextManager[None]:
-        """Writes within are made all of them or none, and wait for the disk once."""
+        """Make all writes in this block or none of them, and wait for the disk once."""
         return self.file.together()
 
     # ---- jobs ----
@@ -71,10 +73,10 @@ class Journal:
     def add_job(
         self, name: str, vni: int, subnet: str, spec: bytes, owners: dict[str, tuple[int, str]]
     ) -> tuple[float, int]:
-        """A new job and its capsules, name → (index, host). Returns (now, their first epoch).
+        """Add a job and its capsules, name → (index, host). Returns (now, their first epoch).
 
-        That is above every epoch which an earlier job of the name had: a host that missed the
-        end of that one must not take its epochs for newer.
+        The first epoch is above all epochs of earlier jobs of the same name: a host that missed the
+        end of an earlier job must not take that job's epochs for newer ones.
         """
         now = time.time()
         with self.together():
@@ -104,17 +106,18 @@ class Journal:
             self.file.write("DELETE FROM capsules WHERE job = ?", (name,))
 
     def end_unknown(self, job: str, epoch: int) -> None:
-        """A job of that name, which is not in here, has ended: neither is used again."""
+        """Record the end of a job that is not in this journal. Its number jobN is not used again,
+        and a later job of the same name begins above ``epoch``."""
         last = max(epoch, self.last_epoch(job))
         self.file.write("INSERT OR REPLACE INTO last_epochs VALUES (?, ?)", (job, last))
 
     def last_epoch(self, job: str) -> int:
-        """The highest epoch of a job of that name that was forgotten; 0 when there was none."""
+        """Return the highest epoch of the forgotten jobs of that name; 0 if there was none."""
         query = "SELECT COALESCE(MAX(epoch), 0) FROM last_epochs WHERE job = ?"
         return int(self.file.rows(query, (job,))[0][0])
 
     def next_number(self) -> int:
-        """One that is in no name jobN yet that a job has or had."""
+        """Return the next free N for a name jobN: above the N of all present and past jobs."""
         query = "SELECT name FROM jobs UNION SELECT job FROM last_epochs"
         names = (NUMBERED.fullmatch(name) for (name,) in self.file.rows(query))
         return max((int(found[1]) for found in names if found), default=0) + 1
@@ -134,8 +137,8 @@ class Journal:
     def commit(self, capsule: str, host: str, epoch: int) -> None:
         """Pass a capsule to ``host`` under ``epoch``, which must be the next one.
 
-        This is the commit of a migration: before it returns only the old owner may run the
-        capsule, afterwards only the new one, once it was granted.
+        This is the commit of a migration. Before it returns, only the old owner may run the
+        capsule; afterwards only the new owner may, once it has the grant.
         """
         done = self.file.write(
             "UPDATE capsules SET host = ?, epoch = ?, granted = 0"
@@ -146,14 +149,14 @@ class Journal:
             raise LiveshiftError(f"{capsule} is not owned under epoch {epoch - 1} any more")
 
     def adopt(self, capsule: str, host: str, epoch: int) -> None:
-        """A host has it under an epoch that a journal which is lost had granted."""
+        """Make ``host`` the owner under an epoch that the lost journal had granted to it."""
         self.file.write(
             "UPDATE capsules SET host = ?, epoch = ?, granted = 1 WHERE name = ?",
             (host, epoch, capsule),
         )
 
     def grant(self, capsule: str, host: str, epoch: int) -> None:
-        """The owner may run it from now on."""
+        """Record that the owner may run the capsule from now on."""
         done = self.file.write(
             "UPDATE capsules SET granted = 1 WHERE name = ? AND host = ? AND epoch = ?",
             (capsule, host, epoch),
@@ -164,7 +167,7 @@ class Journal:
     # ---- taints ----
 
     def taints(self) -> dict[str, tuple[str, str]]:
-        """host → (reason, by)."""
+        """Return the taints: host → (reason, by)."""
         rows = self.file.rows("SELECT * FROM taints")
         return {host: (reason, by) for host, reason, by in rows}
 
@@ -176,7 +179,7 @@ class Journal:
         self.set_deadline(host, None)
 
     def deadlines(self) -> dict[str, float]:
-        """Tainted host → when it must be empty, in seconds since the epoch."""
+        """Return when each tainted host must be empty: host → seconds since 1970 (time.time())."""
         return dict(self.file.rows("SELECT * FROM deadlines"))
 
     def set_deadline(self, host: str, until: float | None) -> None:
@@ -186,7 +189,7 @@ class Journal:
             self.file.write("INSERT OR REPLACE INTO deadlines VALUES (?, ?)", (host, until))
 
     def cordons(self) -> dict[str, str]:
-        """host → by."""
+        """Return the cordons: host → by."""
         return dict(self.file.rows("SELECT * FROM cordons"))
 
     def set_cordon(self, host: str, by: str) -> None:
@@ -203,7 +206,7 @@ class Journal:
         return int(self.file.rows(query)[0][0] or 0) + 1
 
     def skip_migrations(self, count: int) -> None:
-        """Do not use the next ``count`` numbers."""
+        """Never use the next ``count`` migration numbers."""
         self.file.write("INSERT INTO skipped VALUES (?)", (self.next_migration() + count - 1,))
 
     def save_migration(self, number: int, row: MigrationRow) -> None:
@@ -213,14 +216,14 @@ class Journal:
         )
 
     def migrations_not_in(self, states: Iterable[str]) -> list[tuple[int, MigrationRow]]:
-        """Migrations that were left in another state than these."""
+        """List the migrations whose state is none of ``states``."""
         over = list(states)
         query = "SELECT number, row FROM migrations WHERE state NOT IN ({})"
         rows = self.file.rows(query.format(", ".join("?" * len(over))), over)
         return [(n, msgspec.msgpack.decode(row, type=MigrationRow)) for n, row in rows]
 
     def migrations_in(self, state: str, most: int) -> list[MigrationRow]:
-        """The last migrations that are in this state, newest first."""
+        """List the last migrations in this state, at most ``most``, the newest first."""
         query = "SELECT row FROM migrations WHERE state = ? ORDER BY number DESC LIMIT ?"
         rows = self.file.rows(query, (state, most))
         return [msgspec.msgpack.decode(row, type=MigrationRow) for (row,) in rows]
@@ -232,7 +235,7 @@ class Journal:
     def tell(
         self, subject: str, kind: str, text: str, by: str = "", migration: int | None = None
     ) -> None:
-        """Add a line to the history; raises JournalTrouble."""
+        """Add a line to the history. Raises JournalTrouble."""
         self.file.write(
             "INSERT INTO events (time, subject, kind, text, by, migration)"
             " VALUES (?, ?, ?, ?, ?, ?)",
@@ -242,16 +245,16 @@ class Journal:
     def note(
         self, subject: str, kind: str, text: str, by: str = "", migration: int | None = None
     ) -> None:
-        """The same of what is so in any case: where the line cannot be written it is logged."""
+        """Add a line to the history, or log it if the journal cannot be written."""
         try:
             self.tell(subject, kind, text, by, migration)
         except JournalTrouble as error:
             log.error("%s: %s: %s (not in the history: %s)", subject, kind, text, error)
 
     def events(self, subject: str, after: int, host: bool = False) -> list[Event]:
-        """The history of a job (with its capsules), a capsule or a host; all of it for ''.
+        """Return the history of a job (with its capsules), a capsule or a host; for '' of all.
 
-        ``host``: the subject is one, whose history has the last moves from it and to it.
+        ``host``: the subject is a host; its history includes the last moves from it and to it.
         """
         where = "number > ?"
         values: list[object] = [after]
@@ -260,7 +263,7 @@ class Journal:
                 "subject = ? OR subject LIKE ? OR migration IN (SELECT migration FROM events"
                 " WHERE subject = ?)"
             )
-            if host:  # these numbers are ours: nothing of anybody's words gets into the query
+            if host:  # safe to format: the numbers are ours, no user text gets into the query
                 about += f" OR migration IN ({','.join(map(str, self._moves_of(subject)))})"
             where += f" AND ({about})"
             values += [subject, subject + "/%", subject]
@@ -271,7 +274,7 @@ class Journal:
         ]
 
     def _moves_of(self, host: str) -> list[int]:
-        """The last migrations from and to a host, swaps of its GPUs among them."""
+        """List the last migrations from and to a host, swaps of its GPUs included."""
         rows = self.file.rows(
             "SELECT number, row FROM migrations ORDER BY number DESC LIMIT ?", (MOVES_OF_A_HOST,)
         )
@@ -284,5 +287,5 @@ class Journal:
 
 
 def shortened(text: str) -> str:
-    """As much of a person's text as the history keeps."""
+    """Cut a person's text to the length that the history keeps."""
     return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}…"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The journal's file: SQLite with every write durable, troubles in words, and a backup beside it.
+"""The journal's file: SQLite with durable writes, clear error messages, and a backup beside it.
 
-The backup is made by SQLite's online backup, so that it is whole whatever is written meanwhile
-(https://www.sqlite.org/backup.html). It carries a mark (PRAGMA application_id). A journal that is
-opened with the mark was put back from a backup, and lacks what happened since.
+SQLite's online backup makes the backup, so it is consistent even if the journal is written
+meanwhile (https://www.sqlite.org/backup.html). The backup carries a mark (PRAGMA application_id).
+A journal that has the mark when it is opened was restored from a backup: it lacks later changes.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from ...errors import LiveshiftError
 log = logging.getLogger("liveshift.journal")
 
 MARK = 0x6C73626B
-"""The application_id of a backup: "lsbk"."""
+"""A backup has this application_id, "lsbk" in ASCII."""
 
 LITTLE = 1 << 20
-"""Bytes: with fewer free ones an I/O error is taken for a full disk."""
+"""With fewer free bytes than this, we take an I/O error for a full disk."""
 
 
 class JournalTrouble(LiveshiftError):
-    """The journal cannot be opened, read or written; what was to be written has not happened."""
+    """The journal cannot be opened, read or written; the failed write has changed nothing."""
 
 
 class JournalFile:
-    """One file; for one thread, but for :meth:`back_up`.
+    """One SQLite file. Only one thread may use it, but any thread may call :meth:`back_up`.
 
-    ``trouble``: why the last write failed, in words; "" when it did not. ``restored``: the file was
-    put back from a backup, until :meth:`forget_mark`.
+    ``trouble``: why the last write failed, in words; "" if it succeeded. ``restored``: the file was
+    restored from a backup, and :meth:`forget_mark` was not called yet.
     """
 
     def __init__(self, path: Path, schema: str, version: int, readable: Sequence[int]) -> None:
@@ -83,34 +83,34 @@ class JournalFile:
         self.restored = self._db.execute("PRAGMA application_id").fetchone()[0] == MARK
 
     def close(self) -> None:
-        """Nothing is read or written any more."""
+        """Close the database; after this, nothing can be read or written."""
         self._db.close()
 
     # ---- reading and writing ----
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
-        """What a query finds; raises JournalTrouble."""
+        """Return all rows that a query finds. Raises JournalTrouble."""
         try:
             return self._db.execute(query, values).fetchall()
         except sqlite3.Error as error:
             raise self._in_words(error, "read") from error
 
     def write(self, query: str, values: Sequence[Any] = ()) -> int:
-        """Change rows, and return how many; outside of :meth:`together` it is durable then. Raises
-        JournalTrouble with nothing changed."""
+        """Change rows and return how many. Outside of :meth:`together` the change is durable on
+        return. Raises JournalTrouble; then nothing has changed."""
         with self._writing():
             return self._db.execute(query, values).rowcount
 
     def write_all(self, query: str, values: Iterable[Sequence[Any]]) -> None:
-        """The same once for each of these values."""
+        """Run the query once for each of ``values``; durable and raising as :meth:`write` is."""
         with self._writing():
             self._db.executemany(query, values)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Writes within are made all of them or none, and wait for the disk once.
+        """Make all writes in this block or none of them, and wait for the disk once.
 
-        Within another one it is part of that: then nothing is durable before that one ends.
+        A nested block is part of the outer one: nothing is durable before the outer block ends.
         """
         if self._db.in_transaction:
             yield
@@ -124,7 +124,7 @@ class JournalFile:
             raise
 
     def _undo(self) -> None:
-        if self._db.in_transaction:  # a full disk may have ended it already
+        if self._db.in_transaction:  # a full disk may have ended the transaction already
             self._db.execute("ROLLBACK")
 
     @contextlib.contextmanager
@@ -158,7 +158,7 @@ class JournalFile:
         return JournalTrouble(f"the journal {self.path} cannot be {what}: {error}")
 
     def _way_back(self) -> str:
-        """What to do without the file."""
+        """Say what a person can do when the file is missing or damaged."""
         away = f"move {self.path.name}* away from {self.path.parent}"
         if not self.backup.exists():
             return (
@@ -175,13 +175,13 @@ class JournalFile:
 
     @property
     def changes(self) -> int:
-        """How many rows were changed since it was opened."""
+        """How many rows were changed since the file was opened."""
         return self._db.total_changes
 
     def back_up(self) -> None:
-        """Make the backup anew; blocks, in any thread.
+        """Write a new backup. Blocks; may be called in any thread.
 
-        Raises JournalTrouble, with the earlier backup as it was.
+        Raises JournalTrouble; then the earlier backup is unchanged.
         """
         new = self.backup.with_suffix(".new")
         try:
@@ -202,13 +202,13 @@ class JournalFile:
             raise JournalTrouble(f"cannot back the journal up to {self.backup}: {error}") from error
 
     def forget_mark(self) -> None:
-        """It has caught up with what hosts run: it is a journal as any other."""
+        """Remove the backup's mark, once the journal has caught up with what the hosts run."""
         self.write("PRAGMA application_id=0")
         self.restored = False
 
 
 def _free_at(path: Path) -> tuple[int, Path]:
-    """Bytes that are free on the file system of ``path``, and where it is mounted."""
+    """Return the free bytes on the file system of ``path``, and its mount point."""
     disk = next((p for p in (path, *path.parents) if p.exists() and os.path.ismount(p)), Path("/"))
     there = next(p for p in (path, *path.parents) if p.exists())
     return shutil.disk_usage(there).free, disk

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Begins migrations, plans them for --dry-run, and stands behind those under way (Ground)."""
+"""Begins migrations, plans them for --dry-run, and serves the running ones (see Ground)."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ log = logging.getLogger("liveshift.moves")
 
 LIVENESS_LOOK_S = 0.5
 PUBLISH_AT_ONCE, PUBLISHED_AT_ONCE = 50, 4
-"""Hosts that are told of an address book together, and books that are told together, where the
-job does not wait for it."""
+"""Limits for hosts whose answer no job waits for: the orchestrator sends one address book to 50
+hosts at a time, and 4 books at a time."""
 KEEP_MOVES = 200
-"""Ended migrations that are kept at hand; the journal has them all."""
+"""Memory keeps this many ended migrations; the journal keeps all."""
 
 LESSONS = 50
-"""Of the last moves those are learnt from that fit."""
+"""A prediction looks at this many last moves that were done, and learns from the similar ones."""
 
 UNHURRIED = frozenset({Step.FREEZING, Step.COMMITTED, Step.RESTORING, Step.RESUMING})
 SOON_S = 0.004
-"""The job stands still at these steps of a move, and the disk is not waited for: they are written a
-little later. An orchestrator that is started anew knows from the commit that it came so far
-(_left_behind), and what it asks again of the destination is answered as it was; of a move that was
-quiescing it takes into account that the image may have become complete."""
+"""The job is frozen in the UNHURRIED steps of a move, so the move does not wait for the disk: the
+journal gets the step SOON_S seconds later. A restarted orchestrator sees a commit in the journal
+(_left_behind), and the destination answers a repeated request as before. If the journal says
+"quiescing", the restarted orchestrator allows for an image that is complete."""
 
 SAVE_AGAIN_S = 1.0
 
@@ -83,11 +83,11 @@ class Moves:
         *, verify: bool = False, gpu: GpuAsked | None = None, way: str = "",
         until: float | None = None,
     ) -> Move:  # fmt: skip
-        """Begin to move a capsule; raises Refused, NotFound or Unreachable with nothing begun.
+        """Begin to move a capsule. Raises Refused, NotFound or Unreachable; then nothing has begun.
 
-        ``verify``: every byte of device memory is compared after it; ``gpu``: one of ``to``;
-        ``way``: instead of precopy.way; ``until``: the monotonic time by which the capsule must be
-        gone.
+        ``verify``: compare every byte of device memory after the move. ``gpu``: the GPU to use on
+        ``to``. ``way``: replaces precopy.way. ``until``: the monotonic time by which the capsule
+        must be gone.
         """
         destination, why = self._destination(job, capsule, to)
         to_gpu = self._seat(gpu)
@@ -102,9 +102,9 @@ class Moves:
         self, job: Job, capsule: Capsule, gpu: GpuAsked, reason: str, by: str,
         *, verify: bool = False,
     ) -> GpuSwap:  # fmt: skip
-        """Begin to bring a capsule to another GPU of its host; raises as :meth:`start` does."""
+        """Begin to move a capsule to another GPU of its host; raises as :meth:`start` does."""
         self._check_free(job, capsule)
-        if self._fleet.hosts[capsule.host].gpus:  # else its host is asked, which knows more
+        if self._fleet.hosts[capsule.host].gpus:  # else the swap asks the host, which knows more
             self._seat(gpu)
         number = self._fleet.journal.next_migration()
         swap = GpuSwap(self, number, job, capsule, gpu.gpu, gpu.leave, reason, by, self._changed)
@@ -125,7 +125,8 @@ class Moves:
         self._tasks.spawn(self._follow(move, move.run()))
 
     async def _take_up_once_up(self, move: Story) -> None:
-        """Its hosts get a while to report: who is away is not asked first who could do it."""
+        """Wait until both hosts are up, at most twice ``timeouts.suspicion``, then take the move
+        up: a question to a host that has not reported yet would fail."""
         until = time.monotonic() + 2 * self.cluster.timeouts.suspicion
         while not all(map(self._fleet.is_up, (move.source, move.destination))):
             if time.monotonic() > until:
@@ -134,7 +135,7 @@ class Moves:
         await move.take_up()
 
     def take_up(self) -> None:
-        """Go on with the migrations that an earlier orchestrator has left under way."""
+        """Continue the migrations that an earlier orchestrator has left under way."""
         ends = [step.value for step in ENDS]
         for number, row in self._fleet.journal.migrations_not_in(ends):
             found = self._fleet.find(row.capsule)
@@ -152,10 +153,10 @@ class Moves:
     def _left_behind(self, job: Job, capsule: Capsule, row: MigrationRow) -> Story:
         if row.kind == GpuSwap.kind:
             return GpuSwap.left_behind(self, job, capsule, row, self._changed)
-        if capsule.host not in (row.source, row.destination):  # passed on just before
+        if capsule.host not in (row.source, row.destination):  # just passed on to another spare
             row = msgspec.structs.replace(row, destination=capsule.host)
         if capsule.host == row.destination and row.state in UNCOMMITTED:
-            # Committed, and the orchestrator ended before it could write the next step down.
+            # The move was committed, but the orchestrator ended before it wrote that step.
             row = msgspec.structs.replace(row, state=Step.COMMITTED.value)
         return Move.left_behind(self, job, capsule, row, self._changed)
 
@@ -169,9 +170,9 @@ class Moves:
         within: float | None = None,
         watch: bool = True,
     ) -> messages.Planned:
-        """What a move would do and find; nothing is changed. Raises what the move would.
+        """Say what a move would do and find; changes nothing. Raises the errors of a real move.
 
-        ``watch``: look for some seconds at what the capsule writes."""
+        ``watch``: the source watches for some seconds how much memory the capsule writes."""
         destination, why = self._destination(job, capsule, to)
         to_gpu = self._seat(gpu)
         limit = self.cluster.timeouts.prepare
@@ -206,17 +207,17 @@ class Moves:
         )  # fmt: skip
 
     async def plan_swap(self, job: Job, capsule: Capsule, gpu: GpuAsked) -> messages.Planned:
-        """The same for another GPU of its host."""
+        """Say what a swap to another GPU of the same host would do and find; changes nothing."""
         self._check_free(job, capsule)
         look = messages.LookAtGpus(capsule.name, gpu.gpu, gpu.leave)
         found = await self.ask(capsule.host, look, self.cluster.timeouts.prepare)
         assert isinstance(found, messages.SwapPlan)
         return messages.Planned(capsule.name, *way_of(capsule.host, found), found.checks, 0, 0)
 
-    # ---- Ground: what a move stands on ---------------------------------------------------------
+    # ---- Ground: what a move needs of the orchestrator -----------------------------------------
 
     async def ask(self, host: str, message: Message, timeout: float) -> Message | None:
-        """Raises Unreachable also when the host falls silent: a dead one is not waited for."""
+        """Ask a host. Raises Unreachable as soon as the host is no longer up, or at the timeout."""
         answer = asyncio.ensure_future(self._switchboard.ask(host, message, timeout))
         while not (await asyncio.wait({answer}, timeout=LIVENESS_LOOK_S))[0]:
             if not self._fleet.is_up(host):
@@ -251,8 +252,8 @@ class Moves:
         )  # fmt: skip
 
     def _link(self, source: str, destination: str) -> float | None:
-        """Bytes per second between two hosts: as measured, else the speed of the slower interface;
-        None where neither is known."""
+        """Return the bytes per second between two hosts: the measured rate, else the speed of the
+        slower interface, else None."""
         links = [self._fleet.hosts[name].link for name in (source, destination)]
         rates = [link.rates[to] for link, to in zip(links, (destination, source), strict=True)
                  if link is not None and to in link.rates]  # fmt: skip
@@ -267,7 +268,7 @@ class Moves:
         boundary = await self._gates.close(
             move.job, move.job.timeouts(self.cluster), shared=bool(self._others_at_gates(move))
         )
-        asyncio.get_running_loop().call_later(  # the disk is not waited for: the job stands
+        asyncio.get_running_loop().call_later(  # the job is paused: do not wait for the disk
             SOON_S, self._fleet.journal.note,
             move.capsule.name, "boundary", boundary.words, move.by, move.number,
         )  # fmt: skip
@@ -280,26 +281,26 @@ class Moves:
         while job.state != "ended":
             try:
                 return await self._gates.open(job, job.timeouts(self.cluster))
-            except Exception as error:  # without its communicators the job cannot go on
+            except Exception as error:  # try again: the job needs its communicators to go on
                 if said != str(error):
                     said = str(error)
                     self.tell(move, f"the gates of {job.name} are not open yet: {error}")
                 if any(capsule.code is not None for capsule in job.capsules.values()):
-                    break  # it never will be complete again
+                    break  # a rank is missing for good
                 await asyncio.sleep(self.cluster.timeouts.heartbeat)
         self._gates.forget(job.name)
         return "the job has ended"
 
     def _others_at_gates(self, move: Story) -> list[Story]:
-        """Further moves of its job that hold the job's ranks at a boundary."""
+        """List the other moves of the same job that hold its ranks at a boundary."""
         under_way = self._fleet.under_way()
         return [m for m in under_way if m is not move and m.job is move.job and m.holds_gates]
 
     async def publish(self, job: Job) -> None:
-        """Every host hears where the job's addresses are; one that is away hears it on Hello.
+        """Send the job's address book to every host; a host that is away gets it after its Hello.
 
-        Returns once the job's own hosts have; the others have nothing that speaks to it, and hear
-        it a few at a time, so that moves of many jobs leave time for beats.
+        Returns once the job's own hosts have answered. The other hosts have no capsule that talks
+        to the job; they get the book a few at a time, so that heartbeats are not delayed.
         """
         book, up = messages.Locate(job.book()), self._fleet.up()
         for host in self._fleet.hosts.keys() - set(up):
@@ -314,7 +315,7 @@ class Moves:
                 await self._locate(hosts[first : first + PUBLISH_AT_ONCE], book)
 
     async def _locate(self, hosts: list[str], book: messages.Locate) -> None:
-        limit = self.cluster.timeouts.suspicion  # as long as a host that fell silent is up
+        limit = self.cluster.timeouts.suspicion  # a silent host counts as up for this long
         asks = (self._switchboard.ask(host, book, limit) for host in hosts)
         done = await asyncio.gather(*asks, return_exceptions=True)
         for host, result in zip(hosts, done, strict=True):
@@ -330,7 +331,7 @@ class Moves:
     # ---- what agents ask -----------------------------------------------------------------------
 
     def rule(self, host: str, claim: messages.Claim) -> messages.Ruled:
-        """What becomes of a copy that a host holds; a grant is durable before it is said."""
+        """Answer a claim: say what becomes of the host's copy. A grant is durable before that."""
         found = self._fleet.find(claim.capsule)
         if found is None:
             return self._rule_forgotten(host, claim)
@@ -345,7 +346,7 @@ class Moves:
             ruling = Ruling.WAIT
         leaves = move if ruling is Ruling.RUN and side is Side.LEAVING else None
         if leaves is not None and leaves.number in self._not_saved:
-            # An orchestrator that is started anew must not take it for one that may be committed.
+            # Write the step first: else a restarted orchestrator might still commit this move.
             self._save(leaves)
         if ruling is Ruling.RUN and not capsule.granted:
             self._fleet.journal.grant(capsule.name, host, capsule.epoch)
@@ -365,8 +366,8 @@ class Moves:
         return Step(row.state) if row else None
 
     def _rule_forgotten(self, host: str, claim: messages.Claim) -> messages.Ruled:
-        """A job that ended and was forgotten leaves nothing to hold. One that this journal has
-        never known is not ours to end: perhaps the journal is the one that is wrong."""
+        """Answer a claim for a capsule that the journal does not have. A forgotten job's copy must
+        end. A copy of a job that was never known waits: perhaps the journal is wrong."""
         last = self._fleet.journal.last_epoch(claim.capsule.partition("/")[0])
         if claim.epoch <= last:
             return messages.Ruled(Ruling.END.value, last)
@@ -374,7 +375,7 @@ class Moves:
         return messages.Ruled(Ruling.WAIT.value, 0)
 
     def progressed(self, host: str, word: messages.Progressed) -> None:
-        """A source says how far it is; a word that came late changes nothing."""
+        """Take a source's report how far its pre-copy is; a late report changes nothing."""
         move = self._fleet.moves.get(word.migration)
         if isinstance(move, Move) and move.source == host:
             move.progressed(word)
@@ -390,11 +391,11 @@ class Moves:
         return chosen.name, why
 
     def _seat(self, gpu: GpuAsked | None) -> str:
-        """The UUID of a GPU as its host's beats name it, "" where none was asked for."""
+        """Return the UUID of the requested GPU from its host's beats; "" if none was requested."""
         return seat(gpu.gpu, gpu.host, self._fleet.hosts[gpu.host].gpus) if gpu else ""
 
     def _check_free(self, job: Job, capsule: Capsule) -> None:
-        """Raises unless the capsule runs, on a host that is up, and in no migration."""
+        """Raise unless the capsule runs, its host is up, and no migration moves it."""
         if capsule.migration:
             raise Refused(
                 f"{capsule.name} is moving already ({capsule.migration})",
@@ -411,7 +412,7 @@ class Moves:
             )
 
     def _failed_at(self, capsule: Capsule) -> set[str]:
-        """Destinations that failed this capsule lately: another one is tried before."""
+        """Return the destinations of this capsule's failed moves; other hosts are tried first."""
         return {
             host
             for move in self._fleet.moves.values()
@@ -427,7 +428,7 @@ class Moves:
         await self._over(move)
 
     def _measured(self, move: Move, words: str) -> None:
-        """What it cost is known, or why it will not be, some seconds after its end."""
+        """Save the cost of a move, or why it is not known, some seconds after the move's end."""
         self._save_at_last(move)
         if words:
             self._fleet.journal.note(move.capsule.name, "cost", words, move.by, move.number)
@@ -452,7 +453,7 @@ class Moves:
         self._not_saved.discard(move.number)
 
     def _save_at_last(self, move: Story) -> None:
-        """The same, and again and again while the journal cannot be written."""
+        """Save the move; while the journal cannot be written, try again every SAVE_AGAIN_S."""
         try:
             self._save(move)
         except JournalTrouble as error:
@@ -478,7 +479,7 @@ class Moves:
 
 
 def _remember(move: Story) -> None:
-    """A dump or a restore that failed is shown by the next plan, until the capsule has moved."""
+    """Remember a failed dump or restore: plans show it as a warning until the capsule has moved."""
     if move.step is Step.DONE:
         move.capsule.failed = ""
     elif isinstance(move.error, StepFailed) and move.error.step in ("dump", "restore"):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The orchestrator: the one brain of a cluster, put together from its parts.
+"""The orchestrator: the one daemon that decides for a cluster. It is made of these parts:
 
 fleet       what is known            moves       migrations
-desk        what people ask          evacuation  what taints set in motion
-endings     how jobs end             stopping    signals, jobs that are to end
-link        agents, over the switchboard
+desk        people's requests        evacuation  moves off tainted hosts
+endings     how jobs end             stopping    signals, jobs that must end
+link        messages to and from agents (the switchboard)
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ log = logging.getLogger("liveshift.orchestrator")
 KILLED = 137
 
 BACKUP_S = 60.0
-"""Between two backups of a journal that is written to."""
+"""Seconds between two backups of the journal, if it was changed meanwhile."""
 
 FROM_AGENTS = (
     *(messages.Beat, messages.Hello, messages.Claim, messages.Progressed, messages.Ended),
     messages.Relay,
 )
-"""Everything that an agent may ask of the orchestrator."""
+"""The only messages that the orchestrator accepts from an agent."""
 
 
 class Orchestrator:
-    """One cluster's brain; :meth:`run` serves until cancelled."""
+    """The orchestrator of one cluster; :meth:`run` serves until it is cancelled."""
 
     def __init__(self, cluster: Cluster, switchboard: Switchboard) -> None:
         self.cluster = cluster
@@ -63,15 +63,15 @@ class Orchestrator:
         self.evacuation = Evacuation(self.fleet, self.moves)
         self.desk = Desk(self.fleet, self.moves, self.endings, self.evacuation, self.stopping)
         self.catch_up = CatchUp(self.fleet, self.endings.capsule_ended)
-        self._decided = asyncio.Event()  # what the journal says is so
+        self._decided = asyncio.Event()  # set once the journal is up to date
         switchboard.handler, switchboard.operators = self._from_agent, self.desk.serve_operator
 
     @classmethod
     async def start(cls, cluster: Cluster) -> Orchestrator:
-        """One that has taken up what an earlier one has left.
+        """Start an orchestrator that continues what an earlier one has left.
 
-        The port is bound before the journal is opened: where another one listens, nothing is
-        touched. Raises LiveshiftError, with nothing left behind.
+        It binds the port before it opens the journal: if another orchestrator listens, it touches
+        nothing. Raises LiveshiftError; then nothing is left behind.
         """
         path = cluster.paths.run / "orchestrator.sock"
         switchboard = Switchboard(str(cluster.orchestrator), cluster.paths.keys)
@@ -104,12 +104,12 @@ class Orchestrator:
     async def _evacuate(self) -> None:
         await self._decided.wait()
         for job in self.fleet.jobs.values():
-            if self.fleet.reports and job.state != "ended":  # capsules may be elsewhere than known
+            if self.fleet.reports and job.state != "ended":  # the hosts' books may be out of date
                 await self.moves.publish(job)
         await self.evacuation.run()
 
     async def _keep_backup(self) -> None:
-        """The journal's backup, at the start and once in a while if anything was written."""
+        """Back the journal up at the start, and every BACKUP_S seconds if it was changed."""
         file, copied = self.fleet.journal.file, -1
         while True:
             if not file.restored and (changes := file.changes) != copied:
@@ -121,11 +121,11 @@ class Orchestrator:
             await asyncio.sleep(BACKUP_S)
 
     def idle(self) -> bool:
-        """Whether no move is under way that a restart would interrupt."""
+        """Whether no migration is under way, so that a restart interrupts none."""
         return not self.fleet.under_way()
 
     def objection(self, cluster: Cluster) -> str:
-        """Why a changed cluster file cannot be used, "" where it can."""
+        """Return why a changed cluster file cannot be used; "" if it can."""
         return self.fleet.missing(host.name for host in cluster.hosts)
 
     async def _move_over(self, move: Story) -> None:
@@ -137,7 +137,7 @@ class Orchestrator:
         state = self.fleet.hosts.get(host)
         if state is None:
             raise NotPermitted(f"{host} is not in this cluster's file")
-        if not isinstance(ask, FROM_AGENTS):  # a command line that was given a host's key
+        if not isinstance(ask, FROM_AGENTS):  # a command line that uses a host's key
             raise NotPermitted(
                 f"the key of the host {host} is no operator's: it may not make {request_to(ask)}",
                 hint="`liveshift keys add-operator NAME` makes one, where the cluster's keys are",
@@ -145,7 +145,7 @@ class Orchestrator:
         state.heard = time.monotonic()
         if isinstance(ask, messages.Beat):
             self._beat(host, ask)
-            if not state.told:  # one that was cut off for a moment does not know that it was
+            if not state.told:  # an agent may not notice that it was cut off for a moment
                 raise Unreachable(f"{host} may have missed address books: it must report again")
             return None
         if isinstance(ask, messages.Hello):
@@ -156,12 +156,12 @@ class Orchestrator:
                 if self.catch_up.report(host, ask):
                     self._go_on()
             elif ask.life != state.life:
-                self._look_for_lost(host, ask)  # one that lived on would have told
+                self._look_for_lost(host, ask)  # an agent that runs on reports ends by itself
             state.life = ask.life
             self.evacuation.wake()
             state.told = True
             running = [j.book() for j in self.fleet.jobs.values() if j.state != "ended"]
-            if self.fleet.journal.file.restored:  # where they are is not known yet
+            if self.fleet.journal.file.restored:  # the journal does not know yet where they are
                 running = [msgspec.structs.replace(book, where={}) for book in running]
             return messages.Books(running)
         if isinstance(ask, messages.Claim):
@@ -172,7 +172,7 @@ class Orchestrator:
             self.moves.progressed(host, ask)
             return None
         if isinstance(ask, messages.Ended):
-            if waits := self.fleet.unreported():  # whose it is, is not known yet: tell it again
+            if waits := self.fleet.unreported():  # the owner is not known yet: report it again
                 raise Unreachable(f"the journal waits for {', '.join(waits)} to report")
             found = self.fleet.find(ask.capsule)
             if found and (found[1].host, found[1].epoch) == (host, ask.epoch):
@@ -187,7 +187,7 @@ class Orchestrator:
         raise AssertionError(ask)
 
     def _look_for_lost(self, host: str, hello: messages.Hello) -> None:
-        """What a host owns and no longer has went down with it: it was switched off, say."""
+        """End the capsules that a host owns but no longer has: the host was switched off, say."""
         for job in self.fleet.jobs.values():
             for capsule in job.capsules.values():
                 mine = capsule.host == host and capsule.code is None and capsule.started
@@ -208,7 +208,7 @@ class Orchestrator:
             found = self.fleet.find(seen.name)
             if found is None:
                 if not self.fleet.journal.last_epoch(seen.name.partition("/")[0]):
-                    unknown.append(seen)  # else it has ended, and is just being forgotten
+                    unknown.append(seen)  # else its job has ended and was just forgotten
                 continue
             capsule = found[1]
             if (capsule.host, capsule.epoch) == (host, seen.epoch):
@@ -219,9 +219,9 @@ class Orchestrator:
 
 
 async def serve(cluster: Cluster, file: ClusterFile) -> None:
-    """Run the orchestrator until its cluster file has changed; then it is to start again.
+    """Run the orchestrator until its cluster file has changed; the caller must then start it again.
 
-    Raises LiveshiftError when it cannot start.
+    Raises LiveshiftError if it cannot start.
     """
     with state_lock.held(cluster.paths.state, "orchestrator"):
         orchestrator = await Orchestrator.start(cluster)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where may a capsule go, and where should a new job start? Pure decisions, with their reasons."""
+"""Decides where a capsule may go and where a new job starts, and says why. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..messages import GpuSeat
 
 @dataclass(frozen=True)
 class GpuNeed:
-    """What a capsule needs of a destination's GPUs: one for each of ``used`` (uuids), and in all
-    as many as its source has, ``there``, which its processes can see too."""
+    """What a capsule needs of a destination's GPUs: one for each of ``used`` (UUIDs), and in all as
+    many GPUs as its source has (``there``), because its processes can see all of those."""
 
     used: frozenset[str] = frozenset()
     there: tuple[GpuSeat, ...] = ()
@@ -25,7 +25,7 @@ NO_GPUS = GpuNeed()
 
 @dataclass(frozen=True)
 class HostView:
-    """What a decision needs to know of a host; ``used`` counts slots taken or reserved."""
+    """What a decision needs to know of a host. ``used`` counts the slots taken or reserved."""
 
     name: str
     spare: str  # floating, dedicated or none
@@ -42,7 +42,7 @@ class HostView:
 
     @property
     def takes_work(self) -> bool:
-        """Whether new work may come to it, if it has room."""
+        """Whether new capsules may come to the host, if it has a free slot."""
         return self.up and not self.tainted and not self.cordoned
 
 
@@ -50,10 +50,10 @@ def choose_destination(
     hosts: Iterable[HostView], capsule: str, source: str, to: str,
     avoid: Collection[str] = (), gpus: GpuNeed = NO_GPUS,
 ) -> tuple[HostView, str]:  # fmt: skip
-    """The host a capsule moves to, and why it was chosen. ``to`` empty leaves the choice to us.
+    """Return the host to which a capsule moves, and why. With ``to`` empty this function chooses.
 
-    Dedicated spares first, then the emptiest floating host; those to ``avoid`` last. Raises
-    NotFound for an unknown host and Refused when none can receive, with each host's own reason.
+    It takes a dedicated spare first, then the emptiest floating host; hosts in ``avoid`` come last.
+    Raises NotFound for an unknown host, and Refused, with each host's reason, if none can receive.
     """
     everyone = list(hosts)
     if to:
@@ -61,7 +61,7 @@ def choose_destination(
         if named is None:
             known = (h.name for h in everyone)
             raise no_such(f'no host "{to}" in this cluster', to, known, "its hosts are")
-        # Its GPUs are its own to judge: what beats tell of them may be some seconds old.
+        # The host itself judges its GPUs later: a beat's news of them may be some seconds old.
         if why_not := _why_not(named, source, NO_GPUS):
             raise Refused(f"{capsule} cannot move to {to}: {to} {why_not}")
         return named, "as asked"
@@ -81,10 +81,10 @@ def choose_destination(
 
 
 def place_job(hosts: Iterable[HostView], count: int) -> list[str]:
-    """A host for each of ``count`` new capsules, spread out, in the order of the cluster file.
+    """Return a host for each of ``count`` new capsules, spread out in the cluster file's order.
 
-    Raises Refused when there are not enough slots outside hosts that are tainted, cordoned, lost
-    or dedicated spares.
+    Raises Refused if there are too few free slots. Hosts that are tainted, cordoned, lost or
+    dedicated spares do not count.
     """
     able = [h for h in hosts if h.takes_work and h.spare != "dedicated" and h.free > 0]
     free = sum(h.free for h in able)
@@ -118,10 +118,10 @@ def _why_not(host: HostView, source: str, gpus: GpuNeed) -> str | None:
 
 
 def _lacks(seats: tuple[GpuSeat, ...], need: GpuNeed) -> str | None:
-    """What the host's GPUs lack, as far as beats tell; the destination looks closer."""
+    """Say what the host's GPUs lack, as far as beats show; the destination checks again."""
     if not seats:
         return "has no GPU that can be used"
-    here = {seat.uuid for seat in seats}  # one that is at both ends is the capsule's own already
+    here = {seat.uuid for seat in seats}  # a GPU at both ends is the capsule's own already
     models = Counter(s.name for s in need.there if s.uuid in need.used - here)
     for model, count in sorted(models.items()):
         free = sum(s.free and s.name == model and s.uuid not in need.used for s in seats)

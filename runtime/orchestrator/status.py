@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `liveshift status` shows: the orchestrator's view as rows."""
+"""Builds the rows that `liveshift status` shows from what the orchestrator knows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _trouble(fleet: Fleet) -> str:
 
 
 def status(fleet: Fleet, sees: Callable[[Job], bool], *, sees_all: bool) -> Status:
-    """All hosts, and the jobs and migrations in flight that the asker sees, as of now."""
+    """Return all hosts, and the jobs and current migrations that the caller may see."""
     jobs = [job for job in fleet.jobs.values() if sees(job)]
     return Status(
         cluster=fleet.cluster.name,

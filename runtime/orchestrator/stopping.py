@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals that people send to jobs, and the end of a job that is not wanted any more.
+"""Sends people's signals to jobs, and ends jobs that must end.
 
-A signal reaches a capsule at once while it trains, also while it is being moved. While it is
-frozen its agents refuse it, and it is sent again until the capsule runs, wherever that is; the
-ranks of a job that run on meanwhile get it together with the frozen one, or ``timeouts.grace``
-seconds later. A capsule that is still frozen after ``timeouts.standstill`` gets it no more.
+A signal reaches a capsule at once while the capsule trains, also during a pre-copy. While the
+capsule is frozen, its agents refuse the signal, and the orchestrator sends it again until the
+capsule runs, on either host. The job's other ranks get the signal together with the frozen one, or
+after ``timeouts.grace`` seconds. The orchestrator gives up on a capsule that is still frozen after
+the longer of ``timeouts.grace`` and ``timeouts.standstill``.
 
-That a job is to end (SIGTERM, SIGKILL, or one capsule has failed) is written to the journal first:
-then it is ended however long a host is away, and whatever becomes of the orchestrator. Its moves
-are cancelled; each capsule gets SIGTERM, and is killed ``timeouts.grace`` seconds after that.
+If a job must end (SIGTERM, SIGKILL, or one capsule has failed), the orchestrator first writes that
+to the journal. So the job ends even if a host is away for long or the orchestrator restarts. The
+orchestrator cancels the job's moves, sends SIGTERM to each capsule, and kills it
+``timeouts.grace`` seconds after that.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ from .fleet import Fleet
 log = logging.getLogger("liveshift.stopping")
 
 LOOK_S = 0.05
-"""Seconds between two looks whether a capsule can be reached, or has ended."""
+"""The orchestrator looks this often, in seconds, whether a capsule can be reached or has ended."""
 
 ANSWER_S = 5.0
-"""How many seconds whoever sends a signal waits for it to arrive, at most."""
+"""A person who sends a signal waits at most this many seconds for it to arrive."""
 
 FROZEN = frozenset(
     {Step.FREEZING, Step.COMMITTED, Step.RESTORING, Step.RETURNING, Step.ROLLING_BACK}
@@ -46,21 +48,21 @@ FROZEN = frozenset(
 
 @dataclass
 class _Wish:
-    """That a job is to end; times are monotonic seconds."""
+    """The request that a job must end; times are monotonic seconds."""
 
     by: str
     begin: float  # when SIGTERM is due
-    kill: bool = False  # without SIGTERM first
+    kill: bool = False  # send SIGKILL without SIGTERM first
     told: dict[str, float] = field(default_factory=dict)  # capsule → when it got SIGTERM
     killed: dict[str, float] = field(default_factory=dict)  # capsule → when it was last killed
 
 
 class _OnTheMove(LiveshiftError):
-    """It was not sent: the capsule is frozen for a move, or has just left the host."""
+    """The signal was not sent: the capsule is frozen for a move, or has just left the host."""
 
 
 class Stopping:
-    """Sends signals to jobs, and ends those that are not wanted any more."""
+    """Sends signals to jobs, and ends jobs that must end."""
 
     def __init__(self, fleet: Fleet, switchboard: Switchboard) -> None:
         self._fleet = fleet
@@ -70,7 +72,7 @@ class Stopping:
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def take_up(self) -> None:
-        """Go on, after a restart, with ending what was to end."""
+        """After a restart, continue to end the jobs that the journal marks as ending."""
         for job in self._fleet.jobs.values():
             if job.state == "ending":
                 self.end_rest(job)
@@ -78,8 +80,8 @@ class Stopping:
     async def signal(self, job: Job, signum: int, by: str) -> None:
         """Send a signal to every command of a job; SIGTERM and SIGKILL end the job and its moves.
 
-        Returns when it has arrived, or after ANSWER_S seconds: it goes on being sent. That it did
-        not reach a capsule is told in the history.
+        SIGTERM and SIGKILL return at once. Any other signal returns when it has arrived, or after
+        ANSWER_S seconds; it is then still sent. The history names each capsule that it missed.
         """
         if signum in (signal.SIGTERM, signal.SIGKILL):
             self._stop(job, by, kill=signum == signal.SIGKILL)
@@ -89,13 +91,13 @@ class Stopping:
             await asyncio.wait({sending}, timeout=ANSWER_S)
 
     def end_rest(self, job: Job) -> None:
-        """End what is left of a job that is ending; where a capsule has failed the others get a
-        while to notice by themselves."""
+        """End the capsules that are left of a job that must end. If a capsule has failed, the
+        others first get ``timeouts.grace`` seconds to end by themselves."""
         failed = any(capsule.code for capsule in job.capsules.values())
         wait = self._fleet.cluster.timeouts.grace if failed else 0.0
         self._wish(job, "", time.monotonic() + wait)
 
-    # ---- a job that is to end ------------------------------------------------------------------
+    # ---- a job that must end --------------------------------------------------------------------
 
     def _stop(self, job: Job, by: str, *, kill: bool) -> None:
         if job.state == "ended":
@@ -103,7 +105,7 @@ class Stopping:
         if job.state == "running":
             try:
                 self._fleet.journal.set_job(job.name, "ending", job.code)
-            except LiveshiftError as error:  # a full disk keeps no job from being ended
+            except LiveshiftError as error:  # a full disk must not prevent the end of a job
                 log.error("%s is ended; a restart would forget that: %s", job.name, error)
             job.state = "ending"
         wish = self._wish(job, by, time.monotonic())
@@ -131,11 +133,11 @@ class Stopping:
     def _cancel_moves(self, job: Job, by: str) -> None:
         for move in self._fleet.under_way():
             if move.job is job:
-                with contextlib.suppress(Refused):  # committed: its capsule is ended over there
+                with contextlib.suppress(Refused):  # committed: the capsule ends at its destination
                     move.cancel(by)
 
     async def _end_those_up(self, job: Job, wish: _Wish) -> None:
-        """SIGTERM for those that have had none, SIGKILL for those that have had it for a while."""
+        """Send SIGTERM to capsules that had none, and SIGKILL ``timeouts.grace`` seconds later."""
         grace, now = self._fleet.cluster.timeouts.grace, time.monotonic()
         left = [c for c in job.capsules.values() if c.code is None and self._fleet.is_up(c.host)]
         untold = [c for c in left if c.name not in wish.told]
@@ -151,7 +153,7 @@ class Stopping:
     # ---- other signals -------------------------------------------------------------------------
 
     async def _send(self, job: Job, signum: int) -> None:
-        async with self._turns[job.name]:  # one after the other
+        async with self._turns[job.name]:  # one signal after the other
             waiting = list(job.capsules.values())
             limits, began = self._fleet.cluster.timeouts, time.monotonic()
             while waiting := [c for c in waiting if c.code is None]:
@@ -165,8 +167,8 @@ class Stopping:
     def _not_reached(
         self, signum: int, sent: Iterable[tuple[Capsule, LiveshiftError | None]], *, last: bool
     ) -> list[Capsule]:
-        """Those that it is to be sent to again, none after the last time. It is never sent twice to
-        one."""
+        """Return the capsules that need the signal again; none after the last attempt. No capsule
+        gets the signal twice."""
         again = []
         for capsule, error in sent:
             if error is None:
@@ -181,7 +183,7 @@ class Stopping:
         return again
 
     def _frozen(self, capsules: Iterable[Capsule]) -> bool:
-        """Whether one of them may be frozen, or on its way, between two hosts that are up."""
+        """Whether one of them may be frozen or on its way, and both of its hosts are up."""
         moves = (self._fleet.moves.get(c.migration) for c in capsules if c.migration)
         return any(
             move.step in FROZEN and all(map(self._fleet.is_up, (move.source, move.destination)))
@@ -192,7 +194,7 @@ class Stopping:
     async def _all(
         self, capsules: Iterable[Capsule], signum: int
     ) -> list[tuple[Capsule, LiveshiftError | None]]:
-        """Send to all at the same time, and say what went wrong with each."""
+        """Send to all at the same time; return the error of each, or None."""
         of = list(capsules)
         return list(zip(of, await asyncio.gather(*(self._one(c, signum) for c in of)), strict=True))
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the ranks of a job come to a boundary of their collectives."""
+"""Quiesce: brings all ranks of a job to a boundary."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings all ranks of a job to a collective boundary, and lets them go on.
+"""Brings all ranks of a job to a boundary, and lets them go on.
 
-The orchestrator's side of the collective clock: it asks every host that has capsules of the job,
-reckons with what they answer (collective_clock.py), and tells them how far to go. An attempt that
-does not converge in time is abandoned: the gates open, the job goes on, and it is tried again.
+This is the orchestrator's side of the quiesce. It asks every host that has capsules of the job,
+computes the targets from the answers (collective_clock.py), and sends them to the hosts. It gives
+up an attempt that does not converge in time: the gates open, the job goes on, and it tries again.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Ask = Callable[[str, Message, float], Awaitable[Message | None]]
 ATTEMPTS = 2
 BACK_OFF_S = 0.5
 LOOK_S = 1.0
-"""How long an agent waits for its ranks before it answers in any case."""
+"""An agent answers after at most this many seconds, even if its ranks are not at their targets."""
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """Where a job's ranks stand: ``words`` for people, ``numbers`` by clock."""
+    """The boundary at which a job's ranks are: ``words`` for people, ``numbers`` by clock id."""
 
     words: str
     numbers: dict[int, int] = field(default_factory=dict)
@@ -50,22 +50,22 @@ NOTHING_COUNTED = Boundary("no rank has called a collective yet")
 
 
 class Gates:
-    """The gates of all jobs, as far as this orchestrator has closed them."""
+    """The gates that this orchestrator has closed, of all jobs."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
-        # A page keeps the number of an earlier orchestrator's attempt. The next must be another,
-        # though not a greater one: the clock may be set back, the journal restored. So, at random.
+        # A page keeps the attempt number of an earlier orchestrator. A new attempt needs another
+        # number, not a greater one. Clock and journal may be set back, so the start is random.
         self._attempt = secrets.randbits(31)
         self._closed: dict[str, Boundary] = {}
-        self._in_place: set[str] = set()  # jobs whose boundary was not found
+        self._in_place: set[str] = set()  # TCP-only jobs for which no boundary was found
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._late: dict[tuple[str, str], asyncio.Task[None]] = {}  # by job and host
+        self._late: dict[tuple[str, str], asyncio.Task[None]] = {}  # by (job, host): opens later
 
     async def close(self, job: Job, limits: Timeouts, shared: bool) -> Boundary:
         """Bring the job to a boundary; ``shared``: another move holds its ranks already.
 
-        Raises NoBoundary with the job going on, or, if shared, as the other move has it.
+        Raises NoBoundary; then the job goes on, or, if shared, stays as the other move holds it.
         """
         async with self._locks[job.name]:
             if shared:
@@ -89,13 +89,14 @@ class Gates:
             raise AssertionError
 
     def forget(self, job: str) -> None:
-        """The job has ended."""
+        """Forget a job that has ended."""
         self._stop_late(job)
         self._closed.pop(job, None)
         self._in_place.discard(job)
 
     def _shared(self, job: Job) -> Boundary:
-        """A rank that is frozen already can't be brought anywhere: only what is known counts."""
+        """Return the boundary that another move has found: a rank that may already be frozen cannot
+        be brought to a new one. Raises NoBoundary or Refused if there is none."""
         if (known := self._closed.get(job.name)) is not None:
             return known
         if job.name in self._in_place:
@@ -106,11 +107,11 @@ class Gates:
         )
 
     async def open(self, job: Job, limits: Timeouts) -> str:
-        """Rebuild what is down and let the job go on; returns what there is to tell, or "".
+        """Rebuild communicators that are down and let the job go on; returns a remark, or "".
 
-        Hosts that do not answer are asked again until they do: unless they are cut off for long,
-        they have no reason to open their gates by themselves. Raises LiveshiftError where
-        communicators are down and not all could be rebuilt.
+        A host that does not answer is asked again until it does: its agent opens the gates by
+        itself only if it is cut off for long. Raises LiveshiftError if communicators are down and
+        not all could be rebuilt.
         """
         async with self._locks[job.name]:
             said = await self._open(job, limits)
@@ -135,7 +136,7 @@ class Gates:
         try:
             await self._rebuild(job, limits, hosts, self._attempt)
         except LiveshiftError:
-            # One that stands again has members that don't: all are made again together.
+            # Some members may be rebuilt and others not: tear all down, to rebuild them together.
             again = messages.TearDown(job.name, self._attempt)
             await _each(hosts, lambda h: self._asked(h, again, limits, limits.restore))
             raise
@@ -155,7 +156,8 @@ class Gates:
         )
 
     async def _until_open(self, job: Job, host: str, limits: Timeouts) -> None:
-        """After ``collective`` its agent opens by itself."""
+        """Ask a host until its gates are open, at most ``timeouts.collective`` seconds: after that
+        its agent opens them by itself."""
         until = time.monotonic() + limits.collective
         while time.monotonic() < until and host in hosts_of(job):
             await asyncio.sleep(limits.heartbeat)
@@ -164,7 +166,7 @@ class Gates:
                 continue
             if not answer.communicators:
                 return
-            # What was ordered before it fell silent has been done there after all.
+            # The host did obey a teardown that was ordered before it fell silent: rebuild.
             try:
                 async with self._locks[job.name]:
                     await self._open(job, limits)
@@ -177,14 +179,14 @@ class Gates:
             self._late.pop(key).cancel()
 
     async def _rebuild(self, job: Job, limits: Timeouts, hosts: list[str], attempt: int) -> None:
-        """Fresh ids from each communicator's first rank, then all of them in one order; but not
-        those that a member has aborted, for which the others would wait."""
+        """Get a fresh id from rank 0 of each communicator, then rebuild all in one order. Leave out
+        a communicator that a member has aborted: the other members would wait for that member."""
         fresh = messages.FreshIds(job.name, attempt)
         ids: dict[int, bytes] = {}
         sizes: dict[int, int] = {}
         members: Counter[int] = Counter()
         order: dict[int, int] = {}
-        for host in hosts:  # none may be missing: it would be waited for
+        for host in hosts:  # all must answer: the other ranks would wait for a missing one
             answer = await _answer(
                 self._ask, host, fresh, limits.answer(limits.restore), messages.Fresh
             )
@@ -235,7 +237,8 @@ class Attempt:
         return all(member.library != "nccl" for member in self._members)
 
     async def run(self) -> Boundary:
-        """Raises NoBoundary, or what an agent said; the gates are closed then."""
+        """Find a boundary. Raises NoBoundary or an agent's error; then gates may still be closed,
+        and the caller must open them."""
         armed = await self._arm()
         self._stop_at([o for _, answer in armed for o in answer.obstacles])
         if not self._ranks:
@@ -264,7 +267,7 @@ class Attempt:
         return armed
 
     async def _steer(self, clock: CollectiveClock) -> None:
-        """Tell every host how far to go until all of them are there."""
+        """Send every host its targets, until all hosts have reached the newest ones."""
         asked: dict[asyncio.Task[messages.Aimed], str] = {}
         try:
             while not clock.converged:
@@ -287,7 +290,7 @@ class Attempt:
         return asyncio.ensure_future(_answer(self._ask, host, message, limit, messages.Aimed))
 
     async def _shut(self, clock: CollectiveClock) -> bool:
-        """Whether all are where they were believed to be, with their streams drained."""
+        """Close the gates and drain the streams; return True if all ranks are at their targets."""
         shut = messages.Shut(self._job.name, self._number)
         still = True
         for host, answer in await self._all(
@@ -305,7 +308,7 @@ class Attempt:
         return any(answer.communicators for _, answer in answers)
 
     async def _who_owes(self) -> NoBoundary:
-        """Why it did not converge, from the ranks' own pages."""
+        """Return a NoBoundary that says which ranks are behind, from their interposer pages."""
         ask = messages.WhoOwes(self._job.name, self._number)
         said = await _each(
             self._hosts,
@@ -329,7 +332,7 @@ class Attempt:
             )
 
     def _words(self, clock: CollectiveClock) -> str:
-        """The communicator with most members, and how far it has come."""
+        """Name the used communicator with most members, and the number of its last collective."""
         by_id: dict[int, list[messages.Member]] = defaultdict(list)
         for member in self._members:
             by_id[member.communicator].append(member)
@@ -355,12 +358,12 @@ def _report(answer: messages.Aimed) -> Report:
 
 
 def hosts_of(job: Job) -> list[str]:
-    """The hosts that have capsules of the job which have not ended."""
+    """List the hosts of the job's capsules that have not ended."""
     return sorted({c.host for c in job.capsules.values() if c.code is None})
 
 
 def communicator_words(members: list[messages.Member]) -> str:
-    """ "gloo ranks 0-3", "nccl tp of ranks 0, 2"."""
+    """Name a communicator in words: "gloo over ranks 0-3", "nccl tp over ranks 0,2"."""
     first = members[0]
     ranks = sorted(m.world_rank if m.world_rank >= 0 else m.rank for m in members)
     spans: list[str] = []
@@ -383,7 +386,7 @@ async def _answer(ask: Ask, host: str, message: Message, limit: float, expect: t
 async def _each(
     hosts: list[str], ask: Callable[[str], Awaitable[M | None]]
 ) -> list[tuple[str, M | None]]:
-    """Ask all at once; None for those that failed."""
+    """Ask all hosts at once; the answer is None for a host that failed."""
 
     async def one(host: str) -> M | None:
         with contextlib.suppress(LiveshiftError):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host's part of bringing a job to a boundary: the gates of its processes, over their pages.
+"""A host's part of the quiesce: works the gates of a job's processes through their pages.
 
-The agent's counterpart of collective_clock.py. Nothing here waits; the caller calls again. A page
-lies in the hands of the job's user: one that can't be read or written costs the attempt, which
-``obstacles`` then says, but not the other processes, which are opened again all the same.
+This is the agent's counterpart of collective_clock.py. Nothing here waits; the caller calls again.
+The job's user can write the interposer pages. A page that can't be read or written makes the
+attempt fail, and ``obstacles`` says so; the gates of the other processes still open again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ...interposer.page import Clock, Communicator, PageError, Waiting
 from ..model.collective_clock import Pair, Report
 from .thread_places import Place, places
 
-_READINGS = 3  # of a page whose process is passing targets meanwhile; then the caller looks again
+_READINGS = 3  # tries to read a page that changes meanwhile; after them the caller looks again
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why there is no boundary, in words. ``fatal``: this attempt can't succeed any more."""
+    """A reason, in words, why there is no boundary. ``fatal``: this attempt can't succeed."""
 
     pid: int
     rank: int | None
@@ -34,10 +34,11 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class Debt:
-    """What a process hasn't come back from: operations after ``returned``, up to ``target``.
+    """Operations from which a process must still return: after ``returned``, up to ``target``.
 
     ``operation``: the last one on that clock. ``sender`` and ``receiver`` are ranks within the
-    communicator, -1 for collectives. ``begun``: it is inside the operation, waiting for its peers.
+    communicator, -1 for collectives. ``begun``: the process is inside the operation and waits for
+    its peers.
     """
 
     pid: int
@@ -57,16 +58,16 @@ class _Process:
     page: OrderedPage
     begun: dict[int, int] | None = None  # numbers by clock id; None: not armed, or a group open
     asks: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Target and communicator's row of clocks that it has to make."""
-    unidentified: int | None = None  # so many when it was armed
-    aimed: int = -1  # version of the order it has
-    trouble: str = ""  # its page can't be used; nothing more is asked of it
+    """Clocks that the process must make: clock id → (target, row of the communicator)."""
+    unidentified: int | None = None  # count of unidentified operations when it was armed
+    aimed: int = -1  # version of the order that it has
+    trouble: str = ""  # why its page can't be used; then it is never at its targets
 
 
 class HostGate:
-    """The gates of a job's processes on this host. The pages are the gate's: it closes them.
+    """The gates of a job's processes on this host. It owns the pages and closes them.
 
-    ``alive``: whether a page's process still is; one that has ended is dropped with its page.
+    ``alive`` says whether a page's process still exists; an ended process is dropped with its page.
     """
 
     def __init__(
@@ -79,23 +80,23 @@ class HostGate:
         self._want = Want.OPEN
         self._version = 0
         self._targets: dict[int, int] = {}
-        self._pairs: dict[int, Pair] = {}  # of clocks that somebody may have to make
-        self._told: set[int] = set()  # clocks that were reported
+        self._pairs: dict[int, Pair] = {}  # by id of a clock that a process may have to make
+        self._told: set[int] = set()  # clocks that the orchestrator knows from us
 
     @property
     def want(self) -> Want:
-        """The order that was given last."""
+        """The order that the gates were given last."""
         return self._want
 
     @property
     def pages(self) -> list[OrderedPage]:
-        """Those of the processes that are left."""
+        """The pages of the processes that still exist."""
         return [process.page for process in self._living()]
 
     def arm(self, attempt: int, lease_ms: int, limit_ms: int) -> None:
         """Close the gates. They open by themselves after ``lease_ms`` without a :meth:`beat`.
 
-        ``attempt`` has to be another than any before on these pages.
+        ``attempt`` must differ from every earlier attempt on these pages.
         """
         self._attempt, self._lease_ms, self._limit_ms = attempt, lease_ms, limit_ms
         self._want, self._version = Want.ARMED, 0
@@ -104,16 +105,16 @@ class HostGate:
             self._arm(process)
 
     def admit(self, page: OrderedPage) -> None:
-        """A process that has appeared; armed at once if the others are."""
+        """Add a process that has appeared; close its gate at once if the others are closed."""
         process = _Process(page)
         self._processes.append(process)
         if self._want != Want.OPEN:
             self._arm(process)
 
     def announced(self) -> Report | None:
-        """The report with version 0: what has begun here; None while a group is being begun.
+        """Return the report with version 0, what has begun here; None while a group is being begun.
 
-        Exact: what is announced later waits for targets.
+        The report is exact: operations that are announced later wait for targets.
         """
         numbers: dict[int, int] = {}
         pairs: dict[int, Pair] = {}
@@ -131,7 +132,7 @@ class HostGate:
     def aim(
         self, version: int, targets: Mapping[int, int], pairs: Mapping[int, Pair] | None = None
     ) -> None:
-        """Let operations up to the targets pass; older versions than the last are ignored.
+        """Let operations up to the targets pass; ignore a version that is not newer than the last.
 
         ``pairs``: clocks among the targets that a process here may have to make first.
         """
@@ -145,10 +146,10 @@ class HostGate:
                 self._give_targets(process)
 
     def look(self) -> Report:
-        """What to tell the coordinator: see Report. To be called after :meth:`announced`.
+        """Return the Report for the orchestrator. Call this after :meth:`announced`.
 
-        Where a process has made the clock of a communicator that others here have already, it is
-        given the target at once, also on gates that were closed: then this is no boundary yet.
+        If a process has made a clock that other processes here have already, it gets the target at
+        once, even if the gates were closed; then this is no boundary yet.
         """
         reached = True
         numbers: dict[int, int] = {}
@@ -158,7 +159,7 @@ class HostGate:
                 reached = self._read_begun(process) and self._want != Want.ARMED and reached
                 self._note_begun(numbers, process)
             if process.begun is not None and process.aimed < 0 and self._want >= Want.TARGET:
-                # It came after the others had been given theirs.
+                # This process appeared after the others got their targets.
                 reached, self._want = False, Want.TARGET
                 self._give_targets(process)
             with self._guarded(process):
@@ -169,9 +170,9 @@ class HostGate:
         return Report(self._version, numbers, reached and not beyond and self._version > 0, pairs)
 
     def close(self) -> None:
-        """Let nothing pass any more; where targets were reached, the boundary is where they are.
+        """Let nothing pass any more; if all targets were reached, they are the boundary.
 
-        One of which it isn't known what it had begun stays armed: :meth:`look` asks it first.
+        A process stays armed if we don't know what it has begun: :meth:`look` asks it first.
         """
         self._want = Want.CLOSED
         for process in self._living():
@@ -182,10 +183,10 @@ class HostGate:
                 process.aimed = self._version
 
     def still(self) -> bool:
-        """After :meth:`close`: whether the targets are reached for good.
+        """Return, after :meth:`close`, whether the targets are reached for good.
 
-        False: a thread was about to pass beyond a target; :meth:`look` has the number for the
-        coordinator, whose next aim lets it pass.
+        False may mean that a thread was about to pass beyond a target: :meth:`look` reports the
+        number to the orchestrator, whose next aim lets the thread pass.
         """
         return self._want == Want.CLOSED and self.look().reached
 
@@ -197,20 +198,21 @@ class HostGate:
                 process.page.open()
 
     def beat(self) -> None:
-        """A sign of life, due several times within the lease."""
+        """Renew the lease of the gates; the caller must do so several times within the lease."""
         for process in self._living():
             with self._guarded(process):
                 process.page.beat()
 
     def release(self) -> None:
-        """Close the pages; the gates stay as they are."""
+        """Close our access to the pages; the gates stay as they are."""
         for process in self._processes:
             with suppress(OSError):
                 process.page.close()
         self._processes = []
 
     def debts(self, host_pid: Callable[[OrderedPage], int | None]) -> list[Debt]:
-        """Who owes what; ``host_pid``: a page's process in this pid namespace, None: not known."""
+        """List what the processes owe. ``host_pid`` returns the pid of a page's process in our pid
+        namespace, or None if it is not known."""
         found: list[Debt] = []
         for process in self._living():
             with self._guarded(process):
@@ -223,7 +225,7 @@ class HostGate:
         return found
 
     def obstacles(self) -> list[Obstacle]:
-        """What stands against a boundary, apart from debts."""
+        """List what prevents a boundary, apart from debts."""
         found = []
         for process in self._living():
             notes: list[tuple[str, bool]] = []
@@ -246,7 +248,7 @@ class HostGate:
 
     @contextmanager
     def _guarded(self, process: _Process) -> Iterator[None]:
-        """Trouble with one page is that page's; once in trouble, it stays so for the attempt."""
+        """Record a page's first PageError as its process's trouble, until the next :meth:`arm`."""
         try:
             yield
         except PageError as error:
@@ -276,7 +278,7 @@ class HostGate:
             process.aimed = self._version
 
     def _asks(self, page: OrderedPage, made: set[int]) -> dict[int, tuple[int, int]]:
-        """What a process has to make clocks for: its ends of pairs that were begun elsewhere."""
+        """Return the clocks that a process must make: its ends of pairs that began elsewhere."""
         if self._pairs.keys() <= made:
             return {}
         living = {c.id: c for c in page.communicators() if c.state != CommunicatorState.ENDED}
@@ -290,7 +292,7 @@ class HostGate:
         }
 
     def _look(self, process: _Process, numbers: dict[int, int], pairs: dict[int, Pair]) -> bool:
-        """Adds what the coordinator doesn't know; whether the process has reached its targets."""
+        """Add what the orchestrator doesn't know; return whether the targets are reached."""
         page = process.page
         before = page.answer()
         for _ in range(_READINGS):
@@ -321,7 +323,7 @@ class HostGate:
         if process.asks:
             missing = process.asks.keys() - {clock.id for clock in clocks}
             reached = reached and not missing
-            # Those that found no room may have it now.
+            # The page has room for ASKS clocks at a time; the next ones may fit in now.
             behind = behind or ASKS < len(process.asks) > len(missing)
         if behind:
             self._want = Want.TARGET
@@ -336,13 +338,13 @@ class HostGate:
     def _note_pairs(
         self, pairs: dict[int, Pair], clocks: Iterable[Clock], process: _Process
     ) -> None:
-        """Of clocks that are not told yet, those that are one end of a pair."""
+        """Add the pairs of clocks that were not reported yet and have only one end here."""
         new = [c for c in clocks if c.sender >= 0 and c.id not in self._told]
         ids = {made.row: made.id for made in process.page.communicators()} if new else {}
         for clock in new:
             if pairs.pop(clock.id, None) is None and clock.communicator in ids:
                 pairs[clock.id] = (ids[clock.communicator], clock.sender, clock.receiver)
-            # Otherwise both ends are here.
+            # Otherwise both ends are here, and the orchestrator needs no pair.
 
     def _note(self, numbers: dict[int, int], clock: int, number: int) -> None:
         numbers[clock] = max(number, numbers.get(clock, 0))
@@ -365,11 +367,11 @@ def _notes(process: _Process, attempt: int) -> list[tuple[str, bool]]:
         )
     for made in communicators:
         if made.state == CommunicatorState.LIVE and made.id == 0 and grown <= 0:
-            # One that was used may be in use now, without anybody seeing it.
+            # Fatal if operations were ever made on such a one: some may be in flight, unseen.
             text = f"the members of {_name(made)} do not agree on its identity; nothing counts it"
             notes.append((text, answer["unidentified"] > 0))
     if page.nccl_unseen():
-        # Unless one is being made just now.
+        # Not fatal while a communicator may be in the making: then something is untracked.
         text = "NCCL is used on communicators whose members do not agree on an identity"
         notes.append((text, not answer["untracked"]))
     if answer["groups"]:
@@ -418,7 +420,7 @@ def _debts(
 
 
 def _passed(clock: Clock, waiting: Sequence[Waiting]) -> int:
-    """Operations that are past the gate; those of threads at the gate wait."""
+    """Return how many operations are past the gate; threads at the gate have announced theirs."""
     return clock.announced - sum(w.clock == clock.row for w in waiting)
 
 
@@ -440,6 +442,6 @@ def _name(made: Communicator) -> str:
 
 
 def page_problem(path: Path, error: PageError) -> Obstacle:
-    """A page that couldn't be opened at all (damaged, or of another layout)."""
+    """Return the obstacle for a page that can't be opened (damaged, or of another layout)."""
     pid = int(path.name) if path.name.isascii() and path.name.isdecimal() else 0
     return Obstacle(pid, None, error.message, True)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the service threads of a host's ranks are asked to do: drain, tear down, build again.
+"""Orders the service threads of a host's ranks to drain, tear down and rebuild communicators.
 
-Only processes with NCCL communicators have such a thread. An order is written into their pages and
-``done_*`` is waited for; the interposer keeps the limit that the order names, so nothing here waits
-for longer than that and a little.
+Only processes with NCCL communicators have a service thread. The agent writes an order into the
+process's interposer page and waits for ``done_*``. The interposer keeps to the time limit of the
+order, so nothing here waits longer than that limit and LATE_S.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ log = logging.getLogger("liveshift.gatekeeper")
 
 POLL_S = 0.001
 LATE_S = 2.0
-"""A service thread may answer this much after its own limit: it may have to wait for a core."""
+"""A service thread may answer this many seconds after its limit: it may have to wait for a core."""
 
 
 async def drained(pages: Collection[OrderedPage], attempt: int) -> list[str]:
-    """Wait until streams that carried communication are idle; returns what stands in the way of
-    taking communicators down, in words. The gates are closed already."""
+    """Wait until the streams that carried communication are idle; return in words what prevents a
+    teardown. The caller has closed the gates already."""
     served = [page for page in pages if _nccl(page)]
     results = await asyncio.gather(*(_done(page, attempt, Want.CLOSED) for page in served))
     return [trouble for trouble in results if trouble]
 
 
 def draining(pages: Collection[OrderedPage], attempt: int) -> list[OrderedPage]:
-    """Those whose service thread has not said yet that its streams are idle."""
+    """List the pages whose service thread has not reported yet that its streams are idle."""
     found = []
     for page in pages:
         with suppress(PageError):
@@ -50,10 +50,10 @@ def draining(pages: Collection[OrderedPage], attempt: int) -> list[OrderedPage]:
 
 
 async def torn_down(pages: Collection[OrderedPage], attempt: int) -> messages.TornDown:
-    """Raises StepFailed, in words, when a rank could not; others may be down then.
+    """Tear down all communicators. Raises StepFailed if a rank could not; others may be down then.
 
-    Nothing is taken down where a gate is open: it is not at a boundary any more, what is under way
-    would be cut off, and nobody would hear of it.
+    Raises StepFailed before any teardown if a gate is open: that rank is not at the boundary any
+    more, and a teardown would silently cut off its running operations.
     """
     served = [page for page in pages if _nccl(page)]
     if gone := [_who(page) for page in served if _is_passing(page)]:
@@ -64,7 +64,7 @@ async def torn_down(pages: Collection[OrderedPage], attempt: int) -> messages.To
 
 
 async def fresh_ids(pages: Collection[OrderedPage], attempt: int) -> messages.Fresh:
-    """New unique ids of the communicators whose rank 0 is here."""
+    """Return new unique ids of the communicators whose rank 0 is on this host."""
     served = [page for page in pages if page.answer()["down"]]
     await _all(served, attempt, Want.FRESH_IDS)
     ids = {
@@ -80,8 +80,8 @@ async def fresh_ids(pages: Collection[OrderedPage], attempt: int) -> messages.Fr
 async def rebuilt(
     pages: Collection[OrderedPage], attempt: int, ids: Mapping[int, tuple[int, bytes]]
 ) -> messages.TornDown:
-    """Make communicators again, in the one order of the job; raises StepFailed, in words. One that
-    has no id stays down, where it may have an order from a time before."""
+    """Rebuild communicators in the order that is the same on all hosts. Raises StepFailed. One that
+    has no id in ``ids`` stays down: its page may hold an older order, so that is cleared."""
     served = [page for page in pages if page.answer()["down"]]
     for page in served:
         for row in _of_nccl(page):
@@ -93,7 +93,7 @@ async def rebuilt(
 
 
 def opened(page: OrderedPage) -> list[tuple[int, int]]:
-    """Open a gate; where communicators are down it stays closed, and these are returned."""
+    """Open a gate. If communicators are down, leave it closed and return them."""
     try:
         if page.answer()["down"]:
             return _down(page)
@@ -114,12 +114,12 @@ async def _all(served: list[OrderedPage], attempt: int, want: Want) -> None:
 
 
 async def _done(page: OrderedPage, attempt: int, want: Want) -> str:
-    """Wait for the service thread; returns its trouble in words, or ""."""
+    """Wait for the service thread; return its trouble in words, or ""."""
     who = _who(page)
     order = page.order()
     asked = (attempt, order["version"], want)
     began = time.monotonic()
-    # What stands in the page is the job's user's to change.
+    # The job's user can change the limit in the page, so cap it.
     limit = min(order["limit_ms"] / 1000, LONGEST_STANDSTILL_S) + LATE_S
     while True:
         answer = page.answer()

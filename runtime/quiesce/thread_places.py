@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the threads of a rank are, in words, for whoever asks why a job reaches no boundary.
+"""Says in words where the threads of a rank are, to explain why a job reaches no boundary.
 
-What the gate knows of a thread comes from the page; of the others the kernel tells
-(/proc/<pid>/task, proc(5)). ``wchan`` and ``syscall`` need CAP_SYS_PTRACE; without, they say less.
+The interposer page shows the threads at the gate; the kernel shows the others (/proc/<pid>/task,
+proc(5)). ``wchan`` and ``syscall`` need CAP_SYS_PTRACE; without it they show less.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PLACES = 24
-"""Threads that are told of at most: a torch process has hundreds, nearly all asleep in a pool."""
+"""At most this many threads are shown: a torch process has hundreds, most asleep in a pool."""
 
-# From the kernel's tables; other numbers are shown as they are.
+# System call numbers from the kernel's tables; other numbers are shown as they are.
 _CALLS = {
     "x86_64": {
         0: "read", 1: "write", 7: "poll", 23: "select", 35: "nanosleep", 42: "connect",
@@ -35,7 +35,7 @@ _STATES = {"R": "running", "S": "asleep", "D": "in the kernel", "T": "stopped", 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A thread, by gettid() in the capsule; ``where`` in words, such as "asleep in futex"."""
+    """Where a thread is. ``tid``: its gettid() in the capsule; ``where``: "asleep in futex"."""
 
     tid: int
     name: str
@@ -45,10 +45,10 @@ class Place:
 def places(
     host_pid: int | None, at_gate: Mapping[int, str], first: Collection[int] = ()
 ) -> list[Place]:
-    """The threads of a process: those at the gate and those in ``first`` before the others.
+    """Return the threads of a process: first those at the gate, then ``first``, then the others.
 
-    ``host_pid`` is its number in this pid namespace, None where that isn't known: then only what
-    ``at_gate`` says, by gettid() in the capsule. A process that has ended has no other threads.
+    ``at_gate`` and ``first`` name threads by gettid() in the capsule. ``host_pid`` is the process's
+    pid in our pid namespace; if it is None, or the process has ended, only ``at_gate`` is shown.
     """
     found: dict[int, Place] = {}
     if host_pid is not None:
@@ -70,7 +70,7 @@ def places(
 
 
 def _place(task: Path, at_gate: Mapping[int, str]) -> Place | None:
-    """One thread; None when it has ended meanwhile."""
+    """Return the place of one thread; None if it has ended meanwhile."""
     try:
         status = (task / "status").read_text("utf-8", "replace")
     except OSError:
