@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The source's side of a migration. Every method blocks; the agent runs them in a thread.
 
-A capsule with CUDA processes has a DeviceTree: its device state leaves the GPUs before CRIU comes,
-and the memory that the helper then has goes onto the wire beside CRIU's images. So does the
-capsule's own memory where it can be followed (precopy.py): most of it went before, CRIU dumps none
-of it. Where it cannot, CRIU's images have all of it.
+A capsule with CUDA processes has a DeviceTree. Its device state leaves the GPUs before CRIU dumps,
+and the GPU helper then holds that memory; it goes onto the wire beside CRIU's image. The capsule's
+own memory goes the same way if the tracker can follow it (precopy.py): pre-copy sends most of it,
+and CRIU dumps none of it. If the tracker cannot follow it, CRIU's image contains all of it.
 
-Order: ``precopy`` while the job trains, ``freeze`` to have the tree dumped and held, then
-exactly one of ``thaw`` (it goes on here) and ``finish`` (it has gone). Within ``freeze`` the
-source *promises*: before that it may thaw by itself, afterwards only when it was ruled so. The
-promise comes before the manifest, so whoever sees a complete image knows that it was made.
+Order: ``precopy`` while the job trains, ``freeze`` to dump and hold the tree, then exactly one of
+``thaw`` (the tree goes on here) and ``finish`` (it has moved). Within ``freeze`` the source
+*promises*: before that it may thaw by itself, afterwards only after a ruling. The promise comes
+before the manifest, so a complete image proves that the source has promised.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ from .precopy import Delta, Precopy, words_of_delta, words_of_rounds
 from .small_images import Packer
 
 NOTE, PROMISED = "departure", "promised"
-"""Files in the migration's directory. They say that a freeze began, and that the source promised."""
+"""Files in the migration's directory: ``NOTE`` says that a freeze began, ``PROMISED`` that the
+source promised."""
 
 UNLOCKED_S, UNLOCKED_STANDING_S = 3.0, 0.2
 """Seconds for which the source waits until the capsule holds no file lock that keeps it here:

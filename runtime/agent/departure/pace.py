@@ -30,7 +30,7 @@ LEAST, UNSEEN_MOST = 25e6, 2e9
 until the job's loss is known, as CPU time does not show the loss of memory bandwidth."""
 
 AIM = 0.75
-"""The part of the allowed loss that the pace aims at, so that noise stays within the allowed loss."""
+"""The part of the allowed loss at which the pace aims: the noise then stays within the allowed."""
 
 FADES = 0.7
 """Decay factor for earlier looks at what a byte costs."""

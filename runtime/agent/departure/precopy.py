@@ -52,17 +52,17 @@ before had found: this is the job's working set. After the first round, which fo
 such round is enough: a job that writes all its memory pays for each round and gains nothing."""
 
 NAP_S = 0.2
-"""Seconds before each round of ``keep_fresh``. After a round the job pays a fault for each page that
-it writes again. The pause avoids a round just before the freeze, which brings little."""
+"""Seconds before each round of ``keep_fresh``. A round costs the job a fault for each page that it
+writes again. The pause avoids a round just before the freeze, which brings little."""
 
 SHARED_MOST = 256 << 20
-"""If a tree shares more bytes than this copy on write, pre-copy may be refused: the restored
-processes share none of them."""
+"""Bytes. Pre-copy is refused if processes share more than this copy on write, and also more than a
+quarter of their private bytes: each restored process would have its own copy."""
 
 
 @dataclass
 class Ahead:
-    """What came of the rounds; bytes."""
+    """The result of the rounds; sizes in bytes."""
 
     rounds: int = 0
     sent: int = 0
@@ -153,8 +153,8 @@ class Precopy:
             before = dirty
 
     def keep_fresh(self) -> None:
-        """Make further rounds in a thread, so that little is left at the standstill. Does nothing if
-        the chosen way has no further rounds."""
+        """Make further rounds in a thread, so that little is left at the standstill. Does nothing
+        if the chosen way has no further rounds."""
         if self._way is not Way.ROUNDS:
             return
         self._until = float("inf")
@@ -162,9 +162,9 @@ class Precopy:
         self._fresh.start()
 
     def end_sooner(self, seconds: float) -> None:
-        """End the rounds in so many seconds, and read as fast as that needs, as the host must be
-        empty soon. The first round is finished all the same: the job would be paused while the rest
-        of it is sent, and the host would be empty no sooner. Any thread may call this."""
+        """End the rounds in ``seconds``, and read as fast as that needs: the host must soon be
+        empty. The first round always ends: without it, the job would be paused while the rest is
+        sent, and the host would be empty no sooner. Any thread may call this."""
         self._sooner = min(self._sooner, time.monotonic() + seconds)
         self._pace.least = self._speed_needed
 
@@ -174,13 +174,13 @@ class Precopy:
         self._stop.set()
 
     def rest(self) -> None:
-        """A freeze of some capsule of the job may be near: pause the rounds of ``keep_fresh``.
-        Other rounds go on."""
+        """A capsule of the job will soon be frozen, perhaps this one: pause the rounds of
+        ``keep_fresh``. Other rounds go on."""
         if self._fresh is not None:
             self._stop.set()
 
     def go_on(self) -> None:
-        """Another capsule was frozen, or none was: rounds go on, unless they are over."""
+        """This capsule is not frozen now after all: resume the rounds, unless they are over."""
         self._stop.clear()
 
     def stop_rounds(self) -> None:
@@ -199,7 +199,7 @@ class Precopy:
         return stopped or time.monotonic() > until
 
     def _sleep(self, seconds: float) -> None:
-        """Sleep for the pace, but no longer than the rounds may last: a standstill must not wait."""
+        """Sleep for the pace; end at once when rounds are stopped: a standstill does not wait."""
         left = min(self._until, self._sooner) - time.monotonic()
         self._stop.wait(max(0.0, min(seconds, left)))
 
@@ -240,7 +240,7 @@ class Precopy:
         return max(0, self._listed - sent) / left if left > 0 else float("inf")
 
     def _round(self) -> bool:
-        """One round; False when it was interrupted: what it has not sent is the next one's."""
+        """Make one round; False if it was interrupted: the next round then sends the rest."""
         self._sent = self.lanes.bytes
 
         def sink(chunk: memoryview, release: Callable[[], None]) -> None:
@@ -255,8 +255,8 @@ class Precopy:
             self.lanes.finish()
             wanted = self._send_wanted()
         except Stopped:
-            # Chunks of several lanes overtake each other: what is on its way now must not arrive
-            # after what is read of the same pages next.
+            # Chunks on several lanes overtake each other. These must arrive before the next round
+            # reads and sends the same pages again.
             self.lanes.finish()
             return False
         ahead.rounds += 1
@@ -268,7 +268,7 @@ class Precopy:
         return True
 
     def _send_wanted(self) -> int:
-        """Once, as there may be pages that have gone meanwhile; the bytes."""
+        """Ask once for wanted pages and send those that still exist; return their bytes."""
         wanted = self._wants()
         sent = self.tracker.again(wanted, self.lanes.pages) if wanted else 0
         if sent:
@@ -276,18 +276,18 @@ class Precopy:
         return sent
 
     def complete(self) -> None:
-        """Return when the destination has all that was sent, what was only named included."""
+        """Return when the destination has all pages, also those that were only named."""
         self.lanes.finish()
         while self._send_wanted():
             pass
 
     def interrupt_on(self, stopped: Callable[[], bool]) -> None:
-        """From now on the tracker stops whatever it does once this is so, and not for what rounds
-        were stopped by."""
+        """From now on only ``stopped`` interrupts the tracker; what stopped the rounds no longer
+        does."""
         self._stopped = stopped
 
     def close(self) -> None:
-        """The kernel follows the job's writes no longer. May be called again."""
+        """End the rounds, and the tracking of the job's writes. A second call does no harm."""
         with contextlib.suppress(LiveshiftError):
             self.stop_rounds()
         self.lanes.close()
@@ -295,9 +295,9 @@ class Precopy:
 
 
 class Delta:
-    """What is left at the standstill, sent in a thread of its own while CRIU dumps the rest.
+    """Sends the delta in a thread of its own while CRIU dumps the rest.
 
-    ``table``: where the table of pages is sent; ``page_filter`` tells CRIU what is not its own.
+    ``table`` carries the table of pages; ``page_filter`` hides the tracked memory from CRIU.
     """
 
     def __init__(

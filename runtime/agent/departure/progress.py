@@ -22,7 +22,7 @@ log = logging.getLogger("liveshift.progress")
 
 EVERY_S = 0.25
 WINDOW_S = 1.0
-"""The rate is measured over the last second: long enough to be steady, short enough to be current."""
+"""The rate is that of the last second: long enough to be steady, short enough to be current."""
 
 
 class Reporter:
