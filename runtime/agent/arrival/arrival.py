@@ -158,7 +158,7 @@ class Arrival:
         self.inbox.memory_comes = begin
 
     def bring_up(self, criu: Criu, watch: Stopwatch, deadline_s: float) -> None:
-        """Restore the tree up to where it would run; raises StepFailed, and then no task is left."""
+        """Restore the tree up to where it would run. Raises StepFailed with no task left."""
         with watch.phase("verify", frozen=True) as lap:
             self.inbox.close()
             if not self.complete:
@@ -408,5 +408,5 @@ class Arrival:
 
 
 def _only_once(size: int) -> bool:
-    """Whether this host lacks the memory to hold ``size`` bytes both in the store and in the tree."""
+    """Whether this host lacks the memory to hold ``size`` bytes in the store and in the tree."""
     return memory_left() < max(0, size) + LEAST

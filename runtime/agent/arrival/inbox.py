@@ -37,7 +37,7 @@ from ..host.resident import Resident
 log = logging.getLogger("liveshift.inbox")
 
 IMAGE_NAME = re.compile(r"[a-z][a-z0-9-]{0,60}\.img")
-"""The names of CRIU's images (criu: image-desc.c). No file of our own beside them has such a name."""
+"""The names of CRIU's images (criu: image-desc.c). None of our files beside them is named so."""
 
 STREAMS = 200_000
 OPEN = 512
@@ -317,7 +317,7 @@ class Inbox:
 
     @staticmethod
     def _reserve(memory: MemoryStore, size: int) -> None:
-        with contextlib.suppress(StepFailed):  # the writer that needs the memory gets it again
+        with contextlib.suppress(StepFailed):  # the writer that needs the memory meets this error
             memory.reserve(size)
 
     def _take_page_table(self, data: memoryview) -> None:
