@@ -173,7 +173,7 @@ class Agent:
     # ---- to the orchestrator ----
 
     async def _forget_device_memory(self) -> None:
-        """Run once at the start: the GPU helper outlives an agent and keeps that agent's memory."""
+        """Drop, once, what earlier moves left in the GPU helper: the helper outlives an agent."""
 
         def known() -> set[str]:
             return {*self.porter.departures, *self.porter.arrivals, *self.swapper.unfinished()}

@@ -29,8 +29,8 @@ WARN_S = 0.1
 
 
 def too_long(along: Iterable[Along], limit: float) -> list[Trouble]:
-    """What the source reports if they take longer than ``limit`` seconds, which is all that a
-    pre-copy may take (timeouts.precopy)."""
+    """What the source reports if the directories take longer than ``limit`` seconds, which is all
+    that a pre-copy may take (timeouts.precopy)."""
     along = tuple(along)
     if (needs := seconds_ahead(along)) <= limit:
         return []

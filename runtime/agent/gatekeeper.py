@@ -39,8 +39,8 @@ POLL_S = 0.001
 BEAT_S = 0.5
 MOST_PAGES = 512
 """A job may have at most this many processes with a page on a host, else no boundary is possible.
-Each page takes a descriptor of the agent, and the job's user can start as many processes as his
-limit allows."""
+Each page takes a descriptor of the agent, and the job's user can start as many processes as
+that user's limit allows."""
 
 
 @dataclass
@@ -90,7 +90,8 @@ class Gatekeeper:
         self._silence = silence
         self.closes: Callable[[str], None] = lambda _job: None
         self.opens: Callable[[str], None] = lambda _job: None
-        """Called with a job whose gates close, or were opened, by the orchestrator or the agent."""
+        """``closes`` is called with a job whose gates close; ``opens`` after its gates were opened,
+        by order of the orchestrator or by the agent itself."""
         self._closed: dict[str, Closed] = {}
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -183,7 +184,8 @@ class Gatekeeper:
             return await services.rebuilt(pages, ask.attempt, ask.ids)
 
     async def open(self, ask: messages.OpenGate) -> messages.TornDown:
-        """Open gates, no matter which attempt or agent closed them; those that are down stay."""
+        """Open the gates, no matter which attempt or agent closed them. A gate stays closed if its
+        communicators are down."""
         async with self._turns[ask.job]:
             await self._release(ask.job)
             opened = await asyncio.to_thread(self._open_gates, ask.job)
@@ -210,7 +212,7 @@ class Gatekeeper:
         try:
             await self._keep_one(job, closed)
         except NotFound:
-            pass  # opened meanwhile
+            pass  # the gates were opened meanwhile
         except Exception:
             log.exception("the gates of %s", job)
 
@@ -314,7 +316,8 @@ def _who(rank: int | None, pid: int) -> str:
 
 
 def _owes(debt: Debt) -> str:
-    """ "rank 1 owes gloo.allreduce 7 on gloo communicator 1 (thread 1002: asleep in futex)"."""
+    """A text such as "rank 1 owes operation 7 of 9 on gloo communicator 1, last gloo.allreduce
+    (threads: python 1002: asleep in futex)"."""
     what = "is inside" if debt.begun else "owes"
     pair = f" {debt.sender} → {debt.receiver}" if debt.sender >= 0 else ""
     where = ", ".join(f"{p.name} {p.tid}: {p.where}" for p in debt.threads[:3])

@@ -25,7 +25,7 @@ from .host import task_limits
 
 MEMORY_MARGIN = 128 << 20
 ONCE_MARGIN = 512 << 20
-"""Bytes of margin if memory is not needed twice: it is then counted in larger pieces."""
+"""Further bytes of margin if memory is not needed twice: it is then counted in larger pieces."""
 SPARE_TASKS = 50
 """Further threads that CRIU, its hooks and the agent need."""
 SHOWN = 3
@@ -141,7 +141,7 @@ def _check_memory(
     survey: Survey, memory: int, device_memory: int, ahead: bool, host: str, images: Path | None
 ) -> Check:  # fmt: skip
     # An image stays in memory until the tree is restored from it, so memory is needed twice. Pages
-    # of pre-copy are given up one by one as they are restored (MemoryStore.spend).
+    # of pre-copy can be freed in the store as they are restored (MemoryStore.spend).
     image = survey.resident + survey.shared_memory + device_memory
     needed = 2 * image + MEMORY_MARGIN + survey.nameless  # nameless memory is only in the image
     image += survey.nameless
@@ -221,7 +221,7 @@ TOOLS = ("nsenter", "sh")
 
 
 def warm_tools(criu: Criu) -> None:
-    """Do the same for the programs that dump or restore, and load CRIU's data on this kernel."""
+    """Do the same for the programs that dump or restore, and let CRIU probe this kernel now."""
     _read_ahead([*criu.files(), *(Path(p) for p in map(shutil.which, TOOLS) if p is not None)])
     criu.warm()
 

@@ -37,7 +37,7 @@ SHORT_LOOK_S = 0.6
 
 
 class Source:
-    """Answers Inspect, Precopy and Freeze."""
+    """Answers Inspect, Precopy, EndSooner and Freeze."""
 
     def __init__(self, house: House, porter: Porter, measures: Measures) -> None:
         self._house = house
@@ -61,7 +61,7 @@ class Source:
         settings = self._house.cluster.precopy
 
         def look() -> tuple[Footprint, messages.Writing | None, str]:
-            self._porter.free(ask.capsule)  # again: two looks at once would hide writes
+            self._porter.free(ask.capsule)  # again: two looks would hide writes from each other
             return forecast.look(self._house.host, resident, settings, ask.watch)
 
         size, writing, full = await self._house.blocking(ask.capsule, look)

@@ -53,8 +53,8 @@ NOTE, PROMISED = "departure", "promised"
 source promised."""
 
 UNLOCKED_S, UNLOCKED_STANDING_S = 3.0, 0.2
-"""Seconds for which the source waits until the capsule holds no file lock that keeps it here:
-before its ranks come to a boundary, and again after that."""
+"""The source waits at most this many seconds for a moment in which the capsule holds no file lock
+that keeps it here: before its ranks come to a boundary, and again after that."""
 UNLOCKED_POLL_S = 0.005
 
 
@@ -137,7 +137,7 @@ class Departure:
 
     @property
     def promised(self) -> bool:
-        """Whether only a ruling may let the tree go on here."""
+        """Whether the source has promised: then only a ruling may let the tree go on here."""
         return (self._images / PROMISED).exists()
 
     def precopy(self, until: float) -> Moved:

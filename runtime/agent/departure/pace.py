@@ -3,13 +3,13 @@
 
 The job's speed is its collectives per second, before the pre-copy and during it. Without a cap
 (``precopy.slow_down``) memory is read at the speed that cost/model.py chose, and the pace only
-measures what a byte costs the job. With a cap the job keeps that share of its speed.
+measures what a byte costs the job. With a cap the job loses at most that share of its speed.
 
 The cost of a byte depends on machine and job: a core that reads, one that encrypts, memory
 bandwidth, and a fault at the first write to each page that was read. So the pace adjusts the bytes
 per second until the job loses as much as the cap allows. One look at the job takes a few steps and
 is noisy. Several together show what a byte costs. A single look raises the rate only a little. The
-pace pays back later what the job lost beyond the cap.
+pace pays back later what the job lost beyond the aim (``AIM``).
 
 Before the first look the pace knows only what reading costs this agent. Reading then takes half of
 the allowed share of all cores' time. For a job without collectives the kernel reports how far it is
@@ -30,7 +30,7 @@ LEAST, UNSEEN_MOST = 25e6, 2e9
 until the job's loss is known, as CPU time does not show the loss of memory bandwidth."""
 
 AIM = 0.75
-"""The part of the allowed loss at which the pace aims: the noise then stays within the allowed."""
+"""The part of the allowed loss at which the pace aims; noise then stays below the allowed loss."""
 
 FADES = 0.7
 """Decay factor for earlier looks at what a byte costs."""
@@ -102,7 +102,7 @@ class Pace:
         """The share of its speed that the job lost in the last look; negative: it was faster."""
         self._turn = threading.Lock()
         self._collectives = collectives
-        self._job: _Counted | None = None  # from the first batch on
+        self._job: _Counted | None = None  # set by the first batch
         self._looked = self._due = clock()
         self._seen = 0  # collectives at the last look
         self._read = 0  # bytes read since the last look

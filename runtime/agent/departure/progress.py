@@ -54,7 +54,7 @@ class Reporter:
         self._slow_down: float | None = None
         self.carries = 0.0
         self._best = 0.0
-        self._seen: deque[tuple[float, int]] = deque()  # (when, bytes until then)
+        self._seen: deque[tuple[float, int]] = deque()  # (moment, bytes sent by then)
         self._told = float("-inf")
 
     def round_began(self, number: int, dirty: int = 0) -> None:

@@ -2,8 +2,8 @@
 """Device memory on the wire: from the source's GPU helper into the destination's. Host memory never
 holds all of it.
 
-Streams: ``devices`` carries the table of saved state (devices.Saved); then ``device:<pid>`` carries
-the bytes of that process's blocks, in the order of the table.
+Streams: ``devices`` carries the table of saved state (device_state.Saved); then ``device:<pid>``
+carries the bytes of that process's blocks, in the order of the table.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def send_memory(
     helper: GpuHelper, migration: str, saved: Sequence[Saved], send: Send,
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:  # fmt: skip
-    """Send the helper's memory of a migration's processes; raises StepFailed once ``stopped``."""
+    """Send the device memory that the helper holds for ``saved``; StepFailed once ``stopped``."""
     for process in saved:
         if not process.blocks:
             continue

@@ -60,7 +60,8 @@ def compare(saved: Saved, now: Mapping[int, int]) -> None:
 
 
 def words_of_save(saved: Sequence[Saved], plain: str = "") -> str:
-    """ "2 CUDA processes, 3 allocations from GPU to GPU, 12.6 MB by the driver, 40 checksums".
+    """A text such as "2 CUDA processes, 3 allocations from GPU to GPU, 12.6 MB by the driver, 40
+    checksums".
 
     ``plain``: why no process took the fast path.
     """
@@ -82,7 +83,7 @@ def words_of_save(saved: Sequence[Saved], plain: str = "") -> str:
 
 
 def words_of_return(saved: Sequence[Saved]) -> str:
-    """ "2 CUDA processes, 40 checksums alike"."""
+    """A text such as "2 CUDA processes, 40 checksums alike"."""
     sums = sum(len(s.sums) for s in saved)
     parts = [f"{len(saved)} CUDA process{'' if len(saved) == 1 else 'es'}"]
     return ", ".join(parts + ([f"{sums} checksums alike"] if sums else []))

@@ -52,7 +52,7 @@ from .watch import OFF, GpuWatch
 log = logging.getLogger("liveshift.devices")
 
 SAMPLES = 4
-"""Blocks of 4 KiB that a sampled checksum reads of each allocation."""
+"""A sampled checksum reads this many blocks of 4 KiB of each allocation."""
 
 SESSION_S = 20.0
 """Seconds in which a service thread must answer; it looks for orders at least once a second."""
@@ -304,7 +304,7 @@ class DeviceTree:
         if process.page is not None and (ours or verify):
             with self._session(process) as session:
                 if ours:
-                    # "keep": if the restore fails in the end, it is repeated from the same memory.
+                    # ``keep``: a restore that fails later is repeated from the same memory.
                     arrived = pid in self._held  # its memory is already on this host's GPUs
                     session.take_back(key, keep=arrived, gpus=() if arrived else gpus)
                 if verify:

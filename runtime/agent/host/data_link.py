@@ -37,7 +37,7 @@ class Interface:
     physical: bool
 
     def words(self) -> str:
-        """``eth0 (25 Gbit/s)``."""
+        """A text such as ``eth0 (25 Gbit/s)``."""
         state = "" if self.up else ", down"
         return f"{self.name} ({bits(self.speed) if self.speed else 'speed unknown'}{state})"
 

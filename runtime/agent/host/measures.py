@@ -32,8 +32,8 @@ from .resident import Resident
 
 LOOK_S = 0.05
 KEPT = 200
-"""The agent remembers at most this many moves. For some the orchestrator never asks: they copied
-nothing, or that orchestrator has ended."""
+"""The agent remembers at most this many moves. The orchestrator never asks about some of them: they
+copied nothing, or that orchestrator has ended."""
 
 
 @dataclass

@@ -109,7 +109,7 @@ def _maps(pid: int, page: OrderedPage) -> bool:
         with open(f"/proc/{pid}/maps") as maps:
             return any(wanted in line for line in maps)
     except OSError:
-        return False  # it has just ended
+        return False  # the process has just ended
 
 
 def members(page: OrderedPage) -> list[Member]:

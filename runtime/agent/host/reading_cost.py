@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 
 BYTES_PER_CPU_SECOND = 1e9
-"""Bytes that one core reads, compares, encrypts and sends per CPU second; until a measurement."""
+"""The assumed bytes that a core reads, compares, encrypts and sends per CPU second, until the agent
+has measured the cost."""
 
 DEAREST = 20e-9
 """The upper limit, in CPU seconds per byte: even zstd on a slow core takes less. More CPU time went
@@ -38,8 +39,8 @@ class ReadingCost:
         """CPU seconds per byte that pre-copy reads."""
         self._cpu = cpu
         self._lock = threading.Lock()
-        self._used = cpu()  # at the last look
-        self._read = 0  # bytes since then
+        self._used = cpu()  # CPU seconds at the last look
+        self._read = 0  # bytes read since the last look
         self._last: dict[int, float] = {}  # when each reader last read
 
     def count(self, reader: int, read: int, now: float) -> int:

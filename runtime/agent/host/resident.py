@@ -95,7 +95,7 @@ class Resident:
         found = tasks(self.room)
         resident = 0
         for task in found:
-            with contextlib.suppress(Exception):  # ended meanwhile
+            with contextlib.suppress(Exception):  # the task has ended meanwhile
                 resident += task.memory_info().rss
         seen = interposer_pages(self.room)
         collectives = max((page.finished for page in seen), default=0)
@@ -132,7 +132,7 @@ class Resident:
         try:
             written = output.written(self.room)
         except LiveshiftError:
-            return ""  # it has ended
+            return ""  # the capsule has ended
         if not written.lost:
             return ""
         said = f"{units.size(written.lost)} of its output were lost"
@@ -142,7 +142,7 @@ class Resident:
 
     def exit_code(self) -> int | None:
         """The command's exit code, or 128 + signal, once process 1 has written it."""
-        with contextlib.suppress(FileNotFoundError, ValueError):  # ValueError: nothing in it
+        with contextlib.suppress(FileNotFoundError, ValueError):  # ValueError: the file is empty
             word, number = self.room.plan.status.read_text().split()[:2]
             return int(number) if word == "exit" else 128 + int(number)
         return None
@@ -268,7 +268,7 @@ class Housing:
             )
 
     def house_empty(self, reserve: Reserve) -> Resident:
-        """An empty, locked room for the tree that a Reserve announces."""
+        """Build an empty, locked room for the tree that a Reserve announces."""
         spec = reserve.spec
         overlay = self.raise_overlay(reserve.book)
         plan = self.fresh_directory(spec)
@@ -311,7 +311,7 @@ class Housing:
         }
 
     def fresh_directory(self, spec: CapsuleSpec) -> RoomPlan:
-        """The capsule's directory, emptied of an earlier stay on this host."""
+        """Make the capsule's directory anew, without the files of an earlier stay on this host."""
         plan = self.plan(spec)
         shutil.rmtree(plan.directory, ignore_errors=True)
         plan.directory.parent.mkdir(parents=True, exist_ok=True)

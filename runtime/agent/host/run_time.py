@@ -86,7 +86,7 @@ def _threads(pid: int) -> Iterable[tuple[tuple[int, str], _Thread]]:
     top = f"/proc/{pid}/task"
     with contextlib.suppress(OSError):
         for thread in os.listdir(top):
-            with contextlib.suppress(OSError):  # ended meanwhile
+            with contextlib.suppress(OSError):  # the thread has ended meanwhile
                 ran, waited, _ = _words(f"{top}/{thread}/schedstat")
                 # Fields 3 and up. They follow the name, which may contain spaces and brackets.
                 fields = _words(f"{top}/{thread}/stat", after=")")
