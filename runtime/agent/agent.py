@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent: the root daemon on each host. It acts when asked and reports what it sees.
+"""The agent: the root daemon on each host. It does what it is asked, and reports what it sees.
 
-It holds no truth of its own: capsules are processes in the kernel, ownership is the
-orchestrator's. Asks are served concurrently: those about capsules by the house, those of
-migrations by what the host is in them, source or destination, and by the porter.
+It holds no truth of its own: capsules are processes in the kernel, and the orchestrator knows who
+owns them. The agent answers asks concurrently. The house answers those about capsules; the source,
+the destination and the porter answer those about migrations.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ log = logging.getLogger("liveshift.agent")
 THREADS = 64
 
 LINK_S = 5.0
-"""Between two looks at the interface that images go over."""
+"""Seconds between two looks at the interface that carries images."""
 
 
 class Agent:
-    """One host's agent; :meth:`run` serves until cancelled."""
+    """The agent of one host; :meth:`run` serves until it is cancelled."""
 
     def __init__(self, cluster: Cluster, host: str) -> None:
         self.cluster = cluster
@@ -112,19 +112,19 @@ class Agent:
         }
 
     async def start(self) -> None:
-        """Take up what an earlier agent has left.
+        """Go on with what an earlier agent left.
 
-        The ports are bound first: where another one listens, nothing is touched. Raises
-        LiveshiftError, with nothing left behind.
+        The agent binds its ports first, so it touches nothing if another agent listens. Raises
+        LiveshiftError, and then leaves nothing behind.
         """
-        # Moves block for seconds each; beats and asks must find a thread besides them.
+        # Each move blocks a thread for seconds; beats and asks must still find a free one.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         path = self.cluster.paths.run / "agent.sock"
         with contextlib.ExitStack() as undo:
             self.porter.receiver.start()
             undo.callback(self.porter.receiver.close)
             address = str(self.cluster.orchestrator)
-            # Before anything is taken up: a command that has ended meanwhile is told of at once.
+            # The uplink comes first: the house reports at once a command that ended meanwhile.
             self.uplink = Uplink(self.host, address, self.cluster.paths.keys, self._handle)
             undo.callback(self.uplink.close)
             self.source.tell = Teller(self.uplink.line.ask, self.cluster.timeouts.suspicion)
@@ -137,20 +137,20 @@ class Agent:
             await self.swapper.take_up()
             await local_socket.serve_on(listener, path, self._relay)
             undo.pop_all()
-        # It mounts, and its mounts stay: a start that fails has not come this far.
+        # This mounts, and the mounts stay. A start that fails does not come this far.
         await asyncio.to_thread(self.porter.keep_kernel_data)
         notify.ready()
 
     def _hold_fence(self, undo: contextlib.ExitStack) -> None:
         try:
             self.house.housing.hold_fence()
-        except LiveshiftError as error:  # no job will start here, and the host is still to be seen
+        except LiveshiftError as error:  # no job will start here, but the host must stay visible
             log.error("users of this host can speak to capsules elsewhere as this host: %s", error)
         else:
             undo.callback(network.release_fence)
 
     async def run(self) -> None:
-        """Report to the orchestrator and serve it and the local socket."""
+        """Report to the orchestrator, and serve it and the local socket."""
         await asyncio.gather(
             self.uplink.serve(), self._report(), self.porter.keep_asking(),
             self.gatekeeper.keep(), self.gpus.keep(), self._forget_device_memory(),
@@ -158,11 +158,11 @@ class Agent:
         )  # fmt: skip
 
     def idle(self) -> bool:
-        """Whether no move is under way here that a restart of this agent would interrupt."""
+        """Whether no move is under way that a restart of this agent would interrupt."""
         return not (self.porter.departures or self.porter.arrivals or self.swapper.unfinished())
 
     def objection(self, cluster: Cluster) -> str:
-        """Why this agent cannot start with a changed cluster file, "" where it can."""
+        """Why this agent cannot start with a changed cluster file; "" if it can."""
         own = next((host for host in cluster.hosts if host.name == self.host), None)
         if own is None:
             return f"this host, {self.host}, is not in it any more: stop this agent"
@@ -173,7 +173,7 @@ class Agent:
     # ---- to the orchestrator ----
 
     async def _forget_device_memory(self) -> None:
-        """Once: the helper has outlived an agent, and keeps what that one had it hold."""
+        """Drop, once, what earlier moves left in the GPU helper: the helper outlives an agent."""
 
         def known() -> set[str]:
             return {*self.porter.departures, *self.porter.arrivals, *self.swapper.unfinished()}
@@ -182,7 +182,7 @@ class Agent:
             await asyncio.sleep(self.cluster.timeouts.heartbeat)
 
     async def _report(self) -> None:
-        greeted: int | None = None  # the orchestrator's life that knows us
+        greeted: int | None = None  # the life of the orchestrator that had our Hello
         while True:
             try:
                 if greeted is None or greeted != self.uplink.line.peer_life:
@@ -202,7 +202,7 @@ class Agent:
     async def _hello(self) -> None:
         here = self.house.capsules
         epochs = {name: c.epoch for name, c in here.items()}
-        for arrival in self.porter.arrivals.values():  # it is about to run, and not here yet
+        for arrival in self.porter.arrivals.values():  # a granted one runs soon, but is not here
             if arrival.granted:
                 epochs[arrival.resident.spec.name] = arrival.granted
         codes = {name: c.code for name, c in here.items() if c.code is not None}
@@ -214,7 +214,7 @@ class Agent:
         for book in answer.books:
             try:
                 await self.house.locate(messages.Locate(book))
-            except Refused as refused:  # a capsule that the journal does not know has the subnet
+            except Refused as refused:  # a capsule that the journal does not know uses the subnet
                 log.error("the addresses of %s are not entered: %s", book.job, refused)
         await self.house.forget_unknown({book.job for book in answer.books})
 
@@ -263,7 +263,7 @@ class Agent:
         await self.house.start(msgspec.structs.replace(ask, spec=spec))
 
     async def _relay(self, uid: int, ask: Message) -> Message | None:
-        """A command line on this host: the orchestrator decides, we say who asks."""
+        """Pass on an ask of a command on this host: we say who asks, the orchestrator decides."""
         raw = messages.encode_ask(0, ask)
         return await self.uplink.line.ask(messages.Relay(uid, raw), 3600)
 
@@ -275,9 +275,9 @@ class Agent:
 
 
 async def serve(cluster: Cluster, host: str, file: ClusterFile) -> None:
-    """Run the agent of ``host`` until its cluster file has changed; then it is to start again.
+    """Run the agent of ``host`` until its cluster file changes; then the caller must restart it.
 
-    Raises LiveshiftError when it cannot start.
+    Raises LiveshiftError if the agent cannot start.
     """
     if os.geteuid() != 0:
         raise NotPermitted("the agent makes namespaces and runs CRIU, so it must run as root")
@@ -287,7 +287,7 @@ async def serve(cluster: Cluster, host: str, file: ClusterFile) -> None:
         await agent.start()
         try:
             await file.follow(agent.run(), agent.idle, agent.objection)
-        except asyncio.CancelledError:  # it is not to start again
+        except asyncio.CancelledError:  # the agent will not start again
             network.release_fence()
             raise
 
@@ -302,7 +302,7 @@ def _find_criu(cluster: Cluster) -> Criu | None:
 
 
 def _memory_for_images(directory: Path, undo: contextlib.ExitStack) -> None:
-    """Images lie in memory: a tmpfs of our own, unless something is mounted there already."""
+    """Mount a tmpfs for images, which lie in memory, unless something is mounted there already."""
     directory.mkdir(parents=True, exist_ok=True)
     if not os.path.ismount(directory):
         mount = ["mount", "-t", "tmpfs", "-o", "mode=0700,size=90%", "liveshift", str(directory)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host as the destination of migrations, as the orchestrator asks it: from the reservation to
-the first collective after the restore.
+"""A host as the destination of migrations: it answers the orchestrator's asks, from the reservation
+to the first collective after the restore.
 
-What comes of an arrival otherwise is settled by the porter; arrival.py does the work.
+arrival.py does the work. The porter settles arrivals that end in another way.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ log = logging.getLogger("liveshift.destination")
 
 FREE_AFTER_S = 1.0
 RARE_S = 0.5
-"""Collectives that have not come by then are rare: after a move, time on a core counts too …"""
+"""Seconds. If no collective has come by then, collectives are rare, and time on a core also counts
+as progress."""
 COMPUTES_S = 0.01
-"""… so many seconds of it, of all threads together."""
+"""Seconds on a core, of all threads together, that show that a job with rare collectives runs."""
 
 
 class Destination:
-    """Serves Reserve, Progress, Restore, Forward and Resume."""
+    """Answers Reserve, Progress, Restore, Forward and Resume."""
 
     def __init__(self, house: House, porter: Porter, measures: Measures) -> None:
         self._house = house
@@ -50,7 +51,7 @@ class Destination:
         self._tasks = Tasks()
 
     def memory_offered(self) -> int:
-        """Bytes that an incoming capsule may take."""
+        """Bytes that an incoming capsule may use."""
         return host_facts.memory_offered(self._own.memory)
 
     async def reserve(self, ask: messages.Reserve) -> messages.Reserved:
@@ -104,9 +105,9 @@ class Destination:
         return messages.Reserved(rows, here, gpus.pairs, plain, full_dump, cores)
 
     async def _take_away_stale(self, name: str) -> None:
-        """What earlier migrations have left of it here; raises Refused if one is not over.
+        """Remove what earlier migrations left of the capsule; raises Refused if one is not over.
 
-        One that is over may be being taken away at this very moment: that is waited for.
+        One that is over may be in removal at this moment; this waits until that is complete.
         """
         arrivals = self._porter.arrivals
         for stale in [m for m, a in arrivals.items() if a.resident.spec.name == name]:
@@ -131,16 +132,16 @@ class Destination:
         return messages.Arrived(taken, size, arrival.complete, placed, placing or making_room)
 
     async def restore(self, ask: messages.Restore) -> messages.Moved:
-        """Restore, ask, run. Asked again for what runs or is under way, it is as good."""
+        """Restore, ask, run. A repeated ask succeeds too if the capsule runs or is on its way."""
         name, migration = ask.capsule, ask.migration
-        await self._porter.idle(migration)  # an earlier ask for the same; its asker has given up
+        await self._porter.idle(migration)  # an earlier ask for the same, whose caller gave up
         here = self._house.capsules.get(name)
         if here is not None and here.epoch == ask.epoch and migration not in self._porter.arrivals:
             return messages.Moved(0, [])
         arrival, criu = self._porter.arrivals.get(migration), self._porter.criu
         if arrival is None or not arrival.room_stands:
             raise NotFound(f"{self._house.host} has no image of {name} (any more)")
-        assert criu is not None  # the preflight has seen it
+        assert criu is not None  # the preflight has checked this
         if ask.epoch <= arrival.failed_epoch:
             raise StepFailed("restore", f"the attempt under epoch {ask.epoch} has failed")
         if arrival.used_up:
@@ -157,7 +158,7 @@ class Destination:
                 raise
             self._house.admit(arrival.resident)
             del self._porter.arrivals[migration]
-        # Beside the rest: the job stands until its gates were opened here.
+        # In the background: the job is paused until its gates are opened here.
         self._tasks.spawn(asyncio.to_thread(self._measures.runs, migration, arrival.resident))
         await reached("destination.running")
         self._porter.receiver.forget(migration)
@@ -165,14 +166,14 @@ class Destination:
         return moved
 
     async def _free_memory(self, arrival: Arrival) -> None:
-        """Not at once: it keeps other threads from mapping memory for some 50 ms per GB, and the
-        job stands until its gates were opened here."""
+        """Free the image's memory after a delay. Freeing keeps other threads from mapping memory
+        for some 50 ms per GB, and the job is paused until its gates are opened here."""
         await asyncio.sleep(FREE_AFTER_S)
         await asyncio.to_thread(arrival.free_images)
 
     async def _restore(self, arrival: Arrival, criu: Criu, ask: messages.Restore) -> messages.Moved:
         name, watch = ask.capsule, Stopwatch()
-        # Beside CRIU: whose the address is by now was committed, whatever comes of this attempt.
+        # While CRIU works: the commit gave us the address, whether this attempt succeeds or not.
         located = asyncio.ensure_future(self._house.locate(arrival.here(ask.epoch)))
         try:
             await self._house.blocking(name, lambda: arrival.bring_up(criu, watch, ask.deadline))
@@ -190,7 +191,7 @@ class Destination:
         )
 
     async def forward(self, ask: messages.Forward) -> messages.Frozen:
-        """Send an image that could not be restored here on to another spare."""
+        """Send an image that could not be restored here to another spare."""
         await self._porter.idle(ask.migration)
         arrival = self._porter.arrivals.get(ask.migration)
         if arrival is None or not arrival.complete:
@@ -207,9 +208,9 @@ class Destination:
             sender.close()
 
     async def _may_run(self, arrival: Arrival, epoch: int) -> None:
-        """Return when the tree may run; raises StepFailed, with it taken down, when it may not.
+        """Return when the tree may run; if it may not, drop the tree and raise StepFailed.
 
-        Never gives up by itself: that the answer is lost does not mean that there was none.
+        This never gives up by itself: a lost answer does not mean that there was none.
         """
         name = arrival.resident.spec.name
         claim = messages.Claim(arrival.migration, name, Side.COMING.value, epoch, ready=True)
@@ -223,14 +224,14 @@ class Destination:
             if ruling is Ruling.RUN:
                 arrival.granted = epoch
                 return
-            if ruling is Ruling.END or ruled.epoch > epoch:  # another attempt is on its way
+            if ruling is Ruling.END or ruled.epoch > epoch:  # another attempt is under way
                 await self._house.blocking(name, arrival.drop_tree)
                 raise StepFailed("restore", f"{name} may not run on {self._house.host} any more")
             await asyncio.sleep(self._house.cluster.timeouts.heartbeat)
 
     async def resume(self, ask: messages.Resume) -> messages.Moved:
-        """Wait for a sign that the job makes progress here: its first collective, or, where that
-        does not come soon, that its threads compute."""
+        """Wait until the job makes progress here: its first collective, or, if that does not come
+        soon, time that its threads spend on a core."""
         resident = self._house.resident(ask.capsule)
         watch_ = Stopwatch()
         with watch_.phase("resume") as lap:
@@ -238,7 +239,7 @@ class Destination:
         return messages.Moved(0, watch_.phases)
 
     async def _first_progress(self, resident: Resident, limit: float) -> str:
-        """Return once the job was seen to go on, or after ``limit`` seconds; what was seen."""
+        """Return once the job goes on, or after ``limit`` seconds; return what was seen."""
         before = resident.finished or finished_by_pid(resident.room)
         began = time.monotonic()
         soon, until = began + RARE_S, began + limit

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The destination's look at the directories that come along with a capsule: space, and whether they
-are not the source's own."""
+"""The destination checks the directories that come along with a capsule: whether there is space for
+them, and whether they are directories other than the source's own."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ..cost.prediction import AHEAD, AHEAD_FILE_S
 from ..model.troubles import Trouble
 
 SHOWN = 3
-"""How many files are named; the rest is counted."""
+"""A message names at most this many files and counts the rest."""
 
 
 def seconds_ahead(along: Iterable[Along]) -> float:
-    """How long they take before memory begins to go ahead."""
+    """Seconds that these directories take before memory begins to go ahead."""
     return sum(each.size / AHEAD + each.files * AHEAD_FILE_S for each in along)
 
 
 WARN_S = 0.1
-"""A pause that is longer by so much for files alone is worth a word."""
+"""Seconds. The plan warns if files alone make the pause longer by at least this."""
 
 
 def too_long(along: Iterable[Along], limit: float) -> list[Trouble]:
-    """What the source says where they do not fit into ``limit`` seconds, all that a pre-copy may
-    take (timeouts.precopy)."""
+    """What the source reports if the directories take longer than ``limit`` seconds, which is all
+    that a pre-copy may take (timeouts.precopy)."""
     along = tuple(along)
     if (needs := seconds_ahead(along)) <= limit:
         return []
@@ -47,8 +47,8 @@ def too_long(along: Iterable[Along], limit: float) -> list[Trouble]:
 
 
 def while_paused(survey: Survey) -> list[tuple[str, str]]:
-    """A (what, found) row of open files that no directory takes along: they go over whole, and the
-    job is paused meanwhile."""
+    """A (what, found) row about open files that lie in none of the directories: they are sent
+    whole while the job is paused."""
     seconds = survey.single_size / AHEAD
     if seconds < WARN_S:
         return []
@@ -67,8 +67,8 @@ def while_paused(survey: Survey) -> list[tuple[str, str]]:
 def check(
     along: tuple[Along, ...], capsules: Path, host: str, output: int = 0
 ) -> tuple[tuple[str, str], list[Trouble]]:
-    """A (what, found) row and what stands in the way. A capsule's own /tmp and ``output`` (bytes)
-    come to lie below ``capsules``, a carried path where it is at its source."""
+    """Return a (what, found) row and the obstacles. A capsule's own /tmp and ``output`` (bytes)
+    will lie below ``capsules``; a carried path keeps its place."""
     troubles: list[Trouble] = []
     needed: defaultdict[Path, int] = defaultdict(int)
     needed[_file_system(capsules)] += output
@@ -113,7 +113,7 @@ def check(
 
 
 def _file_system(path: Path) -> Path:
-    """The mount point above it, or above where it will be made."""
+    """The mount point at or above ``path``, which need not exist yet."""
     path = path.absolute()
     while not os.path.ismount(path):
         path = path.parent

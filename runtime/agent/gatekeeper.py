@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host's part in quiescing jobs: it keeps the gates of its capsules' processes.
+"""A host's part in quiescing jobs: it closes and opens the gates of its capsules' processes.
 
-Truth is in the pages: whether a gate is closed, and whether communicators are down, is read from
-them, so that an agent that was started anew, or a host that a closed capsule has come to, can
-open it. A gate is opened here unasked when it was closed for longer than agreed, or when the
-orchestrator has been silent: a job whose communicators stand loses nothing by that. Where
-communicators are down nobody can go on alone, and the gate stays closed.
+The truth is in the interposer pages. They say whether a gate is closed and whether communicators
+are down. So a restarted agent, or a host to which a closed capsule has moved, can open a gate.
+The agent opens a gate unasked when it was closed for longer than agreed, or when the orchestrator
+has been silent: a job whose communicators are up loses nothing by that. If communicators are down,
+no rank can go on alone, and the gate stays closed.
 """
 
 from __future__ import annotations
@@ -38,21 +38,22 @@ T = TypeVar("T")
 POLL_S = 0.001
 BEAT_S = 0.5
 MOST_PAGES = 512
-"""Processes with a page that a job may have on a host to be brought to a boundary. Each page is a
-descriptor here, and the job's user can make as many as he can have processes."""
+"""A job may have at most this many processes with a page on a host, else no boundary is possible.
+Each page takes a descriptor of the agent, and the job's user can start as many processes as
+that user's limit allows."""
 
 
 @dataclass
 class Closed:
-    """A job's gates, closed for one attempt; ``until`` on the monotonic clock.
+    """A job's gates, closed for one attempt; ``until`` is on the monotonic clock.
 
-    ``gate`` and ``pids`` are for :meth:`use` only: looking at a job's pages may take long, if its
-    user wants it to, and nobody may close them meanwhile.
+    Access ``gate`` and ``pids`` only through :meth:`use`: a look at a job's pages may take long if
+    its user wants that, and the pages must stay open meanwhile.
     """
 
     attempt: int
     gate: HostGate
-    pids: dict[OrderedPage, int]  # of their processes, as the host sees them
+    pids: dict[OrderedPage, int]  # of the pages' processes, as the host sees them
     until: float
     unreadable: dict[Path, Obstacle]
     version: int = 0
@@ -60,7 +61,7 @@ class Closed:
     using: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def use(self, work: Callable[[], T]) -> T:
-        """Work on the gate, in a thread; raises NotFound where the attempt is over."""
+        """Run ``work`` on the gate, in a thread; raises NotFound if the attempt is over."""
         async with self.using:
             if self.released:
                 raise NotFound(f"attempt {self.attempt} is over")
@@ -78,10 +79,10 @@ class Closed:
 
 
 class Gatekeeper:
-    """The gates of one host; ``silence`` says for how long the orchestrator has not been heard.
+    """The gates of one host; ``silence``: seconds since the orchestrator was last heard.
 
-    What closes, opens or takes down waits for its turn, in the order in which it was asked: behind
-    a link that stood still for a while an Arm and the OpenGate that gave it up come together.
+    Asks that close, open or tear down take turns in the order of their arrival: after a link was
+    stuck for a while, an Arm and the OpenGate that gave it up can arrive together.
     """
 
     def __init__(self, house: House, silence: Callable[[], float]) -> None:
@@ -89,7 +90,8 @@ class Gatekeeper:
         self._silence = silence
         self.closes: Callable[[str], None] = lambda _job: None
         self.opens: Callable[[str], None] = lambda _job: None
-        """Hear of a job whose gates close, and that they were opened, by whomever."""
+        """``closes`` is called with a job whose gates close; ``opens`` after its gates were opened,
+        by order of the orchestrator or by the agent itself."""
         self._closed: dict[str, Closed] = {}
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -103,7 +105,7 @@ class Gatekeeper:
             self._closed[ask.job] = closed
         until = time.monotonic() + self._house.cluster.timeouts.suspicion / 2
         begun = await closed.use(closed.gate.announced)
-        while begun is None and time.monotonic() < until:  # a group is being begun
+        while begun is None and time.monotonic() < until:  # a rank is beginning a group
             await asyncio.sleep(POLL_S)
             begun = await closed.use(closed.gate.announced)
         obstacles, who = await closed.use(lambda: (closed.fatal(), _members(closed)))
@@ -182,7 +184,8 @@ class Gatekeeper:
             return await services.rebuilt(pages, ask.attempt, ask.ids)
 
     async def open(self, ask: messages.OpenGate) -> messages.TornDown:
-        """Whatever attempt has closed it, this agent's or another's; stays closed where down."""
+        """Open the gates, no matter which attempt or agent closed them. A gate stays closed if its
+        communicators are down."""
         async with self._turns[ask.job]:
             await self._release(ask.job)
             opened = await asyncio.to_thread(self._open_gates, ask.job)
@@ -199,17 +202,17 @@ class Gatekeeper:
     # ---- while it is closed --------------------------------------------------------------------
 
     async def keep(self) -> None:
-        """Signs of life for closed gates, until they have been closed for too long."""
+        """Give signs of life to closed gates; open those that were closed for too long."""
         while True:
             await asyncio.sleep(BEAT_S)
-            # Side by side: one job's many pages don't make another's rest wait for its sign.
+            # Concurrently, so that no job waits for its sign behind another job's many pages.
             await asyncio.gather(*(self._keep(*kept) for kept in list(self._closed.items())))
 
     async def _keep(self, job: str, closed: Closed) -> None:
         try:
             await self._keep_one(job, closed)
         except NotFound:
-            pass  # opened meanwhile
+            pass  # the gates were opened meanwhile
         except Exception:
             log.exception("the gates of %s", job)
 
@@ -222,18 +225,18 @@ class Gatekeeper:
         await closed.use(closed.gate.beat)
         await closed.use(lambda: self._admit_new(job, closed))
         if closed.pids and not await closed.use(lambda: closed.gate.pages):
-            async with self._turns[job]:  # they went on elsewhere
+            async with self._turns[job]:  # its processes went on elsewhere
                 if self._closed.get(job) is closed:
                     await self._release(job)
 
     def _admit_new(self, job: str, closed: Closed) -> None:
-        """Processes that have made their page since: it is born open."""
+        """Admit processes that have made their page since the gates closed: it is born open."""
         for page in self._new_pages(job, closed):
             closed.gate.admit(page)
 
     def _new_pages(self, job: str, closed: Closed) -> Iterator[OrderedPage]:
-        """Those that ``closed`` doesn't have yet; noted in its ``pids``. What can't be read is a
-        rank that no boundary holds for."""
+        """Pages that ``closed`` does not have yet; notes them in its ``pids``. A page that cannot
+        be read belongs to a rank that no boundary can hold."""
         closed.unreadable.clear()
         pages = closed.gate.pages
         known, many = {page.inode for page in pages}, len(pages)
@@ -253,7 +256,8 @@ class Gatekeeper:
 
     @asynccontextmanager
     async def _all_pages(self, job: str) -> AsyncIterator[list[OrderedPage]]:
-        """Whoever has closed their gates: communicators that are down came here like that."""
+        """All pages of the job, no matter which agent closed their gates: a capsule may have come
+        here with its communicators down."""
         pages: list[OrderedPage] = []
         await asyncio.to_thread(lambda: pages.extend(page for page, _ in self._pages(job)))
         try:
@@ -268,7 +272,7 @@ class Gatekeeper:
         known: Container[tuple[int, int]] = (),
         trouble: Callable[[Path, PageError], None] = log_trouble,
     ) -> Iterator[tuple[OrderedPage, int]]:
-        """Of the living processes of the job's capsules that are here; see ordered_pages."""
+        """Pages of the living processes of the job's capsules on this host: see ordered_pages."""
         for resident in list(self._house.capsules.values()):
             if resident.spec.job == job and resident.room.alive():
                 yield from ordered_pages(resident, known, trouble)
@@ -298,7 +302,7 @@ def _down(page: OrderedPage) -> bool:
     try:
         return bool(page.answer()["down"])
     except PageError:
-        return False  # the attempt will say so
+        return False  # the attempt reports the damaged page
 
 
 def _aimed(seen: Report, obstacles: list[str]) -> messages.Aimed:
@@ -312,7 +316,8 @@ def _who(rank: int | None, pid: int) -> str:
 
 
 def _owes(debt: Debt) -> str:
-    """ "rank 1 owes gloo.allreduce 7 on gloo communicator 1 (thread 1002: asleep in futex)"."""
+    """A text such as "rank 1 owes operation 7 of 9 on gloo communicator 1, last gloo.allreduce
+    (threads: python 1002: asleep in futex)"."""
     what = "is inside" if debt.begun else "owes"
     pair = f" {debt.sender} → {debt.receiver}" if debt.sender >= 0 else ""
     where = ", ".join(f"{p.name} {p.tid}: {p.where}" for p in debt.threads[:3])

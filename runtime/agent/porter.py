@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host has in hand for migrations: departures and arrivals, and what becomes of them.
+"""The departures and arrivals that a host holds for migrations, and how each of them ends.
 
-The orchestrator asks for them step by step (source.py, destination.py). What is held here for a
-migration is settled by asking (:meth:`Porter.settle`): on the orchestrator's word, and every
-heartbeat without it, so that no lost word and no restart of either daemon leaves a copy behind.
-The answer is a ruling of the journal (ownership.py).
+The orchestrator asks for the steps of a migration one by one (source.py, destination.py). The
+porter settles what this host holds by sending a claim (:meth:`Porter.settle`): when the
+orchestrator orders it, and at every heartbeat without an order. So neither a lost message nor a
+restart of either daemon leaves a copy behind. The answer is a ruling of the journal (ownership.py).
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ log = logging.getLogger("liveshift.porter")
 POLL_S = 0.005
 
 Claim = Callable[[messages.Claim], Awaitable[messages.Ruled]]
-"""Asks the orchestrator; raises LiveshiftError when it does not answer."""
+"""A function that sends a claim; raises LiveshiftError if the orchestrator does not answer."""
 
 
 class Porter:
-    """Keeps departures and arrivals by the name of their migration."""
+    """Holds departures and arrivals by the name of their migration."""
 
     def __init__(self, house: House, criu: Criu | None, claim: Claim, gpus: GpuWatch) -> None:
         self._house = house
         self._tasks = Tasks()
-        self._busy: set[str] = set()  # migrations that are being worked on here
+        self._busy: set[str] = set()  # migrations with work under way on this host
         self.criu = criu
         self.claim = claim
         self.reservations = GpuReservations(house.host, gpus, self.gpus_taken)
@@ -62,22 +62,22 @@ class Porter:
             str(own.data), str(own.pages), cluster.paths.keys, house.host,
             [host.address for host in cluster.hosts], clear=cluster.wire.seal == Seal.OFF,
         )  # fmt: skip
-        self.gpus_swapped: dict[str, str] = {}  # by uuid, while capsules change GPUs; in words
+        self.gpus_swapped: dict[str, str] = {}  # uuid → reason in words, during GPU swaps
         self.departures: dict[str, Departure] = {}
         self.arrivals: dict[str, Arrival] = {}
 
     def keep_kernel_data(self) -> None:
-        """So that no dump and no restore has to probe the kernel; takes 0.2 s."""
+        """Store CRIU's probe of the kernel, so that no dump or restore repeats it; takes 0.2 s."""
         if self.criu is not None:
             kernel_data.keep(self.criu, self._house.cluster.paths.run / "criu")
 
     def holds(self, resident: Resident) -> bool:
-        """Whether a migration has promised to hold it: its end is that migration's matter then."""
+        """Whether a migration has promised to hold it; that migration then handles its end."""
         return any(d.resident is resident and d.promised for d in self.departures.values())
 
     def gpus_taken(self) -> dict[str, str]:
         """GPUs that no other capsule gets: promised to one that arrives, or left by one that may
-        have to come back; by uuid, and what of it, in words."""
+        come back. Maps each uuid to the reason, in words."""
         taken = {**self.reservations.chosen, **self.gpus_swapped}
         for migration, departure in self.departures.items():
             words = f"is kept for {departure.resident.spec.name}, which is leaving ({migration})"
@@ -88,7 +88,7 @@ class Porter:
         return taken
 
     def free(self, capsule: str) -> Resident:
-        """Like :meth:`running`; raises Refused too for one that another migration has still."""
+        """Like :meth:`running`; also raises Refused if another migration still holds it."""
         resident = self.running(capsule)
         held = next((d for d in self.departures.values() if d.resident is resident), None)
         if held is not None:
@@ -96,19 +96,19 @@ class Porter:
         return resident
 
     def running(self, capsule: str) -> Resident:
-        """Raises NotFound for a capsule that is not here, Refused for one that has ended."""
+        """The capsule; raises NotFound if it is not here, Refused if it has ended."""
         resident = self._house.resident(capsule)
         if resident.code is not None:
             raise Refused(f"{capsule} has ended with code {resident.code}")
         return resident
 
     async def survey_gpus(self, resident: Resident) -> messages.GpuSurvey | None:
-        """What its processes hold of GPUs, and what of it could not be taken off them."""
+        """What its processes use of GPUs, and what could not be moved off them."""
         found = await self.surveyed(resident)
         return await asyncio.to_thread(self.reservations.survey, resident, found)
 
     async def surveyed(self, resident: Resident) -> Survey:
-        """What its processes are; raises Refused for one that is just ending."""
+        """A survey of the capsule's processes; raises Refused if it is just ending."""
         name, placement = resident.spec.name, self._house.housing.placement
         try:
             return await self._house.blocking(
@@ -118,7 +118,7 @@ class Porter:
             raise Refused(f"{name} is just ending") from gone
 
     def sender(self, ask: messages.Precopy | messages.Forward) -> Sender:
-        """To the host that is to have the capsule."""
+        """A sender to the host that will receive the capsule."""
         cluster = self._house.cluster
         return Sender(
             ask.migration, ask.endpoint, cluster.paths.keys, self._house.host, ask.destination,
@@ -126,8 +126,8 @@ class Porter:
         )  # fmt: skip
 
     def lanes(self, beside: Sender) -> Lanes:
-        """For its pages, to the host that the sender goes to. They come from this host's own
-        address: the destination lets in nobody else's."""
+        """Lanes for pages, to the host of ``beside``. They come from this host's own address: the
+        destination accepts no other."""
         cluster, wire = self._house.cluster, self._house.cluster.wire
         own = cluster.host(self._house.host).address
         endpoint = f"tcp://{own}:0;{cluster.host(beside.to.name).pages}"
@@ -136,7 +136,7 @@ class Porter:
 
     @contextlib.contextmanager
     def working(self, migration: str) -> Iterator[None]:
-        """Something is under way here for that migration."""
+        """Mark the migration as busy on this host."""
         self._busy.add(migration)
         try:
             yield
@@ -144,14 +144,14 @@ class Porter:
             self._busy.discard(migration)
 
     async def idle(self, migration: str) -> None:
-        """Return once nothing is under way here for that migration."""
+        """Return once no work for that migration is under way here."""
         while migration in self._busy:
             await asyncio.sleep(POLL_S)
 
     # ---- after a restart ----
 
     async def take_up(self) -> None:
-        """Go on with what an earlier agent has left, capsules and migrations; blocks little."""
+        """Go on with the capsules and migrations of an earlier agent; it blocks only briefly."""
         housing = self._house.housing
         images = self._house.cluster.paths.run / "images"
         names = sorted(path.name for path in images.iterdir())
@@ -169,7 +169,7 @@ class Porter:
                 shutil.rmtree(images / name, ignore_errors=True)
 
     async def _take_up_departure(self, name: str) -> None:
-        """A tree that was being frozen goes on; one whose agent has promised waits."""
+        """Thaw a tree that was being frozen; keep one frozen if the earlier agent had promised."""
         try:
             raw = (self._house.housing.images(name) / leaving.NOTE).read_bytes()
             note = msgspec.msgpack.decode(raw, type=leaving.DepartureNote)
@@ -189,14 +189,14 @@ class Porter:
             log.warning("%s: %s was being frozen; it goes on here", name, note.capsule)
             try:
                 await asyncio.to_thread(here.thaw)
-            except LiveshiftError as error:  # asked about it again, it is tried again
+            except LiveshiftError as error:  # the next claim tries it again
                 log.error("%s: %s", name, error)
                 self.departures[name] = here
 
     # ---- what becomes of it ----
 
     async def keep_asking(self) -> None:
-        """Once per heartbeat: what becomes of what is held here?"""
+        """Once per heartbeat, send a claim for each copy that this host holds."""
         while True:
             await asyncio.sleep(self._house.cluster.timeouts.heartbeat)
             for name in {*self.departures, *self.arrivals} - self._busy:
@@ -208,7 +208,7 @@ class Porter:
                     log.exception("%s is not settled yet", name)
 
     async def settle(self, ask: messages.Settle) -> messages.Settled:
-        """The orchestrator's word to ask now, after what is under way here for that migration."""
+        """Claim now, on the orchestrator's order, after the work under way for that migration."""
         departure = self.departures.get(ask.migration)
         if departure is not None:
             departure.abandon()
@@ -220,7 +220,7 @@ class Porter:
         return messages.Settled(state)
 
     async def ask_about(self, migration: str) -> str:
-        """Ask what becomes of it and do that, unless it is being worked on; what it is then."""
+        """Send a claim and follow the ruling, unless work is under way; return the new state."""
         if migration in self._busy:
             return "held"
         if (departure := self.departures.get(migration)) is not None:
@@ -242,7 +242,7 @@ class Porter:
             raise LiveshiftError(
                 f"the ruling on {name} is of epoch {ruled.epoch}, and it has {resident.epoch}"
             )
-        alive = resident.room.alive()  # else it was killed while it was held
+        alive = resident.room.alive()  # if not, it was killed while it was held
         if ruling is Ruling.WAIT and not alive:
             return "nothing"
         if ruling is Ruling.RUN:
@@ -254,10 +254,10 @@ class Porter:
                 return "ended"
             try:
                 resident.note()
-            except OSError as error:  # it runs, and that is the answer
+            except OSError as error:  # the capsule runs, and that is the answer
                 log.error("%s: cannot note its epoch: %s", name, error)
             return "runs"
-        if ruling is Ruling.END and not departure.promised:  # it has ended by itself meanwhile
+        if ruling is Ruling.END and not departure.promised:  # the capsule ended by itself
             await self._house.blocking(name, departure.thaw)
             self.departures.pop(departure.migration, None)
             return "ended"
@@ -266,7 +266,7 @@ class Porter:
                 self._house.capsules.pop(name)
             await self._house.blocking(name, departure.finish)
             self.departures.pop(departure.migration, None)
-            if departure.gpus:  # the next beat tells that they are free
+            if departure.gpus:  # so that the next beat reports them free
                 self._tasks.spawn(asyncio.to_thread(self.devices.gpus.look))
             return "ended"
         return "held"
@@ -286,7 +286,7 @@ class Porter:
 
 
 def _runs_already(arrival: Arrival) -> bool:
-    """Whether an earlier agent has let it run; else nothing of it runs here."""
+    """Whether an earlier agent let the arrival run; if not, drop what there is of its tree."""
     if arrival.resident.noted():
         return arrival.finish_letting_run()
     arrival.drop_tree()

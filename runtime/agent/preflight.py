@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The destination's checks: everything that can be known before anything is frozen."""
+"""The destination's checks: all that can be known before the freeze."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from .host import task_limits
 
 MEMORY_MARGIN = 128 << 20
 ONCE_MARGIN = 512 << 20
-"""More of it where memory is not to be there twice: what moves is counted in larger pieces then."""
+"""Further bytes of margin if memory is not needed twice: it is then counted in larger pieces."""
 SPARE_TASKS = 50
-"""Threads that CRIU, its hooks and the agent have besides."""
+"""Further threads that CRIU, its hooks and the agent need."""
 SHOWN = 3
-"""How many files of a list an error names; the rest is counted."""
+"""An error names at most this many files of a list and counts the rest."""
 
 PROCESSOR_STATE = {"amx_tile", "amx_int8", "amx_bf16"}
-"""Features whose registers CRIU does not save; they do not count either way."""
+"""Processor features whose registers CRIU does not save; the check ignores them."""
 
 
 def check(
@@ -50,10 +50,10 @@ def check(
 ) -> list[tuple[str, str]]:
     """Check that a surveyed tree can run here; returns (what, found) rows.
 
-    ``memory`` is what this host offers, in bytes; ``gpus`` what was found of GPUs, None where the
-    tree holds none; ``ahead``: whether its memory comes page by page while it runs; ``host``: this
-    host's name; ``capsules``: where their directories lie here, ``images``: where images do.
-    Raises Refused with every finding at once.
+    ``memory``: bytes that this host offers; ``gpus``: the plan for GPUs, None if the tree uses
+    none; ``ahead``: whether pre-copy brings its memory; ``host``: this host's name; ``capsules``:
+    the directory of capsules here; ``images``: the directory of images.
+    Raises Refused with all findings at once.
     """
     gpus = gpus or GpuPlan()
     rows: list[tuple[str, str]] = []
@@ -140,10 +140,10 @@ def _check_tasks(ids: Sequence[int], host: str) -> Check:
 def _check_memory(
     survey: Survey, memory: int, device_memory: int, ahead: bool, host: str, images: Path | None
 ) -> Check:  # fmt: skip
-    # An image lies in memory until the tree has been restored from it, hence twice; of pages
-    # one can be given up for the other (MemoryStore.spend).
+    # An image stays in memory until the tree is restored from it, so memory is needed twice. Pages
+    # of pre-copy can be freed in the store as they are restored (MemoryStore.spend).
     image = survey.resident + survey.shared_memory + device_memory
-    needed = 2 * image + MEMORY_MARGIN + survey.nameless  # those are in the image alone
+    needed = 2 * image + MEMORY_MARGIN + survey.nameless  # nameless memory is only in the image
     image += survey.nameless
     if ahead:
         needed = min(needed, needed - survey.resident + ONCE_MARGIN)
@@ -217,11 +217,11 @@ def warm(needed: Iterable[NeededFile]) -> None:
 
 
 TOOLS = ("nsenter", "sh")
-"""What runs while the job stands, besides CRIU."""
+"""Programs besides CRIU that run while the job is paused."""
 
 
 def warm_tools(criu: Criu) -> None:
-    """The same for the programs that dump or restore it, and what they keep of this kernel."""
+    """Do the same for the programs that dump or restore, and let CRIU probe this kernel now."""
     _read_ahead([*criu.files(), *(Path(p) for p in map(shutil.which, TOOLS) if p is not None)])
     criu.warm()
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host as the source of migrations, as the orchestrator asks it: survey, pre-copy, freeze.
-
-What comes of a departure then is settled by the porter; departure.py does the work.
+"""A host as the source of migrations: it answers the orchestrator's asks to survey, pre-copy and
+freeze. departure.py does the work, and the porter settles how a departure ends.
 """
 
 from __future__ import annotations
@@ -34,24 +33,24 @@ from .host.resident import Resident
 from .porter import Porter
 
 SHORT_LOOK_S = 0.6
-"""Seconds of the long look at what a capsule writes, where the choice of a way waits for it."""
+"""Seconds of the long look at what a capsule writes, if the choice of a way waits for it."""
 
 
 class Source:
-    """Serves Inspect, Precopy and Freeze."""
+    """Answers Inspect, Precopy, EndSooner and Freeze."""
 
     def __init__(self, house: House, porter: Porter, measures: Measures) -> None:
         self._house = house
         self._porter = porter
         self._measures = measures
-        # By capsule, when it was inspected last; None: it has nothing to do with a GPU.
+        # By capsule, from its last inspection; None: the capsule uses no GPU.
         self._gpus_used: dict[str, list[str] | None] = {}
         self.tell: Callable[[messages.Progressed], None] = lambda _word: None
-        """Carries a word about progress to the orchestrator, or loses it; from any thread."""
+        """Sends a progress report to the orchestrator, or loses it; any thread may call it."""
 
     async def inspect(self, ask: messages.Inspect) -> messages.Inspected:
         resident = self._porter.free(ask.capsule)
-        criu = self._dumper()  # said now, before a plan promises what the move could not do
+        criu = self._dumper()  # refuse now, before a plan promises a move that cannot happen
         await asyncio.to_thread(preflight.warm_tools, criu)
         found = await self._porter.surveyed(resident)
         plan = resident.room.plan
@@ -62,7 +61,7 @@ class Source:
         settings = self._house.cluster.precopy
 
         def look() -> tuple[Footprint, messages.Writing | None, str]:
-            self._porter.free(ask.capsule)  # still: two that look take each other's writes away
+            self._porter.free(ask.capsule)  # again: two looks would hide writes from each other
             return forecast.look(self._house.host, resident, settings, ask.watch)
 
         size, writing, full = await self._house.blocking(ask.capsule, look)
@@ -80,10 +79,10 @@ class Source:
         )
 
     def _breaks(self, resident: Resident) -> list[str]:
-        """The connections that end with a move, in words."""
+        """The connections that a move breaks, in words."""
         cluster, overlay = self._house.cluster, resident.overlay
         near = [str(cluster.overlay), *(host.address for host in cluster.hosts)]
-        if cluster.relay:  # which keeps those to the world
+        if cluster.relay:  # a relay keeps the connections to the world
             near = ["0.0.0.0/0", "::/0"]
         return list(map(str, connections.outside(resident.room, near, overlay.gateway)))
 
@@ -92,7 +91,7 @@ class Source:
         resident = self._porter.free(ask.capsule)
         sender = self._porter.sender(ask)
         devices = None
-        if self._gpus_used.get(ask.capsule) is not None:  # a GPU that hangs is no CPU job's matter
+        if self._gpus_used.get(ask.capsule) is not None:  # a hung GPU must not delay a CPU job
             devices = await asyncio.to_thread(
                 self._porter.devices.tree, ask.migration, resident, full=ask.verify, plain=ask.plain
             )
@@ -127,7 +126,7 @@ class Source:
     async def _choose(
         self, ask: messages.Precopy, plan: messages.Situation, departure: Departure, until: float
     ) -> None:
-        """Choose how memory goes; look at what the capsule writes only where that can matter."""
+        """Choose the way of the memory; look at the capsule's writes only if they can matter."""
         memory = departure.memory
         assert memory is not None
 
@@ -151,12 +150,12 @@ class Source:
                 departure.memory.end_sooner(ask.sooner)
 
     def gates_close(self, job: str) -> None:
-        """Its ranks come to a boundary, so a freeze is near: of one of them."""
+        """The job's ranks come to a boundary, so one of its capsules will soon be frozen."""
         for memory in self._ahead(job):
             memory.rest()
 
     def gates_open(self, job: str) -> None:
-        """They train on."""
+        """The job's ranks train on."""
         for memory in self._ahead(job):
             memory.go_on()
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host's part in swaps of GPUs, as the orchestrator asks for them.
+"""A host's part in GPU swaps: it answers the orchestrator's asks about them.
 
-The capsule stays where it is and whose it is; what became of a swap is in its note (host_swap.py),
-and the orchestrator asks for it whenever an answer was lost.
+The capsule keeps its host and its owner. A note of the swap says what became of it (host_swap.py);
+the orchestrator asks for that when an answer was lost.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ log = logging.getLogger("liveshift.swap")
 
 
 class Swapper:
-    """Serves LookAtGpus, SwapGpu and SettleSwap."""
+    """Answers LookAtGpus, SwapGpu and SettleSwap."""
 
     def __init__(self, house: House, porter: Porter) -> None:
         self._house = house
         self._porter = porter
-        self._busy: set[str] = set()  # migrations that are being worked on here
+        self._busy: set[str] = set()  # migrations with work under way on this host
 
     async def take_up(self) -> None:
-        """End what an earlier agent has left in the middle of a swap."""
+        """Finish the swaps that an earlier agent left unfinished."""
         for resident in list(self._house.capsules.values()):
             note = await asyncio.to_thread(host_swap.read, resident)
             if note is not None and not note.over and resident.room.alive():
                 log.warning("%s: in the middle of %s", resident.spec.name, note.migration)
                 try:
                     await self._finish(resident, note)
-                except LiveshiftError as error:  # asked about it, it is tried again
+                except LiveshiftError as error:  # the orchestrator's next ask tries it again
                     log.error("%s: %s", note.migration, error)
 
     def unfinished(self) -> set[str]:
-        """The swaps that have to be ended still."""
+        """The swaps that are not over yet."""
         notes = [host_swap.read(resident) for resident in list(self._house.capsules.values())]
         return {note.migration for note in notes if note is not None and not note.over}
 
@@ -82,7 +82,7 @@ class Swapper:
             return messages.SwapSettled("gone", "")
         note = await asyncio.to_thread(host_swap.read, resident)
         if note is None or note.migration != ask.migration:
-            # One that comes late finds it over.
+            # Note that it is over, so that a late request for this swap finds that.
             note = SwapNote(ask.migration, Stage.STAYS, why="it had not begun")
             await asyncio.to_thread(host_swap.write, resident, note)
         if note.stage is Stage.LOST:
@@ -115,8 +115,8 @@ class Swapper:
 
     @contextlib.contextmanager
     def _keeping(self, ask: messages.SwapGpu) -> Iterator[None]:
-        """No other capsule gets one of the two GPUs meanwhile; raises Refused if one has since
-        the plan."""
+        """Keep both GPUs from other capsules meanwhile; raises Refused if one of them has been
+        taken since the plan."""
         words = f"is changed for another one by {ask.capsule} ({ask.migration})"
         ours = {new: words for old, new in ask.pairs if old != new}
         taken = self._porter.gpus_taken()

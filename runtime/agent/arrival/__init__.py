@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The destination\'s end of a migration: what comes is kept, then the tree is restored."""
+"""The destination's side of a migration: it stores the image, then restores the tree."""

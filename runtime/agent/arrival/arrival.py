@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The destination's side of a migration: a reserved room, what has come for it, the restore.
+"""The destination's side of a migration: a reserved room, the image that comes, the restore.
 
-Images lie in memory (a tmpfs under the run directory) and nowhere else. Methods block; the
-agent runs them in a thread. Order: the image comes (inbox.py); ``bring_up`` restores the tree up
-to where it would run; once it was ruled so, ``let_run``. A restore that failed may be tried
-again: the room stays, with what was unpacked into it.
+Images lie only in memory: on a tmpfs under the run directory. Methods block; the agent runs them in
+a thread. Order: the image comes (inbox.py); ``bring_up`` restores the tree up to the point where it
+would run; after a ruling, ``let_run`` lets it run. A failed restore may be tried again: the room
+stays, with the files that were unpacked into it.
 
-What an agent that was started anew needs lies beside the image: the Reserve that announced it,
-and (inbox.py) what had come when it was complete.
+Beside the image lies what a restarted agent needs: the Reserve that announced the capsule, and
+(inbox.py) what had come when the image was complete.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NOTE = "arrival"
 
 
 class ArrivalNote(msgspec.Struct, frozen=True):
-    """What an agent that was started anew needs to know, besides what the inbox keeps."""
+    """What a restarted agent needs to know besides what the inbox keeps."""
 
     reserve: Reserve
     init: int
@@ -61,9 +61,9 @@ class ArrivalNote(msgspec.Struct, frozen=True):
 
 
 class Arrival:
-    """One capsule on its way into this host: a reserved room and what has come for it.
+    """One capsule that comes to this host: a reserved room and the parts of its image.
 
-    ``gpus``: the GPU here for each of the source's.
+    ``gpus``: the GPU on this host for each GPU of the source.
     """
 
     def __init__(
@@ -88,15 +88,15 @@ class Arrival:
         )
         self._tree = RestoringTree(resident.room, self.images)
         self._early: EarlyCriu | None = None
-        self._nothing_placed = ""  # why, in words
+        self._nothing_placed = ""  # why no memory was in place before the restore, in words
         self._settled_files = False
-        self.failed_epoch = 0  # of the last attempt that failed: a late ask for it is over, too
-        self.failed = ""  # why it did
-        self.granted = 0  # the epoch under which it may run; 0 for none yet
+        self.failed_epoch = 0  # the epoch of the last failed attempt: a late ask for it fails too
+        self.failed = ""  # why that attempt failed
+        self.granted = 0  # the epoch under which the tree may run; 0 until a ruling allows it
 
     @property
     def gpus_promised(self) -> list[str]:
-        """The GPUs here that will hold what the capsule uses at its source."""
+        """The GPUs on this host that will replace those that the capsule uses at its source."""
         used = self._reserve.gpu.used if self._reserve.gpu else {}
         return [new for old, new in self.gpus if old in used]
 
@@ -108,7 +108,7 @@ class Arrival:
 
     @classmethod
     def take_up(cls, migration: str, housing: Housing, devices: Devices) -> Arrival | None:
-        """What an earlier agent has left; None when the image is not complete or its room gone."""
+        """The arrival that an earlier agent left; None without a complete image and its room."""
         try:
             raw = (housing.images(migration) / NOTE).read_bytes()
             note = msgspec.msgpack.decode(raw, type=ArrivalNote)
@@ -119,20 +119,20 @@ class Arrival:
         here = cls(note.reserve, resident, housing, None, note.gpus)
         here._find_devices = lambda: devices.left(migration, resident)
         here._tree.take_up()
-        # One that may run has its memory, and may have used up what came (MemoryStore.spend).
+        # A tree that may run has its memory, and its pages may be used up (MemoryStore.spend).
         if not (here.inbox.take_up() or (here.complete and resident.noted())) or not room.alive():
             return None
         return here
 
     @property
     def complete(self) -> bool:
-        """Whether all of the image is here; then its source has promised to wait."""
+        """Whether the whole image is here; its source has then promised to wait."""
         return self.inbox.complete
 
     @property
     def used_up(self) -> bool:
-        """Whether an attempt to restore has left nothing to try again with: what it put in its
-        place was kept nowhere else."""
+        """True if a failed restore consumed the only copy of the pages, so that no retry is
+        possible."""
         if not self.failed_epoch or (memory := self.inbox.memory) is None:
             return False
         return memory.spent or (self._early is None and memory.absent > 0)
@@ -143,11 +143,11 @@ class Arrival:
 
     @property
     def placed(self) -> tuple[int, bool]:
-        """Bytes of cold memory that are in place ahead, and whether there is more to place."""
+        """Bytes of cold memory that are in place before the restore, and whether more will be."""
         return (self._early.bytes, self._early.placing) if self._early is not None else (0, False)
 
     def start_early(self, criu: Criu) -> None:
-        """Have a CRIU take in what is cold of the memory that comes, before it is to restore."""
+        """Start a CRIU that puts cold memory into the room before the image is complete."""
 
         def begin(store: MemoryStore) -> None:
             self._early = early = EarlyCriu(criu, self.resident.room, self.images, store)
@@ -158,14 +158,14 @@ class Arrival:
         self.inbox.memory_comes = begin
 
     def bring_up(self, criu: Criu, watch: Stopwatch, deadline_s: float) -> None:
-        """Restore the tree up to where it would run; raises StepFailed with no task left."""
+        """Restore the tree up to where it would run. Raises StepFailed with no task left."""
         with watch.phase("verify", frozen=True) as lap:
             self.inbox.close()
             if not self.complete:
                 raise StepFailed("restore", "the image is not complete")
             manifest = self.inbox.manifest
             self._need_memory()
-            if not self._settled_files:  # not again: what came is here, what is gone is gone
+            if not self._settled_files:  # once: a repeated attempt finds the files settled
                 for tree, names in manifest.gone().items():
                     put_here = self.inbox.written.get(tree, set())
                     trees.remove(self.inbox.top(tree), put_here.intersection(names))
@@ -197,7 +197,7 @@ class Arrival:
             reach("destination.devices_back")
 
     def _restore(self, criu: Criu, deadline_s: float, *, stopped: bool) -> FillEngine | None:
-        """By the CRIU that has memory already, if there is one, else by a fresh one."""
+        """Restore with the early CRIU if there is one that works, else with a fresh one."""
         store, until = self.inbox.memory, time.monotonic() + deadline_s
         early, self._early = self._early, None
         pipes, epoll = self.inbox.manifest.pipes, self.inbox.manifest.epoll
@@ -233,16 +233,16 @@ class Arrival:
         return fill
 
     def _ids_in_the_way(self) -> str:
-        """Why a CRIU that was started before the image came may have an id of the tree, in words,
-        or "". Its ids were chosen by those that the tree had when it was surveyed."""
+        """Why an early CRIU may have an id that the tree needs, in words; "" if none does. The ids
+        for CRIU were chosen to avoid those that the tree had at its survey."""
         end = pids.limit()
         last = pids.place(self._reserve.survey.ids, end)
-        assert last is not None  # its room was made for it
+        assert last is not None  # the room was made with it
         found = pids.within_reach(last, end, pids.of_image(self.images))
         return f"CRIU may have id {found[0]}, which a task has got meanwhile" if found else ""
 
     def here(self, epoch: int) -> Locate:
-        """Its line of the address book once it was committed to this host."""
+        """The address book's line for this capsule after the commit to this host."""
         book = self._reserve.book
         where = {
             self.resident.overlay.address(self.resident.spec.index): (self._housing.host, epoch)
@@ -250,15 +250,15 @@ class Arrival:
         return Locate(Book(book.job, book.vni, book.subnet, where))
 
     def let_run(self, watch: Stopwatch, epoch: int, deadline_s: float) -> Moved:
-        """The ruling was to run: the network opens, the tree goes on.
+        """Open the network and let the tree go on, after the ruling to run.
 
-        Raises StepFailed when it did not; then no task is left.
+        Raises StepFailed if the tree does not go on; then no task is left.
         """
         with watch.phase("unlock", frozen=True):
             here = self.resident
             here.epoch = epoch
             try:
-                # Before it runs: should this agent die now, the next one must not take it away.
+                # The note comes first: if this agent dies now, the next one must keep the tree.
                 here.note()
                 reach("destination.granted")
                 self._let_go(deadline_s)
@@ -271,8 +271,8 @@ class Arrival:
         return Moved(self.inbox.manifest.image_bytes, watch.phases)
 
     def _take_saved(self) -> bool:
-        """What the source has said of device state; whether there is any. Raises StepFailed where
-        there is, and no helper: without it none of the processes may go on."""
+        """Read the source's table of device state; return whether there is any. Raises StepFailed
+        if there is, but no GPU helper: without the helper none of the processes may go on."""
         if TABLE not in self.inbox.manifest.streams:
             return False
         self._devices = self._devices or self._find_devices()
@@ -292,7 +292,7 @@ class Arrival:
             self._tree.let_run(deadline_s)
 
     def finish_letting_run(self) -> bool:
-        """An earlier agent was to let it run: whether it runs now."""
+        """Finish what an earlier agent began when it let the tree run; whether the tree runs."""
         resumed = self._tree.resumed()
         try:
             if self._take_saved() and self._devices is not None:
@@ -314,7 +314,7 @@ class Arrival:
         return True
 
     def forward(self, sender: Sender, lanes: Lanes) -> Frozen:
-        """Send all of the image on to another host, as its source did."""
+        """Send the whole image to another host, as its source did."""
         manifest = self.inbox.manifest
         self._need_memory()
         packer = Packer(sender.send)
@@ -348,8 +348,7 @@ class Arrival:
         return Frozen(manifest.image_bytes, [])
 
     def _need_memory(self) -> None:
-        """Raises StepFailed for an image whose pages are not here any more: CRIU's part of it would
-        make a tree of zeros."""
+        """Raises StepFailed if the image's pages are gone: CRIU would restore a tree of zeros."""
         if PAGE_TABLE in self.inbox.manifest.streams and self.inbox.memory is None:
             raise StepFailed("restore", "the memory that came with the image is used up")
 
@@ -368,7 +367,7 @@ class Arrival:
         send(b"")
 
     def _forward_tree(self, sender: Sender, name: str) -> None:
-        """What came; of the capsule's own directories all there is."""
+        """Send a directory as it came; of the capsule's own directories, all that they contain."""
         top, stream = self.inbox.top(name), f"tree:2:{name}"
         only = None
         if name not in ("tmp", "shm"):
@@ -381,14 +380,14 @@ class Arrival:
         sender.send(stream, b"")
 
     def drop_tree(self) -> None:
-        """End what was restored but may not run; room and image stay."""
+        """End a restored tree that may not run; room and image stay."""
         self._tree.drop()
         if self._devices is not None:
-            with contextlib.suppress(LiveshiftError):  # the helper notes by itself that it ended
+            with contextlib.suppress(LiveshiftError):  # the helper notices the end by itself
                 self._devices.end()
 
     def discard(self) -> None:
-        """Drop the room and whatever has arrived. May be called again."""
+        """Remove the room and all that has arrived. A second call does no harm."""
         self.inbox.close()
         if self._early is not None:
             self._early.drop()
@@ -403,11 +402,11 @@ class Arrival:
             self._devices.drop()
         if self._early is not None:
             self._early.drop()
-        (self.images / NOTE).unlink(missing_ok=True)  # first: without it nobody takes it up
+        (self.images / NOTE).unlink(missing_ok=True)  # first: without it no agent takes this up
         self.inbox.forget_memory()
         shutil.rmtree(self.images, ignore_errors=True)
 
 
 def _only_once(size: int) -> bool:
-    """Whether this host lacks the memory to have so many bytes in the store and in the tree."""
+    """Whether this host lacks the memory to hold ``size`` bytes in the store and in the tree."""
     return memory_left() < max(0, size) + LEAST

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes one migration's streams at the destination: image files, directories, the output log.
+"""Receives the streams of one migration at the destination: images, directories, the output log.
 
-What it takes is only what an image can consist of, and only until the manifest has said that all
-of it is here: then the image is complete, and is so also for an agent that is started anew.
+It takes only what an image can consist of, and only until the manifest says that all is here. Then
+the image is complete, and it stays complete for a restarted agent.
 """
 
 from __future__ import annotations
@@ -37,48 +37,48 @@ from ..host.resident import Resident
 log = logging.getLogger("liveshift.inbox")
 
 IMAGE_NAME = re.compile(r"[a-z][a-z0-9-]{0,60}\.img")
-"""CRIU's names (criu: image-desc.c); none of our own files beside them is called so."""
+"""The names of CRIU's images (criu: image-desc.c). None of our files beside them is named so."""
 
 STREAMS = 200_000
 OPEN = 512
-"""Streams and image files of one image, and how many streams at once: CRIU writes seven images for
-each task, one after the other, two for each shared mapping, and some for all of them."""
+"""One image may have ``STREAMS`` streams and image files, and ``OPEN`` streams at once. CRIU writes
+seven images for each task, one after the other, two for each shared mapping, and some for all."""
 
 OUTPUT = "output"
 
 LOOK = 32 << 20
-"""Bytes of pages between two looks at the memory that is left."""
+"""Bytes of pages between two checks of the free memory."""
 
 LEFT, FREED_S = 160 << 20, 1.0
-"""Bytes that must be left: with none the kernel would kill somebody, perhaps another job. Less may
-be for so long: some may be given back just then (early.py)."""
+"""Minimum free memory in bytes, else the OOM killer may hit another job; and the seconds for which
+less is accepted, because early.py may be about to give some back."""
 
 FRESH = 64 << 20
-"""Bytes of pages that a job may have anew at the standstill without our waiting for memory."""
+"""Bytes of new pages for which memory is ready at the standstill, so that no copy waits for it."""
 
 
 @dataclass
 class Inbox:
-    """One migration's inbox. ``images`` is named after the migration; ``carried`` are the paths
-    of this host's cluster file, the only ones a source may send a directory for; ``devices`` is
-    there for a capsule with CUDA processes."""
+    """One migration's inbox. ``images`` has the name of the migration. ``carried``: the paths of
+    this host's cluster file, the only ones for which a source may send a directory. ``devices``
+    is set for a capsule with CUDA processes."""
 
     images: Path
     resident: Resident
     carried: tuple[str, ...] = ()
     devices: DeviceInlet | None = None
     memory_limit: int = 0
-    """Bytes of the capsule's own memory that may come in pages; they may come again and again."""
+    """Bytes of the capsule's own memory that may come in pages; a page may come several times."""
     memory: MemoryStore | None = None
     memory_comes: Callable[[MemoryStore], None] = lambda _: None
-    """Told once the first of them has come, while the job trains."""
+    """Called when the first pages have come, while the job trains."""
     stands_still: Callable[[], None] = lambda: None
-    """Told when CRIU's images begin to come: the tree is frozen at its source."""
+    """Called when CRIU's images begin to come: the tree is then frozen at its source."""
     memory_lost: Callable[[], str] = lambda: ""
-    """Says why pages that have come are not here any more, in words, else ""."""
+    """Returns why pages that came are lost, in words; "" if they are not."""
     bytes: dict[str, int] = field(default_factory=dict)
-    came: dict[str, set[str]] = field(default_factory=dict)  # carried path → names
-    written: dict[str, set[str]] = field(default_factory=dict)  # tree → names put there
+    came: dict[str, set[str]] = field(default_factory=dict)  # carried path → names that came
+    written: dict[str, set[str]] = field(default_factory=dict)  # tree → names written here
     landed: Landed | None = None
     _hashes: dict[str, xxhash.xxh3_64] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
@@ -86,10 +86,10 @@ class Inbox:
     _unpackers: dict[str, Unpacker] = field(default_factory=dict)
     _manifest: bytearray = field(default_factory=bytearray)
     _page_table: bytearray = field(default_factory=bytearray)
-    _unlooked: int = 0  # bytes of pages since it was looked how much memory is left
+    _unlooked: int = 0  # bytes of pages since the last check of the free memory
     _making_room: threading.Thread | None = None
     pages: PageStreams = field(init=False)
-    """Takes what comes on the lanes for memory."""
+    """Receives the streams of pages from the lanes."""
     _closed: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -100,17 +100,17 @@ class Inbox:
 
     @property
     def complete(self) -> bool:
-        """Whether the manifest has come and everything is as it says."""
+        """Whether the manifest has come and every stream is as it says."""
         return self.landed is not None
 
     @property
     def manifest(self) -> Manifest:
-        """That of a complete image."""
+        """The manifest of a complete image."""
         assert self.landed is not None
         return self.landed.manifest
 
     def take_up(self) -> bool:
-        """What an earlier life of the agent has taken; returns whether all of it is here."""
+        """Read what an earlier agent received; return whether the image is complete."""
         try:
             self.landed = manifest.load(self.images)
         except LiveshiftError as error:
@@ -130,9 +130,9 @@ class Inbox:
         return True
 
     def write(self, stream: str, data: memoryview) -> None:
-        """One chunk; empty data ends the stream.
+        """Take one chunk; empty data ends the stream.
 
-        Raises StepFailed for what no image has, OSError when there is no room.
+        Raises StepFailed for a stream that no image has, OSError if there is no space.
         """
         with self._lock:
             if self.complete or self._closed:
@@ -163,7 +163,7 @@ class Inbox:
                     data = data[os.write(self._files[stream], data) :]
 
     def close(self) -> None:
-        """Take nothing more, and let go of what is open. May be called again."""
+        """Take nothing more, and close all that is open. A second call does no harm."""
         with self._lock:
             self._closed = True
             for fd in self._files.values():
@@ -177,14 +177,14 @@ class Inbox:
                 self.devices.close()
 
     def forget_memory(self) -> None:
-        """Let go of the pages; the image's directory is about to be removed."""
+        """Free the pages; the image's directory will be removed next."""
         with self._lock:
             if self.memory is not None:
                 self.memory.close()
             self.memory = None
 
     def path(self, kind: str, name: str) -> Path:
-        """Where a stream that is a file lies here; raises StepFailed for one no image has."""
+        """The path of a stream that is a file; raises StepFailed for one that no image has."""
         if kind == OUTPUT and SEGMENT.fullmatch(name):
             return self.resident.room.plan.log / name
         if kind == "image" and IMAGE_NAME.fullmatch(name):
@@ -192,7 +192,7 @@ class Inbox:
         raise _unknown(f"{kind}:{name}")
 
     def top(self, tree: str) -> Path:
-        """Where a tree of that name lies here; raises StepFailed for one that no image has."""
+        """The directory of a tree on this host; raises StepFailed for a tree that no image has."""
         plan = self.resident.room.plan
         if tree == "tmp":
             return plan.tmp
@@ -272,7 +272,7 @@ class Inbox:
             self.written.setdefault(tree, set()).update(unpacker.written)
 
     def _take_pages(self, chunk: memoryview) -> None:
-        """From several threads, which copy into the store at the same time."""
+        """Take pages. Several threads call this and copy into the store at the same time."""
         with self._lock:
             if self.complete or self._closed or not self.memory_limit:
                 raise StepFailed("ship", "no pages of memory are taken for this image")
@@ -296,12 +296,12 @@ class Inbox:
         return self.memory
 
     def make_room(self, stop: int = 0) -> bool:
-        """Have memory for the pages that come at the standstill, so that the job does not wait for
-        it then: the kernel clears each page that is used for the first time, and on a virtual
-        machine the hypervisor may have to find it. May be called again and again.
+        """Prepare memory for the pages that come at the standstill, so that the job does not wait
+        for it then: the kernel clears each page at its first use, and on a virtual machine the
+        hypervisor may have to find it. May be called repeatedly.
 
-        ``stop``: bytes of memory that all come then, since none goes ahead. A thread makes room for
-        them. Returns whether it is still at it.
+        ``stop``: bytes of memory that all come at the standstill, as none is pre-copied. A thread
+        makes room for them. Returns whether that thread still works.
         """
         if stop and self._making_room is None and self.memory_limit and not self.complete:
             with self._lock:
@@ -317,7 +317,7 @@ class Inbox:
 
     @staticmethod
     def _reserve(memory: MemoryStore, size: int) -> None:
-        with contextlib.suppress(StepFailed):  # whoever needs it meets that again
+        with contextlib.suppress(StepFailed):  # the writer that needs the memory meets this error
             memory.reserve(size)
 
     def _take_page_table(self, data: memoryview) -> None:
@@ -326,9 +326,9 @@ class Inbox:
         self._page_table += data
 
     def _end_page_table(self) -> None:
-        """Every page that there is has come, or this raises StepFailed: before the source promises
-        anything."""
-        self._store().end(read_table(bytes(self._page_table)))  # none: nothing but zeros
+        """Raises StepFailed unless every page of the table has come. This is checked before the
+        source promises."""
+        self._store().end(read_table(bytes(self._page_table)))  # no pages: memory is all zeros
 
     def _take_manifest(self, data: memoryview) -> None:
         if data:
@@ -342,13 +342,13 @@ class Inbox:
             raise StepFailed("ship", f"memory was put in place ahead, and is lost: {why}")
         if self.memory is not None:
             self.memory.save()
-        for tree, names in found.gone().items():  # what has come and gone again has not come
+        for tree, names in found.gone().items():  # names that came and were removed later
             self.came.get(tree.removeprefix("carried:"), set()).difference_update(names)
         manifest.save(self.images, found, self.came, self.written)
         self.landed = Landed(found, self.came, self.written)
 
     def _verify(self, found: Manifest) -> None:
-        """Raises StepFailed unless the manifest is this image's and all that it lists is here."""
+        """Raises StepFailed unless the manifest belongs to this image and all it lists is here."""
         who = (found.migration, found.capsule)
         if who != (self.images.name, self.resident.spec.name):
             raise StepFailed("ship", f"the manifest is of another image: {who!a}")
@@ -367,7 +367,7 @@ class Inbox:
 
 
 def _need_memory() -> None:
-    """Raises StepFailed on a host that has none left."""
+    """Raises StepFailed if this host has too little free memory."""
     until = time.monotonic() + FREED_S
     while (left := memory_left()) < LEFT:
         if time.monotonic() > until:
@@ -382,7 +382,7 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | o
 
 
 def _device(stream: str) -> str:
-    """The pid in the name of a stream of device memory, "" for others."""
+    """The pid in the name of a stream of device memory; "" for other streams."""
     kind, _, pid = stream.partition(":")
     return pid if kind == MEMORY else ""
 

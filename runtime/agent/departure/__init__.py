@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source\'s end of a migration: memory goes ahead, then the tree is dumped and sent."""
+"""The source's side of a migration: it pre-copies memory, then dumps the tree and sends it."""

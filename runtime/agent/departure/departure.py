@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The source's side of a migration. Every method blocks; the agent runs them in a thread.
 
-A capsule with CUDA processes has a DeviceTree: its device state leaves the GPUs before CRIU comes,
-and the memory that the helper then has goes onto the wire beside CRIU's images. So does the
-capsule's own memory where it can be followed (precopy.py): most of it went before, CRIU dumps none
-of it. Where it cannot, CRIU's images have all of it.
+A capsule with CUDA processes has a DeviceTree. Its device state leaves the GPUs before CRIU dumps,
+and the GPU helper then holds that memory; it goes onto the wire beside CRIU's image. The capsule's
+own memory goes the same way if the tracker can follow it (precopy.py): pre-copy sends most of it,
+and CRIU dumps none of it. If the tracker cannot follow it, CRIU's image contains all of it.
 
-Order: ``precopy`` while the job trains, ``freeze`` to have the tree dumped and held, then
-exactly one of ``thaw`` (it goes on here) and ``finish`` (it has gone). Within ``freeze`` the
-source *promises*: before that it may thaw by itself, afterwards only when it was ruled so. The
-promise comes before the manifest, so whoever sees a complete image knows that it was made.
+Order: ``precopy`` while the job trains, ``freeze`` to dump and hold the tree, then exactly one of
+``thaw`` (the tree goes on here) and ``finish`` (it has moved). Within ``freeze`` the source
+*promises*: before that it may thaw by itself, afterwards only after a ruling. The promise comes
+before the manifest, so a complete image proves that the source has promised.
 """
 
 from __future__ import annotations
@@ -49,16 +49,17 @@ from .precopy import Delta, Precopy, words_of_delta, words_of_rounds
 from .small_images import Packer
 
 NOTE, PROMISED = "departure", "promised"
-"""Files in the migration's directory: that a freeze began, and that the promise was made."""
+"""Files in the migration's directory: ``NOTE`` says that a freeze began, ``PROMISED`` that the
+source promised."""
 
 UNLOCKED_S, UNLOCKED_STANDING_S = 3.0, 0.2
-"""How long a moment is waited for in which the capsule holds no file lock that keeps it here:
-before its ranks come to a boundary, and once more when they have."""
+"""The source waits at most this many seconds for a moment in which the capsule holds no file lock
+that keeps it here: before its ranks come to a boundary, and again after that."""
 UNLOCKED_POLL_S = 0.005
 
 
 class DepartureNote(msgspec.Struct, frozen=True):
-    """What an agent that was started anew needs to know."""
+    """What a restarted agent needs to know of a departure."""
 
     migration: str
     capsule: str
@@ -66,9 +67,9 @@ class DepartureNote(msgspec.Struct, frozen=True):
 
 
 def carried_trees(resident: Resident, housing: Housing) -> list[Tree]:
-    """What goes along besides memory: the capsule's /tmp and /dev/shm, and the carried paths.
+    """What moves besides memory: the capsule's /tmp and /dev/shm, and the carried paths.
 
-    /dev/shm comes last and only once the tree is frozen: it is memory.
+    /dev/shm comes last, and only when the tree is frozen: it is memory.
     """
     plan = resident.room.plan
     found = [Tree("tmp", plan.tmp, plan.tmp)]
@@ -79,9 +80,9 @@ def carried_trees(resident: Resident, housing: Housing) -> list[Tree]:
 
 
 class Departure:
-    """One capsule on its way out of this host.
+    """One capsule that leaves this host.
 
-    ``gpus``: UUIDs of those that it uses here; they are kept for it while it may come back.
+    ``gpus``: UUIDs of the GPUs that it uses here. They stay reserved while it may come back.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Departure:
         self._devices = devices
         self._find_devices: Callable[[], DeviceTree | None] = lambda: None
         self.memory: Precopy | None = None
-        self.full_dump = ""  # why its memory goes with CRIU's images, all of it at the standstill
+        self.full_dump = ""  # why CRIU's image carries all memory at the standstill; "" if not
         self.gpus: list[str] = []
         self._trees = carried_trees(resident, housing)
         self._listed: dict[str, dict[str, Stamp]] = {}
@@ -112,9 +113,10 @@ class Departure:
         cls, migration: str, resident: Resident, housing: Housing,
         find_devices: Callable[[], DeviceTree | None],
     ) -> Departure:  # fmt: skip
-        """What an earlier agent has left in the middle of a freeze, or held frozen after it.
+        """A departure that an earlier agent left in a freeze or holding a frozen tree.
 
-        ``find_devices``: asked when it is to go on, and again where there was no GPU helper."""
+        ``find_devices`` is called when the departure goes on, and again if the GPU helper was
+        not there."""
         here = cls(migration, resident, housing)
         here._find_devices = find_devices
         here._frozen.take_up()
@@ -122,8 +124,8 @@ class Departure:
         return here
 
     def abandon(self) -> None:
-        """Nobody waits for it any more: what is being sent or dumped is interrupted. After the
-        promise that changes nothing."""
+        """The orchestrator gave up the migration: interrupt sending and dumping. After the promise
+        this has no effect."""
         self._abandoned = True
         if self.memory is not None:
             self.memory.hurry()
@@ -135,12 +137,12 @@ class Departure:
 
     @property
     def promised(self) -> bool:
-        """Whether only a ruling may let the tree go on here."""
+        """Whether the source has promised: then only a ruling may let the tree go on here."""
         return (self._images / PROMISED).exists()
 
     def precopy(self, until: float) -> Moved:
-        """Send directories, output and memory as they are now, again and again until ``until``
-        (monotonic seconds) at the latest; the job trains meanwhile."""
+        """Send directories, output and memory while the job trains. Memory goes again and again,
+        until ``until`` (monotonic seconds) at the latest."""
         watch = Stopwatch()
         with watch.phase("files ahead") as lap:
             for tree in self._trees[:-1]:
@@ -163,10 +165,10 @@ class Departure:
         return Moved(self.sent, watch.phases)
 
     def freeze(self, criu: Criu, deadline_s: float) -> Frozen:
-        """Freeze, dump into the wire, promise, complete the image; hold.
+        """Freeze the tree, dump it into the wire, promise, complete the image; then hold the tree.
 
-        Raises with the tasks running and the network open before the promise; after it with the
-        tree held.
+        An error before the promise leaves the tasks running and the network open. An error after
+        the promise leaves the tree held.
         """
         if self.promised:
             raise Refused(f"{self.resident.spec.name} is held frozen already")
@@ -235,8 +237,8 @@ class Departure:
         return removed
 
     def _look_once_more(self) -> None:
-        """What may have come since the pre-copy, for which CRIU would fail or the dump be in vain:
-        file locks, and what an epoll set holds although it is closed."""
+        """Look for what may have appeared since pre-copy and would make CRIU or the restore fail:
+        file locks, and closed files that an epoll set still holds."""
         room = self.resident.room
         if held := self._passing(time.monotonic() + UNLOCKED_STANDING_S):
             text, remedy = held[0]
@@ -249,10 +251,10 @@ class Departure:
             raise StepFailed("freeze", stale[0][0], hint=stale[0][1])
 
     def _passing(self, until: float) -> list[tuple[str, str]]:
-        """What still keeps it here, and what to do, at ``until`` (monotonic seconds); [] at the
-        first look that finds nothing."""
+        """What keeps the capsule here at ``until`` (monotonic seconds), and what to do about it.
+        Returns [] at the first look that finds nothing."""
         room, placement = self.resident.room, self._housing.placement
-        with contextlib.suppress(ProcessLookupError):  # it has ended, which others find
+        with contextlib.suppress(ProcessLookupError):  # it has ended; a later step reports that
             while (held := passing(room, placement)) and not self._abandoned:
                 if time.monotonic() > until:
                     return held
@@ -281,19 +283,19 @@ class Departure:
         return removed
 
     def _sent_of_files(self) -> int:
-        """Device memory goes over at the same time."""
+        """Bytes of directories and output only: device memory is sent at the same time."""
         sizes = dict(self._wire.streams)
         return sum(n for stream, n in sizes.items() if stream.startswith(("tree:", "output")))
 
     def _promise(self) -> None:
-        """From here on the tree stays as it is, CRIU alive or not, until a ruling."""
+        """From here on the tree stays frozen until a ruling, even if CRIU dies."""
         carried_out.remember(self._housing, self.resident.spec.name, self._taken)
         self._frozen.pin()
         (self._images / PROMISED).touch()
 
     @property
     def sent(self) -> int:
-        """Bytes, on all lanes."""
+        """Bytes sent on all lanes."""
         return self._wire.bytes + (self.memory.lanes.bytes if self.memory is not None else 0)
 
     def _send_manifest(self, removed: dict[str, list[str]], size: int) -> None:
@@ -305,7 +307,8 @@ class Departure:
         self._wire.finish()
 
     def thaw(self) -> None:
-        """The tree goes on here: tasks first, then the network they expect. May be called again."""
+        """Let the tree go on here: tasks first, then the network they expect. A second call does no
+        harm."""
         try:
             self._frozen.thaw()
         finally:
@@ -332,7 +335,7 @@ class Departure:
             return
         try:
             devices.bring_back(Stopwatch())
-        except DeviceLost as lost:  # it would hang at its next CUDA call, and its job with it
+        except DeviceLost as lost:  # it would hang at its next CUDA call, and so would its job
             end(self.resident.room)
             raise DeviceLost("gpu restore", f"{lost.message}; so it was ended") from lost
 
@@ -340,11 +343,11 @@ class Departure:
         try:
             network.unlock(self.resident.room.init)
         except LiveshiftError:
-            if self._sender is not None:  # else its agent may have ended just before it locked
+            if self._sender is not None:  # None: the earlier agent may have ended before it locked
                 raise
 
     def finish(self) -> None:
-        """The tree has gone: kill the held copy, take its room and network away."""
+        """The tree has moved: end the held copy, and remove its room and network."""
         reach("source.finishing")
         self.resident.leaving = True
         network.unplug(self.resident.overlay, self.resident.netns, self.resident.spec.index)
@@ -357,7 +360,7 @@ class Departure:
 
     @property
     def _wire(self) -> Sender:
-        assert self._sender is not None  # one that was taken up is only thawed or finished
+        assert self._sender is not None  # a departure without one is only thawed or finished
         return self._sender
 
     def _close(self) -> None:
@@ -370,7 +373,7 @@ class Departure:
         shutil.rmtree(self._images, ignore_errors=True)
 
     def _send_changes(self) -> dict[str, list[str]]:
-        """Second pass over the directories, exact since nothing writes; returns what is gone."""
+        """Second pass over the directories, exact as nothing writes; returns the removed names."""
         look = changing(self.resident.room, self._housing.placement)
         if look.locks:
             raise StepFailed("freeze", f"at that moment {look.locks[0]}", hint=file_locks.REMEDY)
@@ -400,7 +403,7 @@ class Departure:
 
 
 def _single(look: Changing) -> list[Tree]:
-    """Open files on unlisted places of the root file system, each by itself."""
+    """Open files in unlisted places of the root file system; each travels as a single file."""
     if not look.single_files:
         return []
     names = tuple(path.lstrip("/") for path in look.single_files)
@@ -408,6 +411,6 @@ def _single(look: Changing) -> list[Tree]:
 
 
 def _relative(paths: tuple[str, ...], tree: Tree) -> list[str]:
-    """Paths as the capsule sees them → names relative to the tree they are in."""
+    """Turn paths as the capsule sees them into names relative to the top of ``tree``."""
     top = {"tmp": "/tmp", "shm": "/dev/shm"}.get(tree.name, str(tree.source))
     return [str(Path(p).relative_to(top)) for p in paths if Path(p).is_relative_to(top)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source's look at a capsule for a prediction: how large it is, how much it writes."""
+"""The source looks at a capsule for a prediction: how large it is, and how much it writes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .precopy import full_dump_because
 log = logging.getLogger("liveshift.forecast")
 
 LOOKS = 3
-"""Short looks at how much a capsule writes: about as long as what it writes between a last round
-and the boundary is left for the standstill."""
+"""The number of short looks at how much a capsule writes. Each is about as long as the time between
+the last round and the boundary, whose writes are left for the standstill."""
 
 LONG_LOOK_S = 1.0
 
@@ -29,9 +29,9 @@ LONG_LOOK_S = 1.0
 def look(
     host: str, resident: Resident, settings: Precopy, watch: bool
 ) -> tuple[Footprint, Writing | None, str]:
-    """(how large it is, what it writes if that is looked at, why it has to be dumped whole).
+    """Return (its size, what it writes if ``watch``, why only a full dump is possible).
 
-    The last is empty where its memory can be copied while it trains.
+    The last is empty if pre-copy can copy its memory while it trains.
     """
     why = full_dump_because(host, resident, settings)
     writing = look_at_writing(resident) if watch and not why else None
@@ -41,8 +41,8 @@ def look(
 def look_at_writing(
     resident: Resident, looks: int = LOOKS, long_s: float = LONG_LOOK_S
 ) -> Writing | None:
-    """What its processes write within the next seconds, by so many short looks and a long one; None
-    where that can't be seen."""
+    """What its processes write within the next seconds, from ``looks`` short looks and a long one;
+    None if the tracker cannot see that."""
     tracker = MemoryTracker(lambda: [task.pid for task in tasks(resident.room)])
 
     def written(seconds: float) -> tuple[int, float]:

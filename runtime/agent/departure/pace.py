@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast memory is read while its job trains, and what that costs the job.
 
-The job says by itself how fast it is: its collectives per second, before the pre-copy and in it.
-Without a cap (``precopy.slow_down``) memory is read at the speed that was chosen (cost/model.py),
-and what a byte costs the job is only measured. With a cap the job keeps that much of its speed.
+The job's speed is its collectives per second, before the pre-copy and during it. Without a cap
+(``precopy.slow_down``) memory is read at the speed that cost/model.py chose, and the pace only
+measures what a byte costs the job. With a cap the job loses at most that share of its speed.
 
-What a byte costs it (a core that reads, one that encrypts, memory bandwidth, a fault for the first
-write to every page that was read) depends on machine and job; so the bytes per second are turned
-until the job loses what it may. A look at it is a few steps long and noisy: several together tell
-what a byte costs, one alone makes the rate little higher, and what was lost too much is owed.
+The cost of a byte depends on machine and job: a core that reads, one that encrypts, memory
+bandwidth, and a fault at the first write to each page that was read. So the pace adjusts the bytes
+per second until the job loses as much as the cap allows. One look at the job takes a few steps and
+is noisy. Several together show what a byte costs. A single look raises the rate only a little. The
+pace pays back later what the job lost beyond the aim (``AIM``).
 
-Until it has said so, only what reading costs this agent is known: so many bytes per second are read
-that it takes half of what may be lost of all cores' time. How far a job without collectives is held
-up the kernel tells (run_time.py); as it may lose more than that, no more is read even then.
+Before the first look the pace knows only what reading costs this agent. Reading then takes half of
+the allowed share of all cores' time. For a job without collectives the kernel reports how far it is
+held up (run_time.py). Such a job may lose more than that, so the rate never exceeds that half.
 """
 
 from __future__ import annotations
@@ -25,56 +26,55 @@ from ....cores import usable
 from ..host.reading_cost import BYTES_PER_CPU_SECOND, OF_THIS_AGENT, ReadingCost
 
 LEAST, UNSEEN_MOST = 25e6, 2e9
-"""Bytes per second. At least: a pre-copy that never ends helps nobody. And at most as long as the
-job does not say what it loses: memory bandwidth is no CPU time."""
+"""Bytes per second. ``LEAST``: a slower pre-copy would never end. ``UNSEEN_MOST``: the upper limit
+until the job's loss is known, as CPU time does not show the loss of memory bandwidth."""
 
 AIM = 0.75
-"""Of what may be lost: then the noise of a look stays within it."""
+"""The part of the allowed loss at which the pace aims; noise then stays below the allowed loss."""
 
 FADES = 0.7
-"""What the looks before say of a byte's cost counts so much less with each."""
+"""Decay factor for earlier looks at what a byte costs."""
 
 SLOWER, FASTER = 0.25, 1.5
-"""The factors of the rate, at least and at most, after a look."""
+"""The smallest and the largest factor by which one look changes the rate."""
 
 PAID_IN_S, DEBT_S = 10.0, 20.0
-"""What the job has lost beyond the aim is to be paid back in so many seconds (or looks, where they
-are longer than one); it is no more than the aim of so many: a checkpoint is not our doing."""
+"""The pace pays back a loss beyond the aim within ``PAID_IN_S`` seconds, or within one look if that
+is longer. The debt is at most the aimed loss of ``DEBT_S`` seconds: we do not cause checkpoints."""
 
 LEAST_AIM = 0.25
-"""Of the aim, while there is a debt."""
+"""While there is a debt, the pace still aims at this part of the aimed loss."""
 
 LOOK_S, LOOK_COLLECTIVES, LOOK_GAPS = 0.5, 20, 4
-"""A look at the job takes so long at least, is so many collectives long, and so many times the
-longest time in which there was none: of a job that makes all of its own at the end of a step, a
-shorter one would see next to nothing or too much."""
+"""A look at the job takes at least this many seconds, this many collectives, and this many times
+the longest gap between collectives. A job may make all its collectives at the end of a step, and a
+shorter look would then see almost none or too many."""
 
 BEHIND_GAPS = 2
-"""Or until it is so many of these behind its usual speed, where one has been seen: a job that is
-held up has long ones, and would be looked at the later the more it is."""
+"""A look also ends when the job is this many gaps behind its usual speed, if a gap was seen. A slow
+job has long gaps; without this rule, the slower it is, the later the look would end."""
 
 STANDS_S = 30.0
-"""After so long without any the job may be standing because of us; it is looked at in any case."""
+"""Seconds without collectives after which a look ends in any case: we may have stopped the job."""
 
 COUNT_S = 0.1
-"""Between two countings of collectives."""
+"""Seconds between two counts of the collectives."""
 
 BURST_S = 0.1
-"""Who has read too little for a while may make up for so much of it."""
+"""A reader that has read too little may catch up on at most this many seconds."""
 
 NAP_S = 0.25
-"""The longest sleep in one piece."""
+"""The longest single sleep, in seconds."""
 
 
 class Pace:
-    """``spent`` is called after each batch that was read, by each thread that reads; it sleeps as
-    long as is due.
+    """Each reading thread calls ``spent`` after each batch; ``spent`` sleeps as long as necessary.
 
-    ``collectives`` counts those of the job's that have finished; ``usual`` is their number per
-    second before (0: it is not known, or the job makes none), of which ``share`` may be lost, None
-    for no cap. It is
-    mended for a job that turns out to be faster: it was looked at while it began. ``gap``: the
-    longest time without any between two steps, in seconds; 0: not known.
+    ``collectives`` returns the finished collectives of the job. ``usual`` is their rate per second
+    before pre-copy (0: unknown, or the job makes none). ``share`` is the part of that rate that the
+    job may lose (None: no cap). If the job turns out to be faster, the pace corrects ``usual``: it
+    was measured while the job began. ``gap`` is the longest time in seconds without collectives
+    between two steps (0: unknown).
     """
 
     def __init__(
@@ -83,36 +83,36 @@ class Pace:
         cpus: float | None = None, cost: ReadingCost = OF_THIS_AGENT, gap: float = 0.0,
         sees_all: bool = True,
     ) -> None:  # fmt: skip
-        """``sees_all``: whether the job loses no more than ``collectives`` tells."""
+        """``sees_all``: whether ``collectives`` shows all that the job loses."""
         self._usual = usual
         self._sees_all = sees_all
         self._share = share
         self.limit = float("inf")
-        """Bytes per second, as the way that was chosen limits them."""
+        """The upper limit of the chosen way, in bytes per second."""
         self.least: Callable[[], float] = lambda: 0.0
-        """Bytes per second that a deadline needs: neither cap nor limit goes below it."""
+        """Bytes per second that a deadline needs: neither cap nor limit goes below this."""
         self._clock, self._sleep = clock, sleep
-        # Where all cores are the job's, it loses the share of them that is used up. The other half
-        # is for what nobody foresees: faults, bandwidth, hosts that share a machine.
-        self._budget = (share or 0.0) / 2 * (cpus or usable())  # CPU seconds a second
+        # If the job uses all cores, it loses the share of them that we take. Half of the allowed
+        # share is left for other costs: faults, bandwidth, hosts that share a machine.
+        self._budget = (share or 0.0) / 2 * (cpus or usable())  # CPU seconds per second
         self._cost = cost
         self.rate = self._affordable()
-        """Bytes per second that may be read."""
+        """Bytes per second that the pace allows now."""
         self.slow_down: float | None = None
-        """The share of the job's speed that was lost at the last look; below 0: it was faster."""
+        """The share of its speed that the job lost in the last look; negative: it was faster."""
         self._turn = threading.Lock()
         self._collectives = collectives
-        self._job: _Counted | None = None  # from the first batch on
+        self._job: _Counted | None = None  # set by the first batch
         self._looked = self._due = clock()
-        self._seen = 0  # collectives, at the last look
-        self._read = 0  # bytes since then
-        # What the job has lost, to so many bytes, and in so many seconds: they fade.
+        self._seen = 0  # collectives at the last look
+        self._read = 0  # bytes read since the last look
+        # Seconds that the job lost, the bytes read and the seconds passed meanwhile; all decay.
         self._cost_s = self._cost_bytes = self._cost_of_s = 0.0
-        self._debt = 0.0  # seconds
+        self._debt = 0.0  # seconds lost beyond the aim
         self._gap = gap
 
     def spent(self, read: int) -> None:
-        """So many bytes were read; sleeps until the next may be."""
+        """The caller has read ``read`` bytes; sleep until it may read the next ones."""
         with self._turn:
             now = self._clock()
             self._read += read
@@ -134,11 +134,11 @@ class Pace:
 
     @property
     def per_byte(self) -> float | None:
-        """Seconds that the job was seen to lose for each byte read; None: not known."""
+        """Seconds that the job loses for each byte read; None: not known."""
         return self._cost_s / self._cost_bytes if self._cost_bytes else None
 
     def lost(self) -> float | None:
-        """The share of the job's speed that was lost since the beginning; None: not known."""
+        """The share of its speed that the job lost since the beginning; None: not known."""
         if self._job is None:
             return None
         now = self._clock()
@@ -149,11 +149,11 @@ class Pace:
         return max(0.0, 1 - self._job.done / seconds / self._usual)
 
     def _affordable(self, readers: int = 1) -> float:
-        """Bytes per second; with several readers each has its part of the cores' time."""
+        """Bytes per second; several readers divide the allowed CPU time between them."""
         if self._share is None:
             return float("inf")
         per_byte = self._cost.per_byte
-        if self._usual and self._sees_all:  # before it says so, no more is tried out on it
+        if self._usual and self._sees_all:  # try no higher rate before the first look at the job
             per_byte = max(per_byte, 1 / BYTES_PER_CPU_SECOND)
         return min(UNSEEN_MOST, max(LEAST, self._budget / readers / per_byte))
 
@@ -175,7 +175,7 @@ class Pace:
         self._cost_s = self._cost_s * FADES + lost
         self._cost_bytes = self._cost_bytes * FADES + self._read
         self._cost_of_s = self._cost_of_s * FADES + seconds
-        if self._cost_s < 0:  # reading makes none faster: its usual speed is more than was seen
+        if self._cost_s < 0:  # reading makes no job faster, so its usual speed was underestimated
             self._usual *= 1 - self._cost_s / self._cost_of_s
             self._cost_s = 0.0
         if self._share is not None:
@@ -185,19 +185,19 @@ class Pace:
         job.gap_fades()
 
     def _turn_rate(self, share: float, lost: float, seconds: float) -> None:
-        """Turn the rate so that the job loses ``share`` of its speed; what it has lost beyond that
-        it gets back."""
+        """Change the rate so that the job loses ``share`` of its speed, and pay back what it lost
+        beyond that."""
         per_byte = max(self._cost_s, 1e-9) / max(self._cost_bytes, 1.0)
         aim = AIM * share
         self._debt = min(max(0.0, self._debt + lost - aim * seconds), aim * DEBT_S)
         wanted = max(LEAST_AIM * aim, aim - self._debt / max(PAID_IN_S, seconds))
         factor = min(FASTER, max(SLOWER, wanted / per_byte / self.rate))
-        if factor < 1 or self._read > self.rate * seconds / 2:  # else something else bounds it
+        if factor < 1 or self._read > self.rate * seconds / 2:  # else another limit held it back
             self.rate = max(LEAST, self.rate * factor)
 
 
 class _Counted:
-    """The job's collectives since the beginning, and the longest time lately without one."""
+    """The job's collectives since the beginning, and the longest recent time without one."""
 
     def __init__(self, collectives: Callable[[], int], now: float) -> None:
         self._collectives = collectives
@@ -207,10 +207,10 @@ class _Counted:
         self._gap = 0.0
 
     def count(self, now: float, at_once: bool = False) -> bool:
-        """Count them, unless that was just done; whether it was done now."""
+        """Count the collectives, unless that was just done; return whether they were counted."""
         if now - self._counted < COUNT_S and not at_once:
             return False
-        # A process that ends takes its count along, and the job then has fewer than before.
+        # When a process ends, its count disappears, and the sum is then lower than before.
         done = max(self.done, self._collectives() - self._first)
         if done > self.done:
             self._gap, self._last = max(now - self._last, self._gap), now
@@ -218,13 +218,13 @@ class _Counted:
         return True
 
     def gap(self, now: float) -> float:
-        """Seconds; the time since the last one counts."""
+        """Seconds of the longest gap; the time since the last collective counts as one."""
         return max(self._gap, now - self._last)
 
     def stands(self, now: float) -> bool:
-        """Whether it has made none for longer than a step of its would take."""
+        """Whether the job has made no collective for longer than one of its steps takes."""
         return now - self._last >= max(STANDS_S, 2 * self._gap)
 
     def gap_fades(self) -> None:
-        """An old long one counts less and less: a checkpoint is no step."""
+        """Halve the longest gap, so that an old one loses its weight: a checkpoint is no step."""
         self._gap *= 0.5

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A capsule's memory on its way to the destination, most of it while the job trains.
+"""How a capsule's memory comes to the destination, most of it while the job trains.
 
-Order: ``choose`` by which way (cost/model.py); ``rounds`` as many as that way has, of which auto
-makes a further one only where it saves more than it costs; ``keep_fresh`` goes on until the freeze
-is asked for, where rounds shrink; ``standstill`` sends, once CRIU holds the tree, what is left and
-the table of all pages there are, and tells CRIU which of them are none of its business.
+Order: ``choose`` picks the way (cost/model.py). ``rounds`` makes the rounds of that way; with the
+way auto, a further one only if it saves more than it costs. If rounds shrink, ``keep_fresh`` makes
+more until the orchestrator asks for the freeze. At the standstill, when CRIU holds the tree,
+``Delta`` sends the rest and the table of all pages, and the page filter hides them from CRIU.
 
-What a round did not bring over is the next one's; what none did is the standstill's. So any of them
-may be interrupted, and without all of them the standstill sends everything.
+What one round did not send, the next round sends; what no round sent, the standstill sends. So any
+round may be interrupted, and with no round at all the standstill sends everything.
 """
 
 from __future__ import annotations
@@ -43,50 +43,51 @@ from .progress import Reporter
 log = logging.getLogger("liveshift.precopy")
 
 ENOUGH_S = 0.02
-"""A round that would take no longer than this at standstill is as good as none."""
+"""Seconds. What is sent within this time at the standstill is not worth a round."""
 
 SHRINKS = 0.9
 STALE = 2
-"""Rounds in a row that found more than SHRINKS of what the one before had found: it is the job's
-working set by now. One is enough where the one before was the first, and so had found all there is:
-a job that writes all of its memory pays for each round, and gains nothing by it."""
+"""Rounds end after ``STALE`` rounds in a row that each found more than ``SHRINKS`` of what the one
+before had found: this is the job's working set. After the first round, which found all memory, one
+such round is enough: a job that writes all its memory pays for each round and gains nothing."""
 
 NAP_S = 0.2
-"""Before each round that keeps it fresh. The job pays for a round with a fault for every page that
-it then writes again: not just before the freeze, when it brings little."""
+"""Seconds before each round of ``keep_fresh``. A round costs the job a fault for each page that it
+writes again. The pause avoids a round just before the freeze, which brings little."""
 
 SHARED_MOST = 256 << 20
-"""Bytes that a tree may share copy on write and yet be moved such that it does so no longer."""
+"""Bytes. Pre-copy is refused if processes share more than this copy on write, and also more than a
+quarter of their private bytes: each restored process would have its own copy."""
 
 
 @dataclass
 class Ahead:
-    """What came of the rounds; bytes."""
+    """The result of the rounds; sizes in bytes."""
 
     rounds: int = 0
     sent: int = 0
     dirty: int = 0
-    """That the last one found rewritten."""
+    """Bytes that the last round found rewritten."""
     wanted: int = 0
-    """Sent because the destination had not got a page that was only named."""
+    """Bytes sent because the destination lacked a page that the source had only named."""
     lost: float | None = None
     """The share of its speed that the job lost; None: not known."""
     untracked: dict[int, str] = field(default_factory=dict)
-    """Processes (inner pids) that are read in full at the standstill, and why."""
+    """Processes (inner pids) that the standstill must read in full, and why."""
 
 
 class Precopy:
-    """That of one capsule; ``reporter`` is told how far it is."""
+    """The pre-copy of one capsule; it reports its progress to ``reporter``."""
 
     def __init__(
         self, resident: Resident, lanes: Lanes, settings: Settings, reporter: Reporter,
         wants: Callable[[], Wants],
     ) -> None:  # fmt: skip
-        """``wants`` asks the destination which of the pages that were only named it has not got."""
-        self._stop = threading.Event()  # no round now
-        self._over = threading.Event()  # nor later
-        self._until = float("inf")  # no round goes on after that (monotonic seconds)
-        self._sooner = float("inf")  # no round but the first one goes on after that
+        """``wants`` asks the destination which of the pages that were only named it lacks."""
+        self._stop = threading.Event()  # no round for now
+        self._over = threading.Event()  # no round any more
+        self._until = float("inf")  # no round continues after this (monotonic seconds)
+        self._sooner = float("inf")  # no round except the first continues after this
         self._stopped = self._no_more_rounds
         self.tracker = MemoryTracker(
             lambda: [task.pid for task in tasks(resident.room)], untrusted,
@@ -104,19 +105,19 @@ class Precopy:
         self._limit = settings.rounds
         self._way, self._forced = Way.ROUNDS, True
         self.chosen: Chosen | None = None
-        self._listed = 0  # bytes that this round is to send
-        self._sent = 0  # bytes that the lanes had sent before it
-        self._not_worth = False  # a further round
+        self._listed = 0  # bytes that this round must send
+        self._sent = 0  # bytes that the lanes had sent before this round
+        self._not_worth = False  # whether a further round costs more than it saves
         self._before = 0  # bytes that the round before had to send
         self._reporter = reporter
         self._fresh: threading.Thread | None = None
-        self._broken: LiveshiftError | None = None  # what ended the rounds that keep it fresh
+        self._broken: LiveshiftError | None = None  # the error that ended keep_fresh's rounds
         self._ahead = Ahead()
         self.rate = 0.0
-        """Bytes a second that the lanes were measured to carry; rounds are paced, and tell less."""
+        """Measured bytes per second of the lanes; rounds are paced, so they show less than that."""
 
     def choose(self, plan: Situation, max_pause: float, within: float, way: Way) -> Chosen:
-        """Choose the way, now that the link is measured (``rate``); ``within``: seconds until the
+        """Choose the way, after the link was measured (``rate``). ``within``: seconds until the
         host must be empty, 0 without a deadline."""
         rate = min(self.rate or STANDSTILL, STANDSTILL)
         given = msgspec.structs.replace(plan, link=rate, reach=min(rate, plan.reach))
@@ -128,8 +129,8 @@ class Precopy:
         return self.chosen
 
     def rounds(self, until: float) -> Ahead:
-        """Bring memory over by the way chosen, until ``until`` (monotonic seconds) at the latest.
-        Raises StepFailed when the destination refuses."""
+        """Send memory in the chosen way, until ``until`` (monotonic seconds) at the latest.
+        Raises StepFailed if the destination refuses."""
         self._until = until
         if self._way is Way.STOP:
             self._reporter.stopping(self.chosen.given.size if self.chosen else 0)
@@ -152,8 +153,8 @@ class Precopy:
             before = dirty
 
     def keep_fresh(self) -> None:
-        """Go on with rounds in a thread, so that little is left at the standstill; do nothing where
-        the way has no further rounds."""
+        """Make further rounds in a thread, so that little is left at the standstill. Does nothing
+        if the chosen way has no further rounds."""
         if self._way is not Way.ROUNDS:
             return
         self._until = float("inf")
@@ -161,9 +162,9 @@ class Precopy:
         self._fresh.start()
 
     def end_sooner(self, seconds: float) -> None:
-        """End the rounds in so many seconds, and read as fast as that needs, as the host must be
-        empty soon. The first round is finished all the same: the job would be paused while the rest
-        of it is sent, and the host would be empty no sooner. Any thread may call this."""
+        """End the rounds in ``seconds``, and read as fast as that needs: the host must soon be
+        empty. The first round always ends: without it, the job would be paused while the rest is
+        sent, and the host would be empty no sooner. Any thread may call this."""
         self._sooner = min(self._sooner, time.monotonic() + seconds)
         self._pace.least = self._speed_needed
 
@@ -173,18 +174,18 @@ class Precopy:
         self._stop.set()
 
     def rest(self) -> None:
-        """A freeze may be near, if this is the one that is frozen: the same for now, if there are
-        only rounds that keep it fresh."""
+        """A capsule of the job will soon be frozen, perhaps this one: pause the rounds of
+        ``keep_fresh``. Other rounds go on."""
         if self._fresh is not None:
             self._stop.set()
 
     def go_on(self) -> None:
-        """It was another's, or is not to be yet: they begin again, unless they are over."""
+        """This capsule is not frozen now after all: resume the rounds, unless they are over."""
         self._stop.clear()
 
     def stop_rounds(self) -> None:
-        """As :meth:`hurry`, and return when all that they have sent has arrived. Raises what they
-        were ended by: then the standstill would not succeed either. May be called again."""
+        """As :meth:`hurry`, and return when all that the rounds sent has arrived. Raises the error
+        that ended them: the standstill would fail too. A second call does no harm."""
         self.hurry()
         if self._fresh is not None:
             self._fresh.join()
@@ -198,7 +199,7 @@ class Precopy:
         return stopped or time.monotonic() > until
 
     def _sleep(self, seconds: float) -> None:
-        """The standstill does not wait for the pace."""
+        """Sleep for the pace; end at once when rounds are stopped: a standstill does not wait."""
         left = min(self._until, self._sooner) - time.monotonic()
         self._stop.wait(max(0.0, min(seconds, left)))
 
@@ -210,12 +211,12 @@ class Precopy:
         except LiveshiftError as error:
             log.warning("rounds that keep memory fresh have ended: %s", error)
             self._broken = error
-        except Exception:  # the standstill sends what they would have
+        except Exception:  # the standstill sends what these rounds would have sent
             log.exception("rounds that keep memory fresh have ended")
 
     def _look_at_list(self, dirty: int) -> None:
-        """A round has listed so many bytes and not sent them yet. Raises Stopped where sending
-        them costs the job more than it saves of the pause."""
+        """A round has listed ``dirty`` bytes and not sent them yet. Raises Stopped if sending them
+        costs the job more than it shortens the pause."""
         before, self._before = self._before, dirty
         self._listed = dirty
         if self.chosen is not None and not self._forced and self._ahead.rounds:
@@ -239,7 +240,7 @@ class Precopy:
         return max(0, self._listed - sent) / left if left > 0 else float("inf")
 
     def _round(self) -> bool:
-        """One round; False when it was interrupted: what it has not sent is the next one's."""
+        """Make one round; False if it was interrupted: the next round then sends the rest."""
         self._sent = self.lanes.bytes
 
         def sink(chunk: memoryview, release: Callable[[], None]) -> None:
@@ -254,8 +255,8 @@ class Precopy:
             self.lanes.finish()
             wanted = self._send_wanted()
         except Stopped:
-            # Chunks of several lanes overtake each other: what is on its way now must not arrive
-            # after what is read of the same pages next.
+            # Chunks on several lanes overtake each other. These must arrive before the next round
+            # reads and sends the same pages again.
             self.lanes.finish()
             return False
         ahead.rounds += 1
@@ -267,7 +268,7 @@ class Precopy:
         return True
 
     def _send_wanted(self) -> int:
-        """Once, as there may be pages that have gone meanwhile; the bytes."""
+        """Ask once for wanted pages and send those that still exist; return their bytes."""
         wanted = self._wants()
         sent = self.tracker.again(wanted, self.lanes.pages) if wanted else 0
         if sent:
@@ -275,18 +276,18 @@ class Precopy:
         return sent
 
     def complete(self) -> None:
-        """Return when the destination has all that was sent, what was only named included."""
+        """Return when the destination has all pages, also those that were only named."""
         self.lanes.finish()
         while self._send_wanted():
             pass
 
     def interrupt_on(self, stopped: Callable[[], bool]) -> None:
-        """From now on the tracker stops whatever it does once this is so, and not for what rounds
-        were stopped by."""
+        """From now on only ``stopped`` interrupts the tracker; what stopped the rounds no longer
+        does."""
         self._stopped = stopped
 
     def close(self) -> None:
-        """The kernel follows the job's writes no longer. May be called again."""
+        """End the rounds, and the tracking of the job's writes. A second call does no harm."""
         with contextlib.suppress(LiveshiftError):
             self.stop_rounds()
         self.lanes.close()
@@ -294,9 +295,9 @@ class Precopy:
 
 
 class Delta:
-    """What is left at the standstill, sent in a thread of its own while CRIU dumps the rest.
+    """Sends the delta in a thread of its own while CRIU dumps the rest.
 
-    ``table``: where the table of pages is sent; ``page_filter`` tells CRIU what is not its own.
+    ``table`` carries the table of pages; ``page_filter`` hides the tracked memory from CRIU.
     """
 
     def __init__(
@@ -312,7 +313,7 @@ class Delta:
         self._thread.start()
 
     def finish(self) -> Standstill:
-        """Return when all of it is at the destination; raises what stood in the way."""
+        """Return when the destination has the whole delta; raises the error that prevented it."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -322,12 +323,12 @@ class Delta:
         return self._found
 
     def look(self) -> None:
-        """Raises what stands in the way already."""
+        """Raises the error that stopped the delta, if there is one by now."""
         if self._error is not None:
             raise self._error
 
     def stop(self) -> None:
-        """Send nothing more; may be called again."""
+        """Send nothing more. A second call does no harm."""
         self._stop.set()
         self._thread.join()
 
@@ -342,8 +343,7 @@ class Delta:
 
 
 def full_dump_because(host: str, resident: Resident, settings: Settings) -> str:
-    """Why a capsule's memory can't be sent from ``host`` while it trains, in words; "" where it
-    can."""
+    """Why ``host`` cannot send a capsule's memory while it trains, in words; "" if it can."""
     if not settings.enabled:
         return "precopy.enabled is false in the cluster file"
     if why := MemoryTracker.probe():
@@ -359,8 +359,8 @@ def full_dump_because(host: str, resident: Resident, settings: Settings) -> str:
 
 
 def untrusted(pid: int) -> bool:
-    """Whether a process's memory may change without the kernel's page tables knowing of it: a
-    device that has the pages pinned writes past them."""
+    """Whether a process's memory may change without a trace in the kernel's page tables: a device
+    that has pinned the pages writes to them directly."""
     try:
         if gpu_tasks.look(pid, pid, "") is not None:
             return True
@@ -370,7 +370,7 @@ def untrusted(pid: int) -> bool:
 
 
 def words_of_rounds(done: Ahead) -> str:
-    """For a person: "3 rounds, 12.0 MB rewritten in the last, the job 5 % slower"."""
+    """A text such as "3 rounds, 12.0 MB rewritten in the last, the job 5 % slower"."""
     if not done.rounds and not done.sent:
         return "no round: all memory goes while the job is paused"
     many = f"{done.rounds} round{'s' if done.rounds != 1 else ''}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a pre-copy is: counted at the source, told to the orchestrator a few times a second.
+"""How far a pre-copy is: the source counts it and reports it several times a second.
 
-:class:`Reporter` counts in the threads that send; :class:`Teller` carries its words from them to
-the agent's event loop. Neither ever waits, and a word that is lost is made up for by the next.
+:class:`Reporter` counts in the threads that send; :class:`Teller` carries its reports from them to
+the agent's event loop. Neither ever waits. If a report is lost, the next one makes up for it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ log = logging.getLogger("liveshift.progress")
 
 EVERY_S = 0.25
 WINDOW_S = 1.0
-"""The rate is that of the last second: long enough to be steady, short enough to be now's."""
+"""The rate is that of the last second: long enough to be steady, short enough to be current."""
 
 
 class Reporter:
-    """Counts the rounds of one pre-copy; from any thread.
+    """Counts the rounds of one pre-copy; any thread may call it.
 
-    ``send`` must neither wait nor raise. Bytes are those of memory, as they lie there. Rounds are
-    paced, a stop is not: what it is reckoned with is ``carries``, bytes a second that are known to
-    go over, or what a whole round has reached, if that is more. (A part of one tells nothing, as
-    what is on its way counts as sent; nor does the first: all there is may be easier to compress.)
+    ``send`` must neither wait nor raise. Bytes are bytes of memory, uncompressed. Rounds are paced,
+    the standstill is not. So the reporter estimates the standstill with ``carries`` (the known
+    bytes per second of the link) or with the rate of the best whole round, if that is higher. Part
+    of a round does not count, as bytes on their way count as sent. Neither does the first round:
+    all memory together may be easier to compress.
     """
 
     def __init__(
@@ -46,14 +47,14 @@ class Reporter:
         self._round = 0
         self._dirty = 0
         self._bytes = 0
-        self._before = 0  # bytes sent until this round began
+        self._before = 0  # bytes sent before this round began
         self._began = 0.0
-        self._ended = False  # what is not sent by then need not be: zeros, what is there already
-        self._delta: int | None = None  # what the last round found written since the one before
+        self._ended = False  # pages not sent by then need no sending: zeros, or already there
+        self._delta: int | None = None  # bytes that the last round found rewritten
         self._slow_down: float | None = None
         self.carries = 0.0
         self._best = 0.0
-        self._seen: deque[tuple[float, int]] = deque()  # (when, bytes until then)
+        self._seen: deque[tuple[float, int]] = deque()  # (moment, bytes sent by then)
         self._told = float("-inf")
 
     def round_began(self, number: int, dirty: int = 0) -> None:
@@ -65,27 +66,27 @@ class Reporter:
         self._tell()
 
     def listed(self, dirty: int) -> None:
-        """So many bytes were found that this round is to send: in the first one all there is."""
+        """The tracker found ``dirty`` bytes for this round to send; in the first, all memory."""
         with self._lock:
             self._dirty = dirty
         self._tell()
 
     def moved(self, count: int) -> None:
-        """``count`` bytes more are on their way."""
+        """``count`` more bytes are on their way."""
         with self._lock:
             self._bytes += count
             self._note()
         self._tell()
 
     def round_ended(self, dirty: int, slow_down: float | None = None) -> None:
-        """All that the round found written, ``dirty`` bytes, is over; ``slow_down``: by which share
-        the job was slower than before, None where that was not measured."""
+        """The round has sent all that it found written, ``dirty`` bytes. ``slow_down``: the share
+        of its speed that the job lost, None if that was not measured."""
         with self._lock:
             took = self._clock() - self._began
             self._dirty, self._ended = dirty, True
-            if self._round > 1:  # the first one sends all there is, written lately or not
+            if self._round > 1:  # the first round sends all memory, not only what was written
                 self._delta = dirty
-                if took >= self._every_s:  # a shorter one would be of one chunk
+                if took >= self._every_s:  # a shorter round is a single chunk
                     self._best = max(self._best, (self._bytes - self._before) / took)
             if slow_down is not None:
                 self._slow_down = slow_down
@@ -93,19 +94,19 @@ class Reporter:
         self._tell()
 
     def stopping(self, left: int) -> None:
-        """No further round is made: so many bytes are left for the pause."""
+        """No further round comes: ``left`` bytes remain for the pause."""
         with self._lock:
             self._dirty = self._delta = left
             self._ended = False
             self._note()
 
     def done(self) -> None:
-        """No round follows: the last word, however short ago the one before was."""
+        """No round follows: send the last report, even shortly after the one before."""
         self._told = float("-inf")
         self._tell()
 
     def rate(self) -> float:
-        """Bytes per second over the last second; 0 before two looks."""
+        """Bytes per second over the last second; 0 before the second look."""
         with self._lock:
             return self._rate()
 
@@ -141,10 +142,10 @@ class Reporter:
 
 
 class Teller:
-    """Sends words for which nobody waits: the newest of each migration, one at a time.
+    """Sends reports one at a time, the newest of each migration. No caller waits for them.
 
-    To be made in the event loop and called from any thread; ``ask`` as Line.ask, ``timeout`` in
-    seconds. What cannot be delivered is forgotten.
+    Make it in the event loop; any thread may call it. ``ask`` is like Line.ask; ``timeout`` is in
+    seconds. A report that cannot be delivered is dropped.
     """
 
     def __init__(

@@ -18,17 +18,17 @@ from ....errors import StepFailed
 
 STREAM = "images"
 SMALL = 64 << 10
-"""Bytes of a file up to which it travels in the common stream."""
+"""The largest file, in bytes, that travels in the common stream."""
 
 PACK = 512 << 10
-"""Bytes of records that are sent at once."""
+"""When this many bytes of records have collected, the packer sends them."""
 
 _HEAD = struct.Struct("<HI")
 _LONGEST_NAME = 100
 
 
 class Packer:
-    """The sink of a dump (capture.Sink); ``send`` takes what goes onto the wire."""
+    """The sink of a dump (capture.Sink); it passes ``send`` what goes onto the wire."""
 
     def __init__(self, send: Callable[[str, bytes], None]) -> None:
         self._send = send
@@ -38,7 +38,7 @@ class Packer:
         self._begun = False
 
     def __call__(self, name: str, data: bytes) -> None:
-        """More bytes of an image; empty ones end it."""
+        """Take more bytes of an image; empty ``data`` ends the image."""
         if name in self._large:
             self._send("image:" + name, data)
             return
@@ -51,7 +51,7 @@ class Packer:
             del self._open[name]
             encoded = name.encode()
             self._records += _HEAD.pack(len(encoded), len(held)) + encoded + held
-            # The first one at once: the destination knows by it that the tree stands.
+            # Send the first one at once: it shows the destination that the tree is frozen.
             if len(self._records) >= PACK or not self._begun:
                 self._flush()
 
@@ -69,14 +69,14 @@ class Packer:
 
 
 class Unpacker:
-    """Takes the common stream; ``keep`` is called with each file's name and bytes."""
+    """Reads the common stream; calls ``keep`` with each file's name and bytes."""
 
     def __init__(self, keep: Callable[[str, memoryview], None]) -> None:
         self._keep = keep
         self._rest = bytearray()
 
     def write(self, data: memoryview | bytes) -> None:
-        """Raises StepFailed for what no :class:`Packer` sends, or what ``keep`` raises."""
+        """Raises StepFailed for bytes that no :class:`Packer` sends, and what ``keep`` raises."""
         self._rest += data
         at = 0
         while len(self._rest) - at >= _HEAD.size:
@@ -95,7 +95,7 @@ class Unpacker:
         del self._rest[:at]
 
     def end(self) -> None:
-        """Raises StepFailed when the last record was cut off."""
+        """Raises StepFailed if the last record was cut off."""
         if self._rest:
             raise StepFailed(
                 "ship", f"the last image is cut off: only {len(self._rest)} bytes of it came"

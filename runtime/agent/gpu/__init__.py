@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs of one host: what capsules hold, and how device state goes and comes."""
+"""The GPUs of one host: what capsules use of them, and how device state leaves and arrives."""

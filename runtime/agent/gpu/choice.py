@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPUs change places when a capsule is to leave one for another of its host. Pure.
+"""Choose which GPUs change places when a capsule leaves one for another of its host. Pure.
 
-The map that the driver wants names every GPU that a process could see (assignment.py), so the one
-that is left stands for the other one in turn; nothing goes there.
+The driver needs a map that names every GPU that a process could see (assignment.py). So the map
+also sends the new GPU to the old one, although nothing moves there.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from . import preflight as gpu_preflight
 def choose(
     capsule: str, survey: GpuSurvey | None, to: str, leave: str, promised: Mapping[str, str]
 ) -> SwapPlan:
-    """The plan for a surveyed capsule; ``to`` and ``leave`` as in LookAtGpus, ``promised``: GPUs
-    that moves under way have been promised, by uuid, and to whom, in words.
+    """The plan for a surveyed capsule. ``to`` and ``leave`` are those of LookAtGpus; ``promised``:
+    GPUs promised to moves under way, uuid → the reason in words.
 
-    Raises NotFound for a GPU that is not here, and Refused with every finding at once.
+    Raises NotFound for a GPU that is not here, and Refused with all findings at once.
     """
     leave = left(capsule, survey, leave)
     assert survey is not None

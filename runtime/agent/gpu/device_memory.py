@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device memory on the wire: from the source's helper into the destination's, never all of it in
-host memory.
+"""Device memory on the wire: from the source's GPU helper into the destination's. Host memory never
+holds all of it.
 
-Streams: ``devices``, the table of what was saved (devices.Saved), and then ``device:<pid>`` with
-the bytes of that process's blocks, in the order of the table.
+Streams: ``devices`` carries the table of saved state (device_state.Saved); then ``device:<pid>``
+carries the bytes of that process's blocks, in the order of the table.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from .devices import DeviceTree
 TABLE = "devices"
 MEMORY = "device"
 TABLE_LIMIT = 64 << 20
-"""Bytes of a table: a block takes some 60."""
+"""The most bytes that a table may have; a block takes some 60."""
 
 Send = Callable[[str, bytes | memoryview], None]
-"""As wire.Sender.send: empty bytes end a stream."""
+"""A function like wire.Sender.send: empty bytes end a stream."""
 
 
 def send_memory(
     helper: GpuHelper, migration: str, saved: Sequence[Saved], send: Send,
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:  # fmt: skip
-    """Send what the helper has of a migration's processes; raises StepFailed once ``stopped``."""
+    """Send the device memory that the helper holds for ``saved``; StepFailed once ``stopped``."""
     for process in saved:
         if not process.blocks:
             continue
@@ -49,7 +49,7 @@ def send_memory(
 
 
 class Pump:
-    """Sends the table at once, and the memory in a thread of its own while CRIU works."""
+    """Sends the table at once, and the memory in its own thread while CRIU works."""
 
     def __init__(self, devices: DeviceTree | None, send: Send) -> None:
         self.bytes = 0 if devices is None else sum(process.bytes for process in devices.saved)
@@ -64,14 +64,14 @@ class Pump:
         self._thread.start()
 
     def finish(self) -> int:
-        """Return the bytes when all have been sent; raises what sending raised."""
+        """Return the number of bytes once all are sent; raises the error that sending met."""
         self._join()
         if self._error is not None:
             raise self._error
         return self.bytes
 
     def stop(self) -> None:
-        """Send nothing more; may be called again."""
+        """Send nothing more. A second call does no harm."""
         self._stop.set()
         self._join()
 
@@ -90,7 +90,7 @@ class Pump:
 class DeviceInlet:
     """Takes these streams at the destination, into memory on the GPUs of ``gpus`` (old → new).
 
-    What it raises ends the migration: StepFailed for what no source sends, or a helper's error.
+    Every error ends the migration: StepFailed for data that no source sends, or a helper's error.
     """
 
     def __init__(self, helper: GpuHelper, migration: str, gpus: Mapping[str, str]) -> None:
@@ -103,7 +103,7 @@ class DeviceInlet:
 
     @property
     def table(self) -> bytes:
-        """What the source has said; for the agent's next life."""
+        """The source's table; a restarted agent needs it."""
         return bytes(self._raw)
 
     def write_table(self, data: memoryview) -> None:
@@ -112,7 +112,7 @@ class DeviceInlet:
         self._raw += data
 
     def end_table(self) -> None:
-        """Memory for all of it is made now."""
+        """End the table; the helper now allocates all its memory."""
         self.saved = decode(self._raw)
         for process in self.saved:
             if process.blocks:
@@ -127,12 +127,12 @@ class DeviceInlet:
         self._fillers[pid].write(data)
 
     def end(self, pid: str) -> None:
-        """Raises StepFailed when bytes are missing."""
+        """Raises StepFailed if bytes are missing."""
         if pid in self._fillers:
             self._fillers.pop(pid).finish()
 
     def close(self) -> None:
-        """Take nothing more. May be called again."""
+        """Take nothing more. A second call does no harm."""
         for filler in self._fillers.values():
             filler.close()
         self._fillers.clear()
@@ -148,7 +148,7 @@ class DeviceInlet:
 
 
 def decode(raw: bytes | bytearray) -> list[Saved]:
-    """The table of an image; raises StepFailed for anything else."""
+    """Decode the table of an image; raises StepFailed for anything else."""
     try:
         return msgspec.msgpack.decode(raw, type=list[Saved])
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

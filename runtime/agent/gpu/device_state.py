@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was saved of a process's device state, how it is compared, and told."""
+"""The saved device state of a process, how it is compared, and how it is reported."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ class DeviceLost(StepFailed):
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """One process's device state at the boundary.
+    """The device state of one process at the boundary.
 
-    ``pid``: as the capsule sees it; ``blocks``: the memory that the helper has; ``used``: bytes of
-    device memory by GPU; ``sums``: checksum by address, each of ``samples`` (None: none taken).
+    ``pid`` is the one that the capsule sees. ``blocks``: memory that the helper holds. ``used``:
+    bytes of device memory by GPU. ``sums``: checksum by address, each over ``samples`` blocks of
+    4 KiB (0: over all bytes, None: no checksums).
     """
 
     pid: int
@@ -32,13 +33,13 @@ class Saved(msgspec.Struct, frozen=True):
 
     @property
     def bytes(self) -> int:
-        """Of ``blocks``: what goes from GPU to GPU."""
+        """Bytes of ``blocks``, which go from GPU to GPU."""
         return sum(block.size for block in self.blocks)
 
 
 def left_to_driver(saved: Saved, gpus: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """Bytes by new GPU that the driver's restore will ask for: not what the helper has, which has
-    its memory there already."""
+    """Bytes by new GPU that the driver's restore will request. Memory that the helper holds does
+    not count: it is on the new GPU already."""
     left = dict(saved.used)
     for block in saved.blocks:
         left[block.gpu] = max(0, left.get(block.gpu, 0) - block.size)
@@ -47,7 +48,7 @@ def left_to_driver(saved: Saved, gpus: Sequence[tuple[str, str]]) -> dict[str, i
 
 
 def compare(saved: Saved, now: Mapping[int, int]) -> None:
-    """Raises DeviceLost where device memory is not what it was at the boundary."""
+    """Raises DeviceLost if device memory differs from that at the boundary."""
     wrong = [address for address, value in saved.sums.items() if now.get(address) != value]
     if wrong:
         first = ", ".join(f"{address:#x}" for address in sorted(wrong)[:3])
@@ -59,9 +60,10 @@ def compare(saved: Saved, now: Mapping[int, int]) -> None:
 
 
 def words_of_save(saved: Sequence[Saved], plain: str = "") -> str:
-    """ "2 CUDA processes, 3 allocations from GPU to GPU, 12.6 MB by the driver, 40 checksums".
+    """A text such as "2 CUDA processes, 3 allocations from GPU to GPU, 12.6 MB by the driver, 40
+    checksums".
 
-    ``plain``: why none went by the fast path.
+    ``plain``: why no process took the fast path.
     """
     if not saved:
         return "no CUDA process"
@@ -81,7 +83,7 @@ def words_of_save(saved: Sequence[Saved], plain: str = "") -> str:
 
 
 def words_of_return(saved: Sequence[Saved]) -> str:
-    """ "2 CUDA processes, 40 checksums alike"."""
+    """A text such as "2 CUDA processes, 40 checksums alike"."""
     sums = sum(len(s.sums) for s in saved)
     parts = [f"{len(saved)} CUDA process{'' if len(saved) == 1 else 'es'}"]
     return ", ".join(parts + ([f"{sums} checksums alike"] if sums else []))

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA processes of a capsule: their device state is taken off the GPUs, and brought back.
+"""The CUDA processes of a capsule: their device state leaves the GPUs, and is brought back.
 
-For each of them, one after the other, at the source (:meth:`DeviceTree.save`):
+For each process, one after the other, at the source (:meth:`DeviceTree.save`):
 
-1. lock: application threads stop at the entry of CUDA calls, what they submitted has run.
-2. hold: every thread stands still, by ptrace, but the driver's and liveshift's own.
-3. unlock: now only liveshift's service thread can call CUDA, so device memory is what it is.
-4. session: checksums; the memory of the interposer's own allocations is handed to the helper, its
-   addresses stay reserved (the fast path).
-5. lock, release the held threads, checkpoint: what is left goes into the process's host memory.
+1. lock: application threads stop at the entry of CUDA calls; all work that they submitted has run.
+2. hold: ptrace stops every thread except those of the driver and of liveshift.
+3. unlock: only liveshift's service thread can call CUDA now, so device memory does not change.
+4. session: the service thread takes checksums and hands the memory of the interposer's own
+   allocations to the helper; their addresses stay reserved (the fast path).
+5. lock, release the held threads, checkpoint: the rest goes into the process's host memory.
 
-And back (:meth:`DeviceTree.bring_back`): hold, restore, unlock, session (memory is mapped at its
-old addresses, checksums compared), release. A process without a service thread skips 2 to 4.
+And back (:meth:`DeviceTree.bring_back`): hold, restore, unlock, session (map memory at its old
+addresses, compare checksums), release. A process without a service thread skips 2 to 4.
 
-Whatever is interrupted, bring_back asks the driver and the helper how far it had come. The helper
-survives its agent, and holds threads and memory for the agent's next life.
+After an interruption, bring_back asks the driver and the helper how far the work had come. The
+helper outlives its agent: it keeps threads held, and memory, for the restarted agent.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ from .watch import OFF, GpuWatch
 log = logging.getLogger("liveshift.devices")
 
 SAMPLES = 4
-"""Blocks of 4 KiB that a sampled checksum reads of each allocation."""
+"""A sampled checksum reads this many blocks of 4 KiB of each allocation."""
 
 SESSION_S = 20.0
-"""For a service thread to answer: it looks for orders once a second at the least."""
+"""Seconds in which a service thread must answer; it looks for orders at least once a second."""
 
 
 @dataclass(frozen=True)
 class Devices:
-    """A host's GPUs as its migrations use them."""
+    """The GPUs of a host, as its migrations use them."""
 
     gpus: GpuWatch
     cluster: Cluster
@@ -74,9 +74,9 @@ class Devices:
         plain: str = "",
         only: Collection[int] = (),
     ) -> DeviceTree | None:
-        """For one migration of one capsule; ``full``: checksums over every byte; ``plain``: why the
-        other side can't take memory from the helper; ``only``: some of its processes, by their pids
-        inside. None: no GPU here can be used. Blocks."""
+        """The CUDA processes for one migration of a capsule. ``full``: take checksums over every
+        byte; ``plain``: why the other host cannot take memory from the helper; ``only``: pids
+        inside, if only some processes go. Returns None if no GPU here can be used. Blocks."""
         helper = self.gpus.helper()
         if helper is None:
             return None
@@ -94,12 +94,12 @@ class Devices:
         return DeviceTree(resident, helper, migration, limit, samples, why, only, not here.sessions)
 
     def left(self, migration: str, resident: Resident) -> DeviceTree | None:
-        """The same for what an earlier life of the agent has begun: to be ended, no more."""
+        """The same for a move that an earlier agent began; it is only ended, not continued."""
         return self.tree(migration, resident, plain="an earlier agent has begun it")
 
     def drop_all_but(self, known: Callable[[], Collection[str]]) -> bool:
-        """Have the helper forget the memory of migrations that are not among the known ones; False:
-        it can't be asked now. Blocks."""
+        """Make the helper drop the memory of migrations that are not in ``known``. Returns False
+        if the helper cannot be asked now. Blocks."""
         if not self.gpus.present():
             return True
         try:
@@ -107,7 +107,7 @@ class Devices:
             if helper is None:
                 return False
             held = helper.held()
-            keep = known()  # asked later: what is new is known before the helper has any of it
+            keep = known()  # after held(): a migration is known before the helper holds its memory
             for key in [k for k in held if k.partition("/")[0] not in keep]:
                 log.warning("device memory of %s, which nobody wants any more, is dropped", key)
                 helper.drop(key)
@@ -119,7 +119,7 @@ class Devices:
 
 @dataclass
 class CudaProcess:
-    """A process that holds device state; ``pid`` as the host sees it."""
+    """A process that holds device state; ``pid`` is the one that the host sees."""
 
     pid: int
     inner: int
@@ -130,9 +130,9 @@ class CudaProcess:
 class DeviceTree:
     """The CUDA processes of one capsule, for one migration.
 
-    ``samples``: of each allocation, 0 for every byte, None for no checksums; ``plain``: why the
-    helper may not take memory over, "" where it may; ``only``: some processes, by their pids
-    inside; none: all of them; ``sessions``: whether there can be any with this driver. Every
+    ``samples``: blocks of 4 KiB per allocation and checksum, 0 for every byte, None for no
+    checksums. ``plain``: why the helper may not take memory, "" if it may. ``only``: pids inside
+    the capsule; empty means all processes. ``sessions``: whether this driver allows sessions. Every
     method blocks.
     """
 
@@ -145,11 +145,11 @@ class DeviceTree:
     only: Collection[int] = ()
     sessions: bool = True
     saved: list[Saved] = field(default_factory=list)
-    _held: list[int] = field(default_factory=list)  # by arrive
+    _held: list[int] = field(default_factory=list)  # pids that arrive() holds
 
     def warm(self, gpus: Sequence[str]) -> str:
-        """Have the helper ready to take memory of these GPUs, while the job trains; returns why it
-        can't: then the driver's own checkpoint takes all of it. Undone by drop and bring_back."""
+        """While the job trains, prepare the helper to take memory of these GPUs. Returns why it
+        cannot, and then the driver's own checkpoint takes all. drop and bring_back undo this."""
         if self.plain or not gpus:
             return ""
         try:
@@ -161,14 +161,14 @@ class DeviceTree:
 
     @property
     def _warm(self) -> str:
-        """No process's key."""
+        """A key that no process has."""
         return f"{self.migration}/warm"
 
     # ---- at the source -------------------------------------------------------------------------
 
     def save(self, watch: Stopwatch) -> list[Saved]:
-        """Take the device state off the GPUs; raises StepFailed, after which bring_back undoes
-        what was done."""
+        """Take the device state off the GPUs. Raises StepFailed; bring_back then undoes what was
+        done."""
         with self._processes(self.only) as found:
             if not found:
                 return []
@@ -199,41 +199,40 @@ class DeviceTree:
         return saved
 
     def _needs_session(self, page: OrderedPage) -> bool:
-        """For the memory's way, for checksums, or to have memory that once came from a helper be
-        the process's own, without which its checkpoint may fail."""
+        """A session moves the memory and takes checksums. It also makes memory that once came from
+        a helper the process's own, as otherwise its checkpoint may fail."""
         arena = any(row.kind == Memory.ARENA for row in page.allocations())
         return self.sessions and (not self.plain or self.samples is not None or arena)
 
     def drop(self) -> None:
-        """Have the helper forget the memory: it lives on elsewhere."""
+        """Make the helper drop the memory: it lives on elsewhere."""
         for key in [k for k in self.helper.held() if k.startswith(self.migration + "/")]:
             self.helper.drop(key)
 
     # ---- back on a GPU -------------------------------------------------------------------------
 
     def bring_back(self, watch: Stopwatch, gpus: Sequence[tuple[str, str]] = ()) -> None:
-        """Put the device state onto GPUs again, by the full map of (old, new) UUIDs; none: as it
-        was. The processes go on.
+        """Put the device state onto GPUs again, and let the processes go on. ``gpus``: the full map
+        of (old, new) UUIDs; empty: onto the same GPUs.
 
-        May be called again, and for what was never taken off. Raises DeviceLost, or StepFailed
-        for what may be tried again.
-        """
+        May be called again, also for state that never left its GPU. Raises DeviceLost, or
+        StepFailed if another attempt is possible."""
         with self._processes(self.only) as found, watch.phase("gpu restore", frozen=True) as lap:
             for process in found:
                 self._bring_back(process, gpus)
                 self.helper.release(process.pid)
             lap.detail = words_of_return(self.saved)
-        self.drop()  # what is left belongs to processes that have ended meanwhile
+        self.drop()  # the rest belongs to processes that have ended meanwhile
 
     def off_gpus(self) -> bool:
-        """Whether some of it is on no GPU now, and can be brought back to any."""
+        """Whether some device state is on no GPU now, and could be brought back to any."""
         with self._processes(self.only) as found:
             return any(self.helper.state(p.pid) is ProcessState.CHECKPOINTED for p in found)
 
     def arrive(self, watch: Stopwatch, gpus: Sequence[tuple[str, str]]) -> None:
-        """Put the device state onto this host's GPUs, of a tree that is stopped and has yet to be
-        granted. Of its threads only the driver's and liveshift's run, and they end with their
-        helper; until :meth:`end`."""
+        """Put the device state of a stopped tree, which waits for its grant, onto this host's GPUs.
+        Until :meth:`end`, only the threads of the driver and of liveshift run in its processes, and
+        the processes end if their helper ends."""
         of = {saved.pid for saved in self.saved}
         with self._processes(of) as found, watch.phase("gpu restore", frozen=True) as lap:
             missing = of - {process.inner for process in found}
@@ -247,8 +246,8 @@ class DeviceTree:
             lap.detail = words_of_return(self.saved)
 
     def take_up(self, *, some: bool = False) -> None:
-        """What :meth:`arrive` has left held in an earlier life of the agent; raises StepFailed when
-        it is not all of it, unless ``some`` will do."""
+        """Find the processes that :meth:`arrive` held in an earlier agent. Raises StepFailed if
+        some are missing, unless ``some`` is set."""
         of = {saved.pid for saved in self.saved}
         with self._processes(of) as found:
             self._held = [process.pid for process in found if self.helper.holds(process.pid)]
@@ -258,13 +257,13 @@ class DeviceTree:
             )
 
     def spare_from_exit(self) -> None:
-        """What :meth:`arrive` holds was granted: it does not end with its helper any more. Raises
-        StepFailed when it has ended so already."""
+        """The processes that :meth:`arrive` holds were granted: they no longer end with their
+        helper. Raises StepFailed if one has ended that way already."""
         for pid in self._held:
             self.helper.spare_from_exit(pid)
 
     def end(self) -> None:
-        """Let go what :meth:`arrive` holds, all that can be; raises what stood in the way."""
+        """Release all processes that :meth:`arrive` holds; then raise the last error, if any."""
         failed: LiveshiftError | None = None
         while self._held:
             try:
@@ -297,7 +296,7 @@ class DeviceTree:
         if state is ProcessState.FAILED:
             raise DeviceLost("gpu restore", f"process {process.inner}: its CUDA state has failed")
         if state is ProcessState.CHECKPOINTED:
-            # Where no table was kept, the helper knows what it held at its checkpoint.
+            # Without a table, the helper knows what the process held at its checkpoint.
             needed = left_to_driver(saved, gpus) if saved.used else None
             helper.restore(pid, gpus, needed=needed)
         if state is not ProcessState.RUNNING:
@@ -305,8 +304,8 @@ class DeviceTree:
         if process.page is not None and (ours or verify):
             with self._session(process) as session:
                 if ours:
-                    # A restore that fails after all is done again, from the same memory.
-                    arrived = pid in self._held  # its memory is on this host's GPUs already
+                    # ``keep``: a restore that fails later is repeated from the same memory.
+                    arrived = pid in self._held  # its memory is already on this host's GPUs
                     session.take_back(key, keep=arrived, gpus=() if arrived else gpus)
                 if verify:
                     compare(saved, session.checksums(saved.samples or 0))
@@ -314,13 +313,13 @@ class DeviceTree:
     # ---- both ----------------------------------------------------------------------------------
 
     def key(self, inner: int) -> str:
-        """What the helper calls a process's memory."""
+        """The helper's name for a process's memory."""
         return f"{self.migration}/{inner}"
 
     @contextmanager
     def _processes(self, of: Collection[int] = ()) -> Iterator[list[CudaProcess]]:
-        """By pid, those in ``of`` or else whom the driver knows or whose memory the helper has;
-        their pages are open meanwhile."""
+        """The processes by pid: those in ``of``, or else those that the driver knows or whose
+        memory the helper holds. Their pages are open meanwhile."""
         pages = {page_pid: page for page, page_pid in ordered_pages(self.resident)}
         try:
             found, living = [], [task for task in tasks(self.resident.room) if lives(task.pid)]
@@ -341,7 +340,7 @@ class DeviceTree:
 
     @contextmanager
     def _session(self, process: CudaProcess) -> Iterator[DeviceSession]:
-        """With the process's service thread, which serves nothing else meanwhile."""
+        """A session with the process's service thread, which serves nothing else meanwhile."""
         page = process.page
         assert page is not None
         directory = self.resident.room.root / room.PAGES.lstrip("/")
@@ -354,7 +353,7 @@ class DeviceTree:
 
 
 def has_cuda(resident: Resident) -> bool:
-    """Whether a process of it may have device state."""
+    """Whether a process of the capsule may have device state."""
     for task in tasks(resident.room):
         with suppress(FileNotFoundError, ProcessLookupError):
             if _has_cuda(task.pid):
@@ -363,20 +362,20 @@ def has_cuda(resident: Resident) -> bool:
 
 
 def _has_cuda(pid: int) -> bool:
-    """Whether the driver's library is mapped: without it there is nothing to ask the driver."""
+    """Whether the driver's library is mapped; without it the driver does not know the process."""
     with open(f"/proc/{pid}/maps", "rb") as maps:
         return b"/libcuda.so" in maps.read()
 
 
 def _served(page: OrderedPage | None) -> OrderedPage | None:
-    """Its page, if a service thread looks at it: a process that has device memory has one."""
+    """The page, if a service thread looks at it: every process with device memory has one."""
     if page is None or not page.allocations():
         return None
     return page
 
 
 def _await_served(page: OrderedPage) -> None:
-    """Until the service thread has ended the session; raises StepFailed with its words."""
+    """Wait until the service thread has ended the session; raises StepFailed with its message."""
     order, until = page.order(), time.monotonic() + SESSION_S
     asked = (order["attempt"], order["version"], Want.DEVICES)
     while True:

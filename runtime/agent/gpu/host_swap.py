@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A swap of GPUs on the host where it happens. Every method blocks: the agent runs it in a thread.
 
-One CUDA process after the other: its device state is taken off the one GPU and put onto the other,
-while all others of the capsule are left alone. What fails on the way goes back onto the old GPU.
+CUDA processes swap one after the other: the agent takes a process's device state off the old GPU
+and puts it onto the new one; the capsule's other processes stay as they are. After a failure the
+state goes back onto the old GPU.
 
-How far it has come is in a note in the capsule's directory, so that an agent's next life can end
-what this one began, and can tell the orchestrator of it until the capsule goes.
+A note in the capsule's directory says how far the swap is. With it a restarted agent can finish the
+swap, and can report it to the orchestrator as long as the capsule is here.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ log = logging.getLogger("liveshift.swap")
 
 NOTE = "gpu-swap"
 ATTEMPTS = 2
-"""How often the driver is asked to put device state somewhere, where there is no other way."""
+"""How often the driver is asked to put device state onto a GPU if there is no other way."""
 
 Tree = Callable[[int], DeviceTree]
-"""The device state of one process, by its pid inside the capsule."""
+"""Returns the device state of one process, by its pid inside the capsule."""
 
 
 class Stage(StrEnum):
-    SAVING = "saving"  # one process's state is being taken off the old GPU
-    BRINGING = "bringing"  # … put onto the new one
-    RETURNING = "returning"  # … put back
+    SAVING = "saving"  # the state of one process is leaving the old GPU
+    BRINGING = "bringing"  # the state of one process is going onto the new GPU
+    RETURNING = "returning"  # the state of one process is going back onto the old GPU
     SWAPPED = "swapped"
     STAYS = "stays"
     LOST = "lost"
@@ -52,9 +53,10 @@ ENDS = frozenset({Stage.SWAPPED, Stage.STAYS, Stage.LOST})
 
 
 class SwapNote(msgspec.Struct, frozen=True):
-    """``pids`` (as inside) have still to go, the first of them is at ``stage``; ``done`` have gone.
+    """How far a swap is. ``pids`` (inside the capsule) have still to swap, the first of them is at
+    ``stage``; ``done`` have swapped.
 
-    ``saved``: of the first one, once its state is off the GPU. ``why`` it is not swapped.
+    ``saved``: the first one's state, once it is off the GPU. ``why``: why the capsule stays.
     """
 
     migration: str
@@ -71,22 +73,22 @@ class SwapNote(msgspec.Struct, frozen=True):
 
 
 def read(resident: Resident) -> SwapNote | None:
-    """The note of the capsule's last swap; None where there is none that can be read."""
+    """The note of the capsule's last swap; None if there is none or it cannot be read."""
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return msgspec.msgpack.decode(_path(resident).read_bytes(), type=SwapNote)
     return None
 
 
 def write(resident: Resident, note: SwapNote) -> None:
-    """In place of the one before, whole or not at all."""
+    """Replace the capsule's note in one step."""
     path = _path(resident)
     path.with_suffix(".new").write_bytes(msgspec.msgpack.encode(note))
     path.with_suffix(".new").rename(path)
 
 
 class HostSwap:
-    """One swap of one capsule: :meth:`run`, and after an agent's death, or while the helper could
-    not be reached, :meth:`finish`."""
+    """One swap of one capsule. Call :meth:`run`; after the agent's death, or when the helper could
+    not be reached, call :meth:`finish`."""
 
     def __init__(self, resident: Resident, note: SwapNote, tree: Tree) -> None:
         self.note = note
@@ -94,9 +96,9 @@ class HostSwap:
         self._tree = tree
 
     def run(self, deadline_s: float) -> Moved:
-        """Bring all of the note's processes over.
+        """Move all of the note's processes to the other GPU.
 
-        Raises what stood in the way; the note tells what became of it.
+        Raises the error that prevented it; the note says where the processes are.
         """
         watch, until = Stopwatch(), time.monotonic() + deadline_s
         while self.note.pids:
@@ -117,8 +119,8 @@ class HostSwap:
         return Moved(0, watch.phases)
 
     def finish(self) -> None:
-        """End what was interrupted: forward if the state was off the old GPU, back otherwise, and
-        no further process. Raises Unreachable while the helper cannot be reached."""
+        """Finish an interrupted swap: forward if the state had left the old GPU, else back. No
+        further process swaps. Raises Unreachable while the helper cannot be reached."""
         if self.note.over:
             return
         watch, why = Stopwatch(), self.note.why or "the agent was restarted"
@@ -131,15 +133,15 @@ class HostSwap:
             self._bring_over(tree, watch)
         except Unreachable:
             raise
-        except Exception:  # the note tells
+        except Exception:  # the note says what became of it
             return
         if self.note.pids:
             self._note(Stage.STAYS, why=self._with_done(why))
 
     def _bring_over(self, tree: DeviceTree, watch: Stopwatch) -> None:
-        """The process runs on the other GPU; else raises, with it back on the old one, or lost.
+        """Return when the process runs on the new GPU; else raise, after it is back or lost.
 
-        Where the driver has put it onto the other GPU there is no way back, only on.
+        Once the driver has put the state onto the new GPU there is no way back.
         """
         for attempt in range(ATTEMPTS):
             try:
@@ -161,7 +163,7 @@ class HostSwap:
         self._note(Stage.SAVING if rest else Stage.SWAPPED, pids=rest, done=done, saved=[])
 
     def _go_back(self, tree: DeviceTree, watch: Stopwatch, error: Exception) -> None:
-        """The process goes on where it was, or is lost."""
+        """Put the process back onto its old GPU; if that fails, it is lost."""
         why = str(error) or type(error).__name__
         self._note(Stage.RETURNING, why=why)
         for attempt in range(ATTEMPTS):
@@ -178,10 +180,10 @@ class HostSwap:
                     return
 
     def _lose(self, tree: DeviceTree, why: str) -> None:
-        """It would hang at its next CUDA call, and the others of its job with it."""
+        """End the capsule: it would hang at its next CUDA call, and so would all of its job."""
         self._note(Stage.LOST, why=f"its device state is lost, so it was ended: {why}")
         room.end(self._resident.room)
-        with contextlib.suppress(LiveshiftError):  # an agent's next life does it again
+        with contextlib.suppress(LiveshiftError):  # a restarted agent does it again
             tree.drop()
 
     def _with_done(self, why: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The destination's checks of GPUs: which one stands for which, and whether it can."""
+"""The destination's checks of GPUs: which new GPU replaces which old one, and whether it can."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ...model.troubles import Trouble
 from .survey import CHECKPOINTS, NEWER, dotted
 
 SHOWN = 4
-"""How many reasons of one kind an answer names; the rest is counted."""
+"""A message names at most this many reasons of one kind and counts the rest."""
 
 
 @dataclass
 class GpuPlan:
-    """What becomes of a capsule's GPUs here. ``troubles`` empty: it can move."""
+    """The plan for a capsule's GPUs on this host. It can move if ``troubles`` is empty."""
 
     pairs: Pairs = field(default_factory=list)
     plain: str = ""
-    """Why device memory can't be streamed here, in words; empty: it can."""
+    """Why device memory cannot be streamed here, in words; "" if it can."""
     host_memory: int = 0
-    """Bytes that the driver's checkpoint makes of device memory, at both ends."""
+    """Bytes of host memory that the driver's checkpoint takes for device memory, on each host."""
     at_source: bool = False
-    """Some of the troubles have their cause at the source: they stay with any destination."""
+    """Whether the source causes some of the troubles: no other destination avoids those."""
     rows: list[tuple[str, str]] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
 
@@ -37,8 +37,8 @@ def plan(
 ) -> GpuPlan:
     """Plan for a surveyed capsule; raises nothing.
 
-    ``here`` None: this host has no GPU helper, and ``why``; ``wanted``: source → GPU here;
-    ``host``: this one's name.
+    ``here``: None if this host has no GPU helper, and ``why`` says why. ``wanted``: GPU of the
+    source → GPU of this host. ``host``: the name of this host.
     """
     made = GpuPlan(troubles=list(survey.problems))
     made.at_source = bool(survey.problems) or survey.by_driver("") > survey.memory
@@ -129,7 +129,7 @@ def _rows(survey: GpuSurvey, here: GpuHost, made: GpuPlan) -> Iterator[tuple[str
         if a in used and old[a].pci_bus_id not in {gpu.pci_bus_id for gpu in here.gpus}
     ]
     if strange:
-        # NVIDIA/cuda-checkpoint issue 48: the process goes on telling the old one.
+        # NVIDIA/cuda-checkpoint issue 48: the process still reports the old address.
         told = "no GPU here has that PCI address, by which NCCL will look for it"
         yield "PCI addresses", f"{_some(strange)}: {told}"
     streamed = survey.total - made.host_memory
@@ -140,7 +140,7 @@ def _rows(survey: GpuSurvey, here: GpuHost, made: GpuPlan) -> Iterator[tuple[str
         yield "device memory", f"{units.size(streamed)} streamed, the rest by the driver"
     off = [named(new[b]) for a, b in made.pairs if a in used and new[b].persistence is False]
     if off:
-        # Its helper has called cuInit and stays, so it works without (cuda.h); it takes longer.
+        # Its helper has called cuInit and stays, so the move works (cuda.h), but takes longer.
         yield "persistence mode", f"off here on {_some(off)}: nvidia-smi -pm 1 saves seconds"
 
 

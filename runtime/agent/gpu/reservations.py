@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent's part in what is known of GPUs before a move: surveys of capsules that are here, and
-GPUs for those that come, of which no other reservation gets one meanwhile."""
+"""What an agent knows of GPUs before a move: it surveys capsules on this host, and chooses GPUs for
+capsules that come. No other reservation gets those GPUs meanwhile."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .watch import GpuWatch
 
 
 class GpuReservations:
-    """``host``: this one's name. ``taken``: GPUs that moves and swaps under way have, those
-    ``chosen`` here among them, by uuid, and what of it, in words."""
+    """``host``: the name of this host. ``taken``: returns the GPUs that moves and swaps under way
+    hold, including those ``chosen`` here, as uuid → the reason in words."""
 
     def __init__(self, host: str, watch: GpuWatch, taken: Callable[[], dict[str, str]]) -> None:
         self._host = host
@@ -30,10 +30,10 @@ class GpuReservations:
         self._taken = taken
         self._turn = asyncio.Lock()
         self.chosen: dict[str, str] = {}
-        """For as long as a reservation is being made."""
+        """GPUs of reservations that are being made at the moment."""
 
     def survey(self, resident: Resident, found: Survey) -> GpuSurvey | None:
-        """What a surveyed capsule holds of GPUs; None: nothing. Blocks."""
+        """What a surveyed capsule uses of GPUs; None if it uses none. Blocks."""
         if not found.gpu_tasks:
             return None
         unreadable: dict[int, PageError] = {}
@@ -48,8 +48,8 @@ class GpuReservations:
 
     @contextlib.asynccontextmanager
     async def making(self, ask: Reserve) -> AsyncIterator[GpuPlan]:
-        """The plan for a capsule that is to come; its GPUs are nobody else's until the end, from
-        where on the arrival has them."""
+        """Plan for a capsule that will come. No other capsule gets its GPUs until the end of this
+        context; from then on the arrival holds them."""
         if ask.gpu is None:
             yield GpuPlan()
             return

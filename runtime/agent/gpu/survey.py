@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU side of a capsule at its source, while it runs: its CUDA processes, what they hold, and
-what the driver's checkpoint would refuse or fail on, with the process lost, in words.
+"""The survey of GPUs at the source, while the capsule runs: its CUDA processes, what they hold, and
+what the driver's checkpoint would refuse, or would fail on and lose the process, in words.
 
-Facts: cuda.h on cuCheckpointProcess*, the README of NVIDIA/cuda-checkpoint and its issues 15
+Sources: cuda.h on cuCheckpointProcess*, the README of NVIDIA/cuda-checkpoint and its issues 15
 (CUPTI), 28 and 43 (forked children), 42 (MIG), 44 and 56 (IPC).
 """
 
@@ -25,10 +25,10 @@ from ...messages import GpuHost, GpuProcess, GpuSurvey
 from ...model.troubles import Trouble
 
 NO_ARENA = "none of its memory is from the interposer's arena"
-"""Why nothing of a process is streamed where its host could."""
+"""Why no memory of a process is streamed on a host that could stream it."""
 
 CHECKPOINTS = (12, 8)
-"""CUDA of the first driver (570) whose API takes a checkpoint."""
+"""The CUDA version of the first driver (570) whose API takes a checkpoint."""
 
 NEWER = "install a driver of CUDA 12.8 (570) or later; moving to another GPU needs 13.0 (580)"
 
@@ -37,7 +37,7 @@ UNREADABLE = "no collective boundary can be found with it: start the job again"
 
 
 class Drivers(Protocol):
-    """The part of the host's GPU helper that is asked here."""
+    """The part of the host's GPU helper that the survey asks."""
 
     def state(self, pid: int) -> IntEnum | None: ...
 
@@ -52,11 +52,11 @@ def look(
     memory: int,
     unreadable: Mapping[int, PageError] | None = None,
 ) -> GpuSurvey | None:
-    """What the tasks of ``found`` hold; None when none of them has to do with a GPU.
+    """Survey the GPU use of the tasks of ``found``; None if none of them uses a GPU.
 
-    ``pages``: what the interposer knows, by the pid inside; ``helper`` None: it is not there,
-    ``host.fast_path`` says why; ``unreadable``: why a page that was made is not among
-    them. Raises what the helper raises.
+    ``pages``: what the interposer knows, by pid inside. ``helper``: None if there is none, and
+    ``host.fast_path`` says why. ``unreadable``: why the page of a process is not among ``pages``.
+    Raises the helper's errors.
     """
     if helper is None:
         holders = [task for task in found.gpu_tasks if _holds(task, pages)]
@@ -122,10 +122,10 @@ def _arena(page: ProcessState) -> int:
 def _with_untold(
     processes: list[GpuProcess], pages: Mapping[int, ProcessState], host: GpuHost
 ) -> tuple[list[GpuProcess], bool]:
-    """NVML may not tell whose memory is whose (in a container, say). Then all that is in use here
-    may be the capsule's: it is entered once, with the first process that nothing is told of.
+    """Add the memory that NVML does not report by process, as in a container. Then all memory in
+    use on this host may be the capsule's; it is entered once, for the first process without data.
 
-    Also returns whether NVML has told of all of them.
+    Also returns whether NVML has reported the memory of all processes.
     """
     for place, process in enumerate(processes):
         page = pages.get(process.pid)
@@ -138,9 +138,9 @@ def _with_untold(
 
 
 def _of_no_process(task: GpuTask) -> Iterator[Trouble]:
-    """The driver does not know it as a CUDA process."""
+    """Troubles of a task that the driver does not know as a CUDA process."""
     if not task.device_files:
-        return  # it has loaded the library and made nothing of it
+        return  # it has loaded the library and made no use of it
     if task.libcuda:
         yield (
             f"{who(task)} holds NVIDIA's device files and is no CUDA process: a child that was"

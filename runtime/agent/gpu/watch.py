@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent's view of its host's GPUs, and its line to the helper that works on them.
+"""The agent's view of its host's GPUs, and its connection to the GPU helper.
 
-The helper is started where a driver is there; its client starts it anew should it have ended. What
-it says is kept for a while for beats; plans and moves ask it again.
+The agent starts the helper if there is a driver. The client starts it again if it has ended. For
+beats the agent keeps the helper's last answer for a while; for plans and moves it asks again.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("liveshift.gpus")
 
 LOOK_S = 2.0
-"""Between two looks for the beats: a process that begins to use a GPU is seen so late."""
+"""Seconds between two looks for the beats: a new user of a GPU may stay unseen for this long."""
 MISSING_S = 60.0
-"""Between two attempts to start a helper that could not be started."""
+"""Seconds between two attempts to start a helper that did not start."""
 ARENA = "LIVESHIFT_DEVICE_ARENA"
-"""Read by the interposer: cudaMalloc is to give out memory that can be taken away and put back."""
+"""The interposer reads this variable: with it, cudaMalloc returns memory that can be taken away and
+put back."""
 OFF = "gpu.fast_path is off"
-"""Why no memory is streamed where the cluster file says so."""
+"""Why no memory is streamed if the cluster file turns that off."""
 LIBCUDA = "libcuda.so.1"
 SIGNS = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"))
 
 
 class GpuWatch:
-    """``directory``: the agent's run directory; ``libraries``: where the driver's lie, should the
-    linker not find them; ``fast_path`` False: the cluster file has turned it off."""
+    """``directory``: the agent's run directory. ``libraries``: where the driver's libraries are, if
+    the linker does not find them. ``fast_path`` False: the cluster file has turned it off."""
 
     def __init__(self, directory: Path, libraries: Path | None, fast_path: bool = True) -> None:
         self._directory = directory
@@ -48,21 +49,21 @@ class GpuWatch:
         self.why_none = "it has not been started yet"
 
     def present(self) -> bool:
-        """Whether there is a driver at all, as far as files tell; else nothing is started."""
+        """Whether files show that there is a driver; without one nothing is started."""
         own = self._libraries is not None and (self._libraries / LIBCUDA).exists()
         return own or any(sign.exists() for sign in SIGNS)
 
     def helper(self) -> GpuHelper | None:
-        """The line to the helper, which is started where need be; blocks. None: there can be none,
-        and ``why_none`` says why."""
+        """The connection to the helper, which is started if necessary; blocks. None if there can
+        be none; ``why_none`` then says why."""
         with self._starting:
             if self._helper is None:
                 self._helper = self._start()
             return self._helper
 
     def host(self, taken: Mapping[str, str]) -> GpuHost:
-        """What the helper says now; blocks. ``taken``: GPUs that moves under way have promised, by
-        uuid, and to whom, in words. Raises LiveshiftError."""
+        """What the helper reports now; blocks. ``taken``: GPUs that moves under way have promised,
+        uuid → the reason in words. Raises LiveshiftError."""
         helper = self.helper()
         if helper is None:
             return GpuHost("", (0, 0), False, False, self.why_none, [], {})
@@ -81,21 +82,21 @@ class GpuWatch:
         return self._last
 
     def look(self) -> None:
-        """See how the GPUs are now, for beats; blocks, and raises nothing."""
+        """Ask the helper for the state of the GPUs, for beats; blocks, and raises nothing."""
         try:
             self.host({})
         except LiveshiftError as error:
             log.warning("%s", error)
 
     def environment(self) -> dict[str, str]:
-        """What a capsule that starts here is given so that its device memory can be streamed when
-        it moves; blocks."""
+        """Environment variables for a capsule that starts here, so that its device memory can be
+        streamed when it moves; blocks."""
         if not (self._last and not self._last.fast_path):
             self.look()
         return {ARENA: "1"} if self._last and not self._last.fast_path else {}
 
     def seats(self, taken: Collection[str]) -> list[GpuSeat]:
-        """The GPUs as they were seen last; ``taken``: uuids that moves under way have promised."""
+        """The GPUs at the last look; ``taken``: uuids that moves under way have promised."""
         if self._last is None:
             return []
         return [
@@ -104,15 +105,15 @@ class GpuWatch:
         ]
 
     def used_by(self, pids: Collection[int]) -> list[str]:
-        """The GPUs that some of these processes compute on, as was seen last, as far as NVML
-        tells."""
+        """The GPUs on which any of these processes computed at the last look, as far as NVML
+        reports that."""
         gpus = self._last.gpus if self._last else []
         return [
             gpu.uuid for gpu in gpus if gpu.processes and not gpu.processes.keys().isdisjoint(pids)
         ]
 
     async def keep(self) -> None:
-        """Look again and again; for as long as the agent runs."""
+        """Look at the GPUs repeatedly, as long as the agent runs."""
         while True:
             missing = False
             if await asyncio.to_thread(self.present):
@@ -120,7 +121,7 @@ class GpuWatch:
                     await asyncio.to_thread(self.host, {})
                 except LiveshiftError as error:
                     log.warning("%s", error)
-                    self._last = None  # beats tell of none that can be used
+                    self._last = None  # so that beats report no usable GPU
                 missing = self._helper is None
             await asyncio.sleep(MISSING_S if missing else LOOK_S)
 

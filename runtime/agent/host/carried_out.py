@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a capsule took along from this host's carried paths, remembered until it comes back.
+"""The agent remembers which files a capsule took along from this host's carried paths.
 
-A carried path may hold other jobs' files too, so a departure deletes nothing in it. When the
-same capsule returns, files that it took away then and has deleted since must not reappear: they
-are the ones remembered here that did not come back with it, and that nobody here has touched.
+A carried path may also hold files of other jobs, so a departure deletes nothing in it. When the
+same capsule returns, files that it took away then and has deleted since must not reappear. These
+are the remembered files that did not come back with it and that have not changed on this host.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from .resident import Housing
 
 
 def remember(housing: Housing, capsule: str, taken: dict[str, dict[str, Stamp]]) -> None:
-    """Note what was taken along, by carried path: name → stamp."""
+    """Note the files that the capsule took along: carried path → (name → stamp)."""
     note = _note(housing, capsule)
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_text(json.dumps(taken))
 
 
 def reconcile(housing: Housing, capsule: str, came: dict[str, set[str]]) -> None:
-    """Remove what was taken along from here and has not come back; forget the note."""
+    """Remove the files that left with the capsule and did not come back; delete the note."""
     note = _note(housing, capsule)
     if not note.exists():
         return

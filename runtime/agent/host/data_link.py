@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which interface a host's images go over, and whether it is the right one.
+"""Which interface carries the images of a host, and whether it is the right one.
 
-The host's ``address`` in the cluster file decides; here stands what that comes to on the machine.
+The host's ``address`` in the cluster file decides which interface that is.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ...messages import DataLink
 from ...model.link_rates import STANDSTILL, Measured, bits
 
 WIRE_RATE = 2 * STANDSTILL / 3
-"""Bytes a second that the wire carries on two cores even where they are somewhat slower: a faster
-interface is not the one to blame for no more than that."""
+"""Bytes per second that the wire carries on two cores, even slightly slow ones. An interface that
+is faster than this is not blamed for a rate below its own: the cores may be the limit."""
 
 FAR_BELOW = 0.5
 
@@ -27,8 +27,8 @@ CLASS = Path("/sys/class/net")
 
 @dataclass(frozen=True)
 class Interface:
-    """``speed`` in bit/s, 0 where the driver does not tell; ``physical``: not made by software,
-    or a bond of those that are not."""
+    """A network interface. ``speed`` is in bit/s, 0 if the driver does not report it.
+    ``physical``: software did not make it, or it is a bond."""
 
     name: str
     up: bool
@@ -37,13 +37,13 @@ class Interface:
     physical: bool
 
     def words(self) -> str:
-        """``eth0 (25 Gbit/s)``."""
+        """A text such as ``eth0 (25 Gbit/s)``."""
         state = "" if self.up else ", down"
         return f"{self.name} ({bits(self.speed) if self.speed else 'speed unknown'}{state})"
 
 
 def interfaces() -> list[Interface]:
-    """Those of this network namespace that have an IPv4 address."""
+    """The interfaces of this network namespace that have an IPv4 address."""
     addresses, stats = psutil.net_if_addrs(), psutil.net_if_stats()
     found = []
     for name, held in addresses.items():
@@ -59,8 +59,8 @@ def interfaces() -> list[Interface]:
 def look(
     host: str, address: str, rates: Mapping[str, Measured], among: list[Interface] | None = None
 ) -> DataLink:
-    """What ``address`` of ``host`` comes to. ``rates``: measured, to other hosts; ``among``: the
-    machine's interfaces, None to look."""
+    """Find the interface that has ``address`` of ``host``, and warn if it is a bad choice.
+    ``rates``: the measured rates to other hosts; ``among``: the interfaces, None to list them."""
     among = interfaces() if among is None else among
     holder = next((i for i in among if address in i.addresses), None)
     measured = {name: seen.rate for name, seen in rates.items()}
@@ -79,7 +79,7 @@ def _warning(
     rates: Mapping[str, float],
     among: list[Interface],
 ) -> str:
-    """In words, with what to do; "" where nothing is wrong."""
+    """What is wrong and what to do about it; "" if nothing is wrong."""
     if not holder.up:
         return f"{holder.name}, which has the address {address} ({setting}), is down"
     others = [i for i in among if i.physical and i.up and i.speed > holder.speed > 0]

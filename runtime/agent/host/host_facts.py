@@ -14,7 +14,7 @@ from ...messages import HostFacts
 
 
 def facts(criu: Criu | None) -> HostFacts:
-    """Taken once when the agent starts: none of it changes while the kernel runs."""
+    """The facts of this host. The agent reads them once: none changes while the kernel runs."""
     model, flags = "unknown", ""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         key, _, value = line.partition(":")

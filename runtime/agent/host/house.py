@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The capsules of one host, and what may be asked of them outside a migration.
+"""The capsules of one host, and the requests about them that are not part of a migration.
 
-What blocks runs in threads, one at a time for each capsule; what makes or removes network devices
-one at a time for the host.
+Blocking work runs in threads, one call at a time for each capsule. Work that makes or removes
+network devices runs one call at a time for the host.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class House:
         self._signals: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def take_up(self, arriving: set[str]) -> None:
-        """Go on with the capsules that an earlier agent has left; ``arriving``: the directories
-        of those that are on their way in still."""
+        """Go on with the capsules that an earlier agent left here. ``arriving``: the names of the
+        directories of capsules that are still arriving."""
         await asyncio.to_thread(self.housing.clear_unfinished, arriving)
         for resident in await asyncio.to_thread(self.housing.returning):
             self.admit(resident)
 
     def admit(self, resident: Resident) -> None:
-        """From now on the capsule is here, and its end will be told."""
+        """Add the capsule to this host; from now on the house reports its end."""
         self.capsules[resident.spec.name] = resident
 
         def gone() -> None:
@@ -85,10 +85,10 @@ class House:
             )
 
     async def forget_unknown(self, jobs: set[str]) -> None:
-        """Take away what is left of jobs that ended while this host was not reached.
+        """Remove what is left of jobs that ended while the orchestrator could not reach this host.
 
-        A capsule that runs here is never touched, known or not: the journal may be the one that
-        is wrong.
+        A capsule that runs here is never touched, whether the journal knows it or not: the
+        journal may be wrong.
         """
         await self._forget_moved()
         for job in [name for name in self.books if name not in jobs]:
@@ -99,7 +99,7 @@ class House:
                 await self.forget(messages.Forget(job))
 
     async def _forget_moved(self) -> None:
-        """Take away what is left of capsules that went on elsewhere when this host went down."""
+        """Remove what is left of capsules that went on elsewhere after this host went down."""
         for name, resident in list(self.capsules.items()):
             book = self.books.get(resident.spec.job)
             address = resident.overlay.address(resident.spec.index)
@@ -110,7 +110,7 @@ class House:
                 await self.blocking(name, resident.remove)
 
     async def blocking(self, capsule: str, work: Callable[[], T]) -> T:
-        """Run what blocks in a thread, after whatever runs for the same capsule."""
+        """Run ``work`` in a thread, after all earlier work for the same capsule."""
         async with self._locks[capsule]:
             return await asyncio.to_thread(work)
 
@@ -145,8 +145,8 @@ class House:
         await self.locate(messages.Locate(ask.book))
 
     async def signal(self, ask: messages.Signal) -> None:
-        """Raises Refused for a capsule that is frozen, or about to be: CRIU may have looked for
-        pending signals already, and then the signal would go with this copy."""
+        """Send a signal to the capsule. Raises Refused if it is frozen or soon will be: CRIU may
+        have read the pending signals already, and then the signal would be lost with this copy."""
         async with self._signals[ask.capsule]:
             resident = self.resident(ask.capsule)
             if resident.still:
@@ -154,7 +154,7 @@ class House:
             await asyncio.to_thread(resident.send_signal, ask.signum)
 
     async def hold_signals(self, resident: Resident) -> None:
-        """From here on, until it was thawed, no signal is sent to it."""
+        """From now until the capsule is thawed, the house sends it no signal."""
         async with self._signals[resident.spec.name]:
             resident.still = True
 
@@ -182,7 +182,7 @@ class House:
                 await asyncio.to_thread(network.lower_overlay, overlay)
 
     async def locate(self, ask: messages.Locate) -> None:
-        """Enter what is newer than what is known here; returns once it is in force."""
+        """Enter the addresses that are newer than the known ones; return when they are in force."""
         await self.make_way(ask.book)
         async with self.network:
             book = ask.book
@@ -200,19 +200,19 @@ class House:
             }
 
             def enter() -> None:
-                # An agent that has just started may have another cluster file than the last one.
+                # A restarted agent may read another cluster file than the agent before it.
                 network.locate(self.housing.raise_overlay(book, lay_again=known is None), table)
 
             merged = {**(known.where if known else {}), **newer}
             self.books[book.job] = Book(book.job, book.vni, book.subnet, merged)
             try:
                 await asyncio.to_thread(enter)
-            except BaseException:  # the next book brings it again
+            except BaseException:  # the next book brings these addresses again
                 self.books[book.job] = known or Book(book.job, book.vni, book.subnet, {})
                 raise
 
     async def get_inspection(self, ask: messages.GetInspection) -> messages.Inspection:
-        """Beside whatever else is done with the capsule: it only looks."""
+        """The state of the capsule's processes. It only reads, so it waits for no other work."""
         resident = self.resident(ask.capsule)
         states = await asyncio.to_thread(rank_pages.states, resident)
         return messages.Inspection(ask.capsule, self.host, states)
@@ -221,11 +221,11 @@ class House:
         until = time.monotonic() + ask.wait
         while True:
             resident = self.resident(ask.capsule)
-            code = resident.code  # before the read: what came before the end is then in it
+            code = resident.code  # before the read, so that all output before the end is read
             at, data = await asyncio.to_thread(resident.read_output, ask.offset)
             done = code is not None and not data
             if not (data or done):
-                at = ask.offset  # what is not there is told with what comes next
+                at = ask.offset  # the next answer with data reports the missing bytes
             if data or done or time.monotonic() > until:
                 dropped = at - ask.offset
                 return messages.Output(data, at + len(data), code if done else None, dropped)

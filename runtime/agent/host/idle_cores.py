@@ -2,8 +2,8 @@
 """How many of this host's cores are idle: a copy may use these without slowing a job.
 
 /proc/stat counts how long cores were idle (proc_stat(5)). Where the kernel has PSI,
-/proc/pressure/cpu counts how long some task waited for a core. The idle time of cores while a task
-waits is not counted as free: the job's threads have only just left such a core.
+/proc/pressure/cpu counts how long some task waited for a core. Idle time while a task waits does
+not count as free: the job's threads have only just left such a core.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .reading_cost import OF_THIS_AGENT, ReadingCost
 STAT, PRESSURE = Path("/proc/stat"), Path("/proc/pressure/cpu")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 WINDOW_S, LEAST_S = 5.0, 0.2
-"""Seconds over which idle time is averaged, and the least of them."""
+"""The seconds over which idle time is averaged, and the fewest seconds that give an average."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class _Look:
 
 
 class IdleCores:
-    """Reads the counters with each beat of the agent and when asked; from any thread."""
+    """Reads the counters at each beat of the agent and on request; any thread may call it."""
 
     def __init__(self, cost: ReadingCost = OF_THIS_AGENT) -> None:
         self._lock = threading.Lock()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent's part in measuring what a move costs (lost_time.py): it reads the capsule's clock.
+"""The agent's part in measuring what a move costs (lost_time.py): it reads the capsule's clock.
 
-The source notes how far the capsule is when a move is asked for, and the run time when the capsule
-stops there. The destination notes how far the capsule is when it begins to run there. Once the move
-is over, the host that has the capsule watches its clock for some seconds. No move waits for this.
+The source notes the capsule's count when the orchestrator asks for a move, and its run time when
+the capsule stops there. The destination notes the count when the capsule begins to run there. After
+the move, the host that has the capsule watches its clock for some seconds. No move waits for this.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from .resident import Resident
 
 LOOK_S = 0.05
 KEPT = 200
-"""Moves that are remembered at most. Some are never asked for: they copied nothing, or their
-orchestrator has ended."""
+"""The agent remembers at most this many moves. The orchestrator never asks about some of them: they
+copied nothing, or that orchestrator has ended."""
 
 
 @dataclass
 class _Part:
-    """A move as this host saw it; counts are those of ``clock``."""
+    """A move as this host saw it; the counts are those of ``clock``."""
 
-    cpu: float  # when it began here
+    cpu: float  # CPU seconds of this agent when the move began here
     resident: Resident | None = None
     clock: str = ""
     rate: float = 0.0
     begin: float = 0.0
     counted: float = 0.0
-    at_restore: int = 0  # collectives, when it began to run here
+    at_restore: int = 0  # collectives, when the capsule began to run here
     stopped: float | None = None
     sent: int = 0
     leaves: bool = False
@@ -54,14 +54,14 @@ class _Part:
 
 
 class Measures:
-    """Serves StartMeasure and EndMeasure."""
+    """Answers StartMeasure and EndMeasure."""
 
     def __init__(self, house: House) -> None:
         self._house = house
         self._parts: dict[str, _Part] = {}
 
     async def start(self, ask: messages.StartMeasure) -> None:
-        """A move was asked for, and the capsule is here: note how far it is."""
+        """A move of a capsule on this host begins: note the capsule's count."""
         now, cpu = time.monotonic(), cpu_s()
         resident = self._house.resident(ask.capsule)
         part = self._part(ask.migration, cpu)
@@ -78,11 +78,11 @@ class Measures:
         part.counted = await asyncio.to_thread(_reader(resident, part.clock))
 
     def arriving(self, migration: str) -> None:
-        """The capsule is expected here: CPU time counts from now on."""
+        """This host expects the capsule: count CPU time from now on."""
         self._part(migration, cpu_s())
 
     def runs(self, migration: str, resident: Resident) -> None:
-        """The capsule runs here from now on; note how far it is. May block for some ms."""
+        """The capsule runs here from now on: note its count. May block for some ms."""
         if (part := self._parts.get(migration)) is not None:
             part.resident = resident
             part.at_restore = max(resident.finished.values(), default=0)
@@ -95,12 +95,12 @@ class Measures:
             part.stopped = part.resident.run_time.progress(at_once=True)
 
     def sent(self, migration: str, size: int) -> None:
-        """This host has sent so many bytes in all."""
+        """This host has sent ``size`` bytes in all for the move."""
         if (part := self._parts.get(migration)) is not None:
             part.sent = size
 
     async def end(self, ask: messages.EndMeasure) -> messages.Worked:
-        """The move is over: say what was counted. Takes seconds where the capsule runs here."""
+        """The move is over: return what was counted. Takes seconds if the capsule runs here."""
         part = self._parts.pop(ask.migration, None)
         if part is None:
             why = f"the agent on {self._house.host} was started anew meanwhile"
@@ -123,7 +123,7 @@ class Measures:
         )
 
     async def _watch(self, part: _Part, clock: str) -> tuple[float, float]:
-        """The count in the middle of some looks, and when that was, in seconds from now."""
+        """The count in the middle of some looks, and the seconds from the call to that moment."""
         resident = part.resident
         assert resident is not None
         read, asked = _reader(resident, clock), time.monotonic()
@@ -153,7 +153,7 @@ class Measures:
 
 
 def _reader(resident: Resident, clock: str) -> Callable[[], int]:
-    """Reads that clock of the capsule; may block for some ms."""
+    """A function that reads ``clock`` of the capsule; it may block for some ms."""
     return resident.collectives if clock == COLLECTIVES else resident.run_time.progress
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interposer's pages of a capsule's living processes, opened to be given orders."""
+"""Opens the interposer pages of a capsule's living processes, so that the agent can give orders."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def ordered_pages(
     known: Container[tuple[int, int]] = (),
     trouble: Callable[[Path, PageError], None] = log_trouble,
 ) -> Iterator[tuple[OrderedPage, int]]:
-    """(page, the process's pid as the host sees it), of living processes; who takes one closes it.
+    """Yield (page, pid as the host sees it) of the living processes; the caller closes each page.
 
-    Those in ``known``, by inode, are left out; ``trouble`` is told of those that can't be opened.
-    The directory is the job's to write to: it is reached through no link of the job's making.
+    Pages whose (device, inode) is in ``known`` are left out. ``trouble`` receives pages that cannot
+    be opened. The job can write to the directory, so the agent follows no link that the job made.
     """
     living = {}
     for task in tasks(resident.room):
@@ -70,14 +70,14 @@ def ordered_pages(
 
 
 def lives(pid: int) -> bool:
-    """Whether a process, by its pid here, still is one: not if it has ended and only its parent
-    has not asked for its end yet."""
+    """Whether a process still lives, by its pid on this host. A zombie does not: it has ended, but
+    its parent has not waited for it yet."""
     try:
         with open(f"/proc/{pid}/statm", "rb", buffering=0) as memory:
             if memory.read(2) != b"0 ":
                 return True
         state = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
-        # A main thread that has ended by itself looks the same; then there are others.
+        # A process whose main thread has exited looks the same, but it has other threads.
         ended = state.rpartition(")")[2].split()[0] in ("Z", "X")
         return not ended or len(os.listdir(f"/proc/{pid}/task")) > 1
     except OSError:
@@ -87,7 +87,7 @@ def lives(pid: int) -> bool:
 def states(
     resident: Resident, trouble: Callable[[Path, PageError], None] = log_trouble
 ) -> list[ProcessState]:
-    """What the capsule's processes hold; ``trouble`` hears of pages that cannot be read."""
+    """What the capsule's processes hold; ``trouble`` receives pages that cannot be read."""
     found = []
     for page, pid in ordered_pages(resident, trouble=trouble):
         try:
@@ -101,19 +101,19 @@ def states(
 
 
 def _maps(pid: int, page: OrderedPage) -> bool:
-    """Whether the process has the page mapped: a program that was exec'ed in its place, and has
-    nothing to record, has not, and holds nothing of what it says."""
+    """Whether the process has the page mapped. A program that was exec'ed in its place and has
+    nothing to record has not mapped it: what the page says is then not true of that program."""
     seen = os.fstat(page.fd)
     wanted = f" {os.major(seen.st_dev):02x}:{os.minor(seen.st_dev):02x} {seen.st_ino} "
     try:
         with open(f"/proc/{pid}/maps") as maps:
             return any(wanted in line for line in maps)
     except OSError:
-        return False  # it has just ended
+        return False  # the process has just ended
 
 
 def members(page: OrderedPage) -> list[Member]:
-    """The rank's parts in the communicators that live, or are down; none of a damaged page."""
+    """The rank's parts in communicators that are live or down; empty if the page is damaged."""
     try:
         rows, unseen = page.communicators(), page.nccl_unseen()
     except PageError as error:
@@ -132,6 +132,6 @@ def members(page: OrderedPage) -> list[Member]:
 
 
 def unknown(world_rank: int = -1) -> Member:
-    """Has a rank that may use NCCL, as far as can be seen, not count as one that talks over TCP
-    only."""
+    """A member for a rank that may use NCCL unseen. With it, the rank does not count as one that
+    talks over TCP only."""
     return Member(0, "nccl", "", 0, -1, world_rank, 0)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a byte of memory that goes ahead costs this agent, in CPU time of all its threads.
+"""How much CPU time of this agent pre-copy takes per byte, over all threads of the agent.
 
-Those that read and compare, zstd where the link is slow, the one that seals, libzmq's. Which of
-them did how much for which move is not told apart: what all moves read is held against all that was
-used meanwhile. What else an agent does is little beside that.
+These are the threads that read and compare, that compress with zstd if the link is slow, that
+encrypt, and those of libzmq. The CPU time is not divided by thread or by move: all bytes that all
+moves read are compared with all CPU time used meanwhile. Other work of an agent costs little.
 """
 
 from __future__ import annotations
@@ -13,37 +13,38 @@ import time
 from collections.abc import Callable
 
 BYTES_PER_CPU_SECOND = 1e9
-"""About what a core reads, compares, encrypts and sends, as long as nothing was measured."""
+"""The assumed bytes that a core reads, compares, encrypts and sends per CPU second, until the agent
+has measured the cost."""
 
 DEAREST = 20e-9
-"""CPU seconds a byte: zstd on a slow core takes less. More of it went into something else, such as
-the standstill of another move, and would be long remembered."""
+"""The upper limit, in CPU seconds per byte: even zstd on a slow core takes less. More CPU time went
+into other work, such as the standstill of another move, and would distort the mean for long."""
 
 LOOK = 8 << 20
-"""Bytes between two looks at the CPU time, which is late by a tick for threads that run now."""
+"""Bytes between two reads of the CPU time. The CPU time of running threads is late by a tick."""
 
 FADES = 32 << 20
-"""Bytes: so much was read before counts as much as what is read now. What was read is compressed,
-sealed and sent later: 48 MiB may wait for that (tracker.SLOTS)."""
+"""The weight of the earlier measurements, in bytes read. It is large because the agent compresses,
+encrypts and sends bytes after it has read them: up to 48 MiB may wait for that (tracker.SLOTS)."""
 
 IDLE_S = 2.0
-"""Who has read nothing for so long is not at it, and CPU time of such a pause not for reading."""
+"""A reader that has read nothing for this long is idle; CPU time of a pause of all is dropped."""
 
 
 class ReadingCost:
-    """``cpu``: seconds that were used so far. Any thread may count; ``now``: monotonic seconds."""
+    """The running mean; any thread may count. ``cpu`` returns the CPU seconds used so far."""
 
     def __init__(self, cpu: Callable[[], float] = time.process_time) -> None:
         self.per_byte = 1 / BYTES_PER_CPU_SECOND
-        """CPU seconds."""
+        """CPU seconds per byte that pre-copy reads."""
         self._cpu = cpu
         self._lock = threading.Lock()
-        self._used = cpu()  # at the last look
-        self._read = 0  # bytes since then
+        self._used = cpu()  # CPU seconds at the last look
+        self._read = 0  # bytes read since the last look
         self._last: dict[int, float] = {}  # when each reader last read
 
     def count(self, reader: int, read: int, now: float) -> int:
-        """``reader`` has read so many bytes; returns how many readers are at it now."""
+        """Add ``read`` bytes of ``reader`` at ``now`` (monotonic s); return the active readers."""
         with self._lock:
             self._last = {who: at for who, at in self._last.items() if now - at < IDLE_S}
             if not self._last:  # after a pause
@@ -63,4 +64,4 @@ class ReadingCost:
 
 
 OF_THIS_AGENT = ReadingCost()
-"""It outlives a move: the next one begins with what the last one found."""
+"""The cost for this agent. It outlives a move: the next move begins with the last measurement."""

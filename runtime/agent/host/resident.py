@@ -33,13 +33,13 @@ from .run_time import RunTime
 from .usual_rate import UsualRate
 
 ROOT_PID = room.PID_FLOOR + 1
-"""The pid of a capsule's root task inside: the first one above the floor."""
+"""The pid of a capsule's root task inside the capsule: the first one above the floor."""
 
 READ_LIMIT = 4 << 20
 
 
 class Note(msgspec.Struct, frozen=True):
-    """A resident on disk; ``init_started`` tells its process 1 from a later one of that pid."""
+    """A resident on disk; ``init_started`` tells its process 1 from a later one with that pid."""
 
     spec: CapsuleSpec
     epoch: int
@@ -60,12 +60,12 @@ class Resident:
     epoch: int
     overlay: Overlay
     room: Room
-    leaving: bool = False  # its end here is a move's doing, not the job's
+    leaving: bool = False  # a move, not the job, ends it here
     still: bool = False  # frozen for a move, or about to be: a signal may be lost with this copy
     code: int | None = None
-    finished: dict[int, int] = field(default_factory=dict)  # by pid, when it was last restored
+    finished: dict[int, int] = field(default_factory=dict)  # by pid, at the last restore
     rate: UsualRate = field(default_factory=UsualRate)  # of collectives
-    computes: UsualRate = field(default_factory=UsualRate)  # of run time, if it makes none
+    computes: UsualRate = field(default_factory=UsualRate)  # of run time, without collectives
 
     def __post_init__(self) -> None:
         self.run_time = RunTime(lambda: [task.pid for task in tasks(self.room)])
@@ -75,7 +75,7 @@ class Resident:
         return netns_name(self.spec.name)
 
     def root_task(self) -> int:
-        """The command's pid as the host sees it; raises NotFound when it has ended."""
+        """The command's pid as the host sees it; raises NotFound if the command has ended."""
         for task in tasks(self.room):
             with contextlib.suppress(FileNotFoundError):
                 if inner_pid(task.pid) == ROOT_PID:
@@ -83,19 +83,19 @@ class Resident:
         raise NotFound(f"{self.spec.name} has no running command any more")
 
     def send_signal(self, signum: int) -> None:
-        """To the command; it passes signals on to its children as it would anywhere."""
+        """Send a signal to the command; the command passes signals on to its children as usual."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.root_task(), signal.Signals(signum))
 
     def state(self, gpus_of: Callable[[set[int]], list[str]]) -> CapsuleState:
-        """What a beat reports; also measures the collective rate since the last one.
+        """The state that a beat reports; also measures the collective rate since the last beat.
 
-        ``gpus_of``: the GPUs that some of these processes, by their pids here, compute on.
+        ``gpus_of``: returns the GPUs on which any of these processes (pids of the host) computes.
         """
         found = tasks(self.room)
         resident = 0
         for task in found:
-            with contextlib.suppress(Exception):  # ended meanwhile
+            with contextlib.suppress(Exception):  # the task has ended meanwhile
                 resident += task.memory_info().rss
         seen = interposer_pages(self.room)
         collectives = max((page.finished for page in seen), default=0)
@@ -116,23 +116,23 @@ class Resident:
         )
 
     def ran_s(self) -> float:
-        """Seconds on a core, of all threads that it has now."""
+        """Seconds on a core, summed over all threads that the capsule has now."""
         return run_time.ran_s(task.pid for task in tasks(self.room))
 
     def collectives(self) -> int:
-        """Finished ones, of the rank that has made most."""
+        """The finished collectives of the rank that has made the most."""
         return max((page.finished for page in interposer_pages(self.room)), default=0)
 
     def read_output(self, offset: int) -> tuple[int, bytes]:
-        """Whole records from ``offset`` on, and where they begin: see output.read."""
+        """Whole records from ``offset`` on, and the offset where they begin: see output.read."""
         return output.read(self.room.plan.log, offset, READ_LIMIT)
 
     def output_trouble(self) -> str:
-        """What of the output could not be written on this host, in words; "" when all was."""
+        """Which part of the output this host could not write, in words; "" if it wrote all."""
         try:
             written = output.written(self.room)
         except LiveshiftError:
-            return ""  # it has ended
+            return ""  # the capsule has ended
         if not written.lost:
             return ""
         said = f"{units.size(written.lost)} of its output were lost"
@@ -141,14 +141,14 @@ class Resident:
         return f"{said}: {self.room.plan.log} cannot be written to: {os.strerror(written.error)}"
 
     def exit_code(self) -> int | None:
-        """The command's code or 128 + signal once process 1 has written it."""
-        with contextlib.suppress(FileNotFoundError, ValueError):  # ValueError: nothing in it
+        """The command's exit code, or 128 + signal, once process 1 has written it."""
+        with contextlib.suppress(FileNotFoundError, ValueError):  # ValueError: the file is empty
             word, number = self.room.plan.status.read_text().split()[:2]
             return int(number) if word == "exit" else 128 + int(number)
         return None
 
     def note(self) -> None:
-        """Write down what an agent that is started anew needs to know of the capsule."""
+        """Write down what a restarted agent needs to know of the capsule."""
         note = Note(
             self.spec, self.epoch, self.overlay.vni, self.overlay.subnet, self.room.init,
             self.room.started,
@@ -161,19 +161,19 @@ class Resident:
         return (self.room.plan.directory / NOTE).exists()
 
     def unnote(self) -> None:
-        """Take that back: it does not run here (yet)."""
+        """Delete the note: the capsule does not run here, or not yet."""
         (self.room.plan.directory / NOTE).unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """End the room and take its network and directory away. May be called again."""
-        if self.code is None:  # else the pid of its process 1 may be another's by now
+        """End the room, and remove its network and directory. A second call does no harm."""
+        if self.code is None:  # else its process 1 has ended, and its pid may be in use again
             room.end(self.room)
         network.unplug(self.overlay, self.netns, self.spec.index)
         shutil.rmtree(self.room.plan.directory, ignore_errors=True)
 
 
 class Fenced(TypedDict):
-    """What the rules of a host are made from: see fence.lay."""
+    """The input for the firewall rules of a host: see fence.lay."""
 
     cluster: list[str]
     overlays: str
@@ -183,7 +183,7 @@ class Fenced(TypedDict):
 
 @dataclass(frozen=True)
 class Housing:
-    """How this host houses capsules: where their directories lie, what the cluster file says."""
+    """How this host houses capsules: where their directories lie, and the cluster file."""
 
     cluster: Cluster
     host: str
@@ -194,11 +194,12 @@ class Housing:
         return Placement(tuple(map(str, files.shared)), tuple(map(str, files.carried)))
 
     def images(self, migration: str) -> Path:
-        """Where a migration's image lies, at its destination, and CRIU's hooks, on both sides."""
+        """The directory of a migration's image, on the destination, and of CRIU's hooks, on both
+        hosts."""
         return self.cluster.paths.run / "images" / migration
 
     def resident(self, reserve: Reserve, stands: Room) -> Resident:
-        """The capsule that a reserved room is for."""
+        """The capsule for which a room is reserved."""
         overlay = Overlay(reserve.book.vni, reserve.book.subnet)
         return Resident(reserve.spec, reserve.epoch, overlay, stands)
 
@@ -221,8 +222,8 @@ class Housing:
     def clear_unfinished(self, keep: set[str]) -> None:
         """End rooms that an earlier agent built for moves that it did not finish.
 
-        ``keep``: capsules that are still arriving. A restored capsule has its note before it
-        runs; without one the tree goes on, or will, at its source.
+        ``keep``: directories of capsules that are still arriving. A restored capsule has its note
+        before it runs. A capsule without a note runs, or will run, on its source.
         """
         for directory in (self.cluster.paths.state / "capsules").glob("*"):
             if not (directory / NOTE).exists() and directory.name not in keep:
@@ -230,17 +231,17 @@ class Housing:
                 shutil.rmtree(directory, ignore_errors=True)
 
     def returning(self) -> list[Resident]:
-        """Capsules that an earlier agent left running here, or that have ended since."""
+        """Capsules that an earlier agent left here; some may have ended since."""
         found = []
         for path in sorted((self.cluster.paths.state / "capsules").glob(f"*/{NOTE}")):
             note = msgspec.msgpack.decode(path.read_bytes(), type=Note)
             stands = Room(self.plan(note.spec), note.init, note.init_started)
             here = Resident(note.spec, note.epoch, Overlay(note.vni, note.subnet), stands)
-            found.append(here)  # one without a code that has ended went down with this host
+            found.append(here)  # if it has ended without a code, it went down with this host
         return found
 
     def start(self, spec: CapsuleSpec, book: Book, epoch: int) -> Resident:
-        """A fresh start; raises LiveshiftError with nothing left behind."""
+        """Start a capsule afresh; raises LiveshiftError, and then leaves nothing behind."""
         self._need_interposer(spec)
         overlay = self.raise_overlay(book)
         plan = self.fresh_directory(spec)
@@ -256,7 +257,7 @@ class Housing:
         return resident
 
     def _need_interposer(self, spec: CapsuleSpec) -> None:
-        """Raises Refused where it is not: the dynamic linker only warns, and goes on without."""
+        """Raises Refused if the file is missing: the dynamic linker only warns and goes on."""
         path = spec.env.get("LD_PRELOAD", "").partition(":")[0]
         if path and not os.path.isfile(path):
             raise Refused(
@@ -267,7 +268,7 @@ class Housing:
             )
 
     def house_empty(self, reserve: Reserve) -> Resident:
-        """An empty, locked room for the tree that a Reserve announces."""
+        """Build an empty, locked room for the tree that a Reserve announces."""
         spec = reserve.spec
         overlay = self.raise_overlay(reserve.book)
         plan = self.fresh_directory(spec)
@@ -275,7 +276,7 @@ class Housing:
         self._plug_in(overlay, spec, peers, locked=True)
         try:
             last = pids.place(reserve.survey.ids, pids.limit())
-            assert last is not None  # the preflight has seen to it
+            assert last is not None  # the preflight has checked this
             stands = room.build_empty(plan, ROOT_PID, last)
         except LiveshiftError:
             network.unplug(overlay, netns_name(spec.name), spec.index)
@@ -297,7 +298,7 @@ class Housing:
         return overlay
 
     def hold_fence(self) -> None:
-        """See network.hold_fence."""
+        """Put the firewall rules of this host in force: see network.hold_fence."""
         network.hold_fence(**self._fenced())
 
     def _fenced(self) -> Fenced:
@@ -310,11 +311,11 @@ class Housing:
         }
 
     def fresh_directory(self, spec: CapsuleSpec) -> RoomPlan:
-        """The capsule's directory, emptied of an earlier stay on this host."""
+        """Make the capsule's directory anew, without the files of an earlier stay on this host."""
         plan = self.plan(spec)
         shutil.rmtree(plan.directory, ignore_errors=True)
         plan.directory.parent.mkdir(parents=True, exist_ok=True)
-        plan.directory.mkdir(mode=0o700)  # the job's environment is nobody else's to read
+        plan.directory.mkdir(mode=0o700)  # only root may read the job's environment
         return plan
 
 
@@ -328,12 +329,12 @@ def interposer_pages(stands: Room) -> list[Page]:
 
 
 def finished_by_pid(stands: Room) -> dict[int, int]:
-    """Operations that have come back, by the process's pid inside."""
+    """The finished operations of each process, by its pid inside the capsule."""
     return {page.pid: page.finished for page in interposer_pages(stands)}
 
 
 def watch(resident: Resident, ended: Callable[[], None]) -> None:
-    """Call ``ended`` in this thread's event loop once the room's process 1 is gone."""
+    """Call ``ended`` in this thread's event loop once the room's process 1 has ended."""
     loop = asyncio.get_running_loop()
     try:
         pidfd = os.pidfd_open(resident.room.init)

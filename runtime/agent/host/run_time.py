@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of the time in which a tree wants to compute it does: what tells of a job without
-collectives whether it is held up.
+"""How much of the time in which a tree wants to compute it can compute. For a job without
+collectives this shows whether a pre-copy holds it up.
 
-A thread that does not sleep computes, waits for a core that another has, or is in the kernel, where
-a pre-copy puts it with every first write to a page that was read. The kernel counts all three
-(schedstats, and proc_pid_stat(5)). What it cannot tell is how much slower memory is that others
-read, too; and of threads that wait for each other only those that were held up count, not those
-that spin meanwhile.
+A thread that does not sleep computes, waits for a busy core, or is in the kernel. A pre-copy sends
+it into the kernel at each first write to a page that was read. The kernel counts all three
+(schedstats, and proc_pid_stat(5)). It cannot count that memory is slower while others read it too.
+Of threads that wait for each other, only the held-up ones count, not those that spin meanwhile.
 """
 
 from __future__ import annotations
@@ -19,14 +18,15 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 LOOK_S = 0.4
-"""Between two looks: of each thread two files of /proc are read."""
+"""Seconds between two looks, each of which reads two files of /proc for each thread."""
 
 LIST_S = 2.0
-"""Between two lists of the tree's processes, for which all of the host's are gone through."""
+"""Seconds between two lists of the tree's processes. Each list goes through all processes of the
+host."""
 
 
 class _Thread(NamedTuple):
-    """Since it began: nanoseconds on a core and waiting for one; ticks of user and kernel mode."""
+    """Counts since a thread began: ns on a core, ns of waiting for one; user and kernel ticks."""
 
     ran: int
     waited: int
@@ -35,7 +35,7 @@ class _Thread(NamedTuple):
 
 
 class RunTime:
-    """Of the processes that ``pids`` lists; from any thread."""
+    """The progress of the processes that ``pids`` lists; any thread may call it."""
 
     def __init__(
         self, pids: Callable[[], Iterable[int]], clock: Callable[[], float] = time.monotonic
@@ -48,8 +48,8 @@ class RunTime:
         self._progress = 0.0
 
     def progress(self, *, at_once: bool = False) -> int:
-        """Milliseconds since the first call, less those that the tree was held up; 0 as long as
-        that is not known. ``at_once``: until now, and not until the last look."""
+        """Milliseconds since the first call, less those in which the tree was held up; 0 until
+        that is known. ``at_once``: count up to now, not only up to the last look."""
         with self._lock:
             now = self._clock()
             if now - self._looked >= (0.0 if at_once else LOOK_S):
@@ -82,13 +82,13 @@ def ran_s(pids: Iterable[int]) -> float:
 
 
 def _threads(pid: int) -> Iterable[tuple[tuple[int, str], _Thread]]:
-    """Those of a process; none once it has ended, or where the kernel counts none of it."""
+    """The threads of a process; none if it has ended or if the kernel does not count for it."""
     top = f"/proc/{pid}/task"
     with contextlib.suppress(OSError):
         for thread in os.listdir(top):
-            with contextlib.suppress(OSError):  # ended meanwhile
+            with contextlib.suppress(OSError):  # the thread has ended meanwhile
                 ran, waited, _ = _words(f"{top}/{thread}/schedstat")
-                # After the name, which may have spaces and brackets in it: field 3 and so on.
+                # Fields 3 and up. They follow the name, which may contain spaces and brackets.
                 fields = _words(f"{top}/{thread}/stat", after=")")
                 yield (pid, thread), _Thread(*map(int, (ran, waited, fields[11], fields[12])))
 

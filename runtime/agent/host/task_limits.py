@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many threads more this host can have: what the kernel and the agent's control group allow.
+"""How many more threads this host can have: what the kernel and the agent's control group allow.
 
 A restored tree is a descendant of the agent, so it counts in the agent's control group.
 """
@@ -17,7 +17,7 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Limit:
-    """``name``: the setting; ``most`` threads are allowed, ``left`` of them can be added."""
+    """A limit on threads: ``most`` are allowed, ``left`` can be added; ``name`` is the setting."""
 
     name: str
     most: int
@@ -26,7 +26,7 @@ class Limit:
 
 
 def tightest() -> Limit:
-    """The limit of this host that is reached first."""
+    """The limit that this host reaches first."""
     return min((*_of_kernel(), *_of_control_groups()), key=lambda limit: limit.left)
 
 
@@ -41,7 +41,7 @@ def _of_kernel() -> Iterator[Limit]:
 def _of_control_groups(
     own: Path = Path("/proc/self/cgroup"), root: Path = CONTROL_GROUPS
 ) -> Iterator[Limit]:
-    """Of every group from the agent's up to the root, cgroup v2 or the pids controller of v1."""
+    """The limits of all groups from the agent's up to the root: cgroup v2, or pids of v1."""
     for line in own.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "pids"):

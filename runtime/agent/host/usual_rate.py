@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many collectives a second a job makes, and how many it usually makes.
+"""How many collectives per second a job makes now, and how many it usually makes.
 
-A job is looked at with every beat of its agent. What it does usually is no mean of them: it stands
-while it begins (some collectives, then a slow first step), at a checkpoint, and where it was just
-moved; held against such a mean it would seem to lose nothing to a pre-copy that takes a quarter of
-its speed. So the usual rate is that of most of the stretches, each of some steps, it is made of.
+The agent counts the collectives at each beat. A plain mean would not give the usual rate: the job
+makes none while it begins (some collectives, then a slow first step), at a checkpoint, and after a
+move. Compared with such a mean, a job would seem to lose nothing to a pre-copy that takes a quarter
+of its speed. So the beats are cut into stretches of some steps, and most of these give the rate.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from itertools import pairwise
 from statistics import mean, median
 
 BEATS = 120
-"""So many are remembered."""
+"""The agent remembers this many beats of a job."""
 
 LEAST_S, PARTS = 2.0, 8
-"""A stretch is so long at least, and at least such a part of what is remembered."""
+"""A stretch is at least ``LEAST_S`` seconds, and at least 1/``PARTS`` of the remembered time."""
 
 GAPS, RECURS = 4, 3
-"""And so many times the longest time without collectives that came so often: that of a step. What
-came less often is none: the job stood."""
+"""A stretch is at least ``GAPS`` times the longest gap between collectives that came ``RECURS``
+times: the gap of a step. In a gap that came less often the job made no steps."""
 
 BELOW, ABOVE = 0.4, 0.15
-"""So much of the slowest and of the fastest stretches is left out, of the slowest more, as what
-disturbs a job makes it slower. The others' mean: one has part of a step too much or too little."""
+"""Trimmed mean: it drops the slowest 40 % and the fastest 15 % of the stretches. It drops more slow
+ones because disturbances slow a job down. A mean, because a stretch may cut a step in parts."""
 
 LEVEL_S = 10.0
-"""How far back the beats lie that say how far a job is."""
+"""Seconds: only beats of this age or younger say how far a job is."""
 
 
 class UsualRate:
-    """Of one job, by what it has counted at moments (seconds) that only grow."""
+    """The rate of one job, from its counts at moments (seconds) that only grow."""
 
     def __init__(self) -> None:
         self._beats: deque[tuple[float, int]] = deque(maxlen=BEATS)
@@ -40,30 +40,30 @@ class UsualRate:
         """Collectives per second between the last two beats."""
 
     def beat(self, moment: float, collectives: int) -> None:
-        """It has made so many until now."""
+        """Record that the job had made ``collectives`` in all at ``moment``."""
         if self._beats and moment > self._beats[-1][0]:
             then, before = self._beats[-1]
             self.now = max(0.0, (collectives - before) / (moment - then))
         self._beats.append((moment, collectives))
 
     def usual(self) -> float:
-        """Collectives per second; 0 without any, or before one can say."""
+        """Collectives per second; 0 if the job makes none, or if there are too few beats."""
         rates = self._stretches()
         below, above = int(BELOW * len(rates)), int(ABOVE * len(rates))
         return mean(rates[below : len(rates) - above]) if rates else 0.0
 
     def typical(self) -> float:
-        """The same without a lean to either side: the median stretch. :meth:`usual` leaves out more
-        of the slow ones, and so is a little above what the job makes over a longer time."""
+        """The median stretch in collectives per second, which leans to neither side. :meth:`usual`
+        drops more slow stretches, so it is a little above the rate over a longer time."""
         rates = self._stretches()
         return median(rates) if rates else 0.0
 
     def level(self, moment: float) -> float | None:
-        """The count at a moment, as if collectives came evenly; None before one can say.
+        """The count at a moment, as if collectives came evenly; None if there are too few beats.
 
-        A count grows in steps, and what is read of it is half a step too little or too much. So
-        it is read off a line of the typical rate through the last beats, back to where the job
-        stood (at a checkpoint, say): there the line would be broken.
+        A count grows in steps, so a single read may be half a step too low or too high. The level
+        is therefore read off a line with the typical rate through the last beats. The line goes
+        back to where the job last paused, at a checkpoint for example: a pause breaks the line.
         """
         rate, found = self.typical(), list[float]()
         if not rate:
@@ -77,7 +77,7 @@ class UsualRate:
         return mean(found) if found else None
 
     def _stretches(self) -> list[float]:
-        """The rate of each stretch, rising; none before one can say."""
+        """The rates of all stretches in rising order; empty if there are too few beats."""
         beats = self._training()
         span = beats[-1][0] - beats[0][0] if beats else 0.0
         if span < LEAST_S:
@@ -95,8 +95,8 @@ class UsualRate:
         return sorted(rates)
 
     def gap(self) -> float:
-        """The longest time without collectives, in seconds, that came as often as a step's; as
-        beats tell: no less than from one to the next. 0 before one can say."""
+        """Seconds: the longest gap between collectives that recurs like that of a step. The beats
+        limit it: it is at least the time between two beats. 0 if there are too few beats."""
         beats = self._training()
         if len(beats) < 2:
             return 0.0
@@ -107,7 +107,7 @@ class UsualRate:
         return gaps[min(RECURS, len(gaps)) - 1]
 
     def _training(self) -> list[tuple[float, int]]:
-        # A copy: beats come in another thread than a pre-copy begins in.
+        # A copy: beats come in one thread, and a pre-copy begins in another.
         return [(moment, count) for moment, count in tuple(self._beats) if count]
 
 
