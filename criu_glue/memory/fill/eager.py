@@ -2,9 +2,9 @@
 """Makes CRIU restore the pages of its own images at once, beside the fill of all other pages.
 
 A dump marks all pages that could be restored lazily. ``criu restore --lazy-pages`` then leaves them
-to the lazy-pages daemon, although they lie in the image (criu: mem.c, restore_priv_vma_content). Our
-fill has only the pages that the page filter hid from the dump, so we remove the mark from the pages
-in the image.
+to the lazy-pages daemon, although they lie in the image (criu: mem.c, restore_priv_vma_content).
+Our fill has only the pages that the page filter hid from the dump, so we remove the mark from the
+pages in the image.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Filled:
 
     phase: int
     bytes: int
-    """The bytes that the fill has copied; those that were in ``placed`` do not count."""
+    """The bytes that are in place so far, without those in ``placed``."""
     total: int
     """The bytes of all pages in the table that are not zero."""
     faults: int

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The prefill: it puts cold memory in place before the restore, while the job runs at its source.
 
-The memory lies in an early CRIU, which waits in a library of ours (prefill_shim.c, prefill.h). It is
-in huge pages, and its addresses differ from the job's by a multiple of their size. CRIU forks the
-tasks, and only fork passes a page to another process without a copy. It takes 0.6 ms/GB in huge
-pages and 25 ms/GB in small ones.
+The memory lies in an early CRIU, which waits in a library of ours (prefill_shim.c, prefill.h). The
+memory is in huge pages, and its addresses differ from the job's by a multiple of their size. CRIU
+forks the tasks, and only fork passes a page to another process without a copy. It takes 0.6 ms/GB
+in huge pages and 25 ms/GB in small ones.
 
 At the standstill the prefill copies the pages that the job has written meanwhile once more. It
 copies them into memory that is there already. The fill would need fresh pages, which cost 5 ms for
