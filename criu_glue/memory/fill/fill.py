@@ -48,7 +48,7 @@ class Filled:
     faults: int
     """The page faults that the fill has served."""
     zeros: int
-    """Those of the faults that it has served with zeros."""
+    """How many of the faults it has served with zeros."""
     present: int
     """The pages that were in place already when a thread came to copy them."""
     processes: int

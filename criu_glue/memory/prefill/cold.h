@@ -35,7 +35,7 @@ struct block {
 };
 
 enum cold_when {
-    COLD_COMING,  // chunks of a round come; pages that came in the newest round are hot
+    COLD_COMING,  // chunks of a round come; its pages are hot, except those of the first round
     COLD_IDLE,    // no chunks come now, so the newest round counts as over
     COLD_AT_LAST, // the standstill: copy also hot pages, but only where the early CRIU has memory
 };
@@ -43,7 +43,7 @@ enum cold_when {
 // Finds the next block with pages to copy. From now on the pages in its slots count as placed. The
 // store keeps their content until they are outdated. False when there is no such block any more.
 bool store_cold(struct store *s, struct search *at, enum cold_when when, struct block *out);
-// The caller reports that it could not copy the block.
+// The caller reports that it could not copy the block, or not to where the tasks need it.
 void store_not_copied(struct store *s, uint32_t pid, uint64_t address);
 // Call it once the table is known. A copied page in [start, end) counts only if it is up to date
 // and in the table. The function lists all others; the caller frees the list. -1 without memory.

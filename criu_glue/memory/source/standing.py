@@ -24,7 +24,7 @@ def wait_stopped(
     """Return once every thread of ``tasks()`` was seen in a tracing stop of CRIU's.
 
     Raises TimeoutError at ``until`` (monotonic seconds) or once ``given_up`` is true. The error
-    names a thread that was not seen so.
+    names a thread that was not seen stopped.
 
     CRIU stops the threads one by one and keeps hold of them: after that they run CRIU's own code
     only. Other tracers, for example a profiler, stop threads as well, but let them go on. Once each

@@ -2,9 +2,9 @@
 """Opens, from outside, a userfaultfd of a process that tracks what the process writes.
 
 A userfaultfd belongs to the address space of the process that makes it. So one thread of the
-process must make it. The agent traps that thread for some 100 µs, like a signal that the thread
-ignores. The thread runs two system calls, and the agent takes the descriptor by pidfd_getfd(2).
-Nothing stays in the process. When the agent ends, the kernel takes everything back.
+process must make it. The agent traps that thread for some 100 µs; for the thread this is like a
+signal that it ignores. The thread runs two system calls, and the agent takes the descriptor by
+pidfd_getfd(2). Nothing stays in the process. When the agent ends, the kernel takes everything back.
 
 The process needs no privilege: the userfaultfd never stops a thread at a fault. With
 UFFD_FEATURE_WP_ASYNC (Linux 6.7) the kernel lifts the protection at the first write by itself.

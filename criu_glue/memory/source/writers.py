@@ -29,7 +29,7 @@ _MANY = 4096
 
 
 def past_page_tables(pid: int) -> str:
-    """Return why the process's memory may be written so, in words, or "".
+    """Return why the process's memory may be written past its page tables, in words, or "".
 
     The kernel does not count memory that CUDA pins, so the caller must know which processes use a
     GPU. Raises FileNotFoundError or ProcessLookupError when the process has ended.

@@ -31,8 +31,8 @@ INDEX_FILE = "memory.index"
 PROCESSES_MOST = 32768  # store.h
 
 TABLE_LIMIT = 256 << 20
-"""The table of one process has at most this many bytes: 16 for each run. Memory that is split very
-much has millions of runs."""
+"""A table has at most this many bytes. Each run takes 16, and memory that is split very much has
+millions of runs."""
 
 _MAGIC = b"LSMI\0\0\0\1"
 _INDEX_HEAD = struct.Struct("<8sQI4x")
