@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that moves outside CRIU's images: followed at the source, kept and filled in there."""
+"""Memory that moves outside CRIU's images: the source follows it, the destination fills it in."""

@@ -4,11 +4,11 @@
 //
 //     header   magic "LSM1", inner pid, incarnation, round, number of runs    (5 × 32 bits)
 //     runs     address (64 bits), pages, kind                                 (16 bytes each)
-//     payload  at offset 4096, that of each run after that of the one before
+//     payload  at offset 4096: the payloads of the runs, in the order of the runs
 //
-// An incarnation tells one process, or one program of a process, from an earlier one that had the
-// same pid. What comes from another host is not trusted: nothing of a chunk is used before all of
-// its head was found sound.
+// A pid may be used again, and a process may run another program. The incarnation distinguishes
+// them. Data from another host is not trusted: chunk_read checks the whole head before anything of
+// the chunk is used.
 
 #pragma once
 
@@ -18,7 +18,7 @@
 #include "page.h"
 
 enum {
-    CHUNK_LONGEST = 1 << 20, // with its head, as the wire has it
+    CHUNK_LONGEST = 1 << 20, // bytes on the wire, the head included
     CHUNK_PAYLOAD = CHUNK_LONGEST - PAGE,
     CHUNK_HEAD = 20,
     CHUNK_RUN = 16,
@@ -28,13 +28,13 @@ enum {
 
 enum run_kind {
     RUN_DATA = 1,      // pages × 4096 bytes
-    RUN_ZERO = 2,      // nothing: the pages read as zeros
-    RUN_REFERENCE = 3, // per page: XXH3-128 (low, high), pid and address of a page of that content
+    RUN_ZERO = 2,      // no payload: the pages read as zeros
+    RUN_REFERENCE = 3, // per page: XXH3-128 (low, high), pid and address of an equal page
 };
 
-// One below the highest pid that Linux can be told to use (PID_MAX_LIMIT).
+// The highest pid that Linux can use: pids are below PID_MAX_LIMIT, which is 1 << 22.
 #define LAST_PID ((1u << 22) - 1)
-// Beyond any user address of x86-64 with five levels of page tables.
+// All user addresses of x86-64 lie below this, also with five levels of page tables.
 #define ADDRESS_END (UINT64_C(1) << 56)
 
 struct run {
@@ -49,12 +49,12 @@ struct chunk {
     uint32_t incarnation;
     uint32_t round;
     uint32_t runs;
-    uint64_t named;  // pages that any run names
-    uint64_t copied; // pages that have a payload of their own
+    uint64_t named;  // pages in all runs
+    uint64_t copied; // pages in runs that have a payload (RUN_DATA, RUN_REFERENCE)
     struct run run[CHUNK_RUNS];
 };
 
-// 0, or -1 with the reason in words in why.
+// Parses and checks a chunk. Returns 0, or -1 with the reason in words in why.
 int chunk_read(struct chunk *c, const uint8_t *raw, size_t length, char *why, size_t room);
 
 struct reference {
@@ -65,7 +65,7 @@ struct reference {
 
 struct reference chunk_reference(const struct run *run, uint32_t page);
 
-// What a chunk is made of; each returns where it ends.
+// Each function writes one part of a chunk and returns where that part ends.
 uint8_t *chunk_put_head(uint8_t *at, uint32_t pid, uint32_t incarnation, uint32_t round,
                         uint32_t runs);
 uint8_t *chunk_put_run(uint8_t *at, uint64_t address, uint32_t pages, uint32_t kind);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C library of this package, ``memory.so``. Who uses a part of it brings its declarations."""
+"""Loads the C library of this package, ``memory.so``. Each user brings its own declarations."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import cffi
 
 PAGE = 4096
 CHUNK = 1 << 20
-"""The most bytes of a chunk of pages, its head included (chunk.h), which is what the wire takes."""
+"""A chunk of pages has at most this many bytes with its head (chunk.h): the limit of the wire."""
 
 
 def load(declarations: str) -> tuple[cffi.FFI, Any]:
-    """The library with these functions; they run without Python's lock."""
+    """Return cffi's object and the library with these functions. They run without Python's lock."""
     ffi = cffi.FFI()
     ffi.cdef(declarations)
     return ffi, ffi.dlopen(str(files(__package__) / "memory.so"))
 
 
 def raised(number: int, what: str) -> OSError:
-    """The error that a function meant by returning ``-errno``."""
+    """Return the OSError for the ``-errno`` that a C function has returned."""
     return OSError(-number, os.strerror(-number), what)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pages, and blocks of them: a block is what one huge page holds (x86-64).
+// Sizes of a page and of a block. A block is the memory of one huge page (x86-64).
 
 #pragma once
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages go into the restored processes."""
+"""The fill: it copies pages of the store into the restored processes."""

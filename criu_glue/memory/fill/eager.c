@@ -26,7 +26,7 @@ static int skip(struct cursor *c, uint64_t bytes) {
     return 0;
 }
 
-// One entry: its flags lose the bit where they stand, in a byte that keeps its length.
+// Clears the bit in the flags of one entry, in place. The flags keep their length.
 static int entry(struct cursor *c) {
     while (c->at < c->end) {
         uint64_t key, value;
@@ -69,7 +69,7 @@ int eager_pagemap(uint8_t *raw, size_t length) {
         if (skip(&all, size) != 0)
             return -1;
         one.end = all.at;
-        if (!first && entry(&one) != 0) // the first is the number of the image with the pages
+        if (!first && entry(&one) != 0) // the first one is the number of the image of the pages
             return -1;
     }
     return 0;

@@ -5,6 +5,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Take PE_LAZY from the flags of every entry of a pagemap image (criu: images/pagemap.proto).
-// 0, or -1 when it is no such image.
+// Clears PE_LAZY in the flags of every entry of a pagemap image (criu: images/pagemap.proto).
+// Returns 0, or -1 when raw is not a pagemap image.
 int eager_pagemap(uint8_t *raw, size_t length);

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has CRIU restore the pages of its own images at once, also where others are filled in.
+"""Makes CRIU restore the pages of its own images at once, beside the fill of all other pages.
 
-A dump marks all that could be restored lazily, and ``criu restore --lazy-pages`` then leaves it to
-the lazy-pages daemon, though it lies in the image (criu: mem.c, restore_priv_vma_content). We have
-only what CRIU was kept from dumping; for the rest the mark has to go.
+A dump marks all pages that could be restored lazily. ``criu restore --lazy-pages`` then leaves them
+to the lazy-pages daemon, although they lie in the image (criu: mem.c, restore_priv_vma_content).
+Our fill has only the pages that the page filter hid from the dump, so we remove the mark from the
+pages in the image.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..store import store_library
 
 
 def restore_at_once(images: Path) -> None:
-    """Take the mark from every pagemap image; raises StepFailed. May be done again."""
+    """Remove the mark in every pagemap image. Raises StepFailed. A second call does no harm."""
     ffi, calls = store_library.load()
     for path in sorted(images.glob("pagemap-[0-9]*.img")):
         before = path.read_bytes()

@@ -15,7 +15,7 @@
 
 void fill_fail(struct fill *f, const char *format, ...) {
     if (f->report.phase >= FILL_FINISHED)
-        return; // the first reason is the one to be told
+        return; // the report keeps the first reason
     va_list list;
     va_start(list, format);
     vsnprintf(f->report.why, WHY, format, list);
@@ -92,7 +92,7 @@ struct fill *fill_start(struct store *s, int listener, uint32_t threads, const v
         f->report.total += s->image[i].data;
     fill_watch(f, f->wake, &f->wake);
     fill_watch(f, listener, &f->listener);
-    sigset_t all, before; // the agent's signals are for its own threads
+    sigset_t all, before; // the fill's threads must not take the agent's signals
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int rc = f->report.phase == FILL_FAILED ? -1 : start_threads(f, threads);

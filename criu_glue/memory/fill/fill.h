@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Fills the memory of a tree that CRIU restores with --lazy-pages, in the place of CRIU's own
-// lazy-pages daemon: CRIU hands over a userfaultfd per process, with every VMA registered that is
-// not in its images, and threads copy the store's pages in.
+// The fill copies pages of the store into a tree that CRIU restores with --lazy-pages. It takes the
+// place of CRIU's own lazy-pages daemon. CRIU hands over one userfaultfd for each process. In it
+// CRIU has registered every VMA that is not in its images. Threads copy the pages in.
 //
-// The kernel tells the one thread that reads a descriptor of faults, and of forks and changes of
-// the address space, and holds the process until that was read. The tree runs only after all of its
-// pages are in place, so a process that forks or changes its address space before fails the fill;
-// afterwards there is nothing left to copy that a change could displace. Copies hold the process's
-// lock for reading, and whoever serves a fault holds it for writing: it looks at the same pieces.
+// One thread reads all descriptors. From them the kernel reports faults, forks and changes of the
+// address space, and it holds the process until the thread has read the message. The tree runs
+// only after all of its pages are in place. So a process that forks or changes its address space
+// before that fails the fill. After that no copies are left that a change could displace.
+//
+// The copying threads hold the process's lock (still) for reading. The thread that serves a fault
+// uses the same pieces, so it holds that lock for writing.
 
 #pragma once
 
@@ -20,7 +22,7 @@ enum { PIECE_PAGES = 512 };
 
 enum piece_state { PIECE_TO_DO, PIECE_BUSY, PIECE_DONE };
 
-struct piece { // to be copied: contiguous in memory and in the store, at most PIECE_PAGES
+struct piece { // at most PIECE_PAGES pages to copy, contiguous in memory and in the store
     uint64_t address;
     uint32_t slot;
     uint16_t pages;
@@ -30,31 +32,32 @@ struct piece { // to be copied: contiguous in memory and in the store, at most P
 struct pieces { // ordered by address
     struct piece *piece;
     uint32_t used, room;
-    uint32_t cursor; // none before it is to do
-    uint32_t to_do;
+    uint32_t cursor; // no piece before this one is PIECE_TO_DO
+    uint32_t to_do;  // pieces that are not PIECE_DONE
 };
 
-// plan: what it says to be placed is left out, and counted.
+// Makes the list of an image's pieces. It leaves out the pages that are placed according to the
+// plan, and adds their number to placed.
 int pieces_of(struct pieces *list, const struct image *image, struct page_map *map,
               const struct plan *plan, uint64_t *placed);
-// The piece to do that has that page; NULL when there is none.
+// Returns the piece in PIECE_TO_DO that contains the page, or NULL.
 struct piece *pieces_find(struct pieces *list, uint64_t address);
 
 struct process {
     struct process *next;
     int fd;
-    uint32_t pid; // in the capsule; that of its parent for one that was forked meanwhile
-    bool lost;    // it has ended
+    uint32_t pid; // in the capsule; for a process that was forked during the fill, its parent's
+    bool lost;    // the process has ended
     pthread_rwlock_t still;
     struct pieces pieces; // changed under the fill's lock, or with still held for writing
-    uint64_t not_before;  // ns: nothing is registered there yet
+    uint64_t not_before;  // ns: do not copy before; CRIU had not registered the memory yet
 };
 
 enum fill_phase {
-    FILL_WAITS,    // for CRIU
-    FILL_RUNS,     // CRIU restores, and may not be through with it
+    FILL_WAITS,    // CRIU has not connected yet
+    FILL_RUNS,     // CRIU restores, or pages are still to be copied
     FILL_FILLED,   // every page of the table is where it belongs
-    FILL_FINISHED, // and CRIU has let the tree go: nothing is held any more
+    FILL_FINISHED, // also, CRIU has let the tree go, and all descriptors are closed
     FILL_FAILED,
 };
 
@@ -62,7 +65,7 @@ struct fill_report {
     uint32_t phase, processes;
     uint64_t filled, total; // pages
     uint64_t faults, zeros, present, events;
-    uint64_t placed; // pages that were there before CRIU began
+    uint64_t placed; // pages that the prefill has put in place
     char why[WHY];
 };
 
@@ -70,11 +73,11 @@ struct fill {
     struct store *store;
     const struct plan *plan;
     pthread_mutex_t lock;
-    pthread_cond_t changed, work; // what a report says; something to copy
+    pthread_cond_t changed, work; // the report has changed; there may be something to copy
     struct process *processes;
     struct fill_report report;
-    bool settled;        // CRIU has restored every process, so all that there will be is registered
-    atomic_bool drained; // and all that it has said before was read
+    bool settled;        // CRIU has restored every process, so all memory is registered
+    atomic_bool drained; // also, the events thread has read all that CRIU sent before that
     bool finished;       // CRIU has said that the tree goes on
     bool stopping;
     uint32_t threads_used;
@@ -82,21 +85,21 @@ struct fill {
     int epoll, wake, listener, connection;
     uint8_t heard[4];
     uint32_t heard_bytes;
-    uint32_t expected; // pid whose descriptor comes next
+    uint32_t expected; // pid of the process whose descriptor comes next; 0: none
 };
 
-// Listens on listener, which it takes over in any case. plan: of what an early CRIU has placed, or
-// NULL. NULL with why.
+// Starts a fill that waits for CRIU on listener. The fill owns listener, also after an error. plan
+// is the plan of an early CRIU, or NULL. Returns NULL with why after an error.
 struct fill *fill_start(struct store *s, int listener, uint32_t threads, const void *plan,
                         char *why);
-// CRIU waits in its hook: every process has been handed over.
+// The caller reports that CRIU waits in its hook: CRIU has handed over every process.
 void fill_settle(struct fill *f);
-// Until the phase is at least that, or FILL_FAILED, or so many ms have passed.
+// Waits until the phase is at least that, or FILL_FAILED, but at most ms. Then fills in the report.
 void fill_wait(struct fill *f, uint32_t phase, uint32_t ms, struct fill_report *report);
-// Ends its threads, closes all descriptors.
+// Ends the fill's threads and closes all descriptors.
 void fill_stop(struct fill *f);
 
-// For the parts of it, with the lock held:
+// These are for the parts of the fill. The caller holds the lock.
 void fill_fail(struct fill *f, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void fill_judge(struct fill *f);
 
@@ -106,10 +109,11 @@ uint64_t fill_now(void);
 
 // fill_events.c
 void *fill_events(void *fill);
-// A process whose memory is to be filled; takes over fd. With the lock held.
+// Adds a process whose memory the fill must copy; it owns fd. The caller holds the lock.
 struct process *fill_adopt(struct fill *f, uint32_t pid, int fd);
 int fill_heed(struct fill *f, struct process *p);
 
-// fill_link.c: what CRIU says. False when there is nothing more to be read.
+// fill_link.c
+// Reads the next message of CRIU. False when no more can be read now.
 bool fill_listen(struct fill *f);
 void fill_watch(struct fill *f, int fd, void *what);

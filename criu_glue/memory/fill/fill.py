@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives a tree that CRIU restores with ``--lazy-pages`` its memory, from a store.
+"""Fills the memory of a tree that CRIU restores with ``--lazy-pages``, from a store.
 
-It stands where CRIU's own lazy-pages daemon would (criu: uffd.c): CRIU connects to
-``lazy-pages.socket`` in its directory and hands a userfaultfd over for each process. Threads of
-the library fill them (fill.h) while CRIU goes on restoring, and when it waits in its hook the tree
-is not let go before all is there. What this process holds when it ends is let go by the kernel:
-memory that was not filled would read as zeros, so such a tree must not run.
+The fill takes the place of CRIU's own lazy-pages daemon (criu: uffd.c). CRIU connects to
+``lazy-pages.socket`` in its directory and hands over a userfaultfd for each process. Threads of the
+library copy the pages in (fill.h) while CRIU goes on with the restore. Then CRIU waits in its hook,
+and the tree is not let go before all pages are in place. If the agent ends before that, the kernel
+closes the userfaultfds. Pages that are missing would then read as zeros, so such a tree must not
+run.
 """
 
 from __future__ import annotations
@@ -30,47 +31,52 @@ SOCKET = "lazy-pages.socket"
 WAITS, RUNS, FILLED, FINISHED, FAILED = range(5)
 
 FILLERS = 8
-"""Threads that copy, at most."""
+"""At most this many threads copy pages."""
 
 _TICK_MS = 100
 
 
 @dataclass(frozen=True)
 class Filled:
-    """What a fill has done so far: bytes that were copied of all that there are; page faults that
-    were served, of them with zeros; pages that were there already; processes; other events; bytes
-    that were in place before CRIU began, which are not among those that were copied."""
+    """What a fill has done so far."""
 
     phase: int
     bytes: int
+    """The bytes that are in place so far, without those in ``placed``."""
     total: int
+    """The bytes of all pages in the table that are not zero."""
     faults: int
+    """The page faults that the fill has served."""
     zeros: int
+    """How many of the faults it has served with zeros."""
     present: int
+    """The pages that were in place already when a thread came to copy them."""
     processes: int
     events: int
+    """The events from the kernel that were not page faults."""
     placed: int
+    """The bytes that the prefill had put in place."""
     why: str
 
 
 class FillEngine:
-    """One attempt at a restore in ``images``, from a store that has its table. A fresh one is
-    needed for each attempt, and must be there before CRIU starts."""
+    """The fill for one attempt to restore from ``images``. The store must have its table. Each
+    attempt needs its own FillEngine, and it must exist before CRIU starts."""
 
     def __init__(
         self, images: Path, store: MemoryStore, threads: int | None = None, *,
         plan: mmap.mmap | None = None, spend: bool = False,
     ) -> None:  # fmt: skip
-        """``threads``: one for each core that may be used, at most 8, when None; with 0 of them
-        there comes only what the tree asks for. ``plan``: of a CRIU that was started early
-        (prefill.py); what it has placed is not filled. ``spend``: the store gives its memory back
-        as it is put in place (MemoryStore.spend).
+        """``threads``: how many threads copy; None: one for each core that may be used, at most 8;
+        0: only pages that the tree asks for are copied. ``plan``: the plan of an early CRIU
+        (prefill.py); pages that it has placed are not copied. ``spend``: the store frees the pages
+        that are in place (MemoryStore.spend).
         """
         self._ffi, self._calls = store_library.load()
         self._fill = self._ffi.NULL
         self._held = ExitStack()
         with ExitStack() as undo:
-            opened = undo.enter_context(store.in_use())  # as long as the library reads it
+            opened = undo.enter_context(store.in_use())  # held as long as the library reads it
             if spend or store.spent:
                 store.spend()
             listener = _listen(images)
@@ -85,9 +91,9 @@ class FillEngine:
             self._held = undo.pop_all()
 
     def wait(self, until: float) -> Filled:
-        """Return once every page of the table is in its place; CRIU must have restored all of the
+        """Return once every page of the table is in its place. CRIU must have restored the whole
         tree and wait in its hook. Raises StepFailed, also at ``until`` (monotonic seconds); then
-        the tree must be ended before :meth:`close`."""
+        the caller must end the tree before :meth:`close`."""
         self._need_open()
         self._calls.fill_settle(self._fill)
         while True:
@@ -105,11 +111,11 @@ class FillEngine:
                 )
 
     def seen(self) -> Filled:
-        """What it has done so far."""
+        """Return what the fill has done so far."""
         return self._report(0, 0)
 
     def close(self) -> None:
-        """Let go of everything. May be called again."""
+        """End the threads and close all descriptors. A second call is allowed."""
         fill, self._fill = self._fill, self._ffi.NULL
         if fill:
             self._calls.fill_stop(fill)
@@ -132,13 +138,14 @@ class FillEngine:
 
 
 def _listen(images: Path) -> int:
-    """The socket that CRIU will look for; raises StepFailed."""
+    """Make the socket that CRIU connects to. Raises StepFailed."""
     try:
         (images / SOCKET).unlink(missing_ok=True)
         directory = os.open(images, os.O_PATH | os.O_CLOEXEC)
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-                listener.bind(f"/proc/self/fd/{directory}/{SOCKET}")  # however long its path is
+                # This path is short, also if the directory's own path is too long for a socket.
+                listener.bind(f"/proc/self/fd/{directory}/{SOCKET}")
                 listener.listen(1)
                 listener.setblocking(False)
                 return listener.detach()

@@ -9,7 +9,7 @@
 #include <sys/ioctl.h>
 #include <time.h>
 
-enum { AGAIN_NS = 1000000 }; // until what was not registered is tried again
+enum { AGAIN_NS = 1000000 }; // wait before a new try where memory was not registered
 
 uint64_t fill_now(void) {
     struct timespec t;
@@ -21,13 +21,13 @@ enum outcome { COPIED, NOT_YET, DISTURBED, LOST, NOWHERE, BROKEN };
 
 struct job {
     struct process *process;
-    uint32_t first, end; // pieces
-    uint64_t address;    // where it went wrong
+    uint32_t first, end; // indices of the pieces
+    uint64_t address;    // of the page that could not be copied
     int error;
     uint64_t present;
 };
 
-// As much of the piece as goes; what is left of it is in the piece.
+// Copies as much of the piece as possible. The piece then names the pages that are left.
 static enum outcome copy(struct fill *f, struct job *job, struct piece *p, bool settled) {
     uint32_t most = PIECE_PAGES; // fewer where the pages lie in several VMAs
     while (p->pages > 0) {
@@ -40,7 +40,7 @@ static enum outcome copy(struct fill *f, struct job *job, struct piece *p, bool 
         int rc = ioctl(job->process->fd, UFFDIO_COPY, &c);
         int error = rc == 0 ? 0 : errno;
         uint32_t done = rc == 0 ? pages : c.copy > 0 ? (uint32_t)(c.copy / PAGE) : 0;
-        if (done == 0 && error == EEXIST) { // CRIU had it in its images, or it was asked for
+        if (done == 0 && error == EEXIST) { // it came from CRIU's images, or for a fault
             job->present++;
             done = 1;
         }
@@ -68,7 +68,7 @@ static enum outcome copy(struct fill *f, struct job *job, struct piece *p, bool 
     return COPIED;
 }
 
-// With the lock held: pieces of one process that nobody else copies.
+// Takes pieces of one process that no other thread copies. The caller holds the lock.
 static bool take(struct process *p, struct job *job) {
     struct pieces *list = &p->pieces;
     while (list->cursor < list->used && list->piece[list->cursor].state != PIECE_TO_DO)
@@ -99,7 +99,7 @@ static void say(struct fill *f, const struct job *job, enum outcome outcome) {
                   job->address, strerror(job->error));
 }
 
-// One job; the process is held as it is.
+// Does one job. The caller holds the process's lock for reading, so its pieces stay as they are.
 static void work(struct fill *f, struct job *job) {
     struct process *p = job->process;
     uint64_t before = 0, after = 0;
@@ -132,7 +132,8 @@ static void work(struct fill *f, struct job *job) {
     pthread_mutex_unlock(&f->lock);
 }
 
-// With the lock held: some process with something to do; when there is one later, when.
+// Returns a process with pieces to copy. NULL: there is none now; later is the time in ns when one
+// has, or 0. The caller holds the lock.
 static struct process *choose(struct fill *f, uint64_t *later) {
     uint64_t now = fill_now();
     *later = 0;

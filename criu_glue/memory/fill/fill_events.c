@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The one thread that hears CRIU, and the kernel's word on each process.
+// The one thread that reads CRIU's messages, and the kernel's messages about each process.
 
 #include "fill.h"
 
@@ -50,7 +50,7 @@ static int wake(const struct process *p, uint64_t address) {
     return ioctl(p->fd, UFFDIO_WAKE, &range);
 }
 
-// The kernel waits for that page: the store's, or zeros where the table has none.
+// Serves a fault: gives the kernel the store's page, or zeros if no piece has this page.
 static int serve(struct fill *f, struct process *p, uint64_t address) {
     struct piece *piece = pieces_find(&p->pieces, address);
     int rc;
@@ -76,7 +76,7 @@ static int serve(struct fill *f, struct process *p, uint64_t address) {
     return wake(p, address) == 0 || errno == ESRCH || errno == ENOENT ? 0 : -1;
 }
 
-// With the lock held, and nobody copying into that process.
+// Handles one message. The caller holds the lock, and no thread copies into the process.
 static int heed(struct fill *f, struct process *p, const struct uffd_msg *m) {
     if (m->event == UFFD_EVENT_PAGEFAULT)
         return serve(f, p, m->arg.pagefault.address & ~(uint64_t)(PAGE - 1));
@@ -97,7 +97,7 @@ int fill_heed(struct fill *f, struct process *p) {
     pthread_rwlock_wrlock(&p->still);
     ssize_t n = read(p->fd, messages, sizeof messages);
     pthread_mutex_lock(&f->lock);
-    if (n == 0 || (n > 0 && n % (ssize_t)sizeof *messages != 0)) { // no userfaultfd
+    if (n == 0 || (n > 0 && n % (ssize_t)sizeof *messages != 0)) { // this is no userfaultfd
         errno = EPROTO;
         rc = -1;
     }
@@ -142,15 +142,15 @@ void *fill_events(void *fill) {
         bool failed = f->report.phase == FILL_FAILED, stopping = f->stopping;
         bool settling = f->settled && !f->drained;
         pthread_mutex_unlock(&f->lock);
-        if (through) { // nobody copies: there is nothing left to be copied
+        if (through) { // no thread copies now, since no pieces are left
             let_go(f);
             pthread_mutex_lock(&f->lock);
             f->report.phase = FILL_FINISHED;
             pthread_cond_broadcast(&f->changed);
             pthread_mutex_unlock(&f->lock);
         }
-        // Of a fill that failed the descriptors stay open, unheeded, until the tree was ended: what
-        // is missing would read as zeros.
+        // After a failure the descriptors stay open, and no thread reads them, until the tree has
+        // ended. If they were closed, missing pages would read as zeros.
         if (through || failed || stopping)
             return NULL;
         if (settling) {

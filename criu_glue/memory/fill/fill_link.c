@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CRIU's side of lazy restoring (criu: uffd.c, send_uffd and lazy_pages_finish_restore): for each
-// process its pid as 32 bits and then one byte that brings the descriptor, for a zombie only its
-// pid, negative, and at last, after its post-restore hook, a number.
+// Reads what CRIU sends during a lazy restore (criu: uffd.c, send_uffd and
+// lazy_pages_finish_restore). For each process CRIU sends its pid as 32 bits, and then one byte
+// with the descriptor. For a zombie it sends only the pid, negative. At the end, after its
+// post-restore hook, it sends the number RESTORE_FINISHED.
 
 #include "fill.h"
 
@@ -15,9 +16,9 @@
 
 enum { RESTORE_FINISHED = 0x52535446 };
 
-// CRIU gives the tree up when it cannot say that it is through, and then it has opened the network
-// already. So our end of its connection is left with CRIU as well, as a message that CRIU never
-// reads: CRIU finds a listener even when this agent has ended.
+// If CRIU cannot send that it has finished, it gives the tree up, and by then it has opened the
+// network already. So we send our end of the connection to CRIU, in a message that CRIU never
+// reads. The connection then stays open even if this agent ends.
 static void leave_with_criu(int connection) {
     union {
         struct cmsghdr head;
@@ -52,7 +53,7 @@ static int descriptor(struct msghdr *message) {
     int fd = -1;
     for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c != NULL; c = CMSG_NXTHDR(message, c))
         if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
-            memcpy(&fd, CMSG_DATA(c), sizeof fd); // there is room for one
+            memcpy(&fd, CMSG_DATA(c), sizeof fd); // the buffer has room for one descriptor only
     return fd;
 }
 
@@ -63,7 +64,7 @@ static const struct image *image_of(const struct fill *f, uint32_t pid) {
     return NULL;
 }
 
-// With the lock held.
+// CRIU has sent the descriptor of the expected process. The caller holds the lock.
 static void hand_over(struct fill *f, int fd) {
     uint32_t pid = f->expected;
     f->expected = 0;
@@ -92,7 +93,7 @@ static void hand_over(struct fill *f, int fd) {
     pthread_cond_broadcast(&f->work);
 }
 
-// With the lock held: a whole number has come.
+// Handles a complete number from CRIU. The caller holds the lock.
 static void understand(struct fill *f) {
     int32_t word;
     memcpy(&word, f->heard, sizeof word);

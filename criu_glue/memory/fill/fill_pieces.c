@@ -30,7 +30,7 @@ static int add_all(struct pieces *list, struct extent e) {
     return 0;
 }
 
-// What of the extent is not placed.
+// Adds the pages of the extent that are not placed.
 static int add_rest(struct pieces *list, struct extent e, struct page_map *map,
                     const struct plan *plan, uint64_t *placed) {
     struct extent next = {e.address, 0, e.slot};
@@ -55,7 +55,7 @@ int pieces_of(struct pieces *list, const struct image *image, struct page_map *m
     *list = (struct pieces){.used = 0};
     for (uint32_t i = 0; i < image->extents; i++) {
         struct extent e = image->extent[i];
-        if (e.slot < FIRST_SLOT) // what is zero the kernel has
+        if (e.slot < FIRST_SLOT) // the kernel supplies pages of zeros
             continue;
         if ((plan == NULL ? add_all(list, e) : add_rest(list, e, map, plan, placed)) != 0)
             return -1;

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of a restored tree that is not in CRIU's images: from the restore to its last page.
+"""Follows the fill of a tree that CRIU restores, from CRIU's start to the last page.
 
-A mark lies in the images' directory as long as not all of the memory is in its place. By it an
-agent that was started anew knows that the tree must not run.
+A mark file lies in the directory of the images until all memory is in its place. An agent that was
+started anew sees by it that the tree must not run.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from .fill import FAILED, FillEngine
 UNFILLED = "unfilled"
 
 ENDS_S = 0.5
-"""A CRIU that fails, and its fill with it, ends within this, and then it says why by itself."""
+"""A CRIU that fails makes its fill fail, too. It ends within this many seconds, and its own error
+then says why. So a failed fill is reported only after this time."""
 
 
 class TreeMemory:
-    """Of one attempt at a time to restore the tree from ``images``."""
+    """The fill for attempts to restore the tree from ``images``, one attempt at a time."""
 
     def __init__(self, images: Path) -> None:
         self._images = images
@@ -31,8 +32,8 @@ class TreeMemory:
         self._failed_since = 0.0
 
     def begin(self, fill: FillEngine | None) -> list[str]:
-        """CRIU is about to restore; returns the options that it needs. Raises StepFailed, OSError;
-        ``fill`` is closed by :meth:`end` then, too."""
+        """Prepare a restore and return the options that CRIU needs. Raises StepFailed or OSError.
+        :meth:`end` closes ``fill``, also after an error."""
         self._mark.unlink(missing_ok=True)
         if fill is None:
             return []
@@ -42,7 +43,8 @@ class TreeMemory:
         return ["--lazy-pages"]
 
     def look(self) -> None:
-        """CRIU restores. Raises StepFailed when it waits for memory that will not come."""
+        """Call this while CRIU restores. Raises StepFailed when CRIU waits for memory that will not
+        come."""
         if self._fill is None or (seen := self._fill.seen()).phase != FAILED:
             return
         self._failed_since = self._failed_since or time.monotonic()
@@ -50,19 +52,19 @@ class TreeMemory:
             raise StepFailed("restore", f"memory could not be filled: {seen.why}")
 
     def wait(self, until: float, check: Callable[[], object] = lambda: None) -> None:
-        """CRIU waits in its hook. Return once all is there and ``check`` has not raised; raises
-        StepFailed."""
+        """Call this when CRIU waits in its hook. Return once all memory is in place and ``check``
+        has passed. Raises StepFailed."""
         if self._fill is not None:
             self._fill.wait(until)
             check()
             self._mark.unlink()
 
     def lacking(self) -> str:
-        """Why the tree must not go on; "" when it may."""
+        """Return why the tree must not go on; "" when it may."""
         return "its memory was not filled when the agent ended" if self._mark.exists() else ""
 
     def end(self) -> None:
-        """Let go of everything; the tree has ended or needs nothing more. May be called again."""
+        """Close the fill. The tree has ended or needs it no more. A second call is allowed."""
         fill, self._fill = self._fill, None
         if fill is not None:
             fill.close()

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cold pages go in place before the tree is restored."""
+"""The prefill: it puts cold memory in place before the tree is restored."""

@@ -3,20 +3,20 @@
 #include "cold.h"
 
 enum {
-    ENOUGH = BLOCK_PAGES / 2, // pages: for fewer a huge page is not worth it
-    TRIES = 4,                // what is outdated again and again is not cold
+    ENOUGH = BLOCK_PAGES / 2, // for fewer pages a huge page is not worth it
+    TRIES = 4,                // pages that are outdated after so many copies are not cold
 };
 
-// With the lock held: of the leaf's pages those that can be copied now.
+// Returns the bits of the leaf's pages that can be copied now. The caller holds the lock.
 static uint64_t copyable(const struct leaf *leaf, uint64_t oldest, uint32_t newest,
                          enum cold_when when) {
     uint64_t found = 0;
-    // The first round brings everything, once: what has come of it is not hot yet.
+    // The first round (0) brings all pages, so its pages are not hot.
     bool late = newest > 0 && leaf->round >= newest && when == COLD_COMING;
     if (leaf->ticket >= oldest)
-        return 0; // being written at this moment
+        return 0; // a thread may be writing these pages now
     if (when != COLD_AT_LAST && (late || leaf->tries >= TRIES))
-        return 0; // written of late
+        return 0; // the job has written the pages lately
     uint64_t asked = ~leaf->placed & (when == COLD_AT_LAST ? leaf->copied : ~UINT64_C(0));
     for (int i = 0; asked && i < LEAF_PAGES; i++)
         if (leaf->page[i] == PAGE_ZERO || leaf->page[i] >= FIRST_SLOT)
@@ -24,9 +24,10 @@ static uint64_t copyable(const struct leaf *leaf, uint64_t oldest, uint32_t newe
     return found & asked;
 }
 
-// Of the leaf's pages those that an earlier process has at the same place and in the same slot: a
-// child shares them with its parent still, whose pid is the lower one as a rule. CRIU has the child
-// take them over from there (criu: mem.c, prepare_cow_vmas), so that a copy would be for nothing.
+// Returns the bits of the leaf's pages that a process with a lower pid has at the same address and
+// in the same slot. These are pages that a child still shares with its parent, which usually has
+// the lower pid. CRIU lets the child take them over from the parent (criu: mem.c,
+// prepare_cow_vmas), so a copy for the child would be of no use.
 static uint64_t inherited(const struct store *s, uint32_t process, const struct leaf *leaf) {
     uint64_t shared = 0, found = 0;
     for (int i = 0; i < LEAF_PAGES; i++)
@@ -50,13 +51,13 @@ static bool look(struct store *s, uint32_t process, uint64_t number, uint64_t ol
     int all = 0, own = 0;
     for (int i = 0; i < BLOCK_LEAVES; i++) {
         leaf[i] = page_map_leaf(map, (number + (uint64_t)i) << LEAF_BITS);
-        if (leaf[i] == NULL) // then there is no bit for what lies there
+        if (leaf[i] == NULL) // the block needs the bits of all its leaves
             return false;
         pages[i] = copyable(leaf[i], oldest, s->newest, when);
         copied |= leaf[i]->copied;
         all += __builtin_popcountll(pages[i]);
     }
-    bool coming = s->newest == 0 && when == COLD_COMING; // the rest of it may be on its way
+    bool coming = s->newest == 0 && when == COLD_COMING; // other pages of it may be on their way
     int enough = coming ? BLOCK_PAGES : copied ? 1 : ENOUGH;
     if (all < enough)
         return false;
@@ -64,7 +65,7 @@ static bool look(struct store *s, uint32_t process, uint64_t number, uint64_t ol
         own += __builtin_popcountll(pages[i] & ~inherited(s, process, leaf[i]));
     if (!copied && own < ENOUGH) {
         for (int i = 0; i < BLOCK_LEAVES; i++)
-            leaf[i]->tries = TRIES; // not to be looked at again
+            leaf[i]->tries = TRIES; // so the search passes over this block from now on
         return false;
     }
     out->pid = map->pid;
@@ -94,7 +95,7 @@ bool store_cold(struct store *s, struct search *at, enum cold_when when, struct 
             const struct leaf *leaf = map->table[at->place++];
             if (leaf == NULL)
                 continue;
-            // At last the tree waits: only what is outdated is looked at closely.
+            // At the standstill the tree waits, so only outdated pages are looked at closely.
             bool due = when == COLD_AT_LAST ? (leaf->copied & ~leaf->placed) != 0
                                             : leaf->number % BLOCK_LEAVES == 0;
             uint64_t first = leaf->number / BLOCK_LEAVES * BLOCK_LEAVES;

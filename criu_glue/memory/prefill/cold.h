@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What of the store may be put in place before the tree is restored: memory that the job has not
-// written of late, by blocks of the size of a huge page. Whatever comes for a page afterwards makes
-// what was put there outdated, page by page. Once the job stands still that is copied again, into
-// memory that is at hand; what then is outdated still is let go of and filled in as any other.
+// Finds the cold memory of the store: memory that the job has not written lately. The prefill
+// copies it into the early CRIU before the restore, in blocks of the size of a huge page. When
+// another content comes for a page, the copy of that page is outdated. At the standstill the
+// prefill copies outdated pages again, into the memory that is already there. It frees the pages
+// that are still outdated after that, and the fill copies them like all others.
 
 #pragma once
 
@@ -12,72 +13,72 @@
 
 enum { BLOCK_LEAVES = BLOCK_PAGES / LEAF_PAGES };
 
-// NULL when it is not known.
+// Returns NULL when the store knows no such process.
 struct page_map *cold_process(const struct store *s, uint32_t pid);
 
-// The bits of a leaf's pages from the page's on, up to the end of the leaf or to end.
+// Returns the bits of a leaf's pages from page up to end, or up to the end of the leaf.
 static inline uint64_t leaf_bits(uint64_t page, uint64_t end) {
     uint64_t many = end - page;
     uint64_t all = many >= LEAF_PAGES ? ~UINT64_C(0) : (UINT64_C(1) << many) - 1;
     return all << (page & (LEAF_PAGES - 1));
 }
 
-struct search { // where it stands
+struct search { // the position of store_cold
     uint32_t process, place;
 };
 
 struct block {
     uint32_t pid, incarnation;
     uint64_t address;
-    uint32_t fresh; // there is nothing of it yet
+    uint32_t fresh; // the early CRIU has no page of this block yet
     uint32_t slot[BLOCK_PAGES];
 };
 
 enum cold_when {
-    COLD_COMING,  // while rounds come
-    COLD_IDLE,    // nothing comes at present, so the last round counts as one that is over
-    COLD_AT_LAST, // the job stands still: what has come is what it is to have, hot or not; but
-                  // only where something was copied before, and so memory is at hand
+    COLD_COMING,  // chunks of a round come; its pages are hot, except those of the first round
+    COLD_IDLE,    // no chunks come now, so the newest round counts as over
+    COLD_AT_LAST, // the standstill: copy also hot pages, but only where the early CRIU has memory
 };
 
-// The next block of which something is to be copied; what its slots name counts as copied from now
-// on, and stays as it is in the store until it is outdated. False at the end of all.
+// Finds the next block with pages to copy. From now on the pages in its slots count as placed. The
+// store keeps their content until they are outdated. False when there is no such block any more.
 bool store_cold(struct store *s, struct search *at, enum cold_when when, struct block *out);
-// The block was not copied, or not to where it is needed.
+// The caller reports that it could not copy the block, or not to where the tasks need it.
 void store_not_copied(struct store *s, uint32_t pid, uint64_t address);
-// The table is known: of what was copied in [start, end) only what is of the image counts; the rest
-// is listed, in memory of the caller's (free). -1 without memory.
+// Call it once the table is known. A copied page in [start, end) counts only if it is up to date
+// and in the table. The function lists all others; the caller frees the list. -1 without memory.
 int store_settle(struct store *s, uint32_t pid, uint64_t start, uint64_t end,
                  struct prefill_drop **drop, uint32_t *drops);
-// The plan is known: what no mapping of it takes along does not count, and is listed like that.
+// Call it once the plan is known. A page that no mapping of the plan moves does not count, and is
+// listed as by store_settle.
 int store_unplanned(struct store *s, const struct plan *plan, uint32_t pid, uint64_t start,
                     uint64_t end, struct prefill_drop **drop, uint32_t *drops);
-// What counts of all that was copied for processes of the table; pages.
+// Returns the number of pages that count, of all processes in the table.
 uint64_t store_placed(struct store *s);
-// Look at some pages that were placed in the process, which the host calls task, where they belong.
-// 0, or -1 with why.
+// Compares samples of the placed pages in a restored process with the store. pid is the pid in the
+// capsule, task the pid on the host. 0, or -1 with why.
 int store_placed_right(struct store *s, const struct plan *plan, uint32_t pid, int task, char *why);
 
-// A block that was copied: what is right of it is kept only there from now on, and the store's
-// memory of it goes back to the host. Not once the table is known: an image is whole or not, and
-// stays so.
-// Returns how many pages.
+// For a block that was copied: from now on only the early CRIU keeps those of its pages that are
+// up to date, and the store gives their memory back to the host. Returns how many pages these are.
+// It does nothing once the table is known, since a complete image must stay complete.
 uint32_t store_move(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t address);
-// Where most of a block is outdated, what is so is listed like for store_settle, and counts as not
-// copied.
+// Lists the outdated pages of each block in [start, end) of which most is outdated, as store_settle
+// does. They then count as not copied.
 int store_outdated(struct store *s, uint32_t pid, uint32_t incarnation, uint64_t start,
                    uint64_t end, struct prefill_drop **drop, uint32_t *drops);
-// Of a block, where the plan, if there is one, puts nothing in place: what is kept nowhere else; its
-// slots, in out. False when there is nothing.
+// Finds the pages of a block that only the early CRIU keeps and that the plan does not move to
+// their place (plan NULL: all that only it keeps). Their slots are in out. False: there are none.
 bool store_stranded(struct store *s, const struct plan *plan, uint32_t pid, uint32_t incarnation,
                     uint64_t address, struct block *out);
-// That was written into its slots again.
+// The caller reports that the pages of the block are in their slots again.
 void store_brought_back(struct store *s, const struct block *block);
-// Pages of the images that are neither in the store nor in their place; plan: NULL, none is.
+// Return the number of pages of the images that are neither in the store nor in their place in a
+// task. plan NULL: no page is in its place.
 uint64_t store_absent(struct store *s, const struct plan *plan);
 uint64_t image_absent(const struct image *image, struct page_map *map, const struct plan *plan);
 
-// Of the leaf's pages those that a mapping's move is to put in their place; a bit for each.
+// Returns one bit for each page of the leaf that lies in a mapping that the plan moves.
 uint64_t cold_planned(const struct plan *plan, uint32_t pid, const struct leaf *leaf);
-// The same of those that are there already; for the fill.
+// Returns one bit for each page of page's leaf that is in its place in the task; for the fill.
 uint64_t cold_placed(const struct plan *plan, struct page_map *map, uint64_t page);

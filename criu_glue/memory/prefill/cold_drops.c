@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What was put in place and is let go of again: outdated, of no process of the table, or where
-// nothing takes it along.
+// Lists the pages in the early CRIU that must be freed: pages that are outdated, that are not in
+// the table, or that no mapping of the plan moves.
 
 #include "cold.h"
 
 #include <stdlib.h>
 
-enum { WORTH = BLOCK_PAGES / 2 }; // pages: fewer give the host little memory back
+enum { WORTH = BLOCK_PAGES / 2 }; // fewer pages give the host too little memory back
 
 struct drops {
     struct prefill_drop *list;
@@ -32,7 +32,7 @@ static int add(struct drops *drops, uint64_t address) {
     return 0;
 }
 
-// What is copied there and does not count, of one leaf.
+// Lists the pages of one leaf that are copied and do not count.
 static int list(struct drops *drops, const struct leaf *leaf) {
     uint64_t address = (leaf->number << LEAF_BITS) * PAGE;
     int rc = 0;
@@ -81,7 +81,8 @@ static const struct image *image_of(const struct store *s, const struct page_map
     return NULL;
 }
 
-// What is not in the table does not count: placed becomes copied and placed and of the table.
+// Pages that are not in the table do not count: placed keeps only bits of pages that are copied,
+// placed, and in the table. Meanwhile ticket holds the old bits.
 static void keep_table(struct page_map *map, const struct image *image) {
     for (uint32_t i = 0; i < map->size; i++)
         if (map->table[i] != NULL) {
@@ -104,7 +105,7 @@ static int in_range(const struct leaf *leaf, uint64_t start, uint64_t end) {
     return leaf != NULL && address >= start && address < end;
 }
 
-// Of the leaves in [start, end), once their bits say what counts. NULL: there is no such process.
+// Lists the pages in [start, end) that do not count. map NULL: there is no such process.
 static int list_all(struct drops *drops, struct page_map *map, uint64_t start, uint64_t end) {
     int rc = 0;
     for (uint32_t i = 0; map != NULL && i < map->size && rc == 0; i++)

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For a host that has no memory for a page twice: what was put in place in advance is kept nowhere
-// else. It is lost with where it lies, so until the table is known it can be asked for again, and
-// later the restore fails and the tree goes on at its source.
+// This is for a host that has no memory for a page twice: only the early CRIU keeps the pages that
+// were put in place. If the early CRIU ends, these pages are lost. Until the table is known, the
+// destination can ask the source for them again. After that the restore fails, and the tree goes
+// on at its source.
 
 #include "cold.h"
 
@@ -13,7 +14,8 @@ static struct page_map *map_of(struct store *s, uint32_t pid, uint32_t incarnati
     return NULL;
 }
 
-// With the lock held: the bits of the leaf's pages that lie there, and of which nobody else has need.
+// Returns the bits of the leaf's pages that are placed and whose slot no other page uses. The
+// caller holds the lock.
 static uint64_t movable(const struct store *s, const struct leaf *leaf) {
     uint64_t found = 0;
     for (int i = 0; i < LEAF_PAGES; i++)
@@ -25,7 +27,7 @@ static uint64_t movable(const struct store *s, const struct leaf *leaf) {
 static uint32_t move(struct store *s, struct leaf *leaf) {
     uint64_t bits = movable(s, leaf);
     if (!(leaf->placed & ~leaf->moved & ~bits))
-        bits &= bits - 1; // one stays, to be compared with what lies there (store_placed_right)
+        bits &= bits - 1; // one page stays, so that store_placed_right can compare it
     leaf->moved |= bits;
     s->moved |= bits != 0;
     uint32_t moved = (uint32_t)__builtin_popcountll(bits);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is in place, against the plan of what takes it to where it belongs.
+// Compares the pages in the early CRIU with the plan, which moves them to their place in the tasks.
 
 #include "cold.h"
 
@@ -11,11 +11,12 @@
 #include <sys/sysinfo.h>
 #include <sys/uio.h>
 
-enum { SAMPLES = 16 };
+enum { SAMPLES = 16 }; // at most this many pages of a mapping are compared
 
-// The C library gives each thread one, aligned to its size (include/uapi/linux/rseq.h). The kernel
-// writes the number of the processor into it when the thread goes on elsewhere. That can happen while
-// CRIU's own code still runs in a restored thread; no other word of the task changes before it runs.
+// The C library gives each thread one such area, aligned to its size (include/uapi/linux/rseq.h).
+// When a thread goes on at another processor, the kernel writes the processor's number into it.
+// This can happen while CRIU's own code still runs in a restored thread. No other word of the task
+// changes before the task runs.
 struct rseq_area {
     uint32_t cpu_id_start, cpu_id;
     uint64_t rseq_cs;
@@ -61,8 +62,8 @@ static const struct plan_process *process_of(const struct plan *plan, uint32_t p
     return NULL;
 }
 
-// Of the leaf's pages those of mappings that are to be moved, or that were. A mapping may begin or
-// end within the leaf.
+// Returns the bits of the leaf's pages in mappings that will be moved (moved false), or that were
+// moved (moved true). A mapping may begin or end within the leaf.
 static uint64_t covered(const struct plan *plan, uint32_t pid, const struct leaf *leaf,
                         bool moved) {
     const struct plan_process *process = process_of(plan, pid);
@@ -90,7 +91,7 @@ uint64_t cold_placed(const struct plan *plan, struct page_map *map, uint64_t pag
     return covered(plan, map->pid, leaf, true) & leaf->placed;
 }
 
-// Whether the pages differ in nothing but one thread's processor.
+// Whether the pages differ only in the processor's number of one thread.
 static bool on_another_processor(const uint8_t *seen, const uint8_t *right) {
     size_t at = 0;
     while (seen[at] == right[at])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What CRIU maps for each task before it restores it: private mappings, in their order."""
+"""Lists the private mappings that CRIU makes for each task before its restore, in CRIU's order."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _RARE = _AIO_RING | _SHADOW_STACK | _EXTERNAL
 
 
 class PrefillLost(Exception):
-    """Memory cannot be put in place in advance, in words."""
+    """Memory cannot be put in place in advance. Its text is the reason."""
 
 
 @dataclass
 class Region:
-    """A private mapping as CRIU's image has it; ``ours``: of a kind that can be put in place, and
-    mapped anew; ``source`` is where it lies in CRIU, or 0."""
+    """A private mapping in CRIU's image. ``ours``: CRIU makes it anew, and the prefill can put
+    memory of its kind in place. ``source``: its address in the early CRIU, or 0."""
 
     start: int
     size: int
@@ -40,7 +40,7 @@ class Region:
 
 
 def mapped(images: Path, pids: Iterable[int]) -> dict[int, list[Region]]:
-    """Those of each process of the image. Raises PrefillLost for what is not understood."""
+    """Return the mappings of each process. Raises PrefillLost for an image that it cannot read."""
     tasks = {pid: _task(images / f"mm-{pid}.img") for pid in sorted(pids)}
     parents = _parents(images / "pstree.img")
     found = {}
@@ -52,7 +52,7 @@ def mapped(images: Path, pids: Iterable[int]) -> dict[int, list[Region]]:
 
 
 Vma = dict[int, int]
-"""By the numbers of its fields."""
+"""One mapping (criu: vma.proto). The keys are the numbers of its fields."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,12 @@ def _parents(path: Path) -> dict[int, int]:
 
 
 def _taken_over(vmas: list[Vma], theirs: list[Vma]) -> set[int]:
-    """Where begins what CRIU does not map for a task but takes over from its parent, without what
-    was put in place for the task itself (prefill_shim.c): what may be shared copy on write.
+    """Return the start addresses of the mappings that a task may share copy on write with its
+    parent. CRIU takes these over from the parent and does not map them. So they cannot get memory
+    that was put in place for the task itself (prefill_shim.c).
 
-    CRIU's own walk (criu 4.2: mem.c, prepare_cow_vmas_for), which passes over what comes just after
-    a mapping that the parent has not.
+    This repeats CRIU's own walk (criu 4.2: mem.c, prepare_cow_vmas_for). That walk passes over the
+    mapping just after one that the parent does not have.
     """
     found: set[int] = set()
     at = other = 0

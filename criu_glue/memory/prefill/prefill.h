@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the agent tells the library that is preloaded into an early CRIU (prefill_shim.c). The
-// agent's side in Python is prefill.py.
+// The protocol between the agent (prefill.py) and the library that is preloaded into an early CRIU
+// (prefill_shim.c).
 
 #pragma once
 
@@ -10,26 +10,26 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-// Orders, one message each and one answer.
+// Each order of the agent is one message, and the library answers it with one message.
 enum prefill_op {
-    PREFILL_MAP,  // reserve [low, high) somewhere and have [start, end) in it
-    PREFILL_GROW, // have [start, end) too, which was reserved
-    PREFILL_COPY, // one block: of each page PAGE_UNKNOWN (what lies there stays) or what it is
-    PREFILL_BACK, // one block: write each page that has a slot there, and let go of it
-    PREFILL_DROP, // let go of what is listed
-    PREFILL_GO,   // restore; the plan is there
+    PREFILL_MAP,  // reserve address space for [low, high) and map [start, end) in it
+    PREFILL_GROW, // also map [start, end), which is reserved already
+    PREFILL_COPY, // copy one block; for each page: its slot, PAGE_ZERO, or PAGE_UNKNOWN (keep it)
+    PREFILL_BACK, // write the pages of one block that have a slot into the store, and free them
+    PREFILL_DROP, // free the listed ranges
+    PREFILL_GO,   // begin the restore; the plan is complete
 };
 
 struct prefill_order {
     uint32_t op;
     uint32_t count; // PREFILL_COPY, PREFILL_BACK: slots; PREFILL_DROP: ranges
     uint64_t start, end, low, high;
-    int64_t shift; // from the job's addresses to those in CRIU
+    int64_t shift; // address in the early CRIU minus address in the job
 };
 
 struct prefill_answer {
     int64_t error; // 0, or a negative errno
-    int64_t shift; // PREFILL_MAP
+    int64_t shift; // of the new reservation; for PREFILL_MAP only
 };
 
 struct prefill_drop {
@@ -37,24 +37,25 @@ struct prefill_drop {
     uint64_t pages;
 };
 
-// The plan, in memory that both share: what CRIU maps for each process, in its order.
+// The plan lies in memory that the agent and the library share. It lists the mappings that CRIU
+// makes for each process, in CRIU's order.
 enum {
     PLAN_MAGIC = 0x4c50534c,
-    VMA_GROWS_DOWN = 1, // CRIU maps a page more, in front
+    VMA_GROWS_DOWN = 1, // CRIU maps one page more, in front of the mapping
 };
 
 struct plan_vma {
     uint64_t start, size;
-    uint64_t source; // where it lies in CRIU; 0: nowhere
+    uint64_t source; // its address in the early CRIU; 0: nothing of it is there
     uint32_t flags;
-    _Atomic uint32_t placed; // the library: it is in the task now
+    _Atomic uint32_t placed; // the library sets this once the memory is in the task
 };
 
 struct plan_process {
     uint32_t pid, first, count;
-    _Atomic uint32_t trouble; // the library: CRIU did not map what was expected
-    uint64_t total;           // bytes that CRIU reserves, guard pages not counted
-    uint64_t base_rest;       // of the address that it is to reserve, by the size of a block
+    _Atomic uint32_t trouble; // the library sets this when CRIU does not map what was planned
+    uint64_t total;           // bytes that CRIU reserves, without guard pages
+    uint64_t base_rest;       // the library reserves at an address with this rest, modulo BLOCK
 };
 
 struct plan {

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts cold memory in place before the tree is restored, while the job still runs at its source.
+"""The prefill: it puts cold memory in place before the restore, while the job runs at its source.
 
-It lies in a CRIU that was started early and waits in a library of ours (prefill_shim.c, prefill.h),
-in huge pages, shifted against the job's own addresses by a multiple of their size. Tasks are forked
-from CRIU, and a page passes to another process without a copy only by fork: 0.6 ms/GB in huge
-pages, 25 in small ones. What the job has written again meanwhile is copied once more as soon as it
-stands still: into memory that is at hand, where a fill has to have fresh pages first (on a virtual
-machine whose hypervisor takes free memory back, 5 ms for each 2 MiB). What is outdated then still
-is let go of, page by page, and filled in by :class:`~.fill.FillEngine` like all that was never put
-here.
+The memory lies in an early CRIU, which waits in a library of ours (prefill_shim.c, prefill.h). The
+memory is in huge pages, and its addresses differ from the job's by a multiple of their size. CRIU
+forks the tasks, and only fork passes a page to another process without a copy. It takes 0.6 ms/GB
+in huge pages and 25 ms/GB in small ones.
 
-The store knows what is cold (cold.h). Whatever goes wrong ends in :class:`PrefillLost`, and the
-tree is then restored without it; of what is kept nowhere else (:meth:`Prefill.keep_once`) as much
-as still can be brought back is, and where that is not all the restore fails and the tree goes on
-at its source.
+At the standstill the prefill copies the pages that the job has written meanwhile once more. It
+copies them into memory that is there already. The fill would need fresh pages, which cost 5 ms for
+each 2 MiB on a virtual machine whose hypervisor takes free memory back. Pages that are still
+outdated after that are freed one by one, and :class:`~.fill.FillEngine` copies them like all pages
+that were never put here.
+
+The store knows which memory is cold (cold.h). Each error ends in :class:`PrefillLost`, and a fresh
+CRIU then restores the tree without the prefill. The pages that only the early CRIU keeps
+(:meth:`Prefill.keep_once`) are brought back first. If not all can be brought back, the restore
+fails and the tree goes on at its source.
 """
 
 from __future__ import annotations
@@ -36,18 +38,21 @@ from ..store.store import MemoryStore
 from .mapped import TOP, PrefillLost, Region, mapped
 
 BLOCK = 2 << 20
-"""Bytes of a huge page (x86-64, arm64 with pages of 4 KiB)."""
+"""The bytes of a huge page (x86-64, and arm64 with pages of 4 KiB)."""
 
 SLACK = 128 << 30
-"""Address space that is reserved around what is put in place: a mapping may turn out larger."""
+"""This many bytes of address space are reserved on each side of the first block that is put in
+place, since the mapping may become larger."""
 
 PLAN_LIMIT = 64 << 20
+"""The plan has at most this many bytes."""
+
 SPARE = 1 << 30
-"""Bytes of memory that must be left over on the host for anything to be there twice: in the store,
-and put in place."""
+"""A host that has less free memory than this many bytes must not keep a page twice, in the store
+and in the early CRIU."""
 
 LEAST = 384 << 20
-"""Bytes that must be left over for anything to be put in place at all."""
+"""A host that has less free memory than this many bytes must put no memory in place."""
 
 ANSWER_S = 20.0
 
@@ -65,16 +70,16 @@ _MAGIC = 0x4C50534C
 _GROWS_DOWN = 1
 
 _NONE_NOW = (errno.ENOMEM, errno.EAGAIN, errno.EBUSY)
-"""What MADV_COLLAPSE says for want of memory in one piece (madvise(2))."""
+"""MADV_COLLAPSE gives one of these errors when there is no contiguous memory (madvise(2))."""
 
 
 class NoHugePage(Exception):
-    """There was none for a block; what is in place stays so."""
+    """The kernel had no huge page for a block. All that is in place stays in place."""
 
 
 @dataclass
 class Area:
-    """Memory of one process in CRIU: [start, end) is there, [low, high) is reserved for it."""
+    """Memory of one process in the early CRIU. [start, end) is mapped; [low, high) is reserved."""
 
     pid: int
     incarnation: int
@@ -87,8 +92,9 @@ class Area:
 
 
 class Prefill:
-    """What one early CRIU holds. ``orders`` is our end of its library's socket; one thread at a
-    time uses this. Methods raise PrefillLost, and StepFailed when the store was closed."""
+    """The memory in one early CRIU. ``orders`` is our end of the socket of its library. Only one
+    thread at a time may use this. Methods raise PrefillLost, and StepFailed if the store is closed.
+    """
 
     def __init__(self, store: MemoryStore, orders: socket.socket) -> None:
         self._ffi, self._calls = store_library.load()
@@ -98,33 +104,35 @@ class Prefill:
         self.plan_fd = os.memfd_create("liveshift-plan", os.MFD_CLOEXEC)
         self._areas: list[Area] = []
         self._plan: mmap.mmap | None = None
-        self._pids: set[int] = set()  # of which something is in place
+        self._pids: set[int] = set()  # the processes that have memory in place
         self._block = self._ffi.new("struct block *")
         self.bytes = 0
-        """Put in place so far; once it is settled, of it what is right."""
+        """The bytes put in place so far; after :meth:`settle` only those that are up to date."""
         self._twice: list[tuple[int, int, int]] = []  # blocks that the store has, too
         self.moved = False
-        """Whether some of it is kept nowhere else."""
+        """Whether only the early CRIU keeps some of the pages."""
 
     def close(self) -> None:
-        """May be called again, but not while a fill uses the plan."""
+        """Close all descriptors. A second call is allowed; a call while a fill uses the plan is
+        not."""
         self._orders.close()
         if self.plan_fd >= 0:
             os.close(self.plan_fd)
             self.plan_fd = -1
 
     def abandon(self) -> None:
-        """Have an order that another thread waits for fail."""
+        """Make the order fail that another thread waits for."""
         with contextlib.suppress(OSError):
             self._orders.shutdown(socket.SHUT_RDWR)
 
     def step(self, search: object, idle: bool) -> bool:
-        """Put one more block in place; False when there is none from where ``search`` stands to the
-        end of all. ``idle``: nothing comes at present."""
+        """Put one more block in place. False when there is none from the position of ``search`` to
+        the end. ``idle``: no chunks come at present."""
         return self._next(search, _IDLE if idle else _COMING)
 
     def freshen(self, search: object) -> bool:
-        """The job stands still: the same with what was outdated of one block."""
+        """At the standstill, copy the outdated pages of one more block again. False as in
+        :meth:`step`."""
         return self._next(search, _AT_LAST)
 
     def _next(self, search: object, when: int) -> bool:
@@ -135,7 +143,7 @@ class Prefill:
             try:
                 self._copy(block)
             except OSError as error:
-                # Of what was there before some may still be, unknown to the store.
+                # The store does not know which of the earlier pages of the block are still there.
                 if not block.fresh:
                     raise PrefillLost(f"it cannot be copied again: {error.strerror}") from error
                 what = f"no huge page can be had: {error.strerror}"
@@ -147,7 +155,7 @@ class Prefill:
         return True
 
     def keep_once(self, size: int) -> None:
-        """Of so many bytes what is in place is kept nowhere else from now on."""
+        """For this many bytes in place, the store gives up its own copy from now on."""
         with self._store.in_use() as store:
             while self._twice and size > 0:
                 moved = self._calls.store_move(store, *self._twice.pop()) * PAGE
@@ -155,7 +163,7 @@ class Prefill:
                 size -= moved
 
     def let_go_of_outdated(self) -> None:
-        """As far as that gives memory back; the rest goes when it is settled."""
+        """Free outdated pages where that gives memory back; :meth:`settle` frees the others."""
         for area in self._areas:
             with self._store.in_use() as store:
                 self.bytes -= self._drop(
@@ -164,15 +172,15 @@ class Prefill:
                 )  # fmt: skip
 
     def search(self) -> object:
-        """From the beginning."""
+        """Return a new search that begins at the first block."""
         return self._ffi.new("struct search *")
 
     def settle(self, images: Path) -> int:
-        """The image is complete: let go of what is outdated, plan where the rest belongs, and let
-        go of what has no place. Returns for how many mappings there is something."""
+        """Once the image is complete: free outdated pages, plan where the others belong, and free
+        those that have no place. Return how many mappings have memory in place."""
         incarnations = self._store.incarnations()
         for area in self._areas:
-            if incarnations.get(area.pid) != area.incarnation:  # of a process that is no more
+            if incarnations.get(area.pid) != area.incarnation:  # this process has ended
                 self._let_go(area, [(area.start, (area.end - area.start) // PAGE)])
         self._areas = [a for a in self._areas if incarnations.get(a.pid) == a.incarnation]
         for area in self._areas:
@@ -198,8 +206,8 @@ class Prefill:
         return found
 
     def bring_back(self, plan: object = None) -> None:
-        """What is kept only here goes into the store again: all of it, or what no mapping of the
-        plan takes to its place."""
+        """Write the pages that only the early CRIU keeps into the store again. Without a plan these
+        are all; with one, those that no mapping of the plan moves to their place."""
         block, plan = self._block, self._ffi.NULL if plan is None else plan
         for area in self._areas if self.moved else ():
             for address in area.blocks:
@@ -213,17 +221,17 @@ class Prefill:
                     self._calls.store_brought_back(store, block)
 
     def go(self) -> None:
-        """CRIU begins."""
+        """Order the early CRIU to begin the restore."""
         self._order(_GO)
 
     @property
     def plan(self) -> mmap.mmap | None:
-        """What was planned and, once tasks are restored, what of it came about: for the fill."""
+        """The plan, for the fill. After the restore it also says which mappings were placed."""
         return self._plan
 
     def check(self, processes: Mapping[int, int]) -> None:
-        """Look whether pages of all restored processes (inner pid: host's) lie where they belong.
-        Raises StepFailed."""
+        """Check samples of pages in all restored processes. ``processes``: inner pid to host's pid.
+        Raises StepFailed for a wrong page."""
         for pid in self._pids:
             if pid not in processes:
                 raise StepFailed("restore", f"process {pid} is not there")
@@ -268,7 +276,7 @@ class Prefill:
             area.end = end
 
     def _drop(self, area: Area, listed: Callable[..., int], *of: object) -> int:
-        """Let go of what that call lists; bytes."""
+        """Free the pages that the function ``listed`` lists. Return their bytes."""
         drops, count = self._ffi.new("struct prefill_drop **"), self._ffi.new("uint32_t *")
         rc = listed(*of, drops, count)
         raw = bytes(self._ffi.buffer(drops[0], count[0] * _RANGE.size)) if count[0] else b""
@@ -278,7 +286,7 @@ class Prefill:
         return self._let_go(area, list(_RANGE.iter_unpack(raw)))
 
     def _let_go(self, area: Area, ranges: Sequence[tuple[int, int]]) -> int:
-        """Of (address, pages); bytes."""
+        """Free ranges of (address, pages). Return their bytes."""
         for at in range(0, len(ranges), _DROPS):
             part = ranges[at : at + _DROPS]
             packed = b"".join(_RANGE.pack(*each) for each in part)
@@ -292,7 +300,7 @@ class Prefill:
             if not mapping.ours or mapping.start < area.low or end > area.high:
                 continue
             holders = [a for a in self._areas if _same(a, area) and _holds(a, mapping.start, end)]
-            if holders != [area]:  # of which only one could be moved there
+            if holders != [area]:  # only one area could be moved to the mapping's place
                 continue
             self._grow(area, mapping.start, end)
             mapping.source = mapping.start + area.shift
@@ -322,7 +330,8 @@ class Prefill:
         try:
             self._orders.send(_ORDER.pack(op, count, start, end, low, high, shift) + more)
             answer = self._orders.recv(_ANSWER.size)
-        except OSError as error:  # also: no answer in time, which must not be taken for the next
+        except OSError as error:
+            # It may be a timeout. A late answer must not pass for the answer to the next order.
             self.abandon()
             raise PrefillLost(f"the early CRIU does not answer: {error}") from error
         if len(answer) != _ANSWER.size:
@@ -343,8 +352,10 @@ def _holds(area: Area, start: int, end: int) -> bool:
 
 
 def _base_rest(mappings: Sequence[Region]) -> int:
-    """Where within a block CRIU's place for all mappings should begin: so that for most of what is
-    put in place its own place agrees with its final one, and whole page tables can be moved."""
+    """Return the offset within a block at which CRIU's reservation for all mappings should begin.
+
+    With it, as much memory as possible has the same offset in the reservation as at its final
+    address, so that the kernel can move whole page tables."""
     weights: dict[int, int] = {}
     offset = 0
     for mapping in mappings:
@@ -357,7 +368,7 @@ def _base_rest(mappings: Sequence[Region]) -> int:
 
 
 def memory_left() -> int:
-    """Bytes that this host can still give (proc(5), MemAvailable)."""
+    """Return the bytes of memory that this host can still give (proc(5), MemAvailable)."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Preloaded into a CRIU that is started to restore while the job still runs at its source. Before
-// CRIU's main begins, this waits for the agent's orders (prefill.h): have memory, in huge pages,
-// with what has come of the job's. When it is told to go CRIU restores, its tasks are forked from
-// it and so have these pages at no cost, and where CRIU maps a task's memory (criu: mem.c,
-// premap_private_vma) the pages are moved to that place: page tables go over, nothing is copied.
+// This library is preloaded into an early CRIU, which starts while the job runs at its source.
+// Before CRIU's main begins, the library obeys the agent's orders (prefill.h): it maps memory in
+// huge pages and copies pages of the job into it. After the order PREFILL_GO CRIU restores. CRIU
+// forks the tasks, so they have these pages at no cost. Where CRIU maps a task's memory (criu:
+// mem.c, premap_private_vma), the library moves the pages to that place. It moves page tables and
+// copies nothing.
 //
-// LIVESHIFT_PREFILL is "<socket>:<the pages' file>:<the plan's memory>", all descriptors. A CRIU
-// whose agent has gone before it was told to go ends. What does not fit the plan is mapped as CRIU
-// wants it, empty; the plan then does not say that it was placed.
+// LIVESHIFT_PREFILL is "<socket>:<the pages' file>:<the plan's memory>", all descriptors. If the
+// agent ends before PREFILL_GO, this CRIU ends, too. Memory that does not fit the plan is mapped as
+// CRIU wants it, without the pages, and the plan then does not say that it was placed.
 
 #define _GNU_SOURCE
 #undef _FILE_OFFSET_BITS // mmap and mmap64 are both defined here
@@ -71,18 +72,20 @@ static int64_t map(const struct prefill_order *o, int64_t *shift) {
     return have(o->start + (uint64_t)*shift, o->end + (uint64_t)*shift);
 }
 
-// Nobody but the agent's orders makes huge pages here, where they are told to everywhere: what is
-// let go of leaves holes, and khugepaged would make zeros of them (max_ptes_none), which count as
-// filled (UFFDIO_COPY: EEXIST). A task inherits it, and has its own setting again when CRIU has
-// registered its memory (criu: pie/restorer.c).
+// The kernel must not make huge pages here by itself, also where the host is set to make them
+// everywhere: only the agent's orders do. Freed pages leave holes. khugepaged would fill the holes
+// with zeros (max_ptes_none), and the fill would take these for pages in place (UFFDIO_COPY:
+// EEXIST). A task inherits the setting. It has its own one again when CRIU has registered its
+// memory (criu: pie/restorer.c).
 static void huge_pages(bool by_kernel) { prctl(PR_SET_THP_DISABLE, !by_kernel, 0, 0, 0); }
 
-// One block into a huge page of its own. Without one there would be nothing to be won.
+// Copies one block into a huge page of its own. Without a huge page it fails: a prefill in small
+// pages saves no time.
 static int64_t copy(const struct prefill_order *o, const uint32_t *slot) {
     uint8_t *to = at(o->start + (uint64_t)o->shift);
-    if (o->end) { // for the first time
+    if (o->end) { // the first copy of this block
         *(volatile uint8_t *)to = 0;
-        huge_pages(true); // MADV_COLLAPSE is one of the kernel's
+        huge_pages(true); // MADV_COLLAPSE works only with this
         int64_t rc = madvise(to, BLOCK, MADV_COLLAPSE) == 0 ? 0 : failed();
         huge_pages(false);
         if (rc != 0) {
@@ -98,7 +101,7 @@ static int64_t copy(const struct prefill_order *o, const uint32_t *slot) {
             memset(to + i * PAGE, 0, PAGE);
         if (slot[i] < FIRST_SLOT)
             continue;
-        // Not by a mapping: to take that away would cost time when CRIU is to begin.
+        // The file is read, not mapped: to unmap it would cost time when CRIU must begin.
         off_t from = (off_t)(slot[i] - FIRST_SLOT) * PAGE;
         if (pread(early.pages, to + i * PAGE, (size_t)run * PAGE, from) != (ssize_t)(run * PAGE))
             return -EIO;
@@ -112,7 +115,7 @@ static int64_t back(const struct prefill_order *o, const uint32_t *slot) {
         if (slot[i] >= FIRST_SLOT && pwrite(early.pages, from + i * PAGE, PAGE,
                                             (off_t)(slot[i] - FIRST_SLOT) * PAGE) != PAGE)
             return -EIO;
-    // Not before all is there: it may be asked for once more.
+    // Pages are freed only after all are written: after an error the order may come again.
     for (uint32_t i = 0; i < BLOCK_PAGES; i++)
         if (slot[i] >= FIRST_SLOT)
             madvise(from + i * PAGE, PAGE, MADV_DONTNEED);
@@ -165,10 +168,10 @@ static int64_t obey(const union message *m, size_t length, int64_t *shift) {
     return -EINVAL;
 }
 
-// Until it is told to go; false when the agent has gone.
+// Obeys orders until PREFILL_GO, and then sets early.going. Returns without it if the agent ends.
 static void *serve(void *unused) {
     static union message m;
-    // Only this thread: the job's processes are to come from one that was never nice.
+    // Only this thread is nice: the job's processes must descend from one that never was.
     setpriority(PRIO_PROCESS, (id_t)gettid(), NICE);
     while (early.plan == NULL) {
         ssize_t n = recv(early.socket, &m, sizeof m, 0);
@@ -189,7 +192,7 @@ __attribute__((constructor)) static void begin(void) {
     const char *said = getenv("LIVESHIFT_PREFILL");
     if (said == NULL || sscanf(said, "%d:%d:%d", &early.socket, &early.pages, &early.plan_fd) != 3)
         return;
-    unsetenv("LIVESHIFT_PREFILL"); // CRIU's hook is none of this
+    unsetenv("LIVESHIFT_PREFILL"); // CRIU's hook inherits the environment and must not do this
     huge_pages(false);
     pthread_t thread;
     sigset_t all, before;
@@ -204,13 +207,13 @@ __attribute__((constructor)) static void begin(void) {
     close(early.socket);
 }
 
-// In a task: how far CRIU has come with mapping what belongs there.
+// The state in one task: how many of its mappings CRIU has made.
 static struct {
     pid_t pid;
     struct plan_process *process;
     struct plan_vma *next, *end;
-    uint64_t guard; // bytes in front of one that grows down
-    uint64_t expected;
+    uint64_t guard;    // bytes in front of a mapping that grows down
+    uint64_t expected; // the address of CRIU's next mapping
 } task;
 
 typedef void *(*mmap_call)(void *, size_t, int, int, int, off_t);
@@ -248,8 +251,8 @@ static void give_up(void) {
     task.process = NULL;
 }
 
-// The place for all that is private (criu: prepare_mappings). Where it lies decides for which of
-// it page tables can go over as they are: source, place and final address must agree.
+// Reserves the place for all private mappings (criu: prepare_mappings). The kernel can move whole
+// page tables only where source, place and final address have the same offset within a block.
 static void *reserve(size_t size) {
     struct plan_vma *first = plan_vmas(early.plan) + task.process->first;
     uint64_t growing = 0;
@@ -260,7 +263,7 @@ static void *reserve(size_t size) {
     else if (size == task.process->total + growing * PAGE)
         task.guard = PAGE;
     else
-        return MAP_FAILED; // something else, or not what was planned: nothing is placed
+        return MAP_FAILED; // it is another mapping, or does not fit the plan: nothing is placed
     for (uint64_t i = 0; i < TRIED_BASES; i++) {
         void *want = at(BASE + i * BASES_APART + task.process->base_rest);
         void *got = real_mmap()(want, size, PROT_NONE, ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
@@ -269,7 +272,7 @@ static void *reserve(size_t size) {
                 munmap(got, size);
             continue;
         }
-        huge_pages(false); // CRIU may have tried it out since (criu: kerndat.c)
+        huge_pages(false); // CRIU may have changed the setting in a test (criu: kerndat.c)
         task.next = first;
         task.end = first + task.process->count;
         task.expected = (uintptr_t)got;
@@ -330,8 +333,8 @@ EXPORT void *mmap(void *address, size_t size, int prot, int flags, int fd, off_t
     return mmap64(address, size, prot, flags, fd, offset);
 }
 
-// CRIU takes over from its parent what a task may share with it, with what was placed there for the
-// parent: that is not this task's.
+// CRIU takes mappings that a task may share with its parent over from the parent. Pages that were
+// placed in them for the parent do not belong to this task, so they are freed.
 EXPORT void *mremap(void *old, size_t old_size, size_t size, int flags, ...) {
     va_list list;
     va_start(list, flags);

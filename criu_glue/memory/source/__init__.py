@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source\'s end of memory: what was written, read and sent."""
+"""The source's part: it finds the written pages, reads them and sends them."""

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The chunk that a thread of pull.c is making.
+// Writes the chunk that a thread of pull.c makes.
 
 #include "pull.h"
 
@@ -33,7 +33,7 @@ size_t pull_chunk_end(struct pull_chunk *chunk, const struct pull *pull) {
     size_t pages = chunk->pages * PAGE, references = chunk->references * REFERENCE;
     if (pages + references == 0)
         return (size_t)(at - chunk->at);
-    memset(at, 0, (size_t)(chunk->at + PAGE - at)); // of what the slot held before
+    memset(at, 0, (size_t)(chunk->at + PAGE - at)); // clears what an earlier chunk left there
     memcpy(chunk->at + PAGE + pages, chunk->reference, references);
     return PAGE + pages + references;
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes whose memory is followed: who has come, who has gone, who was forked from whom."""
+"""The processes that the tracker follows: which are new, which have ended, and their parents."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from .followed import Followed
 from .proc import About, about
 
 GONE = (FileNotFoundError, ProcessLookupError)
-"""What the kernel says of a process that has ended."""
+"""The kernel raises one of these for a process that has ended."""
 
 
 class Family:
-    """Those of a capsule, by the host's pids."""
+    """All followed processes of a capsule, by their pids on the host."""
 
     def __init__(self) -> None:
         self._followed: dict[int, Followed] = {}
-        self._incarnations: dict[int, int] = {}  # by inner pid, the last one
+        self._incarnations: dict[int, int] = {}  # inner pid: the last incarnation
 
     def __len__(self) -> int:
         return len(self._followed)
@@ -30,7 +30,7 @@ class Family:
         return self._followed.get(process.pid) is process
 
     def refresh(self, pids: Sequence[int]) -> None:
-        """Follow these; let go of all others, and of those that have had one of these pids."""
+        """Follow these processes only. Drop all others, also one that had the same pid before."""
         found: dict[int, Followed] = {}
         for pid in pids:
             with contextlib.suppress(*GONE):
@@ -46,7 +46,7 @@ class Family:
         self._followed = found
 
     def forget(self, process: Followed) -> None:
-        """It has ended. Any thread may say so, and more than once."""
+        """Drop a process that has ended. Any thread may call this, and more than once."""
         if self._followed.pop(process.pid, None) is not None:
             self._drop(process)
 
@@ -59,7 +59,7 @@ class Family:
         return [process for process in self if process.who.state not in "ZX"]
 
     def generations(self) -> Iterator[list[Followed]]:
-        """The living, parents before their children."""
+        """Yield the living processes in groups, parents before their children."""
         left = {process.pid: process for process in self.living()}
         while left:
             first = [p for p in left.values() if p.who.parent not in left]

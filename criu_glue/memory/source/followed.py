@@ -15,15 +15,17 @@ from .proc import About
 from .source_engine import Pull, Ranges, Regions, Sent, judge, scan_present, scan_written
 
 TRIES = 3
-"""How often a process that cannot be tracked is tried again, once a round."""
+"""The tracker tries this often, once a round, to track a process that it cannot track."""
 
 PART = 256 << 20
+"""At the standstill the tracker scans a process in parts of at least this many bytes."""
+
 PARTS = 64
-"""A standstill's look at a process is divided into parts of so many bytes, or into so many."""
+"""A large process has about this many parts; they are then larger than PART."""
 
 
 class Followed:
-    """A process, by the host's ``pid``. What it has written is known as long as it is tracked."""
+    """One process. ``pid`` is its pid on the host. While it is tracked, its writes are known."""
 
     def __init__(self, pid: int, who: About, incarnation: int) -> None:
         self.pid = pid
@@ -31,16 +33,16 @@ class Followed:
         self.incarnation = incarnation
         self.sent = Sent()
         self.untracked = ""
-        """Why it is not tracked, in words."""
+        """Why the process is not tracked, in words; "" when it is."""
         self.distrusted = ""
-        """Why what is tracked is not all that is written, in words."""
+        """Why tracking may miss writes of the process, in words; "" when it does not."""
         self.written = Regions()
-        """What the next pull is to read."""
+        """The pages that the next pull must read."""
         self.present = Regions()
         self.ranges: Ranges = []
         self._uffd: int | None = None
         self._tries = 0
-        self._whole = True  # there may be pages that were listed and not read
+        self._whole = True  # there may be pages that were listed and never read
         self._read_once = False
         self._files: list[int] = []
         self._found: list[Regions] = []
@@ -50,22 +52,23 @@ class Followed:
         self._close_files()
 
     def interrupted(self) -> None:
-        """What was listed has not all been read: the next look lists that as well."""
+        """Record that not all listed pages were read. The next look lists those as well."""
         self._whole = True
 
     def look(self, known: int, only_look: bool = False) -> None:
-        """List in ``written`` what it wrote since the last look, and protect that.
+        """List in ``written`` the pages written since the last look, and protect them again.
 
-        Raises FileNotFoundError or ProcessLookupError when it has ended. One that cannot be tracked
-        is listed whole, once; the rest of it is left to the standstill. With ``only_look`` what is
-        listed will not be read now.
+        If the process cannot be tracked, all its pages are listed once, and the standstill reads it
+        again in full. ``only_look``: the caller will not read the listed pages now. Raises
+        FileNotFoundError or ProcessLookupError when the process has ended.
         """
         self.written.clear()
-        for _ in range(2):  # it may have run another program meanwhile
+        for _ in range(2):  # a second time if the process has run another program meanwhile
             self.ranges = own_ranges(self.pid, self.who.locked)
             if not self._track() or self._look_tracked(known, only_look):
                 break
-        # Not before it: what began later than the look, or is through by now, is read as it is.
+        # This check must come after the look. I/O that is complete by now, or that began after the
+        # look, needs no check: the pages are read as they are.
         if not self.distrusted:
             self.distrusted = writers.past_page_tables(self.pid)
         if self._uffd is None and not self._read_once and not only_look:
@@ -92,13 +95,14 @@ class Followed:
         return True
 
     def looks_standing(self, known: int) -> list[Callable[[], None]]:
-        """What must be called, by any threads, before :meth:`judge`. It must stand still."""
+        """Return functions that scan the frozen process. Any threads must call all of them before
+        :meth:`judge`."""
         self._found = []
         return [self._look_at(part, known) for part in divided(self.ranges)]
 
     def judge(self, distrust: bool) -> None:
-        """List in ``present`` all pages that there are, and in ``written`` those that the
-        destination may not have; all of them with ``distrust``."""
+        """List in ``present`` all pages that exist, and in ``written`` those that the destination
+        may not have. With ``distrust`` these are all pages."""
         self.written.clear()
         self.present.clear()
         for found in self._found:
@@ -116,8 +120,8 @@ class Followed:
         return look
 
     def pull(self, round: int, number: int, alone: bool) -> Pull:
-        """What reads the pages that were listed; ``alone``: no other process can have the same
-        pages. Raises FileNotFoundError or ProcessLookupError when it has ended."""
+        """Return a Pull that reads the listed pages. ``alone``: no other process can share them.
+        Raises FileNotFoundError or ProcessLookupError when the process has ended."""
         self._close_files()
         for name in ("mem",) if alone else ("mem", "pagemap"):
             path = f"/proc/{self.pid}/{name}"
@@ -133,7 +137,7 @@ class Followed:
             return True
         if self._tries >= TRIES:
             return False
-        if shares_memory(self.pid, self.who.parent):  # vfork(2): it is about to run a program
+        if shares_memory(self.pid, self.who.parent):  # vfork(2): it will run a program soon
             self._read_once = True
             self.untracked = "its memory is its parent's"
             return False
@@ -148,7 +152,10 @@ class Followed:
         return True
 
     def _lose_track(self, error: OSError) -> None:
-        """Its memory is not what the userfaultfd follows. Raises the error if that is not why."""
+        """Handle an error of a scan: the userfaultfd no longer follows the process's memory.
+
+        Raises ProcessLookupError when the process has ended, and ``error`` when it has another
+        cause."""
         self._close_uffd()
         self.written.clear()
         self.sent.expect_all()
@@ -167,7 +174,7 @@ class Followed:
 
     @contextlib.contextmanager
     def _pagemap(self) -> Iterator[int]:
-        # Opened each time: an open one stays the old program's after an exec.
+        # It is opened each time: after an exec an open one still shows the old program's memory.
         pagemap = os.open(f"/proc/{self.pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
         try:
             yield pagemap
@@ -185,7 +192,7 @@ class Followed:
 
 
 def divided(ranges: Ranges) -> Iterator[Ranges]:
-    """The ranges in portions of about the same size, for several threads."""
+    """Divide the ranges into parts of about the same size, for several threads."""
     most = max(PART, sum(end - start for start, end in ranges) // PARTS // PAGE * PAGE)
     part: Ranges = []
     room = most

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What proc(5) says of a task: a process, or one of its threads.
+"""Reads from proc(5) about a task, which is a process or one of its threads.
 
-All functions raise FileNotFoundError or ProcessLookupError when it has gone.
+All functions raise FileNotFoundError or ProcessLookupError when the task has ended.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Who a process is: ``started`` (clock ticks since boot) tells it from a later one of its pid.
-    ``inner`` and ``parent`` are pids; ``inner`` is the capsule's, the other the host's."""
+    """Facts about one process. ``started`` (clock ticks since boot) distinguishes it from a later
+    process with the same pid. ``inner`` is its pid in the capsule, ``parent`` its parent's pid on
+    the host."""
 
     inner: int
     parent: int
     started: int
     state: str
     locked: bool
-    """Some of its memory is (mlock(2))."""
+    """Whether some of its memory is locked (mlock(2))."""
     filtered: bool
-    """By seccomp(2)."""
+    """Whether it has a seccomp(2) filter."""
 
 
 def about(pid: int) -> About:
@@ -39,7 +40,7 @@ def about(pid: int) -> About:
 
 
 def status(tid: int) -> dict[bytes, list[bytes]]:
-    """The fields of its status file, each in words."""
+    """Return the fields of the task's status file, each value split into words."""
     fields = {}
     for line in Path(f"/proc/{tid}/status").read_bytes().splitlines():
         key, _, value = line.partition(b":")
@@ -48,10 +49,10 @@ def status(tid: int) -> dict[bytes, list[bytes]]:
 
 
 def state(pid: int, tid: int) -> str:
-    """Of a thread, the letter."""
+    """Return the letter that stands for a thread's state."""
     return _stat(f"{pid}/task/{tid}")[0].decode()
 
 
 def _stat(task: str) -> list[bytes]:
-    """What comes behind its name, which may hold anything."""
+    """Return the fields behind the task's name. The name itself may contain any characters."""
     return Path(f"/proc/{task}/stat").read_bytes().rpartition(b")")[2].split()

@@ -17,12 +17,12 @@ enum { MOST_PAGES = CHUNK_PAYLOAD / PAGE };
 #define ENTRY_PRESENT (UINT64_C(1) << 63)
 #define ENTRY_EXCLUSIVE (UINT64_C(1) << 56)
 
-// Some pages of the process, and where the batch has come to.
+// Some pages of the process, and where their content goes.
 struct batch {
     size_t count, pages;
     struct iovec part[MOST_PAGES];
     bool there[MOST_PAGES];
-    uint8_t *at; // the pages, one behind the other
+    uint8_t *at; // the content of the pages, in order
 };
 
 struct pull *pull_new(pid_t pid, int memory, int pagemap, uint32_t inner, uint32_t incarnation,
@@ -63,7 +63,7 @@ struct pull_state pull_state(struct pull *pull) {
     return state;
 }
 
-// The next pages, at most most of them.
+// Takes the next pages into the batch, at most most of them.
 static void take(struct pull *pull, struct batch *batch, size_t most) {
     batch->count = batch->pages = 0;
     pthread_mutex_lock(&pull->lock);
@@ -84,7 +84,8 @@ static void take(struct pull *pull, struct batch *batch, size_t most) {
     pthread_mutex_unlock(&pull->lock);
 }
 
-// By /proc/PID/mem, which reads also what the process may not; what cannot be read is left out.
+// Reads by /proc/PID/mem, which also reads pages that the process itself may not read. Pages that
+// cannot be read are left out.
 static void read_by_file(const struct pull *pull, struct batch *batch, size_t done) {
     size_t page = 0;
     for (size_t i = 0; i < batch->count; i++) {
@@ -101,7 +102,7 @@ static void read_by_file(const struct pull *pull, struct batch *batch, size_t do
     }
 }
 
-// Whether another process has one of the pages too, until one of them writes to it (fork(2)).
+// Whether the process shares one of the pages with another one (fork(2)).
 static bool is_shared(const struct pull *pull, const struct batch *batch) {
     uint64_t entry[MOST_PAGES];
     for (size_t i = 0; pull->pagemap >= 0 && i < batch->count; i++) {
@@ -115,12 +116,12 @@ static bool is_shared(const struct pull *pull, const struct batch *batch) {
     return false;
 }
 
-// 0, or -ESRCH when the process has ended.
+// Reads the pages of the batch. Returns 0, or -ESRCH when the process has ended.
 static int read_batch(const struct pull *pull, struct batch *batch) {
     struct iovec here = {batch->at, batch->pages * PAGE};
     memset(batch->there, false, batch->pages);
-    // process_vm_readv is more than twice as fast, but pins the pages, and for that the kernel would
-    // give the process a copy of its own of each that is shared (gup_must_unshare).
+    // process_vm_readv is more than twice as fast as /proc/PID/mem, but it pins the pages. Before
+    // the kernel pins a shared page, it gives the process a copy of its own (gup_must_unshare).
     size_t done = 0;
     if (!is_shared(pull, batch)) {
         ssize_t got = process_vm_readv(pull->pid, &here, 1, batch->part, batch->count, 0);
@@ -138,13 +139,13 @@ static bool same(struct sent_hash a, struct sent_hash b) {
     return a.low == b.low && a.high == b.high;
 }
 
-// The hash of a page; both 0, which stands for nothing sent, is nobody's.
+// Returns the hash of a page. It is never 0 in both halves, since that means: nothing was sent.
 static struct sent_hash hash_of(const uint8_t *page) {
     XXH128_hash_t hash = XXH3_128bits(page, PAGE);
     return (struct sent_hash){hash.low64, hash.high64 | (hash.low64 == 0 && hash.high64 == 0)};
 }
 
-// Whether the parent's page at the address is the same and came to the destination before this pass.
+// Whether the parent's page at the address is equal and was sent before this pass.
 static bool parent_has(const struct pull *pull, uint64_t address, struct sent_hash hash) {
     if (pull->parent == NULL)
         return false;
@@ -170,7 +171,7 @@ static void refer(struct pull_chunk *chunk, uint64_t address, struct sent_hash h
     add_run(chunk->reference_run, &chunk->reference_runs, address, RUN_REFERENCE);
 }
 
-// Puts one page that was read into the chunk, in the way that is the shortest.
+// Puts one page that was read into the chunk, in the shortest form.
 static void put(const struct pull *pull, struct pull_chunk *chunk, uint64_t address,
                 const uint8_t *page, struct pull_state *seen) {
     struct sent_block *block = sent_find(pull->sent, address);
@@ -186,7 +187,7 @@ static void put(const struct pull *pull, struct pull_chunk *chunk, uint64_t addr
         sent_record(block, index, hash, pull->pass);
     } else {
         uint8_t *to = chunk->at + PAGE + chunk->pages++ * PAGE;
-        if (to != page) // pages before it were left out
+        if (to != page) // pages before this one have no payload
             memmove(to, page, PAGE);
         add_run(chunk->run, &chunk->runs, address, RUN_DATA);
         sent_record(block, index, hash, pull->pass);
@@ -216,7 +217,7 @@ static void put_all(struct pull *pull, struct pull_chunk *chunk, const struct ba
     pthread_mutex_unlock(&pull->lock);
 }
 
-// How many pages may be read behind those of the chunk, whatever becomes of each.
+// Returns how many more pages fit into the chunk, whichever form each of them takes.
 static size_t space(const struct pull_chunk *chunk) {
     size_t used = chunk->pages * PAGE + chunk->references * REFERENCE;
     size_t pages = (CHUNK_PAYLOAD - used) / PAGE;

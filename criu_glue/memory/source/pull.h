@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pages of a process into chunks for the wire, by any number of threads, each with a chunk of its
-// own. Pages of which the destination has the content already are left out.
+// Reads pages of a process and puts them into chunks for the wire. Any number of threads may do it,
+// each with its own chunk. Pages whose content the destination already has are left out.
 
 #pragma once
 
@@ -15,26 +15,26 @@
 enum { PULL_MOST_REFERENCES = 4096 };
 
 struct pull_state {
-    uint64_t unreadable, first_unreadable; // pages that were not there any more
-    uint64_t unchanged;                    // pages that the destination has
-    int error;                             // why it ended early: -ESRCH
+    uint64_t unreadable, first_unreadable; // number of unreadable pages, address of the first
+    uint64_t unchanged;                    // pages read that the destination already has
+    int error;                             // 0, or -ESRCH: the process has ended
 };
 
-// One process's pages that are to be read.
+// The pages of one process that must be read.
 struct pull {
     pid_t pid;
-    int memory;  // its /proc/PID/mem
-    int pagemap; // its /proc/PID/pagemap, where it may share pages with another process; or -1
+    int memory;  // descriptor of /proc/PID/mem
+    int pagemap; // descriptor of /proc/PID/pagemap; -1: it shares no pages with another process
     uint32_t inner, incarnation, round;
     uint16_t pass;
     const struct regions *regions;
     struct sent *sent;
-    const struct sent *parent; // of the process that it was forked from, or NULL
+    const struct sent *parent; // what was sent of its parent process, or NULL
     uint32_t parent_pid;
 
-    pthread_mutex_t lock; // what follows is all threads'
-    size_t next;          // region
-    uint64_t offset;      // in it
+    pthread_mutex_t lock; // for the members below, which all threads use
+    size_t next;          // index of the next region to read
+    uint64_t offset;      // position in that region
     struct pull_state state;
 };
 
@@ -43,32 +43,34 @@ struct pull_run {
     uint32_t pages, kind;
 };
 
-// A chunk that is being made.
+// A chunk that one thread is making.
 struct pull_chunk {
-    uint8_t *at; // CHUNK_LONGEST bytes; the pages lie at PAGE already
+    uint8_t *at; // CHUNK_LONGEST bytes; the content of pages is written at offset PAGE at once
     size_t pages;
     size_t runs, reference_runs, references;
-    struct pull_run run[CHUNK_RUNS];           // those with pages and zeros
-    struct pull_run reference_run[CHUNK_RUNS]; // come behind them
+    struct pull_run run[CHUNK_RUNS];           // runs of data and of zeros
+    struct pull_run reference_run[CHUNK_RUNS]; // in the chunk they come behind those in run
     uint8_t reference[PULL_MOST_REFERENCES * REFERENCE];
 };
 
 struct pull *pull_new(pid_t pid, int memory, int pagemap, uint32_t inner, uint32_t incarnation,
                       uint32_t round, uint16_t pass, const struct regions *regions,
                       struct sent *sent);
-// The process that it was forked from, what was sent of that, and its inner pid.
+// Lets the pull refer to pages of the process's parent. parent: what was sent of that one;
+// parent_pid: its inner pid.
 void pull_refer_to(struct pull *pull, const struct sent *parent, uint32_t parent_pid);
 void pull_free(struct pull *pull);
 
 struct pull_state pull_state(struct pull *pull);
 
 enum { PULL_DONE = 0, PULL_FULL = 1, PULL_PAUSE = 2 };
-// Read on until the chunk is full, nothing is left, or about budget bytes were read; read says how
-// many were. What was put into a chunk counts as sent from then on.
+// Reads pages into the chunk until the chunk is full (PULL_FULL), no pages are left (PULL_DONE), or
+// about budget bytes were read (PULL_PAUSE). read: how many bytes were read. Pages in a chunk count
+// as sent from then on.
 int pull_fill(struct pull *pull, struct pull_chunk *chunk, uint64_t budget, uint64_t *read);
 
 struct pull_chunk *pull_chunk_new(void);
 void pull_chunk_free(struct pull_chunk *chunk);
 void pull_chunk_begin(struct pull_chunk *chunk, void *at);
-// Writes the head; the chunk's length in bytes, 0 when there is nothing in it.
+// Writes the head. Returns the chunk's length in bytes, or 0 when the chunk is empty.
 size_t pull_chunk_end(struct pull_chunk *chunk, const struct pull *pull);

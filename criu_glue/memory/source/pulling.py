@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read pages of processes with several threads and hand them on in chunks."""
+"""Reads pages of processes with several threads and hands them on in chunks."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from .ring import Ring, Slot
 from .source_engine import DONE, PAUSE, Chunk, Pull
 
 BATCH = 4 << 20
-"""The most bytes that a thread reads between two words to its pace."""
+"""A thread reads at most this many bytes between two calls of its pace."""
 
 Sink = Callable[[memoryview, Callable[[], None]], None]
-"""Takes a chunk. Its memory is the sink's until the sink calls the second argument. All threads
-that read call the sink, several at once."""
+"""A sink takes a chunk. The chunk's memory belongs to the sink until the sink calls the second
+argument. All reading threads call the sink, several at the same time."""
 
 
 class Pace(Protocol):
-    """Slows the reading down; called from several threads at once."""
+    """Slows the reading down. Several threads call it at the same time."""
 
     def spent(self, read: int) -> None:
-        """So many bytes were just read of a process; returns when the next may be."""
+        """A thread has just read this many bytes. Return when it may read more."""
 
 
 class Unhurried:
-    """The pace without a limit."""
+    """A pace without a limit."""
 
     def spent(self, read: int) -> None:
         pass
 
 
 class Stopped(Exception):
-    """It is not wanted any more. What was handed on is in order."""
+    """The caller does not want the work any more. The chunks handed on so far are valid."""
 
 
 class Pulling:
-    """Threads that read; one job for all of them at a time."""
+    """A pool of threads that read. It does one job at a time, with all threads."""
 
     def __init__(self, threads: int, ring: Ring) -> None:
         self._threads = threads
@@ -49,7 +49,7 @@ class Pulling:
         self._pool.shutdown()
 
     def scan(self, scans: Sequence[Callable[[], None]]) -> None:
-        """Run these, several at a time; raises what one of them did."""
+        """Run these functions, several at a time. Raises what one of them has raised."""
         if len(scans) == 1:
             scans[0]()
         for _ in self._pool.map(lambda scan: scan(), scans if len(scans) > 1 else ()):
@@ -58,9 +58,9 @@ class Pulling:
     def pull(
         self, pulls: Sequence[Pull], sink: Sink, pace: Pace, stopped: Callable[[], bool]
     ) -> int:
-        """Read all of it, one process after the other; the bytes of the chunks.
+        """Read all pulls, one process after the other. Return the bytes of all chunks.
 
-        Raises Stopped, or what the sink or the pace raised: then part of it got lost.
+        Raises Stopped, or what the sink or the pace has raised; then a part of the pages is lost.
         """
         failed = threading.Event()
 
@@ -120,7 +120,7 @@ class _Worker:
                 self._pace.spent(read)
             self._hand_on(pull)
             # If each batch fills a chunk, and the sink gives the slot back before it waits for the
-            # link, nothing above asks whether the round is still wanted.
+            # link, no check above asks whether the round is still wanted.
             if how != DONE and self._stopped():
                 raise Stopped
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lists of parts of an address space, as PAGEMAP_SCAN gives them.
+// Lists of parts of an address space, in the form in which PAGEMAP_SCAN writes them.
 
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 
-// As struct page_region of linux/fs.h; categories are the kernel's, see scan.h.
+// The same as struct page_region of linux/fs.h. categories: bits of the kernel, see scan.h.
 struct region {
     uint64_t start, end, categories;
 };
@@ -18,12 +18,12 @@ struct regions {
     uint64_t bytes;
 };
 
-// Each returns 0 or -ENOMEM.
+// The next two functions return 0 or -ENOMEM.
 int regions_reserve(struct regions *list, size_t more);
-// Adds it, as a part of the last one where that ends here with the same categories.
+// Adds a region. It extends the last one if that ends at start and has the same categories.
 int regions_add(struct regions *list, uint64_t start, uint64_t end, uint64_t categories);
 
-// The list as pairs of address and pages, count of them.
+// Writes the list as count pairs of (address, pages).
 void regions_runs(const struct regions *list, uint64_t *out);
 
 struct regions *regions_new(void);

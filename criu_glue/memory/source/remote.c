@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// All in one go and in C: while the thread's registers are ours, nothing is waited for but itself,
-// and that however long it takes: a thread of a cgroup that is short of memory may be made to sleep
-// for seconds on its way out of any system call. Should this process be killed in those 50 µs, the
-// thread goes on with wrong registers.
+// This is C, and does its work without a break. While the thread has our registers, we wait for
+// nothing but this thread. We wait for it without a limit: if its cgroup is short of memory, the
+// kernel may let it sleep for seconds at the end of any system call. If the agent is killed during
+// these 50 µs, the thread goes on with wrong registers.
 
 #include "remote.h"
 
@@ -56,7 +56,8 @@ static bool read_word(const struct remote *thread, uint64_t from, void *to, size
     return process_vm_readv(thread->tid, &here, 1, &there, 1, 0) == (ssize_t)length;
 }
 
-// Whether it is in a restartable sequence (rseq(2)): the kernel would not see that it was left.
+// Whether the thread is in a restartable sequence (rseq(2)). The kernel would not notice that we
+// make the thread leave it.
 static bool in_sequence(const struct remote *thread) {
     struct rseq_configuration about;
     if (ptrace((enum __ptrace_request)GET_RSEQ, thread->tid, sizeof about, &about) <= 0 ||
@@ -70,7 +71,8 @@ static bool in_sequence(const struct remote *thread) {
     return thread->own.rip - section.start < section.length;
 }
 
-// It may have run another program since the instruction was found; now that it stands it cannot.
+// Whether the instruction is still there. The process may have run another program since it was
+// found; now that the thread is stopped, it cannot any more.
 static bool is_syscall(const struct remote *thread) {
     unsigned char code[2];
     return read_word(thread, thread->syscall_at, code, sizeof code) && code[0] == 0x0f &&
@@ -94,9 +96,9 @@ static int next_stop(const struct remote *thread, int *status, bool *hurried) {
     }
 }
 
-// Lets it go on until it stops in the way that is wanted; signals are handed on (all that can come
-// are those that cannot be blocked). EAGAIN: for a second it came to no system call, as it is frozen
-// (cgroups(7)), say; then it stands in a trap.
+// Lets the thread go on until it stops in the wanted way. It passes signals on to the thread; only
+// signals that cannot be blocked can come. -EAGAIN: the thread made no system call for a second,
+// for example since it is frozen (cgroups(7)); then it is stopped in a trap.
 static int run_until(const struct remote *thread, int request, bool event, int *status) {
     bool hurried = false;
     for (long signum = 0;;) {
@@ -118,7 +120,7 @@ static long call(struct remote *thread, long number, uint64_t first) {
     struct user_regs_struct regs = thread->own;
     regs.rip = thread->syscall_at;
     regs.rax = (uint64_t)number;
-    regs.orig_rax = (uint64_t)-1; // no system call that would be restarted
+    regs.orig_rax = (uint64_t)-1; // so that the kernel restarts no system call
     regs.rdi = first;
     thread->changed = true;
     int status;
@@ -132,8 +134,8 @@ static long call(struct remote *thread, long number, uint64_t first) {
     return ptrace(PTRACE_GETREGS, thread->tid, 0, &regs) == 0 ? (long)regs.rax : -errno;
 }
 
-// Back into a trap, from where an interrupted system call of its own is restarted, with its own
-// registers.
+// Brings the thread back into a trap with its own registers. From there the kernel restarts a
+// system call of its own that was interrupted.
 static int put_back(struct remote *thread) {
     int status;
     if (!thread->changed)

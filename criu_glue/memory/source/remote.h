@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A userfaultfd of another process, made in it and taken from it.
+// Makes a userfaultfd inside another process and takes a copy of it.
 
 #pragma once
 
@@ -8,11 +8,12 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-// The thread is traced by the calling one and stands in a trap of PTRACE_INTERRUPT, where it stands
-// again when this returns, as it was. syscall_at: a `syscall` instruction in the process; pidfd: of
-// it; filtered: it has a seccomp filter, which must be suspended. The descriptor, or -errno:
+// The calling thread traces the thread tid, which is stopped by PTRACE_INTERRUPT. When the function
+// returns, tid is stopped in the same way, with its own registers. syscall_at: the address of a
+// `syscall` instruction in the process. pidfd: a pidfd of the process. filtered: the thread has a
+// seccomp filter, which must be suspended. Returns the descriptor, or -errno:
 //   -EACCES   the filter cannot be suspended
-//   -EAGAIN   just now the thread must not be disturbed; another time, or another thread
-//   -ENOEXEC  it does not run 64-bit code
-//   -ESRCH    it has ended
+//   -EAGAIN   the thread must not be disturbed now: try later, or try another thread
+//   -ENOEXEC  the thread does not run 64-bit code
+//   -ESRCH    the thread has ended
 int remote_userfaultfd(pid_t tid, int pidfd, uint64_t syscall_at, bool filtered);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for chunks on their way: each is written once, and again only when it is released."""
+"""Memory for chunks that are on their way. A chunk's memory is used again once it is released."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Callable
 from ..engine import CHUNK
 
 LOOK_S = 0.05
-"""How often somebody who waits for memory looks whether it is still wanted."""
+"""A thread that waits for memory checks this often whether it must stop waiting."""
 
-_POPULATE = 0x8000  # MAP_POPULATE: no page faults later
+_POPULATE = 0x8000  # MAP_POPULATE, so that there are no page faults later
 
 
 class Slot:
-    """The memory of one chunk, until :meth:`release` (any thread may, and more than once)."""
+    """The memory of one chunk until :meth:`release`. Any thread may release it, also twice."""
 
     def __init__(self, ring: Ring, memory: memoryview) -> None:
         self._ring: Ring | None = ring
@@ -29,7 +29,7 @@ class Slot:
 
 
 class Ring:
-    """``slots`` chunks of memory, page-aligned."""
+    """Page-aligned memory for ``slots`` chunks."""
 
     def __init__(self, slots: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _POPULATE
@@ -40,7 +40,7 @@ class Ring:
         self._changed = threading.Condition()
 
     def take(self, stopped: Callable[[], bool]) -> Slot | None:
-        """A slot, once there is a free one; None when it is not wanted any more."""
+        """Wait for a free slot and return it; None once ``stopped`` is true or after close."""
         with self._changed:
             while not self._free:
                 if self._closed or stopped():
@@ -49,7 +49,7 @@ class Ring:
             return Slot(self, self._free.pop())
 
     def wait_all_free(self, stopped: Callable[[], bool]) -> bool:
-        """Until everything was released; False when that is not wanted any more."""
+        """Wait until all slots are free; False once ``stopped`` is true or after close."""
         with self._changed:
             while len(self._free) < self._slots:
                 if self._closed or stopped():
@@ -64,8 +64,10 @@ class Ring:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Give the memory back, once all slots were released; no slot is taken any more. Objects of
-        a move refer to each other, and would keep it until Python looks for such ones."""
+        """Give the memory back once all slots are released. No slot can be taken after this.
+
+        The objects of a move refer to each other. Without this call they would keep the memory
+        until Python's garbage collector runs."""
         with self._changed:
             self._closed = True
             self._free.clear()

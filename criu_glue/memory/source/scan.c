@@ -25,8 +25,8 @@ struct uffdio_register {
 enum { REGISTER_WRITE_PROTECT = 1 << 1 };
 enum { FEATURE_WP = 1 << 0, FEATURE_WP_UNPOPULATED = 1 << 13, FEATURE_WP_ASYNC = 1 << 15 };
 
-// The kernel holds the lock of the address space during a call (20 ms per GiB that is there), and
-// mmap() in the process waits for that long.
+// One call scans at most this many bytes. During a call the kernel holds the lock of the address
+// space (20 ms per GiB of existing pages), so mmap() in the process waits for that long.
 #define WINDOW (UINT64_C(128) << 20)
 
 enum { BATCH = 4096 }; // regions per call
@@ -40,7 +40,8 @@ int scan_prepare(int uffd) {
 }
 
 static struct pm_scan_arg about_pages(uint64_t known) {
-    // The pages that CRIU would dump: there, and not of a file, the kernel's zero page or a guard.
+    // These are the pages that CRIU would dump: they exist, and are not pages of a file, the
+    // kernel's zero page or guards.
     uint64_t not = (PAGE_OF_FILE | PAGE_ZERO_FRAME | PAGE_GUARD) & known;
     return (struct pm_scan_arg){
         .size = sizeof(struct pm_scan_arg),
@@ -64,7 +65,7 @@ uint64_t scan_known(int pagemap) {
     return 0;
 }
 
-// All of [start, end) that the arguments select, added to the list.
+// Adds to the list all pages in [start, end) that the arguments select.
 static int scan(int pagemap, struct pm_scan_arg args, uint64_t start, uint64_t end,
                 struct regions *list) {
     while (start < end) {
@@ -82,8 +83,8 @@ static int scan(int pagemap, struct pm_scan_arg args, uint64_t start, uint64_t e
             list->bytes +=
                 list->at[list->count + (size_t)i].end - list->at[list->count + (size_t)i].start;
         list->count += (size_t)found;
-        // walk_end may lie before what was found: of a call that went to its end the kernel leaves
-        // it where 512 regions were last full (6.18, do_pagemap_scan).
+        // walk_end may lie before the regions that were found. After a call that reached its end,
+        // the kernel leaves it where 512 regions were last full (6.18, do_pagemap_scan).
         start = args.walk_end;
         if (found > 0 && list->at[list->count - 1].end > start)
             start = list->at[list->count - 1].end;
@@ -101,7 +102,7 @@ static bool is_listed_whole(struct region part) {
     return part.categories & PAGE_WRITTEN || !(part.categories & PAGE_WRITE_TRACKED);
 }
 
-// Adds those of the pages that the destination has not surely got.
+// Adds to stale the pages of the part whose content the destination may not have.
 static int add_stale(struct sent *sent, struct region part, bool distrust, struct regions *stale) {
     if (distrust || is_listed_whole(part)) {
         int rc = sent_expect(sent, part.start, part.end);
@@ -128,7 +129,8 @@ static int add_all_stale(struct sent *sent, const struct regions *found, bool di
     return rc;
 }
 
-// One range; found is empty before, and may hold anything after an error.
+// Does the work of scan_written for one range. found must be empty, and after an error its content
+// is undefined.
 static int written_in(int pagemap, int uffd, struct pm_scan_arg args, uint64_t start, uint64_t end,
                       bool whole, struct sent *sent, struct regions *found,
                       struct regions *written) {
@@ -138,15 +140,16 @@ static int written_in(int pagemap, int uffd, struct pm_scan_arg args, uint64_t s
     int rc = scan(pagemap, whole ? args : only_written, start, end, found);
     bool distrust = rc == -EPERM;
     if (distrust) {
-        // A part of it is a mapping that is not tracked. What the failed call protected, and what
-        // such a mapping brought along of an earlier one (mremap), must not pass for known.
+        // A part of the range is a mapping that is not tracked. So all pages count as written:
+        // those that the failed call has protected, and those that such a mapping has from an
+        // earlier one (mremap).
         regions_clear(found);
         rc = track(uffd, start, end);
         if (rc == -ENOMEM || rc == -ESRCH)
-            return -EPERM; // its address space is no more
+            return -EPERM; // the address space of the userfaultfd does not exist any more
         if (rc == -EINVAL || rc == -ENOENT) {
-            // Unmapped meanwhile, or of a kind that cannot be tracked, which the standstill reads:
-            // it is the rest of the range that the failed call may have protected.
+            // A part was unmapped meanwhile, or cannot be tracked; the standstill reads that part.
+            // But the failed call may have protected pages in the rest of the range.
             args.flags = PROTECT_MATCHING;
             rc = 0;
         }

@@ -22,7 +22,7 @@ void sent_free(struct sent *sent) {
     free(sent);
 }
 
-// Where the block is, or would be.
+// Returns the place in the table where the block is, or would be.
 static struct sent_block **place(struct sent_block **table, size_t size, uint64_t number) {
     size_t at = (number * UINT64_C(0x9e3779b97f4a7c15)) >> 20 & (size - 1);
     while (table[at] != NULL && table[at]->number != number)
@@ -62,7 +62,7 @@ static struct sent_block *need(struct sent *sent, uint64_t number) {
     return *at;
 }
 
-// The bits of the pages [first, last) that lie in word i of a block.
+// Returns the bits of the pages [first, last) that lie in word i of a block.
 static uint64_t bits(size_t i, size_t first, size_t last) {
     size_t low = first > 64 * i ? first - 64 * i : 0;
     size_t high = last < 64 * (i + 1) ? last - 64 * i : 64;
@@ -100,7 +100,8 @@ static int forget(struct sent_block *block, uint64_t address, struct regions *li
     return regions_add(list, address, address + PAGE, 0);
 }
 
-// Who asks is not believed: no block is made, and what was never sent is passed over.
+// The request comes from another host and is not trusted. So this makes no block, and leaves out
+// pages that were never sent.
 int sent_forget(struct sent *sent, uint64_t start, uint64_t end, struct regions *list) {
     int rc = 0;
     while (rc == 0 && start < end) {
@@ -113,7 +114,7 @@ int sent_forget(struct sent *sent, uint64_t start, uint64_t end, struct regions 
     return rc;
 }
 
-// The same within one block.
+// Does the work of sent_same within one block.
 static uint64_t same_in_block(const struct sent_block *block, uint64_t start, uint64_t stop,
                               bool current) {
     size_t at = sent_index(start), last = at + (stop - start) / PAGE;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What was sent of one process: for each page the hash of what the destination has got, the pass
-// in which it got it, and whether that was after the page was last known to be written.
+// What the source has sent of one process. For each page it has the hash of the content that the
+// source sent last, the pass in which it sent that, and whether the page is current: the source has
+// read it since the page was last listed as written.
 //
-// Blocks are made by sent_expect() in one thread; after that threads may record different pages.
+// One thread makes blocks with sent_expect(). After that, several threads may record pages, if they
+// are different pages.
 
 #pragma once
 
@@ -15,7 +17,7 @@
 #include "regions.h"
 
 struct sent_hash {
-    uint64_t low, high; // of XXH3-128; both 0: nothing was sent yet
+    uint64_t low, high; // halves of XXH3-128; both 0: nothing was sent yet
 };
 
 struct sent_block {
@@ -34,16 +36,16 @@ struct sent *sent_new(void);
 void sent_free(struct sent *sent);
 void sent_clear(struct sent *sent);
 
-// NULL when nothing of its block was ever expected.
+// Returns the block of the address, or NULL when sent_expect() has made no such block.
 struct sent_block *sent_find(const struct sent *sent, uint64_t address);
-// The pages have been written: what was sent of them may no longer be what they hold. 0 or -ENOMEM.
+// Marks the pages as not current: they may have been written since they were sent. 0 or -ENOMEM.
 int sent_expect(struct sent *sent, uint64_t start, uint64_t end);
-// The same of all pages.
+// Marks all pages of all blocks as not current.
 void sent_expect_all(struct sent *sent);
-// Of these pages nothing is at the destination: those of them that were sent are added to list.
-// 0 or -ENOMEM.
+// The destination has nothing of these pages. Forgets their hashes, and adds the pages that were
+// sent to list. 0 or -ENOMEM.
 int sent_forget(struct sent *sent, uint64_t start, uint64_t end, struct regions *list);
-// The end of the pages from start on that are all current, or all not; at most end.
+// Returns the end of the pages from start on that are all current, or all not current; at most end.
 uint64_t sent_same(const struct sent *sent, uint64_t start, uint64_t end, bool *current);
 
 static inline size_t sent_index(uint64_t address) { return address / PAGE % BLOCK_PAGES; }

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the source needs of ``memory.so`` (scan.h, sent.h, pull.h); no cffi object leaves this.
+"""The part of ``memory.so`` that the source uses (scan.h, sent.h, pull.h), without cffi objects.
 
-Addresses and lengths are in bytes and whole pages. Methods raise OSError with the kernel's errno.
+Addresses and lengths are in bytes; they are whole pages. Methods raise OSError with the kernel's
+errno.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ Ranges = list[tuple[int, int]]
 
 
 def prepare(uffd: int) -> None:
-    """Make a userfaultfd one that tracks writes; EINVAL: this kernel has no WP_ASYNC."""
+    """Make a userfaultfd track writes. EINVAL: this kernel has no WP_ASYNC."""
     _check(_lib.scan_prepare(uffd), "userfaultfd")
 
 
 def known_categories(pagemap: int) -> int:
-    """What this kernel's PAGEMAP_SCAN can tell apart; 0: it does not have it."""
+    """Return the categories that this kernel's PAGEMAP_SCAN knows; 0: it has no PAGEMAP_SCAN."""
     return int(_lib.scan_known(pagemap))
 
 
@@ -75,21 +76,21 @@ class Regions:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The total size in bytes."""
         return int(self.list.bytes)
 
     def clear(self) -> None:
         _lib.regions_clear(self.list)
 
     def runs(self) -> bytes:
-        """Pairs of address and pages, each a little-endian number of 64 bits."""
+        """Return pairs of address and pages, each a little-endian number of 64 bits."""
         packed = bytearray(16 * self.list.count)
         _lib.regions_runs(self.list, _ffi.from_buffer("uint64_t[]", packed, require_writable=True))
         return bytes(packed)
 
 
 class Sent:
-    """What the destination has got of one process."""
+    """What the source has sent of one process (sent.h)."""
 
     def __init__(self) -> None:
         self.pages = _ffi.gc(_new(_lib.sent_new()), _lib.sent_free)
@@ -98,18 +99,19 @@ class Sent:
         _lib.sent_clear(self.pages)
 
     def expect_all(self) -> None:
-        """Nothing is known of what was written since it was sent."""
+        """Mark all pages as not current: any of them may have been written since it was sent."""
         _lib.sent_expect_all(self.pages)
 
     def forget(self, start: int, end: int, forgotten: Regions) -> None:
-        """The destination has not got these, whatever was sent; what was is ``forgotten``."""
+        """Record that the destination has nothing of these pages. Those of them that were sent are
+        added to ``forgotten``."""
         _check(_lib.sent_forget(self.pages, start, end, forgotten.list), "sent")
 
 
 def scan_written(
     pagemap: int, uffd: int, ranges: Ranges, known: int, whole: bool, sent: Sent, written: Regions
 ) -> None:
-    """Add to ``written`` what was since the last time; see scan.h for the errors."""
+    """Add to ``written`` the pages written since the last call; scan.h lists the errors."""
     rc = _lib.scan_written(
         pagemap, uffd, _pairs(ranges), len(ranges), known, whole, sent.pages, written.list
     )
@@ -117,52 +119,53 @@ def scan_written(
 
 
 def scan_present(pagemap: int, ranges: Ranges, known: int, found: Regions) -> None:
-    """Add to ``found`` what there is in the ranges, which must not change meanwhile."""
+    """Add to ``found`` the pages that exist in the ranges. They must not change meanwhile."""
     rc = _lib.scan_present(pagemap, _pairs(ranges), len(ranges), known, found.list)
     _check(rc, "PAGEMAP_SCAN")
 
 
 def judge(found: Regions, distrust: bool, sent: Sent, present: Regions, stale: Regions) -> None:
-    """Add to ``present`` what was found, and to ``stale`` what of it must be read: what was
-    written, or is not surely at the destination; with ``distrust`` all."""
+    """Add to ``present`` all found pages, and to ``stale`` those that must be read: pages that were
+    written, or that the destination may not have. With ``distrust`` these are all pages."""
     rc = _lib.scan_judge(found.list, distrust, sent.pages, present.list, stale.list)
     _check(rc, "PAGEMAP_SCAN")
 
 
 class Pull:
-    """The pages of one process that are to be read, by any number of threads."""
+    """The pages of one process that must be read. Any number of threads may read them."""
 
     def __init__(
         self, pid: int, memory: int, pagemap: int, *, inner: int, incarnation: int, round: int,
         number: int, regions: Regions, sent: Sent,
     ) -> None:  # fmt: skip
-        """``memory``: the open /proc/PID/mem; ``pagemap``: the open /proc/PID/pagemap where it may
-        share pages with another process, or -1. ``number``: of the pass, which grows."""
-        self._kept: list[object] = [regions, sent]  # which the C structure points to
+        """``memory``: the open /proc/PID/mem. ``pagemap``: the open /proc/PID/pagemap if the
+        process may share pages with another one, else -1. ``number``: the number of the pass, which
+        grows."""
+        self._kept: list[object] = [regions, sent]  # the C structure points to these
         new = _lib.pull_new(
             pid, memory, pagemap, inner, incarnation, round, number, regions.list, sent.pages
         )
         self.work = _ffi.gc(_new(new), _lib.pull_free)
 
     def refer_to(self, inner: int, sent: Sent) -> None:
-        """To pages that were sent of the process that this one was forked from."""
+        """Let this pull refer to pages that were sent of the process's parent."""
         self._kept.append(sent)
         _lib.pull_refer_to(self.work, sent.pages, inner)
 
     @property
     def ended(self) -> bool:
-        """The process has ended meanwhile."""
+        """Whether the process has ended meanwhile."""
         return bool(_lib.pull_state(self.work).error)
 
     @property
     def unreadable(self) -> tuple[int, int]:
-        """How many pages were not there any more, and the first one's address."""
+        """How many pages could not be read any more, and the address of the first one."""
         state = _lib.pull_state(self.work)
         return int(state.unreadable), int(state.first_unreadable)
 
     @property
     def unchanged(self) -> int:
-        """How many pages were read that the destination has got as they are."""
+        """How many pages were read that the destination already has."""
         return int(_lib.pull_state(self.work).unchanged)
 
 
@@ -170,7 +173,7 @@ DONE, FULL, PAUSE = 0, 1, 2
 
 
 class Chunk:
-    """A chunk that one thread makes in memory that it is given."""
+    """A chunk that one thread makes, in memory that the caller gives."""
 
     def __init__(self) -> None:
         self._chunk = _ffi.gc(_new(_lib.pull_chunk_new()), _lib.pull_chunk_free)
@@ -178,17 +181,17 @@ class Chunk:
         self._at: Any = None
 
     def begin(self, memory: memoryview) -> None:
-        """In ``memory``, CHUNK bytes."""
+        """Begin a chunk in ``memory``, which has CHUNK bytes."""
         self._at = _ffi.from_buffer(memory, require_writable=True)
         _lib.pull_chunk_begin(self._chunk, self._at)
 
     def fill(self, pull: Pull, budget: int) -> tuple[int, int]:
-        """(DONE, FULL or PAUSE, bytes that were read of the process)."""
+        """Return (DONE, FULL or PAUSE; bytes that were read of the process)."""
         how = _lib.pull_fill(pull.work, self._chunk, budget, self._read)
         return int(how), int(self._read[0])
 
     def end(self, pull: Pull) -> int:
-        """Its length in bytes; 0: there is nothing in it."""
+        """Complete the chunk and return its length in bytes; 0: it is empty."""
         length = int(_lib.pull_chunk_end(self._chunk, pull.work))
         self._at = None
         return length

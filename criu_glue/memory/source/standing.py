@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeing from outside that every thread of some processes has been stopped by CRIU."""
+"""Waits until CRIU has stopped every thread of some processes, and sees that from outside."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ def wait_stopped(
     tasks: Callable[[], Sequence[int]], until: float, given_up: Callable[[], bool] = lambda: False,
     known: Callable[[], bool] = lambda: False,
 ) -> None:  # fmt: skip
-    """Return once every thread of ``tasks()`` was seen in a tracing stop of CRIU's, at ``until``
-    (monotonic seconds), or once it is given up, raise TimeoutError, naming one that was not.
+    """Return once every thread of ``tasks()`` was seen in a tracing stop of CRIU's.
 
-    CRIU stops them one by one and then keeps its hands on them all: what it lets run after that is
-    its own code. Others, a profiler say, stop them as well and let them go on. Once each thread
-    there is has been seen to stand, and no other has appeared meanwhile, nothing of the program's
-    runs any more. A thread that runs CRIU's code soon after it was stopped may never be seen
-    standing where processors are busy; then it is CRIU that tells (``known``).
+    Raises TimeoutError at ``until`` (monotonic seconds) or once ``given_up`` is true. The error
+    names a thread that was not seen stopped.
+
+    CRIU stops the threads one by one and keeps hold of them: after that they run CRIU's own code
+    only. Other tracers, for example a profiler, stop threads as well, but let them go on. Once each
+    thread was seen stopped, and no new thread has appeared meanwhile, no code of the program runs
+    any more. On a busy host a thread may run CRIU's code so soon after its stop that it is never
+    seen stopped. Then ``known`` ends the wait: CRIU itself reports that all are stopped.
     """
     seen: set[tuple[int, int]] = set()
     while not known():
@@ -63,7 +65,8 @@ def _stands(pid: int, tid: int) -> bool:
 
 
 def _is_criu(pid: str) -> bool:
-    """By how we start it (held.py): its name is the loader's where it is started by that."""
+    """Whether the process is our CRIU, by the arguments that held.py starts it with. Its name does
+    not show that: where the loader starts CRIU, the name is the loader's."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError):

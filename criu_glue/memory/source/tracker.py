@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source's side of memory that moves while the job runs: rounds, and then what is left.
+"""The tracker: the source's side of pre-copy. It makes rounds, and sends the delta at the end.
 
-Each round takes what was written since the one before: the pages are protected again, and then
-read, so that whatever is written after that comes in the next. Once every task stands still the
-last pass finds out which pages there are (the table, which is what counts) and sends those that
-the destination has not got as they are.
+Each round takes the pages that were written since the round before. The tracker protects the pages
+again and then reads them, so a later write comes in the next round. At the standstill the last pass
+finds all pages that exist. They are the table, the last word about memory. It sends the pages that
+the destination does not have as they are.
 
-Nothing of it stays in the processes: should the tracker end, the job runs on unharmed.
+Nothing stays in the processes. If the tracker ends, the job runs on unharmed.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ from .source_engine import Pull, Ranges, known_categories
 from .standing import wait_stopped
 
 SLOTS = 48
-"""Chunks on their way at once, of 1 MiB each: some 5 ms of a link of 100 Gbit/s, 40 ms of 10."""
+"""At most this many chunks of 1 MiB are on their way at the same time. A link of 100 Gbit/s sends
+them in some 4 ms, one of 10 Gbit/s in 40 ms."""
 
 READERS = 16
-"""Threads at most that read one capsule's memory: memory bandwidth is shared out by then."""
+"""At most this many threads read one capsule's memory. They use all memory bandwidth, so more
+threads would not help."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one pass of pre-copy did; ``dirty_bytes`` were listed as written, ``sent_bytes`` went
-    out (chunks, with their heads)."""
+    """The result of one round. ``dirty_bytes`` is the size of the pages listed as written,
+    ``sent_bytes`` the size of the chunks sent, heads included."""
 
     number: int
     dirty_bytes: int
@@ -47,28 +49,30 @@ class Round:
     seconds: float
     processes: int
     untracked: dict[int, str]
-    """Processes (inner pids) that will be read in full at the standstill, and why."""
+    """The processes (inner pids) that the standstill will read in full, and the reasons."""
 
 
 @dataclass(frozen=True)
 class Standstill:
-    """What the last pass found and did. ``scan_s`` of ``seconds`` went into finding out."""
+    """The result of the last pass. It took ``seconds``, of which the search for pages took
+    ``scan_s``."""
 
     dirty_bytes: int
     sent_bytes: int
     table: dict[int, dict[str, Any]]
-    """Inner pid: {"incarnation": n, "runs": pairs of address and pages, 64 bits each}."""
+    """By inner pid: {"incarnation": n, "runs": pairs of address and pages, 64 bits each}."""
     ranges: dict[int, Ranges]
     seconds: float
     scan_s: float
 
 
 class MemoryTracker:
-    """Follows the memory of the processes that ``tasks`` names (the host's pids).
+    """Follows the memory of the processes that ``tasks`` returns (the host's pids).
 
-    ``compare`` tells of which of them memory may change without the processor's page tables being
-    asked (a GPU's; others that pin memory are known, see writers.py): they are read all again at
-    the standstill, and what differs from what was sent goes out. One thread may use it at a time.
+    ``compare`` is true for a process whose memory a GPU may write past the processor's page tables.
+    (The tracker finds other pinned memory itself, see writers.py.) At the standstill it reads such
+    a process in full, and sends what differs from what it sent before. Only one thread at a time
+    may use a tracker.
     """
 
     def __init__(
@@ -76,7 +80,7 @@ class MemoryTracker:
         *, stopped: Callable[[], bool] = lambda: False, threads: int | None = None,
         slots: int = SLOTS,
     ) -> None:  # fmt: skip
-        """``stopped``: whether a round is not wanted any more; ``threads``: how many read."""
+        """``stopped`` becomes true when the round must stop; ``threads``: how many threads read."""
         self._tasks = tasks
         self._compare = compare
         self._stopped = stopped
@@ -92,11 +96,11 @@ class MemoryTracker:
 
     @staticmethod
     def probe() -> str:
-        """ "" or why memory cannot be followed here, in words."""
+        """Return why this host cannot follow memory, in words, or ""."""
         return userfault.probe()
 
     def look(self) -> int:
-        """How many bytes were written since the last look or round, which is not sent now."""
+        """Return how many bytes were written since the last look or round. It sends nothing."""
         self._refresh()
         self._scan(list(self._family), only_look=True)
         return sum(process.written.size for process in self._family)
@@ -105,12 +109,12 @@ class MemoryTracker:
         self, sink: Sink, pace: Pace | None = None,
         listed: Callable[[int], None] = lambda _: None,
     ) -> Round:  # fmt: skip
-        """Send what was written since the last round; the first one sends everything.
+        """Send the pages written since the last round. The first round sends all pages.
 
-        ``listed`` hears how many bytes that are, as far as it is known: before they are sent. It
-        may raise Stopped.
-        Raises Stopped when it is not wanted any more (what was not sent counts as written), and
-        what the sink raised, after which this tracker is of no more use.
+        Before each generation of processes is sent, ``listed`` gets the number of bytes listed so
+        far. It may raise Stopped.
+        Raises Stopped when the round must stop; pages that were not sent then count as written.
+        Raises also what the sink has raised; after that this tracker cannot be used any more.
         """
         began = time.monotonic()
         self._refresh()
@@ -121,13 +125,13 @@ class MemoryTracker:
             dirty += sum(process.written.size for process in there)
             try:
                 listed(dirty)
-            except Stopped:  # not worth it
+            except Stopped:  # the caller decides that the round is not worth it
                 for process in there:
                     process.interrupted()
                 raise
             sent += self._pull(there, sink, pace or Unhurried())
-            # Children may refer to pages of their parents only once those are on their way: should
-            # a reference overtake its page, the page is asked for.
+            # Children may refer to pages of their parents only once those are on their way. If a
+            # reference overtakes its page, the destination asks for the page.
             if sent and not self._ring.wait_all_free(self._stopped):
                 raise Stopped
             self._passes += 1
@@ -138,8 +142,8 @@ class MemoryTracker:
         return Round(self._rounds - 1, dirty, sent, seconds, len(self._family), untracked)
 
     def wait_frozen(self, until: float, known: Callable[[], bool] = lambda: False) -> None:
-        """Wait for every task to be stopped by CRIU; raises StepFailed at ``until`` (monotonic), or
-        once nobody wants it any more. ``known``: whether CRIU itself lets know that they are."""
+        """Wait until CRIU has stopped every task. ``known``: whether CRIU itself reports that.
+        Raises StepFailed at ``until`` (monotonic seconds), or once ``stopped`` is true."""
         try:
             wait_stopped(self._tasks, until, self._stopped, known)
         except TimeoutError as late:
@@ -148,10 +152,10 @@ class MemoryTracker:
     def standstill(
         self, sink: Sink, hide: Callable[[dict[int, Ranges]], None] = lambda _: None
     ) -> Standstill:
-        """Send what is left, all tasks being frozen; ``hide`` is told at once what is ours to
-        carry. Returns when the last chunk was handed on, not when it has arrived.
+        """Send the delta. All tasks must be frozen. ``hide`` gets the ranges that the tracker
+        carries, before the scan. Returns when the last chunk was handed on, not when it arrived.
 
-        Raises StepFailed, Stopped or what the sink raised.
+        Raises StepFailed, Stopped or what the sink has raised.
         """
         began = time.monotonic()
         self._refresh()
@@ -187,10 +191,10 @@ class MemoryTracker:
         )
 
     def again(self, wanted: Iterable[tuple[int, int, int]], sink: Sink) -> int:
-        """Send the pages that the destination asks for, (inner pid, address, pages) each, as they
-        are; the bytes. What was never sent is passed over.
+        """Send the pages that the destination asks for, as (inner pid, address, pages). Return the
+        bytes of the chunks. Pages that were never sent are left out.
 
-        At the standstill this completes what was sent; before it, it only hastens things.
+        At the standstill this completes the delta. Before it, it only saves time later.
         """
         by_inner = self._family.by_inner_pid()
         asked: dict[int, Followed] = {}
@@ -205,7 +209,7 @@ class MemoryTracker:
         return sent
 
     def close(self) -> None:
-        """Let go of the processes; each is held up for some 10 ms per GiB that is tracked."""
+        """Stop tracking. The kernel holds each process for some 10 ms per GiB that is tracked."""
         self._family.close()
         self._pulling.close()
         self._ring.close()
@@ -228,7 +232,11 @@ class MemoryTracker:
         self, processes: list[Followed], sink: Sink, pace: Pace, refer: bool = True,
         all_there: bool = False,
     ) -> int:  # fmt: skip
-        """``refer``: to pages of their parents; ``all_there``: each page must be readable."""
+        """Read and send the listed pages of ``processes``. Return the bytes of the chunks.
+
+        ``refer``: processes may refer to pages of their parents. ``all_there``: each page must be
+        readable, else it raises StepFailed.
+        """
         pulls: dict[Followed, Pull] = {}
         for process in processes:
             if process.written.size:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A userfaultfd of a process, opened from outside, that tracks what the process writes.
+"""Opens, from outside, a userfaultfd of a process that tracks what the process writes.
 
-The descriptor is made in the process, as it belongs to the address space of who makes it, and
-taken over by pidfd_getfd(2): one thread is trapped (as by a signal that it ignores) for some
-100 µs and runs two system calls. Nothing of it stays in the process. When we end, the kernel takes
-it all back.
+A userfaultfd belongs to the address space of the process that makes it. So one thread of the
+process must make it. The agent traps that thread for some 100 µs; for the thread this is like a
+signal that it ignores. The thread runs two system calls, and the agent takes the descriptor by
+pidfd_getfd(2). Nothing stays in the process. When the agent ends, the kernel takes everything back.
 
-It needs no privilege in the process: it never stops a thread at a fault (UFFD_FEATURE_WP_ASYNC,
-Linux 6.7), the kernel lifts the protection at the first write by itself.
+The process needs no privilege: the userfaultfd never stops a thread at a fault. With
+UFFD_FEATURE_WP_ASYNC (Linux 6.7) the kernel lifts the protection at the first write by itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .maps import vdso
 from .proc import about, state, status
 
 STOP_S = 0.5
-"""How long a thread may take to trap."""
+"""A thread must trap within this many seconds."""
 
 ATTEMPTS = 5
 
@@ -37,17 +37,17 @@ _, _lib = load("int remote_userfaultfd(int tid, int pidfd, uint64_t syscall_at, 
 
 _SYSCALL = b"\x0f\x05"  # the x86-64 instruction
 _UNRESTARTED = frozenset({"23", "65", "128", "208", "220", "232", "281", "333", "441"})
-"""System calls of x86-64 that an interruption ends with EINTR or shortens: epoll_wait, semop …"""
+"""An interruption ends these x86-64 system calls with EINTR or early: epoll_wait, semop …"""
 _USERFAULTFD = 323
 _USER_MODE_ONLY = 1
 
 
 class Untrackable(Exception):
-    """What a process writes cannot be followed; the reason in words."""
+    """The writes of a process cannot be tracked. Its text is the reason."""
 
 
 def open_in(pid: int) -> int:
-    """A userfaultfd of the process, ready to track writes, close-on-exec.
+    """Return a userfaultfd of the process. It is ready to track writes, and close-on-exec.
 
     Raises Untrackable, or ProcessLookupError when the process has ended.
     """
@@ -59,7 +59,8 @@ def open_in(pid: int) -> int:
         except BaseException as error:
             answer.append(error)
 
-    # With the end of the thread the kernel lets go of what it has traced, whatever happened.
+    # This is a thread of its own: when it ends, the kernel detaches it from the process that it
+    # traces, also after an error.
     thread = threading.Thread(target=work, name="userfaultfd")
     thread.start()
     thread.join()
@@ -74,7 +75,7 @@ def open_in(pid: int) -> int:
 
 
 def probe() -> str:
-    """ "" or why this kernel cannot do it, in words. Tried on this process itself."""
+    """Return why this kernel cannot track writes, in words, or "". It tests this process itself."""
     libc = ctypes.CDLL(None, use_errno=True)
     if os.uname().machine != "x86_64":
         return f"memory is not followed on {os.uname().machine} yet"
@@ -102,7 +103,7 @@ def _kernel() -> str:
 
 
 def _try(uffd: int, pagemap: int) -> str:
-    """Whether a write to a page is seen, and only that."""
+    """Return "" if a scan lists exactly the written pages, else the reason in words."""
     known = source_engine.known_categories(pagemap)
     sent, written = source_engine.Sent(), source_engine.Regions()
     with mmap.mmap(-1, 2 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
@@ -125,8 +126,9 @@ def _open_traced(pid: int) -> int:
     pidfd = os.pidfd_open(pid)
     try:
         for attempt in range(ATTEMPTS):
-            # Each time: it may have run another program, whose code lies elsewhere. Should it do so
-            # before its thread is trapped, then what lies there now is no such instruction.
+            # Each attempt looks again: the process may have run another program, whose vdso lies
+            # elsewhere. If it does so before its thread is trapped, remote.c sees that no `syscall`
+            # instruction lies at the address any more, and the attempt gives EAGAIN.
             if at := _syscall_instruction(pid):
                 fd = _try_thread(pid, _best_thread(pid), pidfd, at, who.filtered)
                 if fd != -errno.EAGAIN:
@@ -144,7 +146,7 @@ def _open_traced(pid: int) -> int:
 
 
 def _try_thread(pid: int, tid: int, pidfd: int, at: int, filtered: bool) -> int:
-    """The descriptor, or -errno."""
+    """Return the descriptor, or -errno. Raises Untrackable."""
     try:
         ptrace.seize(tid)
         ptrace.interrupt(tid)
@@ -178,7 +180,7 @@ def _trapped(tid: int) -> bool:
 
 
 def _best_thread(pid: int) -> int:
-    """The thread that notices the least: one that computes, or one whose call is restarted."""
+    """Return the thread that is disturbed the least: it computes, or its system call restarts."""
     ranked = []
     for name in os.listdir(f"/proc/{pid}/task"):
         with contextlib.suppress(OSError):
@@ -193,8 +195,10 @@ def _best_thread(pid: int) -> int:
 
 
 def _syscall_instruction(pid: int) -> int | None:
-    """Where one lies in the kernel's own code; None where there is none, as in the midst of an
-    execve(2): the list of its mappings was the old program's, say, and its memory is the new one's.
+    """Return the address of a ``syscall`` instruction in the process's vdso, or None.
+
+    None is normal during an execve(2). Then, for example, the list of mappings was the old
+    program's, and the memory is already the new program's.
     """
     where = vdso(pid)
     if where is None:

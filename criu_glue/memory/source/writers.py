@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a process's memory may be written past its page tables, which nobody can track.
+"""Finds out whether a process's memory may be written past its page tables.
 
-A device, or the kernel in its stead, that has pages pinned writes to them later, without another
-look at the page tables: after they were protected and read, too. Such a process is read again at
-the standstill, when nothing is on its way any more.
+A device that has pages pinned, or the kernel for it, writes to them later without the page tables.
+It can do so also after the tracker has protected and read the pages, and the tracker does not see
+such a write. So the tracker reads such a process again at the standstill, when no I/O is under way
+any more.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ from .proc import status
 _FLAGS = re.compile(rb"^flags:\s+([0-7]+)$", re.MULTILINE)
 _MOUNT = re.compile(rb"^mnt_id:\s+(\d+)$", re.MULTILINE)
 _PAST_CACHE = (b"fuse", b"virtiofs", b"9p", b"cifs", b"smb3")
-"""File systems that may read straight into memory without being asked to (of FUSE, those mounted
-with direct_io). Most that use them do not, so it counts while a thread is in such a call."""
+"""These file systems may read straight into a process's memory, also without O_DIRECT (FUSE does
+so if it is mounted with direct_io). Most processes that use them are not affected. So a process
+counts only while one of its threads is in such a read."""
 _READS = frozenset({b"0", b"17", b"19", b"295", b"327"})
-"""System calls of x86-64: read, pread64, readv, preadv, preadv2."""
+"""The system calls of x86-64 that read: read, pread64, readv, preadv, preadv2."""
 _MANY = 4096
-"""Descriptors that are looked at."""
+"""At most this many descriptors of a process are looked at."""
 
 
 def past_page_tables(pid: int) -> str:
-    """ "" or why, in words. Raises FileNotFoundError or ProcessLookupError when it has gone.
+    """Return why the process's memory may be written past its page tables, in words, or "".
 
-    What CUDA pins the kernel does not count: who uses a GPU is for others to say.
+    The kernel does not count memory that CUDA pins, so the caller must know which processes use a
+    GPU. Raises FileNotFoundError or ProcessLookupError when the process has ended.
     """
     if status(pid).get(b"VmPin") != [b"0", b"kB"]:
         return "it has memory pinned for a device"
@@ -41,11 +44,10 @@ def past_page_tables(pid: int) -> str:
 
 
 def _reading(pid: int) -> bool:
-    """Whether a thread reads at this moment from a file system that may read straight into
-    memory."""
+    """Whether a thread is now in a read from a file system that may read straight into memory."""
     try:
         about = Path(f"/proc/{pid}/mountinfo").read_bytes()
-    except OSError as error:  # EINVAL of one that has ended
+    except OSError as error:  # EINVAL: the process has ended
         raise ProcessLookupError(error.errno, "it has ended", str(pid)) from error
     mounts = {
         line.split(b" ", 1)[0]
@@ -63,7 +65,7 @@ def _reading(pid: int) -> bool:
 
 
 def _direct(pid: int) -> bool:
-    """Whether a file is open that is read straight into memory."""
+    """Whether the process has a file open with O_DIRECT, which reads straight into memory."""
     about = f"/proc/{pid}/fdinfo"
     for name in os.listdir(about)[:_MANY]:
         with contextlib.suppress(OSError):

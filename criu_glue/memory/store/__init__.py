@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages that have come, until they are put in place."""
+"""The store: it keeps the pages that have come until the fill has put them in place."""

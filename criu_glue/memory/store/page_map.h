@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which slot of the store holds which page of one process: a hash table of leaves, each for 64
-// pages (256 KiB of address space), so that a run of pages is one look-up per leaf, and 8 GiB
-// take 9 MB.
+// Finds the slot of the store that holds a page of one process. It is a hash table of leaves. A
+// leaf is for 64 pages (256 KiB of address space), so a run of pages needs one look-up per leaf.
+// The table for 8 GiB takes 9 MB.
 
 #pragma once
 
@@ -10,34 +10,35 @@
 
 enum { LEAF_BITS = 6, LEAF_PAGES = 1 << LEAF_BITS };
 
-// What is known of a page; a slot's number otherwise.
+// Values of a page's entry. All values from FIRST_SLOT on mean the slot that holds the page.
 enum { PAGE_UNKNOWN = 0, PAGE_ZERO = 1, PAGE_WANTED = 2, FIRST_SLOT = 3 };
 
 struct leaf {
     uint64_t number; // address / (64 pages)
     uint32_t page[LEAF_PAGES];
-    // Of what is kept for it in advance (cold.h); a bit for each page.
-    uint64_t placed; // its content lies there as it is known here
-    uint64_t copied; // something lies there
-    uint64_t moved;  // its content lies there only
-    uint64_t ticket; // of the last write to any of its pages
-    uint32_t round;  // and its round
-    uint32_t tries;
+    // What the early CRIU holds of these pages (cold.h); one bit for each page.
+    uint64_t placed; // the early CRIU holds the content that the store knows
+    uint64_t copied; // the early CRIU holds some content, which may be outdated
+    uint64_t moved;  // only the early CRIU holds the content; the slot is empty
+    uint64_t ticket; // the ticket of the last write to one of the pages
+    uint32_t round;  // the round of that write
+    uint32_t tries;  // how often a page of this leaf was copied into the early CRIU
 };
 
 struct page_map {
     uint32_t pid;
     uint32_t incarnation;
-    uint64_t known; // pages that are not unknown; kept by the store
+    uint64_t known; // pages whose entry is not PAGE_UNKNOWN; the store updates this
     struct leaf **table;
-    uint32_t size, used; // size: a power of two
-    struct leaf *last;   // that was looked up
+    uint32_t size, used; // size is a power of two
+    struct leaf *last;   // the result of the last look-up
 };
 
-// Where the page's entry lies; NULL when there is none. page: address / PAGE.
+// In all three functions, page is address / PAGE.
+// Returns a pointer to the page's entry, or NULL when the map has no leaf for the page.
 uint32_t *page_map_find(struct page_map *map, uint64_t page);
-// The same, which makes it; NULL when there is no memory.
+// Returns a pointer to the page's entry and makes the leaf if necessary. NULL without memory.
 uint32_t *page_map_need(struct page_map *map, uint64_t page);
-// The leaf that has the page; NULL when there is none.
+// Returns the leaf of the page, or NULL when there is none.
 struct leaf *page_map_leaf(struct page_map *map, uint64_t page);
 void page_map_clear(struct page_map *map);

@@ -14,8 +14,9 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-// Slots beyond the limit, for those that were freed and may not be given out again while anybody
-// writes: half of them for what was freed, before which writers wait, half for the writers.
+// The file has SLACK slots more than the limit. A freed slot must not be used again while a thread
+// writes. When more than half of SLACK is freed, new writers wait until no thread writes. The other
+// half is for the writers that are already at work. POPULATE: bytes in one call of madvise.
 enum { SLACK = 16384, POPULATE = 32 << 20 };
 
 #define FAIL(...) return snprintf(why, WHY, __VA_ARGS__), -1
@@ -87,7 +88,7 @@ void store_spend(struct store *s) { s->spent = true; }
 
 bool store_spent(const struct store *s) { return s->spent; }
 
-struct write { // what is to be copied once the lock is released
+struct write { // pages that must be copied once the lock is released
     uint32_t slot;
     size_t bytes;
     const uint8_t *from;
@@ -131,8 +132,8 @@ static int take_zeros(struct store *s, struct page_map *map, const struct run *r
     return 0;
 }
 
-// What was kept for these pages in advance is not what they are any more. With the lock held since
-// they took on what they are now.
+// Marks what the early CRIU holds of these pages as outdated. The caller must hold the lock since
+// it set the pages' entries.
 static void outdate(const struct store *s, struct page_map *map, const struct run *run,
                     uint32_t round) {
     uint64_t page = run->address / PAGE, end = page + run->pages;
@@ -162,7 +163,8 @@ static int take_references(struct store *s, struct page_map *map, const struct r
     return 0;
 }
 
-// The process as the chunk knows it; NULL when that is no more, or with why in rc.
+// Returns the map of the chunk's process. NULL with 0 in rc: the chunk is of an earlier
+// incarnation, so it must be ignored. NULL with -1 in rc: an error, with why.
 static struct page_map *process_of(struct store *s, const struct chunk *c, int *rc, char *why) {
     *rc = -1;
     if (s->broken) {
@@ -211,7 +213,7 @@ static int take(struct store *s, const struct chunk *c, struct page_map *map, ch
         rc = store_put(s, w.write[i].slot, w.write[i].from, w.write[i].bytes, why);
     pthread_mutex_lock(&s->lock);
     if (references && map->incarnation != c->incarnation)
-        return rc; // it became another meanwhile
+        return rc; // another thread has taken a chunk of a later incarnation meanwhile
     for (uint32_t i = 0; i < c->runs && rc == 0; i++)
         if (c->run[i].kind == RUN_REFERENCE) {
             rc = take_references(s, map, &c->run[i], why);

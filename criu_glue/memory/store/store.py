@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages that have come for one migration, in a file in memory, beside CRIU's images.
+"""The store keeps the pages of one migration in a file on the tmpfs, beside CRIU's images.
 
-The source sends pages while the job runs, again when they were written again, and at last, at
-standstill, the table of what exists: only what is in both makes up the image. All that is
-proportional to the size of memory happens in C (store.h); a chunk's form is told in chunk.h.
+The source sends pages while the job runs, and sends them again when the job has written them. At
+the standstill it sends the table of the pages that exist. Each page of the table must have come.
+Pages that are not in the table do not belong to the image. All work that grows with the size of
+memory is done in C (store.h). chunk.h describes the form of a chunk.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ INDEX_FILE = "memory.index"
 PROCESSES_MOST = 32768  # store.h
 
 TABLE_LIMIT = 256 << 20
-"""Bytes of a table: 16 for each run, of which the most torn memory has millions."""
+"""A table has at most this many bytes. Each run takes 16, and memory that is split very much has
+millions of runs."""
 
 _MAGIC = b"LSMI\0\0\0\1"
 _INDEX_HEAD = struct.Struct("<8sQI4x")
@@ -38,23 +40,24 @@ _IMAGE_HEAD = struct.Struct("<III4x")
 _BUFFERS = 8
 
 Sink = Callable[[memoryview, Callable[[], None]], None]
-"""Takes a chunk, which is its own until it calls the second argument."""
+"""A sink takes a chunk. The chunk belongs to the sink until the sink calls the second argument."""
 
 
 class ProcessTable(msgspec.Struct, forbid_unknown_fields=True):
-    """The pages of one process that exist: ``runs`` of (address, pages), ordered, two little-endian
-    64-bit numbers each."""
+    """The pages of one process that exist. ``runs`` are ordered pairs of (address, pages). A pair
+    is two little-endian 64-bit numbers."""
 
     incarnation: int
     runs: bytes
 
 
 Table = Mapping[int, ProcessTable]
-"""By inner pid."""
+"""The table of a capsule, by inner pid."""
 
 
 class Want(NamedTuple):
-    """Pages that the source thought to be here already: they have to come after all."""
+    """Pages that the source only named and that the store does not have. The source must send
+    them."""
 
     pid: int
     address: int
@@ -62,7 +65,7 @@ class Want(NamedTuple):
 
 
 def read_table(raw: bytes | memoryview) -> dict[int, ProcessTable]:
-    """The table as it comes over the wire (MessagePack); raises StepFailed."""
+    """Parse the table as it comes over the wire (MessagePack). Raises StepFailed."""
     if (count := _entries(bytes(raw[:5]))) > PROCESSES_MOST:
         raise StepFailed("ship", f"the table of memory names {count} processes: too many")
     try:
@@ -72,8 +75,10 @@ def read_table(raw: bytes | memoryview) -> dict[int, ProcessTable]:
 
 
 def _entries(head: bytes) -> int:
-    """How many a map of MessagePack says that it has, before any of them is made; 0: it is none.
-    What comes from another host is not to take more memory than it has bytes, or not much."""
+    """Return how many entries a MessagePack map says that it has; 0: it is not a map.
+
+    The caller checks this number before it makes any entry. So data from another host cannot take
+    much more memory than it has bytes."""
     kind = head[0] if head else 0
     if kind >> 4 == 8:
         return kind & 15
@@ -82,10 +87,12 @@ def _entries(head: bytes) -> int:
 
 
 class MemoryStore:
-    """``directory`` holds it, and belongs to one migration. Methods block; raise StepFailed."""
+    """The store in ``directory``, which belongs to one migration. Its methods block, and raise
+    StepFailed."""
 
     def __init__(self, directory: Path, limit: int, *, fresh: bool) -> None:
-        """``limit``: bytes of memory that the source has announced. See create and load."""
+        """Use :meth:`create` or :meth:`load` instead. ``limit``: the bytes of memory that the
+        source has announced."""
         self._ffi, self._calls = store_library.load()
         self._directory = directory
         self.limit = limit
@@ -93,7 +100,7 @@ class MemoryStore:
         self._users = 0
         self._closed = False
         self._loaded = not fresh
-        self.written = 0.0  # when a chunk last began to be written, or was; monotonic seconds
+        self.written = 0.0  # when the last write of a chunk began or ended; monotonic seconds
         self._why = f"the memory store in {directory}"
         if not 0 <= limit < 1 << 44:
             raise StepFailed("ship", f"{limit} bytes of memory were announced: no store holds that")
@@ -114,13 +121,13 @@ class MemoryStore:
 
     @classmethod
     def create(cls, directory: Path, limit: int) -> MemoryStore:
-        """An empty one; what another has left there is gone."""
+        """Make an empty store. It removes a store that an earlier migration left there."""
         return cls(directory, limit, fresh=True)
 
     @classmethod
     def load(cls, directory: Path) -> MemoryStore:
-        """What :meth:`save` has written, for an agent that was started anew. It is complete:
-        nothing more is taken."""
+        """Load the store that :meth:`save` has written, after the agent was started anew. It is
+        complete, so it takes no more chunks."""
         path = directory / INDEX_FILE
         try:
             raw = path.read_bytes()
@@ -140,33 +147,34 @@ class MemoryStore:
         return store
 
     def close(self) -> None:
-        """Let go of it, once nobody uses it any more; the files stay. May be called again."""
+        """Close the store once no thread uses it any more. The files stay. A second call is
+        allowed."""
         with self._open:
             self._closed = True
             self._let_go()
 
     def write(self, chunk: bytes | memoryview) -> None:
-        """Take one chunk; raises StepFailed for one that is none, or more than was announced."""
+        """Take one chunk. Raises StepFailed for an invalid one, or for more than was announced."""
         if self._loaded:
             raise StepFailed("ship", "nothing more is taken for this memory: it is complete")
         self.written = time.monotonic()
         with self.in_use() as store:
             self._do("ship", self._calls.store_write, store, self._bytes(chunk), len(chunk))
-        self.written = time.monotonic()  # not before it can be found
+        self.written = time.monotonic()  # set it again only once the pages can be found
 
     def reserve(self, size: int) -> None:
-        """Have so many bytes more in memory before they are needed; raises StepFailed when there
-        is no room for them."""
+        """Allocate this many more bytes of memory before they are needed. Raises StepFailed when
+        they do not fit."""
         with self.in_use() as store:
             self._do("ship", self._calls.store_reserve, store, max(0, size))
 
     def end(self, table: Table) -> None:
-        """These are the pages that exist. Raises StepFailed for one that has not come.
+        """Take the table. Raises StepFailed if a page of it has not come.
 
-        May be called again after more has come.
+        The caller may call it again after more chunks have come.
         """
         with self.in_use() as store:
-            self._wanted(store)  # what a reference meant may have come later than that
+            self._wanted(store)  # a named page may have come later than its reference
             self._calls.store_images_clear(store)
             for pid, process in table.items():
                 if len(process.runs) % 16 or len(process.runs) > TABLE_LIMIT:
@@ -182,7 +190,7 @@ class MemoryStore:
                 )  # fmt: skip
 
     def wants(self) -> list[Want]:
-        """The pages that were to be found here by their content and were not, even now."""
+        """Return the pages that references named and that the store still does not have."""
         found: list[Want] = []
         with self.in_use() as store:
             for pid, address in sorted((w.pid, w.address) for w in self._wanted(store)):
@@ -194,29 +202,30 @@ class MemoryStore:
 
     @property
     def absent(self) -> int:
-        """Bytes of the image that lie only where they were put in place (Prefill); after
-        :meth:`end`. Of such a store no agent's next life restores, and nobody else either."""
+        """Bytes of the image that lie only in an early CRIU (Prefill); after :meth:`end`. If it is
+        not 0, the store cannot be saved or forwarded, so no other agent can restore from it."""
         with self.in_use() as store:
             return int(self._calls.store_absent(store, self._ffi.NULL)) * PAGE
 
     @property
     def spent(self) -> bool:
-        """Whether a fill was given what it holds."""
+        """Whether a fill uses the store up (:meth:`spend`)."""
         with self.in_use() as store:
             return bool(self._calls.store_spent(store))
 
     def spend(self) -> None:
-        """What a fill puts in its place is no longer kept here from now on: for a host that has no
-        memory for it twice. There can be no fill after that one; raises StepFailed then."""
+        """From now on the store frees each page that a fill has put in its place. This is for a
+        host that has no memory for the pages twice. No other fill is possible after that one: a
+        second call raises StepFailed."""
         with self.in_use() as store:
             if self._calls.store_spent(store):
                 raise StepFailed("restore", f"{self._why} was used up by an attempt that failed")
-            (self._directory / INDEX_FILE).unlink(missing_ok=True)  # first: nobody loads it now
+            (self._directory / INDEX_FILE).unlink(missing_ok=True)  # first, so no agent loads it
             self._calls.store_spend(store)
 
     def save(self) -> None:
-        """Write down what :meth:`load` needs, beside the pages; after :meth:`end`. Nothing where
-        part of it lies elsewhere."""
+        """Write the index that :meth:`load` needs, beside the pages; after :meth:`end`. It writes
+        no index if a part of the image lies only in an early CRIU."""
         path = self._directory / INDEX_FILE
         path.unlink(missing_ok=True)
         if self.absent:
@@ -232,8 +241,8 @@ class MemoryStore:
         fresh.rename(path)
 
     def forward(self, sink: Sink) -> None:
-        """All of the image again as chunks, for another host; after :meth:`end`. Raises StepFailed
-        where not all of it is here any more."""
+        """Give the whole image to ``sink`` as chunks, for another host; after :meth:`end`. Raises
+        StepFailed if a part of the image is not in the store any more."""
         if self.spent or self.absent:
             raise StepFailed(
                 "ship", f"{self._why} is not whole: this host had no memory for all of it twice"
@@ -253,7 +262,7 @@ class MemoryStore:
 
     @property
     def table(self) -> dict[int, ProcessTable]:
-        """What :meth:`end` was told, for who takes the image over."""
+        """The table that :meth:`end` took, for another host that gets the image."""
         found = {}
         with self.in_use() as store:
             for image in self._images(store):
@@ -265,23 +274,23 @@ class MemoryStore:
         return found
 
     def incarnations(self) -> dict[int, int]:
-        """Of each process in the table, by inner pid."""
+        """Return the incarnation of each process in the table, by inner pid."""
         with self.in_use() as store:
             return {image.pid: image.incarnation for image in self._images(store)}
 
     def pages_file(self) -> int:
-        """A descriptor of the file with the pages; the caller's."""
+        """Open the file with the pages. The caller owns the descriptor."""
         return os.open(self._directory / PAGES_FILE, os.O_RDWR | os.O_CLOEXEC)
 
     @property
     def size(self) -> int:
-        """Of memory that the image consists of; after :meth:`end`."""
+        """Bytes of memory in the image; after :meth:`end`."""
         with self.in_use() as store:
             return sum(int(image.pages) for image in self._images(store)) * PAGE
 
     @contextmanager
     def in_use(self) -> Iterator[Any]:
-        """The C object, which is not closed meanwhile. Raises StepFailed for a closed one."""
+        """Yield the C object, which stays open meanwhile. Raises StepFailed if it is closed."""
         with self._open:
             if self._closed:
                 raise StepFailed("ship", f"{self._why} was closed")

@@ -120,7 +120,7 @@ int store_image(struct store *s, uint32_t pid, uint32_t incarnation, const uint6
     return 0;
 }
 
-// What several pages lie in, once the store knows no more of them than its images.
+// Counts how many pages lie in each slot. After a load the store knows that only from its images.
 static void count_shared(struct store *s, uint64_t slot, uint32_t pages) {
     for (uint64_t end = slot + pages; slot < end; slot++) {
         if (s->seen[slot / 8] >> slot % 8 & 1 && s->shared[slot] < UINT16_MAX)

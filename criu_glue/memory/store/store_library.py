@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""memory.so's destination half as cffi sees it: store.h, fill.h and eager.h."""
+"""Declares the destination's part of memory.so for cffi: store.h, cold.h, fill.h and eager.h."""
 
 from __future__ import annotations
 
@@ -76,5 +76,5 @@ int eager_pagemap(uint8_t *raw, size_t length);
 
 @functools.cache
 def load() -> tuple[Any, Any]:
-    """The cffi object and the library."""
+    """Return the cffi object and the library."""
     return engine.load(DECLARATIONS)

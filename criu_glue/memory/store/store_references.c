@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pages whose content the source did not send, since it had sent the same for the parent of a forked
-// process. The parent's page may have been written again meanwhile, or not have come yet, so it is
-// known by its hash; what is not found is noted and may be asked for. Equal pages lie in one slot
-// until one of them is written.
+// References: pages of a forked process whose content the source did not send, since it had sent
+// the same content for the parent. The parent's page may have changed meanwhile, or may not have
+// come yet, so the hash decides whether it is the right page. If it is not, the page is noted as
+// wanted, and the destination may ask for it. Equal pages lie in one slot until one is written.
 
 #define XXH_INLINE_ALL
 #include "store.h"
@@ -31,7 +31,7 @@ static int keep_page(struct store *s, struct page_map *map, uint32_t *entry, con
     return store_put(s, slot, page, PAGE, why);
 }
 
-// 1 when it was found, 0 when not, -1 with why.
+// Looks for the content that from names. Returns 1 when found, 0 when not, -1 with why.
 static int find(struct store *s, struct page_map *map, uint64_t address, struct reference from,
                 char *why) {
     static const uint8_t zeros[PAGE];
@@ -39,7 +39,7 @@ static int find(struct store *s, struct page_map *map, uint64_t address, struct 
     if (from.pid > LAST_PID || from.address >= ADDRESS_END)
         return 0;
     uint32_t value = PAGE_UNKNOWN;
-    for (uint32_t low = 0, high = s->processes; low < high;) { // none is made by looking
+    for (uint32_t low = 0, high = s->processes; low < high;) { // this must make no process
         uint32_t middle = (low + high) / 2;
         if (s->process[middle]->pid == from.pid) {
             uint64_t page = from.address / PAGE;
@@ -60,7 +60,7 @@ static int find(struct store *s, struct page_map *map, uint64_t address, struct 
         FAIL("out of memory for the index of pages");
     if (value == PAGE_ZERO)
         return is(zeros, from.hash) ? store_set(s, map, entry, PAGE_ZERO, why) == 0 ? 1 : -1 : 0;
-    if (s->writers <= 1) { // nobody else, who may just be writing to it
+    if (s->writers <= 1) { // no other thread, which could be writing to the slot now
         if (!is(store_content(s, value), from.hash))
             return 0;
         if (*entry == value)
@@ -92,11 +92,11 @@ static int by_page(const void *left, const void *right) {
         return a->incarnation < b->incarnation ? -1 : 1;
     if (a->address != b->address)
         return a->address < b->address ? -1 : 1;
-    return a < b ? -1 : 1; // in the order in which they came
+    return a < b ? -1 : 1; // the older one first
 }
 
-// A page that was answered and is wanted again, by another content, is there twice: what it is to
-// be is what was said last. Returns 0, or -1 without memory.
+// A page that was wanted, came, and is wanted again with another content is in the list twice. Only
+// the last want is valid. Returns 0, or -1 without memory.
 static int forget_older(struct store *s) {
     struct want **order = s->wants ? malloc(s->wants * sizeof *order) : NULL;
     if (order == NULL)
@@ -107,7 +107,7 @@ static int forget_older(struct store *s) {
     for (uint32_t i = 0; i + 1 < s->wants; i++)
         if (order[i]->pid == order[i + 1]->pid && order[i]->address == order[i + 1]->address &&
             order[i]->incarnation == order[i + 1]->incarnation)
-            order[i]->pid = 0; // nobody's
+            order[i]->pid = 0; // this want is void
     free(order);
     return 0;
 }
@@ -123,7 +123,7 @@ static void forget_answered(struct store *s) {
 static int note(struct store *s, struct want want, char *why) {
     if (s->wants == s->wants_room) {
         forget_answered(s);
-        // Said again for the same pages it grows without end.
+        // If a source names the same pages again and again, the list would grow without end.
         if (s->wants > 2 * s->limit)
             FAIL("process %u: references never reach a page that is here", want.pid);
         uint32_t room = s->wants * 2 + 64;
@@ -145,7 +145,7 @@ int store_refer(struct store *s, struct page_map *map, uint64_t address, struct 
     uint32_t *entry = page_map_need(map, address / PAGE);
     if (entry == NULL)
         FAIL("out of memory for the index of pages");
-    if (store_set(s, map, entry, PAGE_WANTED, why) != 0) // what was here is no longer true
+    if (store_set(s, map, entry, PAGE_WANTED, why) != 0) // the old content is outdated
         return -1;
     return note(s, (struct want){map->pid, map->incarnation, address, from}, why);
 }

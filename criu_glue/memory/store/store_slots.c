@@ -39,7 +39,7 @@ static void let_go(struct store *s, uint32_t slot) {
     if (s->shared[slot - FIRST_SLOT] > 0)
         s->shared[slot - FIRST_SLOT]--;
     else
-        keep(&s->freed, slot); // without memory for it that slot is lost, and no more
+        keep(&s->freed, slot); // without memory for the list only this slot is lost
 }
 
 bool store_share(struct store *s, uint32_t slot) {
@@ -67,7 +67,7 @@ void store_free(struct store *s, uint32_t slot, uint32_t pages) {
     for (uint32_t i = 0, many; i < pages; i += many + 1) {
         for (many = 0; i + many < pages && s->shared[slot - FIRST_SLOT + i + many] == 0; many++)
             continue;
-        if (many > 0) // what cannot be given back stays, and that is all
+        if (many > 0) // an error does no harm: the memory stays in the file
             (void)!fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                              (off_t)(slot - FIRST_SLOT + i) * PAGE, (off_t)many * PAGE);
     }
@@ -76,7 +76,7 @@ void store_free(struct store *s, uint32_t slot, uint32_t pages) {
 void store_done(struct store *s) {
     if (--s->writers > 0)
         return;
-    for (uint32_t i = s->freed.used; i-- > 0;) // so that the lowest is given out first
+    for (uint32_t i = s->freed.used; i-- > 0;) // from the end, so the first one is used first
         keep(&s->spare, s->freed.slot[i]);
     s->freed.used = 0;
     pthread_cond_broadcast(&s->quiet);
