@@ -39,7 +39,7 @@ GONE = (FileNotFoundError, NotADirectoryError)
 
 @dataclass(frozen=True)
 class Tree:
-    """A directory that moves with the capsule, or (``only``) single files of it by relative name."""
+    """A directory that moves with the capsule, or only the files that ``only`` names in it."""
 
     name: str
     source: Path

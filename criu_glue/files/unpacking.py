@@ -97,7 +97,7 @@ class Unpacker:
                     ) as tar:
                         for member in tar:
                             self._take(tar, member, top)
-                            tar.members.clear()  # type: ignore[attr-defined]  # else it keeps them all
+                            tar.members.clear()  # type: ignore[attr-defined]  # bounds memory
                 except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
                     raise StepFailed("files", f"the stream of files is damaged: {error}") from error
                 while stream.read(BLOCK):  # the padding after tar's end mark
@@ -279,7 +279,7 @@ class _Entry(tarfile.TarInfo):
             raise tarfile.ReadError(str(error)) from error
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
-        """tarfile calls this after it has read a header; its documentation says to override it."""
+        """tarfile calls this after it has read a header; its source names it for overriding."""
         if self.type not in _TYPES:
             raise tarfile.ReadError(f"entry type {self.type!r} is unknown")
         if self.type == tarfile.XHDTYPE and not 0 <= self.size <= HEADER_LIMIT:

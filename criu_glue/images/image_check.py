@@ -54,7 +54,7 @@ def _read(images: Path) -> dict[str, ImageFile]:
     return {
         name.removesuffix(".img"): ImageFile(images / name)
         for name in sorted(os.listdir(images))
-        if name.endswith(".img")  # the other files are ours; no stream from the source has such names
+        if name.endswith(".img")  # the others are ours; no stream has such a name
     }
 
 
