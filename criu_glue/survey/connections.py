@@ -118,8 +118,7 @@ def _within(peer: str, networks: list[Network]) -> bool:
 
 
 def _holders(room: Room, inodes: set[int]) -> dict[int, tuple[int, str, tuple[str, ...]]]:
-    """Inode of a socket → the first process that has it open: pid in the capsule, name, libraries.
-    """
+    """Inode of a socket → (capsule's pid, name, libraries) of the first process that has it."""
     targets = {f"socket:[{inode}]": inode for inode in inodes}
     held: dict[int, tuple[int, str, tuple[str, ...]]] = {}
     for task in tasks(room):
