@@ -229,7 +229,7 @@ def _unpack(packages: list[Path], prefix: Path, work: Path) -> Criu:
 
 @contextmanager
 def _workplace(place: Path) -> Iterator[Path]:
-    """A temporary folder that apt's unprivileged user can enter, apt downloads as it."""
+    """A temporary folder that apt's unprivileged download user can enter."""
     with tempfile.TemporaryDirectory(prefix=".liveshift-criu-", dir=place) as name:
         work = Path(name)
         work.chmod(0o755)

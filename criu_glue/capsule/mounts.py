@@ -38,7 +38,7 @@ PSEUDO = frozenset(
 
 
 class Place(enum.Enum):
-    """Six kinds of place; each says what a move does with a file there."""
+    """The kinds of place; each decides what a move does with a file there."""
 
     PRIVATE = "private"  # the capsule's own /tmp and /dev/shm: both move as a whole
     SHARED = "shared"  # listed under files.shared: left alone

@@ -74,7 +74,7 @@ def split(raw: bytes) -> Iterator[Record]:
 
 
 def whole(raw: bytes) -> int:
-    """How many bytes of ``raw`` are whole records."""
+    """The number of bytes at the start of ``raw`` that are whole records."""
     return sum(HEADER.size + len(record.data) for record in split(raw))
 
 
@@ -145,7 +145,7 @@ def settle(room: Room, deadline_s: float = 5.0) -> None:
 
 
 def _in_pipes(room: Room) -> int:
-    """Bytes that process 1 has not taken yet."""
+    """Bytes in the output pipes that process 1 has not read yet."""
     waiting = 0
     for number in (STDOUT_FD, STDERR_FD):
         try:

@@ -211,7 +211,7 @@ def _build(plan: RoomPlan, ask: list[str], env: Mapping[str, str]) -> Room:
             command += ["--bind", path, path]
     command += ["--bind", str(hosts), "/etc/hosts", "--proc", "--sysfs", "--devpts"]
     if os.path.ismount(CGROUP):
-        command += ["--bind", CGROUP, CGROUP]  # the fresh /sys covers it
+        command += ["--bind", CGROUP, CGROUP]  # since the fresh /sys covers it
     for path in sorted(plan.hidden):  # last, since an earlier mount could make one visible again
         command += ["--hide", path]
     command += ask

@@ -31,7 +31,7 @@ class Source:
     suites: tuple[str, ...]
     components: tuple[str, ...]
     signed_by: str = ""
-    """Keyring paths, fingerprints or a whole key block; empty: apt's trusted keyrings."""
+    """Keyring paths, fingerprints or a whole key block; "" means apt's trusted keyrings."""
 
     def stanza(self) -> str:
         """The entry in deb822 format."""

@@ -82,8 +82,8 @@ class FrozenTree:
     ) -> None:  # fmt: skip
         """Freeze and dump the tree; calls ``look`` while CRIU works.
 
-        ``epoll``: the entries that CRIU cannot dump, as they were found a moment ago. With
-        ``page_filter`` the image lacks the pages of the ranges that another thread hides in it.
+        ``epoll``: the entries that CRIU cannot dump, as they were found a moment ago. The image
+        lacks the pages of the ranges that another thread gives to ``page_filter`` meanwhile.
         Raises StepFailed, or what the sink or ``look`` raised; then the tasks run again.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ class FrozenTree:
             note.unlink()
 
     def _pids(self) -> dict[int, int]:
-        """The capsule's pids of the tree → the host's."""
+        """The capsule's pid → the host's pid, of the tree's processes."""
         return {inner: pid for pid, inner in in_order(self._room, self._root_pid).items()}
 
     def take_up(self) -> None:

@@ -47,7 +47,7 @@ LOOK_AT_MEMORY = 64
 """The prefill checks the host's free memory each time it has put this many blocks in place."""
 
 MISSES = 16
-"""The prefill stops after more than this many blocks in a row that got no huge page."""
+"""A pass ends after more than this many blocks in a row that got no huge page."""
 
 LAST_BLOCK_S = 1.0
 """The frozen tree waits at most this many seconds for the block that is just being copied."""

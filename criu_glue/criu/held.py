@@ -45,7 +45,7 @@ class HeldCriu:
         self._process: subprocess.Popen[bytes] | None = None
         self._who: tuple[int, int] | None = None
         self._held: int | None = None
-        self._hooked = False  # a hook may be waiting
+        self._hooked = False  # True if a hook may be waiting
 
     def start(
         self, prefix: Sequence[str], command: Sequence[str], action: str,
@@ -147,7 +147,7 @@ class HeldCriu:
         return found
 
     def end(self, seconds: float) -> None:
-        """Wait up to ``seconds`` until CRIU ends by itself, then kill it."""
+        """Wait until CRIU ends by itself; after ``seconds`` kill it and the processes below it."""
         if self._process is not None and self._who is not None:
             self._wait_end(time.monotonic() + seconds)
             for pid in self.tree().values() if self.alive() else ():
@@ -188,7 +188,7 @@ class HeldCriu:
             readable(until - time.monotonic(), pidfd)
         finally:
             os.close(pidfd)
-        self.alive()  # reaps our own child
+        self.alive()  # this reaps CRIU if it is our child
 
     def _pidfd(self) -> int | None:
         assert self._who is not None

@@ -20,7 +20,7 @@ PATIENCE_S = 10.0
 """CRIU waits this many seconds for the ranges, with its tasks stopped, then it dumps everything."""
 
 Ranges = Mapping[int, Sequence[tuple[int, int]]]
-"""Parts of address spaces, [start, end) in bytes, by the pid that a task has in its capsule."""
+"""The capsule's pid of a task → ranges of its address space, [start, end) in bytes."""
 
 
 class PageFilter:

@@ -65,7 +65,7 @@ class Hold(Protocol):
 
 
 class RestoringTree:
-    """A tree on its way back to life in ``room``, from the image files in ``images``."""
+    """A tree that CRIU restores in ``room`` from the image files in ``images``."""
 
     def __init__(self, room: Room, images: Path) -> None:
         self._room = room

@@ -73,7 +73,9 @@ class Criu:
             self.check()
 
     def check(self) -> tuple[bool, str]:
-        """Run ``criu check`` (50 ms, needs root): does this kernel have what CRIU needs?"""
+        """Run ``criu check`` (50 ms, needs root).
+
+        Returns (True if this kernel has what CRIU needs, CRIU's message)."""
         try:
             done = subprocess.run(
                 self.command("check"),

@@ -32,11 +32,11 @@ class _OpenHow(ctypes.Structure):
 
 
 class UnfitName(ValueError):
-    """A name that is no plain path below a directory."""
+    """The name is no plain path below a directory."""
 
 
 class OtherMount(OSError):
-    """A name that leads onto another mount than its directory's."""
+    """The name leads onto another mount than its directory's."""
 
 
 def plain(name: str) -> str:
@@ -78,7 +78,7 @@ def open_below(top: int, name: str, flags: int, one_mount: bool = False) -> int:
 
 
 def open_in_root(top: int, path: str, flags: int) -> int:
-    """Open what a process whose root is ``top`` would open under that absolute path."""
+    """Open the file that a process whose root is ``top`` would open under an absolute path."""
     return _openat2(top, path, flags, _IN_ROOT | _NO_MAGICLINKS)
 
 

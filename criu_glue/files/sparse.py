@@ -25,7 +25,7 @@ _FAR = 1 << 63  # every offset of a file is smaller (off_t)
 
 
 class Readable(Protocol):
-    """What tarfile gives for an entry's content."""
+    """The part of tarfile's readers of an entry's content that we use."""
 
     def read(self, size: int, /) -> bytes: ...
 

@@ -23,7 +23,7 @@ from .statx import Stat
 
 BLOCK = 1 << 20
 Stamp = tuple[int, int, int, int]
-"""(size in bytes, mtime ns, ctime ns, inode)"""
+"""The state of a file by which a change is found: (size in bytes, mtime ns, ctime ns, inode)."""
 
 FORCED = "LIVESHIFT.forced"
 """The header of an entry that also replaces a file of the same age, because a write through a

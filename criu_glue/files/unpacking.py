@@ -33,7 +33,7 @@ _TYPES = frozenset(
     )
 )  # fmt: skip
 _DEVICES = (tarfile.CHRTYPE, tarfile.BLKTYPE)
-_NO_ID = (1 << 32) - 1  # chown(2) leaves the owner as it is
+_NO_ID = (1 << 32) - 1  # with this id chown(2) would leave the owner as it is
 _LATEST_S = 1 << 33
 
 

@@ -132,7 +132,7 @@ def refuse_held(images: Path, root: Path) -> None:
 
 
 def _of_image(images: Path) -> Iterator[tuple[str, FileLock]]:
-    """Path and lock, for each lock of an image whose file has a path."""
+    """(path, lock) of each lock of an image whose file has a path."""
     if not (images / "filelocks.img").exists():
         return
     paths: dict[int, str] = {}

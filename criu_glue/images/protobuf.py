@@ -40,7 +40,7 @@ class Message:
         return value
 
     def long(self, number: int) -> int:
-        """A 64-bit number."""
+        """A 64-bit number; raises Damaged if it is missing."""
         value = self._one(number)
         if not isinstance(value, int):
             raise Damaged(f"field {number} is no number")

@@ -165,7 +165,7 @@ def _shared(
     vxlan = f"udp dport {VXLAN_PORT}"
     ids = f"@th,96,24 <= {most_jobs(overlays)}"
     user_to_capsule = f'oifname != "lo" ip daddr {overlays} meta skuid != 0'
-    shared = {  # flushed and written anew with every call, in the same transaction
+    shared = {  # each call flushes these chains and writes them anew, in one transaction
         "from_capsules": [
             f"ip daddr {overlays} iifname . ip daddr != @gateways {refuse}",
             f"tcp dport {ports} reject with tcp reset",

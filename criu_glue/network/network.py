@@ -318,7 +318,7 @@ def _no_ipv6(*devices: str) -> None:
     """Switch IPv6 off, since the fence's rules are for IPv4 only, and a user of this host could
     reach ff02::1%device."""
     for device in devices:
-        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+        with contextlib.suppress(FileNotFoundError):  # the kernel has no IPv6
             _sysctl(f"net/ipv6/conf/{device}/disable_ipv6", "1")
 
 

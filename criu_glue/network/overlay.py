@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names and numbers of a job's overlay: all of them follow from its subnet and its VXLAN id."""
+"""The names and numbers of a job's overlay, which all follow from its subnet and its VXLAN id."""
 
 from __future__ import annotations
 

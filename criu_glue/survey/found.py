@@ -47,7 +47,7 @@ class NeededFile:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a move of the capsule involves; sizes in bytes, pids as the capsule sees them."""
+    """The result of a survey; sizes in bytes, pids as the capsule sees them."""
 
     pids: tuple[int, ...]
     resident: int

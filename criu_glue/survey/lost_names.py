@@ -58,7 +58,7 @@ def nameless(pid: int) -> dict[tuple[int, int], int]:
     found = {}
     for path, at in _deleted(pid):
         if not path.startswith(("/dev/", "/memfd:", "/SYSV")):
-            with contextlib.suppress(OSError):  # closed meanwhile
+            with contextlib.suppress(OSError):  # the process has closed it meanwhile
                 seen = os.stat(at)
                 if stat.S_ISREG(seen.st_mode) and not seen.st_nlink:
                     found[seen.st_dev, seen.st_ino] = seen.st_blocks * 512

@@ -188,7 +188,7 @@ def _look_again(room: Room, placement: Placement, *, maps: bool) -> _Findings:
     seen = 0
     try:
         own_pipes = {f"pipe:[{room.pipe_inode(fd)}]" for fd in (STDOUT_FD, STDERR_FD)}
-        mounts: dict[int, dict[int, tuple[str, str]]] = {}  # by mount namespace: mostly one
+        mounts: dict[int, dict[int, tuple[str, str]]] = {}  # by mount namespace, mostly one
         for task in tasks(room):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 space = os.stat(f"/proc/{task.pid}/ns/mnt").st_ino

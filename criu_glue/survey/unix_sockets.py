@@ -27,7 +27,7 @@ _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG, linux/netlink.h
 _BY_FAMILY, _REQUEST, _DUMP = 20, 0x01, 0x300
 _SHOWN = 0x04 | 0x08  # UDIAG_SHOW_PEER, UDIAG_SHOW_ICONS of linux/unix_diag.h
 _PEER, _ICONS, _SHUTDOWN = 2, 3, 6
-_BOTH_WAYS = 3  # so it is, too, once the peer has gone
+_BOTH_WAYS = 3  # shut down in both directions, also because the peer is gone
 _HEAD = struct.Struct("=IHHII")
 _ASKED = struct.Struct("=BBHIIIII")
 _SOCKET = struct.Struct("=BBBBIII")
