@@ -37,12 +37,12 @@ from .criu import apt
 from .criu.tool import MINIMUM, Criu, at, dotted, find, loader_argv, places, private_prefix, version
 
 DEBIAN_SUITES = ("forky", "sid")
-"""Debian 13 (trixie) has 4.1.1; forky and sid have 4.2.1."""
+"""The Debian suites to fetch from. Debian 13 (trixie) has CRIU 4.1.1; forky and sid have 4.2.1."""
 
 UBUNTU_SERIES = Path("/usr/share/distro-info/ubuntu.csv")
 
 SUMS = "SHA256SUMS"
-"""The file of checksums in a folder of downloaded packages."""
+"""The name of the checksum file in a folder of downloaded packages."""
 
 T = TypeVar("T")
 
@@ -54,10 +54,10 @@ exec {command} "$@"
 
 
 def fetch(prefix: Path) -> Criu:
-    """The CRIU to use, fetched into ``prefix`` if need be.
+    """Return the CRIU to use; fetch it into ``prefix`` if none works yet.
 
-    Raises Refused where none can be had (with what to install), NotPermitted for anyone but root,
-    and StepFailed when a download or the fetched CRIU fails; the prefix is then as it was before.
+    Raises Refused if none can be fetched (with what to install), NotPermitted if the caller is not
+    root, StepFailed if a download or the fetched CRIU fails; the prefix is then as it was before.
     """
     if os.geteuid() != 0:
         raise NotPermitted(
@@ -68,14 +68,14 @@ def fetch(prefix: Path) -> Criu:
         return present
     prefix.parent.mkdir(parents=True, exist_ok=True)
     with _alone(prefix.parent / f".{prefix.name}.lock"):
-        present = working(prefix)  # somebody else fetched it meanwhile
+        present = working(prefix)  # another process may have fetched it meanwhile
         return present if present is not None else _fetch_from_archive(prefix)
 
 
 def download(folder: Path) -> list[Path]:
     """Put CRIU and every library it needs into a folder, with their checksums; returns the files.
 
-    Raises like :func:`fetch`, and Refused where the folder holds something already.
+    Raises like :func:`fetch`, and Refused if the folder is not empty.
     """
     if folder.exists() and any(folder.iterdir()):
         raise Refused(f"{folder} is not empty", hint="name a folder that is new or empty")
@@ -91,10 +91,11 @@ def download(folder: Path) -> list[Path]:
 
 
 def install(folder: Path, prefix: Path) -> Criu:
-    """Install into ``prefix`` what :func:`download` has put into a folder.
+    """Install into ``prefix`` the packages that :func:`download` has put into a folder.
 
-    Raises NotFound where the folder holds no such download, StepFailed when a file is not as it was
-    downloaded or the CRIU does not work here; the prefix is then as it was before.
+    Raises NotPermitted if the caller is not root, NotFound if the folder holds no such download,
+    StepFailed if a file has changed since the download or if the CRIU does not work here; the
+    prefix is then as it was before.
     """
     if os.geteuid() != 0:
         raise NotPermitted(
@@ -132,13 +133,16 @@ def working(prefix: Path) -> Criu | None:
 
 
 def _fetch_from_archive(prefix: Path) -> Criu:
-    # Beside the prefix, so that the rename into place stays on one filesystem.
+    # The workplace is beside the prefix, so that the rename into place stays on one file system.
     with _workplace(prefix.parent) as work:
         return _from_archive(prefix.parent, lambda packages: _unpack(packages, prefix, work))
 
 
 def _from_archive(place: Path, use: Callable[[list[Path]], T]) -> T:
-    """Download the packages to ``place`` from the first suite of which ``use`` can make use."""
+    """Download the packages below ``place``, suite by suite, until ``use`` succeeds with them.
+
+    Returns what ``use`` returns. Raises Refused on other distributions, StepFailed if no suite's
+    packages work."""
     system = platform.freedesktop_os_release()
     family = _family(system)
     if family is None or shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
@@ -176,7 +180,7 @@ def _from_archive(place: Path, use: Callable[[list[Path]], T]) -> T:
 
 
 def _family(system: dict[str, str]) -> str | None:
-    """ "debian" or "ubuntu" for these and for what is derived from them, else None."""
+    """ "debian" or "ubuntu" for these and for distributions derived from them, else None."""
     ids = [system.get("ID", ""), *system.get("ID_LIKE", "").split()]
     return next((family for family in ids if family in ("ubuntu", "debian")), None)
 
@@ -196,7 +200,7 @@ def _ubuntu_suites(system: dict[str, str]) -> list[str]:
 
 
 def _packages(source: apt.Source, family: str, work: Path) -> list[Path]:
-    """Download CRIU and what it needs; raises StepFailed."""
+    """Download CRIU and the libraries that it needs; raises StepFailed."""
     where = f"{source.uri} {source.suites[0]}"
     download = apt.Download(work / "apt", source)
     _say(f"looking for CRIU in {where}")
@@ -212,9 +216,9 @@ def _packages(source: apt.Source, family: str, work: Path) -> list[Path]:
 
 
 def _unpack(packages: list[Path], prefix: Path, work: Path) -> Criu:
-    """Unpack, try and install; raises StepFailed and leaves ``prefix`` as it was."""
+    """Unpack the packages, try CRIU and install it; on StepFailed ``prefix`` is as it was."""
     staged = work / "staged"
-    shutil.rmtree(staged, ignore_errors=True)  # of a suite that did not do
+    shutil.rmtree(staged, ignore_errors=True)  # left over from a suite that did not work
     (staged / "root").mkdir(parents=True)
     for package in packages:
         _run("unpack", "dpkg-deb", "--extract", str(package), str(staged / "root"))
@@ -225,7 +229,7 @@ def _unpack(packages: list[Path], prefix: Path, work: Path) -> Criu:
 
 @contextmanager
 def _workplace(place: Path) -> Iterator[Path]:
-    """A folder of our own, open to apt's own unprivileged user, as which it downloads."""
+    """A temporary folder that apt's unprivileged download user can enter."""
     with tempfile.TemporaryDirectory(prefix=".liveshift-criu-", dir=place) as name:
         work = Path(name)
         work.chmod(0o755)
@@ -233,7 +237,7 @@ def _workplace(place: Path) -> Iterator[Path]:
 
 
 def _finish(staged: Path, prefix: Path) -> None:
-    """Try the unpacked CRIU where it lies, then write the wrapper for where it will lie."""
+    """Try the unpacked CRIU in ``staged``, then write the wrapper script for its final place."""
     argv = loader_argv(staged)
     if not argv:
         raise StepFailed("unpack", "the packages hold no usr/sbin/criu or no ld-linux to run it by")
@@ -283,7 +287,7 @@ def _say(text: str) -> None:
 
 
 def main() -> int:
-    """Fetch if need be, and say on stdout which CRIU will be used."""
+    """Fetch CRIU if necessary, and print on stdout which CRIU will be used."""
     parser = argparse.ArgumentParser(prog=f"python -m {__package__}.fetch", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--prefix", type=Path, default=private_prefix(), help="where to unpack it")
@@ -301,7 +305,7 @@ def main() -> int:
             return 0
         criu = install(asked.folder, prefix) if asked.folder else fetch(prefix)
         if prefix == private_prefix():
-            criu = find()  # what the agent will use
+            criu = find()  # the agent will use this one
     except LiveshiftError as error:
         _say(f"error: {error.message}")
         if error.hint:

@@ -7,27 +7,27 @@
 //                --log-keep N --status FILE --uid N --gid N --groups N,N --chdir DIR --pid-floor N
 //                ( --run COMMAND ARG… | --adopt PID | --hold )
 //
-//   --hide   covers a directory, if it is there, with an empty one that nobody can write into
-//   --run    starts COMMAND as the room's root task, in a time namespace of its own
-//   --adopt  starts nothing: CRIU will restore a tree whose root task is PID, and that
-//            task, orphaned when CRIU detaches, becomes our child. Its end is the room's only
-//            after SIGUSR2: a restore that fails may be tried again
+//   --hide   covers a directory, if it exists, with an empty read-only one
+//   --run    starts COMMAND as the room's root task, in its own time namespace
+//   --adopt  starts nothing: CRIU will restore a tree whose root task is PID. When CRIU detaches,
+//            that task becomes our child. The room ends with that task only after SIGUSR2, since
+//            a failed restore may be tried again
 //   --hold   starts nothing and stays until killed (a host of the lab)
 //
 // The outer process makes the namespaces, forks process 1, waits until the room is ready, prints
-// the pid of process 1 as its caller sees it, and leaves. Nothing here is dumped by CRIU: it
-// dumps and restores the tree below process 1 only, so both sides of a move build the room alike.
+// the pid of process 1 as its caller sees it, and exits. CRIU dumps and restores only the tree
+// below process 1, so both sides of a move build the room in the same way.
 //
 // Order matters:
 //  - log and status files are opened before the mounts change, since they belong to the host;
 //  - sources of bind mounts are taken before anything is mounted over them, so that a path below
 //    /tmp can be put back into a private /tmp;
-//  - the root task's stdio is made inside (pipes from here, /dev/null opened inside), because a
-//    descriptor from another mount namespace stops a dump;
+//  - the root task's stdio is made inside the room (pipes, and /dev/null opened there), because
+//    CRIU cannot dump a descriptor from another mount namespace;
 //  - ns_last_pid is raised before the root task exists, so that the pids that CRIU itself takes
 //    in this namespace at a restore never collide with the job's.
 //
-// Linked statically, so that the LD_PRELOAD in the job's environment does not reach us.
+// The program is linked statically, so that the LD_PRELOAD of the job's environment has no effect.
 
 #define _GNU_SOURCE
 #include "capsule_init.h"
@@ -94,7 +94,7 @@ static void report_end(int status) {
     write_all(status_fd, line, (size_t)n);
 }
 
-// The root task; `ours` once its end is the room's end.
+// The root task; `ours` is true once the room ends with this task.
 struct root {
     pid_t pid;
     bool ours, reaped;
@@ -122,9 +122,9 @@ static _Noreturn void serve(struct root root, int signals, int out, int err) {
         struct signalfd_siginfo info;
         while (read(signals, &info, sizeof info) == (ssize_t)sizeof info) {
             if (info.ssi_signo == SIGUSR2 && !root.ours) {
-                root.ours = true; // the agent: the restored tree was let go
+                root.ours = true; // the agent signals that the restored tree runs
                 if (kill(root.pid, 0) == 0)
-                    root.reaped = false; // that was an attempt before this one
+                    root.reaped = false; // we reaped the task of an earlier attempt
             }
         }
         reap(&root);
@@ -134,7 +134,7 @@ static _Noreturn void serve(struct root root, int signals, int out, int err) {
         if (root.ours && root.reaped) {
             end_log();
             report_end(root.status);
-            _exit(0); // the kernel ends whatever the command left behind
+            _exit(0); // the kernel kills all tasks that the command has left behind
         }
     }
 }
@@ -147,8 +147,8 @@ static _Noreturn void be_process_one(struct plan *plan, int ready) {
     sigaddset(&watched, SIGUSR2);
     sigprocmask(SIG_BLOCK, &watched, NULL);
     int signals = signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK);
-    // Both ends stay open here: CRIU is handed the write ends at a restore, and the pipe's
-    // identity (its inode) is what the agent names to CRIU at a dump.
+    // Both ends stay open here: CRIU gets the write ends at a restore, and at a dump the agent
+    // names the pipe to CRIU by its inode.
     int out[2], err[2];
     if (signals < 0 || pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0)
         die("cannot make", "pipes");
@@ -191,7 +191,7 @@ int main(int argc, char **argv) {
     join_netns(plan);
     int spaces = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID;
     if (plan->command != NULL)
-        spaces |= CLONE_NEWTIME; // on a restore CRIU makes it, with the right offsets
+        spaces |= CLONE_NEWTIME; // at a restore CRIU makes it, with the right offsets
     if (unshare(spaces) != 0)
         die("cannot unshare", "namespaces (root is needed)");
     int ready[2];
@@ -202,7 +202,7 @@ int main(int argc, char **argv) {
         die("cannot fork", "process 1");
     if (one == 0) {
         close(ready[0]);
-        setsid(); // not in the terminal's session: a Ctrl-C there is not meant for us
+        setsid(); // leave the terminal's session, so that a Ctrl-C there does not reach us
         be_process_one(plan, ready[1]);
     }
     close(ready[1]);
@@ -210,7 +210,7 @@ int main(int argc, char **argv) {
     if (read(ready[0], &r, 1) != 1) {
         int s;
         waitpid(one, &s, 0);
-        return 125; // process 1 has said why
+        return 125; // process 1 has printed the reason
     }
     printf("%d\n", (int)one);
     return 0;

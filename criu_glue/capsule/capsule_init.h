@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// capsule-init in parts: capsule_init.c (main, process 1), capsule_plan.c (what was asked for),
-// capsule_mounts.c (what the room's tasks see of the file system), capsule_task.c (the root task),
-// capsule_output.c (what it prints).
+// The parts of capsule-init: capsule_init.c (main, process 1), capsule_plan.c (the command line),
+// capsule_mounts.c (the room's mounts), capsule_task.c (the root task), capsule_output.c (the log).
 
 #ifndef LIVESHIFT_CAPSULE_INIT_H
 #define LIVESHIFT_CAPSULE_INIT_H
@@ -31,7 +30,7 @@ struct mount_op {
     int tree; // the source, as a detached mount (binds only)
 };
 
-// What the command line asks for.
+// The room that the command line asks for.
 struct plan {
     const char *netns, *hostname, *log, *status, *chdir, *pid_floor;
     uint64_t log_max, log_keep;
@@ -47,33 +46,33 @@ struct plan {
     char **command;
 };
 
-// Says on stderr what went wrong, with errno unless that is 0, and ends with code 125.
+// Prints on stderr what went wrong, with errno unless that is 0, and exits with code 125.
 _Noreturn void die(const char *what, const char *detail);
 
-// Fills an empty plan from the command line; dies of one that cannot be meant.
+// Fills an empty plan from the command line; calls die() if the command line is invalid.
 void parse_plan(struct plan *plan, int argc, char **argv);
 
-// In a mount namespace of our own: makes it private and does the plan's mounts.
+// Makes our mount namespace private and does the plan's mounts in it.
 void mount_all(struct plan *plan);
 
-// In a child of process 1: becomes the plan's command, or ends with 125, 126 or 127.
+// Called in a child of process 1: becomes the plan's command, or exits with 125, 126 or 127.
 _Noreturn void run_command(const struct plan *plan, int out, int err);
 
-// Returns false, with errno, where not all of it could be written.
+// Writes all n bytes; returns false, with errno, if that fails.
 bool write_all(int fd, const void *bytes, size_t n);
 
 enum { STREAM_STDOUT = 1, STREAM_STDERR = 2 };
 
-// Keeps the log in a directory of the host: segments of `max` bytes, the last `keep` of them.
+// Keeps the log in a directory of the host: the last `keep` segments of `max` bytes each.
 void open_log(const char *directory, uint64_t max, uint64_t keep);
 
-// Makes what the agent reads of the log's state, as the descriptor `fd` of this process.
+// Makes the page in which the agent reads the log's state, as descriptor `fd` of this process.
 void share_page(int fd);
 
-// Records what waits in a pipe that does not block. Returns false at end of file.
+// Writes what waits in a non-blocking pipe into the log. Returns false at end of file.
 bool drain(int fd, uint32_t stream);
 
-// Nothing more comes.
+// Call this at the end of all output: makes lost bytes at the end of the log visible to readers.
 void end_log(void);
 
 #endif

@@ -12,9 +12,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// A devpts of the capsule's own: numbers of its terminals are free wherever it comes, and it does
-// not see the host's. Opening /dev/ptmx finds the devpts at "pts" beside it (kernel: devpts.rst).
-// Group 5 is "tty" on all distributions; grantpt(3) wants it to be a terminal's.
+// The capsule has its own devpts, so the numbers of its terminals are free on every host, and it
+// does not see the host's terminals. Opening /dev/ptmx finds the devpts at "pts" beside it (kernel:
+// devpts.rst). Group 5 is "tty" on all distributions; grantpt(3) wants terminals to have it.
 #define TERMINALS "newinstance,ptmxmode=0666,mode=0620,gid=5"
 
 static void make_directories(const char *path) {
@@ -32,7 +32,7 @@ static void make_directories(const char *path) {
 }
 
 void mount_all(struct plan *plan) {
-    // Private: what is mounted here is nobody else's, and a host's unmount is not ours.
+    // Private: our mounts do not appear on the host, and the host's unmounts do not reach us.
     if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
         die("cannot make private", "/");
     for (int i = 0; i < plan->mount_count; i++) {

@@ -2,10 +2,11 @@
 //
 // The log of what a capsule prints: a directory of segments, read by criu_glue/capsule/output.py.
 //
-// A segment's name is the offset in the whole log at which it begins, so that an offset stays good
-// when old segments go and when the log moves. A new one begins where the last has its size, and
-// after bytes that could not be written: what no segment covers is lost. The last segment is looked
-// for when the first record comes, since at a destination the log arrives after the room is built.
+// A segment's name is the offset in the whole log at which it begins. So an offset stays valid when
+// old segments are removed and when the log moves. A new segment begins when the last one is full,
+// and after bytes that could not be written: bytes that no segment covers are lost. We look for the
+// last segment only when the first record comes, since at a destination the log arrives after the
+// room is built.
 
 #define _GNU_SOURCE
 #include "capsule_init.h"
@@ -29,11 +30,12 @@ struct record {
     uint32_t stream;
 };
 
-// What the agent reads of us (output.py has the same). `end` is where the next record would begin,
-// UNKNOWN before the first one; `error` the errno of the last record, 0 when it was written.
+// The page that the agent reads (output.py has the same layout). `end` is the offset where the next
+// record will begin, UNKNOWN before the first one. `error` is the errno of the last record's write,
+// 0 if it was written.
 struct page {
     uint64_t end;
-    uint64_t busy; // something was taken from a pipe and is not in the log yet
+    uint64_t busy; // 1: output that was taken from a pipe may not be in the log yet
     uint64_t lost; // bytes of records, since the room was built
     uint64_t error;
 };
@@ -41,13 +43,13 @@ struct page {
 #define UNKNOWN UINT64_MAX
 
 enum { NAME = 20 };                              // digits of a segment's name
-enum { RECORD = sizeof(struct record) + 65536 }; // bytes at most
-enum { SHORT = 1000 }; // segments more than are kept, where a disk that was full again and again
-                       // has left them short
+enum { RECORD = sizeof(struct record) + 65536 }; // bytes of a record at most
+enum { SHORT = 1000 }; // segments that may exist beyond `keep`, if a disk that was full again and
+                       // again has left short ones
 
 static struct {
     int directory, segment;
-    uint64_t begins, end; // of the segment, and of the whole log
+    uint64_t begins, end; // where the segment begins, and where the whole log ends
     uint64_t max, keep;
     struct page *page;
 } kept = {.directory = -1, .segment = -1, .end = UNKNOWN};
@@ -89,7 +91,7 @@ static void publish(uint64_t *field, uint64_t value) {
     __atomic_store_n(field, value, __ATOMIC_SEQ_CST);
 }
 
-// How many segments there are, and their bytes; `first` and `last` are where they begin.
+// Returns the number of segments; sets their bytes and where the first and last one begin.
 static uint64_t look_at_segments(uint64_t *first, uint64_t *last, uint64_t *bytes) {
     uint64_t count = 0;
     struct stat found;
@@ -133,7 +135,7 @@ static void close_segment(void) {
     kept.segment = -1;
 }
 
-// Goes on where the log ends that is here.
+// Finds the end of the log that is here, so that new records follow it.
 static void find_end(void) {
     uint64_t first = 0, last = 0, bytes;
     struct stat found;
@@ -147,11 +149,12 @@ static void find_end(void) {
     publish(&kept.page->end, kept.end);
 }
 
-// Begins a segment at the end of the log; those that are too many by it go. Short ones count by
-// their bytes: each time that the disk was full ends one, and they must not drive out what is whole.
+// Begins a segment at the end of the log and removes the oldest ones beyond the limit. Each time
+// the disk was full, a segment ended short. Short ones count by their bytes, so that they do not
+// push out full segments.
 static bool next_segment(void) {
     uint64_t first = 0, last = 0, bytes, count;
-    uint64_t full = kept.max > RECORD ? kept.max - RECORD : 0; // any that was ended by its size
+    uint64_t full = kept.max > RECORD ? kept.max - RECORD : 0; // a full segment has at least these
     if (!open_segment(kept.end))
         return false;
     while ((count = look_at_segments(&first, &last, &bytes)) > kept.keep &&
@@ -171,8 +174,8 @@ static bool append(const void *bytes, size_t n) {
     return write_all(kept.segment, bytes, n);
 }
 
-// The disk is full, or the like: the job goes on and the record is lost, whole. Its bytes count as
-// if they were there, so that the next segment shows the gap.
+// Called if a write fails, for example on a full disk: the job goes on, and the record is lost.
+// Its bytes still count in the offset, so that the name of the next segment shows the gap.
 static void lose(size_t n, int why) {
     if (kept.segment >= 0) {
         if (ftruncate(kept.segment, (off_t)(kept.end - kept.begins)) == 0 &&
@@ -203,8 +206,8 @@ static void log_record(uint32_t stream, const char *bytes, size_t n) {
     publish(&kept.page->end, kept.end);
 }
 
-// Takes more than any pipe holds, but not for ever: a task that writes as fast as we read must not
-// keep us from the other stream and from signals.
+// Reads more than a pipe holds, but at most 32 times: a task that writes as fast as we read must
+// not keep us from the other stream and from signals.
 bool drain(int fd, uint32_t stream) {
     static char bytes[65536];
     bool open = true;
@@ -224,5 +227,5 @@ bool drain(int fd, uint32_t stream) {
 
 void end_log(void) {
     if (kept.segment < 0 && kept.page->lost > 0)
-        next_segment(); // empty: readers see what is lost at the end
+        next_segment(); // an empty segment shows readers how much is lost at the end
 }

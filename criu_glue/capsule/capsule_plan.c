@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// capsule-init's command line (capsule_init.c tells what it says) as a plan.
+// Reads capsule-init's command line, which capsule_init.c explains, into a plan.
 
 #include "capsule_init.h"
 

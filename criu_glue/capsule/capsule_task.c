@@ -27,9 +27,9 @@
 #error "capsule-init knows x86-64 and aarch64"
 #endif
 
-// CRIU cannot dump an io_uring, and libuv (torch's TCPStore) opens one unasked, whatever
-// UV_USE_IO_URING says since its 1.49. To the job the kernel looks like one without: ENOSYS is
-// what every user of io_uring has a fallback for. Needs no no_new_privs, as we are still root.
+// CRIU cannot dump an io_uring, but libuv (torch's TCPStore) opens one by default; since version
+// 1.49 it does so even against UV_USE_IO_URING. So the job sees a kernel without io_uring: every
+// user of io_uring has a fallback for ENOSYS. We are still root, so no_new_privs is not needed.
 static void hide_io_uring(void) {
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch)),
@@ -44,9 +44,10 @@ static void hide_io_uring(void) {
         die("cannot hide", "io_uring by seccomp");
 }
 
-// What root keeps in a capsule, whoever made it root: what containers usually leave it, and what
-// training asks for (locked memory, priorities, limits). The rest is for running a machine; with it
-// a job could take away what the room hides, join other capsules' namespaces or trace process 1.
+// Limits the capabilities of every root task in a capsule, also of one that becomes root later. It
+// keeps those that containers usually have, and those that training needs (locked memory,
+// priorities, limits). The others serve to run a machine. With them a job could uncover what the
+// room hides, join other capsules' namespaces or trace process 1.
 static void drop_capabilities(void) {
     static const int kept[] = {
         CAP_CHOWN,
@@ -76,12 +77,12 @@ static void drop_capabilities(void) {
         if (!keep && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) != 0)
             die("cannot drop", "capabilities");
     }
-    // Inheritable ones would come back at root's next exec, whatever the bounding set says.
+    // Inheritable ones would come back at root's next exec in spite of the bounding set.
     struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct data[2];
     if (syscall(SYS_capget, &head, data) != 0)
         die("cannot read", "capabilities");
-    data[0].inheritable = data[1].inheritable = 0; // ambient ones go with them
+    data[0].inheritable = data[1].inheritable = 0; // the kernel then clears ambient ones too
     if (syscall(SYS_capset, &head, data) != 0)
         die("cannot set", "capabilities");
 }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a file of a capsule lives, and so what a move does with it.
+"""The kind of place where a file of a capsule lies, which decides what a move does with the file.
 
-A listed path covers what lies below it on its own file system, not on mounts below it, as
-``du -x`` and ``find -xdev`` do; the longest listed path wins.
+A listed path covers all files below it on its own file system, but not on mounts below it, as
+``du -x`` and ``find -xdev`` do. The longest listed path wins.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ PSEUDO = frozenset(
 
 
 class Place(enum.Enum):
-    """Six kinds of place; each says what a move does with a file there."""
+    """The kinds of place; each decides what a move does with a file there."""
 
-    PRIVATE = "private"  # the capsule's own /tmp and /dev/shm: all of it goes along
+    PRIVATE = "private"  # the capsule's own /tmp and /dev/shm: both move as a whole
     SHARED = "shared"  # listed under files.shared: left alone
-    CARRIED = "carried"  # listed under files.carried: the listed directory goes along
-    LOCAL = "local"  # unlisted, on the root file system: an open file goes along by itself
+    CARRIED = "carried"  # listed under files.carried: the listed directory moves as a whole
+    LOCAL = "local"  # unlisted, on the root file system: only files open for writing move
     FOREIGN = "foreign"  # unlisted, on another file system: not touched, not moved
-    PSEUDO = "pseudo"  # /proc, /sys and the like: the kernel makes them anew
+    PSEUDO = "pseudo"  # /proc, /sys and the like: the destination's kernel makes them anew
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A line of /proc/PID/mountinfo (proc(5)): the directory ``root`` of a file system is seen at
-    ``point``; ``device`` is its major:minor."""
+    """A line of /proc/PID/mountinfo (proc(5)): the directory ``root`` of a file system appears at
+    ``point``; ``device`` is the file system's major:minor."""
 
     device: str
     root: str
@@ -62,12 +62,12 @@ class Mount:
 
 def mount_table(pid: int | str) -> dict[int, Mount]:
     """mount id → mount, as task ``pid`` sees them. Raises FileNotFoundError or ProcessLookupError
-    when it has ended, also while its parent has not asked for its end."""
+    if the task has ended, also if it is still a zombie."""
     table: dict[int, Mount] = {}
     try:
         text = os.fsdecode(Path(f"/proc/{pid}/mountinfo").read_bytes())
     except OSError as error:
-        if error.errno == errno.EINVAL:  # it is in no mount namespace any more
+        if error.errno == errno.EINVAL:  # a zombie is in no mount namespace any more
             raise ProcessLookupError(errno.ESRCH, "it has ended", str(pid)) from error
         raise
     for line in text.rstrip("\n").split("\n"):
@@ -96,7 +96,7 @@ class Placement:
         return self._place(path, mount_point, kind)
 
     def of_path(self, path: str, mounts: dict[int, tuple[str, str]]) -> Place:
-        """Like :meth:`of_open_file`, by the longest mount point above the path."""
+        """Like :meth:`of_open_file`, but takes the longest mount point above the path."""
         point, kind = max(
             ((p, k) for p, k in mounts.values() if _below(path, p)), key=lambda m: len(m[0])
         )

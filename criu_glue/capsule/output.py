@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record log that capsule-init writes: what a capsule printed, and when.
+"""Reads the log that capsule-init writes: what a capsule printed, and when.
 
 One record is a 16-byte header (realtime in ns, length in bytes, stream) and the bytes; see
-``struct record`` in capsule_output.c. Offsets count in the whole log, from the capsule's first
-byte on. The log lies in a directory of segments, each named by the offset at which it begins. It
-moves with its capsule, so an offset means the same on every host: a reader that keeps its offset
-doubles nothing, and sees by the offset of what comes next how much is not there any more. That is
-what has been rotated away (``logs.keep``), or could not be written to a full disk.
+``struct record`` in capsule_output.c. An offset counts the bytes of the whole log, from the
+capsule's first byte on. The log is a directory of segments. Each segment's name is the offset at
+which it begins. The log moves with its capsule, so an offset means the same on every host. A reader
+that keeps its offset reads no byte twice. The offset of the next record shows it how many bytes are
+missing: those were rotated away (``logs.keep``), or a full disk could not take them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ HEADER = struct.Struct("<QII")
 STDOUT, STDERR = 1, 2
 
 LARGEST = HEADER.size + (64 << 10)
-"""Bytes of one record at most."""
+"""A record has at most this many bytes, header included."""
 
 SEGMENT = re.compile(r"[0-9]{20}")
-"""The name of a segment's file."""
+"""The pattern of a segment's file name."""
 
 UNKNOWN = 2**64 - 1
 
@@ -48,20 +48,21 @@ class Record:
 
 @dataclass(frozen=True)
 class Written:
-    """What process 1 says of the log (``struct page`` in capsule_output.c)."""
+    """What process 1 reports of the log (``struct page`` in capsule_output.c)."""
 
     end: int
-    """Where the next record would begin; UNKNOWN before the room's first one."""
+    """The offset at which the next record will begin; UNKNOWN before the room's first record."""
     busy: bool
-    """Something was taken from a pipe and is not in the log yet."""
+    """True if process 1 may have taken output from a pipe that is not in the log yet."""
     lost: int
     """Bytes of records that could not be written since the room was built."""
     error: int
-    """The errno of the last record, 0 when it was written."""
+    """The errno of the last record's write, 0 if it was written."""
 
 
 def split(raw: bytes) -> Iterator[Record]:
-    """Cut raw log bytes, which must begin at a record, into records; a cut last one is left out."""
+    """Cut raw log bytes into records. They must begin at a record; a partial last record is left
+    out."""
     at = 0
     while at + HEADER.size <= len(raw):
         realtime_ns, length, stream = HEADER.unpack_from(raw, at)
@@ -73,12 +74,12 @@ def split(raw: bytes) -> Iterator[Record]:
 
 
 def whole(raw: bytes) -> int:
-    """How many bytes of ``raw`` are whole records."""
+    """The number of bytes at the start of ``raw`` that are whole records."""
     return sum(HEADER.size + len(record.data) for record in split(raw))
 
 
 def segments(log: Path) -> list[int]:
-    """Where the segments begin that are there, in order."""
+    """The offsets at which the existing segments begin, in order."""
     return sorted(int(name) for name in os.listdir(log) if SEGMENT.fullmatch(name))
 
 
@@ -87,7 +88,7 @@ def segment(log: Path, begins: int) -> Path:
 
 
 def size(log: Path) -> int:
-    """Bytes of all segments that are there."""
+    """Bytes of all existing segments."""
     total = 0
     for begins in segments(log):
         with contextlib.suppress(FileNotFoundError):  # rotated away just now
@@ -96,9 +97,10 @@ def size(log: Path) -> int:
 
 
 def read(log: Path, offset: int, limit: int) -> tuple[int, bytes]:
-    """Whole records from ``offset`` on, of about ``limit`` bytes at most, and where they begin:
-    later than ``offset`` if what was there is not there any more. Without bytes: there is no more
-    yet."""
+    """(offset where they begin, whole records from ``offset`` on), about ``limit`` bytes at most.
+
+    They begin later than ``offset`` if the bytes there are gone. No bytes mean that the log has no
+    more yet."""
     begins = segments(log)
     behind = [b for b in begins if b <= offset][-1:] + [b for b in begins if b > offset]
     at = offset
@@ -113,7 +115,7 @@ def read(log: Path, offset: int, limit: int) -> tuple[int, bytes]:
 
 
 def written(room: Room) -> Written:
-    """What process 1 says of the log; raises LiveshiftError when it has ended."""
+    """Read what process 1 reports of the log; raises LiveshiftError if process 1 has ended."""
     try:
         with open(f"/proc/{room.init}/fd/{OUTPUT_PAGE_FD}", "rb", buffering=0) as page:
             end, busy, lost, error = _PAGE.unpack(page.read(_PAGE.size))
@@ -127,12 +129,12 @@ def _ended(room: Room) -> LiveshiftError:
 
 
 def settle(room: Room, deadline_s: float = 5.0) -> None:
-    """Return when everything the frozen tasks have written to their pipes is in the log.
+    """Return when everything that the frozen tasks have written to their pipes is in the log.
 
-    Raises LiveshiftError after ``deadline_s``, or when process 1 has ended.
+    Raises LiveshiftError after ``deadline_s``, or if process 1 has ended.
     """
     until = time.monotonic() + deadline_s
-    # In this order: what is not in a pipe any more is in the log, unless process 1 is busy with it.
+    # The order matters: bytes that left a pipe are in the log, unless process 1 is busy with them.
     while _in_pipes(room) or written(room).busy:
         if time.monotonic() > until:
             raise LiveshiftError(
@@ -143,7 +145,7 @@ def settle(room: Room, deadline_s: float = 5.0) -> None:
 
 
 def _in_pipes(room: Room) -> int:
-    """Bytes that process 1 has not taken yet."""
+    """Bytes in the output pipes that process 1 has not read yet."""
     waiting = 0
     for number in (STDOUT_FD, STDERR_FD):
         try:

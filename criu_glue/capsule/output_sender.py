@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A capsule's log on its way to another host, while it grows.
+"""Sends a capsule's log to another host while the log grows.
 
-Each segment is a stream of its own, ``output:`` and the name of its file. What was sent stays sent:
-capsule-init takes back only what is no whole record, and nothing behind ``Written.end`` is read.
+Each segment is a separate stream, named ``output:`` and the name of the segment's file. Sent bytes
+stay valid: capsule-init truncates only partial records, and we read nothing behind ``Written.end``.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from .room import Room
 Send = Callable[[str, bytes], None]
 
 BLOCK = 1 << 20
-"""Bytes of the log that are in memory at a time."""
+"""The sender reads at most this many bytes of the log at a time."""
 
 
 class OutputSender:
-    """Hands a log to ``send(stream, bytes)``; no bytes end a stream. One thread at a time."""
+    """Passes a log to ``send(stream, bytes)``; empty bytes end a stream. Not thread-safe."""
 
     def __init__(self, room: Room) -> None:
         self._room = room
         self._log = room.plan.log
-        self._file: BinaryIO | None = None  # the segment that is not sent to its end
+        self._file: BinaryIO | None = None  # the segment that is being sent
         self._begins = 0
         self._at = 0  # the offset up to which the log was sent
 
     def send_new(self, send: Send) -> None:
-        """Send what has come since the last call; raises LiveshiftError if the room has ended, and
-        what ``send`` raises."""
+        """Send what was written since the last call; raises LiveshiftError if the room has ended,
+        or what ``send`` raises."""
         more = True
         while more:
             begins = output.segments(self._log)
             if self._file is None and not self._open(begins):
                 return
-            more = any(start > self._begins for start in begins)  # then this one does not grow
+            more = any(start > self._begins for start in begins)  # if so, this one no longer grows
             self._send_segment(send, last=not more)
 
     def finish(self, send: Send) -> None:
-        """Send the rest: no task of the capsule runs. A gap at its end is sent as an empty
-        segment."""
+        """Send the rest; the capsule's tasks must be frozen. An empty segment stands for lost bytes
+        at the end of the log."""
         self.send_new(send)
         self._end_segment(send)
         end = output.written(self._room).end
@@ -57,7 +57,7 @@ class OutputSender:
             self._file = None
 
     def _open(self, begins: list[int]) -> bool:
-        """Open the first segment that was not sent; False when there is none."""
+        """Open the first segment that was not sent; return False if there is none."""
         for start in begins:
             if start >= self._at:
                 with contextlib.suppress(FileNotFoundError):  # rotated away just now
@@ -68,7 +68,8 @@ class OutputSender:
 
     def _send_segment(self, send: Send, last: bool) -> None:
         assert self._file is not None
-        # In this order: before process 1 says where the log ends it has written nothing.
+        # The order matters: if process 1 reports UNKNOWN after the size was read, it had written
+        # nothing by then, so the size contains no partial record.
         size = os.fstat(self._file.fileno()).st_size
         until = min(self._begins + size, output.written(self._room).end)
         self._file.seek(self._at - self._begins)

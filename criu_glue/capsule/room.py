@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The room of a capsule: its namespaces and mounts, and process 1 that stays in it.
 
-The agent builds the room the same way for a fresh start and for a restore; CRIU dumps and
-restores only the tree below process 1. What is private to a capsule and moves with it:
+The agent builds the room in the same way for a fresh start and for a restore. CRIU dumps and
+restores only the tree below process 1. These are private to a capsule and move with it:
 
 ``/tmp``        a directory of the capsule on this host (shared paths below /tmp stay visible)
 ``/dev/shm``    a tmpfs, which also holds the interposer's pages (``PAGES``)
-``/dev/pts``    a devpts: its pseudo-terminals, whose numbers are free wherever it comes
+``/dev/pts``    a devpts for its pseudo-terminals, whose numbers are free on every host
 ``/etc/hosts``  the job's names and mobile addresses
 
-Hidden from it are the host's own directories of liveshift (sockets, images, keys, other capsules):
-empty ones that cannot be written into lie over them. CRIU, which works in the room's mount
-namespace, is handed its directory as an open one (held.py).
+liveshift's own directories of the host (sockets, images, keys, other capsules) are hidden in the
+room: empty, read-only directories lie over them. CRIU works in the room's mount namespace, so it
+gets its directory as an open descriptor (held.py).
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from ...errors import LiveshiftError
 from ...waiting import readable
 
 PAGES = "/dev/shm/.liveshift"
-"""Where the interposer leaves a page per process, as the capsule sees it."""
+"""The directory of the interposer pages, one file for each process, as the capsule sees it."""
 
 PRIVATE = ("/tmp/", "/dev/shm/")
-"""What every capsule has of its own; all of it goes along."""
+"""The directories that every capsule has for itself; all their content moves with it."""
 
 CGROUP = "/sys/fs/cgroup"
 
 PID_FLOOR = 1000
-"""Pids below this are left to CRIU and its helpers (``ns_last_pid`` before the first task); see
-pids.py."""
+"""The value of ``ns_last_pid`` before the first task. Ids up to this one are left to CRIU and its
+helpers (pids.py)."""
 
 STDOUT_FD, STDERR_FD = 20, 21
-"""Where capsule-init keeps the write ends of the command's stdout and stderr pipes."""
+"""The descriptors at which capsule-init holds the write ends of the command's output pipes."""
 
 OUTPUT_PAGE_FD = 22
-"""Where it keeps what it says of the log (output.py)."""
+"""The descriptor at which capsule-init holds the page that reports the log's state (output.py)."""
 
 LOG_MAX, LOG_KEEP = 64_000_000, 8
-"""Bytes of one segment of the log, and how many segments are kept, where nothing else is said."""
+"""The default number of bytes of one log segment, and of segments that are kept."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,9 @@ class RoomPlan:
     """What a room is made of.
 
     ``directory`` is the capsule's own directory on this host, ``netns`` the file of the network
-    namespace to join; ``uid``, ``gid`` and ``groups`` are those of the person who asked. Of
-    ``shared`` those that lie below /tmp or /dev/shm are mounted into the capsule's own.
-    ``hidden`` directories look empty inside. What the command prints is kept in ``log_keep`` files
-    of ``log_max`` bytes.
+    namespace to join. ``uid``, ``gid`` and ``groups`` are those of the job's user. The ``shared``
+    paths below /tmp or /dev/shm are mounted into the capsule's own directories. ``hidden``
+    directories look empty in the room. The log keeps ``log_keep`` files of ``log_max`` bytes.
     """
 
     directory: Path
@@ -76,7 +75,7 @@ class RoomPlan:
 
     @property
     def log(self) -> Path:
-        """The directory of what the command prints (output.py)."""
+        """The directory of the log, which holds what the command prints (output.py)."""
         return self.directory / "output"
 
     @property
@@ -90,10 +89,10 @@ class RoomPlan:
 
 @dataclass(frozen=True)
 class Room:
-    """A room that stands: ``init`` is process 1's pid as the host sees it.
+    """A room that was built; ``init`` is the host's pid of its process 1.
 
-    ``started`` (clock ticks since boot) tells it from a later process of the same pid; 0 when it
-    had ended before anyone looked.
+    ``started`` is the start time of process 1 (clock ticks since boot). It differs from that of a
+    later process with the same pid. It is 0 if process 1 ended before we read it.
     """
 
     plan: RoomPlan
@@ -115,9 +114,9 @@ class Room:
 def start(plan: RoomPlan, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Room:
     """Build the room and start ``argv`` in it as the plan's user.
 
-    Raises LiveshiftError when the room cannot be built; nothing is left then. A command that
-    cannot be run ends the room with status 126 or 127, as a shell would, and says why on its
-    own stderr.
+    Raises LiveshiftError if the room cannot be built; nothing is left then. If the command cannot
+    be run, the room ends with status 126 or 127, as in a shell, and the reason is written to the
+    command's stderr.
     """
     user = ["--uid", str(plan.uid), "--gid", str(plan.gid)]
     user += ["--groups", ",".join(map(str, plan.groups))] if plan.groups else []
@@ -126,9 +125,9 @@ def start(plan: RoomPlan, argv: Sequence[str], env: Mapping[str, str], cwd: str)
 
 
 def build_empty(plan: RoomPlan, root_pid: int, last_pid: int) -> Room:
-    """Build the room for a tree that CRIU will restore, its root task having pid ``root_pid``.
+    """Build the room for a tree that CRIU will restore, and whose root task has pid ``root_pid``.
 
-    ``last_pid``: after it come the ids of CRIU and its helpers (:func:`pids.place`). Raises
+    The ids of CRIU and its helpers come after ``last_pid`` (:func:`pids.place`). Raises
     LiveshiftError; nothing is left then.
     """
     ask = ["--pid-floor", str(last_pid), "--adopt", str(root_pid)]
@@ -136,19 +135,19 @@ def build_empty(plan: RoomPlan, root_pid: int, last_pid: int) -> Room:
 
 
 def adopt(room: Room) -> None:
-    """The restored tree runs: from now on the end of its root task is the room's. Repeatable."""
+    """Let the room end with the root task of the restored tree, which runs now. Repeatable."""
     if room.alive():
         os.kill(room.init, signal.SIGUSR2)
 
 
 def end(room: Room) -> None:
-    """Kill process 1, and with it every task of the room, frozen ones too; wait until it is so."""
+    """Kill process 1, which ends every task of the room, also frozen ones; wait up to 10 s."""
     try:
         pidfd = os.pidfd_open(room.init)
     except ProcessLookupError:
         return
     try:
-        if not room.alive():  # the pid is another's by now
+        if not room.alive():  # another process may have this pid now
             return
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         readable(10, pidfd)
@@ -159,14 +158,15 @@ def end(room: Room) -> None:
 
 
 def evict(room: Room, seconds: float = 10.0) -> bool:
-    """Kill everything in the room but process 1, which keeps what is mounted there and the
-    network; returns whether the room then stands empty. False too when process 1 has ended."""
+    """Kill everything in the room but process 1, which keeps the room's mounts and network.
+
+    Returns True if the room is empty then, False if it is not or if process 1 has ended."""
     if not room.alive():
         return False
     until = time.monotonic() + seconds
     kill = [*enter(room, "--pid"), "sh", "-c", "kill -KILL -1"]
     while room.alive() and _others(room):
-        subprocess.run(kill, capture_output=True, check=False)  # it spares process 1 and itself
+        subprocess.run(kill, capture_output=True, check=False)  # -1 spares process 1 and itself
         if time.monotonic() > until:
             return False
         time.sleep(0.002)
@@ -174,7 +174,7 @@ def evict(room: Room, seconds: float = 10.0) -> bool:
 
 
 def _others(room: Room) -> bool:
-    """Whether any process but its first is in the room's pid namespace, zombies included."""
+    """True if the room's pid namespace has a process besides process 1, zombies included."""
     space = os.stat(f"/proc/{room.init}/ns/pid").st_ino
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != room.init:
@@ -185,10 +185,10 @@ def _others(room: Room) -> bool:
 
 
 def enter(room: Room, *spaces: str) -> list[str]:
-    """The command prefix that enters the room: mount, uts, pid and network namespace.
+    """The command prefix that enters the room's mount, uts, pid and network namespaces.
 
-    Not its ipc and time namespaces: CRIU, run from outside those, dumps and recreates them
-    (System V objects; CLOCK_MONOTONIC without a jump).
+    It does not enter the ipc and time namespaces. CRIU runs outside of them, so it dumps and
+    recreates them (System V objects; CLOCK_MONOTONIC without a jump).
     """
     flags = spaces or ("--mount", "--uts", "--pid", "--net")
     return ["nsenter", "--target", str(room.init), *flags, "--"]
@@ -211,8 +211,8 @@ def _build(plan: RoomPlan, ask: list[str], env: Mapping[str, str]) -> Room:
             command += ["--bind", path, path]
     command += ["--bind", str(hosts), "/etc/hosts", "--proc", "--sysfs", "--devpts"]
     if os.path.ismount(CGROUP):
-        command += ["--bind", CGROUP, CGROUP]  # the fresh /sys covers it
-    for path in sorted(plan.hidden):  # after all that could bring one of them back
+        command += ["--bind", CGROUP, CGROUP]  # since the fresh /sys covers it
+    for path in sorted(plan.hidden):  # last, since an earlier mount could make one visible again
         command += ["--hide", path]
     command += ask
     done = subprocess.run(command, env=dict(env), capture_output=True, text=True, check=False)
@@ -226,7 +226,7 @@ def _build(plan: RoomPlan, ask: list[str], env: Mapping[str, str]) -> Room:
 
 
 def started(pid: int) -> int:
-    """When a process was started (proc(5), stat field 22); 0 when it is gone or a zombie."""
+    """When a process was started (proc(5), stat field 22); 0 if it is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (FileNotFoundError, ProcessLookupError):

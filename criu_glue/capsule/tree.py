@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of a capsule, as the host sees them: their pids inside, their descriptors."""
+"""The processes of a capsule, as the host sees them: their pids in the capsule and descriptors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tasks(room: Room) -> list[psutil.Process]:
 
 
 def inner_pid(pid: int) -> int:
-    """The pid that a task has inside its capsule."""
+    """The pid inside the capsule of the task with the host's pid ``pid``."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("NSpid:"):
             return int(line.split()[-1])
@@ -30,15 +30,19 @@ def inner_pid(pid: int) -> int:
 
 
 def descriptors(pid: int) -> Iterator[tuple[int, str]]:
-    """Number and target of each open descriptor of a process, the host's pid; raises OSError."""
+    """(number, target) of each open descriptor of the process with the host's pid ``pid``.
+
+    Raises OSError."""
     for name in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
             yield int(name), os.readlink(f"/proc/{pid}/fd/{name}")
 
 
 def in_order(room: Room, root_pid: int) -> dict[int, int]:
-    """The host's pid → the capsule's, of the tree in the order in which CRIU takes it: each process
-    before its children, these by age. {} when it has gone."""
+    """The host's pid → the capsule's pid, in the order in which CRIU dumps the tree.
+
+    Each process comes before its children, and children come oldest first. {} if the tree has
+    ended."""
     found: dict[int, int] = {}
     try:
         children: dict[int, list[psutil.Process]] = {}

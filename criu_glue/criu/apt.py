@@ -2,9 +2,9 @@
 """Packages from another suite of the archive that apt is configured with; apt stays as it is.
 
 Sources are read from where apt reads them, in both formats (sources.list(5)). A download then uses
-a configuration of its own below a temporary folder: one source entry, no installed packages, so
-that apt resolves every library down to libc; the keys are those of the entry it was derived from,
-and unsigned or unverifiable archives are refused.
+its own apt configuration below a temporary folder. That configuration has one source entry and no
+installed packages, so that apt resolves every library down to libc. It has the keys of the entry
+that it was derived from, and apt refuses unsigned or unverifiable archives.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Source:
     suites: tuple[str, ...]
     components: tuple[str, ...]
     signed_by: str = ""
-    """Keyring paths, fingerprints or a whole key block; empty: apt's trusted keyrings."""
+    """Keyring paths, fingerprints or a whole key block; "" means apt's trusted keyrings."""
 
     def stanza(self) -> str:
         """The entry in deb822 format."""
@@ -83,7 +83,7 @@ def parse_one_line(text: str) -> Iterator[Source]:
 
 
 def configured() -> list[Source]:
-    """Every ``deb`` entry that apt uses on this machine; raises Refused where there is no apt."""
+    """Every ``deb`` entry that apt uses on this machine; raises Refused if there is no apt."""
     try:
         wanted = ("list", "Dir::Etc::sourcelist/f", "parts", "Dir::Etc::sourceparts/d")
         places = subprocess.run(
@@ -105,8 +105,8 @@ def configured() -> list[Source]:
 def archives(sources: list[Source], codename: str, component: str) -> list[Source]:
     """The entries that may be the distribution's own archive, likeliest first.
 
-    Others' archives use the same suite names; which entry is the right one, its signed Release file
-    tells (:meth:`Download.origin`).
+    Archives of third parties use the same suite names. The signed Release file shows which entry
+    is the right one (:meth:`Download.origin`).
     """
     names = {codename, "stable", "oldstable", "testing", "unstable", "sid"}
     fitting = [
@@ -120,7 +120,7 @@ def archives(sources: list[Source], codename: str, component: str) -> list[Sourc
 
 
 class Download:
-    """One suite, seen through an apt configuration of its own below ``directory``."""
+    """One suite, seen through a separate apt configuration below ``directory``."""
 
     def __init__(self, directory: Path, source: Source) -> None:
         self._directory = directory
@@ -133,11 +133,13 @@ class Download:
         self._configuration.write_text(_configuration(directory))
 
     def update(self) -> None:
-        """Fetch and verify the suite's index; raises StepFailed with apt's words."""
+        """Fetch and verify the suite's index; raises StepFailed with apt's message."""
         self._apt("update", "apt-get", "update")
 
     def origin(self) -> str:
-        """Who signed the suite, as its Release file says: "Debian", "Ubuntu" or someone else."""
+        """The Origin of the suite's signed Release file: "Debian", "Ubuntu" or another name.
+
+        Returns "nobody" if no Release file names one."""
         for release in sorted((self._directory / "state/lists").glob("*Release")):
             text = release.read_text(errors="replace")
             match = re.search(r"^Origin:\s*(.+?)\s*$", text, re.MULTILINE)
@@ -146,13 +148,13 @@ class Download:
         return "nobody"
 
     def version(self, package: str) -> str:
-        """The version of ``package`` in the suite; empty when it has none."""
+        """The version of ``package`` in the suite; "" if the suite has no such package."""
         said = self._apt("look up", "apt-cache", "policy", package)
         match = re.search(r"^\s*Candidate:\s*(\S+)", said, re.MULTILINE)
         return match[1] if match and match[1] != "(none)" else ""
 
     def packages(self, package: str) -> list[Path]:
-        """Download ``package`` and all it depends on; raises StepFailed with apt's words."""
+        """Download ``package`` and all it depends on; raises StepFailed with apt's message."""
         self._apt(
             "download", "apt-get", "install", "--download-only", "--no-install-recommends", package
         )
@@ -161,7 +163,7 @@ class Download:
     def _apt(self, step: str, *command: str) -> str:
         done = subprocess.run(
             [command[0], "-c", str(self._configuration), *command[1:]],
-            env={**os.environ, "LC_ALL": "C"},  # its output is read
+            env={**os.environ, "LC_ALL": "C"},  # we parse apt's output
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -178,7 +180,8 @@ class Download:
 
 
 def _configuration(directory: Path) -> str:
-    """Read after apt's own files, so that proxies and the like stay; hooks and pins do not."""
+    """The text of apt.conf. apt reads it after its own files, so proxies and the like stay in
+    force. Hooks and pins are cleared."""
     return f"""\
 #clear APT::Update::Pre-Invoke;
 #clear APT::Update::Post-Invoke;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CRIU's image stream, read at the source: no image file ever exists there.
+"""Reads CRIU's image stream at the source, where no image file ever exists.
 
 With ``--stream`` CRIU connects to ``<images>/streamer-capture.sock``. For every image file it
 sends a length-prefixed protobuf ``{1: filename}`` and then the read end of a pipe by SCM_RIGHTS
@@ -26,20 +26,21 @@ from ...waiting import readable
 from ..images.protobuf import Message
 
 Sink = Callable[[str, bytes], None]
-"""Called as sink(image name, bytes); empty bytes end that image. May block: that is the brake."""
+"""Called as sink(image name, bytes); empty bytes end that image. It may block, which slows CRIU
+down to the speed of the sink."""
 
 CHUNK = 1 << 20
 F_SETPIPE_SZ = 1031
 DEFAULT_PIPE = 64 << 10
 NAME_LIMIT = 4096
-"""Bytes of one announcement."""
+"""An announcement that CRIU sends for an image has at most this many bytes."""
 
 STALL_S = 30
-"""How long the rest of an announcement may be on its way."""
+"""A read of the rest of an announcement fails after this many seconds."""
 
 
 class Capture:
-    """Reads one image stream in a thread of its own and hands it to a sink."""
+    """Reads one image stream in its own thread and hands it to a sink."""
 
     def __init__(self, images: Path, sink: Sink) -> None:
         self.images = images
@@ -63,8 +64,8 @@ class Capture:
     def wait_idle(self, timeout: float) -> None:
         """Return when every image that CRIU has opened so far has ended and reached the sink.
 
-        An image that CRIU has announced but that is not yet opened here counts as open: the
-        announcement lies readable on the connection.
+        An image whose announcement still waits on the connection counts as open. Raises
+        TimeoutError after ``timeout`` seconds, or the error that ended the stream.
         """
         until = time.monotonic() + timeout
         with self._idle:
@@ -81,9 +82,9 @@ class Capture:
         return bool(readable(0, self._connection))
 
     def close(self) -> None:
-        """Stop reading; may be called again. CRIU, if it still writes, gets EPIPE and lets the
+        """Stop reading; may be called again. If CRIU still writes, it gets EPIPE and lets the
         tree go."""
-        if self._closed:  # its descriptors' numbers are others' by now
+        if self._closed:  # other files may have these descriptor numbers by now
             return
         self._closed = True
         os.write(self._wake_w, b"x")
@@ -122,16 +123,16 @@ class Capture:
             for sock in (self._connection, self._server):
                 if sock is not None:
                     sock.close()
-            with self._idle:  # told last: whoever hears it finds CRIU's pipes closed
+            with self._idle:  # last, so that CRIU's pipes are closed when a waiter sees the error
                 self.error = error
                 self._idle.notify_all()
 
     def _open_image(self, connection: socket.socket, selector: selectors.BaseSelector) -> bool:
-        with self._idle:  # between its announcement and its name here no image is nowhere
+        with self._idle:  # so that wait_idle sees the image as announced or as open, never neither
             try:
                 return self._take_announcement(connection, selector)
             except BaseException:
-                self._failed = True  # ``error`` follows; until then nobody takes this for the end
+                self._failed = True  # until ``error`` is set, wait_idle must not see an idle stream
                 raise
 
     def _take_announcement(
@@ -163,7 +164,7 @@ class Capture:
 
 
 def announced_size(head: bytes) -> int:
-    """Bytes of the message that follows; raises StepFailed for more than one image's name takes."""
+    """The size in bytes of the message that follows; raises StepFailed above NAME_LIMIT."""
     size: int = struct.unpack("<I", head)[0]
     if not 0 < size <= NAME_LIMIT:
         raise StepFailed("dump", f"CRIU announces an image in {size} bytes, at most {NAME_LIMIT}")
@@ -182,7 +183,7 @@ def announced_name(message: bytes) -> str:
 
 
 def _descriptor(connection: socket.socket) -> int:
-    """The pipe that comes with one byte; raises StepFailed when none does."""
+    """The pipe that CRIU sends with one byte; raises StepFailed if CRIU sends no pipe."""
     _, descriptors, _, _ = socket.recv_fds(connection, 1, 1, socket.MSG_CMSG_CLOEXEC)
     if not descriptors or not stat.S_ISFIFO(os.fstat(descriptors[0]).st_mode):
         for fd in descriptors:

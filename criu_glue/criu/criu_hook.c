@@ -1,26 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// criu-hook: CRIU's action script, and the one that becomes CRIU.
+// criu-hook: CRIU's action script, and the program that execs CRIU.
 //
 //   criu-hook --become DIRECTORY HOOK COMMAND ARG…
 //
-//   As the action script it is called without arguments at every stage of a dump or restore (nine
-//   times, while the job stands still, hence no shell), with CRTOOLS_SCRIPT_ACTION set by CRIU and
-//   in the environment that CRIU has got from us:
+//   CRIU calls it as the action script, without arguments, at every stage of a dump or restore.
+//   These are nine calls while the job is frozen, so it is no shell script. CRIU sets
+//   CRTOOLS_SCRIPT_ACTION, and passes on this variable, which the agent set for CRIU:
 //
 //   LIVESHIFT_HOOK = "DIRECTORY HOLD MARK FILE"
 //
 //   DIRECTORY  number of the descriptor under which CRIU has our directory open
-//   HOLD       the stage at which it waits: it writes "held" to the FIFO `held` and reads the
-//              verdict from the FIFO `verdict`. Only "go", and CRIU alive, lets CRIU go on.
-//              "go N" also makes N the room's ns_last_pid: what the tree starts has higher ids
-//   MARK FILE  a stage at which FILE is made
+//   HOLD       the stage at which the hook waits: it writes "held" to the FIFO `held` and reads the
+//              verdict from the FIFO `verdict`. CRIU goes on only if the verdict is "go" and CRIU
+//              is alive. "go N" also sets the room's ns_last_pid to N, so that processes that the
+//              tree starts get higher ids
+//   MARK FILE  the stage at which the hook makes FILE
 //
-// The directory is hidden in the room where CRIU works, and so is this program perhaps: both are
-// reached as /proc/<CRIU's pid>/fd/<n>, which nobody there knows before CRIU is started. COMMAND is
-// run with that path of DIRECTORY as --images-dir and of HOOK, this program, as --action-script.
+// The directory is hidden in the room where CRIU works, and this program may be hidden too. CRIU
+// reaches both as /proc/<CRIU's pid>/fd/<n>, a path that is known only once CRIU has its pid.
+// COMMAND gets that path of DIRECTORY as --images-dir, and that of HOOK, this program, as
+// --action-script.
 //
-// Linked statically: nothing to find in the room, and it starts in a tenth of a millisecond.
+// It is linked statically, so it needs no library of the room and starts in 0.1 ms.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -60,7 +62,7 @@ static int become(int argc, char **argv) {
     return fail(command[0]);
 }
 
-// Which ids new tasks get is of no consequence for the restore, so an error is none.
+// The restore does not depend on the ids of new tasks, so errors are ignored.
 static void set_last_pid(const char *number) {
     int fd = open("/proc/sys/kernel/ns_last_pid", O_WRONLY | O_CLOEXEC);
     if (fd >= 0 && write(fd, number, strlen(number)) >= 0)
@@ -86,7 +88,7 @@ static int hold(int directory, pid_t criu) {
         have += (size_t)n;
     }
     close(fd);
-    // A CRIU that was killed meanwhile is not our parent any more.
+    // If CRIU was killed meanwhile, it is no longer our parent.
     int goes = strcmp(verdict, "go\n") == 0 || strncmp(verdict, "go ", 3) == 0;
     if (!goes || getppid() != criu)
         return 1;

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Freeze and dump a capsule's tree with CRIU, and hold it frozen until someone decides.
+"""Freeze and dump a capsule's tree with CRIU, and hold it frozen until the agent decides.
 
 CRIU runs with ``--leave-running`` and calls our hook at ``post-dump``, when every image is
-written and the tasks are still stopped. There it waits (held.py):
+written and the tasks are still stopped. There the hook waits (held.py):
 
-- thaw:   the hook exits 1, CRIU lets every task go on, sockets and all (nothing was lost);
-- commit: nobody answers; the room's process 1 is killed, which ends tasks, CRIU and hook at once.
+- thaw:   the hook exits 1, and CRIU lets every task go on with its sockets; nothing is lost;
+- commit: the hook gets no verdict; the agent kills the room's process 1, which ends the tasks,
+  CRIU and the hook at once.
 
-Without ``--leave-running`` an error inside CRIU kills or damages the source (facts: sockets
-stay in repair mode), so the kill is always ours. Should CRIU itself be killed while it holds the
-tree, its tasks are stopped by the SIGSTOP that ``pin`` has left pending, and ``thaw`` takes
-their sockets out of repair mode.
+Without ``--leave-running`` an error inside CRIU kills or damages the source (we saw sockets that
+stay in repair mode). So only the agent kills the tasks. If CRIU itself is killed while it holds
+the tree, the SIGSTOP that ``pin`` left pending stops the tasks, and ``thaw`` takes their sockets
+out of repair mode.
 """
 
 from __future__ import annotations
@@ -44,10 +45,11 @@ COMMON = (
     *("--tcp-established", "--network-lock", "skip", "--file-locks"),
     *("--ghost-limit", str(MOST_DELETED)),
 )
-"""Options that dump and restore share: the lock is ours (network.py), deleted files are carried."""
+"""Options that dump and restore share. CRIU locks no network, because the agent does
+(network_lock.py); CRIU carries deleted files in its image."""
 
 OUT = "epoll-entries"
-"""What was taken out of epoll sets and is to be put in again, beside CRIU's files."""
+"""The file, beside CRIU's, that lists the epoll entries to put back after the dump."""
 
 log = logging.getLogger("liveshift.dump")
 
@@ -57,9 +59,9 @@ HINT = "the job runs on at its host; `liveshift events` keeps the log's end"
 class FrozenTree:
     """A tree that CRIU dumps and then holds frozen.
 
-    After :meth:`dump` returned the tasks are stopped and every image byte went to the sink.
-    After an error in it, or after :meth:`thaw`, they run on as before. The network lock is the
-    caller's.
+    After :meth:`dump` has returned, the tasks are stopped and the sink has every image byte.
+    After an error in :meth:`dump`, or after :meth:`thaw`, the tasks run on as before. The caller
+    locks the network.
     """
 
     def __init__(self, room: Room, root_pid: int, directory: Path) -> None:
@@ -78,11 +80,11 @@ class FrozenTree:
         self, criu: Criu, sink: Sink, deadline_s: float, page_filter: PageFilter | None = None,
         look: Callable[[], None] = lambda: None, epoll: Sequence[Entry] = (),
     ) -> None:  # fmt: skip
-        """Freeze and dump; raises StepFailed (tasks running again), or what the sink has raised or
-        ``look``, which is called meanwhile. ``epoll``: entries that CRIU cannot dump, as they were
-        found a moment ago.
+        """Freeze and dump the tree; calls ``look`` while CRIU works.
 
-        With ``page_filter`` the image has no pages of what somebody has it hide meanwhile.
+        ``epoll``: the entries that CRIU cannot dump, as they were found a moment ago. The image
+        lacks the pages of the ranges that another thread gives to ``page_filter`` meanwhile.
+        Raises StepFailed, or what the sink or ``look`` raised; then the tasks run again.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         until = time.monotonic() + deadline_s
@@ -102,17 +104,18 @@ class FrozenTree:
             self._capture.wait_idle(deadline_s)
         except BaseException as failed:
             self.thaw()
-            if self._capture.error:  # why CRIU could not write on
+            if self._capture.error:  # the reason why CRIU could not write on
                 raise self._capture.error from failed
             raise
         self.image_bytes = self._capture.bytes
 
     def taken_out(self) -> list[Entry]:
-        """What is to be put into epoll sets again once the tree was restored."""
+        """The entries that the destination must put back into epoll sets after the restore."""
         return epoll_sets.unchanged(self._out, self._pids())
 
     def _take_out(self, entries: Sequence[Entry]) -> None:
-        """The note comes first: also an agent that is started anew puts them in again."""
+        """Take entries out. The note is written first, so that a restarted agent can put them
+        back."""
         if entries:
             (self._directory / OUT).write_bytes(msgspec.json.encode(list(entries)))
             self._out = epoll_sets.take_out(entries, self._pids())
@@ -124,24 +127,24 @@ class FrozenTree:
             pids = self._pids()
             try:
                 epoll_sets.put_in(epoll_sets.unchanged(entries, pids), pids)
-            except OSError as error:  # the tree goes on all the same
+            except OSError as error:  # the tree must go on nevertheless
                 log.error("%s: an epoll set lacks a file: %s", self._room.plan.hostname, error)
             note.unlink()
 
     def _pids(self) -> dict[int, int]:
-        """The capsule's pids of the tree → the host's."""
+        """The capsule's pid → the host's pid, of the tree's processes."""
         return {inner: pid for pid, inner in in_order(self._room, self._root_pid).items()}
 
     def take_up(self) -> None:
-        """Go on where an earlier agent left: whatever CRIU does there, :meth:`thaw` ends it."""
+        """Take over the dump of an earlier agent; :meth:`thaw` then ends it at any stage."""
         self._begun = self._pinned = True
         self._criu.take_up()
 
     def pin(self) -> None:
-        """See to it that the tasks stay stopped even if CRIU is killed from here on.
+        """Make sure that the tasks stay stopped even if CRIU is killed from now on.
 
         A SIGSTOP to a traced and stopped task stays pending until its tracer is gone. Raises
-        StepFailed when CRIU has gone already.
+        StepFailed if CRIU is gone already.
         """
         self._pinned = True
         self._signal(signal.SIGSTOP)
@@ -153,32 +156,32 @@ class FrozenTree:
         if not self._begun:
             return
         if self._capture is not None:
-            self._capture.close()  # a CRIU that still writes images gives up and lets go
+            self._capture.close()  # a CRIU that still writes images gives up and lets the tasks go
         if self._filter is not None:
             with contextlib.suppress(OSError):
-                self._filter.hide({})  # nor is it to wait for what will not come
+                self._filter.hide({})  # CRIU must not wait for ranges that will not come
         self._put_in()
         if self._criu.alive() and self._pinned:
             self._signal(signal.SIGCONT)  # takes the pending SIGSTOP back
-        elif not self._criu.alive():  # killed: what it would have undone is ours to undo
+        elif not self._criu.alive():  # CRIU was killed, so we undo what it would have undone
             repair_mode.leave(task.pid for task in tasks(self._room))
             link_remaps.clear(self._room)
         if not self._criu.tell("stop"):
             raise StepFailed("thaw", f"CRIU does not let go of {self._room.plan.hostname}")
         if self._pinned:
-            self._signal(signal.SIGCONT)  # should it have been killed just now
+            self._signal(signal.SIGCONT)  # in case CRIU was killed just now
         self._criu.close()
         self._begun = False
 
     def release(self) -> None:
-        """Clean up after the room was ended: CRIU and its hook are gone with it."""
+        """Clean up after the room was ended, which has ended CRIU and its hook too."""
         if self._capture is not None:
             self._capture.close()
         self._criu.close()
         self._begun = False
 
     def _signal(self, signum: int) -> None:
-        """To the tree; not to the hook of a CRIU that was killed, which process 1 has adopted."""
+        """Signal the tree, but not the hook of a killed CRIU, which process 1 has adopted."""
         for task in self._tree():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(task.pid, signum)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A CRIU that is started to restore a tree before the tree has come, and takes its memory along.
+"""Early CRIU: a CRIU that starts before the image is complete, and gets cold memory in advance.
 
-While the job still runs at its source its memory comes into the store; this puts what is cold of
-it into a CRIU that waits in the room (memory/prefill.py), in a thread. Once the image is complete
-``go`` lets that CRIU restore it. Without one, or when anything is wrong with it, the tree is
-restored by a fresh CRIU and all of its memory is filled in. Where the host has no memory for both,
-the store does not keep what was put in place: then there is no restore without this CRIU.
+While the job still runs at its source, its memory comes into the store. A thread here puts the
+cold part of it into a CRIU that waits in the room (memory/prefill/prefill.py). Once the image is
+complete, ``go`` lets that CRIU restore it. If there is no early CRIU, or something is wrong with
+it, a fresh CRIU restores the tree and the fill copies all of the memory. If the host has no memory
+for two copies, the store drops what is in place; then only the early CRIU can restore the tree.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ RESTORE = ("restore", "--log-file", "restore.log", "-v2", "--restore-detached", 
 
 CONFIG = "early.conf"
 MARK = "early-mark"
-"""What the hook makes when the tasks go on: a link to the mark that is due, which nobody knows
-before the image has come."""
+"""The file that the hook makes when the tasks go on. It is a link to the real mark, because the
+real mark is known only after the image has come."""
 
 NAP_S, STILL_NAP_S = 0.05, 0.02
 IDLE_S = 0.3
-"""When nothing has come for so long, what came last is taken to be cold as well."""
+"""If the store got no page for this many seconds, the newest pages count as cold as well."""
 
 LOOK_AT_MEMORY = 64
-"""Blocks that are put in place between two looks at how much memory the host has left."""
+"""The prefill checks the host's free memory each time it has put this many blocks in place."""
 
 MISSES = 16
-"""Blocks in a row for which there was no huge page; then there are none for now."""
+"""A pass ends after more than this many blocks in a row that got no huge page."""
 
 LAST_BLOCK_S = 1.0
-"""How long the tree, which stands still, waits at most for the block that is just being copied."""
+"""The frozen tree waits at most this many seconds for the block that is just being copied."""
 
 AT_LAST_S = 0.1
-"""And for what is copied again once all has come, block by block; the fill, which has several
-threads, does the rest."""
+"""After all pages have come, the prefill copies changed blocks again for at most this many seconds.
+The fill, which has several threads, copies the rest."""
 
 END_S = 1.0
 
 
 class EarlyCriu:
-    """One of them; ``images`` is the directory that the image comes into, and is hidden."""
+    """One early CRIU; ``images`` is the hidden directory into which the image comes."""
 
     def __init__(self, criu: Criu, room: Room, images: Path, store: MemoryStore) -> None:
         self._command, self._room, self._images, self._store = criu, room, images, store
@@ -71,43 +71,45 @@ class EarlyCriu:
         self._wanted = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="prefill", daemon=True)
         self.why = ""
-        """Why it is of no use, in words."""
+        """Why this CRIU cannot restore the tree, in words; "" while it can."""
         self._settled = False
 
     def begin(self) -> None:
-        """Start to put memory in place, as it comes."""
+        """Start the thread that puts memory in place as it comes."""
         self._thread.start()
 
     def halt(self) -> None:
-        """The tree stands still at its source: nothing more is put in place, only what is there
-        already is kept up to date. Does not wait."""
+        """Put no more memory in place, because the tree is frozen at its source.
+
+        The thread still keeps up to date what is in place already. Does not wait."""
         self._stop.set()
 
     @property
     def placing(self) -> bool:
-        """Whether there was more to put in place when it was looked at last."""
+        """True if the last pass still found memory to put in place."""
         return self._thread.is_alive() and not self._settled and not self._stop.is_set()
 
     @property
     def bytes(self) -> int:
-        """Of memory that was put in place so far; once it is prepared, of it what is right."""
+        """Bytes of memory in place so far; after :meth:`prepare`, only those that are current."""
         return self._prefill.bytes if self._prefill is not None else 0
 
     @property
     def lost(self) -> str:
-        """Why what was kept only here is lost, in words; "" while nothing is."""
+        """Why memory that only this CRIU held is lost, in words; "" while nothing is lost."""
         if self._prefill is None or not self._prefill.moved:
             return ""
         return self.why if self.held.alive() else "it has ended"
 
     @property
     def plan(self) -> mmap.mmap | None:
-        """For the fill; once :meth:`prepare` has returned True."""
+        """The plan that the fill needs; valid once :meth:`prepare` has returned True."""
         return self._prefill.plan if self._prefill is not None else None
 
     def prepare(self) -> bool:
-        """The image is complete: whether this CRIU can restore it, and it is worth it. When not,
-        it has been ended."""
+        """Return True if this CRIU can restore the complete image and holds memory of it.
+
+        Otherwise this CRIU has been ended."""
         only_here = self._prefill is not None and self._prefill.moved
         self._join(ANSWER_S if only_here else LAST_BLOCK_S)
         try:
@@ -130,8 +132,9 @@ class EarlyCriu:
         return False
 
     def go(self, pipes: dict[int, int], mark: str, *, stopped: bool) -> None:
-        """Restore; see RestoringTree.bring_up. Its hook makes the file ``mark`` when the tasks go
-        on. Raises PrefillLost, OSError."""
+        """Let CRIU restore the image; see RestoringTree.bring_up.
+
+        The hook makes the file ``mark`` when the tasks go on. Raises PrefillLost, OSError."""
         assert self._prefill is not None
         options = ["leave-stopped"] if stopped else []
         options += [
@@ -143,25 +146,27 @@ class EarlyCriu:
         self._prefill.go()
 
     def check(self) -> None:
-        """Look whether the restored processes have what they should; raises StepFailed."""
+        """Raise StepFailed if a restored process lacks memory that the prefill put in place."""
         assert self._prefill is not None
         self._prefill.check(self.held.tree())
 
     def drop(self) -> None:
-        """End it, unless it was told to go: then its tree is. May be called again."""
+        """End this CRIU; after ``go`` the caller must also end its tree. May be called again."""
         self._join(LAST_BLOCK_S)
         if self._prefill is not None:
-            self._prefill.close()  # its library ends it
+            self._prefill.close()  # the library in CRIU then ends CRIU
             self._prefill = None
             self.held.end(END_S)
 
     def close(self) -> None:
-        """Let go of what a tree that is there does not need any more; its CRIU is :attr:`held`."""
+        """Release what a restored tree no longer needs; its CRIU stays in :attr:`held`."""
         if self._prefill is not None:
             self._prefill.close()
 
     def _bring_back(self) -> None:
-        """As far as it answers: what stays lost is missed when the tree is to be filled."""
+        """Move memory that only this CRIU holds back into the store, as far as CRIU answers.
+
+        The fill reports later what stays lost."""
         if self._prefill is not None and self.held.alive():
             try:
                 self._prefill.bring_back()
@@ -187,11 +192,11 @@ class EarlyCriu:
                 if (written := self._store.written) != seen:
                     self._freshen(self._prefill)
                     seen = written
-        except Exception as error:  # no restore may fail for it
+        except Exception as error:  # a broken prefill must not make the restore fail
             self.why = str(error) or type(error).__name__
 
     def _round(self) -> None:
-        """Once through all that has come."""
+        """Pass once through all memory that has come, and put the cold blocks in place."""
         prefill = self._prefill or self._start()
         search, blocks, misses = prefill.search(), 0, 0
         while not self._stop.is_set():
@@ -201,14 +206,14 @@ class EarlyCriu:
                     prefill.let_go_of_outdated()
                     prefill.keep_once(SPARE - left)
                 if left < LEAST:
-                    self._settled = True  # as far as it goes
+                    self._settled = True  # the host has no memory for more
                     return
             idle = time.monotonic() - self._store.written > IDLE_S
             try:
                 if not prefill.step(search, idle):
                     self._settled = blocks == 0
                     return
-            except NoHugePage as none:  # perhaps for the next block, or later
+            except NoHugePage as none:  # the next block may get one
                 misses += 1
                 if misses > MISSES:
                     log.info("%s: %s", self._images.name, none)
@@ -219,7 +224,7 @@ class EarlyCriu:
             blocks += 1
 
     def _freshen(self, prefill: Prefill) -> None:
-        """Once through what has come since the tree stands still, or as far as there is time."""
+        """Copy once again all blocks that changed since the freeze, as far as there is time."""
         search, blocks, more = prefill.search(), 0, True
         while more:
             for _ in range(LOOK_AT_MEMORY):
@@ -228,7 +233,7 @@ class EarlyCriu:
                 if not (more := prefill.freshen(search)):
                     break
                 blocks += 1
-            # What comes needs memory, which what is there twice may have, or what is outdated.
+            # Pages that come need memory: blocks held twice, then outdated blocks, make room.
             if (left := memory_left()) < SPARE:
                 prefill.keep_once(SPARE - left)
                 if not blocks and memory_left() < SPARE:

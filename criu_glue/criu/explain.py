@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CRIU's log, in words: what stopped a dump or a restore, and what a person can do about it.
+"""Explains CRIU's log: what stopped a dump or a restore, and what a person can do about it.
 
-Each known cause says where it lies, and which check finds it before anything is copied. What lies
+Each known cause states where it lies, and which check finds it before anything is copied. A cause
 in the capsule would stop a move to any other host as well.
 """
 
@@ -24,9 +24,9 @@ class Where(enum.Enum):
 
 @dataclass(frozen=True)
 class Known:
-    """``pattern`` in the log, and the sentence for it; {0} is the pattern's first group.
+    """A known cause: its ``pattern`` in the log and its sentence; {0} is the pattern's first group.
 
-    ``check``: the function that finds it before a move, by module and name.
+    ``check`` names the function that finds the cause before a move, by module and name.
     """
 
     pattern: str
@@ -95,26 +95,31 @@ NOISE = re.compile(r"rlimit|RLIMIT|Can't keep kdat|Dumping FAILED|Restoring FAIL
 
 @dataclass(frozen=True)
 class Cause:
-    """Why CRIU failed, in one sentence; ``known`` where that was seen before, ``named`` where its
-    log tells of an error."""
+    """Why CRIU failed, in one sentence.
+
+    ``known`` is the entry of KNOWN that matches, if one does. ``named`` is False if CRIU's log
+    contains no error."""
 
     words: str
     known: Known | None = None
     named: bool = True
 
     def of_dump(self) -> type[StepFailed]:
-        """A dump has to do with its capsule only, so an error that no check finds comes again. Of
-        known ones the checks say, before the next attempt, whether they are there still."""
+        """The error class for a failed dump.
+
+        A dump depends on its capsule only, so an error that no check finds will come again. For a
+        known error, a check reports before the next attempt whether the cause is still there."""
         return SourceFailed if self.known is None and self.named else StepFailed
 
     def of_restore(self) -> type[StepFailed]:
-        """What lies in the capsule comes again at any destination."""
+        """The error class for a failed restore. A cause in the capsule comes again at any
+        destination."""
         known = self.known is not None and self.known.where is Where.CAPSULE
         return SourceFailed if known else StepFailed
 
 
 def explain(log: Path) -> Cause:
-    """From CRIU's log; falls back to the log's own first errors."""
+    """Find the cause of a failure in CRIU's log; if none is known, quote the log's first errors."""
     try:
         text = log.read_text(errors="replace")
     except FileNotFoundError:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A CRIU process that waits in its hook for a verdict, also for an agent that did not start it.
 
-The hook (criu_hook.c) says on one FIFO that it waits and reads the verdict from another. Who CRIU
-is stands in a file beside them, so that an agent that was started anew finds it and decides in the
-old one's place.
+The hook (criu_hook.c) reports on one FIFO that it waits, and reads the verdict from another. A
+file beside them holds CRIU's pid and start time. So a restarted agent finds the CRIU that its
+predecessor started, and gives the verdict itself.
 
-The directory of all that is hidden in the room, where CRIU works. CRIU is handed it open and knows
-it by that descriptor, as ``/proc/<its pid>/fd/<n>``; its hook, for which it closes all descriptors,
-enters it by the same path. Nobody whom the room holds may follow: that takes rights over CRIU.
+The directory of these files is hidden in the room, where CRIU works. CRIU gets the directory as an
+open descriptor and reaches it as ``/proc/<its pid>/fd/<n>``. CRIU closes all descriptors for its
+hook, so the hook enters the directory by the same path. No task of the room can use that path,
+because the kernel wants rights over CRIU for it.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ HOOK = Path(str(files(__package__) / "criu-hook"))
 ORPHAN_S = 0.25
 LOOK_S = 0.2
 LOST_S = 30.0
-"""How long CRIU may take to leave once it was told; it has little to do then."""
+"""Seconds that CRIU may take to end after its hook got the verdict; it has little to do then."""
 
 
 class HeldCriu:
-    """One CRIU run with a hook that waits. ``directory`` holds its FIFOs and log."""
+    """One CRIU run with a hook that waits. ``directory`` holds the FIFOs and CRIU's log."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._process: subprocess.Popen[bytes] | None = None
         self._who: tuple[int, int] | None = None
         self._held: int | None = None
-        self._hooked = False  # a hook may be waiting
+        self._hooked = False  # True if a hook may be waiting
 
     def start(
         self, prefix: Sequence[str], command: Sequence[str], action: str,
@@ -53,11 +54,11 @@ class HeldCriu:
     ) -> None:  # fmt: skip
         """Run CRIU (``command``, entering the room by ``prefix``) on the directory's images.
 
-        At ``action`` its hook waits. ``mark``: an action at which a file is made in the directory,
-        and its name; where that is a link, what the link names. ``environment`` is asked what else
-        CRIU's is to have, given the number of the descriptor that the directory is open under in
-        it. ``config`` is the name of a file in the directory with further options, which CRIU
-        reads when it begins.
+        The hook waits at ``action``. ``mark`` is an action and the name of a file that the hook
+        makes in the directory at that action; if the name is a link, the hook makes the link's
+        target. ``environment`` returns further variables for CRIU's environment. It gets the
+        number of the descriptor under which CRIU has the directory open. ``config`` names a file
+        in the directory with further options, which CRIU reads when it begins.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         for name in ("held", "verdict"):
@@ -83,12 +84,12 @@ class HeldCriu:
         (self.directory / "criu").write_text("{} {}".format(*self._who))
 
     def take_up(self) -> bool:
-        """Find the CRIU that an earlier agent has started here; False when it has ended."""
+        """Find the CRIU that an earlier agent started here; return False if it has ended."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             pid, since = (self.directory / "criu").read_text().split()
             self._who = (int(pid), int(since))
             self._hooked = True
-            self._listen()  # a hook that has yet to come finds a reader
+            self._listen()  # so that a hook that starts later finds a reader
         return self.alive()
 
     def alive(self) -> bool:
@@ -97,8 +98,10 @@ class HeldCriu:
         return self._who is not None and self._who[1] != 0 and started(self._who[0]) == self._who[1]
 
     def wait_held(self, until: float, look: Callable[[], None] = lambda: None) -> bool:
-        """Return True once the hook waits, False when CRIU ended before; raises TimeoutError at
-        ``until`` (monotonic seconds), or what ``look`` raises, which is called meanwhile."""
+        """Return True once the hook waits, False if CRIU has ended before that.
+
+        Calls ``look`` while it waits. Raises TimeoutError at ``until`` (monotonic seconds), or
+        what ``look`` raises."""
         assert self._held is not None
         while True:
             if readable(0, self._held) and os.read(self._held, 16):
@@ -112,11 +115,12 @@ class HeldCriu:
             self._pause(until)
 
     def tell(self, verdict: str, seconds: float = LOST_S) -> bool:
-        """Tell the hook ``go``, ``go N`` or ``stop`` (criu_hook.c), whether it waits already or
-        not, and wait until CRIU has ended; False when it has not within ``seconds``."""
-        with contextlib.suppress(FileNotFoundError):  # it was never started
-            # Opened for both directions, so that this never blocks and the word is kept. Also for
-            # a CRIU that has been killed: its hook waits on.
+        """Send the hook ``go``, ``go N`` or ``stop`` (criu_hook.c) and wait until CRIU has ended.
+
+        The hook need not wait yet. Returns False if CRIU has not ended within ``seconds``."""
+        with contextlib.suppress(FileNotFoundError):  # CRIU was never started
+            # We open the FIFO for both directions: then the open never blocks, and the FIFO keeps
+            # the verdict. We also write it if CRIU was killed, because its hook still waits.
             pipe = os.open(self.directory / "verdict", os.O_RDWR | os.O_NONBLOCK)
             try:
                 os.write(pipe, f"{verdict}\n".encode())
@@ -129,8 +133,9 @@ class HeldCriu:
         return not self.alive()
 
     def tree(self) -> dict[int, int]:
-        """Inner pids, and the host's, of all processes below it that have one in its room: while a
-        tree is being restored they are its children."""
+        """The capsule's pid → the host's pid, of all processes below CRIU.
+
+        While CRIU restores a tree, the tree's processes are CRIU's children."""
         found: dict[int, int] = {}
         left = [self._who[0]] if self._who is not None else []
         while left:
@@ -142,7 +147,7 @@ class HeldCriu:
         return found
 
     def end(self, seconds: float) -> None:
-        """Wait for a CRIU that ends by itself, and end one that does not."""
+        """Wait until CRIU ends by itself; after ``seconds`` kill it and the processes below it."""
         if self._process is not None and self._who is not None:
             self._wait_end(time.monotonic() + seconds)
             for pid in self.tree().values() if self.alive() else ():
@@ -151,7 +156,7 @@ class HeldCriu:
         self.close()
 
     def close(self) -> None:
-        """Reap it, when its room was ended, and let go of the FIFO."""
+        """Reap CRIU after its room was ended, and close the FIFO."""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(LOST_S)
@@ -161,11 +166,11 @@ class HeldCriu:
 
     def _listen(self) -> None:
         if self._held is None:
-            # For both directions: else it would be at its end whenever no hook has it open.
+            # For both directions: else reads would see end of file while no hook has it open.
             self._held = os.open(self.directory / "held", os.O_RDWR | os.O_NONBLOCK)
 
     def _pause(self, until: float) -> None:
-        """Until something happens: a word on the FIFO, CRIU's end, or LOOK_S being up."""
+        """Wait for a message on the FIFO or CRIU's end, at most LOOK_S and not beyond ``until``."""
         assert self._held is not None
         pidfd = self._pidfd()
         if pidfd is None:
@@ -183,7 +188,7 @@ class HeldCriu:
             readable(until - time.monotonic(), pidfd)
         finally:
             os.close(pidfd)
-        self.alive()  # reaps our own child
+        self.alive()  # this reaps CRIU if it is our child
 
     def _pidfd(self) -> int | None:
         assert self._who is not None
@@ -194,7 +199,7 @@ class HeldCriu:
 
 
 def _wait_read(pipe: int) -> None:
-    """Until a hook whose CRIU has been killed has read its word, if there is such a hook."""
+    """Wait until the hook of a killed CRIU has read its verdict, at most ORPHAN_S."""
     until = time.monotonic() + ORPHAN_S
     unread = array.array("i", [1])
     while unread[0] and time.monotonic() < until:

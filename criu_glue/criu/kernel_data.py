@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What CRIU found out about the kernel, kept for the next run also where CRIU would not.
+"""Keeps what CRIU found out about the kernel for the next run, also where CRIU would not keep it.
 
-CRIU probes the kernel at every start (20 to 40 ms, while the job stands) unless /run/criu.kdat says
-what it would find. It writes that file on a tmpfs only, so that no later kernel meets it (criu:
-kerndat.c). Where /run is none (containers, mostly) the file is made in a mount namespace that has
-one, and mounted on its place: read only, root's alone, and gone with the kernel. Rooms that are
-built after that have it, too.
+CRIU probes the kernel at every start (20 to 40 ms, while the job is frozen), unless /run/criu.kdat
+holds the results. CRIU writes that file on a tmpfs only, so that it does not survive a reboot into
+another kernel (criu: kerndat.c). If /run is no tmpfs (mostly in containers), we make the file in a
+mount namespace that has a tmpfs there, and mount it on its place. It is read-only, only root can
+read it, and a reboot removes it. Rooms that are built after that have it, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .tool import KERNEL_DATA, Criu
 
 log = logging.getLogger("liveshift.criu")
 
-# Where the result goes is opened first: it may lie below what the mount covers.
+# The output file is opened first, since the mount may cover its path.
 _MAKE = """
 exec 3> "$3" && mount -t tmpfs -o mode=0700 liveshift "$1" && file=$1/$2 && shift 3 &&
 "$@" >&2 3>&- && cat "$file" >&3
@@ -30,9 +30,10 @@ exec 3> "$3" && mount -t tmpfs -o mode=0700 liveshift "$1" && file=$1/$2 && shif
 
 
 def keep(criu: Criu, directory: Path) -> bool:
-    """See to it that CRIU finds its kernel data from now on; ``directory`` is for them alone.
+    """Make sure that CRIU finds its kernel data from now on; ``directory`` is for them alone.
 
-    Returns whether they are there. May be called again; never raises.
+    Returns False if CRIU will not find them. May be called again; raises no LiveshiftError or
+    OSError.
     """
     if _is_tmpfs(KERNEL_DATA.parent):
         criu.warm()
@@ -43,7 +44,7 @@ def keep(criu: Criu, directory: Path) -> bool:
         directory.mkdir(parents=True, exist_ok=True)
         if not os.path.ismount(directory):
             run(["mount", "-t", "tmpfs", "-o", "mode=0700,size=1m", "liveshift", str(directory)])
-        if os.path.ismount(KERNEL_DATA):  # perhaps of a CRIU that was here before
+        if os.path.ismount(KERNEL_DATA):  # it may be the data of a CRIU that was here before
             run(["umount", "--lazy", str(KERNEL_DATA)])
         made.touch(mode=0o600)
         run(["unshare", "--mount", "sh", "-c", _MAKE, "sh", *where, *criu.command("check")])

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Preloaded into CRIU where the agent carries memory itself. CRIU learns by the PAGEMAP_SCAN ioctl
-// (Linux 6.7) which pages of a task it has to dump; to ranges that the agent carries this answers
-// "no pages", so that they are in CRIU's images as ranges without content. Nothing else is changed.
+// The page filter: CRIU preloads it when the tracker carries memory. CRIU asks the kernel by the
+// PAGEMAP_SCAN ioctl (Linux 6.7) which pages of a task it must dump. For the ranges that the
+// tracker carries, this library answers "no pages", so CRIU's images have them as ranges without
+// content. It changes nothing else.
 //
-// LIVESHIFT_PAGE_FILTER is "<descriptor of CRIU's directory>:<milliseconds>". The ranges come in its
-// file `hide`, one a line: pid, start, end (hexadecimal). The first scan of a task waits for it, as
-// all tasks must have stopped before anyone can tell the ranges; CRIU has no use for it earlier. It
-// makes a file `asked` then, by which it is known that all of them have.
-// Without the file nothing is hidden. `hidden` then tells how many bytes of address space were.
+// LIVESHIFT_PAGE_FILTER is "<descriptor of CRIU's directory>:<milliseconds>". The agent writes the
+// ranges into the file `hide` of that directory, one a line: pid, start, end (hexadecimal). It can
+// list them only once all tasks have stopped. CRIU makes its first scan of a task only then. So at
+// that scan the library makes the file `asked`, which shows that all tasks have stopped, and waits
+// for `hide`, at most the given milliseconds. Without `hide` nothing is hidden. The library writes
+// into the file `hidden` how many bytes of address space it hid.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -27,7 +29,7 @@
 #include <time.h>
 #include <unistd.h>
 
-// linux/fs.h, which is older than the kernel where this is built
+// From linux/fs.h; the header of the build machine may be older than the kernel.
 struct page_region {
     uint64_t start, end, categories;
 };
@@ -50,7 +52,7 @@ static struct {
     pthread_mutex_t lock;
     bool asked;
     int directory;
-    struct range *ranges; // by pid and address
+    struct range *ranges; // sorted by pid and address
     size_t count;
     uint64_t bytes;
 } hide = {.lock = PTHREAD_MUTEX_INITIALIZER, .directory = -1};
@@ -98,7 +100,7 @@ static void read_ranges(void) {
             room = room ? 2 * room : 1024;
             struct range *larger = realloc(hide.ranges, room * sizeof next);
             if (larger == NULL)
-                break; // those that we have are enough to go on with
+                break; // go on with the ranges that we have
             hide.ranges = larger;
         }
         hide.ranges[hide.count++] = next;
@@ -108,7 +110,7 @@ static void read_ranges(void) {
     hide.directory = directory;
 }
 
-// Whose pagemap this is; 0 for CRIU's own and for what is none.
+// Returns the pid whose pagemap `fd` is; 0 for CRIU's own pagemap and for other files.
 static long scanned_pid(int fd) {
     char link[64], path[256], *end;
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
@@ -125,7 +127,7 @@ static long scanned_pid(int fd) {
     return *end == '\0' && pid != getpid() ? pid : 0;
 }
 
-// The first range of the task that ends behind the address; NULL when there is none.
+// Returns the task's first range that ends behind the address; NULL if there is none.
 static const struct range *next_range(long pid, uint64_t address) {
     size_t low = 0, high = hide.count;
     while (low < high) {
@@ -147,14 +149,14 @@ static void count(uint64_t bytes) {
     if (fd < 0)
         return;
     if (pwrite(fd, text, (size_t)length, 0) < 0) {
-        // then the agent believes that nothing was hidden, and says so
+        // the agent then believes that nothing was hidden, and reports that
     }
     close(fd);
 }
 
 typedef int (*ioctl_call)(int, unsigned long, ...);
 
-// Asks the kernel for what lies between the hidden ranges, one after the other.
+// Asks the kernel for each stretch between the hidden ranges, one after the other.
 static int scan_around(ioctl_call real, int fd, struct pm_scan_arg *asked, long pid) {
     struct pm_scan_arg part = *asked;
     struct page_region *out = (struct page_region *)(uintptr_t)asked->vec;

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep CRIU from dumping pages that travel another way; see page_filter.c, which CRIU preloads.
+"""The page filter: keeps CRIU from dumping the memory that the tracker carries (page_filter.c).
 
-CRIU looks for pages only once every task stands still. Before its first look it waits for
-:meth:`PageFilter.hide`, so that the ranges can be listed of tasks that no longer change them. A
-range that is hidden has no content in the image: what lies in it must come to the destination
-otherwise. Where the filter does nothing (another CRIU, no ``hide`` in time) the image has it all.
+CRIU scans for pages only once every task is stopped. Before its first scan the filter, which CRIU
+preloads, waits for :meth:`PageFilter.hide`. So the ranges can be listed when the tasks no longer
+change them. A hidden range has no content in the image, so its pages must reach the destination in
+another way. If the filter does nothing (another CRIU, no ``hide`` in time), the image has all
+pages.
 """
 
 from __future__ import annotations
@@ -16,33 +17,35 @@ from importlib.resources import files
 from pathlib import Path
 
 PATIENCE_S = 10.0
-"""How long CRIU waits for the ranges, its tasks standing still, before it dumps everything."""
+"""CRIU waits this many seconds for the ranges, with its tasks stopped, then it dumps everything."""
 
 Ranges = Mapping[int, Sequence[tuple[int, int]]]
-"""Parts of address spaces, [start, end) in bytes, by the pid that a task has in its capsule."""
+"""The capsule's pid of a task → ranges of its address space, [start, end) in bytes."""
 
 
 class PageFilter:
-    """One dump's; ``directory`` is the one that CRIU's images lie in."""
+    """The page filter of one dump; ``directory`` is the one in which CRIU's images lie."""
 
     def __init__(self, directory: Path, patience_s: float = PATIENCE_S) -> None:
         self._directory = directory
         self._patience_s = patience_s
         directory.mkdir(parents=True, exist_ok=True)
-        for name in ("hide", "hidden", "asked"):  # of an earlier dump
+        for name in ("hide", "hidden", "asked"):  # left over from an earlier dump
             (directory / name).unlink(missing_ok=True)
 
     @property
     def library(self) -> Path:
-        """What CRIU is to preload."""
+        """The library that CRIU must preload."""
         return Path(str(files(__package__) / "page_filter_shim.so"))
 
     def environment(self, directory: int) -> dict[str, str]:
-        """What tells the library where to look: CRIU is given the directory as a descriptor."""
+        """The variable that tells the library where to look.
+
+        ``directory`` is the number of the descriptor under which CRIU has the directory open."""
         return {"LIVESHIFT_PAGE_FILTER": f"{directory}:{int(self._patience_s * 1000)}"}
 
     def hide(self, ranges: Ranges) -> None:
-        """Hide what lies in these; ``{}``: CRIU is to dump everything, without further waiting."""
+        """Hide the pages of these ranges; with ``{}`` CRIU waits no longer and dumps everything."""
         lines = (
             f"{pid} {start:x} {end:x}\n" for pid, of in ranges.items() for start, end in of
         )  # fmt: skip
@@ -51,11 +54,11 @@ class PageFilter:
         os.rename(unfinished, self._directory / "hide")
 
     def asked(self) -> bool:
-        """Whether CRIU waits for the ranges: it has stopped every task then."""
+        """True if CRIU waits for the ranges; it has stopped every task by then."""
         return (self._directory / "asked").exists()
 
     def hidden(self) -> int:
-        """Bytes of address space that CRIU was told to hold no pages; 0: it dumped everything."""
+        """Bytes of address space that the filter hid from CRIU; 0 means CRIU dumped everything."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             return int((self._directory / "hidden").read_text())
         return 0

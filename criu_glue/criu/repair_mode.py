@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Take TCP sockets out of repair mode after a CRIU that died while it held a tree.
 
-CRIU dumps a connection in repair mode and switches that off again before it lets the tasks go.
-Killed in between, it leaves sockets that neither send nor receive: the tasks run, the job hangs.
-The sockets are the tasks', but pidfd_getfd(2) lends them to us, and TCP_REPAIR may be switched
-by whoever has CAP_NET_ADMIN over the socket's namespace.
+CRIU dumps a connection in repair mode and switches that mode off before it lets the tasks go. If
+CRIU is killed in between, the sockets neither send nor receive: the tasks run, but the job hangs.
+The sockets belong to the tasks, but pidfd_getfd(2) gives us duplicates. The kernel lets any process
+switch TCP_REPAIR that has CAP_NET_ADMIN over the socket's namespace.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _sockets(pid: int, pidfd: int) -> Iterator[socket.socket]:
     directory = f"/proc/{pid}/fd"
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for name in os.listdir(directory):
-            with contextlib.suppress(OSError):  # closed, or the task has ended
+            with contextlib.suppress(OSError):  # the descriptor was closed, or the task has ended
                 if not os.readlink(f"{directory}/{name}").startswith("socket:"):
                     continue
                 fd = _libc.syscall(_PIDFD_GETFD, pidfd, int(name), 0)

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Restore a capsule's tree with CRIU into a room that stands empty, in two steps.
+"""Restore a capsule's tree with CRIU into an empty room, in two steps.
 
 ``bring_up`` ends in CRIU's ``post-restore`` hook: tasks and sockets exist, no task runs, sockets
-are in repair mode, the network is locked. There it waits until the agent knows that the tree may
-run. ``let_run`` opens the network while CRIU is in that hook: earlier the kernel answers the peers
-with RST; later every first retransmission is lost and costs seconds. Then CRIU lets the tasks go.
+are in repair mode, the network is locked. The hook waits until the agent knows that the tree may
+run. ``let_run`` opens the network while CRIU is in that hook. Before that, the kernel would answer
+the peers with RST; after it, every first retransmission is lost and costs seconds. Then CRIU lets
+the tasks go.
 
-A tree whose GPU state has still to come must be out of CRIU's hands for that, and yet not run. It
-is brought up to be *stopped* and goes through more doors:
+If GPU state must still come, CRIU must release the tree for that, but the tree must not run yet.
+Such a tree is brought up *stopped*, and takes these steps:
 
 ``stop_at_door``  CRIU leaves; every task is stopped (SIGSTOP); the network stays locked
-(a hold)          somebody else continues some, of whose threads only the spared ones may run
-``let_run_held``  as ``let_run``
+(a hold)          the hold continues some tasks; of their threads only the spared ones may run
+``let_run_held``  opens the network and lets all tasks run, as ``let_run`` does
 
-Whoever dies at whatever point, none of it runs that was not let go: CRIU's hook gives up without
-its CRIU, a stopped task stays stopped, a held one is killed, and once those held are to survive us
-they are stopped again before. An agent that was started anew lets go what was to run (``resumed``
-is written), or drops the tree and may begin again.
+If any of these processes dies at any point, no task runs without permission: the hook gives up
+without its CRIU, a stopped task stays stopped, and a held task is killed. Before held tasks may
+outlive the agent, the agent stops them again. A restarted agent lets the tree run if ``resumed`` is
+written; otherwise it drops the tree and may begin again.
 """
 
 from __future__ import annotations
@@ -47,24 +48,24 @@ from .held import HeldCriu
 from .tool import Criu
 
 STOP_S = 5.0
-"""For a CRIU that was told to stop to take back what it did; then it is killed."""
+"""Seconds that CRIU has, after ``stop``, to undo what it did in the room; then we kill the rest."""
 
 
 _ABOUT_TASK, _TASK_STOPPED = 3, 3  # criu: images/core.proto (tc), compel's COMPEL_TASK_STOPPED
 
 
 class Hold(Protocol):
-    """What keeps those still that were continued at the door, and ends them with itself."""
+    """Keeps the tasks frozen that were continued at the door; if it dies, they die with it."""
 
     def spare_from_exit(self) -> None:
-        """They do not end with it any more; raises StepFailed when one was killed meanwhile."""
+        """From now on the held tasks survive the hold; raises StepFailed if one was killed."""
 
     def end(self) -> None:
-        """They may go on."""
+        """Let the held tasks go on."""
 
 
 class RestoringTree:
-    """A tree on its way back to life in ``room``, from the image files in ``images``."""
+    """A tree that CRIU restores in ``room`` from the image files in ``images``."""
 
     def __init__(self, room: Room, images: Path) -> None:
         self._room = room
@@ -80,9 +81,9 @@ class RestoringTree:
         """Restore up to where the tasks would run; ``stopped``: for :meth:`stop_at_door`.
 
         ``pipes`` maps the dumped tree's pipe inodes (stdout, stderr) to STDOUT_FD or STDERR_FD.
-        ``fill``, a fresh one, gives the tree the memory that is not in CRIU's images; it is closed
-        here. ``early``: a CRIU that waits for this, prepared, whose plan the fill has. ``epoll``:
-        what CRIU could not dump of epoll sets, which is put in again. Raises StepFailed: then no
+        ``fill``, a fresh one, gives the tree the memory that is not in CRIU's images; this method
+        closes it. ``early`` is a prepared early CRIU, whose plan the fill has. ``epoll`` are the
+        entries that CRIU could not dump; this method puts them back. Raises StepFailed: then no
         task is left here, and the room is empty and locked as before.
         """
         for mark in ("resumed", "at-door"):
@@ -139,7 +140,7 @@ class RestoringTree:
         last = pids.place(pids.of_image(self._images), pids.limit())
         if last is None:
             raise self._failed("its tasks leave CRIU too few ids in a row")
-        pids.set_last(self._room, last)  # attempts before this one have used some up
+        pids.set_last(self._room, last)  # earlier attempts have used some ids
         try:
             for fd in (STDOUT_FD, STDERR_FD):
                 ends[fd] = os.open(f"/proc/{self._room.init}/fd/{fd}", os.O_WRONLY)
@@ -157,9 +158,9 @@ class RestoringTree:
                 os.close(write_end)
 
     def let_run(self, deadline_s: float) -> None:
-        """Open the network and let the tasks run; raises StepFailed when none of them did."""
+        """Open the network and let the tasks run; raises StepFailed if none of them ran."""
         self._need_memory()
-        if self._criu.alive():  # else there are no sockets, and peers would be turned away
+        if self._criu.alive():  # else there are no sockets, and the kernel would reset the peers
             try:
                 self._open_network()
             except (LiveshiftError, OSError) as error:
@@ -175,8 +176,9 @@ class RestoringTree:
         adopt(self._room)
 
     def stop_at_door(self, deadline_s: float) -> None:
-        """Have CRIU let go of the tasks, every one of them stopped; raises StepFailed with none
-        left when it does not come to that."""
+        """Let CRIU release the tasks while every one of them stays stopped.
+
+        Raises StepFailed if that fails; then no task is left."""
         self._need_memory()
         ended = self._tell_go(deadline_s)
         if not (self._images / "at-door").exists():
@@ -191,13 +193,13 @@ class RestoringTree:
         raise self._failed(why)
 
     def let_run_held(self, hold: Hold) -> None:
-        """Open the network, end the hold and let all tasks run; raises StepFailed when none did.
+        """Open the network, end the hold and let all tasks run; raises StepFailed if none ran.
 
-        ``hold``: what keeps those still that were continued at the door.
+        ``hold`` keeps the tasks frozen that were continued at the door.
         """
         self._need_memory()
         try:
-            # What ends the hold from here on does not let them run.
+            # If the hold ends from here on, the tasks still do not run.
             _send(self._tree(), signal.SIGSTOP)
             hold.spare_from_exit()
             go_on = self._to_go_on()
@@ -208,35 +210,36 @@ class RestoringTree:
             raise self._failed(str(error)) from error
         try:
             hold.end()
-        finally:  # it runs, whatever became of the hold
+        finally:  # ``resumed`` is written, so the tree runs even if the hold failed
             self._open_door(go_on)
             self._memory.end()
             adopt(self._room)
 
     def take_up(self) -> None:
-        """Go on where an earlier agent left."""
+        """Take over the restore of an earlier agent; let the tree run if that agent decided so."""
         self._criu.take_up()
         if self.resumed() and (self._images / "at-door").exists():
             self._open_door(self._to_go_on())
 
     def resumed(self) -> bool:
-        """Whether the tasks were let go."""
+        """True once the tasks were let go."""
         return (self._images / "resumed").exists()
 
     def drop(self) -> None:
-        """End whatever there is of the tree; the room stays, as far as it still stands.
+        """Kill all tasks of the tree; the room stays if it still exists.
 
-        CRIU is told first: it takes away what it has put into the room, such as ghost files.
+        CRIU gets ``stop`` first, so that it removes what it put into the room, such as ghost files.
         """
         self._criu.tell("stop", STOP_S)
         evict(self._room)
-        self._memory.end()  # not before: what was not filled would read as zeros
+        self._memory.end()  # only after the kill: tasks would read unfilled memory as zeros
         if (self._images / "unlocked").exists():
             self._lock_again()
         self._criu.close()
 
     def _tell_go(self, deadline_s: float) -> bool:
-        """New ids go on above those of the tree, as at its source: the ids below stay CRIU's."""
+        """Send ``go``. New ids then start above the tree's, as at its source: those below are
+        CRIU's."""
         return self._criu.tell(f"go {pids.highest(pids.of_image(self._images))}", deadline_s)
 
     def _open_network(self) -> None:
@@ -244,7 +247,7 @@ class RestoringTree:
         network.unlock(self._room.init)
 
     def _need_memory(self) -> None:
-        """Raises StepFailed, with no task left, for a tree that would run without its memory."""
+        """Drop the tree and raise StepFailed if some of its memory is missing."""
         if why := self._memory.lacking():
             self.drop()
             raise self._failed(why)
@@ -254,7 +257,7 @@ class RestoringTree:
         (self._images / "at-door").unlink()
 
     def _tree(self) -> dict[int, int]:
-        """Its processes, as the host and as the capsule names them."""
+        """The host's pid → the capsule's pid, of the tree's processes."""
         found = {}
         for task in tasks(self._room) if self._room.alive() else []:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -262,18 +265,20 @@ class RestoringTree:
         return found
 
     def _to_go_on(self) -> list[int]:
-        """All but those that the job itself had stopped when CRIU came to dump them."""
+        """The host's pids of all processes but those that were already stopped before the dump."""
         return [pid for pid, inner in self._tree().items() if not self._stood(inner)]
 
     def _stood(self, inner: int) -> bool:
         image = self._images / f"core-{inner}.img"
-        if not image.exists():  # started meanwhile by a spared thread
+        if not image.exists():  # a spared thread started this process after the restore
             return False
         about = Message(ImageFile(image).entries[0]).message(_ABOUT_TASK)
         return about is not None and about.uint(1) == _TASK_STOPPED
 
     def _moving(self, seconds: float) -> str:
-        """Wait for every thread to be stopped; names one that is not, or a tree that is not."""
+        """Wait until every thread is stopped; "" then, else the name of a thread that is not.
+
+        Returns "its tree" if no stopped thread was found."""
         until = time.monotonic() + seconds
         while True:
             states = {
@@ -290,7 +295,7 @@ class RestoringTree:
         return "its tree"
 
     def _lock_again(self) -> None:
-        """Without its tree the kernel would turn the capsule's peers away."""
+        """Close the network again: without the tree's sockets the kernel would reset the peers."""
         try:
             network.lock(self._room.init)
         except LiveshiftError:
@@ -299,7 +304,7 @@ class RestoringTree:
         (self._images / "unlocked").unlink()
 
     def _ends(self) -> bool:
-        """Whether its room is ending, as an adopted one does after its tree."""
+        """True if the room ends within STOP_S, as an adopted room does after its tree."""
         until = time.monotonic() + STOP_S
         while self._room.alive() and time.monotonic() < until:
             time.sleep(0.01)
@@ -322,7 +327,7 @@ def _send(pids: Iterable[int], signum: signal.Signals) -> None:
 
 
 def _threads(pid: int) -> dict[int, str]:
-    """The threads of a process and their states (proc(5)); {} when it has gone."""
+    """Thread id → state (proc(5)) of a process; {} if it has ended."""
     found = {}
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for tid in os.listdir(f"/proc/{pid}/task"):

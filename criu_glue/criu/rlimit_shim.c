@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Preloaded into CRIU, and only where the agent's root lacks CAP_SYS_RESOURCE (containers, some
-// virtual machines). CRIU reads every task's limits by prlimit64(pid, …, NULL, &old); for a task of
-// another user the kernel then wants that capability even to read (kernel/sys.c,
-// check_prlimit_permission), while /proc/PID/limits tells the same to whoever may ptrace the task.
-// So a read that is refused with EPERM is answered from there. Nothing else is changed; a write
-// that the kernel refuses stays refused.
+// CRIU preloads this library only if the agent's root lacks CAP_SYS_RESOURCE (containers, some
+// virtual machines). CRIU reads every task's limits by prlimit64(pid, …, NULL, &old). If the task
+// has another user, the kernel wants that capability even for a read (kernel/sys.c,
+// check_prlimit_permission). But /proc/PID/limits shows the same values to every process that may
+// ptrace the task. So if a read fails with EPERM, this library answers it from there. It changes
+// nothing else; a write that the kernel refuses stays refused.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -31,7 +31,7 @@ static int read_limit(long pid, long resource, struct rlimit64 *out) {
     if (f == NULL)
         return -1;
     int rc = -1;
-    // A heading, then one line per resource in the order of their numbers.
+    // The file has a heading, then one line per resource in the order of their numbers.
     for (long at = -1; fgets(line, sizeof line, f) != NULL; at++) {
         char soft[32], hard[32];
         if (at != resource || strlen(line) <= NAME_WIDTH)
@@ -49,7 +49,7 @@ static int read_limit(long pid, long resource, struct rlimit64 *out) {
 
 #define EXPORT __attribute__((visibility("default")))
 
-// CRIU 4.2 asks by syscall(); a build against another libc may ask by prlimit64().
+// CRIU 4.2 calls syscall(); a build against another libc may call prlimit64().
 EXPORT int prlimit64(pid_t pid, enum __rlimit_resource resource, const struct rlimit64 *new,
                      struct rlimit64 *old) {
     static int (*real)(pid_t, enum __rlimit_resource, const struct rlimit64 *, struct rlimit64 *);

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which CRIU this host uses, and how it is called.
 
-Looked for in this order: the path that the cluster file (``criu = …``) or $LIVESHIFT_CRIU names,
-and then nothing else; the private prefix that ``python -m liveshift.criu_glue.fetch`` fills; the
-system's. Of the last two the first that is new enough wins.
+If the cluster file (``criu = …``) or $LIVESHIFT_CRIU names a path, only that CRIU is used.
+Otherwise the search takes the first CRIU that is new enough: first in the private prefix that
+``python -m liveshift.criu_glue.fetch`` fills, then in the system's folders.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from pathlib import Path
 from ...errors import Refused
 
 MINIMUM = (4, 2)
-"""Older ones can dump no socket on kernels >= 6.16: SO_PASSCRED answers EOPNOTSUPP on AF_INET
-there (criu issues 2705, 2718, 2829)."""
+"""The oldest CRIU version that works. Older versions can dump no socket on kernels >= 6.16, where
+SO_PASSCRED returns EOPNOTSUPP on AF_INET (criu issues 2705, 2718, 2829)."""
 
 VARIABLE = "LIVESHIFT_CRIU"
 FETCH = "python -m liveshift.criu_glue.fetch"
 
 KERNEL_DATA = Path("/run/criu.kdat")
-"""What CRIU found out about this kernel (criu: kerndat.c): 20-40 ms that it need not spend again.
-It is kept on a tmpfs only, so that no later kernel meets it."""
+"""The file in which CRIU keeps what it found out about this kernel (criu: kerndat.c). It saves
+20-40 ms at each start. CRIU keeps it on a tmpfs only, so that it does not survive a reboot into
+another kernel."""
 
 _SYSTEM_PLACES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin")
 _CAP_SYS_RESOURCE = 24  # linux/capability.h
@@ -38,13 +39,13 @@ _DEADLINE_S = 30.0
 
 @dataclass(frozen=True)
 class Criu:
-    """A CRIU that was started once and said its version."""
+    """A CRIU that ran once and reported its version."""
 
     path: Path
-    """What a person would call: the program, or the private prefix's wrapper script."""
+    """What a person would run: the program, or the private prefix's wrapper script."""
     version: tuple[int, ...]
     argv: tuple[str, ...]
-    """What we call: the program itself, or the private loader with its library path and program."""
+    """What we run: the program itself, or the private loader with its library path and program."""
 
     def command(self, *args: str, preload: Sequence[Path] = ()) -> list[str]:
         """The command line that runs CRIU with ``args`` and the libraries of ``preload`` in it.
@@ -59,19 +60,22 @@ class Criu:
         return ["/usr/bin/env", f"LD_PRELOAD={libraries}", *self.argv, *args]
 
     def files(self) -> list[Path]:
-        """The program, and where it came with them its loader and libraries."""
+        """The program, and its private loader and libraries if it has them."""
         loader = Path(self.argv[0])
         libraries = loader.parent.glob("*.so*") if len(self.argv) > 1 else ()
         return [Path(self.argv[-1]), *libraries]
 
     def warm(self) -> None:
-        """See to it that the next run loses no time on its first steps; its files are left to
-        the caller. Takes 50 ms where the kernel data are not there."""
+        """Let CRIU probe the kernel now, so that the next run need not; 50 ms if no data exist.
+
+        The caller reads CRIU's own files (:meth:`files`) into memory."""
         if not KERNEL_DATA.exists():
             self.check()
 
     def check(self) -> tuple[bool, str]:
-        """Run ``criu check`` (50 ms, needs root): does this kernel have what CRIU needs?"""
+        """Run ``criu check`` (50 ms, needs root).
+
+        Returns (True if this kernel has what CRIU needs, CRIU's message)."""
         try:
             done = subprocess.run(
                 self.command("check"),
@@ -92,15 +96,15 @@ class Criu:
 
 
 def private_prefix() -> Path:
-    """The folder that fetch fills; it belongs to this Python environment."""
+    """The folder that fetch.py fills; it belongs to this Python environment."""
     return Path(sys.prefix) / "libexec" / "liveshift" / "criu"
 
 
 def loader_argv(prefix: Path) -> tuple[str, ...]:
     """How to run the CRIU unpacked below ``prefix``/root: by the loader and libraries it came with.
 
-    They are newer than the system's, so its own loader could not start it. Empty when nothing that
-    could run is there.
+    These are newer than the system's, so the system's loader could not start that CRIU. Returns ()
+    if the prefix holds no program or no loader.
     """
     root = prefix / "root"
     program = root / "usr/sbin/criu"
@@ -114,8 +118,8 @@ def loader_argv(prefix: Path) -> tuple[str, ...]:
 def find(path: str | Path | None = None) -> Criu:
     """The CRIU to use; ``path`` is the cluster file's setting (None or "": search).
 
-    Raises Refused, with what to do, when there is none or it is too old. Whether the kernel suits
-    it is another question: :meth:`Criu.check`.
+    Raises Refused, with what to do, if there is none or it is too old. :meth:`Criu.check` tests
+    whether the kernel has what CRIU needs.
     """
     named, by = (path, "the cluster file") if path else (os.environ.get(VARIABLE), f"${VARIABLE}")
     if named:
@@ -142,7 +146,7 @@ def find(path: str | Path | None = None) -> Criu:
 
 
 def places() -> list[Path]:
-    """Existing programs that a search considers, best first: the private prefix's, the system's."""
+    """Existing programs that a search tries: the private prefix's first, then the system's."""
     candidates = [private_prefix() / "criu"]
     on_path = shutil.which("criu")
     if on_path:
@@ -152,13 +156,13 @@ def places() -> list[Path]:
 
 
 def at(path: Path) -> Criu:
-    """The CRIU at ``path``, whatever its version; raises Refused when it can't be run."""
+    """The CRIU at ``path``, of any version; raises Refused if it cannot be run."""
     argv = loader_argv(path.parent) or (str(path),)
     return Criu(path, version(argv), argv)
 
 
 def version(argv: tuple[str, ...]) -> tuple[int, ...]:
-    """Ask the program for its version; raises Refused when it can't be run or says none."""
+    """Ask the program for its version; raises Refused if it cannot be run or prints none."""
     what = argv[-1]
     try:
         done = subprocess.run(

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and directories: walking, packing, unpacking, and whose they are."""
+"""Files and directories: walking, packing and unpacking them, and the rights of their users."""

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reaching a name below a directory, and nothing else, whatever lies on the way.
+"""Reaches a name below a directory, and never anything outside of it.
 
-Root works in directories that jobs write to, with names that come from elsewhere. The kernel
-resolves them (openat2(2), Linux 5.6): through no symbolic link and not above the directory, even
-while someone swaps what lies there; with ``one_mount`` nor onto what is mounted below it.
+Root works in directories that jobs write to, with names that come from other hosts. The kernel
+resolves these names (openat2(2), Linux 5.6). It follows no symbolic link and does not leave the
+directory, even while a job swaps the files there. With ``one_mount`` it also does not enter
+anything that is mounted below the directory.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ class _OpenHow(ctypes.Structure):
 
 
 class UnfitName(ValueError):
-    """A name that is no plain path below a directory."""
+    """The name is no plain path below a directory."""
 
 
 class OtherMount(OSError):
-    """A name that leads onto another mount than its directory's."""
+    """The name leads onto another mount than its directory's."""
 
 
 def plain(name: str) -> str:
-    """The name, if it is "." or a path of plain parts; raises UnfitName otherwise."""
+    """Return the name if it is "." or a path of plain parts; raises UnfitName otherwise."""
     try:
         raw = os.fsencode(name)
     except UnicodeEncodeError:
@@ -56,7 +57,7 @@ def plain(name: str) -> str:
 
 @contextmanager
 def opened(top: Path) -> Iterator[int]:
-    """A directory's descriptor, for the functions below; its own path may hold links."""
+    """A directory's descriptor, for the functions below; ``top`` itself may contain links."""
     fd = os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield fd
@@ -65,7 +66,8 @@ def opened(top: Path) -> Iterator[int]:
 
 
 def open_below(top: int, name: str, flags: int, one_mount: bool = False) -> int:
-    """Open through no link; raises OSError as open(2), ELOOP where one is met, OtherMount."""
+    """Open ``name`` without following any link; raises OSError as open(2), ELOOP at a link,
+    OtherMount."""
     resolve = _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS
     try:
         return _openat2(top, name, flags, resolve | (_NO_XDEV if one_mount else 0))
@@ -76,7 +78,7 @@ def open_below(top: int, name: str, flags: int, one_mount: bool = False) -> int:
 
 
 def open_in_root(top: int, path: str, flags: int) -> int:
-    """Open what a process whose root is ``top`` would open under that absolute path."""
+    """Open the file that a process whose root is ``top`` would open under an absolute path."""
     return _openat2(top, path, flags, _IN_ROOT | _NO_MAGICLINKS)
 
 
@@ -84,10 +86,10 @@ def open_in_root(top: int, path: str, flags: int) -> int:
 def parent_of(
     top: int, name: str, make: bool = False, one_mount: bool = False
 ) -> Iterator[tuple[int, str]]:
-    """The directory that a name is in, and its last part; "." is in itself.
+    """A descriptor of the directory that a name is in, and the name's last part; "." is in itself.
 
-    With ``make`` directories on the way that are missing are made. Raises NotADirectoryError
-    where a link or something else stands in a directory's place, FileNotFoundError, OtherMount.
+    ``make`` makes missing directories on the way. Raises NotADirectoryError if a link or another
+    file stands in a directory's place, FileNotFoundError, OtherMount.
     """
     folder, _, last = plain(name).rpartition("/")
     fd = (_made if make else _directory)(top, folder or ".", one_mount)
@@ -98,8 +100,8 @@ def parent_of(
 
 
 def remove_all(parent: int, name: str) -> None:
-    """Remove a directory and what is in it; raises OSError, OtherMount before it would remove what
-    is mounted below it."""
+    """Remove a directory and all that is in it. Raises OSError, or OtherMount before it removes
+    files of a mount below the directory."""
     fd = open_below(parent, name, os.O_RDONLY | os.O_DIRECTORY, one_mount=True)
     try:
         for inside in os.listdir(fd):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another process's descriptor as one of our own, without opening its file (pidfd_getfd(2)).
+"""Duplicates a descriptor of another process without opening its file (pidfd_getfd(2)).
 
-Opening the file by /proc/PID/fd would not do everywhere: a socket cannot be opened, a pipe may make
-us wait, and with a lease on a file (fcntl(2), F_SETLEASE) the kernel signals its holder.
+Opening the file by /proc/PID/fd would not always work. A socket cannot be opened, opening a pipe
+may make us wait, and if a file has a lease (fcntl(2), F_SETLEASE), the kernel signals its holder.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The capsule's user, and work that root does with no more right to files than that user has.
+"""The capsule's user, and work that root does with no more rights to files than that user has.
 
-What a source host sends for a capsule is done at the destination with the rights its user has
-there anyway: the kernel decides, not a list of ours.
+The destination acts on what the source sends for a capsule with the rights of the capsule's user.
+So the kernel decides what is allowed, not a list of ours.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from ...errors import LiveshiftError
 T = TypeVar("T")
 
 _SETGROUPS = {"x86_64": 116, "aarch64": 159}
-"""The call itself: the C library's function changes all threads of a process."""
+"""The number of the setgroups system call. We do not use the C library's function, because it
+changes all threads of a process."""
 
 _FACCESSAT2 = 439  # on every architecture
 _AT_EACCESS, _AT_EMPTY_PATH = 0x200, 0x1000  # linux/fcntl.h
@@ -31,7 +32,7 @@ _libc.setfsuid.restype = _libc.setfsgid.restype = ctypes.c_uint32
 
 @dataclass(frozen=True)
 class User:
-    """Whose a capsule is; ``groups`` are the further ones."""
+    """The user of a capsule; ``groups`` are the supplementary groups."""
 
     uid: int
     gid: int
@@ -48,7 +49,7 @@ class User:
 def become(user: User) -> None:
     """Give the calling thread the user's rights to files, for the rest of its life.
 
-    Raises LiveshiftError where that is not possible. Root keeps its own.
+    Raises LiveshiftError if that is not possible. If the user is root, nothing changes.
     """
     if user.is_root:
         return
@@ -59,8 +60,8 @@ def become(user: User) -> None:
     if _libc.syscall(number, ctypes.c_size_t(len(user.groups)), groups) != 0:
         reason = os.strerror(ctypes.get_errno())
         raise LiveshiftError(f"cannot act with the groups of user {user.uid}: {reason}")
-    # Both answer with what was before; the kernel takes the rights to others' files away when
-    # the user changes from root (capabilities(7)).
+    # Both return the previous id. When the id changes from root, the kernel takes away the rights
+    # to other users' files (capabilities(7)).
     _libc.setfsgid(user.gid)
     _libc.setfsuid(user.uid)
     if (_libc.setfsuid(-1), _libc.setfsgid(-1)) != (user.uid, user.gid):
@@ -68,7 +69,7 @@ def become(user: User) -> None:
 
 
 def may(fd: int, mode: int) -> bool:
-    """Whether the calling thread may use what a descriptor names: os.R_OK, W_OK, X_OK.
+    """True if the calling thread may use a descriptor's file; ``mode``: os.R_OK, W_OK, X_OK.
 
     faccessat2(2) (Linux 5.8) with the thread's own file rights, not those of the process.
     """
@@ -76,7 +77,7 @@ def may(fd: int, mode: int) -> bool:
 
 
 def acting_as(user: User, work: Callable[[], T]) -> T:
-    """What ``work`` returns or raises, done in a thread that has the user's rights to files."""
+    """Do ``work`` in a thread with the user's rights to files; return or raise what it does."""
     result: list[T] = []
     failed: list[BaseException] = []
 

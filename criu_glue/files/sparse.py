@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files with holes in a tar stream: what is data goes, and where; a hole takes no bytes.
+"""Files with holes in a tar stream: only the data and its offsets travel; a hole takes no bytes.
 
 An entry with holes has the header ``LIVESHIFT.sparse``, the file's size in bytes. Its content is
-extents in order, each an offset and a length (8 bytes each, little-endian) and that much data. The
-length of all of it is the entry's size. tar's own formats for this hold a list of all extents in
-memory, or in headers without a bound; here neither end does.
+extents in order. Each extent is an offset and a length (8 bytes each, little-endian) and that much
+data. The total length of the extents is the entry's size. tar's own sparse formats keep a list of
+all extents in memory, or in headers of unlimited size; our receiver keeps no such list.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import BinaryIO, Protocol
 HEADER = "LIVESHIFT.sparse"
 BLOCK = 1 << 20
 NARROW = 16 << 10
-"""Bytes of a hole that is sent as zeros, to bound how many extents there are."""
+"""Holes shorter than this many bytes are sent as zeros, to limit the number of extents."""
 _EXTENT = struct.Struct("<QQ")
-_FAR = 1 << 63  # no offset of a file is so large (off_t)
+_FAR = 1 << 63  # every offset of a file is smaller (off_t)
 
 
 class Readable(Protocol):
-    """What tarfile gives for an entry's content."""
+    """The part of tarfile's readers of an entry's content that we use."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 def extents(fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """(offset, length) of all data of a file, in order, with narrow holes in it. Of a file system
-    that knows no holes it is all of the file."""
+    """(offset, length) of all data of a file, in order. Narrow holes count as data. On a file
+    system without holes the whole file is one extent."""
     start = end = 0
     for at, until in _data(fd, size):
         if start < end and at - end < NARROW:
@@ -46,7 +46,7 @@ def extents(fd: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _data(fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """(offset, end), as lseek(2) tells by SEEK_DATA and SEEK_HOLE."""
+    """(offset, end) of each stretch of data, by lseek(2) with SEEK_DATA and SEEK_HOLE."""
     at = 0
     while at < size:
         try:
@@ -62,14 +62,14 @@ def _data(fd: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def has_holes(file: BinaryIO) -> bool:
-    """Whether less is stored than its size says. A file system that compresses does so, too."""
+    """True if a file takes less disk space than its size. This is also true of compressed files."""
     s = os.fstat(file.fileno())
     return s.st_blocks * 512 < s.st_size
 
 
 class Packed:
-    """Reads a file as an entry's content; ``size`` is its length. Data that vanishes meanwhile is
-    read as zeros: the second pass sends such a file again."""
+    """Reads a file as an entry's content; ``size`` is the content's length. Data that vanishes
+    meanwhile is read as zeros, since the second pass sends such a file again."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -82,7 +82,7 @@ class Packed:
         self._rest = b""
 
     def read(self, n: int) -> bytes:
-        """Exactly ``n`` bytes, for which ``size`` must not be exceeded."""
+        """Return exactly ``n`` bytes; all reads together must not exceed ``size``."""
         parts, have = [self._rest], len(self._rest)
         while have < n:
             parts.append(next(self._content))
@@ -103,9 +103,9 @@ class Packed:
 
 
 def unpack(content: Readable, left: int, file_size: int, fd: int) -> None:
-    """Write such an entry's content of ``left`` bytes into an empty file.
+    """Write the content of an entry with holes, ``left`` bytes, into the empty file ``fd``.
 
-    Raises ValueError for one that is not made like that; nothing beyond ``file_size`` is written.
+    Raises ValueError if the content is malformed; writes nothing beyond ``file_size``.
     """
     if not 0 <= file_size < _FAR:
         raise ValueError(f"file size {file_size} is invalid")

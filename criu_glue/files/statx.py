@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""statx(2): what lstat(2) says of a file, and on which mount it lies.
+"""statx(2): what lstat(2) reports of a file, and the mount on which the file lies.
 
-A bind mount of the same file system has the device number of its surroundings; only the mount id
-(STX_MNT_ID, Linux 5.8) tells it from them. Python offers no statx before 3.15.
+A bind mount of the same file system has the device number of its surroundings. Only the mount id
+(STX_MNT_ID, Linux 5.8) differs. Python offers no statx before 3.15.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Stat(NamedTuple):
 
 
 def lstat(path: str | Path) -> Stat:
-    """Of the path itself, also where it is a link. Raises OSError as lstat(2)."""
+    """The Stat of the path itself, even if it is a link. Raises OSError as lstat(2)."""
     return _ask(path, _AT_SYMLINK_NOFOLLOW | _AT_NO_AUTOMOUNT)
 
 
 def stat(path: str | Path) -> Stat:
-    """Of what the path leads to. Raises OSError as stat(2)."""
+    """The Stat of the file to which the path leads. Raises OSError as stat(2)."""
     return _ask(path, 0)
 
 

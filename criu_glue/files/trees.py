@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories that go along with a capsule, as tar streams: first all of it, then what changed.
+"""Sends directories that move with a capsule as tar streams: first everything, then the changes.
 
-Pass one is taken while the job runs, pass two with its tasks frozen, so two is exact. A change
-is a different size, mtime, ctime or inode; files that a task maps shared and writable are taken
-again in any case, since a store through such a mapping need not touch the mtime.
+Pass one runs while the job runs. Pass two runs with the tasks frozen, so it is exact. A file has
+changed if its size, mtime, ctime or inode differs. Pass two always sends files that a task maps
+shared and writable, since a store through such a mapping need not change the mtime.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ from .statx import Stat
 
 BLOCK = 1 << 20
 Stamp = tuple[int, int, int, int]
-"""(size in bytes, mtime ns, ctime ns, inode)"""
+"""The state of a file by which a change is found: (size in bytes, mtime ns, ctime ns, inode)."""
 
 FORCED = "LIVESHIFT.forced"
-"""Header of an entry that replaces a file of the same age: it may have changed by a mapping."""
+"""The header of an entry that also replaces a file of the same age, because a write through a
+mapping may have changed the file."""
 
 SAME_AGE_NS = 1000
-"""tar keeps times as decimal fractions that round below a microsecond."""
+"""Two times that differ by less than this many nanoseconds count as equal, because tar keeps times
+as decimal fractions that round below a microsecond."""
 
 GONE = (FileNotFoundError, NotADirectoryError)
-"""What the kernel says of a name that was there a moment ago."""
+"""The errors that the kernel returns for a name that has vanished."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A directory that goes along, or (``only``) single files of it by relative name."""
+    """A directory that moves with the capsule, or only the files that ``only`` names in it."""
 
     name: str
     source: Path
@@ -51,7 +53,7 @@ def listing(tree: Tree) -> dict[str, Stamp]:
     return {
         name: (s.size, s.mtime_ns, s.ctime_ns, s.inode)
         for name, s in seen
-        if not stat.S_ISSOCK(s.mode)  # bound again by CRIU with its socket
+        if not stat.S_ISSOCK(s.mode)  # CRIU makes these again when it restores the socket
     }
 
 
@@ -66,9 +68,9 @@ def pack(
 ) -> None:
     """Send the named entries (directories without their content) as a tar stream.
 
-    Those ``forced`` replace what is there whatever its age. Of a file with holes its data is sent
-    (sparse.py). A file that shrinks or vanishes while it is read in pass one is padded or left out:
-    the second pass sends it again.
+    The ``forced`` entries also replace a file of the same age at the destination. Only the data of
+    a file with holes is sent (sparse.py). A file that shrinks while pass one reads it is padded,
+    and one that vanishes is left out; pass two sends it again.
     """
     with tarfile.open(mode="w|", fileobj=cast(BinaryIO, _Writer(write)), bufsize=BLOCK) as tar:
         tar.copybufsize = BLOCK  # type: ignore[attr-defined]
@@ -91,7 +93,7 @@ def pack(
 
 
 def _content(info: tarfile.TarInfo, file: BinaryIO) -> _Padded | sparse.Packed:
-    """What is read of a file; an entry with holes is changed to be one."""
+    """The reader of an entry's content; changes ``info`` if the file is sent with holes."""
     if sparse.has_holes(file):
         packed = sparse.Packed(file)
         if packed.size < info.size:
@@ -102,9 +104,10 @@ def _content(info: tarfile.TarInfo, file: BinaryIO) -> _Padded | sparse.Packed:
 
 
 def open_file(top: Path, name: str) -> BinaryIO:
-    """Open a file through no link: a job may put one in its place while root looks elsewhere.
+    """Open a file without following a link, since the job may replace the file by a link at any
+    time.
 
-    Raises NotADirectoryError where a link is met.
+    Raises NotADirectoryError at a link.
     """
     with below.opened(top) as directory, below.parent_of(directory, name) as (parent, last):
         try:
@@ -117,10 +120,10 @@ def open_file(top: Path, name: str) -> BinaryIO:
 
 
 def remove(root: Path, names: Iterable[str]) -> None:
-    """Remove what is gone at the source, children before parents; directories only once empty.
+    """Remove names that are gone at the source, children before parents; directories only if empty.
 
-    Nothing is removed through a symbolic link or on another mount: where a directory has become a
-    link, its children went with it, and those that the link leads to are others.
+    Nothing is removed through a symbolic link or on another mount. If a directory has become a
+    link, its children are gone already, and the files behind the link are different ones.
     """
     with below.opened(root) as top:
         for name in sorted(names, key=len, reverse=True):
@@ -133,12 +136,12 @@ def remove(root: Path, names: Iterable[str]) -> None:
 
 
 def unchanged(root: Path, stamps: Mapping[str, Sequence[int]]) -> set[str]:
-    """The names that are still what their stamps say (size, mtime, inode)."""
+    """The names whose files still have the size, mtime and inode of their stamps."""
     same: set[str] = set()
     for name, (size, mtime_ns, _, inode) in stamps.items():
         with contextlib.suppress(*GONE):
             s = os.lstat(root / name)
-            # A directory's size and time change with what is in it; it goes only when empty.
+            # A directory's size and time change with its content, so only its type counts.
             if stat.S_ISDIR(s.st_mode) or (s.st_size, s.st_mtime_ns, s.st_ino) == (
                 size, mtime_ns, inode,
             ):  # fmt: skip
@@ -155,7 +158,7 @@ def _named(top: Path, names: Iterable[str]) -> Iterator[tuple[str, Stat]]:
 def walk(top: Path) -> Iterator[tuple[str, Stat]]:
     """Everything below a directory, by relative name, parents first.
 
-    What is mounted below it is left out, files too, also where it is the same file system.
+    Directories and files on mounts below it are left out, even mounts of the same file system.
     """
     try:
         own = statx.stat(top)
@@ -168,7 +171,7 @@ def walk(top: Path) -> Iterator[tuple[str, Stat]]:
     while folders:
         folder = folders.pop()
         inside: list[str] = []
-        with contextlib.suppress(OSError):  # it is gone, or nobody may look into it
+        with contextlib.suppress(OSError):  # it is gone, or even root may not read it
             inside = os.listdir(top / folder)
         for name, s in _named(top, [folder + name for name in inside]):
             if s.mount == own.mount:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unpacks the tar streams of trees.py at the destination, and lets them do no harm there.
+"""Unpacks the tar streams of trees.py at the destination, so that they can do no harm there.
 
-A stream comes from another host's root, for a capsule whose user this host knows. Whatever it
-says, nothing is put or removed outside its directory or through a link, and no device is made.
-For a user who is not root it brings no set-user-id or set-group-id right of another's, and a tree
-of single files out of the host's own directories is written with that user's own rights.
+A stream comes from another host's root, for a capsule whose user this host knows. No stream can
+put or remove a file outside its directory or through a link, or make a device in a capsule. If the
+user is not root, a stream brings no set-user-id or set-group-id program of another user or group.
+Single files in the host's own directories are written with that user's rights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from .rights import User, become
 from .trees import BLOCK, FORCED, GONE, SAME_AGE_NS
 
 HEADER_LIMIT = 16 << 10
-"""Bytes of one entry's extended header: a name, a link's target and some numbers."""
+"""The extended header of one entry has at most this many bytes. It holds a name, a link's target
+and some numbers."""
 
 _TYPES = frozenset(
     (
@@ -32,16 +33,16 @@ _TYPES = frozenset(
     )
 )  # fmt: skip
 _DEVICES = (tarfile.CHRTYPE, tarfile.BLKTYPE)
-_NO_ID = (1 << 32) - 1  # chown(2) leaves the owner as it is
+_NO_ID = (1 << 32) - 1  # with this id chown(2) would leave the owner as it is
 _LATEST_S = 1 << 33
 
 
 class Unpacker:
     """Unpacks one tar stream below a directory, in a thread, as its bytes arrive.
 
-    With ``sparing`` the directory is others' too: a file that is there is replaced by a newer one
-    only, since somebody here may have it open and write to it. ``user`` is the capsule's; with
-    ``as_user`` nothing is written that they could not write themselves.
+    With ``sparing`` other programs use the directory too. Then only a newer file replaces an
+    existing one, since a program here may have that file open and write to it. ``user`` is the
+    capsule's user; with ``as_user`` nothing is written that this user could not write.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Unpacker:
         self.names: list[str] = []
         self.written: list[str] = []
         self._sparing = sparing
-        self._devices = user is None  # nobody can make one in a capsule, root neither
+        self._devices = user is None  # no task of a capsule can make one, not even root's
         self._user = user or User(0, 0)
         self._as_user = as_user and not self._user.is_root
         self._files: set[str] = set()
@@ -75,9 +76,10 @@ class Unpacker:
             raise (self.error or OSError("unpacking ended early")) from None
 
     def finish(self) -> None:
-        """Return when everything lies on disk; raises what went wrong there.
+        """Return when all entries are written.
 
-        StepFailed for a stream that is damaged or not allowed, OSError where nothing can be put.
+        Raises StepFailed if the stream is damaged or not allowed, OSError if a file cannot be
+        written.
         """
         os.close(self._write)
         self._thread.join()
@@ -95,7 +97,7 @@ class Unpacker:
                     ) as tar:
                         for member in tar:
                             self._take(tar, member, top)
-                            tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+                            tar.members.clear()  # type: ignore[attr-defined]  # bounds memory
                 except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
                     raise StepFailed("files", f"the stream of files is damaged: {error}") from error
                 while stream.read(BLOCK):  # the padding after tar's end mark
@@ -131,10 +133,11 @@ class Unpacker:
             self._files.add(member.name)
 
     def _check(self, member: tarfile.TarInfo) -> None:
-        """Raises StepFailed for what this user's capsule can't bring."""
+        """Raise StepFailed if this user's capsule may not bring the entry, ValueError if the entry
+        is invalid."""
         if not (0 <= member.uid < _NO_ID and 0 <= member.gid < _NO_ID and member.size >= 0):
             raise ValueError(f"{member.name} has an invalid owner or size")
-        if not -_LATEST_S < member.mtime < _LATEST_S:  # not so for NaN either
+        if not -_LATEST_S < member.mtime < _LATEST_S:  # this also refuses NaN
             raise ValueError(f"{member.name} has an invalid time")
         if member.issparse():
             raise ValueError(f"{member.name} is a file with holes in one of tar's own ways")
@@ -170,7 +173,7 @@ class Unpacker:
     def _put(
         self, tar: tarfile.TarFile, member: tarfile.TarInfo, top: int, parent: int, last: str
     ) -> bool:
-        """Put one entry where it belongs; False when it was left out."""
+        """Put one entry where it belongs; return False if it was left out."""
         if member.isreg():
             self._put_file(tar, member, parent, last)
         elif member.isdir():
@@ -219,7 +222,9 @@ class Unpacker:
                 data = data[os.write(fd, data) :]
 
     def _open_there(self, parent: int, last: str, error: PermissionError) -> int:
-        """A file in a directory the user may not change, which they may write to all the same."""
+        """Open a file that the user may write although they may not change its directory.
+
+        Raises ``error`` if they may not, or if it is no regular file."""
         plain = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             fd = os.open(last, plain, dir_fd=parent)
@@ -232,10 +237,12 @@ class Unpacker:
         return fd
 
     def _link(self, member: tarfile.TarInfo, top: int, parent: int, last: str) -> bool:
-        """A second name of a file that came earlier in this stream: no others' are at hand."""
+        """Make a second name of a file that came earlier in this stream; others are not linked.
+
+        Returns False if that file is not there."""
         target = below.plain(member.linkname)
         if target not in self._files or target == member.name:
-            return False  # it vanished while it was read; the second pass sends this one again
+            return False  # the target vanished while it was read; pass two sends this entry again
         try:
             with below.parent_of(top, target) as (source, name):
                 self._clear(parent, last)
@@ -251,18 +258,18 @@ class Unpacker:
             return
         if not stat.S_ISDIR(mode):
             os.unlink(last, dir_fd=parent)
-        elif not self._as_user:  # a host's own is not ours to remove
+        elif not self._as_user:  # else it may be a directory of the host, which we do not remove
             below.remove_all(parent, last)
 
 
 class _Entry(tarfile.TarInfo):
-    """An entry as trees.pack makes them; others raise, and so does one with endless headers."""
+    """An entry as trees.pack makes it; raises ReadError for other kinds and for large headers."""
 
     @classmethod
     def fromtarfile(cls, tarfile_: tarfile.TarFile) -> _Entry:
-        """Called by tarfile for each header; takes nothing but tar's end mark for the end.
+        """tarfile calls this for each header. Only tar's end mark ends the stream here.
 
-        By itself tarfile ends quietly at a header that it cannot read, unless it is the first.
+        tarfile itself ends quietly at a header that it cannot read, unless it is the first one.
         """
         try:
             return super().fromtarfile(tarfile_)
@@ -272,7 +279,7 @@ class _Entry(tarfile.TarInfo):
             raise tarfile.ReadError(str(error)) from error
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
-        """Called by tarfile once a header was read (its own point to extend it)."""
+        """tarfile calls this after it has read a header; its source names it for overriding."""
         if self.type not in _TYPES:
             raise tarfile.ReadError(f"entry type {self.type!r} is unknown")
         if self.type == tarfile.XHDTYPE and not 0 <= self.size <= HEADER_LIMIT:
@@ -282,7 +289,7 @@ class _Entry(tarfile.TarInfo):
 
 
 def _spare(member: tarfile.TarInfo, parent: int, last: str) -> bool:
-    """Whether what is there is as new as what comes, and so may be another's."""
+    """True if the file here is as new as the entry, so another program may be using it."""
     try:
         there = os.lstat(last, dir_fd=parent)
     except GONE:
@@ -294,7 +301,7 @@ def _spare(member: tarfile.TarInfo, parent: int, last: str) -> bool:
 
 
 def _mode(parent: int, last: str) -> int | None:
-    """What lies there; None for nothing."""
+    """The st_mode of the file ``last``, None if there is no such file."""
     try:
         return os.lstat(last, dir_fd=parent).st_mode
     except GONE:
@@ -316,7 +323,7 @@ def _put_directory(member: tarfile.TarInfo, parent: int, last: str) -> None:
 
 
 def _make_node(member: tarfile.TarInfo, parent: int, last: str) -> None:
-    """A named pipe or a device; no call changes the mode of either but through a descriptor."""
+    """Make a named pipe or a device. Its owner, mode and time can be set only by a descriptor."""
     kind = {tarfile.CHRTYPE: stat.S_IFCHR, tarfile.BLKTYPE: stat.S_IFBLK}.get(member.type)
     device = os.makedev(member.devmajor, member.devminor) if kind else 0
     os.mknod(last, 0o600 | (kind or stat.S_IFIFO), device, dir_fd=parent)
@@ -328,9 +335,9 @@ def _make_node(member: tarfile.TarInfo, parent: int, last: str) -> None:
 
 
 def _dress(fd: int, member: tarfile.TarInfo, at: str | None = None, lenient: bool = False) -> None:
-    """Owner, mode and time, in that order: a change of owner takes set-user-id away.
+    """Set owner, mode and time, in that order, because a change of owner clears set-user-id.
 
-    ``lenient``: what the file's owner here does not grant stays as it is.
+    ``lenient`` leaves unchanged what the kernel does not let the thread's user set.
     """
     at_ns = int(member.mtime * 1e9)
     allowed = (PermissionError,) if lenient else ()

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File locks of a tree: which of them cannot go to another host, and which would be waited for.
+"""File locks of a tree: which of them prevent a move, and for which CRIU would have to wait.
 
-The source holds its locks until the destination runs the tree. So a lock that excludes others, on
-a file that both hosts see, cannot be taken at the destination: CRIU would wait there for the
-source. Letting go of it before would let a third process in, in the middle of what the lock is
-there for. Such a lock stands in the way of a move, as does a lease (fcntl(2), F_SETLEASE). A shared
-lock does not: the destination takes it beside the source. Nor does a lock on a file that goes along
-or that each host has for itself: there it is another file.
+The source holds its locks until the destination runs the tree. So the destination cannot take an
+exclusive lock on a file that both hosts see: CRIU would wait there for the source. If the source
+released the lock earlier, a third process could take it while the job still relies on it. Such a
+lock prevents a move, and so does a lease (fcntl(2), F_SETLEASE). A shared lock does not prevent it,
+because source and destination can both hold it. A lock on a file that moves with the capsule, or
+that each host has for itself, does not prevent it either: at the destination it is another file.
 
-Most programs hold such locks for moments only. They stand in the way if there is one at each of
-``LOOKS`` looks, be it the same or another. A move waits for a moment without one before it stops
-the job. One that happens to be there all the same when the tree was frozen lets it go on at its
-source.
+Most programs hold such locks only for moments. Locks prevent a move if each of ``LOOKS`` looks
+finds one, the same or another. A move waits for a moment without one before it stops the job. If
+such a lock exists nevertheless when the tree is frozen, the tree goes on at its source.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FileLock:
-    """A lock as proc(5) tells of it; ``start`` and ``end`` are bytes of the file."""
+    """A lock as proc(5) shows it; ``start`` and ``end`` are bytes of the file."""
 
     kind: str
     exclusive: bool
@@ -58,7 +57,7 @@ class FileLock:
         return self.exclusive or self.kind == "LEASE"
 
     def conflicts(self, other: FileLock) -> bool:
-        """Whether the two cannot be held at once by different programs."""
+        """True if two programs cannot hold these two locks at once."""
         if (self.device, self.inode) != (other.device, other.inode):
             return False
         by_range = {"POSIX", "OFDLCK"}
@@ -76,7 +75,7 @@ class FileLock:
 
 @dataclass(frozen=True)
 class Held:
-    """A lock that stands in the way: who holds it, on which file."""
+    """A lock that prevents a move: the process that holds it, and the file."""
 
     who: str
     lock: FileLock
@@ -87,7 +86,7 @@ class Held:
 
 
 def parse(text: str) -> Iterator[FileLock]:
-    """The locks held in /proc/locks, or in a descriptor's fdinfo (lines that begin "lock:")."""
+    """The held locks in the text of /proc/locks or of a descriptor's fdinfo ("lock:" lines)."""
     for line in text.splitlines():
         fields = line.removeprefix("lock:").split()
         if len(fields) < 8 or fields[1] == "->" or not fields[0].rstrip(":").isdigit():
@@ -100,10 +99,12 @@ def parse(text: str) -> Iterator[FileLock]:
 
 
 def lasting(first: Iterable[T], look: Callable[[], Iterable[T]]) -> list[T]:
-    """Those that are there at every look, of ``LOOKS`` in about a second if there are any. Where
-    each look finds something, but none of it at all of them, what the last one has found."""
+    """Look ``LOOKS`` times, in about a second, and return the items that every look has found.
+
+    Returns [] as soon as a look finds nothing. If every look finds items but none of them is in
+    all looks, returns those of the last look."""
     found = now = dict.fromkeys(first)
-    for _ in range(LOOKS):  # on a busy machine they take longer, and are not fewer
+    for _ in range(LOOKS):  # a busy machine needs more time, but makes as many looks
         if not now:
             return []
         time.sleep(LOOK_S)
@@ -113,7 +114,7 @@ def lasting(first: Iterable[T], look: Callable[[], Iterable[T]]) -> list[T]:
 
 
 def refuse_held(images: Path, root: Path) -> None:
-    """Raises StepFailed for a lock of the image that CRIU would have to wait for on this host."""
+    """Raise StepFailed if the image has a lock for which CRIU would have to wait on this host."""
     here: list[FileLock] | None = None
     for path, lock in _of_image(images):
         with contextlib.suppress(FileNotFoundError):
@@ -131,7 +132,7 @@ def refuse_held(images: Path, root: Path) -> None:
 
 
 def _of_image(images: Path) -> Iterator[tuple[str, FileLock]]:
-    """Path and lock, for each lock of an image whose file has a path."""
+    """(path, lock) of each lock of an image whose file has a path."""
     if not (images / "filelocks.img").exists():
         return
     paths: dict[int, str] = {}

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files without any name come back in the capsule's own /tmp, wherever they were.
+"""Restores files without any name in the capsule's own /tmp, instead of at their old paths.
 
-A process may go on using a file that was removed, or replaced by another one of its name: an
-upgrade by pip or apt does so to the libraries of all that runs. Such a file goes in CRIU's image.
-At the restore CRIU makes it at its old path, as root, has the tasks open and map it there, and
-removes it (criu: files-reg.c, ``open_remap_ghost`` and ``rfi_remap``). That path lies mostly in a
-directory that only root may write to, or that is not there any more. So the path is changed in the
-image: the file keeps its own name, by which it is recognized in /proc/PID/maps, below /tmp. There
-its user may make files, so that image_rights.py needs no exception for it. A file of that name is
-not touched: CRIU takes another name then. A file that was below the capsule's own /tmp or /dev/shm
-stays there, unless another file system is mounted at that place, as a checkout of the host's is.
+A process may go on using a file that was removed, or replaced by another file of the same name. An
+upgrade by pip or apt does that to the libraries of running programs. CRIU puts such a file into its
+image. At the restore CRIU, as root, makes the file at its old path, lets the tasks open and map it
+there, and removes it (criu: files-reg.c, ``open_remap_ghost`` and ``rfi_remap``). That path mostly
+lies in a directory that only root may write to, or that no longer exists.
+
+So we change the path in the image to one below /tmp. The file keeps its own name, by which a person
+recognizes it in /proc/PID/maps. The capsule's user may make files there, so image_rights.py needs
+no exception. If /tmp has a file of that name, CRIU takes another name. A file that was below the
+capsule's own /tmp or /dev/shm stays there, unless another file system is mounted at that place,
+such as a checkout of the host.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from .protobuf import Message, with_message
 
 PLACE = "/tmp"
 LONGEST = 200
-"""Bytes of a name: CRIU appends up to 20, and a name may have 255."""
+"""A name is cut to this many bytes: CRIU appends up to 20, and the kernel allows 255."""
 
 _FILE, _GHOST, _KIND = 1, 2, 3  # criu: images/remap-file-path.proto
 _TYPE, _NUMBER, _REG = 1, 2, 3  # criu: images/fdinfo.proto (file_entry)
@@ -37,9 +39,11 @@ _MODE = 3  # criu: images/ghost-file.proto
 
 
 def bring_home(files: Mapping[str, ImageFile], root: Path) -> list[str]:
-    """Rewrite the image's list of files; returns the paths that were changed. ``files``: those of
-    an image that was not checked yet, by name without the suffix; ``root``: the file system of the
-    room that it is to be restored into. May be called again. Raises protobuf.Damaged or OSError.
+    """Rewrite the image's list of files; returns the paths that were changed.
+
+    ``files`` are the files of an unchecked image, by name without the suffix. ``root`` is the file
+    system of the room into which CRIU will restore. May be called again. Raises protobuf.Damaged
+    or OSError.
     """
     if "remap-fpath" not in files:
         return []
@@ -68,8 +72,8 @@ def bring_home(files: Mapping[str, ImageFile], root: Path) -> list[str]:
 
 
 def _at_home(path: str, root: Path) -> bool:
-    """Whether it lies on the capsule's own /tmp or /dev/shm. A wrong answer does no harm: the image
-    is checked afterwards."""
+    """True if the path lies on the capsule's own /tmp or /dev/shm. A wrong answer does no harm,
+    because the image is checked afterwards."""
     top = next((private for private in PRIVATE if path.startswith(private)), None)
     if top is None:
         return False

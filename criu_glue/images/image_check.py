@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at a capsule's images before CRIU does, which reads them as root.
+"""Checks a capsule's images before CRIU, which runs as root, reads them.
 
-Every file must be of a kind that a capsule's image has and whole in its frame, and those CRIU
-cannot do without must be there. What a user's capsule may be restored with beyond that,
-image_rights.py says.
+Every file must be of a kind that a capsule's image has, and its frame must be whole. The files that
+CRIU needs must be there. image_rights.py checks what a user's capsule may be restored with.
 """
 
 from __future__ import annotations
@@ -23,13 +22,15 @@ _OF_A_TASK = ("ids", "fs", "mm", "pagemap")
 
 
 def prepare(images: Path, user: User, root: Path) -> None:
-    """Check the images, and change in them what CRIU would restore otherwise than it was, or where
-    it could not; raises as :func:`check`, or OSError. Nor may CRIU have to wait for a file lock."""
+    """Check the images, and change what CRIU could not restore, or would restore differently.
+
+    Also refuses an image with a file lock for which CRIU would wait. Raises as :func:`check`, or
+    OSError."""
     files = _read(images)
     try:
         _check_complete(files)
         ghosts.bring_home(files, root)
-        image_rights.check(files, user, root)  # as they are now
+        image_rights.check(files, user, root)  # after bring_home has changed them
         interrupted.begin_again(files.values())
         file_locks.refuse_held(images, root)
     except Damaged as error:
@@ -37,9 +38,9 @@ def prepare(images: Path, user: User, root: Path) -> None:
 
 
 def check(images: Path, user: User, root: Path) -> None:
-    """Raises StepFailed, naming the file, for an image that CRIU must not see.
+    """Raise StepFailed, which names the file, if CRIU must not see the image.
 
-    ``user`` is the capsule's, ``root`` the file system of the room it is to be restored into.
+    ``user`` is the capsule's user, ``root`` the file system of the room into which CRIU restores.
     """
     files = _read(images)
     try:
@@ -53,7 +54,7 @@ def _read(images: Path) -> dict[str, ImageFile]:
     return {
         name.removesuffix(".img"): ImageFile(images / name)
         for name in sorted(os.listdir(images))
-        if name.endswith(".img")  # the others are ours: no stream is called so
+        if name.endswith(".img")  # the others are ours; no stream has such a name
     }
 
 
@@ -83,6 +84,6 @@ def _missing_of(files: Mapping[str, ImageFile], task: Message) -> list[str]:
 
 
 def has_ended(core: Message) -> bool:
-    """Whether a core image is that of a task that waits for its parent to read its status."""
+    """True if a core image is of an ended task whose parent has not read its status yet."""
     about = core.message(3)
     return about is not None and about.uint(1) in _TASK_ENDED

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of image files a capsule's dump consists of, and whether a file is what it says.
+"""The kinds of image files of a capsule's dump, and a check that a file has the form of its kind.
 
-Numbers are CRIU's (criu: include/magic.h, image-desc.c, protobuf.c): two magic words, then for
-each entry a u32 length and a protobuf message; some kinds hold raw bytes after their first entry,
-pages are nothing but. What CRIU can dump and a capsule can't have (its mounts and network are the
-room's) is not among them.
+The numbers are CRIU's (criu: include/magic.h, image-desc.c, protobuf.c). A file begins with two
+magic words. Then each entry is a u32 length and a protobuf message. Some kinds hold raw bytes after
+their first entry; ``pages`` files hold only raw bytes. Kinds that CRIU can dump but a capsule
+cannot have are left out: for example, its mounts and network belong to the room.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from ...errors import StepFailed
 COMMON_MAGIC = 0x54564319
 INVENTORY_MAGIC = 0x58313116
 LIMIT = 64 << 20
-"""Bytes of an image of entries: 30 a page range, 60 a mapping, 150 an open file."""
+"""An image that consists of entries has at most this many bytes. A page range takes 30 bytes, a
+mapping 60, an open file 150."""
 
 FIRST_LIMIT = 1 << 20
-"""Bytes of an entry that raw bytes follow."""
+"""An entry before raw bytes has at most this many bytes."""
 
 _WORD = struct.Struct("<I")
 
 
 class Form(Enum):
-    """What follows a file's magic words."""
+    """What follows the magic words of a file."""
 
     ENTRIES = "entries"
     FIRST = "one entry or none, then bytes of its own kind"
@@ -39,7 +40,7 @@ class Form(Enum):
 
 @dataclass(frozen=True)
 class Kind:
-    """``number``: what stands between the kind's name and ``.img``."""
+    """One kind of image file; ``number`` is the pattern between the kind's name and ``.img``."""
 
     magic: int
     number: str = ""
@@ -84,7 +85,7 @@ KINDS = {
 
 ALWAYS = ("inventory", "pstree", "files")
 ONE_ENTRY = frozenset(("inventory", "core", "ids", "fs", "mm"))
-"""CRIU reads the first entry of these; a second one has no meaning."""
+"""The kinds of which CRIU reads only the first entry; a second entry has no meaning."""
 
 _NAMES = re.compile(
     "|".join(f"(?P<k{n}>{name}{kind.number}\\.img)" for n, (name, kind) in enumerate(KINDS.items()))
@@ -92,7 +93,7 @@ _NAMES = re.compile(
 
 
 def kind_of(name: str) -> str:
-    """The kind of an image file by its name; raises StepFailed for one that no capsule has."""
+    """The kind of an image file by its name; raises StepFailed if no capsule's image has it."""
     match = _NAMES.fullmatch(name)
     if match is None or match.lastgroup is None:
         raise _refusal(name, "of a kind that no capsule's image has")
@@ -100,7 +101,8 @@ def kind_of(name: str) -> str:
 
 
 class ImageFile:
-    """One image file whose frame is sound: its magic, and lengths that stay inside the file."""
+    """One image file whose frame is valid: its magic words are right, and its entries' lengths stay
+    inside the file. The constructor raises StepFailed otherwise."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -127,8 +129,9 @@ class ImageFile:
         return self._entries
 
     def rewrite(self, entries: list[bytes]) -> None:
-        """Have these entries instead, in the file too; raises OSError. Not for kinds that raw bytes
-        follow, nor the inventory."""
+        """Replace the entries, here and in the file; raises OSError.
+
+        Not for kinds with raw bytes, and not for the inventory."""
         kind = KINDS[self.kind]
         assert kind.form is Form.ENTRIES
         assert kind.magic != INVENTORY_MAGIC

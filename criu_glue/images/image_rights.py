@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user's capsule may be restored with: no more than its user could have on this host.
+"""Limits what an image restores to what the capsule's user could have on this host.
 
-CRIU restores as root what the images say: a task's ids and capabilities, and every file opened
-before it becomes the user again. So an image made up by another host's root is held against the
-user of the announced capsule, and against the files of the room as the kernel grants them to that
-user. Field numbers are those of CRIU's protobuf schemas (criu: images/*.proto).
+CRIU runs as root and restores what the images say: a task's ids and capabilities, and every file,
+which it opens before it becomes the user. Another host's root could make up an image. So we compare
+the image with the user of the announced capsule, and ask the kernel which files of the room that
+user may open. Field numbers are those of CRIU's protobuf schemas (criu: images/*.proto).
 
-Of root's own capsules only the capabilities are looked at: who may send one is root here.
+In root's own capsules only the capabilities are checked: a host that may send one acts as root here
+anyway.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ STREAM, DATAGRAM = 1, 2
 LINKED, GHOST, PROCFS = range(3)
 FILE_PRIVATE, FILE_SHARED, OF_MEMFD = 1 << 6, 1 << 7, 1 << 14  # criu: include/image.h
 NAMESPACES = {5: "pid", 6: "network", 8: "uts", 9: "mount", 10: "user", 11: "cgroup"}
-"""Of ids.img; a capsule's tasks have those of the room, but for ipc and time."""
+"""Field numbers of ids.img, by namespace. A capsule's tasks have the room's namespaces, except ipc
+and time."""
 
 IDS = {1: "uid", 3: "euid", 5: "suid", 7: "fsuid"}
 GROUP_IDS = {2: "gid", 4: "egid", 6: "sgid", 8: "fsgid"}
@@ -43,14 +45,14 @@ BOUNDING = 12
 CAPABILITIES = {9: "inheritable", 10: "permitted", 11: "effective", 19: "ambient"}
 
 KEPT = (0, 1, 3, 4, 5, 6, 7, 8, 10, 11, 13, 14, 15, 18, 23, 24, 28, 29, 31)
-"""The capabilities (linux/capability.h) that capsule-init leaves to whoever is root in a room."""
+"""The capabilities (linux/capability.h) that capsule-init leaves to a root task in a room."""
 
 MAKING = os.O_CREAT | os.O_EXCL | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTORY)
 SET_ID = stat.S_ISUID | stat.S_ISGID
 
 
 def check(files: Files, user: User, root: os.PathLike[str]) -> None:
-    """Raises StepFailed, saying in words what the image would bring, or protobuf.Damaged."""
+    """Raise StepFailed if the image brings too much, and say what; or raise protobuf.Damaged."""
     for file in files.values():
         if file.kind == "core":
             _check_task(file, user)
@@ -79,7 +81,7 @@ def _check_task(file: ImageFile, user: User) -> None:
     if 4 in core:
         raise file.refusal("with namespaces in a place where no capsule's are")
     if thread is None and about is not None and about.uint(1) in (2, 6) and 2 not in core:
-        return  # has ended: nothing of it runs
+        return  # the task has ended, so it never runs
     creds = None if thread is None else thread.message(10)
     if creds is None:
         raise file.refusal("of a task that belongs to no user")
@@ -109,7 +111,7 @@ def _check_kept(file: ImageFile, words: list[int]) -> None:
 def _check_inode(
     file: ImageFile, user: User, entry: memoryview | bytes, mode: int, owner: tuple[int, int]
 ) -> None:
-    """A file that is made anew: no device, and nobody else's set-user-id program."""
+    """Check a file that CRIU makes anew: no device, no set-id program of another user or group."""
     inode = Message(entry)
     bits, uid, gid = inode.uint(mode, 0), inode.uint(owner[0]), inode.uint(owner[1])
     if stat.S_ISCHR(bits) or stat.S_ISBLK(bits):
@@ -131,7 +133,7 @@ def _check_namespaces(files: Files) -> None:
 
 
 class _Wanted:
-    """The paths that a restore opens, and those it makes something at."""
+    """The paths that a restore opens, and those where it makes a file."""
 
     def __init__(self, files: Files, user: User) -> None:
         self.opened: dict[int, tuple[str, int]] = {}  # id → path, flags
@@ -175,7 +177,7 @@ class _Wanted:
             self.made.append(path if path.startswith("/") else f"{_text(socket, 14)}/{path}")
 
     def _take_mappings(self, file: ImageFile) -> None:
-        """A mapping opens its file anew, with flags of its own."""
+        """A mapping opens its file again, with its own flags."""
         for raw in Message(file.entries[0]).raws(14):
             vma = Message(raw)
             status = vma.uint(7)
@@ -204,7 +206,7 @@ class _Wanted:
                 continue
             path, flags = self.opened.pop(entry.uint(1), ("", 0))
             self.made.append(path)
-            if kind == LINKED:  # opened by its second name, which is then removed
+            if kind == LINKED:  # CRIU opens the file by its second name, then removes that name
                 number = entry.uint(2)
                 link, _ = self.opened.get(number, ("", 0))
                 if not link_remaps.NAME.fullmatch(os.path.basename(link)):
@@ -214,7 +216,8 @@ class _Wanted:
 
 
 def _check_paths(wanted: _Wanted, top: int, user: User) -> None:
-    """Done with the user's rights: what is not there is not theirs to see either."""
+    """Check all paths. The calling thread has the user's rights, so a file that the user may not
+    see counts as missing."""
     for path, flags in wanted.opened.values():
         if not flags & os.O_PATH:
             _check_open(path, flags, top, user)
@@ -235,7 +238,7 @@ def _check_open(path: str, flags: int, top: int, user: User) -> None:
     try:
         fd = below.open_in_root(top, path, os.O_PATH)
     except FileNotFoundError:
-        return  # CRIU will say so
+        return  # CRIU will report it
     except OSError as error:
         raise _forbidden(user, f"open {path[:200]!a}", error.strerror) from None
     try:

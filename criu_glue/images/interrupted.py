@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A poll(2) without end goes on after a move, as it does after a stop.
+"""Makes a poll(2) without timeout go on after a move, as it does after a stop.
 
-To stop a thread the kernel interrupts its system call, and begins most calls again unseen. CRIU
-does so too, but not for those that need a note of the kernel's (ERESTART_RESTARTBLOCK; compel:
-infect.c, compel_get_task_regs): these return EINTR after a restore. A program that gets no signals
-need not expect that, and script(1) ends at once. So a thread that was in a poll without end is put
-back to where it called it: ``ax`` is the call's number again, ``ip`` at its instruction. How much
-was left of a timeout only the kernel knew; a poll with one still returns EINTR.
+To stop a thread, the kernel interrupts its system call, and later restarts most calls so that the
+program does not notice. CRIU restarts calls too, but not those for which the kernel keeps a record
+(ERESTART_RESTARTBLOCK; compel: infect.c, compel_get_task_regs). These return EINTR after a restore.
+A program without signals does not expect EINTR: script(1), for example, ends at once. So we set a
+thread that was in a poll without timeout back to its call: ``ax`` is the call's number again, and
+``ip`` points to the instruction. Only the kernel knew how much of a timeout was left, so a poll
+with a timeout still returns EINTR.
 
-The image leaves no doubt: the kernel lets poll return EINTR only where a handler is to run, and
+The image is unambiguous: the kernel lets poll return EINTR only if a signal handler must run, and
 then ``ax`` is the signal's number.
 """
 
@@ -23,16 +24,16 @@ from .protobuf import Message, varint
 _X86_64, _NATIVE = 1, 1  # criu: images/core.proto, core-x86.proto
 _AX, _DX, _ORIG_AX, _IP, _MODE = 11, 13, 16, 17, 28
 _POLL = 7
-_SYSCALL = 2  # bytes of the instruction
+_SYSCALL = 2  # bytes of the syscall instruction
 _EINTR = (1 << 64) - errno.EINTR
 _MARK = bytes((_AX << 3,)) + b"\xfc" + b"\xff" * 8 + b"\x01"
-"""ax = -EINTR, as it stands in an image."""
+"""The bytes of ``ax`` = -EINTR in an image."""
 
 Registers = dict[int, tuple[slice, int]]
 
 
 def begin_again(files: Iterable[ImageFile]) -> int:
-    """Change the images of such threads, which were checked; returns how many there were.
+    """Change the checked images of threads in an endless poll; returns how many were changed.
 
     Raises protobuf.Damaged or OSError.
     """
@@ -62,7 +63,7 @@ def _begin_again(file: ImageFile) -> bool:
 
 
 def _registers(raw: memoryview) -> Registers:
-    """Field number → where its value stands, and the value; all of them are numbers."""
+    """Field number → the position of its value, and the value; every field is a number."""
     found: Registers = {}
     at = 0
     while at < len(raw):
@@ -73,7 +74,7 @@ def _registers(raw: memoryview) -> Registers:
 
 
 def _put(raw: memoryview, where: slice, value: int) -> None:
-    """Write a number over a larger one, in as many bytes: one may be padded with zeros."""
+    """Write a number over a larger one in the same number of bytes; a varint may be padded."""
     size = where.stop - where.start
     digits = [value >> 7 * n & 0x7F | 0x80 for n in range(size)]
     digits[-1] &= 0x7F

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names that CRIU gives, for the time of a dump, to files that have lost their own.
+"""The names that CRIU gives, during a dump, to files that have lost the name a task used.
 
-A task may have a file open, or mapped, whose name is gone while the file has another: a POSIX named
-semaphore is always such (sem_open(3) of glibc makes it under a passing name). With ``--link-remap``
-CRIU gives it a second name beside the one that is gone, ``link_remap.<n>`` (criu: files-reg.c,
-create_link_remap), which travels like any other file, and restores from it. CRIU takes these names
-away: at the source when it lets go of the tree, at the destination once the tree is restored.
+A task may have a file open or mapped by a name that is gone, while the file has another name. A
+POSIX named semaphore is always such a file (sem_open(3) of glibc makes it under a temporary name).
+With ``--link-remap`` CRIU gives the file a new name beside the old one, ``link_remap.<n>`` (criu:
+files-reg.c, create_link_remap). That name travels like any other file, and CRIU restores from it.
+CRIU removes these names: at the source when it lets go of the tree, at the destination once the
+tree is restored.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ NAME = re.compile(r"link_remap\.[0-9]{1,10}")
 
 
 def clear(room: Room) -> None:
-    """Take away what a CRIU that was killed has left in a capsule's own directories: the next dump
-    would find the names taken. Other directories are not looked at: they may be others' too, whom
-    CRIU dumps just now."""
+    """Remove the names that a killed CRIU has left in a capsule's own directories.
+
+    The next dump would find these names taken. Other directories are left alone: another capsule
+    may share them, and CRIU may be dumping that one now."""
     for private in PRIVATE:
         with contextlib.suppress(OSError):
             _clear(room.root / private.strip("/"))

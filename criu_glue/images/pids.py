@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ids a capsule's tasks have in its pid namespace, and where CRIU may have its own.
+"""The ids of a capsule's tasks in its pid namespace, and the ids that CRIU may use there.
 
 A restore gives every process and thread its old id back. CRIU, its hooks and helpers run in the
-same pid namespace, so none of them may have one of those ids. The kernel hands out ids in
-ascending order from ``ns_last_pid`` + 1, and after the last one goes on at ``RESERVED``; a capsule
-begins above ``room.PID_FLOOR``. So the ids between the two are CRIU's, unless the capsule's ids
-have wrapped around: then CRIU gets the end of the widest gap between two of them. What the job
-starts until the freeze gets its ids from the beginning of a gap.
+same pid namespace, so none of them may have one of those ids. The kernel gives out ids in
+ascending order from ``ns_last_pid`` + 1, and after the last one goes on at ``RESERVED``. A capsule
+begins above ``room.PID_FLOOR``, so the ids between the two are CRIU's. If the capsule's ids have
+wrapped around, CRIU gets the end of the widest gap between two of them. The processes that the job
+starts before the freeze take their ids from the beginning of a gap.
 
-The id of a process group or session is in use as long as the group is, whether its leader lives
-or not: CRIU makes a helper of that id.
+The id of a process group or session is in use as long as the group exists, even after its leader
+has ended, because CRIU makes a helper with that id.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ from .image_kinds import ImageFile
 from .protobuf import Message
 
 RESERVED = 300
-"""Ids below this one are not given out again after a wrap (kernel: pid.c, RESERVED_PIDS)."""
+"""The kernel gives out no ids below this one after a wrap (kernel: pid.c, RESERVED_PIDS)."""
 
 WINDOW = PID_FLOOR - RESERVED
-"""Ids in a row that CRIU is given. A restore takes about 15, and ending a failed one up to 100."""
+"""CRIU gets this many ids in a row. A restore takes about 15 of them, and ending a failed restore
+up to 100."""
 
 LEAST = 200
-"""With fewer ids in a row than this a restore is not tried."""
+"""A restore is not tried with fewer free ids in a row than this."""
 
 LARGEST = 1 << 22
-"""``pid_max`` of a new pid namespace since Linux 6.14 (PID_MAX_LIMIT on 64 bits); earlier kernels
-have one ``pid_max`` for all namespaces."""
+"""The ``pid_max`` of a new pid namespace since Linux 6.14 (PID_MAX_LIMIT on 64 bits). Earlier
+kernels have one ``pid_max`` for all namespaces."""
 
 LAST_PID = "/proc/sys/kernel/ns_last_pid"
 _PGID, _SID = 2, 3  # fields of proc(5) stat, counted from the state
 
 
 def limit() -> int:
-    """The id at which those of a room on this host wrap around."""
+    """The id at which the ids of a room on this host wrap around."""
     version = re.match(r"(\d+)\.(\d+)", platform.release())
     if version and (int(version[1]), int(version[2])) >= (6, 14):
         return LARGEST
@@ -54,7 +55,7 @@ def limit() -> int:
 
 
 def in_use(room: Room) -> tuple[int, ...]:
-    """Ids of all threads, process groups and sessions of the room but process 1, ascending."""
+    """The ids of all threads, process groups and sessions of the room, ascending, without 1."""
     proc, found = room.root / "proc", set[int]()
     for name in filter(str.isdigit, os.listdir(proc)):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -75,22 +76,23 @@ def of_image(images: Path) -> set[int]:
 
 
 def _is_id(number: int) -> bool:
-    """Process 1 is the room's; a task that is just ending has group and session -1 (proc(5))."""
+    """False for process 1, which is the room's, and for -1, the group and session of a task that
+    is just ending (proc(5))."""
     return 1 < number < LARGEST
 
 
 def place(taken: Iterable[int], end: int) -> int | None:
-    """What ``ns_last_pid`` must be for CRIU to get none of the ids in ``taken``.
+    """The ``ns_last_pid`` with which CRIU gets none of the ids in ``taken``.
 
-    ``end``: the room's :func:`limit`. None where one of them is not below it, or no ``LEAST`` ids
-    in a row are free.
+    ``end`` is the room's :func:`limit`. Returns None if a taken id is not below it, or if fewer
+    than ``LEAST`` ids in a row are free.
     """
     ids = sorted(i for i in taken if i >= RESERVED)
     if ids and ids[-1] >= end:
         return None
     if not ids or ids[0] > PID_FLOOR:
         return RESERVED
-    ring = end - RESERVED  # after the last id the first one follows
+    ring = end - RESERVED  # ids form a ring: RESERVED follows the last one
     gaps = [(b - a - 1, b) for a, b in itertools.pairwise([*ids, ids[0] + ring])]
     width, behind = max(gaps)
     if width < LEAST:
@@ -100,13 +102,13 @@ def place(taken: Iterable[int], end: int) -> int | None:
 
 
 def within_reach(last: int, end: int, ids: Iterable[int]) -> list[int]:
-    """Which of some ids CRIU may have got with ``ns_last_pid`` set to ``last``, ascending."""
+    """Those of ``ids`` that CRIU may get with ``ns_last_pid`` set to ``last``, ascending."""
     ring = end - RESERVED
     return sorted(i for i in ids if i >= RESERVED and 0 < (i - last) % ring <= WINDOW)
 
 
 def highest(taken: Iterable[int]) -> int:
-    """What ``ns_last_pid`` is to be once the tree runs: new ids go on above all others."""
+    """The ``ns_last_pid`` for the running tree: new ids then come after all existing ones."""
     return max(taken, default=PID_FLOOR)
 
 

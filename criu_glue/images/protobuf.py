@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads protobuf messages by field number, and takes nothing that two readers could see otherwise.
+"""Reads protobuf messages by field number, and refuses all that two readers could read differently.
 
-A check is worth something only if CRIU (protobuf-c) then reads the same: what its encoder never
-writes and its decoder would cut, merge or skip is refused here.
+A check protects us only if CRIU (protobuf-c) then reads the same values. So this reader refuses
+what CRIU's encoder never writes and its decoder would cut, merge or skip.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _U32, _U64 = 1 << 32, 1 << 64
 
 
 class Damaged(ValueError):
-    """Bytes that are no message, or one that has not the fields it must have."""
+    """The bytes are no message, or the message lacks fields that it must have."""
 
 
 class Message:
-    """The fields of one message; what is asked for must be there as the schema has it."""
+    """The fields of one message; a field that is asked for must have the type in the schema."""
 
     def __init__(self, raw: bytes | memoryview) -> None:
         self._fields: dict[int, list[Value]] = {}
@@ -31,7 +31,7 @@ class Message:
         return number in self._fields
 
     def uint(self, number: int, default: int | None = None) -> int:
-        """A 32-bit number; raises Damaged where it is missing and there is no default."""
+        """A 32-bit number; raises Damaged if it is missing and there is no default."""
         value = self._one(number)
         if value is None and default is not None:
             return default
@@ -40,7 +40,7 @@ class Message:
         return value
 
     def long(self, number: int) -> int:
-        """A 64-bit number."""
+        """A 64-bit number; raises Damaged if it is missing."""
         value = self._one(number)
         if not isinstance(value, int):
             raise Damaged(f"field {number} is no number")
@@ -56,7 +56,7 @@ class Message:
         return found
 
     def raw(self, number: int) -> memoryview | None:
-        """Bytes, a string or a message; None where it is missing."""
+        """Bytes, a string or a message; None if the field is missing."""
         value = self._one(number)
         if isinstance(value, int):
             raise Damaged(f"field {number} is a number")
@@ -83,24 +83,24 @@ class Message:
 
 
 def without(raw: memoryview, number: int) -> bytes:
-    """The message without the fields of that number."""
+    """The message without the fields of number ``number``."""
     return b"".join(raw[begin:end] for n, _, begin, end in spans(raw) if n != number)
 
 
 def with_message(raw: memoryview, number: int, inner: bytes) -> bytes:
-    """The message with the one field of that number, which holds a message, replaced."""
+    """The message, with its field ``number`` replaced by ``inner``; the field holds a message."""
     field = _varint_of(number << 3 | _BYTES) + _varint_of(len(inner)) + inner
     return b"".join(field if n == number else raw[begin:end] for n, _, begin, end in spans(raw))
 
 
 def fields(raw: memoryview) -> Iterator[tuple[int, Value]]:
-    """(number, value) of every field in its order; 32-bit and 64-bit ones as bytes."""
+    """(number, value) of every field in order; 32-bit and 64-bit fields as bytes."""
     for number, value, _, _ in spans(raw):
         yield number, value
 
 
 def spans(raw: memoryview) -> Iterator[tuple[int, Value, int, int]]:
-    """The same, and where each field begins and ends."""
+    """(number, value, begin, end) of every field in order; begin and end are offsets in ``raw``."""
     at, end = 0, len(raw)
     while at < end:
         begin = at
@@ -125,7 +125,7 @@ def spans(raw: memoryview) -> Iterator[tuple[int, Value, int, int]]:
 
 
 def varint(raw: memoryview, at: int) -> tuple[int, int]:
-    """(number, where it ends); raises Damaged beyond 64 bits."""
+    """(the number at ``at``, the offset where it ends); raises Damaged beyond 64 bits."""
     value = shift = 0
     try:
         while True:

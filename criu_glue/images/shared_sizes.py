@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes the sizes of files on shared paths out of an image.
+"""Removes the sizes of files on shared paths from an image.
 
-CRIU compares the size of every file that it opens at a restore with the size at the dump. On a
-shared path both hosts have the same file, and anybody may have written to it between the two.
+At a restore, CRIU compares the size of every file that it opens with the size at the dump. On a
+shared path both hosts have the same file, and another program may have written to it in between.
 Without a size in the image CRIU compares neither size nor build id (criu: files-reg.c, open_path
-and validate_file). Files elsewhere keep theirs: those have been copied, or compared before.
+and validate_file). Files elsewhere keep their sizes, because they have been copied, or compared
+before.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ _NAME, _SIZE = 6, 8  # criu: images/regfile.proto
 
 
 def forget(images: Path, placement: Placement, mounts: dict[int, tuple[str, str]]) -> list[str]:
-    """Rewrite the image's list of files; returns the paths whose size it had. ``mounts``: those
-    of the room (:meth:`Placement.mounts_of`). May be called again. Raises StepFailed."""
+    """Rewrite the image's list of files; returns the paths whose sizes were removed.
+
+    ``mounts`` are the room's (:meth:`Placement.mounts_of`). May be called again. Raises
+    StepFailed."""
     try:
         return _forget(images / "files.img", placement, mounts)
     except Damaged as error:

@@ -1,41 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fence: who is heard on a job's overlay, and what its capsules do not reach.
+"""The fence: which frames a host accepts on a job's overlay, and what its capsules cannot reach.
 
-Of what comes by VXLAN with the job's id, a host hears only IPv4 that was sent to the host's own
-cluster address (the kernel's socket takes what comes to any address, and broadcasts), whose inner
-source MAC and address are those of one mobile address, and which comes from the very host where
-the address book puts that address (outer source). The rest is dropped: what a stray copy on an
-earlier host sends, hosts of no cluster, MACs of nobody, and MACs of capsules that are here. On the
-host itself a capsule's port lets in what bears its own MAC and address, and only while the book has
-it here. So a book that is entered silences the old copy and lets the new one be heard in one
-transaction.
+A host accepts a VXLAN packet with the job's id only under four conditions. The packet holds IPv4.
+It was sent to the host's own cluster address (the kernel's socket also takes other addresses and
+broadcasts). Its inner source MAC and address belong to one mobile address. Its outer source is the
+host where the address book puts that mobile address. All other packets are dropped: those of a
+stray copy on an earlier host, of hosts outside the cluster, with unknown MACs, and with MACs of
+capsules that are on this host. A capsule's port on its host accepts only the capsule's own MAC and
+address, and only while the address book puts the capsule there. So one transaction that changes the
+address book silences the old copy and admits the new one.
 
-One host may relay what capsules have to do with the world (network.py). It alone may send to them
-under an address that is neither a capsule's nor its own.
+One host may relay all traffic between capsules and the world (network.py). Only that host may send
+to capsules under an address that is neither a capsule's nor its own.
 
-A capsule reaches the services of hosts and the world, but not: the orchestrator, agents' ports, any
-VXLAN port (by which it could forge frames), and other jobs. The users of this host but root reach
-neither agents' ports nor a capsule, and send no VXLAN with an id of jobs. But the user whose job it
-is reaches its capsules on their host. A capsule may ask a service that a user runs here, so answers
-go through. Nor does anything begin a connection to a capsule through this host.
+A capsule reaches the services of hosts and the world. It does not reach the orchestrator, agents'
+ports, any VXLAN port (by which it could forge frames), and other jobs. Users of this host, except
+root, reach neither agents' ports nor a capsule, and cannot send VXLAN with an id of a job. Only the
+job's own user reaches its capsules on their host. A capsule may use a service that a user runs
+here, so answers pass. This host forwards no new connection to a capsule.
 
-What keeps users and containers from speaking as this host stands while its agent runs, jobs or not
-(:func:`hold`), and as long as a job is here.
+The rules that keep users and containers from sending as this host exist while the host's agent
+runs, with or without jobs (:func:`hold`), and as long as a job is here.
 
-VXLAN that users' sockets send is told from the kernel's by its owner (``meta skuid``). But what a
-user sends through a tunnel still has that user's socket when the kernel has wrapped it. So the id
-decides, and others' VXLAN on this port goes on; and what goes out by a bridge of ours bears a mark,
-which only root can set, until it was wrapped.
+The socket's owner (``meta skuid``) separates users' VXLAN from the kernel's. But a packet that a
+user sends through a tunnel still has that user's socket after the kernel has wrapped it. So the
+rules refuse only ids of jobs, and other VXLAN on this port passes. A packet that leaves by a bridge
+of ours carries a mark, which only root can set, until the kernel has wrapped it.
 
-One table for all jobs of a host (``ip liveshift``): the VXLAN id leads to the job's chain by a
-map, MAC, host and address by a set, so the cost does not grow with jobs or capsules. Raw payload
-expressions, since nft before 1.0.7 has no words for VXLAN: bits 96-119 of the UDP header are the
-id, 176-223 the inner source MAC, 224-239 the inner protocol, 336-367 the inner source address. At
-the input and forward hooks datagrams are whole (defragmented for the connection tracking that
-masquerading needs), and those that the kernel merges before it (GRO) have equal headers.
+All jobs of a host share one table (``ip liveshift``). A map leads from the VXLAN id to the job's
+chain, and a set holds MAC, host and address, so the cost does not grow with jobs or capsules. The
+rules use raw payload expressions, since nft before 1.0.7 has no words for VXLAN. Bits 96-119 of the
+UDP header are the id, 176-223 the inner source MAC, 224-239 the inner protocol, 336-367 the inner
+source address. Datagrams are whole at the input and forward hooks: the connection tracking for
+masquerading needs them defragmented. Datagrams that the kernel merges before (GRO) have equal
+headers.
 
-Per job a table ``netdev liveshift_<id>`` with a chain for each capsule's port, at ingress: there
-it works in every kernel, while nftables' bridge family often is not built.
+Each job has a table ``netdev liveshift_<id>`` with an ingress chain for each capsule's port. An
+ingress chain works in every kernel, while nftables' bridge family is often not built.
 """
 
 from __future__ import annotations
@@ -51,9 +52,10 @@ from .overlay import BRIDGES, VXLAN_PORT, Overlay, address_of, mac, most_jobs
 
 TABLE = "ip liveshift"
 HELD = "agent_runs"
-"""The chain, an empty one, that says so."""
+"""The name of an empty chain, whose existence records that an agent holds the shared rules."""
 MARK = "0x6c737678"
-"""Of what a host's own processes send by a bridge of ours, until the kernel has wrapped it."""
+"""The mark of packets that a host's own processes send by a bridge of ours. The rules remove it
+once the kernel has wrapped the packet."""
 
 
 def lay(
@@ -65,13 +67,12 @@ def lay(
     agents: Iterable[tuple[str, int]],
     relay: str = "",
 ) -> None:
-    """Lay the fence of a job; nobody is heard yet but the cluster's hosts themselves.
+    """Lay the fence of a job; it accepts only the cluster's hosts themselves at first.
 
-    ``cluster``: the addresses of its hosts, ``overlays``: the network that holds all jobs'
-    subnets, ``control``: the (address, TCP port) of the orchestrator, ``agents``: those of agents,
-    at one least, ``relay``: the address of the host that relays what capsules have to do with the
-    world, "" for none. May be repeated; the rules that all jobs share are then those of the last
-    call.
+    ``cluster`` are the addresses of the cluster's hosts, ``overlays`` the network that holds all
+    jobs' subnets, ``control`` the (address, TCP port) of the orchestrator, ``agents`` those of
+    agents, at least one. ``relay`` is the address of the relay's host, "" for none. May be
+    repeated; the rules that all jobs share are then those of the last call.
     """
     nft(laying(overlay, host_address, cluster, overlays, control, agents, relay))
 
@@ -82,15 +83,16 @@ def hold(
     control: Iterable[tuple[str, int]],
     agents: Iterable[tuple[str, int]],
 ) -> None:
-    """Lay what all jobs share, and keep it when there is none, until :func:`release`.
+    """Lay the rules that all jobs share, and keep them even without jobs, until :func:`release`.
 
-    Else a user of a host without a job could send frames that bear its address, and be heard as it.
+    Otherwise a user of a host without a job could send frames under the host's address, and other
+    hosts would accept them.
     """
     nft(f"{_shared(sorted({*cluster}), overlays, control, agents)}\nadd chain {TABLE} {HELD}\n")
 
 
 def release() -> None:
-    """Let the last job's end take the rules away, or take them away now where there is none."""
+    """Undo :func:`hold`: the shared rules go with the last job, or now if there is no job."""
     if _held():
         jobs = nft_elements("map", *TABLE.split(), "fences")
         nft(f"delete chain {TABLE} {HELD}\n" if jobs else f"delete table {TABLE}\n")
@@ -125,7 +127,7 @@ def laying(
         f'add element {TABLE} within {{ "{own}" . "{own}" }}',
         f'add element {TABLE} gateways {{ "{own}" . {overlay.gateway} }}',
     ]
-    # Hosts answer capsules elsewhere from behind the gateway's MAC, under their own address.
+    # Other hosts answer this host's capsules with the gateway's MAC and their own address.
     others = [host for host in hosts if host != host_address]
     if gateways := ", ".join(_element(mac(overlay.gateway), host, host) for host in others):
         lines.append(f"add element {TABLE} placed_{vni} {{ {gateways} }}")
@@ -150,7 +152,7 @@ def _shared(
     control: Iterable[tuple[str, int]],
     agents: Iterable[tuple[str, int]],
 ) -> str:
-    """The rules of a host's table that are no job's own."""
+    """The rules of a host's table that all jobs share."""
     listening = sorted({*agents})
     endpoints = sorted({*control, *listening})
     everyone = f"{{ {', '.join(hosts)} }}"
@@ -163,7 +165,7 @@ def _shared(
     vxlan = f"udp dport {VXLAN_PORT}"
     ids = f"@th,96,24 <= {most_jobs(overlays)}"
     user_to_capsule = f'oifname != "lo" ip daddr {overlays} meta skuid != 0'
-    shared = {  # flushed and written anew with every call, in the same transaction
+    shared = {  # each call flushes these chains and writes them anew, in one transaction
         "from_capsules": [
             f"ip daddr {overlays} iifname . ip daddr != @gateways {refuse}",
             f"tcp dport {ports} reject with tcp reset",
@@ -177,14 +179,14 @@ def _shared(
             f"{vxlan} meta mark {MARK} meta mark set 0 accept",
             f"{vxlan} meta skuid != 0 {ids} {refuse}",
             f"meta skuid != 0 ip daddr . tcp dport {theirs} reject with tcp reset",
-            # Without connection tracking: an answer is never refused, whatever that has forgotten.
+            # No connection tracking here: even if it has forgotten a connection, answers must pass.
             f"{user_to_capsule} tcp flags & (fin | syn | rst | ack) == syn jump users",
             f'oifname "{BRIDGES}" meta skuid != 0 meta mark set {MARK}',
         ],
         "sent_unasked": [f"{user_to_capsule} meta l4proto != tcp ct state new jump users"],
         "users": ["oifname vmap @owned", refuse],
         "through": [
-            "iifname . oifname @within accept",  # bridge-nf-call-iptables brings those here
+            "iifname . oifname @within accept",  # bridge-nf-call-iptables sends bridged frames here
             f"ip saddr {overlays} ip daddr {overlays} {refuse}",
             f"ip saddr {overlays} ip daddr . tcp dport {pairs} reject with tcp reset",
             f"ip saddr {overlays} {vxlan} {refuse}",
@@ -195,7 +197,7 @@ def _shared(
             f"ip daddr {overlays} ct state new {refuse}",
         ],
         "way_out": [
-            # What goes to the relay is bridged; bridge-nf-call-iptables brings it here.
+            # Traffic to the relay is bridged; bridge-nf-call-iptables sends it here.
             f'oifname "{BRIDGES}" accept',
             f"ip saddr {overlays} ip daddr {everyone} accept",
             f"ip saddr {overlays} ip daddr != {overlays} masquerade",
@@ -225,14 +227,15 @@ table {TABLE} {{
 
 
 def stands(overlay: Overlay) -> bool:
-    """Whether the fence is there; somebody else's ``nft flush ruleset`` takes it away."""
+    """True if the fence exists; another program's ``nft flush ruleset`` removes it."""
     return nft_elements("set", *TABLE.split(), f"placed_{overlay.vni}") is not None
 
 
 def hear(overlay: Overlay, where: Mapping[str, str | None]) -> None:
-    """From now on hear each mobile address from that host only (None: from its port here).
+    """From now on accept each mobile address only from its host (None: from its port here).
 
-    Only what differs is written: taking an element out costs a grace period of the kernel (10 ms).
+    Only differences are written, since removing an element costs a grace period of the kernel
+    (10 ms).
     """
     heard, here = f"placed_{overlay.vni}", f"netdev liveshift_{overlay.vni} here"
     asked = {mac(address): host for address, host in where.items()}
@@ -254,12 +257,12 @@ def hear(overlay: Overlay, where: Mapping[str, str | None]) -> None:
 
 
 def guard(overlay: Overlay, index: int, owner: int | None) -> None:
-    """Let a capsule's port take only what bears its own MAC and address, while it is here.
+    """Let a capsule's port accept only the capsule's own MAC and address, while it is here.
 
-    ``owner``: the uid whose job it is, which may connect to it from this host.
+    ``owner`` is the uid of the job's user, who may connect to the capsule from this host.
 
-    What it sends to the gateway's MAC is not for its own subnet: the host would send it on under
-    the gateway's MAC, past the fence of others.
+    The port drops packets to the gateway's MAC with an address of the job's subnet: this host would
+    forward them under the gateway's MAC, past the fences of other hosts.
     """
     nft(guarding(overlay, index, owner))
 
@@ -287,11 +290,11 @@ add rule {chain} arp saddr ether {mac(address)} arp saddr ip {address} accept
 
 
 def take_for_world(overlay: Overlay) -> None:
-    """On the relay's host: what capsules elsewhere send to the relay is this host's to send on.
+    """On the relay's host: forward what capsules on other hosts send to the relay.
 
-    It gets the gateway's MAC before the bridge sees it, and so reaches this host's own stack
-    without being forwarded by the bridge: with bridge-nf-call-iptables the connection would be
-    tracked there already, and be masqueraded no more.
+    Such a frame gets the gateway's MAC before the bridge sees it. So it reaches this host's own
+    stack and the bridge does not forward it. Otherwise, with bridge-nf-call-iptables, the
+    connection would be tracked in the bridge already and would not be masqueraded later.
     """
     nft(taking_for_world(overlay))
 
@@ -309,7 +312,8 @@ flush chain {chain}
 
 
 def _to_gateway(overlay: Overlay, chain: str) -> str:
-    """What is for the relay is not for the job's own subnet; only the relay's host takes it."""
+    """The rules for frames to the relay: drop those for the job's own subnet, and give the others
+    the gateway's MAC on the relay's host."""
     return f"""
 add rule {chain} ether daddr {mac(overlay.relay)} ip daddr {overlay.subnet} drop
 add rule {chain} ether daddr @relays ether daddr set {mac(overlay.gateway)}
@@ -317,20 +321,19 @@ add rule {chain} ether daddr @relays ether daddr set {mac(overlay.gateway)}
 
 
 def unguard(overlay: Overlay, index: int) -> None:
-    """Remove the rules of a port that is gone; kernels before 6.16 do so themselves."""
+    """Remove the rules of a port that is gone; kernels before 6.16 remove them themselves."""
     chain = f"netdev liveshift_{overlay.vni} {overlay.veth(index)}"
     script = f"flush chain {chain}\ndelete chain {chain}\n"
     subprocess.run(
         ["nft", "-f", "-"], input=script, text=True, capture_output=True, check=False
-    )  # which fails when there is none
-    with contextlib.suppress(LiveshiftError):  # the same
+    )  # nft fails if there is no such chain
+    with contextlib.suppress(LiveshiftError):  # there may be no such element
         nft(f"delete element {TABLE} housed_{overlay.vni} {{ {overlay.address(index)} }}\n")
 
 
 def lift(overlay: Overlay) -> None:
-    """Remove the fence of a job, and with the last one what all share, unless an agent holds it.
-
-    May be repeated.
+    """Remove the fence of a job; the last one also removes the shared rules, unless an agent holds
+    them. May be repeated.
     """
     vni, own = overlay.vni, overlay.bridge
     if not stands(overlay):
@@ -356,8 +359,8 @@ delete element {TABLE} gateways {{ "{own}" . {overlay.gateway} }}
 
 
 def _relayed(overlay: Overlay, overlays: str, relay: str) -> list[str]:
-    """The world's answers by way of the relay: it sends them from behind the gateway's MAC, under
-    any address but one of an overlay's."""
+    """The conditions for the world's answers through the relay: the relay's host sends them with
+    the gateway's MAC and with any address outside the overlays."""
     if not relay:
         return []
     jobs = ipaddress.ip_network(overlays)
@@ -367,12 +370,13 @@ def _relayed(overlay: Overlay, overlays: str, relay: str) -> list[str]:
 
 
 def _element(mac: str, host: str, address: str) -> str:
-    """An element of a job's ``placed``: raw payload is a number to nft."""
+    """An element of a job's set ``placed``; nft takes raw payload as numbers."""
     return f"0x{mac.replace(':', '')} . {host} . {int(ipaddress.ip_address(address)):#010x}"
 
 
 def _entries(of: str) -> set[tuple[str, ...]]:
-    """What ``placed`` or ``here`` holds: (MAC, host, address) or (MAC,); raises LiveshiftError."""
+    """The elements of ``placed`` or ``here``: (MAC, host, address) or (MAC,); raises
+    LiveshiftError."""
     found = nft_elements("set", *of.split())
     if found is None:
         raise LiveshiftError(f"network: there is no set {of}", hint="`nft list ruleset` shows all")
@@ -387,5 +391,5 @@ def _entry(concat: Sequence[int | str]) -> tuple[str, ...]:
 
 
 def _number(raw: int | str) -> int:
-    """Raw payload as nft lists it, which depends on its version."""
+    """The number of a raw payload, which nft lists in a form that depends on its version."""
     return raw if isinstance(raw, int) else int(raw, 0)

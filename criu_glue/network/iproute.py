@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs that make networks: ip, bridge and nft, each call one batch."""
+"""Runs the programs that configure networks: ip, bridge and nft. Each call is one batch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ HINT = "`liveshift doctor` checks VXLAN, bridges and nftables on this host"
 
 
 def ip(*commands: str, netns: str | None = None) -> None:
-    """Commands of ip(8) in one go; the first that fails ends it."""
+    """Run several commands of ip(8) in one batch, which ends at the first failure.
+
+    Raises LiveshiftError."""
     where = ["-netns", netns] if netns else []
     run(["ip", *where, "-batch", "-"], "\n".join(commands) + "\n")
 
 
 def nft(rules: str, netns: str | None = None) -> None:
-    """Rules in one transaction: all of them at once, or none."""
+    """Load rules of nftables in one transaction: all of them or none. Raises LiveshiftError."""
     inside = ["ip", "netns", "exec", netns] if netns else []
     if inside or (done := nft_library.run(rules)) is None:
         run([*inside, "nft", "-f", "-"], rules)
@@ -31,7 +33,7 @@ def nft(rules: str, netns: str | None = None) -> None:
 
 
 def nft_elements(*what: str) -> list[Any] | None:
-    """What a set or map holds, as nft's JSON has it; None when there is no such thing."""
+    """The elements of a set or map in nft's JSON form; None if there is no such object."""
     said = _listed(" ".join(what))
     if said is None:
         return None
@@ -49,9 +51,9 @@ def _listed(what: str) -> str | None:
 
 
 def links(*selection: str) -> list[dict[str, Any]]:
-    """What the kernel says of devices (asked by netlink: /sys may show another namespace's).
+    """What the kernel reports of network devices; [] if the selected one does not exist.
 
-    Empty when the one that is selected does not exist.
+    ip(8) asks by netlink, because /sys may show the devices of another namespace.
     """
     done = subprocess.run(
         ["ip", "-json", "link", "show", *selection], capture_output=True, text=True, check=False
@@ -60,7 +62,7 @@ def links(*selection: str) -> list[dict[str, Any]]:
 
 
 def run(command: list[str], stdin: str | None = None) -> str:
-    """What the command printed; raises LiveshiftError with what it complained of."""
+    """Run a command and return its output; raises LiveshiftError with its error message."""
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"

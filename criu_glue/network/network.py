@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The overlay: a job's subnet on every host, and a capsule's mobile address in it.
 
-Per host and job a bridge and a unicast VXLAN without learning; per capsule a network namespace
-with one veth, ``eth0``. The MAC follows from the address, so the whole address book is "which
-host has this address now". Every device is made by name and every call may be repeated. Who is
-heard, and what capsules do not reach, is fence.py's.
+Each job has a bridge and a unicast VXLAN without learning on each host. Each capsule has a network
+namespace with one veth, ``eth0``. The MAC follows from the address, so the whole address book is
+"which host has this address now". Every device is made by name and every call may be repeated.
+fence.py decides which frames the overlay accepts, and what capsules cannot reach.
 
-Facts behind the order of things (tried):
+Facts behind the order of the steps (tried):
 - peers' neighbour entries are permanent, so nothing needs ARP, which unicast VXLAN cannot flood;
-- ``bridge fdb replace`` on a VXLAN ADDS a destination: the old entry is deleted first;
+- ``bridge fdb replace`` on a VXLAN ADDS a destination, so the old entry is deleted first;
 - ``rto_min 10ms`` on the routes lets data in flight at the freeze recover in milliseconds;
 - the gateway has the same address and MAC on every host, so it is always the local one.
 
-With a *relay* the world knows all capsules by the address of one host. Each job's overlay has
-another address, ``Overlay.relay``, which is that host's only, and capsules' default route leads to
-it. That host's kernel does the rest: its connection tracking keeps the connections, and its address
-book says where each capsule is now. So nothing of a connection to the world has to move.
+With a *relay* the world knows all capsules by the address of one host. Each job's overlay has a
+further address, ``Overlay.relay``, which only that host has, and capsules' default route leads to
+it. That host's kernel does the rest: its connection tracking keeps the connections, and the address
+book there says where each capsule is now. So no state of a connection to the world has to move.
 
-What reads the kernel's tables and then changes them is done by one thread at a time.
+Functions that read the kernel's tables and then change them run in one thread at a time.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 COMPLETE = "liveshift"
-"""Alias of a job's bridge once all of its overlay stands on this host."""
+"""The alias that a job's bridge gets once the whole overlay exists on this host."""
 
 
 P = ParamSpec("P")
@@ -100,20 +100,19 @@ def raise_overlay(
 ) -> None:
     """Make the job's fence, bridge and VXLAN on this host, its gateway address and the way out.
 
-    ``lay_again``: where all of it stands already, load the fence's rules again, since the
-    cluster's hosts may be others than when they were loaded. ``relay``: the address of the host
-    that relays what capsules have to do with the world, "" for none.
+    ``lay_again``: load the fence's rules again if the overlay exists already, since the cluster's
+    hosts may have changed. ``relay`` is the address of the relay's host, "" for none.
 
     Traffic from the overlay to anything but the overlay and the cluster's own hosts is
-    masqueraded; the hosts themselves see mobile addresses and answer to them. What capsules do
-    not reach is given by ``overlays``, ``control`` and ``agents``, see :func:`fence.lay`.
+    masqueraded. The hosts themselves see mobile addresses and answer to them. ``overlays``,
+    ``control`` and ``agents`` state what capsules cannot reach, see :func:`fence.lay`.
     """
     bridge, vxlan = overlay.bridge, overlay.vxlan
     if [there for there in links("dev", bridge) if there.get("ifalias") == COMPLETE]:
         if lay_again or not fence.stands(overlay):
             _lay_again(overlay, host_address, cluster, overlays, control, agents, relay)
         return
-    lower_overlay(overlay)  # what an interrupted attempt left
+    lower_overlay(overlay)  # remove what an interrupted attempt has left
     device, mtu = underlay(host_address)
     inner = mtu - VXLAN_OVERHEAD
     fence.lay(overlay, host_address, cluster, overlays, control, agents, relay)
@@ -131,7 +130,7 @@ def raise_overlay(
     )
     run(["bridge", "link", "set", "dev", vxlan, "learning", "off"])
     _sysctl("net/ipv4/ip_forward", "1")
-    for name in ("all", device, bridge):  # answers may come back by another way than they went
+    for name in ("all", device, bridge):  # answers may take another path than their requests
         _sysctl(f"net/ipv4/conf/{name}/rp_filter", "2")
     _enter_relay(overlay, host_address, relay)
     ip(f"link set dev {bridge} alias {COMPLETE}")
@@ -146,8 +145,9 @@ def _lay_again(
     agents: Iterable[tuple[str, int]],
     relay: str,
 ) -> None:
-    """The fence of an overlay that is in use, after somebody has flushed the host's rules: what
-    it has to hold is read off the forwarding table."""
+    """Lay the fence of an overlay in use again, for example after an ``nft flush ruleset``.
+
+    The forwarding table shows which host has each mobile address."""
     found = links("master", overlay.bridge)
     indices = [(overlay.index(link["ifname"]), link.get("ifalias", "")) for link in found]
     ports = {index: alias for index, alias in indices if index is not None}
@@ -176,19 +176,19 @@ def hold_fence(
     control: Iterable[tuple[str, int]],
     agents: Iterable[tuple[str, int]],
 ) -> None:
-    """Keep users and containers of this host from speaking as it, jobs or not: see fence.hold."""
+    """Keep this host's users and containers from sending frames as this host: see fence.hold."""
     fence.hold(cluster, overlays, control, agents)
 
 
 @_in_turn
 def release_fence() -> None:
-    """From now on that stands only while a job is here."""
+    """From now on keep the shared rules of :func:`hold_fence` only while a job is here."""
     fence.release()
 
 
 @_in_turn
 def lower_overlay(overlay: Overlay) -> None:
-    """Remove the job's devices and rules from this host; nothing happens when there are none."""
+    """Remove the job's devices and rules from this host; does nothing if there are none."""
     for device in (overlay.vxlan, overlay.bridge):
         if links("dev", device):
             run(["ip", "link", "del", device])
@@ -205,15 +205,16 @@ def plug_in(
     owner: int,
     relayed: Iterable[str] | None = None,
 ) -> None:
-    """Make a capsule's network namespace with its mobile address, locked if it is to receive.
+    """Make a capsule's network namespace with its mobile address.
 
-    ``owner``: the uid whose job it is, which may connect to it; the veth's alias keeps it.
-    ``relayed``: where a host relays what it has to do with the world, the addresses of the
-    cluster's hosts, which it reaches through the host that it is on all the same; else None.
+    ``locked``: the namespace is for a capsule that will come from another host. ``owner`` is the
+    uid of the job's user, who may connect to the capsule; the veth's alias keeps it. ``relayed``:
+    with a relay, the addresses of the cluster's hosts, which the capsule reaches through its own
+    host and not through the relay; without a relay, None.
 
-    A locked one is not where its address is: it says and hears nothing, lock or not, before
-    :func:`locate` says that it is here. A namespace of that name left over from an earlier stay
-    on this host is replaced.
+    The address of a locked namespace is still on another host. So it sends and receives nothing
+    until :func:`locate` enters that the address is here, even if the lock is opened before. A
+    namespace of that name from an earlier stay on this host is replaced.
     """
     unplug(overlay, netns, index)
     address, veth = overlay.address(index), overlay.veth(index)
@@ -222,8 +223,9 @@ def plug_in(
         raise LiveshiftError(f"the overlay {overlay.subnet} does not stand on this host")
     mtu = bridge[0]["mtu"]
     run(["ip", "netns", "add", netns])
-    # By default one ICMP error a second would go out; the lock needs one per retransmission.
-    # The second is for eth0, which does not exist yet: loopback, which does, keeps IPv6.
+    # By default the kernel sends one ICMP error a second; the lock needs one per retransmission.
+    # The second setting applies to eth0, which does not exist yet; loopback exists, so it keeps
+    # IPv6.
     settings = (
         "echo 0 > /proc/sys/net/ipv4/icmp_ratelimit;"
         " cd /proc/sys/net/ipv6/conf/default 2> /dev/null || exit 0; echo 1 > disable_ipv6"
@@ -257,7 +259,7 @@ def plug_in(
 
 @_in_turn
 def unplug(overlay: Overlay, netns: str, index: int) -> None:
-    """Remove a capsule's network namespace and veth; nothing happens when there are none."""
+    """Remove a capsule's network namespace and veth; does nothing if there are none."""
     if links("dev", overlay.veth(index)):
         run(["ip", "link", "del", overlay.veth(index)])
     fence.unguard(overlay, index)
@@ -266,7 +268,7 @@ def unplug(overlay: Overlay, netns: str, index: int) -> None:
 
 
 def end_namespace(netns: str) -> None:
-    """Kill what runs in a network namespace and remove it; nothing happens when there is none."""
+    """Kill all processes in a network namespace and remove it; does nothing if there is none."""
     if Path(f"/run/netns/{netns}").exists():
         for pid in run(["ip", "netns", "pids", netns]).split():
             with contextlib.suppress(ProcessLookupError):
@@ -278,7 +280,7 @@ def end_namespace(netns: str) -> None:
 def locate(overlay: Overlay, where: Mapping[str, str | None]) -> None:
     """Enter into this host's tables which host has each mobile address (None: this one).
 
-    The fence comes first: from then on the place that is left is not heard.
+    The fence changes first, so that it drops frames from the old host from then on.
     """
     fence.hear(overlay, where)
     commands: list[str] = []
@@ -291,8 +293,8 @@ def locate(overlay: Overlay, where: Mapping[str, str | None]) -> None:
         if host is not None:
             commands.append(f"fdb append {at} dev {overlay.vxlan} dst {host} self static")
             commands.append(f"fdb replace {at} dev {overlay.vxlan} master static")
-    # The bridge's own entry for an address that is here follows its veth by learning; an entry
-    # that points to the VXLAN from earlier would win over it and is taken out.
+    # The bridge learns the entry of an address that is here from its veth. An older entry that
+    # points to the VXLAN would win over that entry, so we remove it.
     for line in known:
         if line.get("master") and macs[line["mac"]] is None:
             commands.append(f"fdb del {line['mac']} dev {overlay.vxlan} master")
@@ -307,15 +309,16 @@ def locate(overlay: Overlay, where: Mapping[str, str | None]) -> None:
 
 
 def _forwarding(overlay: Overlay) -> list[dict[str, Any]]:
-    """The lines of the VXLAN's table, which say which host has a MAC (``dst``), and of the bridge's
-    that lead to it (``master``)."""
+    """The VXLAN's entries, which say which host has a MAC (``dst``), and the bridge's entries that
+    lead to the VXLAN (``master``)."""
     return list(json.loads(run(["bridge", "-json", "fdb", "show", "dev", overlay.vxlan])))
 
 
 def _no_ipv6(*devices: str) -> None:
-    """The fence's rules are for IPv4, and a user of this host could reach ff02::1%device."""
+    """Switch IPv6 off, since the fence's rules are for IPv4 only, and a user of this host could
+    reach ff02::1%device."""
     for device in devices:
-        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+        with contextlib.suppress(FileNotFoundError):  # the kernel has no IPv6
             _sysctl(f"net/ipv6/conf/{device}/disable_ipv6", "1")
 
 

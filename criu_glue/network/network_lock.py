@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lock on a capsule's network: one table of rules that are awake or dormant.
+"""The lock on a capsule's network: one nftables table that is active or dormant.
 
-A frozen capsule is deaf and mute on eth0 while its rules are awake; loopback stays open, else
-CRIU's probe of 127.0.0.1 takes 133 s. What peers send is answered with ICMP host unreachable, not
-dropped: an established connection takes that for a soft error and does not back its retransmissions
-off meanwhile (RFC 6069; tcp_ld_RTO_revert), so data in flight arrives milliseconds after the unlock
-instead of up to twice the freeze later.
+While the table is active, nothing passes a frozen capsule's eth0. Loopback stays open, else CRIU's
+probe of 127.0.0.1 takes 133 s. The kernel answers TCP from peers with ICMP host unreachable instead
+of dropping it. An established connection treats that as a soft error and does not back off its
+retransmissions (RFC 6069; tcp_ld_RTO_revert). So data in flight arrives milliseconds after the
+unlock; with drops it could take up to twice the freeze.
 
-The job stands still for as long as this takes, hence the table stays when the lock is opened:
-removing rules costs a grace period of the kernel (13 ms on two cores), putting them to sleep and
-waking them is one message of 0.1 ms. nft(8), which takes 3 ms to start, only makes the table.
+The job is paused while the lock changes, so it must be fast. The table therefore stays when the
+lock is opened: removing rules costs a grace period of the kernel (13 ms on two cores), but one
+message of 0.1 ms makes the table dormant or active. nft(8), which takes 3 ms to start, only makes
+the table.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _RULES = """table inet {table} {{
 }}
 """
 LOCK_RULES = _RULES.format(table=LOCK_TABLE, flags="")
-"""For nft: the lock, closed."""
+"""The nft rules of the closed lock."""
 _OPEN = _RULES.format(table=LOCK_TABLE, flags="flags dormant;")
 
 _DORMANT = 1  # linux/netfilter/nf_tables.h: NFT_TABLE_F_DORMANT
@@ -59,9 +60,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def prepare_lock(pid: int) -> None:
-    """Make the lock of the network namespace of ``pid``, open, so that closing it takes no time.
+    """Make an open lock in the network namespace of ``pid``, so that :func:`lock` is fast.
 
-    Nothing happens where there is one. Raises LiveshiftError, as those below do.
+    Does nothing if there is a lock. Raises LiveshiftError, as lock and unlock do.
     """
     with _table(pid) as table:
         if table.flags is None:
@@ -69,7 +70,7 @@ def prepare_lock(pid: int) -> None:
 
 
 def lock(pid: int) -> None:
-    """Let nothing through eth0 of the network namespace of ``pid`` any more; may be repeated."""
+    """Close the lock: nothing passes eth0 of the network namespace of ``pid``. May be repeated."""
     with _table(pid) as table:
         if table.flags is None:
             _load(pid, LOCK_RULES)
@@ -78,14 +79,14 @@ def lock(pid: int) -> None:
 
 
 def unlock(pid: int) -> None:
-    """Let everything through; may be repeated."""
+    """Open the lock of the network namespace of ``pid``: all traffic passes. May be repeated."""
     with _table(pid) as table:
         if table.flags is not None and not table.flags & _DORMANT:
             table.set(table.flags | _DORMANT)
 
 
 def locked(pid: int) -> bool:
-    """Whether nothing is let through; raises OSError, FileNotFoundError without such a process."""
+    """True if the lock is closed; raises OSError, FileNotFoundError if the process has ended."""
     with _Table(pid) as table:
         return table.flags is not None and not table.flags & _DORMANT
 
@@ -107,7 +108,8 @@ def _load(pid: int, rules: str) -> None:
 
 
 class _Table:
-    """The lock's table in another network namespace: the thread enters it and comes back."""
+    """The lock's table in another network namespace; the thread enters the namespace only while it
+    opens a socket there."""
 
     def __init__(self, pid: int) -> None:
         with open("/proc/thread-self/ns/net") as home, open(f"/proc/{pid}/ns/net") as there:
@@ -126,7 +128,7 @@ class _Table:
 
     @cached_property
     def flags(self) -> int | None:
-        """None where there is no such table."""
+        """The table's flags; None if there is no such table."""
         self._line.send(_message(_GETTABLE, _REQUEST, _NAME_OF_LOCK))
         reply = self._line.recv(65536)
         (kind,) = struct.unpack_from("=H", reply, 4)
@@ -138,7 +140,7 @@ class _Table:
         raise OSError(code, f"nf_tables: {os.strerror(code)}")
 
     def set(self, flags: int) -> None:
-        """A batch, as nf_tables takes every change."""
+        """Set the table's flags, in a batch, since nf_tables takes every change as a batch."""
         wanted = _NAME_OF_LOCK + _attribute(_FLAGS, struct.pack(">I", flags))
         self._line.send(
             _message(_BATCH_BEGIN, _REQUEST, b"", _OF_NFTABLES)
@@ -171,7 +173,7 @@ def _attribute(kind: int, value: bytes) -> bytes:
 
 
 def _number(message: bytes, wanted: int) -> int:
-    """A 32-bit attribute of a message of nf_tables; 0 when it has none."""
+    """The 32-bit attribute ``wanted`` of a message of nf_tables; 0 if the message lacks it."""
     at, end = 20, struct.unpack_from("=I", message)[0]
     while at + 4 <= end:
         size, kind = struct.unpack_from("=HH", message, at)

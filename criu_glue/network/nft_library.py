@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nftables without nft(8): the library it is made of, held open by a daemon for its lifetime.
+"""Changes nftables without nft(8): a daemon keeps nft's library open for its lifetime.
 
-A move changes the fence on every host of its job while the job stands still. nft(8) takes 3 ms to
-start, and where elements were taken out it waits at its end for a grace period of the kernel
-(closing the socket flushes what is to be freed: 10 ms and more). The library, its socket kept open,
-takes 0.05 ms for the same.
+A move changes the fence on every host of its job while the job is paused. nft(8) takes 3 ms to
+start. If it removed elements, it waits at its end for a grace period of the kernel (closing the
+socket frees them: 10 ms and more). The library takes 0.05 ms for the same, since its socket stays
+open.
 
-One thread does all of it. For most commands the library reads the host's whole ruleset, half a
-megabyte for each job, and malloc keeps what it takes for that apart for each thread that asks: with
-100 jobs and the agent's 64 threads that was 490 MB, with one thread 69 MB.
+One thread makes all calls. For most commands the library reads the host's whole ruleset, half a
+megabyte for each job, and malloc keeps that memory separately for each calling thread. With 100
+jobs and the agent's 64 threads that was 490 MB, with one thread 69 MB.
 
-Only for the network namespace in which :func:`hold_open` was called; threads that are in another
-one, and programs that never call it, use nft(8).
+The library serves only the network namespace in which :func:`hold_open` was called. Threads in
+another namespace, and programs that never call it, use nft(8).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _held: _Context | None = None
 
 class _Context:
     def __init__(self) -> None:
-        """Raises OSError where there is no such library."""
+        """Raises OSError if this host has no such library, AttributeError if it is too old."""
         self.space = _space()
         self._thread = ThreadPoolExecutor(1, "nftables")
         self._lib = lib = ctypes.CDLL(NAME)
@@ -64,8 +64,7 @@ class _Context:
 
 
 def hold_open() -> None:
-    """From now on rules of this thread's network namespace go through the library, if there is
-    one on this host."""
+    """Use the library from now on for this thread's network namespace, if this host has it."""
     global _held
     try:
         _held = _Context()
@@ -74,8 +73,9 @@ def hold_open() -> None:
 
 
 def run(rules: str, flags: int = 0) -> tuple[bool, str] | None:
-    """Whether all of the rules are in force (else none is), and what was printed or complained of;
-    None where that is nft's to do."""
+    """(True if all rules are in force, False if none is; nft's output or error message).
+
+    Returns None if the library does not serve this namespace; then the caller must run nft(8)."""
     if _held is None or _held.space != _space():
         return None
     return _held.run(rules, flags)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names and numbers of a job's overlay: all of them follow from its subnet and its VXLAN id."""
+"""The names and numbers of a job's overlay, which all follow from its subnet and its VXLAN id."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from functools import lru_cache
 VXLAN_PORT = 4789
 VXLAN_OVERHEAD = 50
 BRIDGES = "lsb*"
-"""All jobs' bridges, as nft has it."""
+"""The pattern by which nft matches the bridges of all jobs."""
 
 
 @dataclass(frozen=True)
 class Overlay:
-    """A job's subnet. ``vni`` is its VXLAN id and also names its devices."""
+    """A job's overlay. ``vni`` is its VXLAN id, which is also part of its devices' names."""
 
     vni: int
     subnet: str
@@ -38,30 +38,31 @@ class Overlay:
 
     @property
     def relay(self) -> str:
-        """Where capsules send what is for the world, if one host relays all of it."""
+        """The address to which capsules send traffic for the world, if one host relays it all."""
         return str(ipaddress.ip_network(self.subnet)[-3])
 
     def address(self, index: int) -> str:
-        """The mobile address of capsule ``index``, the first being .1."""
+        """The mobile address of capsule ``index``; capsule 0 has address number 1."""
         return _address(self.subnet, index + 1)
 
     def veth(self, index: int) -> str:
         return f"lsv{self.vni}.{index}"
 
     def index(self, device: str) -> int | None:
-        """Whose veth a device is; None when it is not one of this overlay's."""
+        """The index of the capsule whose veth ``device`` is; None if it is none of this overlay."""
         start, _, index = device.rpartition(".")
         return int(index) if start == f"lsv{self.vni}" and index.isdecimal() else None
 
 
 @lru_cache(maxsize=1 << 16)
 def _address(subnet: str, number: int) -> str:
-    """Kept: an orchestrator says every address of every job to every host."""
+    """Cached, because an orchestrator sends every address of every job to every host."""
     return str(ipaddress.ip_network(subnet)[number])
 
 
 def most_jobs(overlays: str) -> int:
-    """How many jobs have room in a network: each has a /24, and its number, from 1, as VXLAN id."""
+    """The number of jobs that fit into a network. Each job has a /24, and its number, which counts
+    from 1, is its VXLAN id."""
     return max(1, 1 << 24 - ipaddress.ip_network(overlays).prefixlen)
 
 
@@ -72,5 +73,5 @@ def mac(address: str) -> str:
 
 
 def address_of(mac: str) -> str:
-    """The mobile address that a MAC follows from."""
+    """The mobile address of a MAC that :func:`mac` made."""
     return ".".join(str(int(byte, 16)) for byte in mac.split(":")[2:])

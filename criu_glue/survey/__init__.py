@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a capsule consists of, and what of it stands in the way of a move."""
+"""Finds out what a capsule consists of, and which parts of it prevent a move."""

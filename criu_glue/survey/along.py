@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a directory holds that goes along with a capsule, and which directory it really is."""
+"""Measures a directory that moves with a capsule, and finds out which directory it really is."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ..files import sparse, statx, trees
 from .found import Along
 
 RECENT_S = 2.0
-"""What was written within so long is taken to be written all the time, and goes twice."""
+"""A file written in the last so many seconds is expected to change again, and to be sent twice."""
 
 NETWORK = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "fuse.glusterfs"]
 )
-"""File systems whose source names the same directory on every host."""
+"""Types of file systems whose mount source means the same directory on every host."""
 
 
 def measure(path: str, top: Path) -> Along:
-    """Look through all of ``top``; of one that is not there nothing goes along."""
+    """Count and measure the files below ``top``; all counts are 0 if there is no such directory."""
     files = size = recent = 0
     since_ns = (time.time() - RECENT_S) * 1e9
     for name, s in trees.walk(top):
@@ -38,7 +38,7 @@ def measure(path: str, top: Path) -> Along:
 
 
 def size_of(paths: Iterable[str], root: Path = Path("/")) -> int:
-    """Bytes of single files that are sent, without holes; of those that have gone, none."""
+    """Bytes to send for single files, without holes; a file that is gone counts 0."""
     return sum(_data(root, path.lstrip("/")) for path in paths)
 
 
@@ -51,8 +51,8 @@ def _data(top: Path, name: str) -> int:
 
 
 def place_of(path: Path) -> tuple[str, str]:
-    """(file system, directory in it): equal for the same directory only, on whatever host and
-    mount. Raises OSError."""
+    """(file system, directory in it). Two are equal only for the same directory, on any host and
+    by any mount. Raises OSError."""
     mount = mount_table("self").get(statx.stat(path).mount)
     if mount is None:
         raise OSError(errno.ESTALE, "its mount has just gone", str(path))
@@ -65,7 +65,7 @@ def place_of(path: Path) -> tuple[str, str]:
 
 
 def overlap(one: tuple[str, str], other: tuple[str, str]) -> bool:
-    """Whether two places are one, or one holds the other."""
+    """True if two places are the same directory, or one contains the other."""
     if one[0] != other[0] or not one[0]:
         return False
     first, second = sorted((f"{one[1].rstrip('/')}/", f"{other[1].rstrip('/')}/"), key=len)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TCP connections of a capsule that a move breaks: those to hosts outside the cluster.
+"""Finds TCP connections of a capsule that a move breaks: those to hosts outside the cluster.
 
-Such a peer knows the capsule by the address of the host that masquerades it, and what that host's
-kernel has noted of the connection does not move along. So does a connection to the gateway of the
-job's subnet break: that is whichever host the capsule is on. Read from /proc; nothing is stopped.
+Such a peer knows the capsule by the address of the host that masquerades it. That host's kernel
+keeps the state of the connection, which does not move. A connection to the gateway of the job's
+subnet breaks too, since the gateway is always the capsule's present host. The data come from /proc;
+nothing is stopped.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from ..capsule.room import Room
 from ..capsule.tree import descriptors, inner_pid, tasks
 
 _OPEN = {1, 2, 4, 5, 8}
-"""ESTABLISHED, SYN_SENT, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT (include/net/tcp_states.h)."""
+"""The states of an open connection: ESTABLISHED, SYN_SENT, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT
+(include/net/tcp_states.h)."""
 
 LIBRARIES = {
     "cygrpc": "gRPC",
@@ -37,14 +39,14 @@ LIBRARIES = {
     "libmongoc": "libmongoc",
     "_ssl.": "Python's ssl",
 }
-"""By a part of a mapped file's name: what often holds such connections."""
+"""Libraries that often hold such connections, by a part of their mapped file's name."""
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 @dataclass(frozen=True)
 class Connection:
-    """``pid`` is the capsule's own, 0 where no process of it has the socket open any more."""
+    """One connection; ``pid`` is the capsule's, 0 if no process has the socket open any more."""
 
     peer: str
     port: int
@@ -65,8 +67,9 @@ class Connection:
 
 
 def outside(room: Room, inside: Iterable[str], gateway: str) -> list[Connection]:
-    """Those to peers other than loopback and the networks ``inside``, and to the ``gateway``; none
-    of a capsule that has ended."""
+    """The connections to the ``gateway``, and those beyond loopback and the networks ``inside``.
+
+    Returns [] for a capsule that has ended."""
     near = [ipaddress.ip_network(each) for each in (*inside, "127.0.0.0/8", "::1/128")]
     found = {
         inode: peer
@@ -83,8 +86,9 @@ def outside(room: Room, inside: Iterable[str], gateway: str) -> list[Connection]
 
 
 def parse(table: str) -> Iterator[tuple[tuple[str, int], int]]:
-    """((peer, port), inode) of the open connections in the text of /proc/net/tcp or tcp6. A mapped
-    IPv4 address is given as such."""
+    """((peer, port), inode) of the open connections in the text of /proc/net/tcp or tcp6.
+
+    An IPv4-mapped IPv6 address is returned as the IPv4 address."""
     for line in table.splitlines()[1:]:
         fields = line.split()
         if int(fields[3], 16) in _OPEN:
@@ -99,7 +103,7 @@ def _sockets(pid: int) -> Iterator[tuple[tuple[str, int], int]]:
 
 
 def _address(raw: str) -> str:
-    """The kernel writes each four bytes as one number of this machine's byte order."""
+    """Decode an address; the kernel prints each four bytes as one number in host byte order."""
     words = [int(raw[at : at + 8], 16) for at in range(0, len(raw), 8)]
     packed = struct.pack(f"={len(words)}I", *words)
     address = ipaddress.ip_address(packed)
@@ -114,7 +118,7 @@ def _within(peer: str, networks: list[Network]) -> bool:
 
 
 def _holders(room: Room, inodes: set[int]) -> dict[int, tuple[int, str, tuple[str, ...]]]:
-    """By socket, the first process that has it open: its pid inside, its name, its libraries."""
+    """Inode of a socket → (capsule's pid, name, libraries) of the first process that has it."""
     targets = {f"socket:[{inode}]": inode for inode in inodes}
     held: dict[int, tuple[int, str, tuple[str, ...]]] = {}
     for task in tasks(room):

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SQLite databases that are open for writing and whose file would be another one after a move.
+"""Finds open SQLite databases to which SQLite would refuse to write after a move.
 
-A file that goes along is made anew at the destination and gets another inode number there. SQLite
-compares the number with the one that it found when it opened the database, before each transaction
-that needs a rollback journal, and then refuses to write ("attempt to write a readonly database",
-SQLITE_READONLY_DBMOVED: sqlite, src/os_unix.c, fileHasMoved, and src/pager.c, databaseIsUnmoved).
-With a write-ahead log it does not look, and on a shared path the number stays what it is. Nor does
-it look with the journal in memory or switched off, but a database file does not tell of these.
+A file that moves is made anew at the destination and gets another inode number there. Before each
+transaction that needs a rollback journal, SQLite compares the number with the one that it found
+when it opened the database. If they differ, it refuses to write ("attempt to write a readonly
+database", SQLITE_READONLY_DBMOVED: sqlite, src/os_unix.c, fileHasMoved, and src/pager.c,
+databaseIsUnmoved). With a write-ahead log SQLite does not compare, and on a shared path the number
+stays the same. With the journal in memory or switched off SQLite does not compare either, but a
+database file does not show these two modes.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _WRITE_VERSION, _ROLLBACK = 18, 1
 
 
 def refuses_after_a_move(pid: int, fd: int) -> bool:
-    """Whether a process has a database open there to which SQLite would not write at another host.
+    """True if descriptor ``fd`` is a database to which SQLite would not write on another host.
 
-    One that is still empty is not known for a database.
+    A database that is still empty is not recognized.
     """
     with contextlib.suppress(OSError):
         ours = lent(pid, fd)

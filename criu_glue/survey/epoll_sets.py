@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes out of epoll sets, for the time of a move, what CRIU cannot dump of them.
+"""Takes entries that CRIU cannot dump out of epoll sets for the time of a move.
 
-An epoll set holds files by (file, descriptor's number). Where a process has closed the descriptor,
-but another still has the file, the entry stays in the set: after a fork, or once the file was
-passed on. CRIU dumps a set only if each of its files is open, under that number, in the process
-that it dumps the set from, the first that has it (criu: eventpoll.c, flush_eventpoll_dinfo_queue).
+An epoll set holds files by (file, descriptor's number). If a process closes the descriptor while
+another process still has the file, the entry stays in the set. That happens after a fork, or when
+the file was passed on. CRIU dumps a set from the first process that has it, and only if each file
+of the set is open under its number in that process (criu: eventpoll.c,
+flush_eventpoll_dinfo_queue).
 
-epoll_ctl(2) takes the number from its caller's table of descriptors, so the caller need not be that
-process. A thread of ours with its own table takes over the set and the file (pidfd_getfd(2)),
-gives the file the number and takes the entry out, while the tree runs. In the same way the entry
-is put in again before the tree goes on, here or at the destination. The kernel looks then whether
-the file is ready, so no event is lost.
+epoll_ctl(2) looks up the number in its caller's descriptor table, so the caller may be another
+process. A thread of ours with its own table duplicates the set and the file (pidfd_getfd(2)), gives
+the file the number and takes the entry out, while the tree runs. In the same way we put the entry
+back before the tree goes on, here or at the destination. The kernel then checks whether the file is
+ready, so no event is lost.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _SET = "anon_inode:[eventpoll]"
 _LINE = re.compile(
     r"^tfd: +(\d+) events: +([0-9a-f]+) data: +([0-9a-f]+) .*ino:([0-9a-f]+) sdev:([0-9a-f]+)", re.M
 )
-"""fs/eventpoll.c, ep_show_fdinfo."""
+"""A line of an epoll set's fdinfo (kernel: fs/eventpoll.c, ep_show_fdinfo)."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -56,8 +57,8 @@ class _Event(ctypes.Structure):
 class Entry:
     """An entry that CRIU cannot dump; pids are the capsule's.
 
-    The set is descriptor ``epoll`` of process ``owner``. It holds, under ``number``, the file that
-    process ``holder`` has open as ``held``; ``inode`` is that file's at the source.
+    The set is descriptor ``epoll`` of process ``owner``. Under ``number`` it holds the file that
+    process ``holder`` has open as ``held``; ``inode`` is the file's inode at the source.
     """
 
     owner: int
@@ -71,8 +72,10 @@ class Entry:
 
 
 def find(tree: Mapping[int, int]) -> tuple[list[Entry], list[tuple[str, str]]]:
-    """Such entries of a tree, and (what stands in the way, what to do) for those whose file no
-    process of it has open. ``tree``: tree.in_order."""
+    """The entries of a tree that CRIU cannot dump, and the problems that prevent a move.
+
+    A problem is (what prevents the move, what to do), for an entry whose file no process of the
+    tree has open. ``tree`` is the result of tree.in_order."""
     found: list[Entry] = []
     problems: dict[tuple[str, str], None] = {}
     files: dict[int, list[tuple[int, int]]] = {}
@@ -99,19 +102,21 @@ def find(tree: Mapping[int, int]) -> tuple[list[Entry], list[tuple[str, str]]]:
 
 
 def take_out(entries: Iterable[Entry], pids: Mapping[int, int]) -> list[Entry]:
-    """Take entries out; returns those that were there. ``pids``: the capsule's pid → the host's."""
+    """Take entries out; returns those that existed. ``pids``: the capsule's pid → the host's."""
     return [entry for entry, failed in _change(_DEL, entries, pids) if failed is None]
 
 
 def put_in(entries: Iterable[Entry], pids: Mapping[int, int]) -> None:
-    """Put them in again; raises OSError where that cannot be. One that is in already is fine."""
+    """Put entries back; raises OSError if that fails. An entry that is in the set already is
+    accepted."""
     for _, failed in _change(_ADD, entries, pids):
         if failed is not None and failed.errno != errno.EEXIST:
             raise failed
 
 
 def unchanged(entries: Iterable[Entry], pids: Mapping[int, int]) -> list[Entry]:
-    """Those whose file is still open where it was; the others have gone with it."""
+    """The entries whose holder still has the file open; the other files are closed, and the
+    kernel has removed their entries."""
     return [entry for entry in entries if _inode(pids.get(entry.holder), entry.held) == entry.inode]
 
 
@@ -128,8 +133,8 @@ def _inode(pid: int | None, fd: int) -> int:
 
 
 def _sets(pids: Iterable[int]) -> Iterator[tuple[int, int, str]]:
-    """Each epoll set that holds something: the first process that has it, its descriptor there, and
-    what the kernel says of it."""
+    """(pid, descriptor, fdinfo) of each epoll set that is not empty, by the first process that has
+    it."""
     seen: dict[str, list[tuple[int, int]]] = {}
     for pid in pids:
         with suppress(OSError):
@@ -147,14 +152,16 @@ def _sets(pids: Iterable[int]) -> Iterator[tuple[int, int, str]]:
 
 
 def _entries(text: str) -> Iterator[tuple[int, int, int, int, int]]:
-    """(number, events, data, inode, device) of each."""
+    """(number, events, data, inode, device) of each entry in the fdinfo of a set."""
     for number, *others in _LINE.findall(text):
         events, data, inode, device = (int(digits, 16) for digits in others)
         yield int(number), events, data, inode, device
 
 
 def _words(inode: int, device: int) -> str:
-    """Of a file that only the kernel has, as /proc/PID/fd names it where that can be known."""
+    """The name of a file that no process has open, as /proc/PID/fd would show it.
+
+    Only sockets and pipes have such a name here; others are named by inode and device."""
     major, minor = device >> 20, device & 0xFFFFF  # linux/kdev_t.h
     with socket.socket(socket.AF_UNIX) as ours:
         if os.fstat(ours.fileno()).st_dev == os.makedev(major, minor):
@@ -170,7 +177,7 @@ def _words(inode: int, device: int) -> str:
 
 
 def _files(pids: Iterable[int]) -> dict[int, list[tuple[int, int]]]:
-    """Inode → (pid, descriptor) of all that have it open."""
+    """Inode → (pid, descriptor) of all descriptors of that file."""
     found: dict[int, list[tuple[int, int]]] = {}
     for pid in pids:
         with suppress(OSError):
@@ -181,12 +188,12 @@ def _files(pids: Iterable[int]) -> dict[int, list[tuple[int, int]]]:
 
 
 def _is(pid: int, fd: int, owner: int, slot: _Slot) -> bool:
-    """Whether a descriptor is of the file that a set holds there."""
+    """True if descriptor ``fd`` of ``pid`` is the file that ``slot`` of ``owner`` holds."""
     return _kcmp(pid, owner, _EPOLL_TFD, fd, ctypes.addressof(slot)) == 0
 
 
 def _has_gone(pid: int, slot: _Slot) -> bool:
-    """Whether a set holds no such entry any more: the program has closed the file meanwhile."""
+    """True if the set no longer has the entry, because the program has closed the file."""
     failed = _kcmp(pid, pid, _EPOLL_TFD, slot.set, ctypes.addressof(slot)) == -1
     return failed and ctypes.get_errno() == errno.ENOENT
 
@@ -198,7 +205,7 @@ def _kcmp(first: int, second: int, kind: int, a: int, b: int) -> int:
 def _change(
     what: int, entries: Iterable[Entry], pids: Mapping[int, int]
 ) -> list[tuple[Entry, OSError | None]]:
-    """Done in a table of descriptors of our own, which goes with the thread."""
+    """Change entries in a thread with its own descriptor table, which ends with the thread."""
     done: list[tuple[Entry, OSError | None]] = []
     if wanted := list(entries):
 
@@ -222,7 +229,7 @@ def _change_one(what: int, entry: Entry, pids: Mapping[int, int]) -> None:
     made = [lent(pids[entry.owner], entry.epoll)]
     try:
         made.append(lent(pids[entry.holder], entry.held))
-        if entry.number in made[:1]:  # it must not be overwritten
+        if entry.number in made[:1]:  # dup2 must not overwrite our descriptor of the set
             made.insert(0, os.dup(made[0]))
         if made[-1] != entry.number:
             made.append(os.dup2(made[-1], entry.number, inheritable=False))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large a capsule is, in what decides how long a move of it takes.
+"""Measures the parts of a capsule's size that decide how long a move takes.
 
-From /proc alone; the kernel walks the page tables for it, about 5 ms per GiB of small pages, while
-the tasks run on.
+The figures come from /proc alone. The kernel walks the page tables for them, about 5 ms per GiB of
+small pages, while the tasks run on.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ..capsule.tree import tasks
 from .found import Footprint
 
 _SHARED = b" /dev/zero (deleted)\n"
-"""How proc(5) ends the line of shared memory without a name."""
+"""The end of a line in /proc/PID/maps for shared memory without a name (proc(5))."""
 
 
 def footprint(room: Room) -> Footprint:
-    """What the processes of a room below process 1 take now; one that ends meanwhile counts as far
-    as it was seen."""
+    """The footprint of all processes of a room below process 1. A process that ends meanwhile is
+    left out."""
     return measure(task.pid for task in tasks(room))
 
 
 def measure(pids: Iterable[int]) -> Footprint:
-    """The same for some processes, by their pids here."""
+    """The footprint of the processes with these pids of the host."""
     private = copied = shared = processes = threads = mappings = shared_mappings = 0
     for pid in pids:
         try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was found in a capsule: data alone, for messages carry it, and the command line reads them.
-Who looks is survey.py, along.py and footprint.py."""
+"""The results of a survey of a capsule. They are data only, since messages carry them and the
+command line reads those. survey.py, along.py and footprint.py fill them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .gpu_tasks import GpuTask
 
 @dataclass(frozen=True)
 class Along:
-    """A directory that goes along; ``path`` is the capsule's name for it.
+    """A directory that moves with the capsule; ``path`` is its path in the capsule.
 
-    ``files``: entries of any kind; ``size``: bytes that are sent, without holes; ``recent``: those
-    of files that were written in the last RECENT_S seconds. ``place``: where it lies, as of
-    :func:`place_of`.
+    ``files`` counts entries of any kind. ``size`` is the number of bytes to send, without holes;
+    ``recent`` are those of files that were written in the last RECENT_S seconds (along.py).
+    ``place`` is the result of :func:`along.place_of`.
     """
 
     path: str
@@ -27,12 +27,12 @@ class Along:
 
 @dataclass(frozen=True)
 class NeededFile:
-    """A file that must be on the destination as it is here: path, bytes, ELF build id or '', mode.
+    """A file that the destination must have as it is here: path, bytes, ELF build id or '', mode.
 
-    On a shared path it is the same file there and may change meanwhile: ``size`` is -1 and
-    ``mode`` 0, which means that they are not compared. ``inode``: at the
-    source, of one that is open there and not mapped, else 0. Such a file is only looked for: where
-    the path is in truth each host's own, the destination lacks it.
+    On a shared path the destination has the same file, which may change meanwhile. Then ``size`` is
+    -1 and ``mode`` 0, and neither is compared. ``inode`` is the inode at the source of a file on a
+    shared path that is open and not mapped, else 0. The destination only checks that such a file
+    exists: it is missing if each host in fact has its own directory at that path.
 
     CRIU refuses a file with another mode (type and permission bits of st_mode; validate_file in its
     files-reg.c).
@@ -47,7 +47,7 @@ class NeededFile:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a move of the capsule involves; sizes in bytes, pids as the capsule sees them."""
+    """The result of a survey; sizes in bytes, pids as the capsule sees them."""
 
     pids: tuple[int, ...]
     resident: int
@@ -57,28 +57,28 @@ class Survey:
     single_files: tuple[str, ...]
     mapped_writable: tuple[str, ...]
     problems: tuple[tuple[str, str], ...]
-    """(what stands in the way, what to do), one for each finding."""
+    """(what prevents the move, what to do), one for each finding."""
     gpu_tasks: tuple[GpuTask, ...] = ()
-    """Those that have to do with a GPU; what of it stands in the way others decide."""
+    """The tasks that use a GPU or its driver; other code decides whether they prevent the move."""
     along: tuple[Along, ...] = ()
-    """The directories that go along, which the source looks through besides."""
+    """The directories that move with the capsule; the source measures them separately."""
     ids: tuple[int, ...] = ()
-    """Of all threads, process groups and sessions, as the capsule sees them (pids.py)."""
+    """The ids of all threads, process groups and sessions, as the capsule sees them (pids.py)."""
     nameless: int = 0
-    """Bytes of files that have lost their last name and go in its image (lost_names.py)."""
+    """Bytes of files that have lost their last name; CRIU's image holds them (lost_names.py)."""
     single_size: int = 0
-    """Bytes of ``single_files`` without holes: they go over while the job is paused."""
+    """Bytes of ``single_files`` without holes; they are sent while the job is paused."""
     output: int = 0
-    """Bytes of output that are kept, which go along too."""
+    """Bytes of the capsule's log, which moves too."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """All processes of a capsule together; memory in bytes, resident or swapped out.
+    """The size of all processes of a capsule together; memory in bytes, resident or swapped out.
 
-    ``private``: anonymous memory, where a page that processes share after a fork counts once;
-    ``copied``: the same where each of them counts it. ``shared``: mapped shared memory, files of
-    /dev/shm among it. ``mappings``: lines of their maps; ``shared_mappings``: those of
+    ``private`` is anonymous memory; a page that processes share after a fork counts once there. In
+    ``copied`` such a page counts once for each process. ``shared`` is mapped shared memory, with
+    files of /dev/shm. ``mappings`` counts the lines of /proc/PID/maps, ``shared_mappings`` those of
     shared memory without a name.
     """
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks that have to do with a GPU, as /proc shows them: NVIDIA's device files, the CUDA driver
-library, and who else is inside (a debugger, a profiler's library, an MPS daemon's pipe).
+"""Finds the tasks that use a GPU or its driver, by /proc.
 
-Whether such a task is a CUDA process only the driver can tell.
+It looks for NVIDIA's device files, the CUDA driver library, and for tools in the task: a debugger,
+a profiler's library, an MPS daemon's pipe. Only the driver knows whether such a task is a CUDA
+process.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from pathlib import Path
 DEVICES = "/dev/nvidia"
 LIBCUDA = "libcuda.so"
 INJECTION = ("CUDA_INJECTION64_PATH", "CUDA_INJECTION32_PATH")
-"""The CUDA driver loads the library that such a variable names into the process (CUPTI's way in,
-also Nsight's)."""
+"""Variables that name a library, which the CUDA driver then loads into the process. CUPTI and
+Nsight use them."""
 
 TOOLS = (
     "libToolsInjection",  # Nsight Systems
@@ -29,28 +30,29 @@ MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 
 @dataclass(frozen=True)
 class GpuTask:
-    """One task; ``pid`` as its capsule sees it, ``host_pid`` as the host where it was seen does."""
+    """One task; ``pid`` is its pid in the capsule, ``host_pid`` that on the host that saw it."""
 
     pid: int
     host_pid: int
     name: str
     device_files: bool
-    """It has /dev/nvidia* open or mapped."""
+    """True if the task has /dev/nvidia* open or mapped."""
     libcuda: bool
-    """It has the CUDA driver library mapped; that alone makes no CUDA process of it."""
+    """True if the task has the CUDA driver library mapped; it need not be a CUDA process then."""
     tracer: int = 0
-    """Who traces it (a debugger), by the host's pid; 0: nobody, or a task out of sight."""
+    """The host's pid of the process that traces the task (a debugger); 0 if there is none, or none
+    in this pid namespace."""
     injected: tuple[str, ...] = ()
-    """Libraries and variables of CUDA tools: a profiler is inside. libcupti alone is none; PyTorch
-    has it mapped always."""
+    """Libraries and variables of CUDA tools, which show that a profiler is in the task. libcupti
+    does not count, because PyTorch always has it mapped."""
     mps: str = ""
-    """The pipe directory of an MPS daemon that it can reach, by its environment."""
+    """The pipe directory of an MPS daemon that the task's environment names and that exists."""
 
 
 def look(host_pid: int, pid: int, name: str) -> GpuTask | None:
-    """What there is to tell of a task; None when it has nothing to do with a GPU.
+    """Look at one task; returns None if it uses neither a GPU nor the CUDA driver library.
 
-    Raises FileNotFoundError when it has ended.
+    Raises FileNotFoundError if the task has ended.
     """
     paths = {path for path in _mapped(host_pid) if _counts(path)}
     devices = any(path.startswith(DEVICES) for path in paths) or _has_device_open(host_pid)
@@ -97,7 +99,7 @@ def _has_device_open(host_pid: int) -> bool:
 
 
 def _environ(host_pid: int) -> dict[str, str]:
-    """What it was started with; what it has set for itself since is not seen."""
+    """The environment with which the task was started, without its own later changes."""
     raw = Path(f"/proc/{host_pid}/environ").read_bytes()
     pairs = (item.partition(b"=") for item in raw.split(b"\0"))
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
@@ -111,7 +113,7 @@ def _tracer(host_pid: int) -> int:
 
 
 def _mps(host_pid: int, directory: str) -> str:
-    """``directory`` when a daemon has its control pipe there."""
+    """Return ``directory`` if it contains the control pipe of an MPS daemon, else ""."""
     if not directory.startswith("/"):
         return ""
     control = f"/proc/{host_pid}/root{directory}/control"

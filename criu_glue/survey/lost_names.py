@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that a task has open or mapped by a name that is gone, while they have another one.
+"""Finds files that a task has open or mapped by a name that is gone.
 
-CRIU restores them by a second name that it gives them (link_remaps.py). In a capsule's own
-directories that name goes along, on a shared path it is there already; elsewhere it would stay
-behind, and the restore would fail. A deleted file without any name goes in CRIU's image, from
-wherever it was (ghosts.py).
+If the file still has another name, CRIU gives it a new name and restores it from that one
+(link_remaps.py). In a capsule's own directories the new name moves with the capsule. On a shared
+path the destination has it already. Elsewhere it would stay behind, and the restore would fail. A
+deleted file without any name travels in CRIU's image, wherever it was (ghosts.py).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ..capsule.mounts import Place, Placement
 from ..capsule.tree import descriptors
 
 DELETED = " (deleted)"
-"""How the kernel marks such a name (proc(5))."""
+"""The suffix by which the kernel marks a name that is gone (proc(5))."""
 
 MOST_DELETED = 4 << 30
-"""Bytes of a file without any name that CRIU takes into its image (``--ghost-limit``)."""
+"""CRIU takes a file without any name into its image up to this many bytes (``--ghost-limit``)."""
 
 REMEDY = "close it before the move, or have it made below /tmp, /dev/shm or a path of files.shared"
 
@@ -31,9 +31,9 @@ REMEDY = "close it before the move, or have it made below /tmp, /dev/shm or a pa
 def look(
     pid: int, who: str, placement: Placement, mounts: dict[int, tuple[str, str]]
 ) -> Iterator[tuple[str, str]]:
-    """(what stands in the way, what to do) for each such file that could not go along."""
+    """(what prevents a move, what to do) for each such file that could not move."""
     for path, at in _deleted(pid):
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # the task has closed it meanwhile
             seen = os.stat(at)
             names = seen.st_nlink
             if not names and seen.st_blocks * 512 > MOST_DELETED:
@@ -51,12 +51,14 @@ def look(
 
 
 def nameless(pid: int) -> dict[tuple[int, int], int]:
-    """Bytes of its files without any name, by device and inode: they go in CRIU's image. Not those
-    in /dev/shm, which counts as a whole, nor memory that no other process sees as a file."""
+    """(device, inode) → bytes of a process's files without any name, which go into CRIU's image.
+
+    Files in /dev/shm are left out, because /dev/shm counts as a whole. Memory that the kernel only
+    shows as a file (memfd, System V) is left out too."""
     found = {}
     for path, at in _deleted(pid):
         if not path.startswith(("/dev/", "/memfd:", "/SYSV")):
-            with contextlib.suppress(OSError):  # closed meanwhile
+            with contextlib.suppress(OSError):  # the process has closed it meanwhile
                 seen = os.stat(at)
                 if stat.S_ISREG(seen.st_mode) and not seen.st_nlink:
                     found[seen.st_dev, seen.st_ino] = seen.st_blocks * 512
@@ -64,7 +66,7 @@ def nameless(pid: int) -> dict[tuple[int, int], int]:
 
 
 def _deleted(pid: int) -> Iterator[tuple[str, str]]:
-    """The name that is gone, and where in /proc its file can be looked at."""
+    """(the name that is gone, a path in /proc that leads to its file)."""
     for fd, target in descriptors(pid):
         if target.startswith("/") and target.endswith(DELETED):
             yield target.removesuffix(DELETED), f"/proc/{pid}/fd/{fd}"

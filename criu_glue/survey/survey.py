@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look at a capsule's tree while it runs: what a move needs, and what stands in its way.
+"""Surveys a capsule's tree while it runs: what a move needs, and what prevents it.
 
-Reads /proc only; nothing is stopped. The answer is a snapshot: the job may open something the
-next moment, which CRIU then finds while the job can still go on at its source.
+It reads /proc only; nothing is stopped. The result is a snapshot. If the job opens something that
+cannot move a moment later, CRIU finds it while the job can still go on at its source.
 """
 
 from __future__ import annotations
@@ -38,22 +38,24 @@ UNMOVABLE = {
     "anon_inode:[fanotify]": ("a fanotify group, which CRIU cannot dump", "close it"),
 }
 _PT_NOTE = 4  # elf(5)
-_SEGMENTS = 256  # looked at; libraries have a dozen, and the file is whatever a job has mapped
-_FAR = 1 << 62  # no file is so large; beyond it there is no seeking
+_SEGMENTS = 256  # at most so many are read: libraries have a dozen, a job's file may claim more
+_FAR = 1 << 62  # every file is smaller; a seek beyond it would fail
 PLAIN_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts/")
 
 
 @dataclass(frozen=True)
 class Changing:
-    """Files of a tree that may have changed without their size and time saying so, or that go
-    along only if they are open; paths as the capsule sees them."""
+    """The part of a survey that is taken again once the tree is frozen.
+
+    It holds files whose content may change without a change of size and time, and files that move
+    only while they are open. Paths are as the capsule sees them."""
 
     single_files: tuple[str, ...]
     mapped_writable: tuple[str, ...]
     locks: tuple[Held, ...] = ()
-    """File locks with which it cannot leave."""
+    """File locks that prevent the move."""
     databases: tuple[str, ...] = ()
-    """Open databases that would be read-only at another host (databases.py), in words."""
+    """Open databases that would be read-only on another host (databases.py), in words."""
 
 
 @dataclass
@@ -67,7 +69,7 @@ class _Findings:
     databases: dict[str, None] = field(default_factory=dict)
     nameless: dict[tuple[int, int], int] = field(default_factory=dict)
     shared: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Open files on shared paths, by device and inode."""
+    """Path of each open file on a shared path → its device and inode."""
 
     @property
     def passing(self) -> list[tuple[str, str]]:
@@ -77,7 +79,7 @@ class _Findings:
 
 def survey(room: Room, root_pid: int, placement: Placement) -> Survey:
     """Survey the tree whose root task is ``root_pid`` in the room; raises ProcessLookupError
-    when the capsule has ended meanwhile."""
+    if the capsule has ended meanwhile."""
     try:
         return _survey(room, root_pid, placement)
     except (FileNotFoundError, psutil.NoSuchProcess) as gone:
@@ -119,7 +121,7 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
             if placement.of_path(cwd, mounts) not in (Place.PRIVATE, Place.CARRIED):
                 found.directories.add(cwd)
         except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
-            continue  # it has ended, perhaps while we looked: it has no more than its exit status
+            continue  # the task has ended, so only its exit status is left
     if not seen:
         raise ProcessLookupError(f"no task runs in {room.plan.hostname}")
     found.problems |= dict.fromkeys(terminals.of_room(room.root))
@@ -140,7 +142,7 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
         if (file := fingerprint(path, room.root)) is not None:
             needed.append(replace(file, size=-1, mode=0) if place is Place.SHARED else file)
     for path, (device, inode) in sorted(found.shared.items()):
-        # It is not opened, which would break a lease.
+        # The file is not opened here, because that would break a lease.
         if path not in found.needed and _is_at(room, path, device, inode):
             needed.append(NeededFile(path, -1, "", 0, inode))
     shm = os.statvfs(room.root / "dev/shm")
@@ -160,9 +162,9 @@ def _survey(room: Room, root_pid: int, placement: Placement) -> Survey:
 
 
 def changing(room: Room, placement: Placement) -> Changing:
-    """That part of a survey, which is taken again once the tree is frozen: a tenth of its time.
+    """Take the part of a survey that must be repeated once the tree is frozen.
 
-    Raises ProcessLookupError when the capsule has ended meanwhile.
+    It takes a tenth of a survey's time. Raises ProcessLookupError if the capsule has ended.
     """
     found = _look_again(room, placement, maps=True)
     return Changing(
@@ -174,8 +176,10 @@ def changing(room: Room, placement: Placement) -> Changing:
 
 
 def passing(room: Room, placement: Placement) -> list[tuple[str, str]]:
-    """(what stands in the way, what to do) of what a program may have for moments only: locks, and
-    databases in the middle of a transaction. Raises ProcessLookupError as :func:`changing`."""
+    """(what prevents a move, what to do) for things that a program may have for moments only.
+
+    These are locks, and databases in a transaction. Raises ProcessLookupError as :func:`changing`.
+    """
     return _look_again(room, placement, maps=False).passing
 
 
@@ -184,7 +188,7 @@ def _look_again(room: Room, placement: Placement, *, maps: bool) -> _Findings:
     seen = 0
     try:
         own_pipes = {f"pipe:[{room.pipe_inode(fd)}]" for fd in (STDOUT_FD, STDERR_FD)}
-        mounts: dict[int, dict[int, tuple[str, str]]] = {}  # by mount namespace: mostly one
+        mounts: dict[int, dict[int, tuple[str, str]]] = {}  # by mount namespace, mostly one
         for task in tasks(room):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 space = os.stat(f"/proc/{task.pid}/ns/mnt").st_ino
@@ -202,12 +206,12 @@ def _look_again(room: Room, placement: Placement, *, maps: bool) -> _Findings:
 
 
 def _only_main_ended(task: psutil.Process) -> bool:
-    """Whether a process goes on without its first thread (pthread_exit(3) in main)."""
+    """True if a process goes on without its first thread (pthread_exit(3) in main)."""
     return task.status() == psutil.STATUS_ZOMBIE and len(os.listdir(f"/proc/{task.pid}/task")) > 1
 
 
 def fingerprint(path: str, root: Path = Path("/")) -> NeededFile | None:
-    """Size, build id and mode of a file; None when it is not there or no regular file."""
+    """Size, build id and mode of a file; None if it does not exist or is no regular file."""
     try:
         with open_plain(root / path.lstrip("/")) as file:
             status = os.fstat(file.fileno())
@@ -217,9 +221,10 @@ def fingerprint(path: str, root: Path = Path("/")) -> NeededFile | None:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Open a regular file for reading; raises OSError, or ValueError for what can't be a path.
+    """Open a regular file for reading; raises OSError, or ValueError if the path is invalid.
 
-    Another host or a job has named it: a pipe would keep us waiting, a device may act.
+    Another host or a job has chosen the path, and other kinds of files are dangerous: opening a
+    pipe may block us, opening a device may trigger an action.
     """
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
@@ -233,8 +238,8 @@ def open_plain(path: Path) -> BinaryIO:
 def build_id(file: BinaryIO) -> str:
     """The GNU build id of an ELF file (64 bit, little endian), '' without one.
 
-    From its note segments, wherever those lie: patched libraries, such as those of wheels, have
-    theirs near the end. CRIU compares it too, but only when the tree has been frozen.
+    The id is in a note segment, which may lie anywhere: patched libraries, such as those of wheels,
+    have it near the end. CRIU compares the id too, but only after the tree was frozen.
     """
     head = file.read(64)
     if len(head) < 64 or not head.startswith(b"\x7fELF\x02\x01"):
@@ -296,7 +301,7 @@ def _look_at_descriptors(
             flags, mount_id, locks = _fdinfo(pid, fd)
             opened = os.stat(f"/proc/{pid}/fd/{fd}")
         except FileNotFoundError:
-            continue  # closed meanwhile
+            continue  # the task has closed it meanwhile
         if mount_id not in mounts:
             found.problems[
                 f"{who} has {target} open on a mount that is not in its capsule"
@@ -331,7 +336,7 @@ def _look_at_descriptors(
 
 
 def _is_at(room: Room, path: str, device: int, inode: int) -> bool:
-    """Whether an open file still has its name; programs delete or replace theirs all day."""
+    """True if an open file still has its name; programs often delete or replace their files."""
     with contextlib.suppress(OSError):
         there = os.stat(room.root / path.lstrip("/"))
         return (there.st_dev, there.st_ino) == (device, inode)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of a capsule's terminals CRIU could not dump or restore.
+"""Finds a capsule's terminals that CRIU could not dump or restore.
 
-A capsule has a devpts of its own, so the numbers of its pseudo-terminals are free at a destination.
-CRIU opens masters until it has the number that it wants, 32 of them at most; it dumps an open
-``/dev/tty`` only where nobody else has that terminal, and then its master is not in the capsule
-(criu: tty.c, __pty_open_ptmx_index, tty_verify_ctty).
+A capsule has its own devpts, so the numbers of its pseudo-terminals are free at a destination. To
+get a certain number, CRIU opens masters until it has that one, at most 32. CRIU dumps an open
+``/dev/tty`` only if no other process has that terminal open; but then the terminal's master is not
+in the capsule (criu: tty.c, __pty_open_ptmx_index, tty_verify_ctty).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 from ..capsule.tree import descriptors
 
 AT_ONCE = 32
-"""Masters that CRIU opens to come to one of a certain number."""
+"""CRIU opens at most this many masters to get the one with a certain number."""
 
 Trouble = tuple[str, str]
 
 
 def of_task(pid: int, who: str) -> Iterator[Trouble]:
-    """What of a task's terminals stands in the way of a move."""
+    """(what prevents a move, what to do) for the terminals of one task."""
     if any(target == "/dev/tty" for _, target in descriptors(pid)):
         yield (
             f"{who} holds /dev/tty, which CRIU cannot dump",
@@ -31,7 +31,7 @@ def of_task(pid: int, who: str) -> Iterator[Trouble]:
 
 
 def of_room(root: Path) -> Iterator[Trouble]:
-    """The same of all terminals that there are in a room."""
+    """(what prevents a move, what to do) for all terminals of a room."""
     there = sorted(int(name) for name in os.listdir(root / "dev/pts") if name.isdigit())
     for free, number in enumerate(there):
         if number - free >= AT_ONCE:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections of a capsule to UNIX sockets outside it, which do not move.
+"""Finds connections of a capsule to UNIX sockets outside it, which cannot move.
 
 A capsule reaches services of its host by the paths of their sockets. The kernel lists the sockets
-of a network namespace with the inode of each one's peer (sock_diag(7)). A peer that no process of
-the capsule has open is another's, or on its way in a message. A connection that was not accepted
-yet has no inode; the listener names those that wait for it.
+of a network namespace with the inode of each socket's peer (sock_diag(7)). If no process of the
+capsule has the peer open, a process outside has it, or it is in a message. A peer that was not
+accepted yet has no inode; the listener's entry lists the sockets that wait for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG, linux/netlink.h
 _BY_FAMILY, _REQUEST, _DUMP = 20, 0x01, 0x300
 _SHOWN = 0x04 | 0x08  # UDIAG_SHOW_PEER, UDIAG_SHOW_ICONS of linux/unix_diag.h
 _PEER, _ICONS, _SHUTDOWN = 2, 3, 6
-_BOTH_WAYS = 3  # so it is, too, once the peer has gone
+_BOTH_WAYS = 3  # shut down in both directions, also because the peer is gone
 _HEAD = struct.Struct("=IHHII")
 _ASKED = struct.Struct("=BBHIIIII")
 _SOCKET = struct.Struct("=BBBBIII")
@@ -37,8 +37,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass
 class _Seen:
-    """UNIX sockets of a network namespace, by inode: their peers, of those that have one, 0 while
-    it is not accepted; those whose peer has gone; those that wait for a listener among them."""
+    """The UNIX sockets of a network namespace, by inode.
+
+    ``peers`` maps each connected socket to its peer, 0 while the peer is not accepted. ``ended``
+    are sockets whose peer is gone. ``waiting`` are sockets that wait for a listener of this
+    namespace."""
 
     every: set[int] = field(default_factory=set)
     peers: dict[int, int] = field(default_factory=dict)
@@ -47,9 +50,9 @@ class _Seen:
 
 
 def outside(room: Room, tree: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:
-    """(what stands in the way, what to do) for each process that is connected to such a socket.
+    """(what prevents a move, what to do) for each connection to a socket outside the capsule.
 
-    ``tree``: the host's pid and the capsule's of each process in it. Raises OSError.
+    ``tree``: the host's pid and the capsule's pid of each process. Raises OSError.
     """
     seen = _look(room)
     held = {pid: _held(pid) for pid, _ in tree}
@@ -64,7 +67,7 @@ def outside(room: Room, tree: Sequence[tuple[int, int]]) -> Iterator[tuple[str, 
         for inode in held[pid] & away.keys():
             peer = away[inode]
             if peer in seen.every and peer not in others:
-                continue  # on its way in a message
+                continue  # the peer is in a message
             yield (
                 f"process {inner} is connected to {others.get(peer, 'a UNIX socket')} outside its"
                 " capsule, over a UNIX socket",
@@ -81,7 +84,7 @@ def _held(pid: int) -> set[int]:
 
 
 def _holders(wanted: set[int], own: Container[int]) -> dict[int, str]:
-    """Inode → the process that has it open, in words, of all others on this host."""
+    """Inode → the process outside the capsule that has it open, in words."""
     found = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         if int(name) not in own:
@@ -111,7 +114,7 @@ def _look(room: Room) -> _Seen:
         except OSError as error:
             failed.append(error)
 
-    thread = threading.Thread(target=ask, name="unix-sockets")  # its namespace goes with it
+    thread = threading.Thread(target=ask, name="unix-sockets")  # only it changes its namespace
     thread.start()
     thread.join()
     if failed:
@@ -120,7 +123,7 @@ def _look(room: Room) -> _Seen:
 
 
 def _read(raw: bytes, found: _Seen) -> bool:
-    """Take the messages of one answer; returns whether there are more to come."""
+    """Read the messages of one answer into ``found``; returns False after the last message."""
     at = 0
     while at + _HEAD.size <= len(raw):
         size, kind, *_ = _HEAD.unpack_from(raw, at)
