@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The real NCCL, behind our functions of the same names: pncclX of the libnccl that is loaded. */
+/* The real NCCL functions behind our functions of the same names: pncclX of the loaded libnccl. */
 #ifndef LIVESHIFT_INTERPOSER_NCCL_REAL_H
 #define LIVESHIFT_INTERPOSER_NCCL_REAL_H
 
@@ -11,7 +11,8 @@
 /* The arguments that most collectives share; each is given in full below. */
 #define NCCL_DATA const void *, void *, size_t, ncclDataType_t
 
-/* X(name without prefix, parameters) of every function that returns ncclResult_t and is called. */
+/* X(name without prefix, parameters) of every function that we call and that returns
+   ncclResult_t. */
 #define NCCL_REAL_FUNCTIONS(X)                                                                     \
     X(AllReduce, (NCCL_DATA, ncclRedOp_t, ncclComm_t, nccl_stream))                                \
     X(Broadcast, (NCCL_DATA, int, ncclComm_t, nccl_stream))                                        \
@@ -108,8 +109,8 @@ extern _Atomic(void *) nccl_reals[NCCL_FUNCTIONS];
 struct nccl_thread {
     /* gettid(); 0: not asked for yet, or in a group, so that the short way isn't open. */
     int32_t tid;
-    /* How many real functions it is inside of: libnccl calls some of its own exports, and so arrives
-       here with handles that it gave nobody. */
+    /* How many real functions it is inside of: libnccl calls some of its own exports, and so
+       arrives here with handles that it gave nobody. */
     unsigned inside;
     /* How many groups it is inside of. */
     unsigned groups;
