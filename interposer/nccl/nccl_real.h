@@ -109,8 +109,8 @@ extern _Atomic(void *) nccl_reals[NCCL_FUNCTIONS];
 struct nccl_thread {
     /* gettid(). 0: not asked for yet, or the thread is in a group; then it takes no short way. */
     int32_t tid;
-    /* How many real functions it is inside of: libnccl calls some of its own exports, and so
-       arrives here with handles that it gave nobody. */
+    /* How many real functions the thread is inside. libnccl calls some of its own exports, and so
+       reaches our functions with handles that the application never got. */
     unsigned inside;
     /* How many groups the thread is inside. */
     unsigned groups;
