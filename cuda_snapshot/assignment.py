@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPU of the destination stands for which of the source: a pure decision, with reasons.
+"""Chooses for each GPU of the source a GPU of the destination; a pure function that gives reasons.
 
-The driver wants every GPU that the process could see in the map, used or not, each on one of its
-own and of the same chip type (cuda.h on cuCheckpointProcessRestore; NVIDIA/cuda-checkpoint issues
-35, 47 and 54). A restore that finds too little memory leaves the process checkpointed for good
-(issue 44), so memory is counted before.
+The driver's map must name every GPU that the process could see, used or not. Each must go onto
+another GPU, which has the same chip type (cuda.h on cuCheckpointProcessRestore;
+NVIDIA/cuda-checkpoint issues 35, 47 and 54). A restore that finds too little memory leaves the
+process checkpointed for good (issue 44), so this module counts the memory before.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ..errors import Refused
 from .devices import Gpu
 
 MARGIN = 256 << 20
-"""Bytes beyond what was used: a context isn't of the same size everywhere."""
+"""A GPU needs this many bytes more than were used, since the size of a context differs by GPU."""
 
 Pairs = list[tuple[str, str]]
-"""(GPU of the source, GPU of the destination), uuids, in the source's order."""
+"""Pairs of UUIDs (GPU of the source, GPU of the destination), in the source's order."""
 
 
 def assign(
@@ -29,16 +29,17 @@ def assign(
     taken: Mapping[str, str],
     wanted: Mapping[str, str],
 ) -> Pairs:
-    """A GPU of ``targets`` for each of ``sources``; raises Refused, each GPU with its reason.
+    """Choose a GPU of ``targets`` for each of ``sources``. Raises Refused with a reason for each
+    GPU.
 
-    ``used``: bytes that the capsule has on its GPUs, by uuid. ``taken``: targets that others use
-    or were promised, and by whom, in words. ``wanted``: source → target as somebody asked, which
-    may be one that others use.
+    ``used``: bytes that the capsule has on its GPUs, by UUID. ``taken``: targets that are used by
+    or promised to others, and by whom, in words. ``wanted``: source → target as a person asked;
+    such a target may be one that others use.
 
-    A GPU that is at both ends is the same one and its own: what the capsule uses stays there. The
-    largest use goes first: onto the GPU with the same PCI address, or else where most is free. A
-    restored process goes on telling the old address (NVIDIA/cuda-checkpoint issue 48), by which
-    NCCL looks for its GPU.
+    A GPU that is in both lists is the same GPU: if the capsule uses it, it keeps it. The source
+    with the largest use chooses first. It takes the GPU with the same PCI address, or else the one
+    with the most free memory. A restored process keeps reporting the old PCI address
+    (NVIDIA/cuda-checkpoint issue 48), and NCCL looks for its GPU by this address.
     """
     by_uuid = {gpu.uuid: gpu for gpu in targets}
     chosen: dict[str, str] = {}
@@ -49,7 +50,7 @@ def assign(
         if why_not := _why_not(by_uuid[new], source, used, {}):
             raise Refused(f"{named(source)} cannot go onto {named(by_uuid[new])}, which {why_not}")
         chosen[old] = new
-    for gpu in order:  # before any other gets it
+    for gpu in order:  # first of all, so that no other source gets it
         if gpu.uuid in by_uuid and gpu.uuid not in {*chosen, *chosen.values()}:
             chosen[gpu.uuid] = gpu.uuid
     for gpu in order:
@@ -60,7 +61,7 @@ def assign(
 
 
 def changes(pairs: Pairs) -> bool:
-    """Whether any GPU becomes another one, which takes driver 580 (CUDA 13.0)."""
+    """Whether any pair has two different GPUs, which needs driver 580 (CUDA 13.0)."""
     return any(old != new for old, new in pairs)
 
 
@@ -103,8 +104,8 @@ def _best(
 
 
 def _place_unused(sources: Sequence[Gpu], targets: Sequence[Gpu], chosen: dict[str, str]) -> None:
-    """GPUs that the capsule could see and does not use: nothing goes there, so others may use the
-    one that stands for it."""
+    """Choose targets for the GPUs that the capsule could see but does not use. Nothing goes to such
+    a target, so other processes may use it."""
     left = {gpu.uuid: gpu for gpu in targets if gpu.uuid not in chosen.values()}
     unused = [gpu for gpu in sources if gpu.uuid not in chosen]
     for source in unused:
@@ -128,7 +129,7 @@ def _place_unused(sources: Sequence[Gpu], targets: Sequence[Gpu], chosen: dict[s
 def _why_not(
     target: Gpu, source: Gpu, used: Mapping[str, int], taken: Mapping[str, str]
 ) -> str | None:
-    needed = used.get(source.uuid)  # a context alone is a use, too
+    needed = used.get(source.uuid)  # a context alone counts as use
     if not _same_model(target, source):
         return f"is another model ({target.name}, not {source.name})"
     if needed is not None and target.mig:
@@ -142,7 +143,7 @@ def _why_not(
     if target.memory_bytes < needed + MARGIN:
         there, wanted = units.size(target.memory_bytes), units.size(needed + MARGIN)
         return f"has less memory ({there}, {wanted} needed)"
-    free = target.free_bytes + used.get(target.uuid, 0)  # its own goes away before
+    free = target.free_bytes + used.get(target.uuid, 0)  # the capsule frees its own before
     if free < needed + MARGIN and target.uuid != source.uuid:
         return f"has {units.size(free)} free, {units.size(needed + MARGIN)} needed"
     return None
@@ -153,5 +154,5 @@ def _same_model(one: Gpu, other: Gpu) -> bool:
 
 
 def named(gpu: Gpu) -> str:
-    """A GPU in a sentence: its number on its host, and as much of its uuid as tells it apart."""
+    """Text for a GPU: its number on its host, and enough of its UUID to recognise it."""
     return f"GPU {gpu.index} ({gpu.uuid[:12]})"

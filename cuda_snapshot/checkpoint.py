@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver's functions that lock, checkpoint, restore and unlock another process.
 
-Our own declarations of what CUDA 13.0's cuda.h describes; no cffi object leaves this module. The
-argument structures are 64 bytes in every version, and what we don't set must be zero in each. A
-call may last long and releases Python's lock; the object may be used by several threads.
+The declarations are our own, after CUDA 13.0's cuda.h; no cffi object leaves this module. The
+argument structures have 64 bytes in every version, and bytes that we don't set must be zero. A call
+may take long; it releases Python's lock. Several threads may use the object.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..errors import LiveshiftError
 from .driver import LIBRARY, CudaError, check, in_words
 
 SINCE = 12080
-"""The version by which cudaTypedefs.h names the functions: CUDA 12.8, driver 570."""
+"""cudaTypedefs.h has the functions since this version: CUDA 12.8, driver 570."""
 REMAP_SINCE = 13000
-"""The map of GPUs came with CUDA 13.0, driver 580; before, its place was reserved."""
+"""A restore takes a map of GPUs since CUDA 13.0, driver 580; before, its field was reserved."""
 
 _CDEF = """
 typedef int CUresult;
@@ -59,12 +59,12 @@ class ProcessState(enum.IntEnum):
 
 
 class Checkpoint:
-    """The functions of one driver library, initialised. Where nothing else is said, methods raise
-    CudaError naming the function and its result."""
+    """The functions of one driver library, initialised. Methods raise CudaError with the function's
+    name and its result, unless their docstring says otherwise."""
 
     def __init__(self, library: str = LIBRARY) -> None:
         """Opens the library and calls cuInit, which takes seconds on a large host without
-        persistence mode. Raises LiveshiftError where there is no driver or it lacks a function."""
+        persistence mode. Raises LiveshiftError if there is no driver or it lacks a function."""
         self._ffi = cffi.FFI()
         self._ffi.cdef(_CDEF + "".join(f"CUresult {name}();\n" for name in _FUNCTIONS))
         for name in ("lock_args", "empty_args", "restore_args"):
@@ -84,7 +84,8 @@ class Checkpoint:
         self._functions = {name: self._resolve(name, kind) for name, kind in _FUNCTIONS.items()}
 
     def _resolve(self, name: str, kind: str) -> Any:
-        """By cuGetProcAddress, which gives the variant for the version asked for; or by name."""
+        """Look a function up: by cuGetProcAddress, which gives the variant of version SINCE, or by
+        name if the driver has no cuGetProcAddress. Raises LiveshiftError."""
         if hasattr(self._library, "cuGetProcAddress_v2"):
             found, status = self._ffi.new("void **"), self._ffi.new("int *")
             result = self._library.cuGetProcAddress_v2(name.encode(), found, SINCE, 0, status)
@@ -105,30 +106,32 @@ class Checkpoint:
 
     @property
     def can_remap(self) -> bool:
-        """A process can be restored onto other GPUs than those it was checkpointed on."""
+        """Whether a process can be restored onto other GPUs than those of its checkpoint."""
         return self._version >= REMAP_SINCE
 
     def state(self, pid: int) -> ProcessState:
         return ProcessState(self._number("cuCheckpointProcessGetState", pid))
 
     def restore_thread(self, pid: int) -> int:
-        """The thread of the process that does the driver's work there: it must be able to run."""
+        """The thread of the process that does the driver's work there. It must be able to run."""
         return self._number("cuCheckpointProcessGetRestoreThreadId", pid)
 
     def lock(self, pid: int, timeout_ms: int) -> None:
-        """RUNNING to LOCKED, once submitted work has drained; NOT_READY (and RUNNING again) where
-        that takes longer than ``timeout_ms``, 0 for no limit."""
+        """Bring the process from RUNNING to LOCKED when its submitted work has ended. If that takes
+        longer than ``timeout_ms`` (0: no limit), the result is NOT_READY and it is RUNNING
+        again."""
         args = self._ffi.new("struct lock_args *", {"timeout_ms": timeout_ms})
         self._call("cuCheckpointProcessLock", pid, args)
 
     def checkpoint(self, pid: int) -> None:
-        """LOCKED to CHECKPOINTED: device memory goes to the process's own host memory."""
+        """Bring the process from LOCKED to CHECKPOINTED: the driver copies its device memory into
+        its own host memory."""
         self._call("cuCheckpointProcessCheckpoint", pid, self._ffi.new("struct empty_args *"))
 
     def restore(self, pid: int, pairs: Sequence[tuple[str, str]] = ()) -> None:
-        """CHECKPOINTED to LOCKED. ``pairs`` (old UUID, new UUID) name every GPU that the process
-        could see, used or not; none: the same GPUs. Raises LiveshiftError for a map that this
-        driver does not know, or that holds what is no UUID."""
+        """Bring the process from CHECKPOINTED to LOCKED. ``pairs`` (old UUID, new UUID) name every
+        GPU that the process could see, used or not; no pairs: the same GPUs. Raises LiveshiftError
+        if this driver takes no map, or if the map holds text that is no UUID."""
         if pairs and not self.can_remap:
             major, minor = self.cuda
             raise LiveshiftError(
@@ -143,7 +146,7 @@ class Checkpoint:
         self._call("cuCheckpointProcessRestore", pid, args)
 
     def unlock(self, pid: int) -> None:
-        """LOCKED to RUNNING."""
+        """Bring the process from LOCKED to RUNNING."""
         self._call("cuCheckpointProcessUnlock", pid, self._ffi.new("struct empty_args *"))
 
     def _number(self, name: str, pid: int) -> int:
@@ -156,7 +159,7 @@ class Checkpoint:
 
 
 def uuid_bytes(text: str) -> bytes:
-    """The 16 bytes of "GPU-51c0da00-…"; raises LiveshiftError."""
+    """The 16 bytes of a UUID such as "GPU-51c0da00-…". Raises LiveshiftError if it is none."""
     try:
         if not text.startswith("GPU-"):
             raise ValueError(text)
@@ -166,5 +169,5 @@ def uuid_bytes(text: str) -> bytes:
 
 
 def uuid_text(raw: bytes) -> str:
-    """The inverse of :func:`uuid_bytes`, as NVML writes it."""
+    """The text of a UUID as NVML writes it; the inverse of :func:`uuid_bytes`."""
     return f"GPU-{uuids.UUID(bytes=raw)}"

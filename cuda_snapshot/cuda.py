@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA driver's own memory: physical memory behind addresses, pinned slots, copies.
+"""The functions of the CUDA driver for memory: physical memory, mappings, pinned memory, copies.
 
-Types and entry points are those of CUDA 13.0's cuda.h, opened with dlopen. Everything that goes in
-and out is a plain int: a device is its ordinal, contexts, streams and events are addresses, memory
-is a handle's number. No cffi object leaves this module; every method raises CudaError.
+Types and functions are those of CUDA 13.0's cuda.h, opened with dlopen. All arguments and results
+are plain ints: a device is its ordinal, contexts, streams and events are addresses, memory is a
+handle's number. No cffi object leaves this module. Every method raises CudaError.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ _RDMA_WITH_VMM = 110  # CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPOR
 
 
 class Cuda:
-    """The opened driver library. May be used by several threads; what needs a context takes the
-    one that the calling thread made current."""
+    """The opened driver library. Several threads may use it. A method that needs a context takes
+    the one that the calling thread made current."""
 
     def __init__(self, library: str = LIBRARY) -> None:
-        """Raises LiveshiftError where there is no driver, CudaError where it can't start."""
+        """Raises LiveshiftError if there is no driver, CudaError if it can't start."""
         self._ffi = cffi.FFI()
         self._ffi.cdef(_CDEF)
         try:
@@ -109,7 +109,7 @@ class Cuda:
         check(function(*args), name)
 
     def _got(self, kind: str, name: str, *args: Any) -> int:
-        """The number that the function puts where its first argument points."""
+        """Call the function; returns the number that it writes where its first argument points."""
         value = self._ffi.new(f"{kind} *")
         self._call(name, value, *args)
         return int(value[0])
@@ -126,23 +126,24 @@ class Cuda:
         return found
 
     def retain(self, device: int) -> int:
-        """The device's primary context, made if nobody has it; the driver counts."""
+        """Retain the device's primary context, which the driver makes if there is none. The driver
+        counts how often each context was retained."""
         return self._got("CUcontext", "cuDevicePrimaryCtxRetain", device)
 
     def let_go(self, device: int) -> None:
-        """The opposite of retain; the last one ends the context."""
+        """Undo one :meth:`retain`. The last call ends the context."""
         self._call("cuDevicePrimaryCtxRelease_v2", device)
 
     def push(self, context: int) -> None:
-        """Make it the calling thread's current one, until :meth:`pop`."""
+        """Make the context the calling thread's current one, until :meth:`pop`."""
         self._call("cuCtxPushCurrent_v2", context)
 
     def pop(self) -> None:
-        """What was current before the last push is current again."""
+        """Undo the last :meth:`push`: the context before it is current again."""
         self._got("CUcontext", "cuCtxPopCurrent_v2")
 
     def free_and_total(self) -> tuple[int, int]:
-        """Bytes of the current context's GPU."""
+        """Free and total bytes of memory of the current context's GPU."""
         free, total = self._ffi.new("size_t *"), self._ffi.new("size_t *")
         self._call("cuMemGetInfo_v2", free, total)
         return int(free[0]), int(total[0])
@@ -158,21 +159,22 @@ class Cuda:
                 "handle_types": _DESCRIPTOR,
                 "location_type": _DEVICE,
                 "location_id": device,
-                # What the interposer's arena asks for: NCCL may register such memory with a NIC.
+                # The interposer's arena asks for this, too: NCCL may register memory with a NIC.
                 "gpu_direct_rdma": self._got("int", "cuDeviceGetAttribute", _RDMA_WITH_VMM, device),
             },
         )
 
     def granularity(self, device: int) -> int:
-        """Bytes of which sizes of physical memory are multiples."""
+        """Sizes of physical memory must be multiples of this many bytes."""
         return self._got("size_t", "cuMemGetAllocationGranularity", self._properties(device), 0)
 
     def create(self, device: int, size: int) -> int:
-        """Physical memory that can be exported: its handle."""
+        """Make physical memory that can be exported; returns its handle."""
         return self._got("CUmemHandle", "cuMemCreate", size, self._properties(device), 0)
 
     def release(self, handle: int) -> None:
-        """Give the handle up; the memory goes with its last handle, mapping and descriptor."""
+        """Release the handle. The driver frees the memory when its last handle, mapping and
+        descriptor are gone."""
         self._call("cuMemRelease", handle)
 
     def descriptor_of(self, handle: int) -> int:
@@ -180,12 +182,14 @@ class Cuda:
         return self._got("int", "cuMemExportToShareableHandle", handle, _DESCRIPTOR, 0)
 
     def import_descriptor(self, descriptor: int) -> int:
-        """A handle of what the descriptor stands for, which stays the caller's. Needs a context."""
+        """A handle of the memory behind a descriptor. The caller keeps the descriptor. Needs a
+        current context."""
         number = self._ffi.cast("void *", descriptor)
         return self._got("CUmemHandle", "cuMemImportFromShareableHandle", number, _DESCRIPTOR)
 
     def map(self, device: int, handle: int, size: int) -> int:
-        """Reserve addresses, map the memory there for its device, readable and writable."""
+        """Reserve addresses and map the memory there, readable and writable for its device. Returns
+        the address."""
         address = self._got("CUdeviceptr", "cuMemAddressReserve", size, 0, 0, 0)
         try:
             self._call("cuMemMap", address, size, 0, handle, 0)
@@ -211,8 +215,8 @@ class Cuda:
     # ---- pinned host memory
 
     def pin(self, address: int, size: int) -> None:
-        """Register host memory with the current context, for all contexts: copies to and from it
-        run beside the caller. Ends with that context."""
+        """Register host memory with the current context, for all contexts, so that copies to and
+        from it run beside the caller. The registration ends with that context."""
         self._call("cuMemHostRegister_v2", self._ffi.cast("void *", address), size, _PORTABLE)
 
     def unpin(self, address: int) -> None:
@@ -222,44 +226,45 @@ class Cuda:
     # ---- streams, events, copies
 
     def stream(self) -> int:
-        """A stream of the current context, apart from its default stream."""
+        """Make a stream of the current context that does not wait for its default stream."""
         return self._got("CUstream", "cuStreamCreate", _NON_BLOCKING)
 
     def end_stream(self, stream: int) -> None:
-        """Destroy it; what was submitted still runs."""
+        """Destroy the stream; work that was submitted still runs."""
         self._call("cuStreamDestroy_v2", stream)
 
     def wait_stream(self, stream: int) -> None:
-        """Until all that was submitted to it has run."""
+        """Wait until all work that was submitted to the stream has run."""
         self._call("cuStreamSynchronize", stream)
 
     def event(self) -> int:
-        """An event of the current context; waiting for it sleeps rather than spins."""
+        """Make an event of the current context; a thread that waits for it sleeps and does not
+        spin."""
         return self._got("CUevent", "cuEventCreate", _BLOCKING_SYNC | _NO_TIMING)
 
     def end_event(self, event: int) -> None:
-        """Destroy it."""
+        """Destroy the event."""
         self._call("cuEventDestroy_v2", event)
 
     def record(self, event: int, stream: int) -> None:
-        """Let it happen when the stream gets there."""
+        """Let the event happen when the stream has done all work submitted before."""
         self._call("cuEventRecord", event, stream)
 
     def wait_event(self, event: int) -> None:
-        """Until it has happened; raises what went wrong with the work before it."""
+        """Wait until the event has happened; raises the error of the work before it, if any."""
         self._call("cuEventSynchronize", event)
 
     def copy_out(self, to: int, source: int, size: int, stream: int) -> None:
-        """From device to host memory; returns before it is done where that is pinned."""
+        """Copy from device to host memory. Returns before the copy is done if that is pinned."""
         self._call("cuMemcpyDtoHAsync_v2", self._ffi.cast("void *", to), source, size, stream)
 
     def copy_in(self, to: int, source: int, size: int, stream: int) -> None:
-        """From host to device memory; returns before it is done where that is pinned."""
+        """Copy from host to device memory. Returns before the copy is done if that is pinned."""
         self._call("cuMemcpyHtoDAsync_v2", to, self._ffi.cast("void *", source), size, stream)
 
     def copy_across(
         self, to: int, to_context: int, source: int, source_context: int, size: int, stream: int
     ) -> None:
-        """From one GPU's memory to another's; the driver stages it where they can't reach each
-        other."""
+        """Copy from one GPU's memory to another's. If the GPUs can't reach each other, the driver
+        copies through host memory."""
         self._call("cuMemcpyPeerAsync", to, to_context, source, source_context, size, stream)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The GPUs of this host, by NVML.
 
-NVML calls can hang for good in the kernel when a GPU has fallen off the bus, and then no signal
-ends the process that made them. So they are made in a child process with a deadline; a child that
-does not answer is killed and left to the kernel, never waited for.
+NVML calls can hang for good in the kernel when a GPU has fallen off the bus; then no signal ends
+the process that made them. So a child process makes them, with a deadline. We kill a child that
+does not answer and leave it to the kernel; we never wait for it without a limit.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from ..waiting import readable
 from .environment import environment
 
 DEADLINE_S = 20.0
-"""NVML initialises every GPU where persistence mode is off: seconds for each on large hosts."""
+"""How long NVML may take to answer. Without persistence mode it first initialises every GPU, which
+takes seconds for each GPU on large hosts."""
 
 DYING_S = 0.2
-"""For a killed child that does not hang."""
+"""How long we wait for a killed child to end; one that hangs in the kernel does not end in time."""
 
 _stuck: list[subprocess.Popen[bytes]] = []
-"""Killed children that may still hang in the kernel; kept so that nobody waits for them."""
+"""Killed children that may still hang in the kernel. We keep the objects, so that Python does not
+wait for the children when it destroys them."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as NVML describes it; None where this GPU or driver doesn't tell."""
+    """One GPU as NVML describes it. A field is None if this GPU or driver doesn't report it."""
 
     index: int
     uuid: str
@@ -45,19 +47,19 @@ class Gpu:
     pci_bus_id: str
     compute_capability: tuple[int, int] | None
     mig: bool | None
-    """Partitioned by MIG, which the driver's checkpoint doesn't support."""
+    """Whether MIG partitions the GPU, which the driver's checkpoint doesn't support."""
     persistence: bool | None
-    """Persistence mode; without it every restore pays for initialising the GPU."""
+    """Whether persistence mode is on; without it every restore must initialise the GPU."""
     processes: dict[int, int | None] | None = None
-    """The processes with a context on it, by pid as NVML tells it (in a container that may be
-    another number, or none), and the bytes that each holds."""
+    """The processes with a context on the GPU, and the bytes that each holds. The key is the pid
+    that NVML reports; in a container it may report another number, or no process."""
     mps: bool | None = None
-    """Shared by MPS clients, which the driver's checkpoint doesn't support."""
+    """Whether MPS clients share the GPU, which the driver's checkpoint doesn't support."""
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """What NVML said. ``why_none`` is set exactly when ``devices`` is empty."""
+    """What NVML reported. ``why_none`` is set exactly when ``devices`` is empty."""
 
     driver: str | None
     """The driver's version, such as "580.159.03"."""
@@ -65,7 +67,7 @@ class Inventory:
     why_none: str | None
 
     def used(self, pid: int) -> dict[str, int]:
-        """Device memory of a process in bytes, by GPU UUID; {} where NVML does not know it."""
+        """Device memory of a process in bytes, by GPU UUID; {} if NVML does not know it."""
         return {
             gpu.uuid: held
             for gpu in self.devices
@@ -74,8 +76,9 @@ class Inventory:
 
 
 class Nvml:
-    """A child process that asks NVML again and again, initialised once; made anew when it hangs
-    or ends. ``libraries`` is a folder where the driver's libraries are looked for first."""
+    """A child process that initialises NVML once and can ask it many times. If the child hangs or
+    ends, the next question starts another one. ``libraries`` is the folder where it looks for the
+    driver's libraries first."""
 
     def __init__(self, libraries: Path | None = None) -> None:
         self._libraries = libraries
@@ -83,8 +86,8 @@ class Nvml:
         self._child: subprocess.Popen[bytes] | None = None
 
     def inventory(self, deadline_s: float = DEADLINE_S) -> Inventory:
-        """For at most ``deadline_s`` seconds, and those of another thread that asks too. Raises
-        nothing."""
+        """Ask NVML. Takes at most ``deadline_s`` seconds, and first waits for other threads that
+        ask. Raises nothing."""
         with self._turn:
             if self._child is None:
                 self._child = _start(self._libraries)
@@ -134,7 +137,7 @@ def _start(libraries: Path | None) -> subprocess.Popen[bytes]:
 
 
 def _ask(child: subprocess.Popen[bytes], deadline_s: float) -> Inventory | str:
-    """The answer, or why there is none."""
+    """Returns the answer, or the reason why there is none."""
     assert child.stdin is not None
     assert child.stdout is not None
     assert child.stderr is not None
@@ -148,7 +151,7 @@ def _ask(child: subprocess.Popen[bytes], deadline_s: float) -> Inventory | str:
             return f"NVML did not answer within {deadline_s:g} s: a GPU or its driver hangs"
         part = os.read(child.stdout.fileno(), 65536)
         if not part:
-            child.wait()  # it has closed its output: it is ending, outside of NVML
+            child.wait()  # it has closed its output, so it is ending and not inside NVML
             said = child.stderr.read().decode(errors="replace").strip().splitlines()
             return f"asking NVML ended with {child.returncode}: {said[-1] if said else ''}"
         line += part
@@ -156,7 +159,7 @@ def _ask(child: subprocess.Popen[bytes], deadline_s: float) -> Inventory | str:
 
 
 def ask() -> Inventory:
-    """Ask NVML in this process; may hang, so only the child calls it."""
+    """Ask NVML in this process. This may hang, so only the child calls it."""
     import pynvml
 
     try:
@@ -198,8 +201,8 @@ def _gpu(nvml: Any, index: int) -> Gpu:
 
 
 def _told(nvml: Any, question: Any, handle: Any) -> Any:
-    """The answer, or None where this GPU has no such feature (MIG on a desktop card) or this user
-    may not see it."""
+    """Returns the answer, or None if this GPU has no such feature (MIG on a desktop card) or this
+    user may not see it."""
     try:
         return question(handle)
     except nvml.NVMLError as error:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA driver library, opened when asked for: its version and its checkpoint functions.
+"""The CUDA driver library: its version, its results, and whether it has the checkpoint functions.
 
-The functions and types are those of CUDA 13.0's cuda.h. No cffi object leaves this module.
+:func:`survey` opens the library. Functions and types are those of CUDA 13.0's cuda.h. No cffi
+object leaves this module.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ CHECKPOINT_FUNCTIONS = (
     "cuCheckpointProcessRestore",
     "cuCheckpointProcessUnlock",
 )
-"""Exported from driver 570 (CUDA 12.8) on."""
+"""libcuda exports these functions since driver 570 (CUDA 12.8)."""
 
 NEEDED = (13, 0)
-"""Driver 580: the first that can restore onto another GPU than the one of the dump."""
+"""CUDA 13.0 (driver 580) is the first that can restore onto another GPU than the dump's."""
 
 
 class CUresult(enum.IntEnum):
@@ -92,7 +93,7 @@ _WORDS: dict[int, str] = {
 
 
 def in_words(result: int) -> str:
-    """What a result that comes up when a driver is first used means to a person, or ""."""
+    """Explains to a person a result that can come when a driver is first used; "" for others."""
     return _WORDS.get(result, "")
 
 
@@ -107,22 +108,22 @@ class CudaError(LiveshiftError):
 
 @dataclass(frozen=True)
 class Driver:
-    """What the host's CUDA driver offers. ``why_none`` is set exactly when there is none."""
+    """What the host's CUDA driver offers. ``why_none`` is set exactly when there is no driver."""
 
     cuda: tuple[int, int] | None
-    """The newest CUDA that it supports, such as (13, 0)."""
+    """The newest CUDA that the driver supports, such as (13, 0)."""
     missing: tuple[str, ...]
-    """Those of CHECKPOINT_FUNCTIONS that it does not export."""
+    """The names in CHECKPOINT_FUNCTIONS that the driver does not export."""
     why_none: str | None
 
     @property
     def can_checkpoint(self) -> bool:
-        """There is a driver, and it exports the checkpoint functions."""
+        """Whether there is a driver and it exports the checkpoint functions."""
         return self.cuda is not None and not self.missing
 
 
 def survey(library: str = LIBRARY) -> Driver:
-    """Open the driver library and look; needs no GPU and initialises none. Raises nothing."""
+    """Open the driver library and describe it. Needs no GPU, initialises none, raises nothing."""
     ffi = cffi.FFI()
     ffi.cdef(_CDEF + "".join(f"CUresult {name}();\n" for name in CHECKPOINT_FUNCTIONS))
     try:
@@ -145,6 +146,6 @@ def _version(ffi: Any, opened: Any) -> int:
 
 
 def check(result: int, what: str) -> None:
-    """Raise CudaError naming the call unless ``result`` is success."""
+    """Raise CudaError, which names the call, unless ``result`` is success."""
     if result != CUresult.SUCCESS:
         raise CudaError(what, result)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What /proc says of single threads, by their numbers as this host sees them."""
+"""What /proc says about single threads. Their numbers are those of this host's pid namespace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GONE = (FileNotFoundError, ProcessLookupError)
 
 
 def of(pid: int) -> list[int]:
-    """The threads of a process; none when it has gone."""
+    """The threads of a process; an empty list if it has ended."""
     try:
         return list(map(int, os.listdir(f"/proc/{pid}/task")))
     except _GONE:
@@ -19,7 +19,7 @@ def of(pid: int) -> list[int]:
 
 
 def state(tid: int) -> str:
-    """One letter (proc(5)); X when it is gone."""
+    """The thread's state, one letter (proc(5)); X if the thread has ended."""
     try:
         return _status(tid, "State")[0]
     except _GONE:
@@ -27,7 +27,8 @@ def state(tid: int) -> str:
 
 
 def switches(tid: int) -> str:
-    """How often it has been taken off a processor: another text once it has run. "" when gone."""
+    """How often the kernel has taken the thread off a processor, as text: if the text is another
+    one, the thread has run. "" if the thread has ended."""
     try:
         kinds = ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
         return "+".join(_status(tid, kind) for kind in kinds)
@@ -44,12 +45,13 @@ def name(tid: int) -> str:
 
 
 def innermost(tid: int) -> int:
-    """Its number in its own pid namespace; raises FileNotFoundError or ProcessLookupError."""
+    """The thread's number in its own pid namespace. Raises FileNotFoundError or
+    ProcessLookupError if it has ended."""
     return int(_status(tid, "NSpid").split()[-1])
 
 
 def tracer(tid: int) -> int:
-    """The process that traces it, 0 for none; the kernel names the thread that does."""
+    """The process that traces the thread, 0: none. (The kernel names the tracing thread.)"""
     try:
         by = int(_status(tid, "TracerPid"))
         return int(_status(by, "Tgid")) if by else 0
@@ -62,18 +64,18 @@ def who(pid: int, tid: int) -> str:
 
 
 def doing(tid: int) -> str:
-    """Its state in words, and where in the kernel it is, if the kernel says that."""
+    """The thread's state in words, and its place in the kernel if the kernel reports it."""
     now, where = state(tid), _read(tid, "wchan")
     return f"in state {now}" + (f" in the kernel's {where}" if where not in ("", "0") else "")
 
 
 def in_vfork(tid: int) -> bool:
-    """Whether it waits, uninterruptibly, for a child to exec or end."""
+    """Whether the thread waits in a vfork, uninterruptibly, until a child execs or ends."""
     return state(tid) == "D" and _read(tid, "syscall").split(" ", 1)[0] in _VFORKS
 
 
 def children(tid: int) -> set[int]:
-    """The processes that it has started itself and that are there."""
+    """The processes that this thread has started and that still exist."""
     return set(map(int, _read(tid, f"task/{tid}/children").split()))
 
 

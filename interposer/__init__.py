@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is loaded into every process of a job by LD_PRELOAD, and the page through which it speaks.
+"""The interposer, which LD_PRELOAD loads into every process of a job, and its pages.
 
-The library is C (hooks, counting, forwarding); ``page`` is its Python face, for reading the pages
-and for checking the hooked names against a torch library.
+The library is written in C: it hooks, counts and forwards calls. The Python modules read the pages
+(``page``), write orders (``orders``), and check the hooked names against a torch library
+(``library``).
 """

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python mirror of ``device_session.h``: its messages' fields, and nothing else.
+"""The Python mirror of ``device_session.h``: the fields of its messages, and nothing else.
 
-The header is the truth about what they mean; tests/test_device_session_layout.py holds the two
-equal.
+The header says what they mean; tests/test_device_session_layout.py holds the two equal.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ SAMPLE = 4096
 """Bytes of one sampled piece of a checksum."""
 
 MAX_ERRNO = 4095
-"""Linux has none above; the process may say any number."""
+"""The largest errno value of Linux. We limit the number that a process sends to it."""
 
 REQUEST = Record((
     ("op", "I"), ("device", "i"), ("address", "Q"), ("size", "Q"), ("argument", "Q"),
@@ -47,7 +46,7 @@ class Op(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Reply:
-    """What a process answers. ``result``: 0, a CUresult, or minus an errno value."""
+    """A process's answer. ``result``: 0, a CUresult, or minus an errno value."""
 
     op: int
     result: int
@@ -61,7 +60,7 @@ class Reply:
 
     @property
     def failure(self) -> str:
-        """Why ``result`` is not 0, for people; empty where it is."""
+        """Why ``result`` is not 0, for people; "" if it is 0."""
         if self.result == 0:
             return ""
         error = min(-self.result, MAX_ERRNO)
@@ -70,17 +69,17 @@ class Reply:
 
     @property
     def ended(self) -> bool:
-        """NEXT's answer after the last allocation."""
+        """Whether this is the answer to NEXT after the last allocation."""
         return self.result == -errno.ENOENT
 
 
 def request(op: Op, address: int = 0, size: int = 0, argument: int = 0) -> bytes:
-    """One packet of the helper's."""
+    """One packet that the helper sends."""
     return REQUEST.struct.pack(op, 0, address, size, argument)
 
 
 def reply(packet: bytes) -> Reply:
-    """One packet of the process's; ValueError where it has another size."""
+    """Decode one packet of the process. Raises ValueError if it has another size."""
     if len(packet) != REPLY.size:
         raise ValueError(f"the reply has {len(packet)} bytes, not {REPLY.size}")
     fields = REPLY.unpack(packet)
@@ -88,5 +87,5 @@ def reply(packet: bytes) -> Reply:
 
 
 def socket_name(inner_pid: int) -> str:
-    """The socket's name in the directory of pages, for the process of that number inside."""
+    """The socket's name in the directory of pages, for the process with that pid in its capsule."""
     return f".device.{inner_pid}"

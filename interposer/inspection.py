@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process holds of its GPUs and of its peers, as its page tells it while it runs.
+"""Reads from a running process's page what it holds of its GPUs and which communicators it has.
 
-The driver's checkpoint refuses some of it, or fails on it with the process lost (see NVIDIA's
-cuda-checkpoint, README; its issues 44 and 56), so that this has to be known, in words, before
-anything is frozen. Numbers are bytes.
+The driver's checkpoint refuses some of that, or fails on it and the process is lost (see NVIDIA's
+cuda-checkpoint, README; its issues 44 and 56). So liveshift must know it, in words, before anything
+is frozen. Sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .layout import CommunicatorState, Memory
 from .page import Allocation, Communicator, PageFile
 
 CHECKPOINTS = 12080
-"""CUDA's number of the first driver (570) whose API can take a checkpoint."""
+"""The CUDA version of the first driver (570) whose API can take a checkpoint."""
 
 KINDS: dict[int, str] = {
     Memory.DEVICE: "device",
@@ -34,13 +34,13 @@ KINDS: dict[int, str] = {
     Memory.REGISTERED: "host, registered",
     Memory.EVENT: "IPC events",
 }
-"""In the order of a table; the words of people for them."""
+"""Words for the kinds of memory, in the order in which a table lists them."""
 
 TAKES_ROOM = frozenset({
     Memory.DEVICE, Memory.ARENA, Memory.POOL, Memory.MANAGED, Memory.PHYSICAL, Memory.NCCL,
 })  # fmt: skip
-"""What lies in a GPU's memory, and is this process's: physical memory counts once, not again where
-it is mapped."""
+"""Kinds that take room in a GPU's memory and belong to this process. Physical memory counts once,
+and not again for each mapping."""
 
 ON_HOST = frozenset({Memory.PINNED, Memory.REGISTERED})
 COMM_STATES = {
@@ -52,7 +52,7 @@ COMM_STATES = {
 
 @dataclass(frozen=True)
 class Held:
-    """Allocations of one kind on one device; ``device`` None: on none, or host memory."""
+    """Allocations of one kind on one device; ``device`` None: on no device, or host memory."""
 
     device: int | None
     kind: str
@@ -62,19 +62,20 @@ class Held:
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """``bytes``: what this process has allocated in the device's memory, as far as it is seen."""
+    """A process's use of a device. ``bytes``: the device memory that the interposer saw it
+    allocate."""
 
     device: int
     bytes: int
     streams: int
     carried: int
-    """Streams that communication was enqueued on since they were drained last."""
+    """Streams on which communication was enqueued since their last drain."""
     capturing: int
 
 
 @dataclass(frozen=True)
 class Peers:
-    """A communicator. ``id`` is the same number, in hex, on all members; empty: none is agreed."""
+    """A communicator. ``id`` is the same number, in hex, on all members; "" if they have none."""
 
     library: str
     name: str
@@ -100,9 +101,9 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class ProcessState:
-    """One process. ``driver``: CUDA's number (13000), 0: it has allocated nothing there.
+    """One process. ``driver``: the driver's CUDA version (13000); 0: it has allocated nothing.
 
-    ``missed``: allocations and streams that are not in the other fields, for want of room.
+    ``missed``: how many allocations and streams the other fields lack, since the page had no room.
     """
 
     pid: int
@@ -127,7 +128,7 @@ class ProcessState:
 
 
 def inspect(page: PageFile) -> ProcessState:
-    """Everything that a page tells of its process; raises PageError where it is damaged."""
+    """Everything that a page says about its process. Raises PageError if the page is damaged."""
     seen, ledger = page.page(), page.ledger()
     allocations, communicators = page.allocations(), page.communicators()
     return ProcessState(
@@ -156,7 +157,7 @@ def inspect(page: PageFile) -> ProcessState:
 def obstacles(
     ledger: dict[str, int], allocations: list[Allocation], communicators: list[Communicator]
 ) -> Iterator[Obstacle]:
-    """What stands in the way of a checkpoint of the process's device state."""
+    """The reasons why the driver can't checkpoint the process's device state."""
     if allocations and 0 < ledger["driver"] < CHECKPOINTS:
         yield Obstacle(
             f"its driver is of CUDA {_dotted(ledger['driver'])}, which cannot take a checkpoint",
@@ -215,7 +216,8 @@ _REFUSED = (
 
 
 def _is(what: str, row: Allocation) -> bool:
-    """Imports and exports are of two sorts; page.h says which has a handle."""
+    """Whether the row is memory of this sort. Imports and exports are of two sorts, IPC and
+    shareable; only the shareable ones have a handle (page.h)."""
     if row.kind not in (Memory.IMPORTED, Memory.EXPORTED):
         return True
     return what.startswith(SHAREABLE if row.handle else IPC)

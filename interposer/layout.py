@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python mirror of ``page.h``: the places and sizes of its fields, and nothing else.
 
-``page.h`` is the truth about the layout, who writes a field and when; each table here repeats the
-order and sizes of one of its structures, and tests/test_page_layout.py holds the two equal.
+``page.h`` says what the layout is, and who writes a field and when. Each table here repeats the
+order and sizes of one of its structures; tests/test_page_layout.py holds the two equal.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ MAGIC = b"LIVESHFT"
 LAYOUT = 2
 
 Fields = tuple[tuple[str, str], ...]
-"""Names and struct's format codes, in order."""
+"""The fields of a structure in order: each has a name and a format code of Python's ``struct``."""
 
 
 class Record:
-    """One structure of page.h: little-endian, without padding of its own."""
+    """One structure of page.h: little-endian, without padding between the fields."""
 
     def __init__(self, fields: Fields) -> None:
         self.fields = fields
@@ -115,7 +115,7 @@ COMMUNICATORS_AT = CLOCKS_AT + CLOCKS * CLOCK.size
 STREAMS_AT = COMMUNICATORS_AT + COMMUNICATORS * COMMUNICATOR.size
 ALLOCATIONS_AT = STREAMS_AT + STREAMS * STREAM.size
 SIZE = ALLOCATIONS_AT + ALLOCATIONS * ALLOCATION.size
-"""What the file may grow to; a fresh one has ALLOCATIONS_AT bytes."""
+"""The file can grow to this many bytes; a new one has ALLOCATIONS_AT bytes."""
 
 
 class Want(enum.IntEnum):
@@ -168,11 +168,12 @@ class Memory(enum.IntEnum):
 
 
 def check_of(want: int, attempt: int, version: int) -> int:
-    """What ``order.check`` must be for these three to belong together."""
+    """The value of ``order.check`` that says that these three numbers belong together."""
     return ~(want * 0x01000193 ^ attempt * 0x9E3779B1 ^ version) & 0xFFFFFFFF
 
 
 def text_of(padded: bytes) -> str:
-    """Decode; what a terminal might obey is replaced, since the job's user chose the bytes."""
+    """Decode NUL-padded text. The job's user chose the bytes, so characters that a terminal might
+    obey are replaced."""
     text = padded.split(b"\0", 1)[0].decode("utf-8", "replace")
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interposer as a file: where it is installed, and which functions it stands in front of."""
+"""The interposer's library file: where it is installed, and which functions it hooks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ def library_path() -> Path:
 
 
 def missing_symbols(libtorch_path: Path, need: str = "required") -> list[str]:
-    """The hooked names of this need that this libtorch_cpu.so does not export; empty is good.
+    """The hooked names of this need that this libtorch_cpu.so does not export; an empty list is
+    good.
 
-    ``required``: to see a gloo job's collectives; ``identity``: to bring all ranks to the same one.
-    Neither library is loaded. Raises ElfError when one of the files can't be read.
+    ``required``: names without which the interposer sees no collectives of a gloo job;
+    ``identity``: names without which there is no boundary. This loads neither library. Raises
+    ElfError when it can't read one of the files.
     """
     names = [name for its, name in hooked_symbols() if its == need]
     with shared_library(libtorch_path) as torch:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing the agent's part of a page: the gate's orders and targets, and waking who waits.
+"""Writes the agent's part of a page: the gate's orders and targets. Then wakes the waiting threads.
 
-Written by pwrite: the job's user owns the file and may truncate it, and a hole in a mapping would
-kill the agent. Only for FUTEX_WAKE is the page mapped; the kernel looks the address up without
-touching it, and says EFAULT where there is nothing behind it.
+The agent writes by pwrite: the job's user owns the file and may truncate it, and access to a
+mapping without a file behind it would kill the agent. It maps the page only for FUTEX_WAKE: there
+the kernel looks the address up without touching it, and returns EFAULT if nothing is behind it.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class OrderedPage(PageFile):
 
     @property
     def replaced(self) -> bool:
-        """Whether the file has no name any more: another page took its place, or somebody removed
-        it."""
+        """Whether the file has no name any more: another page took its place, or the file was
+        removed."""
         try:
             return os.fstat(self.fd).st_nlink == 0
         except OSError:
@@ -60,9 +60,10 @@ class OrderedPage(PageFile):
         self.give(Want.ARMED, attempt, 0)
 
     def give(self, want: Want, attempt: int, version: int) -> None:
-        """Give an order; its targets or rebuild ids have been written before."""
+        """Give an order. The caller must have written its targets or rebuild ids before."""
         self._attempt, self._version = attempt, version
-        # Closing or not shows in `want` at once; the three are believed together with `check`.
+        # A thread sees from `want` at once whether the gate is closed. It believes the three
+        # numbers only if `check` fits them.
         for name, value in (("attempt", attempt), ("version", version), ("want", want)):
             self._write_order(name, value)
         self._write_order("check", check_of(want, attempt, version))
@@ -73,26 +74,28 @@ class OrderedPage(PageFile):
         self.give(Want.OPEN, self._attempt, self._version)
 
     def beat(self) -> None:
-        """A sign of life, without which threads at the gate open it after the lease."""
+        """Give a sign of life. Without it, threads at the gate open the gate after the lease."""
         self._beat = (self._beat + 1) & 0xFFFFFFFF
         self._write_order("beat", self._beat)
 
     def set_targets(self, targets: Mapping[int, int]) -> None:
-        """Targets by clock row; all before the order that names their version."""
+        """Write targets by clock row. Call it before the order that names their version."""
         offset = layout.CLOCK.offsets["target"]
         for row, target in targets.items():
             self._write(layout.CLOCKS_AT + row * layout.CLOCK.size + offset, "<Q", target)
 
     def set_asks(self, asks: Iterable[tuple[int, int, int]]) -> None:
-        """Id, target and communicator's row of clocks that the process has to make first; all
-        before the order. Those after layout.ASKS have to wait until the others are made."""
+        """Write id, target and communicator's row of clocks that the process does not have yet.
+        Call it before the order. If there are more than layout.ASKS, the later ones must wait until
+        the process has made the others."""
         meant = list(asks)[: layout.ASKS]
         for n, ask in enumerate(meant):
             self._write(layout.ASKS_AT + n * layout.ASK.size, "<QQI", *ask)
         self._write_order("asked", len(meant))
 
     def set_rebuild(self, row: int, order: int, unique_id: bytes) -> None:
-        """What a communicator is to be rebuilt with, and when."""
+        """Write the unique id with which a communicator must be rebuilt, and its place in the
+        order."""
         at = layout.COMMUNICATORS_AT + row * layout.COMMUNICATOR.size
         self._write(at + layout.COMMUNICATOR.offsets["rebuild_id"], "128s", unique_id)
         self._write(at + layout.COMMUNICATOR.offsets["rebuild_order"], "<I", order)
@@ -109,7 +112,7 @@ class OrderedPage(PageFile):
     def _wake(self) -> None:
         if _FUTEX is None:  # threads at the gate look every 20 ms anyhow
             return
-        # Mapped for this moment only: a mapping that is kept has a descriptor of its own.
+        # Map it for this moment only: each mmap object keeps a descriptor of its own open.
         try:
             header = mmap.mmap(self.fd, mmap.PAGESIZE)
         except (OSError, ValueError):  # its owner has cut it short
@@ -123,7 +126,7 @@ class OrderedPage(PageFile):
 
 @contextmanager
 def ordered(path: Path, directory_fd: int) -> Iterator[OrderedPage]:
-    """A page to give orders to, by its name in an open directory, while the context lasts."""
+    """Open a page to give orders to, by its name in an open directory, for a with block."""
     page = open_ordered(path, directory_fd)
     try:
         yield page
@@ -133,10 +136,10 @@ def ordered(path: Path, directory_fd: int) -> Iterator[OrderedPage]:
 
 
 def open_ordered(path: Path, directory_fd: int) -> OrderedPage:
-    """Open ``path.name`` in the directory; raises FileNotFoundError, PageError.
+    """Open ``path.name`` in the directory. Raises FileNotFoundError, PageError.
 
-    Refused is what a job's user might have put there to have root write elsewhere: a link (of
-    either kind) and a file of another file system.
+    The job's user could put a link of either kind there, or mount a file of another file system, so
+    that root writes elsewhere. This refuses such files.
     """
     try:
         fd = os.open(

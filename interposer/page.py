@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the interposer's pages: what each process of a job tells about itself.
+"""Reads the interposer's pages: what each process of a job reports about itself.
 
-The pages lie in a directory that the job's own user may write to, so nothing found there is
-trusted: no link is followed, no pipe waited for, no size believed. They are read by pread: a file
-that somebody truncates would be a SIGBUS in a mapping.
+The job's own user may write to the directory of the pages. So this module trusts nothing there: it
+follows no link, waits for no pipe and believes no size. It reads by pread, because a truncated file
+would be a SIGBUS in a mapping.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger("liveshift.page")
 _complained: set[Path] = set()
 
 PAGES = 4096
-"""Pages that are read of one capsule at most: each is the time of a system call or three."""
+"""The agent reads at most this many pages of one capsule; each takes one to three system calls."""
 
 
 class PageError(LiveshiftError):
@@ -34,7 +34,7 @@ class PageError(LiveshiftError):
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """One clock's row, see struct liveshift_clock."""
+    """One clock's row; see struct liveshift_clock."""
 
     row: int
     id: int
@@ -52,7 +52,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """One communicator's row, see struct liveshift_communicator."""
+    """One communicator's row; see struct liveshift_communicator."""
 
     row: int
     state: layout.CommunicatorState
@@ -74,7 +74,7 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One stream's row, see struct liveshift_stream. Handles 1 and 2 are default streams."""
+    """One stream's row; see struct liveshift_stream. Handles 1 and 2 are default streams."""
 
     handle: int
     device: int
@@ -85,7 +85,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One allocation's row, see struct liveshift_allocation. ``kind``: a layout.Memory, or a number
+    """One allocation's row; see struct liveshift_allocation. ``kind``: a layout.Memory, or a number
     that only a later version of liveshift knows."""
 
     address: int
@@ -100,7 +100,8 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A thread at the gate: gettid() in the capsule; ``state``: armed, parked, owed or closed."""
+    """A thread at the gate. ``tid``: gettid() in the capsule. ``state``: armed, parked, owed,
+    closed, or coming if the row has no state yet."""
 
     tid: int
     state: str
@@ -111,11 +112,12 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Page:
-    """One process's page as it was at the moment of reading: who it is, and how far it has come.
+    """One process's page at the moment of reading: which process it is, and how far it has come.
 
-    ``created_ns`` is CLOCK_MONOTONIC of the process's own time namespace; changed under the same
-    ``pid``, it tells of a new program, whose counters began at 0. ``rank``, ``world_size`` and
-    ``local_rank`` are None where the job's environment didn't say. ``begun``: operations by name.
+    ``created_ns`` is CLOCK_MONOTONIC of the process's own time namespace. If it changes under the
+    same ``pid``, a new program runs, whose counters began at 0. ``rank``, ``world_size`` and
+    ``local_rank`` are None if the job's environment doesn't have them. ``begun``: how many
+    operations have begun, by name.
     """
 
     pid: int
@@ -135,12 +137,13 @@ class Page:
 
     @property
     def in_flight(self) -> int:
-        """Operations begun and not back; the process counts on while we read, hence the floor."""
+        """Operations that have begun and not come back. At least 0: the process goes on counting
+        while we read, so the difference could be negative."""
         return max(0, self.started - self.finished)
 
 
 class PageFile:
-    """An open page. Methods read what is there now; raise PageError where it is damaged."""
+    """An open page. Methods read the page as it is now, and raise PageError if it is damaged."""
 
     def __init__(self, fd: int, path: Path) -> None:
         self.fd = fd
@@ -166,14 +169,14 @@ class PageFile:
         return _or_none(self.identity["rank"])
 
     def close(self) -> None:
-        """May be called again. What is asked of the page afterwards is an error of it: the number
-        of its descriptor is soon another file's."""
+        """Close the file. May be called again. Later reads raise PageError, and never read another
+        file that gets the same descriptor number."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
     def raw(self, at: int, length: int) -> bytes:
-        """Exactly these; raises PageError where the file is shorter or can't be read."""
+        """Read exactly these bytes. Raises PageError if the file is shorter or can't be read."""
         try:
             raw = os.pread(self.fd, length, at)
         except OSError as error:
@@ -206,7 +209,7 @@ class PageFile:
             )
 
     def page(self) -> Page:
-        """Who it is and how far it has come."""
+        """Which process this is, and how far it has come."""
         who = self.identity
         raw = self.raw(layout.COUNTERS_AT, layout.COUNTERS * layout.COUNTER.size)
         counted = [int(row[1]) for row in layout.COUNTER.rows(raw)]
@@ -225,7 +228,8 @@ class PageFile:
         )
 
     def nccl_unseen(self) -> bool:
-        """Whether NCCL was used, and on no communicator that is, was or is about to be known."""
+        """Whether the process used NCCL although the page has no row for an NCCL communicator, not
+        even for an ended or unfinished one."""
         table = self._table(
             "communicators", layout.COMMUNICATORS_AT, layout.COMMUNICATOR, layout.COMMUNICATORS
         )
@@ -268,7 +272,7 @@ class PageFile:
         ]
 
     def communicators(self) -> list[Communicator]:
-        """Those that were made, ended ones included until their row is used again."""
+        """All communicators that were made. Ended ones stay until their row is used again."""
         raw = self._table(
             "communicators",
             layout.COMMUNICATORS_AT,
@@ -287,13 +291,14 @@ class PageFile:
         return found
 
     def streams(self) -> list[Stream]:
-        """The streams that there are."""
+        """The streams in the table, without those that are being destroyed."""
         raw = self._table("streams", layout.STREAMS_AT, layout.STREAM, layout.STREAMS)
         none = (0, 0xFFFF_FFFF_FFFF_FFFF)
         return [Stream(*fields) for fields in layout.STREAM.rows(raw) if fields[0] not in none]
 
     def allocations(self) -> list[Allocation]:
-        """What is held of CUDA's memory; those made or freed meanwhile may be here or not."""
+        """The process's CUDA allocations. The list may or may not have those that are made or freed
+        while we read."""
         rows = int(self.ledger()["rows"])
         if rows > layout.ALLOCATIONS:
             raise PageError(
@@ -340,7 +345,7 @@ def _communicator(row: int, seen: dict[str, Any]) -> Communicator:
 
 @contextmanager
 def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[PageFile]:
-    """A page while the context lasts; raises FileNotFoundError, PageError."""
+    """Open a page for a with block. Raises FileNotFoundError, PageError."""
     try:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -368,8 +373,8 @@ def read(path: Path) -> Page:
 def pages(directory: Path) -> list[Page]:
     """All pages of a capsule that can be read, by pid; empty where the directory doesn't exist.
 
-    Includes those of processes that have ended. What can't be read is logged and left out: what a
-    job writes there must not keep its host from reporting on the others.
+    Includes the pages of processes that have ended. A page that can't be read is logged and left
+    out: whatever a job writes there, its host must be able to report on the other pages.
     """
     found = []
     for path in paths(directory):
@@ -404,7 +409,7 @@ def paths(directory: Path) -> list[Path]:
 
 
 def _complain(path: Path, text: str) -> None:
-    """Once for each file, and for a thousand of them at most."""
+    """Log a warning once for each file, and for at most a thousand files."""
     if path not in _complained and len(_complained) < 1000:
         _complained.add(path)
         log.warning("%s", text)

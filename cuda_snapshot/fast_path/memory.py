@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The few calls of the driver's virtual memory management that the trial makes; see cuda.h."""
+"""The few functions of CUDA's virtual memory management that the trial calls; see cuda.h."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ _READ_WRITE = 3
 
 
 class Memory:
-    """One GPU's, in this process and thread, and those that :meth:`enter`. Methods raise
-    CudaError."""
+    """Memory of one GPU in this process, for the thread that made the object and for threads that
+    called :meth:`enter`. Methods raise CudaError."""
 
     def __init__(self, uuid: str) -> None:
-        """Makes a context on that GPU. Raises LiveshiftError where there is none."""
+        """Makes a context on that GPU. Raises LiveshiftError if there is no such GPU."""
         self._ffi = cffi.FFI()
         self._ffi.cdef(_CDEF)
         self._library = self._ffi.dlopen(LIBRARY)
@@ -73,15 +73,15 @@ class Memory:
         raise LiveshiftError(f"CUDA sees no GPU {uuid}")
 
     def enter(self) -> None:
-        """Makes the context the calling thread's, too."""
+        """Make the context current for the calling thread, too."""
         self._call("cuCtxSetCurrent", self._context)
 
     def allocate(self) -> int:
-        """The address of ``size`` bytes of the ordinary kind."""
+        """Allocate ``size`` bytes of ordinary device memory; returns the address."""
         return self._number("uint64_t", "cuMemAlloc_v2", self.size)
 
     def create(self) -> int:
-        """The handle of ``size`` bytes of physical memory that may be exported."""
+        """Make ``size`` bytes of physical memory that can be exported; returns the handle."""
         return self._number("uint64_t", "cuMemCreate", self.size, self._properties, 0)
 
     def reserve(self) -> int:
@@ -92,25 +92,25 @@ class Memory:
         self._call("cuMemSetAccess", address, self.size, self._access, 1)
 
     def unmap(self, address: int, handle: int) -> None:
-        """And lets go of the handle; the address stays reserved."""
+        """Unmap the memory and release its handle; the address stays reserved."""
         self._call("cuMemUnmap", address, self.size)
         self._call("cuMemRelease", handle)
 
     def release(self, handle: int) -> None:
-        """What is mapped stays."""
+        """Release a handle; memory that is mapped stays."""
         self._call("cuMemRelease", handle)
 
     def retained(self, address: int) -> int:
-        """A handle of what is mapped there."""
+        """A new handle of the memory that is mapped at the address."""
         pointer = self._ffi.cast("void *", address)
         return self._number("uint64_t", "cuMemRetainAllocationHandle", pointer)
 
     def exported(self, handle: int) -> int:
-        """A descriptor, to be closed."""
+        """A descriptor of the memory; the caller must close it."""
         return self._number("int", "cuMemExportToShareableHandle", handle, _DESCRIPTOR, 0)
 
     def imported(self, descriptor: int) -> int:
-        """A handle; the descriptor may be closed then."""
+        """A handle of the memory behind a descriptor, which the caller may close then."""
         pointer = self._ffi.cast("void *", descriptor)
         return self._number("uint64_t", "cuMemImportFromShareableHandle", pointer, _DESCRIPTOR)
 
@@ -119,13 +119,13 @@ class Memory:
         self._call("cuCtxSynchronize")
 
     def holds(self, address: int, value: int) -> bool:
-        """Every word there has the value."""
+        """Whether every 32-bit word of the memory at the address has the value."""
         words = self._ffi.new("uint32_t[]", self.size // 4)
         self._call("cuMemcpyDtoH_v2", words, address, self.size)
         return bytes(self._ffi.buffer(words)) == value.to_bytes(4, "little") * (self.size // 4)
 
     def _number(self, kind: str, name: str, *args: Any) -> int:
-        """What a function writes where its first argument points."""
+        """Call a function; returns the number that it writes where its first argument points."""
         number = self._ffi.new(f"{kind} *")
         self._call(name, number, *args)
         return int(number[0])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper's part of the trial: begins it, watches it, and remembers how it went.
+"""The helper's part of the trial: it starts the trial, watches it, and remembers the result.
 
-The answer holds for a boot, a driver and a version of the trial; so it is kept beside the helper's
-socket. A trial that could not be made is not remembered.
+The result is valid for one boot, driver and version of the trial. The helper writes it into a file
+beside its socket. It does not remember a trial that could not be made.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ PROBING = "being probed"
 
 STEP_S = 30.0
 START_S = 120.0
-"""For the first step: cuInit takes seconds for each GPU where persistence mode is off."""
+"""How long the first step may take: without persistence mode cuInit takes seconds for each GPU."""
 DYING_S = 10.0
-"""After its process was killed the driver may come back from a step at last."""
+"""How long the helper waits after it killed the trial's rank: then the driver may still come back
+from the step."""
 
 
 class _Known(msgspec.Struct, frozen=True):
@@ -47,18 +48,18 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 class FastPath:
-    """``why`` is "" where the fast path works, else why not, in words."""
+    """Whether the fast path works on this host: ``why`` is "" if it does, else the reason."""
 
     def __init__(self, directory: Path, libraries: Path | None) -> None:
         self.why = PROBING
         self.pids: set[int] = set()
-        """Of the trial's processes, while it lasts: they hold memory of a GPU, and no job does."""
+        """The trial's processes while it lasts. They hold GPU memory that belongs to no job."""
         self._file, self._libraries = directory / FILE, libraries
 
     @property
     def sessions(self) -> str:
-        """ "" where a process's service thread may call CUDA while others are held, as far as is
-        known; else why not, in words."""
+        """ "" if, as far as is known, a process's service thread can call CUDA while its other
+        threads are held; else why not, in words."""
         return self.why if trial.HELD in self.why else ""
 
     def begin(
@@ -66,7 +67,8 @@ class FastPath:
         told: Callable[[], Inventory],
         turn: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """In the background: with NVML's answer, and in a turn of its own among the operations."""
+        """Start the trial in the background. ``told`` returns NVML's answer, ``turn`` gives a turn
+        among the operations."""
         threading.Thread(target=self._find_out, args=(told, turn), daemon=True).start()
 
     def _find_out(
@@ -118,9 +120,9 @@ def watched(
     start_s: float = START_S,
     lock_ms: int = trial.LOCK_MS,
 ) -> tuple[str, bool]:
-    """Makes the trial on that GPU; "" or why the fast path does not work, and whether the next
-    trial would say so too. Takes seconds; at most ``step_s`` for each step, and ``lock_ms`` for a
-    lock. ``pids`` are kept to those of the processes that take part."""
+    """Make the trial on that GPU. Returns "" or why the fast path does not work, and whether the
+    next trial would give the same result. Takes seconds: at most ``step_s`` for each step, and
+    ``lock_ms`` for a lock. ``pids`` always holds the pids of the processes that take part."""
     pids = set() if pids is None else pids
     child = subprocess.Popen(
         [sys.executable, "-m", trial.__spec__.name, uuid, str(lock_ms)],
@@ -169,13 +171,13 @@ def watched(
 
 
 class _Lines:
-    """Lines of a pipe, with a deadline each."""
+    """Reads lines from a pipe, each with a deadline."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._read = descriptor, b""
 
     def next(self, within_s: float) -> str | None:
-        """None after so many seconds; "" at the end."""
+        """The next line; None if it does not come in so many seconds, "" at the end."""
         until = time.monotonic() + within_s
         while b"\n" not in self._read:
             left = max(0.0, until - time.monotonic())
@@ -189,7 +191,7 @@ class _Lines:
         return line.decode(errors="replace")
 
     def rest(self, within_s: float) -> None:
-        """Reads up to the end, or for so long."""
+        """Read to the end, but wait at most so many seconds for each line."""
         while self.next(within_s):
             pass
 

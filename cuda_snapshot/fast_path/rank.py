@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The expendable process of the trial: it gives its physical memory away, is checkpointed and
-restored, and maps it back. ``python -m … UUID FD``, with a socket to trial.py as FD.
+"""The trial's own process in place of a rank: it gives its physical memory away, is checkpointed
+and restored, and maps the memory back. ``python -m … UUID FD``, with a socket to trial.py as FD.
 
-As in a rank, one thread calls CUDA all the time, and another one hands memory over, which is spared
-when threads are held. The first one is in no code of Python's when it is held: it waits in a call.
+As in a rank, one thread calls CUDA all the time. Another thread hands memory over; it is spared
+when threads are held. When the first thread is held, it waits in a call and runs no Python code.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..hold import SERVICE
 from .memory import Memory
 
 GIVEN, KEPT = 0x5EED1E55, 0x0DDBA11
-"""What the handed over memory and the rest hold."""
+"""The value in each word of the memory that is handed over (GIVEN), and of the rest (KEPT)."""
 
 _PR_SET_NAME = 15
 
 
 class Rank:
-    """Its memory: some that stays with the driver, and some that is given away."""
+    """The process's memory: some stays with the driver, and some is given away."""
 
     def __init__(self, uuid: str) -> None:
         self.memory = Memory(uuid)
@@ -36,16 +36,16 @@ class Rank:
         self.memory.fill(self.given, GIVEN)
         self.memory.release(handle)
         self.rounds = 0
-        """Of the thread that calls CUDA."""
+        """How many rounds the thread that calls CUDA has made."""
 
     def call(self) -> NoReturn:
-        """Without end: work for the GPU, and calls that wait for it."""
+        """Give the GPU work and wait for it, without end."""
         while True:
             self.memory.fill(self.kept, KEPT)
             self.rounds += 1
 
     def serve(self, peer: socket.socket) -> None:
-        """What the trial asks for, a word each, until it closes the socket."""
+        """Do what the trial asks for, one word each time, until it closes the socket."""
         self.memory.enter()
         peer.sendall(b"made")
         while word := peer.recv(16):
@@ -72,7 +72,7 @@ class Rank:
 
 
 def main(uuid: str, peer: socket.socket) -> None:
-    """Ends without a word where a call fails: what it raises is on standard error."""
+    """Run the process. If a call fails, it ends; the error is on standard error."""
     rank = Rank(uuid)
 
     def serve() -> None:

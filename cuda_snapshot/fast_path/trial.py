@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does to an expendable process what a move on the fast path does: ``python -m … UUID``.
+"""Does to a process of its own (rank.py) what a move does on the fast path: ``python -m … UUID``.
 
-It writes a line before each step, "rank PID" and "step WORDS", and last "works", "fails WHY" (so
-will the next trial) or "unable WHY" (it could not be tried now). Killing who calls the driver in
-mid-operation puts the driver at odds, so nobody kills this process.
+It writes the line "rank PID", a line "step WORDS" before each step, and last "works", "fails WHY"
+(the next trial will fail, too) or "unable WHY" (the trial could not be made now). Killing a process
+in the middle of a driver call leaves the driver in a bad state, so the helper never kills this one.
 
-The order is that of a move (runtime/agent/gpu/devices.py), with a thread that is in a CUDA call
-whenever the others are held: what that thread may keep the driver from doing is documented nowhere.
+The order is that of a move (runtime/agent/gpu/devices.py). A thread is inside a CUDA call whenever
+threads are held; NVIDIA does not document what such a thread may keep the driver from doing.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ LOCK_MS = 10_000
 HOLD_S = 10.0
 MOST_WORDS = 400
 HELD = "with its threads held"
-"""Ends the steps without which there are no device sessions, on no path."""
+"""The names of some steps end in these words. If such a step fails, this host can have no device
+sessions on either path."""
 SETTLED, SETTLE_S = 5, 2.0
-"""Looks in a row, 10 ms apart, at which a thread has not run; and how long to look."""
+"""A thread has settled if it has not run in SETTLED looks, 10 ms apart; SETTLE_S limits the
+wait."""
 
 
 class Unable(LiveshiftError):
@@ -41,13 +43,13 @@ class Unable(LiveshiftError):
 
 
 def say(text: str) -> None:
-    """Whoever listened may have gone; the trial ends in order all the same."""
+    """Write a line. If no process reads any more, the trial still goes on to its end."""
     with contextlib.suppress(OSError):
         os.write(1, (" ".join(text.split())[:MOST_WORDS] + "\n").encode())
 
 
 def main(uuid: str, lock_ms: int) -> None:
-    """Says how it went, whatever that is."""
+    """Make the trial and write its result."""
     step = "starting"
 
     def begin(words: str) -> None:
@@ -130,12 +132,12 @@ def main(uuid: str, lock_ms: int) -> None:
 
 
 def _tried(step: str) -> str:
-    """A step that could not be tried: that says nothing of sessions."""
+    """The name of a step that could not be tried, without HELD: it says nothing about sessions."""
     return step.removesuffix(f" {HELD}")
 
 
 def _hear(peer: socket.socket, child: subprocess.Popen[bytes], expected: bytes) -> None:
-    """Raises LiveshiftError for any other word."""
+    """Receive a word from the rank. Raises LiveshiftError if it is not the expected one."""
     word = peer.recv(16)
     if not word:
         raise LiveshiftError(_last_words(child))
@@ -144,7 +146,8 @@ def _hear(peer: socket.socket, child: subprocess.Popen[bytes], expected: bytes) 
 
 
 def _settle(tid: int) -> None:
-    """Until that thread waits in a call, as it soon will: it must not be held in Python's code."""
+    """Wait until that thread waits in a call, which it soon does: it must not be held while it runs
+    Python code."""
     looks, before, until = 0, "", time.monotonic() + SETTLE_S
     while looks < SETTLED and time.monotonic() < until:
         now = threads.switches(tid) if threads.state(tid) == "S" else ""

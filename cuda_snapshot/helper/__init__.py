@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU helper: one resident process of root per host that makes all calls of the CUDA driver.
+"""The GPU helper: one resident process of root on each host that makes all calls of the CUDA
+driver.
 
-cuInit takes seconds on a large host, and a caller that is killed in mid-operation leaves the driver
-and the process that it named at odds. So there is one caller, which outlives its agent: client.py
-is the agent's end, __main__.py the process. calls.py is what passes between them.
+cuInit takes seconds on a large host. A caller that is killed in the middle of an operation leaves
+the driver and the process that it worked on in a bad state. So there is one caller, which outlives
+its agent. client.py is the agent's end, __main__.py the helper process; calls.py has the messages.
 """

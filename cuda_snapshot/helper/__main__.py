@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The helper process: ``python -m liveshift.cuda_snapshot.helper DIRECTORY IDLE_S [LIBRARIES]``.
 
-Started by client.py with a pipe as its standard output, on which it writes one line: nothing when
-it listens, or why it can't. It then belongs to no session and to nobody's process group.
+client.py starts it with a pipe as its standard output. The helper writes one line to the pipe: an
+empty one when it listens, or the reason why it can't. It runs in a session and a process group of
+its own.
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ from .operations import Operations
 from .server import Server
 
 OUT_OF_MEMORY_SCORE = -900
-"""Killed in mid-operation it would cost the process that it works on, too."""
+"""The OOM killer must spare the helper: killed in the middle of an operation, it would also cost
+the process that it works on."""
 
 PATIENCE_S = 3600.0
-"""Moves go before the trial of the fast path."""
+"""How long the trial of the fast path waits for its turn, since moves go first."""
 
 
 def main(directory: Path, idle_s: float, libraries: Path | None) -> int:
-    """Serve until there is nothing to do; returns the exit status."""
+    """Serve until there is nothing more to do; returns the exit status."""
     said = sys.stdout.fileno()
     with contextlib.suppress(OSError):  # without CAP_SYS_RESOURCE
         Path("/proc/self/oom_score_adj").write_text(str(OUT_OF_MEMORY_SCORE))
-    # One for each block of device memory that it holds.
+    # The helper needs one descriptor for each block of device memory that it holds.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     nvml = Nvml(libraries)
@@ -64,7 +66,8 @@ def main(directory: Path, idle_s: float, libraries: Path | None) -> int:
 
 
 def _log_to(path: Path) -> None:
-    """Standard output and error too, for what the driver's library has to say."""
+    """Write the log to a file, and standard output and error too: the driver's library may print
+    messages there."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)

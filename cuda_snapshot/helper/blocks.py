@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the helper and its clients say about device memory."""
+"""The values with which the helper and its clients describe device memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
-"""Also where it comes from another host."""
+"""A number from 0; checked also when the value comes from another host."""
 
 
 @dataclass(frozen=True)
@@ -20,20 +20,20 @@ class Block:
     size: Natural
     """Bytes."""
     gpu: str
-    """The UUID of the GPU that has, had or shall have its memory."""
+    """The UUID of the GPU that has, had or will have the block's memory."""
     kind: int
     """A layout.Memory of the interposer."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """How a copy through a ring went, measured in the helper (CLOCK_MONOTONIC)."""
+    """Size and times of a copy through a ring, measured in the helper (CLOCK_MONOTONIC)."""
 
     bytes: int
     seconds: float
-    """From the first slot to the last."""
+    """Time from the first slot to the last."""
     waited_s: float
-    """Of these, what the GPU had nothing to do: all slots were with the client."""
+    """The part of ``seconds`` in which the GPU had no work because the client had all slots."""
 
     @property
     def gb_per_s(self) -> float:

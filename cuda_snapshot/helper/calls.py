@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What passes between an agent and its GPU helper: asks, and what they are answered with.
+"""The messages between an agent and its GPU helper: asks and replies.
 
-A message is a u32 little-endian length and msgpack; an ask is a Struct tagged by its name, a reply
-holds ``ok`` (of the type that the ask's docstring names) or ``error`` as errors.to_wire makes it.
+A message is a u32 little-endian length and msgpack. An ask is a Struct tagged by its class name. A
+reply holds ``ok``, of the type that the ask's docstring names, or ``error`` as errors.to_wire makes
+it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ...errors import to_wire
 from ..devices import Gpu
 
 PROTOCOL = 1
-"""To be raised with every change that a helper of the version before would not understand."""
+"""Raise this number with every change that a helper of the version before would not understand."""
 
 SOCKET = "gpu.sock"
 LOCK = "gpu-helper.lock"
@@ -41,71 +42,73 @@ def failed(error: Exception) -> Reply:
 
 
 class Hello(Ask, frozen=True):
-    """First of every connection; answered with a Welcome."""
+    """The first ask of every connection. Reply: Welcome."""
 
 
 class Host(Ask, frozen=True):
-    """HostGpus."""
+    """Asks about the host's driver and GPUs. Reply: HostGpus."""
 
 
 class State(Ask, frozen=True):
-    """int (ProcessState) | None."""
+    """Asks for the driver's state of a process. Reply: int (ProcessState) | None."""
 
     pid: int
 
 
 class RestoreThread(Ask, frozen=True):
-    """int."""
+    """Asks for the driver's restore thread in a process. Reply: int."""
 
     pid: int
 
 
 class Used(Ask, frozen=True):
-    """dict[str, int]."""
+    """Asks for a process's device memory in bytes, by GPU UUID. Reply: dict[str, int]."""
 
     pid: int
 
 
 class Change(Ask, frozen=True):
-    """Base of those that change something: the helper does not leave before they have ended."""
+    """Base of all asks that change something. The helper does not end before they have ended."""
 
 
 class Leave(Change, frozen=True):
-    """End as soon as nothing is under way; refused while it holds device memory. None."""
+    """The helper ends as soon as nothing is under way; it refuses while it holds device memory.
+    Reply: None."""
 
 
 class Operation(Change, frozen=True):
-    """Base of those that change a process. One is done at a time on a host; ``turn_s`` is how long
-    it may wait until its turn comes, after which it is not done at all."""
+    """Base of all asks that change a process. The helper does one at a time. An operation waits
+    for its turn for at most ``turn_s`` seconds; after that the helper does not begin it."""
 
     pid: int
     turn_s: float
 
 
 class Lock(Operation, frozen=True):
-    """None."""
+    """RUNNING to LOCKED. Reply: None."""
 
     timeout_s: float
 
 
 class Checkpoint(Operation, frozen=True):
-    """Checkpointed."""
+    """LOCKED to CHECKPOINTED. Reply: Checkpointed."""
 
 
 class Restore(Operation, frozen=True):
-    """None. ``needed`` is in bytes by new UUID; None: as this helper saw it at the checkpoint."""
+    """CHECKPOINTED to LOCKED. Reply: None. ``needed`` is in bytes by new UUID; None: what this
+    helper saw at the checkpoint."""
 
     gpus: list[tuple[str, str]]
     needed: dict[str, int] | None
 
 
 class Unlock(Operation, frozen=True):
-    """None."""
+    """LOCKED to RUNNING. Reply: None."""
 
 
 class HoldThreads(Change, frozen=True):
-    """Keep the process's threads still but for the driver's and liveshift's own; None.
-    ``kill_on_exit``: it is to end with the helper, until SpareFromExit."""
+    """Stops the process's threads, except those of the driver and of liveshift. Reply: None.
+    ``kill_on_exit``: if the helper ends, the process is killed, until SpareFromExit."""
 
     pid: int
     kill_on_exit: bool
@@ -113,19 +116,19 @@ class HoldThreads(Change, frozen=True):
 
 
 class SpareFromExit(Change, frozen=True):
-    """None."""
+    """A held process must not be killed any more if the helper ends. Reply: None."""
 
     pid: int
 
 
 class Release(Change, frozen=True):
-    """Let the threads go on; None. Nothing is held: as good."""
+    """Lets the threads go on. Succeeds also if none is held. Reply: None."""
 
     pid: int
 
 
 class Holds(Ask, frozen=True):
-    """bool."""
+    """Asks whether the helper holds the process's threads. Reply: bool."""
 
     pid: int
 
@@ -137,30 +140,30 @@ class Welcome(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class HostGpus:
-    """A host's driver and GPUs, now."""
+    """A host's driver and GPUs at this moment."""
 
     cuda: tuple[int, int]
     """The newest CUDA that the driver supports, such as (13, 0)."""
     driver: str
-    """Its version, such as "580.159.03"; "" where NVML does not tell."""
+    """The driver's version, such as "580.159.03"; "" if NVML does not report it."""
     gpus: tuple[Gpu, ...]
     why_none: str | None
-    """Why ``gpus`` is empty, where it is."""
+    """Why ``gpus`` is empty; None if it is not."""
     can_remap: bool
-    """A process can be restored onto other GPUs."""
+    """Whether a process can be restored onto other GPUs."""
     mps: bool
-    """A GPU is shared by MPS clients."""
+    """Whether MPS clients share any GPU."""
     fast_path: str
-    """"" where device memory can be handed over by descriptor, else why not."""
+    """"" if device memory can be handed over by descriptor, else why not."""
     sessions: str = ""
-    """Why there can't be a device session with anybody, not even for checksums; else ""."""
+    """Why no process can have a device session, not even for checksums; "" if it can."""
 
 
 @dataclass(frozen=True)
 class Checkpointed:
-    """What a checkpoint found."""
+    """The result of a checkpoint."""
 
     used: dict[str, int]
-    """Device bytes that the process held before, by GPU UUID; {} where NVML can't tell."""
+    """Device bytes that the process held before, by GPU UUID; {} if NVML can't report them."""
     remark: str
-    """What could not be verified, in words; mostly ""."""
+    """What the helper could not verify, in words; mostly ""."""

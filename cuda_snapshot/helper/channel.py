@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole messages over a UNIX stream socket, and file descriptors that go along with them."""
+"""Sends and receives whole messages, with file descriptors, over a UNIX stream socket."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from pathlib import Path
 LENGTH = struct.Struct("<I")
 CREDENTIALS = struct.Struct("3i")
 LIMIT = 16 << 20
-"""Bytes of one message: a process may have many thousands of allocations."""
+"""A message has at most this many bytes; it may list many thousands of allocations."""
 MOST_DESCRIPTORS = 250
-"""Of one message; the kernel takes at most 253 (SCM_MAX_FD)."""
+"""A message carries at most this many descriptors; the kernel takes at most 253 (SCM_MAX_FD)."""
 
 
 class Channel:
-    """One end of a connection. Not for two threads at once. Methods raise OSError (TimeoutError
-    after the socket's own timeout) and EOFError, where the peer has closed its end."""
+    """One end of a connection. Two threads must not use it at once. Methods raise OSError
+    (TimeoutError after the socket's own timeout), and EOFError if the peer has closed its end."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
 
     def send(self, raw: bytes, descriptors: Sequence[int] = ()) -> None:
-        """``descriptors`` stay open here."""
+        """Send a message. The ``descriptors`` stay open here."""
         if len(raw) > LIMIT or len(descriptors) > MOST_DESCRIPTORS:
             raise ValueError(f"too large: {len(raw)} bytes and {len(descriptors)} descriptors")
         data = LENGTH.pack(len(raw)) + raw
@@ -40,14 +40,15 @@ class Channel:
             self.socket.sendall(memoryview(data)[sent:], socket.MSG_NOSIGNAL)
 
     def receive(self) -> bytes:
-        """The next message. Nobody asked for the descriptors that come with it: they are closed."""
+        """The next message. Descriptors that come with it are closed, since the caller expects
+        none."""
         raw, descriptors = self.receive_all()
         for descriptor in descriptors:
             os.close(descriptor)
         return raw
 
     def receive_all(self) -> tuple[bytes, list[int]]:
-        """The next message, and the descriptors that came with it, which are the caller's then."""
+        """The next message and the descriptors that came with it. The caller must close them."""
         head, descriptors = b"", list[int]()
         try:
             while len(head) < LENGTH.size:
@@ -81,13 +82,13 @@ class Channel:
         return bytes(data)
 
     def peer(self) -> tuple[int, int]:
-        """The pid and uid of who made the connection, by the kernel's word."""
+        """The pid and uid of the process that made the connection, as the kernel reports them."""
         raw = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         pid, uid, _ = CREDENTIALS.unpack(raw)
         return pid, uid
 
     def peer_gone(self) -> bool:
-        """The peer has closed its end; what it still sends is left where it is."""
+        """Whether the peer has closed its end. Does not read messages that it sent before."""
         poll = select.poll()
         poll.register(self.socket, select.POLLRDHUP)
         return bool(poll.poll(0))
@@ -99,8 +100,8 @@ class Channel:
 
 
 def connect(directory: Path, name: str) -> socket.socket:
-    """To the socket of that name there, however long the directory's path is (an address holds 108
-    bytes). Raises OSError."""
+    """Connect to the socket of that name in the directory. The path may be longer than the 108
+    bytes of a socket's address. Raises OSError."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _by_folder(directory, name, made.connect)
@@ -111,7 +112,7 @@ def connect(directory: Path, name: str) -> socket.socket:
 
 
 def listen(directory: Path, name: str) -> socket.socket:
-    """On a socket made anew, for this user only. Raises OSError."""
+    """Listen on a new socket of that name in the directory, for this user only. Raises OSError."""
     (directory / name).unlink(missing_ok=True)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

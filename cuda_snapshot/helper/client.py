@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's end of the GPU helper: blocking calls, for any number of threads.
+"""The agent's end of the GPU helper: blocking calls that any number of threads may make.
 
-Every call has a connection of its own while it lasts, so that a question is answered while an
-operation runs. One is kept for as long as the client lives, which keeps the helper there.
+Every call has a connection of its own while it lasts, so the helper can answer a question while an
+operation runs. The client keeps connections open, so the helper does not end while a client lives.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ from .starting import starting
 
 IDLE_S = 60.0
 TURN_S = 120.0
-"""How long an operation waits for those before it on its host, by default."""
+"""How long an operation waits for earlier operations on its host, by default."""
 OPERATION_S = 600.0
-"""After which a caller no longer waits for a checkpoint, restore or unlock. Where the driver copies
-slowly, it copies 2 GB/s: 139 GiB take 75 s."""
+"""How long a caller waits for a checkpoint, restore or unlock. A slow driver copies 2 GB/s: 139 GiB
+take 75 s."""
 HOLD_S = 5.0
-"""A thread inside a system call of the driver may take its time."""
+"""How long a hold waits for threads to stop: one inside a system call of the driver needs time."""
 DRAIN_S = 30.0
-"""Over a lock's own time limit, which the driver counts where the process can run."""
+"""How much longer than a lock's own time limit the caller waits: the driver counts that limit only
+while the process can run."""
 
 T = TypeVar("T")
 
@@ -60,8 +61,8 @@ T = TypeVar("T")
 class GpuHelper(Closing, DeviceMemoryCalls):
     """A host's helper; use :meth:`start`. pids are as this process sees them.
 
-    Every method raises Unreachable where the helper does not answer (it is started anew by the next
-    one where it has gone), and NotPermitted for who is not root.
+    Every method raises Unreachable if the helper does not answer (if the helper has gone, the next
+    call starts another one), and NotPermitted if the caller is not root.
     """
 
     def __init__(self, directory: Path, libraries: Path | None, idle_s: float = IDLE_S) -> None:
@@ -74,17 +75,17 @@ class GpuHelper(Closing, DeviceMemoryCalls):
     def start(
         cls, directory: Path, libraries: Path | None = None, *, idle_s: float = IDLE_S
     ) -> GpuHelper:
-        """Connect to the helper of this directory; start it if nobody listens. ``libraries`` is a
-        folder where the driver's libraries are looked for first. Raises LiveshiftError saying why
-        there is none: no driver, no GPU, one that is too old. One that is started leaves when
-        nobody was connected for ``idle_s`` seconds and it holds nothing."""
+        """Connect to the helper of this directory; start one if none listens. ``libraries`` is the
+        folder where the helper looks for the driver's libraries first. A started helper ends when
+        it had no connection for ``idle_s`` seconds and holds nothing. Raises LiveshiftError with
+        the reason if there can be no helper: no driver, no GPU, or a driver that is too old."""
         helper = cls(directory, libraries, idle_s)
         with helper.line():
             pass
         return helper
 
     def close(self) -> None:
-        """The helper stays, for a while."""
+        """Close the client's connections. The helper stays for a while."""
         with self._mutex:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -94,34 +95,34 @@ class GpuHelper(Closing, DeviceMemoryCalls):
     # ---- questions -----------------------------------------------------------------------------
 
     def host(self) -> HostGpus:
-        """The driver and GPUs, as NVML sees them now; takes some milliseconds, or NVML's deadline
-        of 20 s where a GPU hangs."""
+        """The driver and GPUs, as NVML sees them now. Takes some milliseconds, or NVML's deadline
+        of 20 s if a GPU hangs."""
         return self._question(Host(), HostGpus)
 
     def state(self, pid: int) -> ProcessState | None:
-        """None: it is no CUDA process, or there is none."""
+        """The driver's state of the process. None: it does not use CUDA, or does not exist."""
         return self._question(State(pid), ProcessState | None)
 
     def restore_thread(self, pid: int) -> int:
-        """The thread that must be able to run in every operation. Raises StepFailed."""
+        """The process's thread that must be able to run in every operation. Raises StepFailed."""
         return self._question(RestoreThread(pid), int)
 
     def used(self, pid: int) -> dict[str, int]:
-        """Device memory in bytes by GPU UUID, by NVML; {} where it can't tell."""
+        """The process's device memory in bytes by GPU UUID; {} if NVML can't report it."""
         return self._question(Used(pid), dict[str, int])
 
     # ---- operations ----------------------------------------------------------------------------
-    # They raise StepFailed, whose words say in which state the process was left. Who gives up
-    # waiting leaves an operation to its end: no process that the driver works for is killed.
+    # Operations raise StepFailed, whose text says in which state the process is now. If a caller
+    # stops waiting, the operation still runs to its end: a caller of the driver is never killed.
 
     def lock(self, pid: int, timeout_s: float, *, turn_s: float = TURN_S) -> None:
-        """RUNNING to LOCKED: the process's CUDA calls wait at their entry, submitted work is done.
-        Where that takes longer than ``timeout_s`` it is RUNNING again."""
+        """RUNNING to LOCKED: the process's CUDA calls wait at their entry, and its submitted work
+        is done. If that takes longer than ``timeout_s``, the process is RUNNING again."""
         self._operation(Lock(pid, turn_s, timeout_s), "lock", timeout_s + DRAIN_S)
 
     def checkpoint(self, pid: int, *, turn_s: float = TURN_S) -> Checkpointed:
-        """LOCKED to CHECKPOINTED; afterwards the process holds nothing on any GPU. What it held is
-        in the answer, for whoever restores it elsewhere."""
+        """LOCKED to CHECKPOINTED; afterwards the process holds nothing on any GPU. The answer says
+        what it held, which a restore on another host needs."""
         answer = self._operation(Checkpoint(pid, turn_s), "checkpoint", returns=Checkpointed)
         return cast(Checkpointed, answer)
 
@@ -134,8 +135,8 @@ class GpuHelper(Closing, DeviceMemoryCalls):
         turn_s: float = TURN_S,
     ) -> None:
         """CHECKPOINTED to LOCKED. ``gpus`` (old UUID, new UUID) name every GPU that the process
-        could see; none: the same ones. ``needed`` says how many bytes must be free on which new
-        GPU; by default what this helper saw at the process's checkpoint."""
+        could see; no pairs: the same GPUs. ``needed`` says how many bytes must be free on which new
+        GPU; the default is what this helper saw at the process's checkpoint."""
         pairs = [(old, new) for old, new in gpus]
         needs = None if needed is None else dict(needed)
         self._operation(Restore(pid, turn_s, pairs, needs), "restore")
@@ -147,22 +148,22 @@ class GpuHelper(Closing, DeviceMemoryCalls):
     # ---- threads -------------------------------------------------------------------------------
 
     def hold(self, pid: int, *, kill_on_exit: bool = False, timeout_s: float = HOLD_S) -> None:
-        """Keep its threads still, but for the driver's and liveshift's service thread; the helper
-        does so until :meth:`release`, also after this client's end. Raises StepFailed, with none
-        held, naming a thread that does not stop in time."""
+        """Stop the process's threads, except the driver's and liveshift's service thread. The
+        helper holds them until :meth:`release`, also after this client's end. Raises StepFailed,
+        which names a thread that does not stop in time; then no thread is held."""
         self._change(HoldThreads(pid, kill_on_exit, timeout_s), timeout_s)
 
     def holds(self, pid: int) -> bool:
-        """Whether it is held."""
+        """Whether the helper holds the process."""
         return self._question(Holds(pid), bool)
 
     def spare_from_exit(self, pid: int) -> None:
-        """What was held with ``kill_on_exit`` does not end with the helper any more. Raises
-        StepFailed where it is not held: it has ended with an earlier helper, say."""
+        """A process that was held with ``kill_on_exit`` is no longer killed if the helper ends.
+        Raises StepFailed if it is not held: for example, it has ended with an earlier helper."""
         self._change(SpareFromExit(pid))
 
     def release(self, pid: int) -> None:
-        """Let its threads go on, if they are held: a helper that has gone holds nobody."""
+        """Let the process's threads go on, if they are held. A helper that has gone holds none."""
         self._question(Release(pid), None)
 
     def _change(self, ask: HoldThreads | SpareFromExit, within_s: float = 0.0) -> None:
@@ -173,8 +174,8 @@ class GpuHelper(Closing, DeviceMemoryCalls):
 
     @contextlib.contextmanager
     def line(self) -> Iterator[Line]:
-        """A connection for a while: an idle one, or one made anew. What goes wrong with it is
-        raised as Unreachable; one with an answer outstanding is closed."""
+        """A connection while the context lasts: an idle one or a new one. Its errors are raised as
+        Unreachable. A connection whose answer has not come is closed."""
         line = self._take()
         try:
             yield line
@@ -191,7 +192,7 @@ class GpuHelper(Closing, DeviceMemoryCalls):
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[Line]:
-        """A connection that is the caller's from then on; closed here only on an error."""
+        """A connection that the caller keeps and must close; this closes it only on an error."""
         line = self._take()
         line.channel.socket.settimeout(None)
         try:
@@ -227,7 +228,7 @@ class GpuHelper(Closing, DeviceMemoryCalls):
             return line
         try:
             with starting(self._directory, self._libraries, self._idle_s) as launch:
-                # Who waited for the lock file finds a helper that another has started meanwhile.
+                # While we waited for the lock file, another client may have started a helper.
                 line = self._greeted()
                 if line is None:
                     launch()
@@ -241,7 +242,7 @@ class GpuHelper(Closing, DeviceMemoryCalls):
         return line
 
     def _greeted(self) -> Line | None:
-        """A connection to a helper that speaks our protocol, or None where there is none."""
+        """A connection to a helper that speaks our protocol; None if no helper listens."""
         try:
             channel = Channel(connect(self._directory, SOCKET))
         except (FileNotFoundError, ConnectionRefusedError):
@@ -279,7 +280,8 @@ class GpuHelper(Closing, DeviceMemoryCalls):
         )
 
     def _question(self, ask: Ask, returns: type[T] | Any) -> T:
-        """Asked once more where the helper left meanwhile, which changes no answer."""
+        """Ask a question; if the helper ended meanwhile, ask the next one, whose answer is as
+        good."""
         try:
             with self.line() as line:
                 return cast(T, line.ask(ask, returns))

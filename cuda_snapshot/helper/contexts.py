@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper's contexts: one on a GPU, and only while there is something of a move on it.
+"""The helper's contexts: one on each GPU that a move uses, and only while it does.
 
-A context costs its GPU some 500 MiB, which training may want. The driver counts who has retained a
-primary context, so nobody counts here.
+A context costs its GPU some 500 MiB, which training may need. The driver counts how often a primary
+context was retained, so this module does not count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Contexts:
         return gpu in self._ordinals
 
     def ordinal(self, gpu: str) -> int:
-        """Raises NotFound."""
+        """The number of a GPU on this host. Raises NotFound."""
         try:
             return self._ordinals[gpu]
         except KeyError:
@@ -35,8 +35,8 @@ class Contexts:
             ) from None
 
     def retain(self, gpu: str) -> int:
-        """Have a context there until as many :meth:`let_go`. Raises NotFound, LiveshiftError where
-        its memory is too full even for that."""
+        """Keep a context on the GPU until :meth:`let_go` was called as often. Raises NotFound, and
+        LiveshiftError if the GPU's memory has no room for a context."""
         try:
             return self.cuda.retain(self.ordinal(gpu))
         except CudaError as error:
@@ -48,12 +48,12 @@ class Contexts:
             ) from error
 
     def let_go(self, gpu: str) -> None:
-        """The opposite of :meth:`retain`."""
+        """Undo one :meth:`retain`."""
         self.cuda.let_go(self.ordinal(gpu))
 
     @contextmanager
     def current(self, gpu: str) -> Iterator[int]:
-        """The GPU's context, current for this thread meanwhile."""
+        """The GPU's context, which is this thread's current one while the with block runs."""
         context = self.retain(gpu)
         try:
             self.cuda.push(context)

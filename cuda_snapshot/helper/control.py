@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the helper answers to the asks about processes and the host."""
+"""The helper's answers to asks about processes and about the host."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .server import Caller, Handler
 
 
 class Control:
-    """The handlers."""
+    """The handlers of these asks."""
 
     def __init__(self, operations: Operations, fast_path: FastPath) -> None:
         self._operations, self._fast_path = operations, fast_path
@@ -83,7 +83,8 @@ class Control:
 
     @contextlib.contextmanager
     def _turn(self, caller: Caller, ask: Operation, what: str) -> Iterator[None]:
-        """What a client asked for that has gone meanwhile is not begun."""
+        """Take a turn for an operation, unless its client has gone meanwhile: then raise
+        StepFailed."""
         with self._operations.turn(f"gpu {what}", ask.turn_s):
             if caller.channel.peer_gone():
                 raise StepFailed(f"gpu {what}", f"process {ask.pid}: its client has gone")
@@ -91,8 +92,8 @@ class Control:
 
 
 def _without(gpu: Gpu, pids: Collection[int]) -> Gpu:
-    """Whoever asks who uses a GPU does not mean the helper, which has a context for copying, nor
-    the processes of its trial."""
+    """The GPU without the processes of the helper and its trial. The helper's context for copying
+    is no use of the GPU that the asking agent should count."""
     if not gpu.processes or gpu.processes.keys().isdisjoint(pids):
         return gpu
     others = {pid: held for pid, held in gpu.processes.items() if pid not in pids}

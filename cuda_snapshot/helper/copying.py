@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies between a ring's slots and device memory, several at once."""
+"""Copies between a ring's slots and device memory; several copies run at once."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .device_memory import Piece
 from .ring import Ring
 
 STREAMS = 4
-"""For each GPU: while one slot's copy ends the next is running."""
+"""Streams for each GPU: while the copy of one slot ends, the next is already running."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Bytes that lie together on one GPU."""
+    """Bytes at consecutive addresses on one GPU."""
 
     gpu: str
     address: int
@@ -29,8 +29,8 @@ class Run:
 
 
 class Cursor:
-    """Goes through all bytes of some pieces, in order. ``mapped`` gives the address where a piece
-    is mapped: it is called when its turn comes, while earlier ones are being copied."""
+    """Goes through all bytes of some pieces, in order. ``mapped`` returns the address where a piece
+    is mapped; it is called when the piece's turn comes, while earlier pieces are being copied."""
 
     def __init__(self, pieces: Sequence[Piece], mapped: Callable[[Piece], int]) -> None:
         self._pieces = deque(pieces)
@@ -40,7 +40,7 @@ class Cursor:
         """Bytes still to come."""
 
     def take(self, size: int) -> list[Run]:
-        """The next bytes, ``size`` of them or as many as there are. Raises CudaError."""
+        """The next ``size`` bytes, or fewer if no more are left. Raises CudaError."""
         runs = []
         while size > 0 and self._pieces:
             piece = self._pieces[0]
@@ -56,7 +56,7 @@ class Cursor:
 
 
 class Copies:
-    """Copies under way on one ring; used by one thread. ``mapped`` as Cursor's."""
+    """Copies under way on one ring; one thread uses it. ``mapped`` is the same as Cursor's."""
 
     def __init__(self, contexts: Contexts, ring: Ring, mapped: Callable[[Piece], int]) -> None:
         self._mapped = mapped
@@ -67,7 +67,7 @@ class Copies:
         self._flying: deque[tuple[int, list[tuple[str, int]]]] = deque()
 
     def __len__(self) -> int:
-        """Slots whose copies were not yet waited for."""
+        """How many slots have copies that :meth:`finish_oldest` has not waited for."""
         return len(self._flying)
 
     def __enter__(self) -> Copies:
@@ -79,7 +79,7 @@ class Copies:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Waits for all that still runs: the slots are somebody else's next."""
+        """Wait for all copies that still run, since another copy will use the slots next."""
         for gpu, streams in self._streams.items():
             with suppress(CudaError), self._contexts.current(gpu):
                 for stream in streams:
@@ -95,14 +95,14 @@ class Copies:
                 self._contexts.let_go(gpu)
 
     def over(self, pieces: Sequence[Piece]) -> Cursor:
-        """To take the runs from, in order."""
+        """A cursor over the pieces, from which the caller takes the runs in order."""
         return Cursor(pieces, self._mapped)
 
     def start(self, slot: int, runs: Sequence[Run], *, out: bool) -> None:
-        """Copy between a slot, from its beginning, and the runs."""
+        """Start a copy between a slot, from its beginning, and the runs. ``out``: to the slot."""
         at = self._ring.slot(slot)
         used: list[tuple[str, int]] = []
-        # Noted first: where the second of its runs fails the first may be running.
+        # Note the slot first: if the second of its runs fails, the copy of the first may run.
         self._flying.append((slot, used))
         for gpu, together in groupby(runs, lambda run: run.gpu):
             with self._contexts.current(gpu):
@@ -115,13 +115,13 @@ class Copies:
                     at += run.size
                 if (gpu, slot) not in self._events:
                     self._events[gpu, slot] = self._cuda.event()
-                # Where the slot comes back to a GPU, this is after all that it had there before.
+                # If a slot has several runs on a GPU, the last record is after all of them.
                 self._cuda.record(self._events[gpu, slot], stream)
             if (gpu, slot) not in used:
                 used.append((gpu, slot))
 
     def finish_oldest(self) -> int:
-        """Wait for the slot that was started first: its number."""
+        """Wait for the copies of the slot that was started first; returns its number."""
         slot, used = self._flying.popleft()
         for gpu, _ in used:
             with self._contexts.current(gpu):
@@ -129,7 +129,7 @@ class Copies:
         return slot
 
     def _stream(self, gpu: str, slot: int) -> int:
-        """Of the current context, which is that GPU's."""
+        """The stream for a slot on this GPU, whose context must be current."""
         if gpu not in self._streams:
             self._contexts.retain(gpu)
             self._streams[gpu] = []

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Physical device memory that the helper holds for processes that move, by key.
 
-It got there by a process's giving it up (imported from a descriptor) or was created for one that
-is still to come. It is mapped in the helper when it is to be copied, since that takes the driver a
-while for each block; the addresses there mean nothing to anybody else. A key's memory stays until
-somebody drops it: it may be the only copy of a rank's state, and the helper can't know.
+A process gave the memory up (the helper imported it from a descriptor), or the helper created it
+for a process that will come. The helper maps a block only when it copies it, since each mapping
+takes the driver some time; no other process knows these addresses. A key's memory stays until an
+agent drops it: it may be the only copy of a rank's state, and the helper can't know.
 """
 
 from __future__ import annotations
@@ -29,28 +29,29 @@ class Piece:
 
     block: Block
     gpu: str
-    """Where it is; ``block.gpu`` is what the block's owner said."""
+    """The GPU where the memory is now; ``block.gpu`` is what the block's owner said."""
     handle: int
     descriptor: int | None
-    """The one it came by. Kept, since the driver need not export again what was imported."""
+    """The descriptor by which the memory came. We keep it, since a driver may refuse to export
+    imported memory again."""
     address: int | None = None
-    """Where this process has it mapped."""
+    """Where this process has mapped the memory; None: nowhere."""
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """While it is being mapped: two copies of a key may meet."""
+    """Held while the memory is being mapped, since two copies of a key may run at once."""
 
 
 @dataclass(eq=False)
 class Holding:
-    """What is held under one key."""
+    """The memory that the helper holds under one key."""
 
     key: str
     pieces: list[Piece] = field(default_factory=list)
     gpus: set[str] = field(default_factory=set)
-    """Those whose contexts are retained for it."""
+    """The GPUs whose contexts the helper retains for this key."""
     complete: bool = True
-    """All bytes are there: false between create and the end of a fill."""
+    """Whether all bytes are there: false between create and the end of a fill."""
     users: int = 0
-    """Copies under way. The memory outlives a drop until the last of them has noticed."""
+    """How many copies and calls use the memory. After a drop, the last user frees it."""
     dropped: bool = False
 
     @property
@@ -60,7 +61,7 @@ class Holding:
 
 
 class DeviceMemory:
-    """All holdings. Any thread may use it; one thread at a time for any one key's setting up."""
+    """All holdings. Any thread may use it, but only one thread at a time may set up a key."""
 
     def __init__(self, contexts: Contexts) -> None:
         self._contexts = contexts
@@ -69,18 +70,19 @@ class DeviceMemory:
         self._holdings: dict[str, Holding] = {}
 
     def held(self) -> dict[str, int]:
-        """Bytes by key; 0 where there are only contexts."""
+        """Bytes by key; 0 for a key that has only contexts."""
         with self._lock:
             return {key: holding.size for key, holding in self._holdings.items()}
 
     def gpus(self) -> set[str]:
-        """GPUs that something is held on."""
+        """The GPUs on which the helper holds memory or contexts."""
         with self._lock:
             return {gpu for holding in self._holdings.values() for gpu in holding.gpus}
 
     @contextmanager
     def use(self, key: str) -> Iterator[Holding]:
-        """A key's memory, which stays meanwhile whoever drops it. Raises NotFound."""
+        """A key's memory; it stays while the with block runs, even if it is dropped. Raises
+        NotFound."""
         with self._lock:
             holding = self._holdings.get(key)
             if holding is None:
@@ -92,9 +94,8 @@ class DeviceMemory:
             self._leave(holding)
 
     def warm(self, key: str, gpus: Sequence[str]) -> None:
-        """Have contexts on the GPUs until the key is dropped: making one takes part of a second.
-
-        Raises NotFound, LiveshiftError where a GPU has no room for a context."""
+        """Keep contexts on the GPUs until the key is dropped, since making one takes part of a
+        second. Raises NotFound, and LiveshiftError if a GPU has no room for a context."""
         with self._lock:
             holding = self._holdings.setdefault(key, Holding(key))
             holding.users += 1
@@ -105,16 +106,17 @@ class DeviceMemory:
             self._leave(holding)
 
     def create(self, key: str, blocks: Sequence[Block]) -> None:
-        """Make memory for the blocks, each on its GPU. Nothing stays of it where that fails.
+        """Make memory for the blocks, each on its GPU; on an error nothing of it stays.
 
-        Raises Refused where the key has memory, NotFound, LiveshiftError where a GPU's is full."""
+        Raises Refused if the key has memory, NotFound, and LiveshiftError if a GPU is full."""
         with self._building(key, complete=not blocks) as holding:
             for block in blocks:
                 self._settle_on(holding, block.gpu)
                 holding.pieces.append(self._created(block, block.gpu))
 
     def adopt(self, key: str, given: Iterator[tuple[Block, int]]) -> Holding:
-        """Take memory over by descriptors, which are the helper's from then on. As create."""
+        """Take memory over by descriptors, which the helper must close from then on. Raises as
+        :meth:`create`."""
         with self._building(key, complete=True) as holding:
             for block, descriptor in given:
                 with ExitStack() as undo:
@@ -127,7 +129,7 @@ class DeviceMemory:
             return holding
 
     def mapped(self, piece: Piece) -> int:
-        """The address of a piece here, mapped now if it was not."""
+        """The address of a piece in this process; maps the piece if it is not mapped."""
         with piece.lock:
             if piece.address is None:
                 with self._contexts.current(piece.gpu):
@@ -136,7 +138,7 @@ class DeviceMemory:
             return piece.address
 
     def bring_to(self, holding: Holding, piece: Piece, gpu: str) -> None:
-        """Have a piece's memory on that GPU, copied there if it is on another one of this host."""
+        """Bring a piece's memory to that GPU: copy it if it is on another GPU of this host."""
         if piece.gpu == gpu:
             return
         self._settle_on(holding, gpu)
@@ -160,7 +162,7 @@ class DeviceMemory:
 
     @contextmanager
     def descriptor(self, piece: Piece) -> Iterator[int]:
-        """A file descriptor of the piece's memory, meanwhile."""
+        """A file descriptor of the piece's memory, valid while the with block runs."""
         if piece.descriptor is not None:
             yield piece.descriptor
             return
@@ -172,8 +174,8 @@ class DeviceMemory:
             os.close(descriptor)
 
     def drop(self, key: str) -> None:
-        """Let a key's memory go, or nothing if there is none. A copy under way ends with an error,
-        and the memory with that copy."""
+        """Free a key's memory, if there is any. A copy under way ends with an error, and the memory
+        is freed with the end of that copy."""
         with self._lock:
             holding = self._holdings.pop(key, None)
             if holding is None:
@@ -194,7 +196,8 @@ class DeviceMemory:
 
     @contextmanager
     def _building(self, key: str, complete: bool) -> Iterator[Holding]:
-        """A key's holding, to put pieces in; on an error they are freed and it is as before."""
+        """A key's holding, into which the caller puts pieces. On an error the pieces are freed and
+        the holding is as before."""
         with self._lock:
             holding = self._holdings.setdefault(key, Holding(key))
             if holding.pieces or holding.users:
@@ -244,7 +247,7 @@ class DeviceMemory:
 
     def _free_piece(self, piece: Piece) -> None:
         with self._contexts.current(piece.gpu):
-            # One that can't be freed must not keep the others from it: its process would hold them.
+            # If one piece can't be freed, the others must be all the same: this process stays.
             if piece.address is not None:
                 with suppress(CudaError):
                     self._cuda.unmap(piece.address, piece.block.size)

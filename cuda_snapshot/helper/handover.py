@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device memory changing hands: from a process to the helper, and back.
+"""Handover of device memory from a process to the helper, and back.
 
-At every moment either the process has a block's memory, or the helper, or both: a block is released
-by the process only when the helper has it, and dropped by the helper only when the process has all.
+At every moment the process has a block's memory, or the helper has it, or both. The process
+releases a block only when the helper has it. The helper drops it only when the process has all.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .process_session import STEP, ProcessSession
 
 
 def give_up(session: ProcessSession, memory: DeviceMemory, key: str) -> list[Block]:
-    """Take all arena memory that the process has into the key's; all or nothing.
+    """Take all arena memory of the process and hold it under the key; all or nothing.
 
-    Raises LiveshiftError; the process then has its memory, unless the message says that the helper
+    Raises LiveshiftError; then the process has its memory, unless the message says that the helper
     still holds it for the key."""
     session.sync()
     ours = [block for block, here in session.blocks() if here and block.kind == Memory.ARENA]
@@ -49,9 +49,10 @@ def _undo(
     released: set[int],
     error: LiveshiftError,
 ) -> None:
-    """Map what was released; then the key is dropped. Else it is kept, and the error says so."""
+    """Give the process the released blocks back, and then drop the key. If that fails, keep the key
+    and say so in the error."""
     lacking = [piece for piece in holding.pieces if piece.block.address in released]
-    # The one whose release failed may be gone all the same where no answer came.
+    # If no answer came to a release, the process may have released that block all the same.
     try:
         for piece in lacking:
             with memory.descriptor(piece) as descriptor:
@@ -63,7 +64,7 @@ def _undo(
             f"{error}; and up to {units.size(size)} of its device memory could not be given back "
             f"({second}): the GPU helper holds all of it for {holding.key}",
         ) from error
-    if session.over:  # nothing was released for certain, and nothing can be asked
+    if session.over:  # no block was surely released, and the process can't be asked any more
         raise StepFailed(
             STEP, f"{error}; the GPU helper holds its device memory for {holding.key}"
         ) from error
@@ -77,11 +78,12 @@ def take_back(
     keep: bool = False,
     gpus: Mapping[str, str] | None = None,
 ) -> None:
-    """Give the process the key's memory for all blocks that it gave up, on the GPU for which it was
-    made, or that ``gpus`` has in its place; the key is dropped then, unless it is to ``keep``. On
-    an error the key stays, and this may be called again: what the process has is not given twice.
+    """Give the process the key's memory for all blocks that it gave up, then drop the key (unless
+    ``keep``). The memory goes onto the GPU for which it was made, or onto the GPU that ``gpus``
+    names instead. On an error the key stays and this may be called again; a block that the process
+    has is not given twice.
 
-    Raises LiveshiftError; before anything is given where blocks or bytes are missing."""
+    Raises LiveshiftError. If blocks or bytes are missing, the process has got nothing then."""
     lacking = [block for block, here in session.blocks() if not here]
     with memory.use(key) as holding:
         if not holding.complete:
@@ -103,7 +105,7 @@ def take_back(
             )
         for block in lacking:
             piece = pieces[block.address]
-            made_for = piece.block.gpu  # the process may name its GPUs as they were before
+            made_for = piece.block.gpu  # not block.gpu: the process may report its old GPUs
             memory.bring_to(holding, piece, (gpus or {}).get(made_for, made_for))
             with memory.descriptor(piece) as descriptor:
                 session.map(block, descriptor)
@@ -112,11 +114,11 @@ def take_back(
 
 
 def own(session: ProcessSession) -> None:
-    """Have all arena memory that the process has be its own again, before a checkpoint takes it
-    along: drivers take none that was imported, as what came back from a helper was.
+    """Make all arena memory of the process its own again, before a checkpoint. Drivers' checkpoints
+    take no imported memory, and memory that came back from a helper was imported.
 
-    Raises LiveshiftError, where a GPU has no room for the largest block twice, say; it may then be
-    called again."""
+    Raises LiveshiftError, for example if a GPU has no room for the largest block twice. It may then
+    be called again."""
     for block, here in session.blocks():
         if here and block.kind == Memory.ARENA:
             session.own(block)

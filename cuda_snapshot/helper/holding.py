@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes whose threads this helper holds still, for agents that may come and go.
+"""The processes whose threads this helper holds, for agents that may come and go.
 
-A hold is the helper's, not its caller's: an agent that dies in mid-move leaves a process that must
-not run on without its device memory, and the next one goes on from there.
+A hold belongs to the helper and not to the agent that asked for it. If an agent dies in the middle
+of a move, the process must not run without its device memory; the agent's next life goes on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .server import Caller, Handler
 
 
 class Holding:
-    """The handlers."""
+    """The handlers of asks about holds."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
@@ -35,13 +35,13 @@ class Holding:
         }
 
     def why_stay(self) -> str:
-        """What would be let go if this process ended, in words."""
+        """Why the helper must not end, in words: it holds threads that would run on. "" if none."""
         with self._mutex:
             alive = [pid for pid in self._holds if Path(f"/proc/{pid}").exists()]
         return f"it holds the threads of process {alive[0]} still" if alive else ""
 
     def _hold(self, caller: Caller, ask: HoldThreads) -> None:
-        """Once more for one that is held: it is as good."""
+        """Hold a process; does nothing if it is held already."""
         self._forget_ended()
         if self._of(ask.pid) is not None:
             return
@@ -68,13 +68,14 @@ class Holding:
             hold.end()
 
     def _of(self, pid: int) -> Hold | None:
-        """None also for one that has ended: its pid may be another's by now."""
+        """The hold of a process; None also if the held process has ended, since another process may
+        have its pid by now."""
         with self._mutex:
             hold = self._holds.get(pid)
         return hold if hold is not None and hold.held else None
 
     def _forget_ended(self) -> None:
-        """Their pids may be others' by now."""
+        """Forget held processes that have ended; other processes may have their pids by now."""
         with self._mutex:
             gone = {pid: hold for pid, hold in self._holds.items() if not hold.held}
             for pid in gone:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client's connection to the helper: an ask, and what it is answered with."""
+"""A client's connection to the helper, on which it sends an ask and receives the reply."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .calls import LOG, Ask, Reply
 from .channel import Channel
 
 QUESTION_S = 60.0
-"""NVML may take its whole deadline, and be asked by others before."""
+"""How long a client waits for an answer: NVML may need its whole deadline, and others may ask it
+first."""
 
 _decoder = msgspec.msgpack.Decoder(Reply)
 
@@ -27,11 +28,11 @@ class Line:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.usable = True
-        """No answer is outstanding on it."""
+        """Whether the answers to all asks on this connection have come."""
 
     def ask(self, ask: Ask, returns: Any, within_s: float = QUESTION_S) -> Any:
-        """The answer, decoded as ``returns``. Raises what the helper raised, TimeoutError after
-        ``within_s`` seconds, EOFError and OSError where the helper has gone."""
+        """Ask; returns the answer, decoded as ``returns``. Raises what the helper raised,
+        TimeoutError after ``within_s`` seconds, EOFError and OSError if the helper has gone."""
         self.usable = False
         self.channel.socket.settimeout(within_s)
         self.channel.send(msgspec.msgpack.encode(ask))
@@ -45,7 +46,7 @@ class Line:
 
 
 class Closing(ABC):
-    """A context manager that is closed on exit."""
+    """Base of context managers that call :meth:`close` on exit."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -59,7 +60,7 @@ class Closing(ABC):
 
 @contextmanager
 def contact(during: str) -> Iterator[None]:
-    """What goes wrong with a connection meanwhile is raised as Unreachable."""
+    """Raises Unreachable for an error of the connection while the with block runs."""
     try:
         yield
     except (OSError, EOFError) as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What agents ask of the helper about device memory. ``key`` is "<migration>/<inner pid>"."""
+"""The asks of agents about device memory. ``key`` is "<migration>/<inner pid>"."""
 
 from __future__ import annotations
 
@@ -8,43 +8,45 @@ from .calls import Ask, Change
 
 
 class Warm(Change, frozen=True):
-    """None."""
+    """Prepares contexts on GPUs for a key. Reply: None."""
 
     key: str
     gpus: list[str]
 
 
 class Create(Change, frozen=True):
-    """None."""
+    """Makes memory for blocks under a key. Reply: None."""
 
     key: str
     blocks: list[Block]
 
 
 class Drop(Change, frozen=True):
-    """None."""
+    """Frees a key's memory. Reply: None."""
 
     key: str
 
 
 class Held(Ask, frozen=True):
-    """dict[str, int]."""
+    """Asks how many bytes each key holds. Reply: dict[str, int]."""
 
 
 class CopyOut(Ask, frozen=True):
-    """No reply: the words of slots.py, and then the end of the connection."""
+    """Copies a key's memory out. No reply: the words of slots.py follow, and then the connection
+    ends."""
 
     key: str
 
 
 class CopyIn(Ask, frozen=True):
-    """As CopyOut."""
+    """Copies bytes into a key's memory. No reply, as for CopyOut."""
 
     key: str
 
 
 class Session(Ask, frozen=True):
-    """None, and from then on the connection is the session's (session_client.py)."""
+    """Begins a device session. Reply: None; from then on the connection carries only the session
+    (session_client.py)."""
 
     pid: int
     directory: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that the helper does with device memory: what the server calls."""
+"""The helper's answers to all asks about device memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .transfers import Transfers
 
 
 class MemoryService:
-    """The handlers. Raises LiveshiftError where the driver can't be used."""
+    """The handlers of these asks. Raises LiveshiftError if the driver can't be used."""
 
     def __init__(self, cuda: Cuda) -> None:
         contexts = Contexts(cuda)
@@ -53,7 +53,7 @@ class MemoryService:
         self._memory.warm(ask.key, ask.gpus)
         if ask.gpus:
             with suppress(Busy), self._rings.one(ask.gpus[0], patience_s=0):
-                pass  # pinned now, and for as long as the contexts stay
+                pass  # the ring is pinned now, and stays so while the contexts stay
 
     def _drop(self, caller: Caller, ask: Drop) -> None:
         self._memory.drop(ask.key)

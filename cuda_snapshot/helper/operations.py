@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the helper does to a process: lock, checkpoint, restore, unlock, one at a time on a host.
+"""The helper's operations on processes: lock, checkpoint, restore, unlock, one at a time on a host.
 
-Operations never overlap: NVIDIA's own driver for clusters found that parallel ones can deadlock.
-Questions are answered at any time. Errors are StepFailed, with the state that the process is in.
+Operations never overlap, because NVIDIA's own driver for clusters found that parallel ones can
+deadlock. Questions may be asked at any time. Errors are StepFailed with the state of the process.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from .calls import Checkpointed
 log = logging.getLogger("liveshift.gpu")
 
 MARGIN = 256 << 20
-"""Bytes of a GPU that a restore needs beside what the process held: nobody says how many. A restore
-that runs out of memory leaves the process checkpointed for good (NVIDIA/cuda-checkpoint#44)."""
+"""A restore must find this many free bytes beyond what the process held. The real need is not
+documented. A restore that runs out of memory leaves the process checkpointed for good
+(NVIDIA/cuda-checkpoint#44)."""
 
 SETTLE_S = 2.0
 """How long NVML may go on showing memory of a process after its checkpoint."""
 
 NO_CUDA = (CUresult.INVALID_VALUE, CUresult.NOT_INITIALIZED)
-"""What the driver says of a process that does not use it, or is not there."""
+"""The driver's results for a process that does not use CUDA, or does not exist."""
 PERHAPS_NO_CUDA = (CUresult.OPERATING_SYSTEM, CUresult.NOT_SUPPORTED)
-"""What it may say of one, too: cuda.h names no result for it. A process that has none of NVIDIA's
-device files, and was not checkpointed here, has nothing on a GPU."""
+"""Results that the driver may also give for such a process, since cuda.h names none for it. A
+process that has no device file of NVIDIA's, and was not checkpointed here, has nothing on a GPU."""
 
 _WORDS: dict[tuple[str, int], str] = {
     ("lock", CUresult.NOT_READY): "work that it has submitted to its GPU did not end in time",
@@ -76,18 +77,19 @@ _STATES = {
 
 
 class Operations:
-    """The driver and NVML of this host, and whose turn it is."""
+    """The operations, with the driver and NVML of this host; :meth:`turn` keeps them apart."""
 
     def __init__(self, driver: Checkpoint, nvml: Nvml) -> None:
         self.driver, self.nvml = driver, nvml
         self._turn = threading.Lock()
         self._now: tuple[str, float] | None = None
         self._held: dict[tuple[int, str], dict[str, int]] = {}
-        """What processes held at their checkpoints: (pid, when it began) to bytes by UUID."""
+        """What processes held at their checkpoints: (pid, start time) → bytes by GPU UUID."""
 
     @contextlib.contextmanager
     def turn(self, what: str, turn_s: float) -> Iterator[None]:
-        """Waits for at most ``turn_s`` seconds; raises StepFailed."""
+        """Wait for the turn for at most ``turn_s`` seconds, and have it while the with block runs.
+        Raises StepFailed."""
         if not self._turn.acquire(timeout=max(0.0, min(turn_s, threading.TIMEOUT_MAX))):
             now = self._now
             busy = f"{now[0]} for {time.monotonic() - now[1]:.0f} s" if now else "something"
@@ -107,7 +109,7 @@ class Operations:
     # ---- questions -----------------------------------------------------------------------------
 
     def state(self, pid: int) -> ProcessState | None:
-        """None: it is no CUDA process. Raises CudaError."""
+        """The driver's state of the process; None if it does not use CUDA. Raises CudaError."""
         try:
             return self.driver.state(pid)
         except CudaError as error:
@@ -119,23 +121,23 @@ class Operations:
             raise
 
     def locked(self, pid: int) -> bool:
-        """Raises CudaError."""
+        """Whether the process is LOCKED. Raises CudaError."""
         return self.driver.state(pid) is ProcessState.LOCKED
 
     def restore_thread(self, pid: int) -> int:
-        """Raises StepFailed."""
+        """The driver's restore thread in the process. Raises StepFailed."""
         with self._explained("restore thread", pid):
             return self.driver.restore_thread(pid)
 
     # ---- operations: with the turn -------------------------------------------------------------
 
     def lock(self, pid: int, timeout_s: float) -> None:
-        """RUNNING to LOCKED, or RUNNING again."""
+        """RUNNING to LOCKED; if that takes too long, the process is RUNNING again."""
         with self._explained("lock", pid):
             try:
                 self.driver.lock(pid, max(1, round(timeout_s * 1000)))
             except CudaError as error:
-                # The driver puts it back itself; should one not, a job must not stand still.
+                # The driver makes it RUNNING again. If a driver does not, the job would hang.
                 if error.result == CUresult.NOT_READY and self.locked(pid):
                     self.driver.unlock(pid)
                 raise
@@ -162,10 +164,10 @@ class Operations:
         gpus: Sequence[tuple[str, str]],
         needed: Mapping[str, int] | None,
     ) -> None:
-        """CHECKPOINTED to LOCKED, on the GPUs that the map says, if they have room."""
+        """CHECKPOINTED to LOCKED, on the GPUs that the map names, if they have room."""
         moved = dict(gpus)
         if all(old == new for old, new in gpus):
-            gpus = ()  # a driver without maps knows this one too
+            gpus = ()  # so that a driver that takes no map can do it, too
         key = pid, _began(pid)
         if needed is None:
             needed = {moved.get(uuid, uuid): used for uuid, used in self._held.get(key, {}).items()}
@@ -182,7 +184,8 @@ class Operations:
     # ---- verified ------------------------------------------------------------------------------
 
     def _left(self, pid: int, used: Mapping[str, int], before: Inventory) -> str:
-        """A remark where NVML can't tell that nothing is left; raises StepFailed where it is."""
+        """Check by NVML that the process holds nothing more; raises StepFailed if it does. Returns
+        "", or a remark if NVML can't tell."""
         if not used:
             return before.why_none or "NVML does not tell what this process held on its GPUs"
         until = time.monotonic() + SETTLE_S
@@ -204,7 +207,8 @@ class Operations:
         )
 
     def _check_room(self, pid: int, needed: Mapping[str, int]) -> None:
-        """Raises StepFailed; where NVML does not answer, the driver is let try."""
+        """Raises StepFailed if a GPU lacks the needed memory. If NVML does not answer, we only log
+        a warning and let the driver try."""
         needed = {uuid: size for uuid, size in needed.items() if size}
         if not needed:
             return
@@ -242,7 +246,8 @@ class Operations:
 
 
 def _began(pid: int) -> str:
-    """When the process began, in clock ticks since boot: its number may become another's."""
+    """When the process began, in clock ticks since boot; "" if unknown. It tells two processes with
+    the same pid apart."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -250,7 +255,7 @@ def _began(pid: int) -> str:
 
 
 def _has_device_files(pid: int) -> bool:
-    """Whether it has any of /dev/nvidia* open; true where that can't be seen."""
+    """Whether the process has any of /dev/nvidia* open; true if we can't read that."""
     try:
         for entry in os.scandir(f"/proc/{pid}/fd"):
             with contextlib.suppress(FileNotFoundError):  # closed meanwhile

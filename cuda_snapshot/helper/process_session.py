@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper's end of a device session: a process's service thread, asked one thing at a time.
+"""The helper's end of a device session: it asks a process's service thread one thing at a time.
 
-The socket lies in the capsule's directory of pages, where the job's user may write: nothing found
-there is trusted, and who connects is known by the pid that the kernel vouches for. What the process
-then says of its memory it could as well have lied about to itself: it gets back only what it gave.
+The socket lies in the capsule's directory of pages, where the job's user may write. So the helper
+trusts nothing that it finds there, and knows the peer only by the pid that the kernel reports. The
+process may lie about its memory, but it harms only itself: it gets back only what it gave.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ from .blocks import Block
 
 STEP = "device session"
 ANSWER_S = 60.0
-"""For one answer, beside what reading memory takes: the driver frees and maps in milliseconds, but
-its work (SYNC) may have to end first."""
+"""How long the helper waits for one answer, without the time for reading memory. The driver frees
+and maps in milliseconds, but the process's work (SYNC) may have to end first."""
 SLOWEST = 100_000_000
-"""Bytes a second at which a process sums its memory up, at the least."""
+"""A process makes the checksum of at least this many bytes a second."""
 MOST_BLOCKS = 2 * layout.ALLOCATIONS
 _CREDENTIALS = struct.Struct("3i")
-_ROOM = wire.REPLY.size + 1  # one more, to see that a packet is longer than a reply
+_ROOM = wire.REPLY.size + 1  # one byte more shows that a packet is longer than a reply
 
 
 class ProcessSession:
-    """Listens from the beginning; :meth:`wait`, then the others. For one thread at a time.
+    """A session that listens from the beginning. Call :meth:`wait` before the other methods. One
+    thread at a time may use it.
 
-    All raise StepFailed with what was asked of which process; after one that is a missing or
-    foreign answer the session is over. ``pid`` is this host's number, ``inner_pid`` the process's
-    own in its capsule."""
+    All methods raise StepFailed, which says what was asked of which process. After a missing or
+    wrong answer the session is over. ``pid`` is the process's number on this host, ``inner_pid``
+    its number in its capsule."""
 
     def __init__(self, pid: int, directory: Path, inner_pid: int) -> None:
         self._pid, self._inner = pid, inner_pid
         self._name = wire.socket_name(inner_pid)
         self._peer: socket.socket | None = None
         self.over = False
-        """Nothing can be asked any more."""
+        """Whether the session has ended, so that nothing can be asked any more."""
         try:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
             self._folder = os.open(directory, flags)
@@ -56,7 +57,7 @@ class ProcessSession:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._remove_name()
-            # A path may have 108 bytes here, the directory's own may be longer.
+            # A socket's address has at most 108 bytes; the directory's path may be longer.
             self._listener.bind(f"/proc/self/fd/{self._folder}/{self._name}")
             self._let_anybody_connect()
             self._listener.listen(4)
@@ -68,8 +69,8 @@ class ProcessSession:
             raise
 
     def _let_anybody_connect(self) -> None:
-        # The job's user must get in. By a descriptor: chmod by name would follow a link that was
-        # put in our socket's place meanwhile.
+        # The job's user must be able to connect. We use a descriptor, because chmod by name would
+        # follow a link that the user has put in our socket's place.
         flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(self._name, flags, dir_fd=self._folder)
         try:
@@ -81,7 +82,7 @@ class ProcessSession:
             os.close(fd)
 
     def wait(self, timeout_s: float) -> None:
-        """Until the process has connected and said what it speaks."""
+        """Wait until the process has connected and sent HELLO; check its pid and protocol."""
         deadline = time.monotonic() + timeout_s
         while self._peer is None:
             self._listener.settimeout(max(0.001, deadline - time.monotonic()))
@@ -113,7 +114,7 @@ class ProcessSession:
             )
 
     def blocks(self) -> list[tuple[Block, bool]]:
-        """All device allocations, and whether their memory is with the process."""
+        """All device allocations, each with whether the process has its memory."""
         found: list[tuple[Block, bool]] = []
         for index in range(MOST_BLOCKS):
             reply, _ = self._exchange(Op.NEXT, argument=index)
@@ -125,7 +126,7 @@ class ProcessSession:
         raise self._failed(f"it has more than {MOST_BLOCKS} device allocations")
 
     def checksum(self, block: Block, samples: int) -> int:
-        """64 bits over all bytes (0) or so many samples of a block."""
+        """A 64-bit checksum of a block: of all bytes (``samples`` 0), or of so many samples."""
         reply, _ = self._exchange(
             Op.CHECKSUM,
             block.address,
@@ -137,7 +138,7 @@ class ProcessSession:
         return reply.value
 
     def export(self, block: Block) -> int:
-        """A descriptor of an arena block's memory, the caller's."""
+        """A descriptor of an arena block's memory; the caller must close it."""
         reply, descriptor = self._exchange(Op.EXPORT, block.address)
         what = f"export device memory at {block.address:#x}"
         try:
@@ -155,29 +156,30 @@ class ProcessSession:
                 os.close(descriptor)
 
     def release(self, block: Block) -> None:
-        """Have an arena block's memory unmapped and released, its addresses kept."""
+        """Let the process unmap and release an arena block's memory; it keeps the addresses."""
         reply, _ = self._exchange(Op.RELEASE, block.address)
         self._check(reply, f"release device memory at {block.address:#x}")
 
     def map(self, block: Block, descriptor: int) -> None:
-        """Have memory mapped at a block that was given up. The descriptor stays the caller's."""
+        """Let the process map memory at a block that it gave up. The caller keeps the descriptor
+        open."""
         reply, _ = self._exchange(Op.MAP, block.address, block.size, descriptor=descriptor)
         self._check(reply, f"map device memory at {block.address:#x}")
 
     def own(self, block: Block) -> None:
-        """Have an arena block's memory be of the process's own making."""
+        """Let the process replace an arena block's memory by memory that it made itself."""
         reply, _ = self._exchange(Op.OWN, block.address)
         if reply.result == -errno.ENOSYS:
-            return  # an older interposer: the driver will say what it can't take along
+            return  # an older interposer: if the driver can't take the memory, it reports that
         self._check(reply, f"copy device memory at {block.address:#x} that came from elsewhere")
 
     def sync(self) -> None:
-        """Wait for all its device work."""
+        """Wait until all device work of the process has ended."""
         reply, _ = self._exchange(Op.SYNC)
         self._check(reply, "wait for its device work")
 
     def close(self) -> None:
-        """Say END; the process goes on with what it was ordered to. May be called again."""
+        """Send END; the process then answers the agent's order. May be called again."""
         peer, self._peer = self._peer, None
         if peer is not None:
             with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rings of pinned slots: the only host memory that device memory passes through.
+"""Rings of pinned slots: the only host memory through which the helper copies device memory.
 
-A ring is a memfd that its client maps too, so a slot's bytes are never copied between the two
-processes. Rings stay for the next move; they are pinned only while a GPU has a context here.
+A ring is a memfd that the client maps, too, so the two processes never copy a slot's bytes between
+them. The helper keeps its rings for the next move, pinned only while it has a context on a GPU.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from ..driver import CudaError
 from .contexts import Contexts
 
 SLOT_BYTES = 16 << 20
-"""So large that a copy's fixed costs, some ten µs here and at the client, don't count."""
+"""Bytes of one slot. They are so many that a copy's fixed costs, some ten µs here and at the
+client, don't matter."""
 SLOTS = 16
 RINGS = 2
-"""At most: together they are the helper's bound on host memory."""
+"""The helper makes at most this many rings, which limits its host memory."""
 PATIENCE_S = 600.0
-"""For another copy to give its ring back."""
+"""How long a copy waits until another copy gives its ring back."""
 SIZES = "LIVESHIFT_GPU_RING"
-"""Environment of the helper: other sizes than these, as "16x16777216"; for measuring."""
+"""This variable in the helper's environment sets other sizes, as "16x16777216"; for measuring."""
 
 
 def sizes() -> tuple[int, int]:
-    """Slots and bytes of one, as the environment has them. Raises LiveshiftError."""
+    """The number of slots and the bytes of one: from the environment, or the defaults. Raises
+    LiveshiftError if the variable is wrong."""
     told = os.environ.get(SIZES)
     if not told:
         return SLOTS, SLOT_BYTES
@@ -40,14 +42,14 @@ def sizes() -> tuple[int, int]:
         chosen = int(slots), int(slot_bytes)
     except ValueError:
         chosen = 0, 0
-    # Whole pages, and two slots at least: while one is with the client the other is filled.
+    # Two slots at least: while the client has one, the GPU fills the other.
     if chosen[0] < 2 or chosen[1] < mmap.PAGESIZE or chosen[1] % mmap.PAGESIZE:
         raise LiveshiftError(f"{SIZES} is {told!r}, not SLOTSxBYTES in whole pages")
     return chosen
 
 
 class Busy(LiveshiftError):
-    """All rings are other copies'."""
+    """Other copies use all rings."""
 
 
 class Ring:
@@ -67,7 +69,7 @@ class Ring:
 
     @property
     def pinned_on(self) -> str | None:
-        """The GPU with whose context it is pinned, and which it therefore retains."""
+        """The GPU whose context pins the ring, and which the ring retains; None: not pinned."""
         return self._pinned_on
 
     def slot(self, number: int) -> int:
@@ -75,7 +77,8 @@ class Ring:
         return self._start + number * self.slot_bytes
 
     def pin(self, contexts: Contexts, gpu: str) -> None:
-        """Pin it for all GPUs, unless it is. The context of ``gpu`` is retained until unpin."""
+        """Pin the ring for all GPUs, unless it is pinned. The ring retains the context of ``gpu``
+        until :meth:`unpin`."""
         if self._pinned_on is not None:
             return
         contexts.retain(gpu)
@@ -98,7 +101,7 @@ class Ring:
 
 
 class Rings:
-    """The rings, of which a copy has one to itself. Any thread may use it."""
+    """All rings; each copy has one of its own. Any thread may use this."""
 
     def __init__(self, contexts: Contexts, slots: int, slot_bytes: int):
         self._contexts = contexts
@@ -109,7 +112,8 @@ class Rings:
 
     @contextmanager
     def one(self, gpu: str, patience_s: float = PATIENCE_S) -> Iterator[Ring]:
-        """A pinned ring; waits for one, and raises Busy where none gets free."""
+        """A pinned ring while the with block runs. Waits for one; raises Busy if none gets free
+        within ``patience_s``."""
         ring = self._take(patience_s)
         try:
             ring.pin(self._contexts, gpu)
@@ -143,7 +147,7 @@ class Rings:
             raise
 
     def unpin_idle(self, keep: set[str]) -> None:
-        """Unpin those that no copy uses, but for those pinned on GPUs of ``keep``."""
+        """Unpin the rings that no copy uses, except those pinned on GPUs of ``keep``."""
         with self._change:
             for ring in self._idle:
                 if ring.pinned_on not in keep:

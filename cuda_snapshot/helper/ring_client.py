@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's end of a copy through a ring: device memory as a stream of bytes.
 
-Each copy has a connection of its own, whose end ends it: the slots go back, and the key's memory
-stays with the helper. Errors of the helper's are raised as they are; one that is gone is
-Unreachable.
+Each copy has a connection of its own. When the connection ends, the copy ends: the slots go back,
+and the helper keeps the key's memory. Errors of the helper are raised as they are; if the helper
+has gone, Unreachable is raised.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from .ring import PATIENCE_S
 from .slots import Ended, Filled, Finish, Free, Said, hear, hear_ring, say
 
 STALL_S = 120.0
-"""Without a word of the helper's while it should copy: a GPU hangs."""
+"""If the helper sends nothing for so long during a copy, a GPU hangs."""
 
 COPY = "a copy of device memory"
 
 
 class _RingUser(Closing):
-    """A connection, and the ring that came by it, mapped here."""
+    """A connection for a copy, and the ring that came with it, mapped in this process."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._memory: mmap.mmap | None = None
         self.figures: Figures | None = None
-        """Known once the copy is complete."""
+        """The copy's size and times; None until the copy is complete."""
         try:
             with contact(COPY):
-                channel.socket.settimeout(PATIENCE_S + STALL_S)  # it may wait for a ring
+                channel.socket.settimeout(PATIENCE_S + STALL_S)  # the helper may wait for a ring
                 self._ring, fd = hear_ring(channel)
                 channel.socket.settimeout(STALL_S)
             if fd is not None:
@@ -56,7 +56,7 @@ class _RingUser(Closing):
         self._channel.close()
         memory, self._memory = self._memory, None
         if memory is not None:
-            # Somebody may still have a view; then the mapping goes with the last of them.
+            # If a caller still has a view, Python unmaps the memory with the last view.
             with suppress(BufferError):
                 memory.close()
 
@@ -77,7 +77,7 @@ class _RingUser(Closing):
             with contact(COPY):
                 say(self._channel, word)
         except Unreachable:
-            # The helper may have said why before it closed.
+            # The helper may have sent the reason before it closed the connection.
             with suppress(Unreachable):
                 while not isinstance(ended := self._hear(), Ended):
                     pass
@@ -92,8 +92,9 @@ class _RingUser(Closing):
 
 
 class Drain(_RingUser, Iterator[memoryview]):
-    """All bytes of a key's blocks, in order. A view is valid until the next one is asked for, or
-    the copy is closed. Raises LiveshiftError where the copy fails; the end is all bytes."""
+    """Iterates over all bytes of a key's blocks, in order. A view is valid until the next step, or
+    until the copy is closed. Raises LiveshiftError if the copy fails; it ends only after all
+    bytes."""
 
     _last: int | None = None
     _seen = 0
@@ -124,7 +125,7 @@ class Drain(_RingUser, Iterator[memoryview]):
 
 
 class Filler(_RingUser):
-    """Takes all bytes of a key's blocks, in order."""
+    """Writes all bytes of a key's blocks, in order."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel)
@@ -132,9 +133,9 @@ class Filler(_RingUser):
         self._at = 0
 
     def write(self, data: memoryview | bytes) -> None:
-        """The next bytes, as many as there are at hand; they are copied before this returns.
+        """Write the next bytes, any number; they are copied into the ring before this returns.
 
-        Raises LiveshiftError where the copy fails, or where it is more than the blocks hold."""
+        Raises LiveshiftError if the copy fails, or if there are more bytes than the blocks hold."""
         view = memoryview(data).cast("B")
         while view:
             room = self.room()
@@ -144,8 +145,8 @@ class Filler(_RingUser):
             self.advance(part)
 
     def room(self) -> memoryview:
-        """Where the next bytes may be put by whoever can write them there at once, such as from a
-        socket; valid until :meth:`advance`. Raises as write."""
+        """Memory into which the caller may put the next bytes itself, for example from a socket;
+        valid until :meth:`advance`. Raises as :meth:`write`."""
         if not self._ring.slots:
             raise LiveshiftError("there is no device memory to fill")
         while not self._free:
@@ -153,15 +154,16 @@ class Filler(_RingUser):
         return self._slot(self._free[0], self._at, self._ring.slot_bytes)
 
     def advance(self, size: int) -> None:
-        """So many bytes were put into :meth:`room`. Raises as write."""
+        """Says that the caller has put ``size`` bytes into :meth:`room`. Raises as
+        :meth:`write`."""
         self._at += size
         if self._at == self._ring.slot_bytes:
             self._flush()
 
     def finish(self) -> Figures:
-        """All bytes were written: wait until they are on the GPU.
+        """Call this after all bytes were written; waits until they are on the GPU.
 
-        Raises LiveshiftError where some are missing, or the copy failed."""
+        Raises LiveshiftError if bytes are missing, or the copy failed."""
         if self.figures is None:
             if self._ring.slots:
                 self._flush()

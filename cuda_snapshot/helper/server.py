@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper's end of its socket: a thread per connection, one ask after the other on each."""
+"""The helper's server: one thread for each connection, which answers one ask after the other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .channel import Channel, listen
 log = logging.getLogger("liveshift.gpu")
 
 HELLO_S = 30.0
-"""For the first ask of a connection, and for taking an answer."""
+"""How long a client may take to send its first ask, and to receive an answer."""
 
 
 class Caller:
@@ -38,12 +38,12 @@ class Caller:
 
 
 Handler = Callable[[Caller, Any], object]
-"""Called with an ask of its type; gives what is encoded as the answer."""
+"""A function that the server calls with an ask of its type; it returns the answer to encode."""
 
 
 class Server:
-    """Serves until it has been idle for ``idle_s`` seconds, or SIGTERM or a Leave has come. It
-    stays, whatever comes, while ``holds`` gives a reason in words, and till operations have
+    """Serves until it had no connection for ``idle_s`` seconds, or until SIGTERM or a Leave comes.
+    In every case it stays while ``holds`` returns a reason in words, and until operations have
     ended."""
 
     def __init__(
@@ -73,8 +73,8 @@ class Server:
         self._listener.setblocking(False)
 
     def serve(self) -> None:
-        """In the main thread. Returns when it is time to go; threads may then still be waiting for
-        their clients, nothing more."""
+        """Serve in the main thread. Returns when the helper must end; then other threads do nothing
+        but wait for their clients."""
         signal.signal(signal.SIGTERM, lambda *_: self._go())
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         poll = select.poll()
@@ -89,7 +89,7 @@ class Server:
         log.info("leaving")
 
     def _accept(self) -> bool:
-        """Takes all that wait at the door; whether there were any."""
+        """Accept all connections that wait; returns whether there were any."""
         some = False
         while True:
             try:
@@ -107,8 +107,9 @@ class Server:
             threading.Thread(target=self._converse, args=(connection,), daemon=True).start()
 
     def _time_to_go(self) -> bool:
-        """Whoever starts a helper holds the lock file until it answers: without the lock nobody
-        leaves, and with it nobody is being told that this one is there."""
+        """Whether the helper may end now; if so, it takes no more connections. A client that starts
+        a helper holds the lock file until the helper answers. So this ends only with the lock: then
+        no client is just being told that this helper is there."""
         with self._mutex:
             idle = not self._connections and time.monotonic() - self._idle_since >= self._idle_s
             if self._under_way or not (idle or self._told_to_leave):
@@ -133,7 +134,7 @@ class Server:
         return True
 
     def _close_up(self) -> bool:
-        """Nothing is begun any more, unless something is under way."""
+        """Refuse all later changes, unless one is under way; returns whether it refuses now."""
         with self._mutex:
             self._gone = not self._under_way
             return self._gone
@@ -174,7 +175,7 @@ class Server:
             os.eventfd_write(self._bell, 1)
 
     def _serve_one(self, caller: Caller, raw: bytes) -> None:
-        """Until the answer is sent: a change's counts as a part of it."""
+        """Serve one ask. A change counts as under way until its answer is sent."""
         try:
             ask = self._decoder.decode(raw)
         except msgspec.DecodeError as error:

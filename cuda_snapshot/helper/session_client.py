@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's end of a device session: what it asks the helper to have of a process.
+"""The agent's end of a device session: its asks about a process, which the helper passes on.
 
-A session has a connection of its own and ends with it, so an agent that dies ends its sessions:
-then the process is told END, and keys keep what they hold.
+A session has a connection of its own and ends with it. So an agent that dies ends its sessions: the
+helper sends END to the process, and keeps the memory of all keys.
 """
 
 from __future__ import annotations
@@ -15,34 +15,35 @@ from .calls import Ask
 from .line import Closing, Line, contact
 
 QUICK_S, LONG_S, FULL_S = 120.0, 900.0, 3600.0
-"""For an answer: about what is in tables; about memory; about every byte of a GPU, which a process
-reads by its host's memory. The helper's own deadlines for the process are shorter."""
+"""How long the agent waits for an answer. QUICK_S: the process only reads tables. LONG_S: it maps
+or reads memory. FULL_S: it reads every byte of a GPU through its host's memory. The helper's own
+deadlines for the process are shorter."""
 
 
 class Wait(Ask, frozen=True):
-    """None."""
+    """Waits for the process's service thread. Reply: None."""
 
     timeout_s: float
 
 
 class Blocks(Ask, frozen=True):
-    """list[Block]."""
+    """Asks for all device allocations. Reply: list[Block]."""
 
 
 class Checksums(Ask, frozen=True):
-    """dict[int, int]."""
+    """Asks for the checksums of all memory. Reply: dict[int, int]."""
 
     samples: int
 
 
 class GiveUp(Ask, frozen=True):
-    """list[Block]."""
+    """The helper takes the process's arena memory. Reply: list[Block]."""
 
     key: str
 
 
 class TakeBack(Ask, frozen=True):
-    """None."""
+    """The process gets its arena memory back. Reply: None."""
 
     key: str
     keep: bool
@@ -50,12 +51,12 @@ class TakeBack(Ask, frozen=True):
 
 
 class Own(Ask, frozen=True):
-    """None."""
+    """The process makes its arena memory its own. Reply: None."""
 
 
 class DeviceSession(Closing):
-    """A process's device memory, while all its other threads stand still. A context manager: the
-    process is told END on exit. All methods raise LiveshiftError."""
+    """A session about a process's device memory, while all its other threads are held. A context
+    manager: on exit the helper sends END to the process. All methods raise LiveshiftError."""
 
     def __init__(self, line: Line) -> None:
         """Takes over a connection on which the helper has agreed to the session."""
@@ -66,7 +67,7 @@ class DeviceSession(Closing):
         self._line.channel.close()
 
     def wait(self, timeout_s: float) -> None:
-        """Until the process's service thread has connected."""
+        """Wait until the process's service thread has connected."""
         self._ask(Wait(timeout_s), None, timeout_s + QUICK_S)
 
     def blocks(self) -> list[Block]:
@@ -74,28 +75,28 @@ class DeviceSession(Closing):
         return list(self._ask(Blocks(), list[Block], QUICK_S))
 
     def checksums(self, samples: int) -> dict[int, int]:
-        """64 bits by address, for all memory that is with the process: over so many samples of
-        each allocation, or over every byte (0)."""
+        """A 64-bit checksum by address, for all memory that the process has: of so many samples of
+        each allocation, or of every byte (``samples`` 0)."""
         return dict(self._ask(Checksums(samples), dict[int, int], LONG_S if samples else FULL_S))
 
     def give_up(self, key: str) -> list[Block]:
-        """Have the helper hold all arena memory under the key: what it took. All or nothing; an
-        error says so where the helper still holds it."""
+        """The helper takes all arena memory and holds it under the key; returns the blocks it took.
+        All or nothing; if the helper still holds the memory after an error, the error says so."""
         return list(self._ask(GiveUp(key), list[Block], LONG_S))
 
     def take_back(
         self, key: str, *, keep: bool = False, gpus: Sequence[tuple[str, str]] = ()
     ) -> None:
-        """Give the process what the key holds, at its old addresses; then the key is dropped. May
-        be tried again after an error, and with ``keep`` also for another process: the key stays.
+        """Give the process the key's memory at its old addresses, then drop the key. After an error
+        this may be tried again. With ``keep`` the key stays, also for another process.
 
-        ``gpus``: pairs of GPUs of this host; what was given up on the first is brought to the
+        ``gpus``: pairs of GPUs of this host; memory that was given up on the first goes to the
         second."""
         self._ask(TakeBack(key, keep, list(gpus)), None, LONG_S)
 
     def own(self) -> None:
-        """Have the process make memory of its own of what it was given, for the driver's checkpoint
-        to take along; an error may mean that a GPU has no room for that."""
+        """Let the process copy the memory it was given into memory of its own, which the driver's
+        checkpoint takes along. An error may mean that a GPU has no room for that."""
         self._ask(Own(), None, LONG_S)
 
     def _ask(self, ask: Ask, returns: Any, within_s: float) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serving device sessions to agents: each in the thread of its connection, while that lasts."""
+"""Serves device sessions to agents, each in the thread of its connection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _asks = msgspec.msgpack.Decoder(Wait | Blocks | Checksums | GiveUp | TakeBack | 
 
 
 def serve(channel: Channel, session: ProcessSession, memory: DeviceMemory) -> None:
-    """Until the agent closes the connection."""
+    """Serve a session until the agent closes the connection."""
     with closing(session):
         while True:
             try:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What passes on a connection while device memory is copied through a ring of slots.
+"""The words (messages) on a connection while device memory is copied through a ring of slots.
 
-It begins with a RingHere, whose memfd goes along. Out: the helper says Filled, the client Free when
-it is done with a slot. In: the client has all slots, says Filled, and the helper Free. Slots go
-round in order. Ended is the helper's last word; the ring is another copy's only when the client has
-closed the connection, since until then it may still be reading or writing there.
+The helper begins with a RingHere, with the ring's memfd. Copy out: the helper says Filled, and the
+client says Free when it has read the slot. Copy in: the client has all slots at first and says
+Filled, and the helper says Free. Slots are used in order. Ended is the helper's last word. Another
+copy may use the ring only when the client has closed the connection, since until then the client
+may still read or write there.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from .channel import Channel
 
 
 class Word(msgspec.Struct, frozen=True, tag_field="t", tag=True, forbid_unknown_fields=True):
-    """Base of them all; the tag is the class name."""
+    """Base of all words; the tag is the class name."""
 
 
 class RingHere(Word, frozen=True):
-    """0 slots and no memfd where there is nothing to copy."""
+    """The ring of this copy. If there is nothing to copy: 0 slots and no memfd."""
 
     slots: int
     slot_bytes: int
@@ -46,11 +47,11 @@ class Free(Word, frozen=True):
 
 
 class Finish(Word, frozen=True):
-    """The client has said all bytes."""
+    """The client has sent all bytes."""
 
 
 class Ended(Word, frozen=True):
-    """It is over: how it went, or why it failed (as errors.to_wire says it)."""
+    """The copy is over: its figures, or its error as errors.to_wire makes it."""
 
     figures: Figures | None
     error: tuple[str, str, str | None] | None
@@ -61,18 +62,18 @@ _decoder: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
 
 
 def say(channel: Channel, word: Said, *descriptors: int) -> None:
-    """Raises OSError."""
+    """Send a word. Raises OSError."""
     channel.send(msgspec.msgpack.encode(word), descriptors)
 
 
 def hear(channel: Channel) -> Said:
-    """The next word. Raises OSError, EOFError."""
+    """Wait for the next word. Raises OSError, EOFError."""
     return _decode(channel.receive())
 
 
 def hear_ring(channel: Channel) -> tuple[RingHere, int | None]:
-    """The first word, and the memfd, the caller's from then on. Raises LiveshiftError where the
-    helper says instead why there is none; OSError, EOFError."""
+    """Wait for the first word and the memfd, which the caller must close. Raises LiveshiftError if
+    the helper reports instead why there is no ring; OSError, EOFError."""
     raw, descriptors = channel.receive_all()
     try:
         word = _decode(raw)
@@ -88,7 +89,7 @@ def hear_ring(channel: Channel) -> tuple[RingHere, int | None]:
 
 
 def waiting(channel: Channel) -> bool:
-    """Something has come, or the peer is gone: ``hear`` would not block."""
+    """Whether a word has come or the peer has gone, so that :func:`hear` would not block."""
     poll = select.poll()
     poll.register(channel.socket, select.POLLIN)
     return bool(poll.poll(0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting the GPU helper: one per directory, however many agents come at once."""
+"""Starts the GPU helper: one for each directory, even if several agents come at once."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from ..environment import environment
 from .calls import LOCK, LOG
 
 START_S = 120.0
-"""cuInit takes seconds for each GPU where persistence mode is off."""
+"""How long a helper may take to start: without persistence mode cuInit takes seconds for each
+GPU."""
 
 
 @contextlib.contextmanager
 def starting(
     directory: Path, libraries: Path | None, idle_s: float
 ) -> Iterator[Callable[[], None]]:
-    """While the lock file is held: what starts the helper and waits until it listens. That raises
-    LiveshiftError with the helper's own words where it can't."""
+    """Hold the lock file, and yield a function that starts the helper and waits until it listens.
+    If the helper can't start, that function raises LiveshiftError with the helper's own words."""
     with open(directory / LOCK, "a") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         yield lambda: _launch(directory, libraries, idle_s)
@@ -39,7 +40,7 @@ def _launch(directory: Path, libraries: Path | None, idle_s: float) -> None:
         command.append(str(libraries.absolute()))
     with open(directory / LOG, "ab") as log:
         os.chmod(log.fileno(), 0o600)
-        # Of its own session: neither a terminal's signals nor the agent's end reach it.
+        # In a session of its own the helper gets no signals of a terminal or of the agent's end.
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -56,7 +57,7 @@ def _launch(directory: Path, libraries: Path | None, idle_s: float) -> None:
         while not line.endswith(b"\n"):
             left = max(0.0, until - time.monotonic())
             if not readable(left, pipe):
-                # Left to itself: it may be in the middle of the driver's initialisation.
+                # We do not kill it: it may be in the middle of the driver's initialisation.
                 raise Unreachable(
                     f"the GPU helper {child.pid} did not come up within {START_S:g} s: a GPU or its"
                     " driver hangs",

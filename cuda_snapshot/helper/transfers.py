@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper's end of a copy through a ring: device memory out to a client, or in from it.
+"""The helper's end of a copy through a ring: device memory goes to a client, or comes from it.
 
-Each runs in the thread of its connection, and returns when the client has closed it.
+Each copy runs in the thread of its connection, and returns when the client has closed that.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Transfers:
         self._serve(channel, key, _in)
 
     def _serve(self, channel: Channel, key: str, copy: Copy) -> None:
-        # A client that is gone has given all slots back by that; there is nobody to tell.
+        # A client that has gone has given all slots back, and can be sent no error.
         with suppress(OSError, EOFError), ExitStack() as until_closed:
             try:
-                # The memory is let go before the ring: a client may take its time to close.
+                # Let the memory go before the ring, since a client may close late.
                 with self._memory.use(key) as holding:
                     figures = self._copy(channel, holding, copy, until_closed)
                 ended = Ended(figures, None)
@@ -146,7 +146,8 @@ def _in(channel: Channel, holding: Holding, ring: Ring, copies: Copies) -> Figur
 
 
 def _slot(slot: int, ring: Ring, *elsewhere: object) -> int:
-    """Checked: the number is one of the ring's, and not of those."""
+    """The slot's number, checked: the ring has it, and it is in none of ``elsewhere``. Raises
+    LiveshiftError."""
     for others in elsewhere:
         assert isinstance(others, (deque, set, dict))
         if slot in others:

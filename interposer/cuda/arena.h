@@ -1,23 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The arena: what cudaMalloc gives out where LIVESHIFT_DEVICE_ARENA=1 is in the environment, as
- * physical memory that is mapped at addresses of its own. A device session can take that memory away
- * and give it back, perhaps other memory of another GPU, while the addresses stay; so a move needs
- * not copy it through the process's own memory.
+ * The arena: device memory that cudaMalloc gives out where LIVESHIFT_DEVICE_ARENA=1 is in the
+ * environment. It is physical memory that the interposer maps at addresses of its own. A device
+ * session can take this memory away and give memory back, perhaps of another GPU, while the
+ * addresses stay. So a move need not copy it through the process's host memory.
  *
- * To the application it is cudaMalloc's memory, but for cudaIpcGetMemHandle, which CUDA doesn't do
- * for it. Pieces below 2 MiB, or whose rounding up would waste more than an eighth, and everything
- * that can't be had this way are the driver's as ever. So is what is allocated by other functions.
+ * To the application it is memory of cudaMalloc, except that CUDA makes no IPC handle of it
+ * (cudaIpcGetMemHandle fails). The driver allocates as ever: pieces below 2 MiB, pieces whose
+ * rounding up would waste more than an eighth, pieces for which the arena has no memory, and
+ * everything that the application allocates by other functions.
  *
- * While a block's memory is given up every thread that could touch it is held, or waits inside CUDA.
- * One that was stopped in the midst of something here does no harm:
- * - Between making memory and entering the block: nobody knows of the memory, it stays, and the
+ * While a block's memory is away, every thread that could touch it is held, or waits inside CUDA.
+ * A thread that was stopped in the middle of the arena's code does no harm:
+ * - Between making memory and entering the block: no table names the memory. It stays, and the
  *   driver's own checkpoint takes it along.
- * - Between claiming a block and unmapping it: it is still in the table, is given up and comes back
- *   like the others, and is unmapped then.
- * - Behind unmapping it: there is no memory any more, which `memory_here` tells.
- * - While it makes blocks accessible to another device: `accessors` was changed first, and whoever
- *   maps memory looks there. It may then find some blocks unmapped, which is no error.
+ * - Between claiming a block and unmapping it: the block is still in the table. It is given up and
+ *   comes back like the others, and the thread unmaps it then.
+ * - After unmapping it: the block has no memory any more; `memory_here` finds that out.
+ * - While it makes blocks accessible to another device: it changed `accessors` first, and the
+ *   session reads `accessors` when it maps memory. The thread may then find blocks that are not
+ *   mapped, which is no error.
  */
 #ifndef LIVESHIFT_INTERPOSER_ARENA_H
 #define LIVESHIFT_INTERPOSER_ARENA_H
@@ -33,20 +35,20 @@ struct arena_made {
     int32_t device;
 };
 
-/* false: it is cudaMalloc's to do. */
+/* Allocates from the arena. False: the arena does not serve this; call the real cudaMalloc. */
 bool arena_allocate(size_t size, struct arena_made *made);
 
-/* Whether a block begins there. Freeing it, as cudaFree does: first all work of its device is
-   waited for. The result is CUDA's. */
+/* arena_has: whether a block begins at the address. arena_free: frees that block as cudaFree does,
+   after all work of its device has finished; returns CUDA's result. */
 bool arena_has(uint64_t address);
 int arena_free(uint64_t address);
 
-/* The device has been reset, so that its blocks are gone, too. Whether its primary context has ended
-   without that, and there are blocks. */
+/* arena_reset: the device has been reset, so forget its blocks. arena_outlived: whether the device
+   still has blocks although its primary context has ended without a reset. */
 void arena_reset(int32_t device);
 bool arena_outlived(int32_t device);
 
-/* An IPC handle of an address was asked for, and CUDA's result was an error. */
+/* The application asked for an IPC handle of this address, and CUDA returned an error. */
 void arena_not_shared(uint64_t address);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The hooks of CUDA's driver: what cuda_driver*.c define, cuda_entry_points.c hands out. */
+/* The hooks of CUDA's driver API: cuda_driver*.c define them, cuda_entry_points.c hands them
+   out. */
 #ifndef LIVESHIFT_INTERPOSER_CUDA_DRIVER_H
 #define LIVESHIFT_INTERPOSER_CUDA_DRIVER_H
 
@@ -8,7 +9,7 @@
 typedef unsigned long long address_t; /* CUdeviceptr */
 typedef unsigned long long handle_t;  /* CUmemGenericAllocationHandle */
 
-/* The front of CUmemAllocationProp. */
+/* The first fields of CUmemAllocationProp. */
 struct allocation_properties {
     int type, handle_types;
     struct {
@@ -18,8 +19,8 @@ struct allocation_properties {
 
 #define LOCATION_DEVICE 1 /* CU_MEM_LOCATION_TYPE_DEVICE */
 
-/* `real`: the function behind the hook that this stands in; found in the loaded libcuda.so.1, or
-   what a resolver gave for it. */
+/* Inside a hook: declares `real`, the function behind the hook. It comes from the loaded
+   libcuda.so.1, or a resolver of CUDA gave it. */
 #define DRIVER(name)                                                                               \
     __typeof__(&name) real = (__typeof__(&name))driver_function(&known_##name, #name);             \
     if (real == NULL)                                                                              \

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The driver's functions that we stand in front of, and under which names CUDA's resolvers
- * (cuGetProcAddress, cudaGetDriverEntryPoint and their variants) hand them out. This list exists
- * only here.
+ * The driver's functions that the interposer hooks, and the names under which CUDA's resolvers
+ * (cuGetProcAddress, cudaGetDriverEntryPoint and their variants) give them out. This is the only
+ * copy of the list.
  *
- * X(symbol, since, per_thread, exported): asked for `symbol` as of CUDA `since` or later, a resolver
- * gives what libcuda exports as `exported`. With 1, as it is for a default stream per thread: where
- * a function has no such variant, its plain one. Versions of a function before its first row have
- * another ABI and are left alone. A later row of a symbol is the later version.
+ * X(symbol, since, per_thread, exported): if a program asks a resolver for `symbol` as of CUDA
+ * `since` or later, the resolver gives the function that libcuda exports as `exported`. A row with
+ * per_thread 1 is the variant for a default stream per thread; a function without such a row has
+ * only its plain variant. Versions of a function before its first row have another ABI; we do not
+ * hook them. A later row of a symbol is a later version.
  */
 #ifndef LIVESHIFT_INTERPOSER_CUDA_ENTRY_POINTS_H
 #define LIVESHIFT_INTERPOSER_CUDA_ENTRY_POINTS_H
@@ -75,7 +76,7 @@
     X(cuGetProcAddress, 12000, 1, cuGetProcAddress_v2_ptsz)
 
 #include <stdbool.h>
-/* Replaces what a resolver found for a symbol by our hook of the same ABI, if there is one. */
+/* Replaces the function that a resolver found for a symbol by our hook of the same ABI, if any. */
 void driver_substitute(const char *symbol, unsigned version, bool per_thread, void **function);
 
 #endif

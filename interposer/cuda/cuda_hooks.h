@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the hooks of CUDA's two APIs have in common: our own declarations of the few types that are
- * passed by value (all handles are pointers), and the records that both make.
+ * Code that the hooks of CUDA's two APIs (runtime and driver) share: declarations of the few types
+ * that are passed by value (all handles are pointers), and the records for the ledger.
  *
- * The law inside a hook: the real function is called exactly once, with the caller's arguments, and
- * its result is the hook's, whatever the ledger makes of it. No lock is held meanwhile. Only what
- * makes or frees memory of the arena (arena.h) takes the place of the real function.
+ * The rule for a hook: it calls the real function exactly once, with the caller's arguments, and
+ * returns its result, even if the ledger fails. It holds no lock during that call. Only the code
+ * that makes or frees memory of the arena (arena.h) replaces the real function.
  */
 #ifndef LIVESHIFT_INTERPOSER_CUDA_HOOKS_H
 #define LIVESHIFT_INTERPOSER_CUDA_HOOKS_H
@@ -28,22 +28,22 @@ struct ipc_handle {
     char reserved[64];
 };
 
-/* `real`: the function of libcudart behind the hook that this stands in. */
+/* Inside a hook: declares `real`, the function of libcudart behind the hook. */
 #define RUNTIME(name)                                                                              \
     static _Atomic(void *) known;                                                                  \
     __typeof__(&name) real = (__typeof__(&name))runtime_function(&known, #name);                   \
     if (real == NULL)                                                                              \
     return cuda_missing(#name)
 
-/* Whether a hook's call is the application's, and came back well. */
+/* Whether the application made this call, and the call succeeded. */
 #define RECORDED(result) ((result) == 0 && cuda_depth == 0)
 
-/* cudaErrorPeerAccessAlreadyEnabled, the same number in both APIs: by whatever way, it is enabled. */
+/* cudaErrorPeerAccessAlreadyEnabled, the same number in both APIs: the access is enabled. */
 #define CUDA_PEER_ALREADY 704
 
 static inline uint64_t number(const void *handle) { return (uint64_t)(uintptr_t)handle; }
 
-/* Memory of a name was made. */
+/* Records in the ledger that memory was made under this name. */
 static inline void made(enum ledger_name name, enum liveshift_memory kind, int32_t device,
                         uint64_t address, uint64_t size, uint64_t stream, uint64_t flags) {
     struct ledger_made it = {kind, device, address, size, 0, stream, flags};
@@ -59,7 +59,8 @@ static inline void made_of_handle(enum liveshift_memory kind, int32_t device, ui
     ledger_add(LEDGER_HANDLE, &it);
 }
 
-/* `call` frees what has that name. Its result. */
+/* Makes `call`, which frees the memory of that name and address, and keeps the ledger right. The
+   value is the result of `call`. */
 #define FREES(name, address, call)                                                                 \
     ({                                                                                             \
         struct ledger_leaving leaving_ = {0};                                                      \
@@ -70,7 +71,7 @@ static inline void made_of_handle(enum liveshift_memory kind, int32_t device, ui
         result_;                                                                                   \
     })
 
-/* The same where it may be the arena's. */
+/* The same for memory that may be of the arena. */
 #define FREES_MEMORY(address, call)                                                                \
     FREES(LEDGER_POINTER, address, arena_has(address) ? arena_free(address) : (call))
 
@@ -92,7 +93,7 @@ static inline void made_of_handle(enum liveshift_memory kind, int32_t device, ui
         result_;                                                                                   \
     })
 
-/* `call` ends a stream's capture and leaves a graph in *graph. */
+/* Makes `call`, which ends a stream's capture and leaves a graph in *graph. */
 #define ENDS_CAPTURE(stream, device, graph, call)                                                  \
     ({                                                                                             \
         bool ours_ = cuda_depth == 0;                                                              \

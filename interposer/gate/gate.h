@@ -1,24 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The gate: every operation that needs its peers passes here, on the application's threads.
+ * The gate: every operation with peers passes here, on the application's own thread.
  *
- * Open, it costs two counters and one load. Closed, it brings this process to the boundary that
- * the orchestrator is looking for: the least cut at which every operation that was begun anywhere
+ * An open gate costs two counters and one load. A closed gate brings this process to the boundary
+ * that the orchestrator looks for: the least cut at which every operation that was begun anywhere
  * has been begun everywhere (facts: the star form of MANA's collective clock, arXiv 2212.05701).
  *
- * An operation is *announced* by taking the clock's next number, before the gate is looked at; the
- * agent closes the gate before it looks at the clocks. One of the two sees the other, so what was
- * announced when the agent looked is exactly what had begun.
+ * A thread *announces* an operation: it takes the clock's next number before it looks at the gate.
+ * The agent closes the gate before it looks at the clocks. One of the two sees the other. So the
+ * operations that were announced when the agent looked are exactly those that had begun.
  *
- * LIVESHIFT_TARGET: numbers up to the target pass. A thread that wants a number beyond it
- * - parks, if this process owes nothing: no clock is short of its target;
- * - passes, raising the target, if what is owed is its own thread's to do: the owed operation comes
- *   later in its program, so this one is in every cut that holds the owed one;
- * - gives the thread that owes GATE_PATIENCE_MS to do it, and passes then: perhaps that thread is
- *   waiting for this one. While numbers are given out the time begins anew, for GATE_OWED_MS at most.
- * Which thread owes: whoever took the clock's last number (the owner rule: without it, threads
- * raise targets for each other's debts without end). Where nobody has taken one yet, or the clock
- * has still to be made (struct liveshift_ask): a thread that has used its communicator.
+ * LIVESHIFT_TARGET: numbers up to the target pass. A process owes an operation if one of its clocks
+ * is short of its target. A thread that wants a number beyond the target
+ * - parks, if its process owes nothing. One exception: if an earlier operation of the wanted clock
+ *   is still inside a blocking call (gloo), the thread passes after its patience, since the peers
+ *   may have begun with the later operation;
+ * - passes and raises the target, if the thread itself owes the operation. The owed operation comes
+ *   later in its program, so this operation is in every cut that holds the owed one;
+ * - waits GATE_PATIENCE_MS for another thread that owes, and passes then: that thread may be
+ *   waiting for this one. While threads get numbers the time begins anew, for GATE_OWED_MS at most.
+ * The thread that took a clock's last number owes its next one (the owner rule: without it, threads
+ * raise targets for each other's debts without end). If no thread has taken a number yet, or the
+ * clock does not exist yet (struct liveshift_ask), a thread that has used the communicator owes.
  */
 #ifndef LIVESHIFT_INTERPOSER_GATE_H
 #define LIVESHIFT_INTERPOSER_GATE_H
@@ -32,24 +35,26 @@
 
 #define GATE_PATIENCE_MS 50
 
-/* Others that pass need not be on their way to what is owed: threads that go on by themselves, each
-   time after their own patience, would hold up for ever the one that owes without being known to.
-   Each look counts a millisecond at least: of many new orders it is the number that ends the wait. */
+/* The most that a thread waits for another thread that owes, although threads still get numbers.
+   Progress by other threads does not prove that the owed operation is coming. Without this limit,
+   threads that pass again and again, each after its own patience, could hold up for ever a thread
+   on which the owed operation depends. Each look at the gate counts at least 1 ms, so the wait also
+   ends when many new orders wake the thread. */
 #define GATE_OWED_MS 500
 
-/* gloo's collectives are done by its worker threads, those of each communicator by its own, while
-   the program's thread waits for one after the other. So the thread that owes is hardly ever the
-   one that is at the gate, though the program's often is the same; and two that follow each other
-   may be taken up by two workers in another order than elsewhere. Not worth waiting long. */
+/* The patience for gloo. Each communicator has worker threads of its own that run its collectives,
+   while the program's thread waits for one after the other. So the thread that owes is hardly ever
+   the thread at the gate, even if one program thread started both operations. And two workers may
+   take up two collectives in another order than on other ranks. A long wait is not worth it. */
 #define GATE_PATIENCE_WORKERS_MS 5
 
-/* One process's gate: what it knows besides its page. */
+/* One process's gate: the state that it keeps besides the page. */
 struct gate {
     struct liveshift_page *page;
     pthread_mutex_t deciding; /* taken by threads that found the gate closed; never across a call */
-    uint64_t progress;        /* numbers given out while closed */
-    /* What a thread that waits at the closed gate may do meanwhile, told the kind it wants; NULL:
-       nothing. It must not pass the gate. */
+    uint64_t progress;        /* how often threads took numbers while the gate was closed */
+    /* A function that a thread calls while it waits at the closed gate, with the kind of operation
+       that the thread wants; NULL: none. The function must not pass the gate. */
     void (*_Atomic errand)(uint32_t kind);
     uint32_t waiting[LIVESHIFT_PAGE_CLOCKS]; /* announced numbers whose threads wait here */
 };
@@ -59,48 +64,51 @@ struct gate_want {
     uint32_t clock; /* row */
     uint32_t kind;  /* enum kind */
     uint64_t count;
-    bool announced; /* taken already, by the fast path */
-    bool entered;   /* counted in `waiting`; the gate's own */
+    bool announced; /* the fast path has taken the numbers already */
+    bool entered;   /* counted in `waiting`; only the gate uses this */
 };
 
 enum gate_verdict {
     GATE_GO,    /* the numbers are taken */
-    GATE_ARMED, /* targets are awaited */
-    GATE_PARK,  /* nothing is owed here: until a target grows or the gate opens */
-    GATE_OWED,  /* another thread has something to do first */
-    GATE_SHUT   /* nothing passes */
+    GATE_ARMED, /* wait: the agent has not given targets yet */
+    GATE_PARK,  /* wait until a target grows or the gate opens: this process owes nothing */
+    GATE_OWED,  /* wait: another thread owes an operation */
+    GATE_SHUT   /* wait: nothing passes */
 };
 
-/* How long a thread has been at the gate; zero it before the first gate_try. Times are added by
-   whoever waits, in milliseconds that this process was awake: a frozen process does not age. */
+/* How long a thread has been at the gate; zero it before the first gate_try. The waiting thread
+   adds the times, in milliseconds in which this process was awake: a frozen process does not
+   age. */
 struct gate_visit {
-    uint64_t progress; /* the gate's when it last changed */
+    uint64_t progress; /* the gate's `progress` when this thread last saw it change */
     uint32_t stalled_ms;
     uint32_t beat;
     uint32_t silent_ms;
-    uint32_t owed_ms; /* with GATE_OWED, without a pause */
+    uint32_t owed_ms; /* how long GATE_OWED has lasted without a break */
 };
 
-/* The agent's order as a whole: gives `want`, and the others where they are asked for. */
+/* Reads the agent's order as a whole: returns `want`, and stores the attempt and the version. */
 uint32_t gate_order(struct liveshift_page *page, uint32_t *attempt, uint32_t *version);
 
-/* Communicators are about to be torn down: marks them `down`, unless a thread has opened the gate
-   because the agent fell silent (false). From here on none does. */
+/* The service thread calls this before it tears communicators down. It marks them `down`; from then
+   on no thread opens the gate by itself. False: a thread has opened the gate already because the
+   agent fell silent. */
 bool gate_hold_shut(struct gate *gate, uint32_t attempt);
 
 void gate_init(struct gate *gate, struct liveshift_page *page);
 
-/* Whether a thread may take these numbers, all or none; with GATE_GO they are taken. Never waits. */
+/* Decides whether a thread may take all these numbers. GATE_GO: the thread has taken them.
+   Otherwise it has taken none. Never waits. */
 enum gate_verdict gate_try(struct gate *gate, struct gate_want *wants, unsigned n, int32_t tid,
                            struct gate_visit *visit);
 
-/* Returns when the numbers are taken. */
+/* Waits until the thread has taken the numbers. */
 void gate_pass(struct gate *gate, struct gate_want *wants, unsigned n, int32_t tid);
 
 /* The slow half of gate_begin. */
 void gate_wait(struct gate *gate, struct liveshift_clock *clock, uint32_t kind, int32_t tid);
 
-/* Takes a clock's next number for one operation, waiting if the gate is closed. */
+/* Takes a clock's next number for one operation; waits if the gate is closed. */
 static inline void gate_begin(struct gate *gate, struct liveshift_clock *clock, uint32_t kind,
                               int32_t tid) {
     struct liveshift_page *page = gate->page;
@@ -112,17 +120,18 @@ static inline void gate_begin(struct gate *gate, struct liveshift_clock *clock, 
         gate_wait(gate, clock, kind, tid);
 }
 
-/* The operation's call has come back. */
+/* Counts that the operation's real call has come back. */
 static inline void gate_end(struct liveshift_clock *clock) {
     atomic_fetch_add_explicit(&clock->returned, 1, memory_order_release);
 }
 
-/* Begin a group of operations: true, if the gate is open and its members may announce themselves
-   one by one (gate_announce), until gate_group_end; false: collect them and gate_pass them all. */
+/* Begins a group of operations. True: the gate is open, and the caller announces each member
+   (gate_announce) until gate_group_end. False: the caller must collect the members and pass them
+   all at once (gate_pass). */
 bool gate_group_begin(struct gate *gate);
 void gate_group_end(struct gate *gate);
 
-/* A member of a group that was begun with the gate open. */
+/* Announces one member of a group that was begun with the gate open. */
 static inline void gate_announce(struct gate *gate, struct liveshift_clock *clock, uint32_t kind,
                                  int32_t tid) {
     atomic_fetch_add_explicit(&gate->page->counters[kind].started, 1, memory_order_relaxed);
@@ -131,7 +140,8 @@ static inline void gate_announce(struct gate *gate, struct liveshift_clock *cloc
     atomic_fetch_add(&clock->announced, 1);
 }
 
-/* Communication that has no clock: never held up, and no boundary while it lasts. */
+/* Communication that has no clock. The gate never holds it up, and there is no boundary while it
+   lasts. */
 void gate_untracked_begin(struct gate *gate);
 void gate_untracked_end(struct gate *gate);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* This process as the rest of liveshift sees it: its page and its gate, one of each. */
+/* This process's one interposer page and one gate. */
 #ifndef LIVESHIFT_INTERPOSER_PROCESS_H
 #define LIVESHIFT_INTERPOSER_PROCESS_H
 
@@ -13,8 +13,9 @@ extern __thread int32_t process_own_tid __attribute__((tls_model("initial-exec")
 struct gate *process_begin(void);
 int32_t process_tid(void);
 
-/* This process's gate, making its page if it has none. Never fails: where no page can be had there
-   is one that nobody sees, whose gate stays open. */
+/* This process's gate; makes the page first if the process has none. Never fails: if no page can be
+   made in $LIVESHIFT_PAGES, the process gets a private one that no agent sees, and its gate stays
+   open. */
 static inline struct gate *gate_here(void) {
     struct gate *gate = atomic_load_explicit(&process_gate, memory_order_acquire);
     return __builtin_expect(gate != NULL, 1) ? gate : process_begin();
@@ -25,14 +26,15 @@ static inline int32_t tid_here(void) {
     return __builtin_expect(process_own_tid != 0, 1) ? process_own_tid : process_tid();
 }
 
-/* How often this process's line has forked: what was found out under another number is a parent's. */
+/* How many forks lie between the first process and this one. A value that was stored under another
+   number comes from a parent. */
 unsigned process_generation(void);
 
 /*
- * Fork handlers, made known as the library is loaded and not when first needed: the child of a fork
- * that is under way in another thread at that moment has what was begun meanwhile, and no handler
- * (glibc 2.36 and later). Higher orders are called earlier before a fork, so a lock that is taken
- * within another has the lower one.
+ * Registers fork handlers when the library is loaded, and not when they are first needed. Otherwise
+ * another thread could be in the middle of a fork at that moment: its child would inherit the state
+ * but run no handler (glibc 2.36 and later). Before a fork, handlers of a higher order run earlier.
+ * So an inner lock, which is taken while another lock is held, needs the lower order.
  */
 enum { FORK_LEDGER = 201, FORK_PROCESS, FORK_ROWS, FORK_FLIGHTS, FORK_CONTEXTS };
 #define AT_FORK(order, prepare, parent, child)                                                     \
@@ -41,10 +43,10 @@ enum { FORK_LEDGER = 201, FORK_PROCESS, FORK_ROWS, FORK_FLIGHTS, FORK_CONTEXTS }
     }
 
 /* Makes sure that bytes [at, at + length) of the page have storage; false, with errno, if the
-   filesystem is full. To be called before rows there are first touched; may be called again. */
+   filesystem is full. Call it before rows there are first touched; more calls do no harm. */
 bool process_reserve(struct gate *gate, size_t at, size_t length);
 
-/* $LIVESHIFT_PAGES/<prefix><pid>, or false with errno set. */
+/* Writes $LIVESHIFT_PAGES/<prefix><pid> into `path`; false, with errno set, if it cannot. */
 bool process_path(char *path, const char *prefix, int pid); /* path: PATH_MAX bytes */
 
 #endif

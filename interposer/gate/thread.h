@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A thread of our own inside somebody else's process. */
+/* Starting a thread of the interposer inside the application's process. */
 #ifndef LIVESHIFT_INTERPOSER_THREAD_H
 #define LIVESHIFT_INTERPOSER_THREAD_H
 

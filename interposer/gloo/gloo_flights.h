@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Point-to-point operations that were begun and have not come to their end yet, by gloo's buffer. */
+/* Flights: point-to-point operations that have begun and not ended yet, found by gloo's buffer. */
 #ifndef LIVESHIFT_INTERPOSER_GLOO_FLIGHTS_H
 #define LIVESHIFT_INTERPOSER_GLOO_FLIGHTS_H
 
@@ -10,21 +10,21 @@
 struct gloo_flight {
     const void *buffer;
     struct gloo_context *context;
-    struct liveshift_clock *clock; /* NULL: from any; which one is known when it arrives */
+    struct liveshift_clock *clock; /* NULL: a receive from any rank, until it arrives */
     int32_t peer, tid;
     bool sending;
 };
 
-/* False where there are too many. */
+/* Adds a flight. False: there are too many. */
 bool gloo_flights_add(const struct gloo_flight *flight);
 
-/* One of a buffer's has ended, with this peer. False: none is known. */
+/* One flight of this buffer with this peer has ended. False: no such flight is known. */
 bool gloo_flights_arrive(const void *buffer, bool sending, int32_t peer);
 
-/* The buffer ends, and what it had in flight. */
+/* The buffer ends, and its flights with it. */
 void gloo_flights_end(const void *buffer);
 
-/* The context's clocks go away. */
+/* Drops the flights of a context whose clocks go away. */
 void gloo_flights_drop(const struct gloo_context *context);
 
 #endif

@@ -2,7 +2,7 @@
 /*
  * Finding a function in a library that is loaded already.
  *
- * What dlopen(RTLD_NOLOAD) and dlsym would do, but:
+ * It does the work of dlopen(RTLD_NOLOAD) and dlsym, with these differences:
  * - glibc 2.34 moved those from libdl to libc and gave them new versions, so that a library that
  *   was linked against a newer glibc and calls them is not loaded on an older one;
  * - a library that was loaded RTLD_LOCAL (Python's way) is found as well;
@@ -17,8 +17,8 @@
  * (static storage; why may be NULL).
  *
  * `library` is matched against the base name of the file and against the SONAME, whole or up to a
- * dot: "libcudart.so" finds libcudart.so.12, "libnccl.so.2" finds libnccl.so.2.27.5. Of several that
- * match, the one loaded first that exports the symbol.
+ * dot: "libcudart.so" finds libcudart.so.12, "libnccl.so.2" finds libnccl.so.2.27.5. If several
+ * match, the function takes the one loaded first that exports the symbol.
  *
  * Takes the dynamic linker's lock for as long as the search lasts (microseconds): remember what was
  * found. The address stays good until the library is unloaded.

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The hooked gloo entry points. These lists exist only here: the hooks, the counters of the page and
- * the table that liveshift.interposer.library checks against a torch library expand from them.
+ * The hooked gloo entry points. These are the only copies of the lists: the hooks, the counters of
+ * the page and the table that liveshift.interposer.library checks against a torch library expand
+ * from them.
  *
  * gloo is linked into libtorch_cpu.so, which exports these C++ functions with default visibility
  * and calls them through its own PLT, so a preloaded library that defines the same mangled name is
@@ -9,10 +10,11 @@
  *
  * required: every torch that can run a gloo job has it; its absence means the job isn't seen.
  * optional: only some versions of torch link it in. torch 2.13.0 lacks only gatherv.
- * identity: without it collectives pass as ever, but are not known to be the same ones elsewhere,
- *           or point-to-point operations are not seen: the job has no boundary.
+ * identity: without it collectives pass as ever, but the ranks cannot match them with each other,
+ * or
+ *           the interposer does not see point-to-point operations: the job has no boundary.
  *
- * torch 2.13.0 makes its reduce_scatter over gloo of allreduces and calls gatherv nowhere.
+ * torch 2.13.0 makes its reduce_scatter over gloo from allreduces and never calls gatherv.
  */
 #ifndef LIVESHIFT_INTERPOSER_ENTRY_POINTS_H
 #define LIVESHIFT_INTERPOSER_ENTRY_POINTS_H
@@ -32,8 +34,8 @@
     X(scatter, _ZN4gloo7scatterERNS_14ScatterOptionsE, required)
 
 /* Point-to-point: virtual methods of gloo's unbound buffers. A vtable's entries are symbolic
-   relocations, so here too a preloaded definition is the one called. send, recv and
-   monitored_barrier come this way; so does every part of a collective, which is not counted.
+   relocations, so here, too, a preloaded definition is called. send, recv and monitored_barrier use
+   these methods. So does every part of a collective, which the interposer does not count.
    X(name, mangled name, need) */
 #define LIVESHIFT_GLOO_PAIR_POINTS(X)                                                              \
     X(send, _ZN4gloo9transport3tcp13UnboundBuffer4sendEimmm, identity)                             \
@@ -43,8 +45,8 @@
     X(received, _ZN4gloo9transport3tcp13UnboundBuffer20handleRecvCompletionEi, identity)           \
     X(buffer_end, _ZN4gloo9transport3tcp13UnboundBufferD1Ev, identity)
 
-/* How a context, gloo's communicator, comes into being, meets its peers and ends; the last two name
-   it for people. X(name, mangled name, need) */
+/* How a context (gloo's communicator) is made, connects to its peers and ends. The last two give it
+   a name for people. X(name, mangled name, need) */
 #define LIVESHIFT_GLOO_CONTEXT_POINTS(X)                                                                    \
     X(context_make, _ZN4gloo7ContextC2Eiii, identity)                                                       \
     X(context_end, _ZN4gloo7ContextD2Ev, identity)                                                          \

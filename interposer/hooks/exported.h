@@ -2,7 +2,7 @@
 #ifndef LIVESHIFT_INTERPOSER_EXPORTED_H
 #define LIVESHIFT_INTERPOSER_EXPORTED_H
 
-/* Everything else in the library is hidden. */
+/* Marks a function that the library exports; all others are hidden. */
 #define EXPORTED __attribute__((visibility("default")))
 
 #endif

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Finding the function that a hook stands in front of. */
+/* Finding the real function behind a hook. */
 #ifndef LIVESHIFT_INTERPOSER_FORWARD_H
 #define LIVESHIFT_INTERPOSER_FORWARD_H
 
 #include <stdatomic.h>
 #include <stddef.h>
 
-/* The real function of that mangled name. Ends the process with one line on stderr if torch doesn't
-   have it: going on would mean a collective that silently does nothing. */
+/* The real function of that mangled name. If torch doesn't have it, this ends the process with one
+   line on stderr: otherwise a collective would silently do nothing. */
 void *real_function(const char *symbol);
 
-/* The same for a hook: found once, at its first call. */
+/* The same for a hook, which looks up its real function once, at its first call. */
 #define REAL(type, symbol)                                                                         \
     ({                                                                                             \
         static _Atomic(type *) known;                                                              \

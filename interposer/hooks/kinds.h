@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every operation that is counted, as an index into the page's counters. */
+/* Every operation that the interposer counts, as an index into the page's counters. */
 #ifndef LIVESHIFT_INTERPOSER_KINDS_H
 #define LIVESHIFT_INTERPOSER_KINDS_H
 

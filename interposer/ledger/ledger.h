@@ -19,53 +19,55 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* By what a row is found: functions that free take one of these, whatever made it. */
+/* The kind of name that finds a row. A function that frees takes one kind of name, no matter which
+   function allocated. */
 enum ledger_name {
     LEDGER_POINTER = 1, /* device, pool, managed and pinned memory */
     LEDGER_REGISTERED,  /* cudaHostRegister */
     LEDGER_RESERVED,    /* cuMemAddressReserve */
     LEDGER_HANDLE,      /* physical memory, imported or made here, and multicast objects */
     LEDGER_MAPPED,      /* cuMemMap */
-    LEDGER_OPENED,      /* cudaIpcOpenMemHandle; counted: opened twice is to be closed twice */
+    LEDGER_OPENED,      /* cudaIpcOpenMemHandle; counted: opened twice must be closed twice */
     LEDGER_POOL,        /* memory pools that were imported or exported, by pool */
     LEDGER_EVENT,       /* events with an IPC handle */
     LEDGER_NCCL,        /* ncclMemAlloc */
 };
 
-/* What is told of an allocation; see struct liveshift_allocation. */
+/* What a hook records about an allocation; see struct liveshift_allocation. */
 struct ledger_made {
     enum liveshift_memory kind;
     int32_t device; /* -1: none */
     uint64_t address, size, handle, stream, flags;
 };
 
-/* One that is about to be freed. */
+/* An allocation that is about to be freed. */
 struct ledger_leaving {
-    uint32_t row;   /* plus 1; 0: it isn't known */
-    bool last;      /* nobody else holds it */
+    uint32_t row;   /* row + 1; 0: the allocation isn't known */
+    bool last;      /* this is its last holder, so the row goes when the call succeeds */
     uint64_t which; /* name and address */
 };
 
 void ledger_add(enum ledger_name name, const struct ledger_made *made);
 
-/* Before the call that frees, and after it. */
+/* A hook calls ledger_leave before the call that frees, and ledger_left after it. */
 struct ledger_leaving ledger_leave(enum ledger_name name, uint64_t address);
 void ledger_left(struct ledger_leaving leaving, bool freed);
 
-/* Whether something of that name is known; `found`, unless NULL, gets its row's contents. */
+/* Whether the ledger knows an allocation of that name; `found`, unless NULL, gets the row. */
 bool ledger_find(enum ledger_name name, uint64_t address, struct ledger_made *found);
 
-/* An IPC or shareable handle of it was given away: an exported row beside the row of that name,
-   for as long as that stays. */
+/* The process gave away an IPC or shareable handle of this allocation. The ledger adds an exported
+   row, which stays as long as the allocation's own row. */
 void ledger_exported(enum ledger_name name, uint64_t address, uint64_t flags);
 
-/* Physical memory: another handle of it was handed out; it was mapped at an address; what was
-   mapped between two addresses no longer is. Physical memory lives while it has either. */
+/* Physical memory. retained: the driver gave out another handle of it. mapped: it was mapped at an
+   address. unmapped: nothing is mapped in this range any more. Physical memory lives while it has a
+   handle or a mapping. */
 void ledger_retained(uint64_t handle);
 void ledger_mapped(uint64_t address, uint64_t size, uint64_t handle, uint64_t flags);
 void ledger_unmapped(uint64_t address, uint64_t size);
 
-/* The device has been reset: what cudaDeviceReset frees is gone. */
+/* The device was reset: forgets what cudaDeviceReset frees. */
 void ledger_reset(int32_t device);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The page's table of streams: those that CUDA was seen to make, and others once communication is
- * enqueued on them. The default stream has a row per device, with the handle CUDA gives it a name
- * by: STREAM_LEGACY or STREAM_PER_THREAD.
+ * The page's table of streams. It has the streams whose creation the interposer saw, and other
+ * streams once communication is enqueued on them. The default stream has a row for each device; its
+ * handle is CUDA's name for it: STREAM_LEGACY or STREAM_PER_THREAD.
  */
 #ifndef LIVESHIFT_INTERPOSER_STREAMS_H
 #define LIVESHIFT_INTERPOSER_STREAMS_H
@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define STREAM_LEGACY 1u     /* cudaStreamLegacy; NULL means it, where code asks for no other */
+#define STREAM_LEGACY 1u     /* cudaStreamLegacy; NULL means it unless code asks for per-thread */
 #define STREAM_PER_THREAD 2u /* cudaStreamPerThread */
 
 /* Bits of `use`. */
@@ -21,19 +21,20 @@
 
 void stream_made(uint64_t handle, int32_t device, uint32_t flags, int32_t priority);
 
-/* The row of a stream, added if it is unknown; NULL: there is no room (said once on stderr, counted
-   in ledger.missed). `handle` 0 is taken for STREAM_LEGACY. `device`: of the default streams; a
-   row that is found keeps its own. */
+/* The row of a stream; adds one if the stream is unknown. NULL: there is no room (one line on
+   stderr says so, and ledger.missed counts it). `handle` 0 means STREAM_LEGACY. `device` selects
+   among the default streams' rows and is stored in a new row; a row that exists keeps its
+   device. */
 struct liveshift_stream *stream_row(uint64_t handle, int32_t device);
 
-/* Whether its making was seen: then its captures are, too, since they pass by the same libraries.
-   A stream of a statically linked runtime isn't. */
+/* Whether the interposer saw this stream being made. Then it sees its captures, too, since these go
+   through the same libraries. It does not see streams of a statically linked runtime. */
 bool stream_seen(const struct liveshift_stream *row);
 
-/* The device of a stream that is known, otherwise `device`. */
+/* The device of a stream that is in the table, otherwise `device`. */
 int32_t stream_device(uint64_t handle, int32_t device);
 
-/* Before the call that destroys it, and after it. */
+/* A hook calls stream_leave before the call that destroys a stream, and stream_left after it. */
 struct liveshift_stream *stream_leave(uint64_t handle);
 void stream_left(struct liveshift_stream *row, uint64_t handle, bool destroyed);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the adapter needs of NCCL's C interface, 2.26 to 2.32, in declarations of our own: the job
- * brings whatever NCCL it was built with, and building liveshift needs none. Values and layouts are
- * NCCL's ABI (nccl.h of 2.29.7 and 2.32.3); tests/test_nccl_adapter.py compares them with those that
- * the simulated NCCL was built from.
+ * Our own declarations of the part of NCCL's C interface, 2.26 to 2.32, that the interposer needs.
+ * The job brings the NCCL it was built with, and liveshift is built without NCCL. Values and
+ * layouts are NCCL's ABI (nccl.h of 2.29.7 and 2.32.3); tests/test_nccl_adapter.py compares them
+ * with the headers from which the simulated NCCL was built.
  */
 #ifndef LIVESHIFT_INTERPOSER_NCCL_ABI_H
 #define LIVESHIFT_INTERPOSER_NCCL_ABI_H
@@ -36,13 +36,13 @@ typedef int ncclRedOp_t;
 typedef int ncclScalarResidence_t;
 typedef int ncclCommMemStat_t;
 
-#define NCCL_NUM_OPS 5 /* ncclSum to ncclAvg; from here on, operators made by ncclRedOpCreate… */
+#define NCCL_NUM_OPS 5     /* 0 to 4: ncclSum to ncclAvg; 5 and above: made by ncclRedOpCreate… */
 #define NCCL_SCALAR_HOST 1 /* ncclScalarHostImmediate: the scalar may be gone after the call */
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
 #define NCCL_CONFIG_MAGIC 0xcafebeefu
 #define NCCL_SPLIT_NOCOLOR (-1)
 
-/* ncclConfig_t as far as we read or write it; it goes on, versioned by `size`. */
+/* The part of ncclConfig_t that we read or write. More fields follow; `size` gives the version. */
 struct nccl_config {
     size_t size;
     unsigned magic;
@@ -57,7 +57,7 @@ struct nccl_config {
     const char *commName; /* from 2.27 */
 };
 
-/* ncclCollConfig_t (2.32) likewise. */
+/* The part of ncclCollConfig_t (2.32) that we read. */
 struct nccl_call_config {
     size_t size;
     unsigned magic;

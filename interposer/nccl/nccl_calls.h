@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One NCCL call that needs its peers, as data: so that it can be made at once, or collected while a
- * group is open and the gate closed, and made at the group's end.
+ * One NCCL call that needs its peers, as data. So the interposer can make the call at once. While a
+ * group is open and the gate closed, it can instead collect the call and make it at the group's
+ * end.
  */
 #ifndef LIVESHIFT_INTERPOSER_NCCL_CALLS_H
 #define LIVESHIFT_INTERPOSER_NCCL_CALLS_H
@@ -25,24 +26,25 @@ struct nccl_call {
     ncclWindow_t window;
     size_t offset;
     int signal, context;
-    unsigned flags; /* of a suspension, too */
+    unsigned flags; /* a suspension uses them, too */
     struct window *window_made;
     ncclWaitSignalDesc_t *waits; /* `count` of them; a copy where `collected` */
-    void *config;                /* of ...Config; likewise */
-    struct vcomm *made;          /* of a creation */
+    void *config;                /* of the ...Config variants; a copy where `collected` */
+    struct vcomm *made;          /* the new one, if the call creates a communicator */
     bool collected;
-    struct vcomm *v;               /* set by nccl_pass */
-    struct liveshift_clock *clock; /* likewise */
+    struct vcomm *v;               /* nccl_pass sets it */
+    struct liveshift_clock *clock; /* nccl_pass sets it */
 };
 
-/* Through the gate, or into the open group. */
+/* Takes the call through the gate, or adds it to the open group. */
 ncclResult_t nccl_pass(struct nccl_call *call);
 
-/* The rest of the way of a collective that has taken its number, and may have to wait for it. */
+/* Does the rest for a collective that has announced its number: it may have to wait at the gate. */
 ncclResult_t nccl_admitted(struct nccl_call *call);
 
-/* Whether a collective by itself may go the short way: it takes its number, and then the real call is
-   all there is to do. To be asked after the gate, beneath which all of this may have changed. */
+/* Announces a single collective. True: it may go the short way, on which only the real call is left
+   to do. `quick` is read after the order, since all of this may have changed while the gate was
+   closed. */
 static inline bool nccl_short_way(struct vcomm *v, struct liveshift_clock *clock, enum kind kind,
                                   int32_t tid, nccl_stream stream) {
     struct gate *gate = v->gate;
@@ -55,28 +57,31 @@ static inline bool nccl_short_way(struct vcomm *v, struct liveshift_clock *clock
 /* The real call, on the real communicator as it is now. nccl_launch.c */
 ncclResult_t nccl_launch(const struct nccl_call *call);
 
-/* The clock that a call takes a number of; NULL: none. nccl_launch.c */
+/* The clock from which a call takes its number; NULL: none. nccl_launch.c */
 struct liveshift_clock *nccl_clock(const struct nccl_call *call);
 
-/* What follows a call when it, or the group it was made in, has come back. */
+/* Does what must follow a call, after the call or its group has come back. */
 void nccl_settle(struct nccl_call *call, ncclResult_t result);
 
-/* Creations: the real call, and what follows. nccl_create.c */
+/* Creations of communicators: the real call, and what follows it. nccl_create.c */
 ncclResult_t creation_launch(struct vcomm *made);
 void creation_settle(struct vcomm *made, ncclResult_t result);
-/* Of a non-blocking one: whether it has come to its end. */
+/* Looks whether a non-blocking creation has ended. */
 void creation_poll(struct vcomm *made);
 
-/* Shutting down: the real call, and what follows. nccl_end.c */
+/* Endings of communicators: the real call, and what follows it. nccl_end.c */
 ncclResult_t ending_launch(const struct nccl_call *call);
 void ending_settle(const struct nccl_call *call, ncclResult_t result);
 
-/* What hangs on a communicator: what a handle means now; nccl_records.c */
+/* Objects of a communicator: the real handle that the application's handle stands for now.
+   nccl_records.c */
 ncclRedOp_t reduction_now(struct vcomm *v, ncclRedOp_t handle);
 ncclWindow_t window_now(struct vcomm *v, ncclWindow_t handle);
-/* A window of some communicator, which is no longer one that can be torn down. */
+/* The real window behind a handle that the application passes on. Its communicator can no longer be
+   torn down. */
 ncclWindow_t window_given_away(ncclWindow_t handle);
-/* Makes registrations, windows and operators again on a rebuilt communicator. */
+/* Makes registrations, windows and operators again on a rebuilt communicator. Otherwise returns the
+   error and in *what the kind of the object that failed. */
 ncclResult_t records_replay(struct vcomm *v, const char **what);
 
 ncclResult_t window_launch(const struct nccl_call *call);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NCCL's operations that need their peers, by NCCL's names without the prefix; this list is the only
-   one. The ...Config variants (NCCL 2.32) count as what they are variants of. */
+/* NCCL's operations that need their peers, by NCCL's names without the prefix. This is the only
+   copy of the list. A ...Config variant (NCCL 2.32) counts as the operation whose variant it is. */
 #ifndef LIVESHIFT_INTERPOSER_NCCL_OPERATIONS_H
 #define LIVESHIFT_INTERPOSER_NCCL_OPERATIONS_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The real NCCL, behind our functions of the same names: pncclX of the libnccl that is loaded. */
+/* The real NCCL functions behind our functions of the same names: pncclX of the loaded libnccl. */
 #ifndef LIVESHIFT_INTERPOSER_NCCL_REAL_H
 #define LIVESHIFT_INTERPOSER_NCCL_REAL_H
 
@@ -11,7 +11,8 @@
 /* The arguments that most collectives share; each is given in full below. */
 #define NCCL_DATA const void *, void *, size_t, ncclDataType_t
 
-/* X(name without prefix, parameters) of every function that returns ncclResult_t and is called. */
+/* X(name without prefix, parameters) of every function that we call and that returns
+   ncclResult_t. */
 #define NCCL_REAL_FUNCTIONS(X)                                                                     \
     X(AllReduce, (NCCL_DATA, ncclRedOp_t, ncclComm_t, nccl_stream))                                \
     X(Broadcast, (NCCL_DATA, int, ncclComm_t, nccl_stream))                                        \
@@ -82,7 +83,7 @@
     X(GetCftDeviceLeInfo, (ncclWindow_t, size_t, int, ncclTeam_t, uint32_t *, size_t *))           \
     X(GetPeerDeviceLeInfo, (ncclWindow_t, size_t, int, uint32_t *, size_t *))
 
-/* Those that return something else; called through nccl_real() and a cast. */
+/* Functions that return another type; we call them through nccl_real() and a cast. */
 #define NCCL_OTHER_FUNCTIONS(X)                                                                    \
     X(GetLastError) X(TeamWorld) X(TeamLsa) X(TeamRail) X(TeamCft) X(TeamCftMultimem)              \
     X(TeamRankToWorld) X(TeamRankToLsa)
@@ -104,22 +105,22 @@ NCCL_REAL_FUNCTIONS(X)
 
 extern _Atomic(void *) nccl_reals[NCCL_FUNCTIONS];
 
-/* What a thread is doing; one variable, which the short way of a collective looks up once. */
+/* What a thread is doing. It is one variable, so the short way of a collective looks it up once. */
 struct nccl_thread {
-    /* gettid(); 0: not asked for yet, or in a group, so that the short way isn't open. */
+    /* gettid(). 0: not asked for yet, or the thread is in a group; then it takes no short way. */
     int32_t tid;
-    /* How many real functions it is inside of: libnccl calls some of its own exports, and so arrives
-       here with handles that it gave nobody. */
+    /* How many real functions the thread is inside. libnccl calls some of its own exports, and so
+       reaches our functions with handles that the application never got. */
     unsigned inside;
-    /* How many groups it is inside of. */
+    /* How many groups the thread is inside. */
     unsigned groups;
 };
 extern __thread struct nccl_thread nccl_thread __attribute__((tls_model("initial-exec")));
 
-/* Looks a function up in the loaded libnccl; NULL, said once on stderr, where it has none. */
+/* Looks a function up in the loaded libnccl. NULL: it has none; one line on stderr says so once. */
 void *nccl_find(enum nccl_function which);
 
-/* NULL: not looked up yet, or not there. */
+/* The real function if it was looked up before. NULL: it was not, or libnccl doesn't have it. */
 static inline void *nccl_known(enum nccl_function which) {
     return atomic_load_explicit(&nccl_reals[which], memory_order_relaxed);
 }
@@ -129,7 +130,7 @@ static inline void *nccl_real(enum nccl_function which) {
     return __builtin_expect(found != NULL, 1) ? found : nccl_find(which);
 }
 
-/* The real function's result; ncclInvalidUsage where this NCCL has no such function. */
+/* Calls the real function. The value is its result, or ncclInvalidUsage if this NCCL has none. */
 #define NCCL_CALL(name, ...)                                                                       \
     __extension__({                                                                                \
         nccl_real_##name *real_ = (nccl_real_##name *)nccl_real(NCCL_DO_##name);                   \

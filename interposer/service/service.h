@@ -1,41 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The service thread: one in each process that has NCCL communicators or device memory, begun with
- * the first of either. It does what the agent orders beyond closing the gate: drains the streams,
- * tears communicators down, makes fresh unique ids, has communicators rebuilt, serves a device
- * session. It sleeps on the order's futex.
+ * The service thread. Each process that has NCCL communicators or device memory has one; it starts
+ * with the first of either. It carries out the agent's orders beyond closing the gate: it drains
+ * the streams, tears communicators down, makes fresh unique ids, rebuilds communicators, and serves
+ * a device session. It sleeps on the order's futex.
  */
 #ifndef LIVESHIFT_INTERPOSER_SERVICE_H
 #define LIVESHIFT_INTERPOSER_SERVICE_H
 
 #include "nccl/vcomm.h"
 
-/* Begins the thread, if this process has none. */
+/* Starts the thread, if this process has none. */
 void service_begin(void);
 
-/* The same, because there is device memory: not where no agent could ever order anything. */
+/* The same for a process with device memory; does nothing if no agent can ever give an order. */
 void service_for_memory(void);
 
-/* A part of the work: under which order, until when, and what came of it. */
+/* One task of the service thread: its order, its time limits and its result. */
 struct task {
     struct gate *gate;
     uint32_t want, attempt, version;
-    int64_t deadline_ns; /* NCCL is given until then to come back, */
-    int64_t last_ns;     /* and until then to abort what has not */
+    int64_t deadline_ns; /* until then NCCL may take its time to come back */
+    int64_t last_ns;     /* until then NCCL may abort what has not come back */
     int result;          /* 0 or an errno value */
     char trouble[160];
 };
 
 int64_t task_now_ns(void);
 bool task_late(const struct task *task);
-/* The agent has given another order. */
+/* Whether the agent has given another order. */
 bool task_obsolete(const struct task *task);
-void task_pause(void); /* a millisecond */
+void task_pause(void); /* sleeps 1 ms */
 
-/* Says why; the first reason stays. Returns the result. */
+/* Records that the task failed, and why; the first reason stays. Returns the result. */
 int task_fails(struct task *task, int result, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* A communicator for people: its name, or its number, in `text`. */
+/* Writes a communicator's name, or its number, into `text`, for people. */
 const char *task_name(const struct vcomm *v, char text[static 80]);
 
 void drain(struct task *task);         /* drain.c */
@@ -44,7 +44,7 @@ void fresh_ids(struct task *task);     /* rebuild.c */
 void rebuild(struct task *task);       /* rebuild.c */
 void serve_devices(struct task *task); /* device_session.c */
 
-/* The communicators in the order they were made, `many` of them; to be freed. */
+/* An array of the `many` communicators in the order they were made; the caller frees it. */
 struct vcomm **vcomms_now(unsigned *many);
 
 #endif

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The driver functions behind the arena and the device session, found in the libcuda that is loaded.
+ * The driver functions that the arena and the device session call, in the loaded libcuda.
  *
- * A session is served while all other threads are stopped, one of them perhaps inside the dynamic
- * linker: `device_calls_find` looks all of them up before, and nothing is looked up after it.
+ * During a session all other threads may be stopped, and one of them may be inside the dynamic
+ * linker and hold its lock. So `device_calls_find` looks up all functions before, and a session
+ * looks up none.
  */
 #ifndef LIVESHIFT_INTERPOSER_DEVICE_CALLS_H
 #define LIVESHIFT_INTERPOSER_DEVICE_CALLS_H
@@ -82,10 +83,10 @@ LIVESHIFT_DEVICE_CALLS(X)
 
 void *device_call(enum device_call which);
 
-/* Looks all of them up, once; false: no driver is loaded. */
+/* Looks up all functions, once. False: no driver is loaded. */
 bool device_calls_find(void);
 
-/* Calls it; CUDA_ABSENT where the driver doesn't have it. */
+/* Calls a function. The value is its result, or CUDA_ABSENT if the driver doesn't have it. */
 #define DEVICE_CALL(name, ...)                                                                     \
     ({                                                                                             \
         call_of_##name *function_ = (call_of_##name *)device_call(CALL_##name);                    \

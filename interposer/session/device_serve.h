@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A device session, as the service thread serves it; device_session.h has its messages. */
+/* The service thread's side of a device session; device_session.h has its messages. */
 #ifndef LIVESHIFT_INTERPOSER_DEVICE_SERVE_H
 #define LIVESHIFT_INTERPOSER_DEVICE_SERVE_H
 
@@ -8,26 +8,26 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* The devices that are used in a session, each with its primary context held. */
+/* The devices that a session uses. It holds the primary context of each. */
 struct device_contexts {
     uint64_t held; /* bits */
     void *of[64];
-    void *before; /* this thread's */
+    void *before; /* the context that was current on this thread before */
 };
 
 void contexts_begin(struct device_contexts *contexts);
 void contexts_end(struct device_contexts *contexts);
-/* Makes a device's primary context current, which the process has made; or, where it has none, the
-   one that `address` belongs to. Returns a CUresult. */
+/* Makes a device's primary context current. If the process has not made one, it takes the context
+   that `address` belongs to. Returns a CUresult. */
 int contexts_enter(struct device_contexts *contexts, int32_t device, uint64_t address);
 
-/* Where NEXT has come to. */
+/* How far the operation NEXT has come. */
 struct device_cursor {
-    uint64_t next; /* the number of the one to come */
+    uint64_t next; /* the number of the next allocation */
     uint32_t row, block;
 };
 
-/* Fills in the allocation of that number; false: it was the last before. */
+/* Fills in the allocation of that number. False: there is none; the one before was the last. */
 bool device_list(struct device_cursor *cursor, uint64_t number,
                  struct liveshift_device_reply *reply);
 
@@ -37,16 +37,16 @@ struct device_session {
     struct task *task;
     int socket;
     int descriptor; /* came with the request, or goes with the reply; -1: none */
-    char *buffer;   /* of DEVICE_BUFFER bytes */
-    uint32_t found; /* where the last block was: requests come in the table's order */
+    char *buffer;   /* DEVICE_BUFFER bytes */
+    uint32_t found; /* entry of the last block; requests come in the table's order */
     struct device_contexts contexts;
     struct device_cursor cursor;
 };
 
-/* Carries a request out; what its reply repeats of it is filled in. */
+/* Carries a request out. The caller has filled in the fields that the reply repeats. */
 void device_answer(struct device_session *session, const struct liveshift_device_request *request,
                    struct liveshift_device_reply *reply);
-/* The result, and if it isn't 0, the words. */
+/* Sets the reply's result and, if it isn't 0, the text. */
 void device_says(struct liveshift_device_reply *reply, int result, const char *trouble);
 
 #endif

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The device session: root's helper on a host asks a process of a capsule about its device memory,
- * and takes that memory away and gives it back. It is served by the process's service thread.
+ * The device session: the GPU helper asks a process of a capsule about its device memory, takes
+ * that memory away and gives it back. The process's service thread answers.
  *
- * How it begins: the helper binds a socket (AF_UNIX, SOCK_SEQPACKET) at $LIVESHIFT_PAGES/.device.<pid>
- * in the capsule, <pid> as the page's name has it, and listens; the agent then writes the order
- * LIVESHIFT_DEVICES. The service thread connects, says HELLO (a reply to no request), and answers one
- * reply to each request, in order, until END, or until the peer closes. Then it closes and answers
- * the order in the page. Numbers are little-endian; a message is one packet, of exactly the
- * structure's size.
+ * How it begins: the helper binds a socket (AF_UNIX, SOCK_SEQPACKET) in the capsule at
+ * $LIVESHIFT_PAGES/.device.<pid>, with the same <pid> as in the page's name, and listens. The agent
+ * then writes the order LIVESHIFT_DEVICES. The service thread connects and sends HELLO (a reply to
+ * no request). It sends one reply to each request, in order, until END, or until the peer closes.
+ * Then it closes and answers the order in the page. Numbers are little-endian. A message is one
+ * packet of exactly the structure's size.
  *
- * While it serves, every other thread of the process may be stopped, wherever it is: no lock is taken
- * on this path that another thread could hold, and nothing is allocated by malloc (the driver may).
- * So an allocation that a stopped thread has begun and not yet returned from, or whose freeing it has
- * begun, may be missing from the list: its bytes are nobody's yet, or no more.
+ * Meanwhile every other thread of the process may be stopped, anywhere. So the service thread takes
+ * no lock that another thread could hold, and does not use malloc (the driver may). The list may
+ * lack an allocation whose making or freeing a stopped thread has begun and not finished: the
+ * application does not use its bytes yet, or no longer.
  *
  * tests/test_device_session_layout.py holds liveshift.interposer.device_session, the Python mirror,
  * equal to this header.
@@ -23,42 +23,42 @@
 
 #include <stdint.h>
 
-/* Said in HELLO's `kind`. Increase when an operation changes its meaning; a new one needs no
-   increase: who doesn't know it answers -ENOSYS. */
+/* HELLO carries it in `kind`. Increase it when an operation changes its meaning. A new operation
+   needs no increase: a process that doesn't know it answers -ENOSYS. */
 #define LIVESHIFT_DEVICE_PROTOCOL 1
 
 enum liveshift_device_op {
-    /* By the process, once, first. `value`: its pid in the capsule; `kind`: the protocol. With a
-       `result` other than 0, `trouble` says why it can't serve, and it closes. */
+    /* The process sends it once, first. `value`: its pid in the capsule; `kind`: the protocol. With
+       a `result` other than 0, `trouble` says why it can't serve, and it closes. */
     LIVESHIFT_DEVICE_HELLO = 0,
-    /* The allocation of device memory number `argument`, from 0: `address`, `size`, `device` (this
-       process's ordinal), that GPU's `uuid` as the process's driver tells it, `kind` (enum
-       liveshift_memory: DEVICE, POOL, MAPPED or ARENA), `value` 1: its memory is here, 0: it was
-       given up. -ENOENT after the last. Numbers are good for one session; EXPORT, RELEASE and MAP
-       don't change them. (Whether a driver tells the new GPU's uuid or the old one's after a restore
-       to another GPU is documented nowhere.) */
+    /* Returns the allocation of device memory number `argument`, from 0: `address`, `size`,
+       `device` (this process's ordinal), that GPU's `uuid` as the process's driver reports it,
+       `kind` (enum liveshift_memory: DEVICE, POOL, MAPPED or ARENA), and `value` (1: the process
+       has its memory, 0: it was given up). -ENOENT after the last. Numbers are valid for one
+       session; EXPORT, RELEASE and MAP don't change them. (NVIDIA does not document whether the
+       driver reports the new or the old GPU's uuid after a restore to another GPU.) */
     LIVESHIFT_DEVICE_NEXT = 1,
-    /* `value`: a 64-bit checksum of [address, address + size), of all bytes with `argument` 0, else
-       of that many pieces of LIVESHIFT_DEVICE_SAMPLE bytes, spread evenly. Depends on the bytes,
-       their order, `size` and `argument`, not on the address, the GPU or the kind. */
+    /* `value`: a 64-bit checksum of [address, address + size). With `argument` 0 it covers all
+       bytes, otherwise that many pieces of LIVESHIFT_DEVICE_SAMPLE bytes, spread evenly. It depends
+       on the bytes, their order, `size` and `argument`, not on the address, the GPU or the kind. */
     LIVESHIFT_DEVICE_CHECKSUM = 2,
-    /* A descriptor of the physical memory of the arena block at `address`, by SCM_RIGHTS with the
-       reply; `size` and `device` are told. The block stays as it is. */
+    /* Returns a descriptor of the physical memory of the arena block at `address`, by SCM_RIGHTS
+       with the reply, and its `size` and `device`. The block stays as it is. */
     LIVESHIFT_DEVICE_EXPORT = 3,
     /* Unmaps and releases the physical memory of the arena block at `address`; the addresses stay
-       reserved. -EALREADY: that was done before. This and MAP only while every thread that may use
-       the memory is stopped, or waits inside CUDA, from before the one until after the other. */
+       reserved. -EALREADY: that was done before. From before RELEASE until after MAP, every thread
+       that may use the memory must be stopped, or wait inside CUDA. */
     LIVESHIFT_DEVICE_RELEASE = 4,
-    /* The arena block at `address`, which was given up, gets the physical memory behind the
-       descriptor that comes with the request (SCM_RIGHTS), at its old address, accessible as it
-       was. `size` must be the block's. */
+    /* Gives physical memory back to the arena block at `address`, which was given up: the memory
+       behind the descriptor that comes with the request (SCM_RIGHTS). The block keeps its address,
+       and the same devices may access it. `size` must be the block's. */
     LIVESHIFT_DEVICE_MAP = 5,
     /* Waits for all work of every device that the process uses. */
     LIVESHIFT_DEVICE_SYNC = 6,
     LIVESHIFT_DEVICE_END = 7,
-    /* Sees to it that the memory of the arena block at `address` is this process's alone: what was
-       exported, or came by MAP, is copied to fresh memory, which needs as much again for that
-       moment. The driver's checkpoint takes no memory along that was imported. */
+    /* Makes the memory of the arena block at `address` this process's own. Memory that was
+       exported, or came by MAP, is copied to new memory; for that moment the same amount is needed
+       again. The driver's checkpoint takes no memory along that was imported. */
     LIVESHIFT_DEVICE_OWN = 8,
 };
 
