@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Rows are given out and taken back under it; never held across a call of the library. */
+/* Threads give out and take back rows under it, and never hold it across a call of the library. */
 static pthread_mutex_t rows = PTHREAD_MUTEX_INITIALIZER;
 
 /* The attempt during which a clock's row was freed; 0: the gate was open. Under `rows`. */
@@ -52,8 +52,8 @@ static void no_room(const char *what, const char *why) {
                 what, why);
 }
 
-/* The next row for a table, of which `used` are in use; UINT32_MAX: none. Storage is reserved for
-   as many rows as fit into 32 KiB at a time. */
+/* The next row of a table of which `used` are in use; UINT32_MAX: none. It reserves storage for 32
+   KiB of rows at a time. */
 static uint32_t next_row(struct gate *gate, uint32_t used, uint32_t most, size_t at, size_t size,
                          const char *what) {
     uint32_t step = (uint32_t)(32768 / size);
@@ -73,7 +73,7 @@ struct liveshift_communicator *communicator_add(struct gate *gate,
     pthread_mutex_lock(&rows);
     uint32_t used = atomic_load(&page->communicators);
     uint32_t at = 0;
-    /* The row of an ended one is used again only when all are taken: people look at it still. */
+    /* We use the row of an ended one again only when all are taken: people may still read it. */
     if (used >= LIVESHIFT_PAGE_COMMUNICATORS)
         while (at < used && atomic_load(&table[at].state) != LIVESHIFT_COMM_ENDED)
             at++;
@@ -103,7 +103,7 @@ struct liveshift_communicator *communicator_add(struct gate *gate,
     return row;
 }
 
-/* What the agent asks for on a clock that is being made; 0: nothing. */
+/* The target that the agent asks for on a clock that is being made; 0: none. */
 static uint64_t asked_for(struct liveshift_page *page, uint64_t id) {
     uint32_t asked = atomic_load(&page->order.asked);
     for (uint32_t i = 0; i < asked && i < LIVESHIFT_PAGE_ASKS; i++)
@@ -112,8 +112,9 @@ static uint64_t asked_for(struct liveshift_page *page, uint64_t id) {
     return 0;
 }
 
-/* The agent may be writing targets of what it has seen in this attempt, by row. And whoever was in a
-   call of a communicator when another thread aborted it has still to come back. */
+/* Whether a row may be used for another clock. Not if it was freed in this attempt: the agent may
+   still write targets into rows that it has seen. Not if a thread is still inside a call of the old
+   communicator, which another thread has aborted. */
 static bool reusable(struct liveshift_clock *row, bool just_freed) {
     return atomic_load(&row->id) == 0 && !just_freed &&
            atomic_load(&row->announced) == atomic_load(&row->returned);

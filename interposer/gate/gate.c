@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Deciding who may pass the closed gate, and waiting for it; the rule is told in gate.h. */
+/* Decides which thread may pass the closed gate, and lets threads wait; gate.h has the rule. */
 
 #include "gate.h"
 
@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A thread at the gate looks again this often, woken or not. */
+/* A thread at the gate looks again after this time, even if nothing wakes it. */
 #define LOOK_MS 20
 
 struct order {
@@ -22,7 +22,7 @@ static uint32_t check_of(const struct order *o) {
     return ~(o->want * 0x01000193u ^ o->attempt * 0x9e3779b1u ^ o->version);
 }
 
-/* The agent's order as a whole. One that is being written just now counts as armed: wait. */
+/* The agent's order as a whole. If the agent is just writing it, the gate counts as armed. */
 static struct order order_of(struct liveshift_page *page) {
     struct order o;
     for (int tries = 0; tries < 1000; tries++) {
@@ -54,8 +54,9 @@ static uint32_t clocks_used(struct liveshift_page *page) {
     return used < LIVESHIFT_PAGE_CLOCKS ? used : LIVESHIFT_PAGE_CLOCKS;
 }
 
-/* Numbers taken by threads that have passed. A thread between its announcement and the mutex makes
-   it look higher for a moment, which holds others back for that moment and lets nobody pass. */
+/* How many numbers threads have taken that have passed. A thread between its announcement and the
+   mutex makes the result too high for a moment. This may hold other threads back for that moment,
+   but lets none pass. */
 static uint64_t admitted(struct gate *gate, uint32_t row) {
     uint64_t announced = atomic_load(&liveshift_clocks(gate->page)[row].announced);
     return announced > gate->waiting[row] ? announced - gate->waiting[row] : 0;
@@ -71,8 +72,9 @@ static uint32_t row_of(struct gate *gate, uint64_t id) {
     return row < used ? row : UINT32_MAX;
 }
 
-/* Whose debt it is on a clock of which nobody has taken a number: of a thread that has used the
-   communicator otherwise; where there is none, of the only thread that ever came here. */
+/* Which thread owes an operation on a clock of which no thread has taken a number: a thread that
+   has used the communicator otherwise. If there is none: the only thread that ever came to the
+   gate. */
 static enum debt unowned(struct gate *gate, uint32_t communicator, int32_t tid) {
     struct liveshift_clock *clocks = liveshift_clocks(gate->page);
     bool alone = true, used = false;
@@ -90,7 +92,7 @@ static enum debt unowned(struct gate *gate, uint32_t communicator, int32_t tid) 
     return alone && !used ? OWN : ANOTHERS;
 }
 
-/* Is something owed here, and by whom? */
+/* Whether this process owes an operation, and whether this thread owes it. */
 static enum debt debt_of(struct gate *gate, int32_t tid) {
     struct liveshift_page *page = gate->page;
     struct liveshift_clock *clocks = liveshift_clocks(page);
@@ -117,7 +119,7 @@ static enum debt debt_of(struct gate *gate, int32_t tid) {
     return found;
 }
 
-/* Whether all the wanted numbers are ones that the targets allow. */
+/* Whether the targets allow all the wanted numbers. */
 static bool within_targets(struct gate *gate, const struct gate_want *wants, unsigned n) {
     struct liveshift_clock *clocks = liveshift_clocks(gate->page);
     for (unsigned i = 0; i < n; i++) {
@@ -131,7 +133,7 @@ static bool within_targets(struct gate *gate, const struct gate_want *wants, uns
     return true;
 }
 
-/* An earlier number of a wanted clock is out and waits for its peers inside the call. Where several
+/* Whether an earlier operation of a wanted clock waits for its peers inside its call. If several
    threads serve one communicator (gloo's workers), the peers may have begun with the later one. */
 static bool in_flight(struct gate *gate, const struct gate_want *wants, unsigned n) {
     struct liveshift_clock *clocks = liveshift_clocks(gate->page);
@@ -142,7 +144,7 @@ static bool in_flight(struct gate *gate, const struct gate_want *wants, unsigned
     return false;
 }
 
-/* How long a thread waits before it passes for all that; see gate.h. */
+/* How long a thread waits before it passes beyond the target; see gate.h. */
 static uint32_t patience_ms(struct gate *gate, const struct gate_want *wants, unsigned n,
                             enum debt debt) {
     struct liveshift_clock *clocks = liveshift_clocks(gate->page);
@@ -162,9 +164,9 @@ static void enter(struct gate *gate, struct gate_want *wants, unsigned n) {
 }
 
 /*
- * Takes the numbers. The agent may have given another order meanwhile, and have looked at the
- * clocks before it could see what is announced or raised here: then nothing is taken. (A target
- * that was raised stays raised, since this thread goes on wanting the number.)
+ * Takes the numbers. If the agent has given another order meanwhile, it may have looked at the
+ * clocks before it could see what this thread announces or raises. Then the thread takes nothing.
+ * (A target that it raised stays raised, since the thread still wants the number.)
  */
 static bool take(struct gate *gate, struct gate_want *wants, unsigned n, int32_t tid,
                  const struct order *seen, bool open) {
@@ -206,7 +208,7 @@ static bool take(struct gate *gate, struct gate_want *wants, unsigned n, int32_t
     return taken;
 }
 
-/* Whether the agent has been silent for its lease, so that the gate is to be opened from here. */
+/* Whether the agent has been silent for its lease, so that this thread must open the gate. */
 static bool lease_is_over(struct gate *gate, const struct order *o, struct gate_visit *visit) {
     struct liveshift_page *page = gate->page;
     uint32_t beat = atomic_load(&page->order.beat), lease = atomic_load(&page->order.lease_ms);
@@ -266,7 +268,7 @@ void gate_init(struct gate *gate, struct liveshift_page *page) {
     pthread_mutex_init(&gate->deciding, NULL);
 }
 
-/* A row that tells the agent where this thread is; NULL where all are taken. */
+/* A row of the page that shows the agent where this thread is; NULL: all rows are taken. */
 static struct liveshift_thread *seat(struct liveshift_page *page, int32_t tid) {
     for (unsigned i = 0; i < LIVESHIFT_PAGE_THREADS; i++) {
         int32_t nobody = 0;
@@ -281,11 +283,11 @@ static uint32_t elapsed_ms(const struct timespec *since, uint32_t most) {
     clock_gettime(CLOCK_MONOTONIC, &now);
     int64_t ms =
         (now.tv_sec - since->tv_sec) * 1000LL + (now.tv_nsec - since->tv_nsec + 999999) / 1000000;
-    /* At most what this thread asked for: a longer time was spent frozen, or without a core. */
+    /* At most the time that this thread asked for: in the rest it was frozen or had no core. */
     return ms > most ? most : ms < 0 ? 0 : (uint32_t)ms;
 }
 
-/* Until the agent's order changes, or for so long; returns how long it took. */
+/* Sleeps until the agent's order changes, at most `ms`; returns how many milliseconds it slept. */
 static uint32_t doze(struct liveshift_page *page, uint32_t check, uint32_t ms) {
     const struct timespec look = {0, ms * 1000000L};
     struct timespec began;
@@ -320,7 +322,7 @@ void gate_pass(struct gate *gate, struct gate_want *wants, unsigned n, int32_t t
         bool looking = verdict == GATE_PARK || verdict == GATE_OWED;
         bool soon = looking && visit.stalled_ms < GATE_PATIENCE_MS;
         uint32_t slept = doze(page, check, soon ? GATE_PATIENCE_WORKERS_MS : LOOK_MS);
-        /* Waiting for targets, or behind a closed gate, is nobody's stalling. */
+        /* Time spent waiting for targets, or behind a shut gate, does not count as patience. */
         visit.stalled_ms = looking ? visit.stalled_ms + slept : 0;
         visit.owed_ms = verdict == GATE_OWED ? visit.owed_ms + slept : 0;
         visit.silent_ms += slept;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Making this process's page, at its first collective, communicator or allocation; page.h tells
-   what it is, and what becomes of it over fork and exec. */
+/* Makes this process's page at its first collective, communicator or allocation. page.h says what
+   the page is, and what happens to it at fork and exec. */
 
 #include "process.h"
 
@@ -25,7 +25,8 @@ __thread int32_t process_own_tid __attribute__((tls_model("initial-exec")));
 static struct gate the_gate;
 static _Atomic unsigned generation;
 
-/* Held while the page is made or grown, and across fork(), so that no child inherits a half. */
+/* Held while the page is made or grown, and across fork(), so that a child never inherits an
+   unfinished page. */
 static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
 
 static void before_fork(void) { pthread_mutex_lock(&making); }
@@ -34,7 +35,8 @@ static void after_fork_in_parent(void) { pthread_mutex_unlock(&making); }
 
 static void after_fork_in_child(void) {
     struct gate *inherited = atomic_exchange(&process_gate, NULL);
-    /* Whoever still holds a pointer into the parent's page counts into memory that nobody sees. */
+    /* Code of the child may still have pointers into the parent's page. Private memory replaces the
+       mapping, so such code does not write into the parent's page. */
     if (inherited != NULL)
         mmap(inherited->page, LIVESHIFT_PAGE_SIZE, PROT_READ | PROT_WRITE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
@@ -52,7 +54,8 @@ int32_t process_tid(void) {
     return process_own_tid;
 }
 
-/* Digits by hand: newer glibcs' headers make of strtol a name that older ones do not have. */
+/* Reads digits without strtol: headers of newer glibcs turn strtol into a name that older glibcs
+   don't have. */
 static int32_t number_from_environment(const char *name) {
     const char *text = getenv(name);
     int64_t value = 0;
@@ -104,10 +107,10 @@ bool process_path(char *path, const char *prefix, pid_t pid) {
 }
 
 /*
- * Puts a fresh page at path and returns it mapped, or NULL with errno set and nothing left behind.
- * Filled by write(), not through the mapping: on a full filesystem that is an error to report,
- * where touching the mapping would be a SIGBUS that kills the rank. Renamed into place, because a
- * page of the same name can only be of a dead process or of the program before an exec.
+ * Puts a new page at path and returns it mapped, or NULL with errno set and nothing left behind. It
+ * fills the file by write(), because a full filesystem is then an error to report; touching the
+ * mapping would be a SIGBUS that kills the rank. It renames the file into place: a page of the same
+ * name can only belong to a dead process or to the program before an exec.
  */
 static struct liveshift_page *put_page(const char *draft, const char *path, pid_t pid) {
     static union {
@@ -126,7 +129,7 @@ static struct liveshift_page *put_page(const char *draft, const char *path, pid_
     else if (written >= 0 && written < (ssize_t)sizeof first)
         errno = ENOSPC;
     int failure = errno;
-    close(fd); /* an open descriptor would have to be dumped and restored; the mapping suffices */
+    close(fd); /* the mapping is enough; CRIU would have to dump and restore a descriptor */
     if (page == MAP_FAILED) {
         unlink(draft);
         errno = failure;
@@ -145,7 +148,7 @@ static struct liveshift_page *unseen_page(void) {
     struct liveshift_page *page = mmap(NULL, LIVESHIFT_PAGE_SIZE, PROT_READ | PROT_WRITE,
                                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (page == MAP_FAILED)
-        abort(); /* not 5 MB of address space: malloc would fail next */
+        abort(); /* there are not even 5 MB of address space: malloc would fail next */
     fill(page, getpid());
     return page;
 }
@@ -160,7 +163,7 @@ static struct liveshift_page *make_page(void) {
         page = put_page(draft, path, getpid());
     if (page != NULL)
         return page;
-    /* Counting is no reason to stop a training job; but nobody should wonder where its rate is. */
+    /* A training job must not stop because it can't be counted; but say why its rate is missing. */
     dprintf(STDERR_FILENO,
             "liveshift: cannot make the page %d in LIVESHIFT_PAGES=%s: %s; "
             "collectives of this process are not counted\n",
@@ -188,7 +191,7 @@ bool process_reserve(struct gate *gate, size_t at, size_t length) {
     pthread_mutex_lock(&making);
     bool seen = gate == atomic_load(&process_gate) && process_path(path, "", gate->page->pid);
     int fd = seen ? open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW) : -1;
-    if (fd >= 0) { /* a page that nobody sees has all its storage */
+    if (fd >= 0) { /* a private page needs no storage in a file */
         failure = posix_fallocate(fd, (off_t)at, (off_t)length);
         close(fd);
     } else if (seen && errno != ENOENT)

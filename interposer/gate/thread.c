@@ -2,8 +2,8 @@
 /*
  * Starting a thread on any glibc.
  *
- * pthread_create moved from libpthread to libc with glibc 2.34 and got a new version there, so it is
- * looked up instead of linked. Everything else used here has been in libc since 2.2.5.
+ * glibc 2.34 moved pthread_create from libpthread to libc and gave it a new version. So we look it
+ * up instead of linking it. All other functions used here have been in libc since 2.2.5.
  */
 
 #include "thread.h"
@@ -60,8 +60,8 @@ int thread_start(const char *name, void (*body)(void *), void *argument) {
         sigset_t all, before;
         sigfillset(&all);
         pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-        /* Of this thread alone, though POSIX leaves it open; pthread_sigmask is in libc since 2.32
-           only. The new thread inherits it. */
+        /* On Linux this sets the mask of this thread only, which POSIX leaves open. pthread_sigmask
+           is in libc only since 2.32. The new thread inherits the mask. */
         sigprocmask(SIG_SETMASK, &all, &before);
         pthread_t thread;
         failure = make(&thread, &attributes, begin, first);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The hooks in front of gloo's collectives: each passes the gate with the clock of its context. */
+/* The hooks of gloo's collectives: each passes the gate with the clock of its context. */
 
 #include "gloo_contexts.h"
 #include "hooks/exported.h"
@@ -25,7 +25,7 @@ static inline __attribute__((always_inline)) void go(struct liveshift_clock *of,
     real(options);
 }
 
-/* Its number is announced and the gate isn't open. */
+/* The collective's number is announced and the gate isn't open: waits, then makes the call. */
 static __attribute__((noinline)) void go_later(struct gate *gate, struct liveshift_clock *clock,
                                                enum kind kind, collective *real, void *options) {
     gate_wait(gate, clock, kind, tid_here());
@@ -52,10 +52,10 @@ go_identified(struct gloo_context *context, enum kind kind, collective *real, vo
 }
 
 /* Every options object begins with a std::shared_ptr<gloo::Context>, which begins with the pointer.
-   Were it otherwise, what lies there would be no context that is known. */
+   If that changed, the value there would be the address of no known context. */
 static const void *key_in(void *const *options) { return *options; }
 
-/* Whatever is not the usual case: looks again, and everywhere. */
+/* Handles every case that the usual path does not; looks at everything again. */
 static __attribute__((noinline)) void pass_unusual(enum kind kind, collective *real,
                                                    void *options) {
     struct gloo_context *context = options != NULL ? gloo_context_of(key_in(options)) : NULL;
@@ -75,8 +75,8 @@ static __attribute__((noinline)) void pass_first(enum kind kind, const char *sym
     pass_unusual(kind, real, options);
 }
 
-/* The whole of it while the gate is open and a context is found at once. What other functions do is
-   done by calling them last, so that there is next to nothing to save. */
+/* The usual path: the gate is open and the context is found at once. It calls other functions only
+   as its last step, so the compiler has almost no registers to save. */
 static inline __attribute__((always_inline)) void pass(enum kind kind, collective *real,
                                                        void *options) {
     const struct gloo_slot *slot = options != NULL ? gloo_slot_at(key_in(options)) : NULL;

@@ -2,20 +2,22 @@
 /*
  * How gloo's contexts get an identity that all their members agree on.
  *
- * While a context connects, its members tell each other by a store where they listen: each writes
- * one blob (hostname, address of its listener, and a number of its own for every peer, taken from a
- * counter that belongs to the listener) and reads those of all others. Here they are overheard, in
- * the order of ranks, and hashed: the same bytes on every member, and no two contexts that live at
- * the same time have the same, since no two listeners do and a listener uses no number twice.
+ * While a context connects, its members say through a store where they listen. Each member writes
+ * one blob (hostname, address of its listener, and one number for every peer, from a counter of the
+ * listener) and reads the blobs of all others. The interposer overhears the blobs in the order of
+ * ranks and hashes them. Every member hashes the same bytes. Two contexts that live at the same
+ * time have different bytes: no two listeners have one address, and a listener uses no number
+ * twice.
  *
- * Nothing is sent for it and no call is added. A context whose blobs aren't overheard as expected
- * has no identity and passes as before: gloo before torch 2.2, TORCH_GLOO_LAZY_INIT (blobs are read
- * one by one, much later) and GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER (blobs without the numbers, so
- * that two contexts may have the same).
+ * The interposer sends nothing for this and adds no call. If it doesn't overhear a context's blobs
+ * as expected, the context has no identity, and its operations pass as before. This is so for gloo
+ * before torch 2.2, TORCH_GLOO_LAZY_INIT (members read blobs one by one, much later) and
+ * GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER (blobs without the numbers, so two contexts may have the same
+ * bytes).
  *
- * Structures of C++ as seen from here: std::shared_ptr and references are pointers when passed;
- * std::vector<char> is {begin, end, end of storage}, std::string {data, length, ...}. gloo's sources
- * to compare with: gloo/transport/tcp/context.cc, gloo/rendezvous/context.cc.
+ * C++ structures as C sees them: std::shared_ptr and references are passed as pointers;
+ * std::vector<char> is {begin, end, end of storage}, std::string {data, length, ...}. Compare with
+ * gloo's sources: gloo/transport/tcp/context.cc, gloo/rendezvous/context.cc.
  */
 
 #include "gloo_contexts.h"
@@ -29,7 +31,7 @@ typedef void *context_end(void *self);
 typedef void connect_full_mesh(void *self, void *store, void *device);
 typedef void connect_all_pairs(void *self, void *store);
 
-/* std::vector<char>; returned in memory, as a C++ object with a destructor is. */
+/* std::vector<char>. Functions return it in memory, like every C++ object with a destructor. */
 struct blob {
     const char *begin, *end, *limit;
 };
@@ -42,18 +44,18 @@ struct text {
 };
 typedef void group_text(void *self, const struct text *text);
 
-/* The context that this thread made last: gloo connects it next, by the same thread. */
+/* The context that this thread made last; the same thread connects it next. */
 static __thread struct {
     const void *object;
     int rank, size;
 } made_last;
 
-/* The one that this thread is connecting. */
+/* The context that this thread is connecting. */
 struct connecting {
     struct gate *gate;
     const void *object, *transport;
     int rank, size;
-    int heard; /* of how many members the blobs are in the hash */
+    int heard; /* how many members' blobs are in the hash */
     uint64_t hash, own;
     bool odd;
 };
@@ -66,8 +68,8 @@ static __thread struct {
     bool named;
 } nameless;
 
-/* Whether it is what gloo writes: hostname and address, each after its length, then a number for
-   each of `size` ranks. */
+/* Whether the blob has the form that gloo writes: hostname and address, each after its length, then
+   a number for each of `size` ranks. */
 static bool expected(const struct blob *blob, int size) {
     size_t left = (size_t)(blob->end - blob->begin);
     const char *at = blob->begin;
@@ -166,8 +168,8 @@ void _ZN4gloo10rendezvous7Context15connectFullMeshESt10shared_ptrINS0_5StoreEERS
     void *self, void *store, void *device) {
     __attribute__((cleanup(end_connecting))) struct connecting c = {.gate = gate_here()};
     gate_untracked_begin(c.gate);
-    /* gloo::Context is a base of gloo::rendezvous::Context: at its beginning or after its vtable
-       pointer, and it is the base's address that collectives have. */
+    /* gloo::Context is a base of gloo::rendezvous::Context, at its beginning or after its vtable
+       pointer. Collectives have the address of the base. */
     const char *object = made_last.object;
     if (object == self || object == (char *)self + sizeof(void *)) {
         c.object = object;
@@ -197,7 +199,7 @@ void *_ZN4gloo7ContextD2Ev(void *self) {
 }
 
 static void name(const struct text *text, bool description) {
-    static const char none[] = "undefined"; /* torch's, where a group was given no description */
+    static const char none[] = "undefined"; /* torch's text for a group without description */
     size_t length = text->length < sizeof nameless.rows[0]->name - 1
                         ? text->length
                         : sizeof nameless.rows[0]->name - 1;

@@ -9,22 +9,22 @@ __thread unsigned gloo_depth __attribute__((tls_model("initial-exec")));
 
 struct gloo_slot gloo_slots[GLOO_SLOTS];
 
-/* A slot's key after its context has ended: searches go on, and it can be used again. */
+/* A slot's key after its context has ended: searches go past the slot, and it can be used again. */
 static const char was_used;
 
-/* Taken to write to the slots, before the flights', the rows' and the page's; held across fork(), so
-   that no child inherits it from a thread that it doesn't have. */
+/* Taken to write to the slots, before the locks of the flights, the rows and the page. Held across
+   fork(), so that a child never inherits it from a thread that the child doesn't have. */
 static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
 
-/* There has been a context; under `writing`. */
+/* Whether there has been a context; under `writing`. */
 static bool known;
 
 static void before_fork(void) { pthread_mutex_lock(&writing); }
 
 static void after_fork_in_parent(void) { pthread_mutex_unlock(&writing); }
 
-/* The parent's contexts are no use here: both would read from the same connections. What the child
-   does with them all the same passes unidentified. */
+/* The child can't use the parent's contexts: both would read from the same connections. If it does
+   so all the same, its operations pass unidentified. */
 static void after_fork_in_child(void) {
     if (known)
         memset(gloo_slots, 0, sizeof gloo_slots);
@@ -96,7 +96,7 @@ struct gloo_context *gloo_context_add(struct gate *gate, const struct communicat
         struct gloo_slot *slot = keys[i] != NULL ? slot_for(keys[i]) : NULL;
         if (slot == NULL)
             continue;
-        if (atomic_load(&slot->key) == keys[i]) /* its predecessor's end was not seen */
+        if (atomic_load(&slot->key) == keys[i]) /* we did not see its predecessor's end */
             forget(gate, slot->context);
         context->keys[i] = keys[i];
         slot->context = context;

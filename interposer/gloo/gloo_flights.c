@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "gloo_flights.h"
 
-/* More than a program has buffers for at any one time. Searched from the beginning: usually there
-   are a handful. */
+/* The table's size, more than a program has buffers at a time. A search begins at the first entry,
+   since usually only a few are used. */
 #define MOST 4096
 
 static struct gloo_flight flights[MOST];
-static _Atomic unsigned in_flight; /* changed under `changing`, looked at by all */
+static _Atomic unsigned in_flight; /* written under `changing`, read without it */
 static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
 
 static void before_fork(void) { pthread_mutex_lock(&changing); }
@@ -31,14 +31,15 @@ bool gloo_flights_add(const struct gloo_flight *flight) {
     return n < MOST;
 }
 
-/* Under `changing`: the last one moves into its place. */
+/* Removes an entry, under `changing`: the last entry moves into its place. */
 static void clear(unsigned at) {
     unsigned last = atomic_load(&in_flight) - 1;
     flights[at] = flights[last];
     atomic_store(&in_flight, last);
 }
 
-/* Under `changing`, so that gloo_flights_drop comes before the clock's row is free or after. */
+/* Ends a flight, under `changing`, so that gloo_flights_drop can't free the clock's row
+   meanwhile. */
 static void end(const struct gloo_flight *f, int32_t peer) {
     struct liveshift_clock *clock = f->clock;
     if (clock == NULL && peer >= 0 && peer < f->context->size) {
@@ -54,7 +55,7 @@ static void end(const struct gloo_flight *f, int32_t peer) {
 
 bool gloo_flights_arrive(const void *buffer, bool sending, int32_t peer) {
     bool found = false;
-    if (atomic_load(&in_flight) == 0) /* every part of a collective comes here */
+    if (atomic_load(&in_flight) == 0) /* quick, because every part of a collective comes here */
         return false;
     pthread_mutex_lock(&changing);
     for (unsigned at = 0; at < atomic_load(&in_flight) && !found; at++) {
@@ -70,7 +71,7 @@ bool gloo_flights_arrive(const void *buffer, bool sending, int32_t peer) {
     return found;
 }
 
-/* All of a buffer or of a context; what was awaited from any ends uncounted. */
+/* Ends all flights of a buffer or of a context. Receives from any rank end uncounted. */
 static void end_all(const void *buffer, const struct gloo_context *context) {
     if (atomic_load(&in_flight) == 0)
         return;

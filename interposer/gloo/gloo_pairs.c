@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The hooks in front of gloo's point-to-point operations. What a rank sends to another and what that
- * one receives from it have one clock between them: the n-th send is in the same cut as the n-th
- * receive. Tags are not looked at; where they reorder, gate.c's rule for blocking clocks helps.
+ * The hooks of gloo's point-to-point operations. The sends of one rank to another, and the receives
+ * of that rank from the first, share one clock: the n-th send is in the same cut as the n-th
+ * receive. The clock ignores tags; where tags change the order, gate.c's rule for blocking clocks
+ * helps.
  *
- * An operation is back when gloo has completed it, told on gloo's own thread, not when the program
- * waits for it: that may be beyond the next collective.
+ * An operation has come back when gloo has completed it, which gloo reports on its own thread. We
+ * do not wait until the program waits for it: that may be after the next collective.
  *
- * Who sends to a receive from any is known only when it arrives: until then it counts nowhere. It
- * isn't held up, and no boundary waits for it, since the sender's clock does both.
+ * The sender of a receive from any rank is known only when the message arrives. Until then it
+ * counts nowhere. The gate doesn't hold it up, and no boundary waits for it: the sender's clock
+ * does both.
  */
 
 #include "gloo_flights.h"
@@ -23,7 +25,7 @@
 #define BUFFER_END "_ZN4gloo9transport3tcp13UnboundBufferD1Ev"
 
 typedef void post(void *buffer, int peer, uint64_t slot, size_t offset, size_t length);
-/* std::vector<int>, by value: a pointer to the caller's. */
+/* std::vector<int> passed by value: the function gets a pointer to the caller's copy. */
 struct ranks {
     const int *begin, *end, *limit;
 };
@@ -32,8 +34,8 @@ typedef void post_any(void *buffer, struct ranks *peers, uint64_t slot, size_t o
 typedef void complete(void *buffer, int peer);
 typedef void *buffer_end(void *buffer);
 
-/* gloo::transport::UnboundBuffer is {vtable, address, size}; its child for TCP begins with a
-   std::shared_ptr to its context. If not: no context is known by what lies there. */
+/* gloo::transport::UnboundBuffer is {vtable, address, size}. Its subclass for TCP adds first a
+   std::shared_ptr to its context. If that changed, the value there would be no known context. */
 static struct gloo_context *context_of(void *const *buffer) { return gloo_context_of(buffer[3]); }
 
 /* An operation on its way from the program to gloo. */
@@ -43,7 +45,7 @@ struct posting {
     bool sending, posted;
 };
 
-/* gloo threw instead of taking it. (It may have completed just before.) */
+/* gloo threw an exception instead of taking the operation. (It may have completed just before.) */
 static void unless_posted(struct posting *posting) {
     if (!posting->posted)
         gloo_flights_arrive(posting->buffer, posting->sending, posting->peer);
@@ -80,7 +82,7 @@ static void pass(bool sending, post *real, void *buffer, int peer, uint64_t slot
                                  .peer = peer,
                                  .tid = tid,
                                  .sending = sending};
-    if (!gloo_flights_add(&flight)) /* as good as back */
+    if (!gloo_flights_add(&flight)) /* no room: count it as come back */
         gate_end(clock);
     __attribute__((cleanup(unless_posted))) struct posting posting = {
         .buffer = buffer, .peer = peer, .sending = sending};
@@ -131,7 +133,8 @@ void _ZN4gloo9transport3tcp13UnboundBuffer4recvESt6vectorIiSaIiEEmmm(void *buffe
     posting.posted = true;
 }
 
-/* Before the real one: when that returns, the buffer may be another one. */
+/* Ends the flight before the real function: when that returns, another buffer may have this
+   address. */
 EXPORTED complete _ZN4gloo9transport3tcp13UnboundBuffer20handleSendCompletionEi;
 void _ZN4gloo9transport3tcp13UnboundBuffer20handleSendCompletionEi(void *buffer, int peer) {
     gloo_flights_arrive(buffer, true, peer);
@@ -144,7 +147,8 @@ void _ZN4gloo9transport3tcp13UnboundBuffer20handleRecvCompletionEi(void *buffer,
     REAL(complete, RECEIVED)(buffer, peer);
 }
 
-/* After the real one, which waits for gloo's threads to be done with the buffer. */
+/* Ends the flights after the real function, which waits until gloo's threads no longer use the
+   buffer. */
 EXPORTED buffer_end _ZN4gloo9transport3tcp13UnboundBufferD1Ev;
 void *_ZN4gloo9transport3tcp13UnboundBufferD1Ev(void *buffer) {
     void *result = REAL(buffer_end, BUFFER_END)(buffer);

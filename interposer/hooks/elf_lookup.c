@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading the tables that the dynamic linker itself looks symbols up in. Their layout: elf(5); the
-   GNU hash table: glibc's elf/dl-lookup.c; symbol versions: the gABI's Sun extension (LSB 5, 10.7). */
+   GNU hash table: glibc's elf/dl-lookup.c; symbol versions: the gABI's Sun extension (LSB 5,
+   10.7). */
 
 #include "elf_lookup.h"
 
@@ -15,7 +16,7 @@
 #define VERSION_LOCAL 0
 #define VERSION_NOT_DEFAULT 0x8000
 
-/* One loaded library. What it lacks is NULL. */
+/* One loaded library. A field is NULL if the library lacks it. */
 struct image {
     uintptr_t base, low, high;
     const ElfW(Sym) * symbols;
@@ -33,7 +34,7 @@ static const void *table(const struct image *image, ElfW(Addr) value) {
     return at >= image->low && at < image->high ? (const void *)at : NULL;
 }
 
-/* False if it is nothing that symbols can be looked up in. */
+/* Reads the tables of a library. False: it has none in which symbols can be looked up. */
 static bool read_image(struct image *image, const struct dl_phdr_info *info) {
     const ElfW(Dyn) *dynamic = NULL;
     *image = (struct image){.base = info->dlpi_addr, .low = UINTPTR_MAX};
@@ -91,7 +92,7 @@ static bool is_called(const struct image *image, const char *path, const char *w
            (image->soname != NULL && begins_with(image->soname, wanted));
 }
 
-/* Whether this row is a definition of that name that another library would be bound to. */
+/* Whether this row defines that name, and the linker would bind another library to it. */
 static bool fits(const struct image *image, uint32_t row, const char *name) {
     const ElfW(Sym) *symbol = &image->symbols[row];
     if (symbol->st_shndx == SHN_UNDEF || strcmp(image->strings + symbol->st_name, name) != 0)

@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What liveshift_interposer.so tells of itself. Beside it, it exports the hooks: gloo.c,
- * gloo_connect.c and gloo_pairs.c for gloo.
+ * What liveshift_interposer.so exports about itself. It also exports the hooks; gloo.c,
+ * gloo_connect.c and gloo_pairs.c have those for gloo.
  *
- * The law inside a hook:
- * - Hooks run on torch's own threads, several at once. No lock is held around the real function.
- * - Nothing is allocated, and beyond a process's first collective there is no system call
- *   while the gate is open. (Making a communicator may do both.)
- * - gloo reports errors by C++ exceptions, which unwind through these frames. Hence -fexceptions:
- *   no cleanup would run without it. A hook swallows nothing and adds nothing.
- * - No constructor but those that make fork handlers known (process.h): a process that never calls
- *   a collective (a shell, a DataLoader worker) pays for being loaded into and nothing else.
- *   LD_PRELOAD is left in the environment, because it is the children of a launcher such as torchrun
- *   that train.
- * - Fork and exec: page.h says what becomes of the page, process.c does it.
+ * The rules for a hook:
+ * - Hooks run on torch's own threads, several at once. They hold no lock around the real function.
+ * - A hook allocates nothing. After a process's first collective it makes no system call while the
+ *   gate is open. (Making a communicator may do both.)
+ * - gloo reports errors by C++ exceptions, which unwind through these frames. So we compile with
+ *   -fexceptions, without which no cleanup would run. A hook swallows no exception and adds none.
+ * - The only constructors register fork handlers (process.h). So a process that never calls a
+ *   collective (a shell, a DataLoader worker) pays only for loading the library. LD_PRELOAD stays
+ *   in the environment, because the children of a launcher such as torchrun do the training.
+ * - Fork and exec: page.h says what happens to the page, process.c does it.
  */
 
 #include "entry_points.h"

@@ -10,13 +10,13 @@
 
 static pthread_mutex_t lists = PTHREAD_MUTEX_INITIALIZER;
 
-/* Unordered; what finds no room in one stays counted for ever, which is the safe side. */
+/* A list without order. If it has no room, its counter stays too high for ever, which is safe. */
 struct list {
     uint64_t items[MOST];
     unsigned count;
 };
-static struct list captures;     /* under way, with NCCL in them: numbers CUDA gave them */
-static struct list into_graphs;  /* streams whose capture adds to a graph that is counted */
+static struct list captures;     /* captures under way with NCCL in them, by CUDA's numbers */
+static struct list into_graphs;  /* streams whose capture adds to a graph that we count already */
 static struct list with_nccl[2]; /* graphs; executable ones */
 
 _Atomic uint32_t captures_under_way;
@@ -88,7 +88,7 @@ uint64_t capture_ending(uint64_t stream) { return capture_number(stream); }
 
 void capture_ended(uint64_t stream, int32_t device, uint64_t capture, uint64_t graph) {
     if (graph == 0 && capture != 0 && capture_number(stream) == capture)
-        return; /* refused, as in a thread that may not end it: it goes on */
+        return; /* CUDA refused, for example in another thread: the capture goes on */
     struct liveshift_stream *row = stream_row(stream, device);
     if (row != NULL && (atomic_fetch_and(&row->use, ~STREAM_CAPTURING) & STREAM_CAPTURING) != 0)
         atomic_fetch_sub(&captures_under_way, 1);

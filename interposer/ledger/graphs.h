@@ -2,7 +2,7 @@
 /*
  * CUDA graphs: how many there are, and which of them contain NCCL operations. NCCL keeps a
  * communicator alive until every graph that captured it is destroyed, and every graph executable
- * made from such a graph. ncclCommDestroy hangs until then (facts: quiesce.md, pytorch#115388).
+ * made from such a graph. ncclCommDestroy hangs until then (pytorch#115388).
  */
 #ifndef LIVESHIFT_INTERPOSER_GRAPHS_H
 #define LIVESHIFT_INTERPOSER_GRAPHS_H

@@ -15,14 +15,14 @@
 #define BUCKETS 65536
 #define LOCKS 64
 
-/* What the page doesn't hold of a row. */
+/* The data of a row that the page doesn't hold. */
 struct entry {
     uint64_t address;
     uint32_t name;  /* enum ledger_name; 0: not in the index */
     uint32_t next;  /* row + 1 in the chain */
-    uint32_t other; /* row + 1: of what a mapping maps; of what was exported of this, otherwise */
-    uint32_t names; /* handles of physical memory, times that an IPC handle was opened; or 1 */
-    _Atomic uint32_t holds; /* `names`, and mappings: the row lives while there are any */
+    uint32_t other; /* row + 1: the memory that a mapping maps; else the exported row of this */
+    uint32_t names; /* handles of physical memory; how often an IPC handle was opened; or 1 */
+    _Atomic uint32_t holds; /* `names` plus mappings: the row lives until this is 0 */
 };
 
 struct index {
@@ -46,7 +46,7 @@ static void after_fork_in_child(void) {
     if (atomic_load(&process_gate) == NULL)
         return; /* no page: nothing was recorded, and no lock was taken */
     struct index *index = atomic_load(&the_index);
-    if (index != NULL) /* zeroed without touching what the parent has touched */
+    if (index != NULL) /* clears it without touching the pages that the parent has touched */
         madvise(index, sizeof *index, MADV_DONTNEED);
     unlocked();
     rows_forked();
@@ -55,7 +55,7 @@ static void after_fork_in_child(void) {
     vcomms_forked();
 }
 
-/* Before process.c's, which takes the page away. */
+/* Runs before process.c's handler, which takes the page away. */
 AT_FORK(FORK_LEDGER, NULL, NULL, after_fork_in_child)
 
 /* May run in several threads at once. */
@@ -63,8 +63,8 @@ static struct index *begin(void) {
     struct index *nobody = NULL, *index = mmap(NULL, sizeof *index, PROT_READ | PROT_WRITE,
                                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (index == MAP_FAILED)
-        return NULL; /* what is made now counts as missed */
-    /* Something succeeded, so the driver is loaded by now. */
+        return NULL; /* the allocation counts as missed */
+    /* A CUDA call has succeeded, so the driver is loaded by now. */
     atomic_store(&gate_here()->page->ledger.driver, driver_version());
     if (atomic_compare_exchange_strong(&the_index, &nobody, index))
         return index;
@@ -77,7 +77,7 @@ static struct index *index_here(void) {
     return __builtin_expect(index != NULL, 1) ? index : begin();
 }
 
-/* CUDA's addresses are aligned to 256 bytes at least, handles are anything. */
+/* CUDA's addresses are aligned to at least 256 bytes; handles can be any number. */
 static uint32_t bucket_of(uint32_t name, uint64_t address) {
     return (uint32_t)(((address + name) * 0x9e3779b97f4a7c15u) >> 48) % BUCKETS;
 }
@@ -88,7 +88,7 @@ static pthread_mutex_t *lock_of(uint32_t bucket) {
     return mutex;
 }
 
-/* The link that leads to it in its chain, or the chain's end. Under the chain's lock. */
+/* The link in the chain that leads to the entry, or the chain's end. Under the chain's lock. */
 static uint32_t *link_to(struct index *index, uint32_t bucket, uint32_t name, uint64_t address) {
     uint32_t *link = &index->chains[bucket];
     while (*link != 0) {
@@ -105,7 +105,7 @@ static void enter(struct index *index, uint32_t bucket, uint32_t row) {
     index->chains[bucket] = row + 1;
 }
 
-/* Takes one hold off a row; the last one frees it, and what it holds itself. */
+/* Takes one hold off a row. The last hold frees the row, and takes a hold off the row it holds. */
 static void let_go(struct index *index, uint32_t row) {
     while (atomic_fetch_sub(&index->entries[row].holds, 1) == 1) {
         uint32_t other = index->entries[row].other;
@@ -118,7 +118,7 @@ static void let_go(struct index *index, uint32_t row) {
     }
 }
 
-/* A row of the page that isn't in the index yet; false: there is no room. */
+/* Takes a row of the page, without an entry in the index yet. False: there is no room. */
 static bool new_row(struct index *index, uint32_t name, const struct ledger_made *made,
                     uint32_t *row) {
     struct liveshift_ledger *totals = &gate_here()->page->ledger;
@@ -155,7 +155,7 @@ static void add(enum ledger_name name, const struct ledger_made *made, uint32_t 
         atomic_fetch_add(&index->entries[known].holds, 1);
         stale = row + 1;
     } else {
-        if (*link != 0) { /* freed by ways that don't pass here */
+        if (*link != 0) { /* the old one was freed in a way that we don't see */
             stale = *link;
             *link = index->entries[stale - 1].next;
         }
@@ -235,7 +235,7 @@ void ledger_exported(enum ledger_name name, uint64_t address, uint64_t flags) {
         made.device = source.device;
         made.size = source.size;
         made.handle = name == LEDGER_HANDLE ? address : 0;
-        /* Without its source's row nobody takes it away again: that is on the safe side. */
+        /* Without its source's row, no call removes this row again, which is safe. */
         if (new_row(index, 0, &made, &row) && of != NULL)
             of->other = row + 1;
     }
@@ -268,7 +268,7 @@ void ledger_mapped(uint64_t address, uint64_t size, uint64_t handle, uint64_t fl
         struct ledger_made physical;
         row_read(of - 1, &physical);
         made.device = physical.device;
-        if (physical.size == 0) /* imported: its size wasn't told */
+        if (physical.size == 0) /* imported memory: its size was unknown */
             row_resize(of - 1, size);
         atomic_fetch_add(&index->entries[of - 1].holds, 1);
     }
@@ -286,7 +286,7 @@ void ledger_unmapped(uint64_t address, uint64_t size) {
     }
 }
 
-/* What cudaDeviceReset frees: not the asynchronous and the driver's virtual memory. */
+/* Whether cudaDeviceReset frees this kind: not pool memory and the driver's virtual memory. */
 static bool frees(enum liveshift_memory kind) {
     return kind == LIVESHIFT_MEMORY_DEVICE || kind == LIVESHIFT_MEMORY_ARENA ||
            kind == LIVESHIFT_MEMORY_MANAGED || kind == LIVESHIFT_MEMORY_PINNED ||

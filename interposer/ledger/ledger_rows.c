@@ -10,8 +10,8 @@
 
 #define STEP 512 /* rows that get storage at a time: 32 KiB */
 
-/* The free rows, a stack: the top row + 1 below, a number that changes with every push above, so
-   that no thread mistakes a row that left and came back for one that never left. */
+/* The free rows, a stack. The low half is the top row + 1. The high half is a number that changes
+   with every push: so a thread notices that a row left the stack and came back. */
 static _Atomic uint64_t free_rows;
 static _Atomic uint32_t below[LIVESHIFT_PAGE_ALLOCATIONS]; /* row + 1; touched as rows are freed */
 

@@ -11,12 +11,12 @@
 #define STEP 512 /* rows that get storage at a time */
 #define CACHE 512
 
-/* Rows are given out and taken back under it. */
+/* Threads give out and take back rows under it. */
 static pthread_mutex_t rows = PTHREAD_MUTEX_INITIALIZER;
 
 static _Atomic bool seen[LIVESHIFT_PAGE_STREAMS];
 
-/* Where a stream was found last: row + 1. A hint, checked against the row. */
+/* The row + 1 where a stream was found last. It is a hint, which we check against the row. */
 static _Atomic uint32_t cache[CACHE];
 
 void streams_forked(void) { rows = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; }
@@ -34,7 +34,7 @@ static _Atomic uint32_t *hint_for(uint64_t handle, int32_t device) {
     return &cache[(handle * 0x9e3779b97f4a7c15u) >> 48 & (CACHE - 1)];
 }
 
-/* NULL: unknown. With `add`, NULL: there is no room. */
+/* The row of a stream. NULL: the stream is unknown or, with `add`, there is no room. */
 static struct liveshift_stream *find(uint64_t handle, int32_t device, bool add) {
     struct gate *gate = gate_here();
     struct liveshift_stream *all = table(), *found = NULL;
@@ -109,7 +109,7 @@ struct liveshift_stream *stream_leave(uint64_t handle) {
     if (handle <= STREAM_PER_THREAD || atomic_load(&process_gate) == NULL)
         return NULL;
     struct liveshift_stream *row = find(handle, -1, false);
-    /* Its handle may be another stream's before the call is back. */
+    /* Another stream may get the handle before the call is back. */
     if (row != NULL) {
         atomic_store(&row->handle, UINT64_MAX);
         vcomms_not_quick();

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 /* Whether a graph with NCCL operations in it may exist, or be about to: NCCL's destroy and abort
-   hang until the last is gone (facts: quiesce.md, finding 3). */
+   hang until the last is gone (pytorch#115388; ledger/graphs.h). */
 static bool graphs_left(struct liveshift_page *page) {
     if (atomic_load(&page->ledger.graphs_with_nccl) > 0)
         return true;

@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Added to the agent's limit, where only an abort is left: it waits for a little longer. */
+/* Added to the agent's limit for an abort as the last step: the agent waits a little longer. */
 #define LAST_RESORT_NS 1000000000
 
 int64_t task_now_ns(void) {
@@ -84,7 +84,7 @@ static void carry_out(struct task *task) {
     task->last_ns = began + limit + LAST_RESORT_NS;
     atomic_store(&a->done_want, 0);
     if (task->want == LIVESHIFT_CLOSED) {
-        device_calls_find(); /* now, while no thread is stopped inside the dynamic linker */
+        device_calls_find(); /* now no thread is stopped inside the dynamic linker */
         drain(task);
         atomic_store(&a->drained_ns, (uint64_t)(task_now_ns() - began));
     } else if (task->want == LIVESHIFT_TEARDOWN) {
@@ -101,7 +101,8 @@ static void carry_out(struct task *task) {
     answer(task);
 }
 
-/* Non-blocking creations that the application doesn't ask about; true: there are any. */
+/* Looks at non-blocking creations, since the application may never ask about them. Returns whether
+   there are any. */
 static bool poll_creations(void) {
     unsigned many, making = 0;
     struct vcomm **all = vcomms_now(&many);
@@ -116,7 +117,8 @@ static bool poll_creations(void) {
 }
 
 static void serve(void *unused) {
-    /* Woken by the agent; looking by itself is for a wake that was lost, over a migration say. */
+    /* The agent wakes this thread. It also looks by itself, because a wake can get lost, for
+       example during a migration. */
     static const struct timespec rarely = {1, 0}, often = {0, 20000000};
     (void)unused;
     struct gate *gate = gate_here();
@@ -137,7 +139,8 @@ static void serve(void *unused) {
             atomic_store(&page->answer.done_want, 0);
             done.want = LIVESHIFT_OPEN;
         }
-        /* Behind a closed gate nothing is being made, and whoever holds a lock may be stopped. */
+        /* Behind a closed gate no communicator is being made, and a stopped thread may hold a
+           lock that this would need. */
         bool busy = task.want != LIVESHIFT_OPEN;
         if (task.want < LIVESHIFT_CLOSED)
             busy |= poll_creations();
