@@ -45,7 +45,7 @@ class Place(enum.Enum):
     CARRIED = "carried"  # listed under files.carried: the listed directory moves as a whole
     LOCAL = "local"  # unlisted, on the root file system: only files open for writing move
     FOREIGN = "foreign"  # unlisted, on another file system: not touched, not moved
-    PSEUDO = "pseudo"  # /proc, /sys and the like: the destination's kernel makes them anew
+    PSEUDO = "pseudo"  # /proc, /sys and the like: the kernel of the destination has its own
 
 
 @dataclass(frozen=True)

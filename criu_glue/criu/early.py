@@ -71,7 +71,7 @@ class EarlyCriu:
         self._wanted = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="prefill", daemon=True)
         self.why = ""
-        """Why this CRIU cannot restore the tree, in words; "" while it can."""
+        """A sentence that says why this CRIU cannot restore the tree. It is empty while it can."""
         self._settled = False
 
     def begin(self) -> None:
@@ -96,7 +96,7 @@ class EarlyCriu:
 
     @property
     def lost(self) -> str:
-        """Why memory that only this CRIU held is lost, in words; "" while nothing is lost."""
+        """A sentence that says why memory which only this CRIU had is lost. Else it is empty."""
         if self._prefill is None or not self._prefill.moved:
             return ""
         return self.why if self.held.alive() else "it has ended"

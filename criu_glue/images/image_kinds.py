@@ -85,7 +85,7 @@ KINDS = {
 
 ALWAYS = ("inventory", "pstree", "files")
 ONE_ENTRY = frozenset(("inventory", "core", "ids", "fs", "mm"))
-"""The kinds of which CRIU reads only the first entry; a second entry has no meaning."""
+"""CRIU reads only the first entry of these kinds and ignores a second one."""
 
 _NAMES = re.compile(
     "|".join(f"(?P<k{n}>{name}{kind.number}\\.img)" for n, (name, kind) in enumerate(KINDS.items()))

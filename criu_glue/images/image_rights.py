@@ -111,7 +111,7 @@ def _check_kept(file: ImageFile, words: list[int]) -> None:
 def _check_inode(
     file: ImageFile, user: User, entry: memoryview | bytes, mode: int, owner: tuple[int, int]
 ) -> None:
-    """Check a file that CRIU makes anew: no device, no set-id program of another user or group."""
+    """Refuse a device and another user's or group's set-id program: CRIU would make it anew."""
     inode = Message(entry)
     bits, uid, gid = inode.uint(mode, 0), inode.uint(owner[0]), inode.uint(owner[1])
     if stat.S_ISCHR(bits) or stat.S_ISBLK(bits):
