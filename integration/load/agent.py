@@ -98,6 +98,10 @@ class SimulatedAgent:
         self._cluster = cluster
         self._digest = cluster.digest
         self.pace = pace
+        self.may_answer = asyncio.Event()
+        """While it is not set, the host answers no Inspect: migrations that are asked for one after
+        the other then begin together."""
+        self.may_answer.set()
         self._tally = tally
         self._life = uuid.uuid4().hex
         self._aims: dict[str, int] = {}  # by job: the version of its targets
@@ -236,6 +240,7 @@ class SimulatedAgent:
 
     async def _inspect(self, ask: messages.Inspect) -> messages.Inspected:
         self._running(ask.capsule)
+        await self.may_answer.wait()
         await asyncio.sleep(self.pace.inspect)
         return messages.Inspected(SURVEY, FACTS, 0)
 

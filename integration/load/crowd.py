@@ -5,7 +5,8 @@
 
 takes one word a line on stdin and answers each with a line of JSON (:class:`Said`): ``tally``
 says what was seen since the last one, ``capsules`` what runs where; with ``slow`` a freeze takes
-SLOW_S from then on. It ends with stdin.
+SLOW_S from then on; between ``hold`` and ``go`` no host answers a migration's first question. It
+ends with stdin.
 """
 
 from __future__ import annotations
@@ -99,6 +100,12 @@ class Crowd:
             if word == "slow":
                 for agent in self.agents:
                     agent.pace = replace(agent.pace, freeze=SLOW_S)
+            if word == "hold":
+                for agent in self.agents:
+                    agent.may_answer.clear()
+            if word == "go":
+                for agent in self.agents:
+                    agent.may_answer.set()
             said = Said(
                 tally,
                 lags,

@@ -145,13 +145,16 @@ class Scenario:
         )
 
     def move(self, count: int, pace: Pace, rest: AtRest) -> Moves:
-        """Ask for ``count`` migrations at once, of capsules drawn from all of them."""
+        """Make ``count`` migrations at once, of capsules drawn from all of them. They are asked for
+        one after the other; no host answers the first question of any before all are asked for."""
         chosen = self._chosen(count, "move")
         _, _, around = self.tally()
+        self.said("hold")
         before = self.daemon.cost()
         with StatusClock(self.path, STATUS_EVERY_S).running() as clock:
             names = [self._migrate(capsule) for capsule in chosen]
             asked = time.monotonic()
+            self.said("go")
             rows = [self._over(name) for name in names]
             after = self.daemon.cost()
         seen, lags, machine = self.tally()
